@@ -1,0 +1,69 @@
+"""Measuring side by side: alternating repetitions, medians, and a table of the result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+
+__all__ = ["Rates", "alternate", "machine", "markdown_table"]
+
+Rates = dict[str, list[float]]
+
+
+def alternate(
+    cases: dict[str, Callable[[], object]],
+    units: int | dict[str, int],
+    repetitions: int = 7,
+) -> Rates:
+    """Run the cases in turn, A B C A B C ..., after one round that is not counted.
+
+    Args:
+        cases: What to run; each call does the same work.
+        units: Units of work (env steps, say) in one call, for all cases or for each.
+        repetitions: Counted rounds.
+
+    Returns:
+        Units per second of every case, one number per round.
+    """
+    rates: Rates = {name: [] for name in cases}
+    for repetition in range(repetitions + 1):
+        for name, run in cases.items():
+            begin = perf_counter()
+            run()
+            seconds = perf_counter() - begin
+            if repetition:
+                count = units if isinstance(units, int) else units[name]
+                rates[name].append(count / seconds)
+    return rates
+
+
+def median_ratio(rates: Rates, name: str, base: str) -> float:
+    """Return the median over the rounds of name's rate over base's, robust to a drifting machine."""
+    return statistics.median(a / b for a, b in zip(rates[name], rates[base], strict=True))
+
+
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    """Lay out a Markdown table; the first column is text, the others are right-aligned."""
+    lines = [header, [":---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def machine(*packages: str) -> str:
+    """Say on what the figures were made: processor, cores, Python and package versions."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    versions = ", ".join(f"{package} {version(package)}" for package in packages)
+    return (
+        f"{model}, {cores} cores usable, {platform.system()}, "
+        f"Python {sys.version.split()[0]}, {versions}"
+    )

@@ -1,0 +1,217 @@
+"""VecEnv: the interface that every backend shares."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from vecenv.actions import ActionBatcher
+from vecenv.protocol import CallProtocol
+from vecenv.rows import aligned_zeros
+from vecenv.seeding import Seed, split_reset_mask
+from vecenv.spaces import BatchedSpaces
+from vecenv.timing import Timing
+
+__all__ = ["StepBatch", "StepResult", "StepSlot", "VecEnv"]
+
+StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class StepSlot(NamedTuple):
+    """Memory for the results of one step, to be passed as `out`.
+
+    Any object with these attributes will do, such as what `buffers.RolloutBuffer.slot` returns. The
+    arrays are C-contiguous and stay the caller's; what was in them is overwritten.
+
+    Attributes:
+        obs: (num_envs, *obs_shape) of the observation space's dtype, nested as the space is.
+        rewards: float32 or float64 (num_envs,).
+        terminations: bool (num_envs,).
+        truncations: bool (num_envs,).
+    """
+
+    obs: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+
+
+class StepBatch(NamedTuple):
+    """Results of the envs that `recv` hands back, one row each, in the order they became ready.
+
+    Attributes:
+        obs: (B, *obs_shape), nested as the observation space is.
+        rewards: float64 (B,).
+        terminations: bool (B,).
+        truncations: bool (B,).
+        infos: Batched infos with B rows.
+        env_ids: int64 (B,), whose rows these are.
+    """
+
+    obs: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    infos: dict[str, Any]
+    env_ids: np.ndarray
+
+
+class VecEnv(VectorEnv[Any, Any, np.ndarray]):
+    """A Gymnasium vector env that can also step some envs and write into memory given to it.
+
+    Beyond `gymnasium.vector.VectorEnv`:
+
+    - `step(actions, out=slot)` writes the results into the slot's arrays and returns those;
+    - `send(actions, env_ids)` starts stepping some envs, `recv(min_envs)` hands back who is ready
+      first;
+    - `allocate(shape, dtype)` returns memory that the backend writes into without a copy;
+    - `timing` says where the time goes.
+
+    The same seeds give the same trajectories on every backend, whatever the split into sends.
+
+    For authors of a backend: call `_set_up` in `__init__`, then implement `_reset`, `_step`, `_send`
+    and `_recv`. Their arguments have been checked and the state of calls is right when they run.
+    """
+
+    autoreset_mode: AutoresetMode
+    timing: Timing
+
+    def _set_up(
+        self,
+        num_envs: int,
+        spaces: BatchedSpaces,
+        autoreset_mode: AutoresetMode,
+        metadata: dict[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """Set the attributes that all vector envs have; `metadata` is copied."""
+        self.num_envs = num_envs
+        self.single_observation_space = spaces.single_observation_space
+        self.observation_space = spaces.observation_space
+        self.single_action_space = spaces.single_action_space
+        self.action_space = spaces.action_space
+        self.autoreset_mode = autoreset_mode
+        self.metadata = {**(metadata or {}), "autoreset_mode": autoreset_mode}
+        self.render_mode = render_mode
+        self.timing = Timing()
+        self._calls = CallProtocol(num_envs)
+        self._actions = ActionBatcher(self.single_action_space, self.action_space, num_envs)
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or some, and return the observations and infos of all.
+
+        Args:
+            seed: None lets the envs' generators go on; an integer s seeds env i with s + i; a list
+                gives one seed (or None) per env.
+            options: Passed on to the envs. `options["reset_mask"]`, bool (num_envs,), resets only
+                the envs where it is True; the others keep their state and their row.
+
+        Returns:
+            obs (num_envs, *obs_shape) and the batched infos of the envs that were reset. Envs in
+            flight since `send` are given up by a full reset.
+
+        Raises:
+            TypeError: Seed or mask of the wrong type.
+            ValueError: Wrong number of seeds; mask of wrong shape or without any True.
+            ClosedEnvironmentError: After `close`.
+            AlreadyPendingCallError: Another call is pending, or a masked env is in flight.
+        """
+        reset_mask, rest = split_reset_mask(options, self.num_envs)
+        self._calls.begin_reset(reset_mask)
+        result = self._reset(seed, rest, reset_mask)
+        self._calls.mark_reset()
+        return result
+
+    def step(self, actions: Any, *, out: Any = None) -> StepResult:
+        """Step every env once.
+
+        Args:
+            actions: One action per env, also for envs that are about to reset.
+            out: Where to write the results: an object with arrays `obs, rewards, terminations,
+                truncations` such as `StepSlot`, owned by the caller.
+
+        Returns:
+            obs (num_envs, *obs_shape), rewards float64 (num_envs,), terminations and truncations
+            bool (num_envs,), infos. With `out` these are out's own arrays.
+
+        Raises:
+            ActionError: Actions of wrong shape, dtype or count, or NaN. Nothing was stepped.
+            SlotError: `out` cannot be written into. Nothing was stepped.
+            ResetNeeded: Before the first `reset`; or autoreset is disabled and an episode has ended.
+            AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
+            ClosedEnvironmentError: After `close`.
+        """
+        if not self._calls.is_ready:
+            self._calls.require_ready("step")
+        return self._step(self._actions.check(actions), out)
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Start stepping some envs and return at once.
+
+        Args:
+            actions: One action per env of `env_ids`; copied, so the caller may reuse the memory.
+            env_ids: Distinct ids, integer (B,); None for all envs.
+
+        Raises:
+            ActionError: As for `step`.
+            AlreadyPendingCallError: One of these envs is in flight already.
+            ValueError: Ids out of range or repeated.
+            TypeError: Ids that are not integers.
+            ResetNeeded: As for `step`.
+            ClosedEnvironmentError: After `close`.
+        """
+        ids = self._calls.check_env_ids(env_ids)
+        self._send(self._actions.check(actions, ids), ids)
+        self._calls.mark_sent(ids)
+
+    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> StepBatch:
+        """Hand back the envs in flight that are ready first.
+
+        Args:
+            min_envs: Wait until at least so many are ready; None for all in flight.
+            timeout: Longest wait in seconds; None waits for as long as the envs take.
+
+        Returns:
+            The results in the order in which they became ready, with their `env_ids`.
+
+        Raises:
+            NoAsyncCallError: Nothing is in flight.
+            ValueError: `min_envs` is below 1 or above the number in flight.
+            ClosedEnvironmentError: After `close`.
+        """
+        count = self._calls.check_recv(min_envs)
+        batch = self._recv(count, timeout)
+        self._calls.mark_received(batch.env_ids)
+        return batch
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        """Return zeroed memory that this backend can write into without a copy; the caller owns it."""
+        return aligned_zeros(shape, dtype)
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the envs; every later call raises ClosedEnvironmentError. May be called twice."""
+        super().close(**kwargs)
+        if hasattr(self, "_calls"):
+            self._calls.mark_closed()
+
+    def _reset(
+        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Do what `reset` says; `options` has no `reset_mask` any more."""
+        raise NotImplementedError
+
+    def _step(self, actions: Any, out: Any) -> StepResult:
+        """Do what `step` says; `actions` have been checked, `out` has not."""
+        raise NotImplementedError
+
+    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
+        """Start stepping `env_ids`, int64 (B,); `actions` still are the caller's memory."""
+        raise NotImplementedError
+
+    def _recv(self, count: int, timeout: float | None) -> StepBatch:
+        """Return at least `count` of the envs in flight."""
+        raise NotImplementedError

@@ -1,0 +1,27 @@
+"""Errors of vecenv that Gymnasium has no type for; each subclasses the type a Gymnasium user would catch."""
+
+from __future__ import annotations
+
+from gymnasium.error import InvalidAction
+
+__all__ = ["ActionError", "ActionTypeError", "EnvCreationError", "ObservationError", "SlotError"]
+
+
+class ActionError(InvalidAction, ValueError):
+    """Actions of wrong shape, dtype or count, or NaN; nothing was stepped."""
+
+
+class ActionTypeError(ActionError, TypeError):
+    """Actions of wrong dtype or container, such as one number for a whole batch."""
+
+
+class EnvCreationError(RuntimeError):
+    """An environment factory raised; the original exception is the `__cause__`."""
+
+
+class ObservationError(ValueError):
+    """An environment returned an observation or a reward that its spaces do not allow."""
+
+
+class SlotError(ValueError):
+    """`out=` has an array of wrong shape, dtype or memory layout; nothing was stepped."""

@@ -1,0 +1,180 @@
+"""Which call is allowed when: the state machine that every backend's calls pass through."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
+
+__all__ = ["CallProtocol"]
+
+
+class CallProtocol:
+    """State of the calls of one vector env.
+
+    The states are *new* (never reset), *ready*, *pending* (an asynchronous reset, step or call has
+    been sent and not been waited for), *sending* (some envs are in flight between `send` and
+    `recv`) and *closed*. A call that the state does not allow raises one of Gymnasium's errors,
+    names what is pending, and changes nothing.
+
+    Attributes:
+        is_ready: Reset, open, and nothing pending or in flight: `step` may come.
+        pending: Name of the asynchronous call that is waited for ("reset", "step", "call") or None.
+        in_flight: bool (num_envs,), envs between `send` and `recv`.
+        num_in_flight: How many these are.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.is_ready = False
+        self.is_closed = False
+        self.has_reset = False
+        self.pending: str | None = None
+        self.in_flight = np.zeros(num_envs, dtype=np.bool_)
+        self.num_in_flight = 0
+
+    def _update(self) -> None:
+        """Derive `is_ready`, which is kept because every step asks for it."""
+        self.is_ready = (
+            self.has_reset
+            and not self.is_closed
+            and self.pending is None
+            and self.num_in_flight == 0
+        )
+
+    def mark_reset(self) -> None:
+        """Note that all envs have been reset at least once."""
+        self.has_reset = True
+        self._update()
+
+    def mark_closed(self) -> None:
+        """Note that the vector env is closed, for good."""
+        self.is_closed = True
+        self._update()
+
+    def require_open(self, call: str) -> None:
+        """Refuse `call` after close."""
+        if self.is_closed:
+            raise ClosedEnvironmentError(
+                f"Trying to operate on a vector env after a call to `close()`: `{call}` came after "
+                "`close`; make a new vector env"
+            )
+
+    def require_idle(self, call: str) -> None:
+        """Refuse `call` after close or while another call is pending."""
+        if self.is_closed or self.pending is not None or self.num_in_flight:
+            self.require_open(call)
+            self._refuse_pending(call)
+
+    def require_ready(self, call: str) -> None:
+        """Refuse `call` unless the envs have been reset and nothing is pending."""
+        if not self.is_ready:
+            self.require_idle(call)
+            raise ResetNeeded(f"`{call}` was called before the first `reset`; call `reset` first")
+
+    def _refuse_pending(self, call: str) -> NoReturn:
+        if self.pending is not None:
+            raise AlreadyPendingCallError(
+                f"Calling `{call}` while waiting for a pending call to `{self.pending}` to "
+                f"complete; call `{self.pending}_wait` first",
+                self.pending,
+            )
+        raise AlreadyPendingCallError(
+            f"Calling `{call}` while {self.num_in_flight} envs are in flight since `send` (the first "
+            f"is env {int(np.argmax(self.in_flight))}); call `recv` until all have come back",
+            "send",
+        )
+
+    def begin_reset(self, reset_mask: np.ndarray | None) -> None:
+        """Enter a reset: of all envs (those in flight are given up) or of the masked ones."""
+        self.require_open("reset")
+        if self.pending is not None:
+            self._refuse_pending("reset")
+        if reset_mask is None or reset_mask.all():
+            self.in_flight[:] = False
+            self.num_in_flight = 0
+            self._update()
+        elif not self.has_reset:
+            raise ResetNeeded(
+                "`reset` with a `reset_mask` came before the first full `reset`; reset all envs first"
+            )
+        elif self.num_in_flight and (self.in_flight & reset_mask).any():
+            self._refuse_pending("reset")
+
+    def check_env_ids(self, env_ids: Any) -> np.ndarray:
+        """Return the ids of a `send` as int64 (B,), all envs in order for None.
+
+        Raises:
+            ValueError: Not a one-dimensional list of distinct ids in range.
+            TypeError: Not integers.
+            AlreadyPendingCallError: Some of these envs are in flight already.
+        """
+        self.require_open("send")
+        if self.pending is not None:
+            self._refuse_pending("send")
+        if not self.has_reset:
+            raise ResetNeeded("`send` was called before the first `reset`; call `reset` first")
+        if env_ids is None:
+            ids = np.arange(self.num_envs)
+        else:
+            ids = self._distinct_ids(env_ids)
+        if self.num_in_flight and self.in_flight[ids].any():
+            env_id = int(ids[np.argmax(self.in_flight[ids])])
+            raise AlreadyPendingCallError(
+                f"`send` for env {env_id}, which is in flight since an earlier `send`; "
+                "`recv` it first",
+                "send",
+            )
+        return ids
+
+    def _distinct_ids(self, env_ids: Any) -> np.ndarray:
+        ids = np.asarray(env_ids)
+        if ids.ndim != 1 or len(ids) == 0:
+            raise ValueError(f"env_ids must be a non-empty (B,) array of ids, got shape {ids.shape}")
+        if ids.dtype.kind not in "iu":
+            raise TypeError(f"env_ids must be integers, got dtype {ids.dtype}")
+        ids = ids.astype(np.int64)  # a copy: the caller may go on using theirs
+        if ids.min() < 0 or ids.max() >= self.num_envs:
+            bad = ids[(ids < 0) | (ids >= self.num_envs)][0]
+            raise ValueError(f"env_ids has {bad}, expected ids from 0 to {self.num_envs - 1}")
+        seen = np.zeros(self.num_envs, dtype=np.bool_)
+        seen[ids] = True
+        if np.count_nonzero(seen) != len(ids):
+            raise ValueError(f"env_ids has repeated ids: {len(ids)} ids, {seen.sum()} different ones")
+        return ids
+
+    def mark_sent(self, env_ids: np.ndarray) -> None:
+        """Note that these envs are in flight now."""
+        self.in_flight[env_ids] = True
+        self.num_in_flight += len(env_ids)
+        self._update()
+
+    def check_recv(self, min_envs: int | None) -> int:
+        """Return how many envs a `recv` has to wait for.
+
+        Raises:
+            NoAsyncCallError: Nothing was sent.
+            ValueError: `min_envs` is below 1 or above what is in flight.
+        """
+        self.require_open("recv")
+        if self.num_in_flight == 0:
+            raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
+        if min_envs is None:
+            return self.num_in_flight
+        if not 1 <= min_envs <= self.num_in_flight:
+            raise ValueError(
+                f"min_envs is {min_envs}, expected 1 to {self.num_in_flight}, the envs in flight"
+            )
+        return int(min_envs)
+
+    def mark_received(self, env_ids: np.ndarray) -> None:
+        """Note that these envs have come back."""
+        self.in_flight[env_ids] = False
+        self.num_in_flight -= len(env_ids)
+        self._update()

@@ -1,0 +1,290 @@
+"""Batched observations: where the row of one env is, and how it is written.
+
+A batch of an observation space is an array per fixed-shape leaf (Box, Discrete, MultiDiscrete,
+MultiBinary), nested in dicts and tuples as the space is. Leaves without a fixed shape (Text, Graph,
+Sequence, custom spaces) are lists with one entry per env until they are handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from vecenv.errors import ObservationError, SlotError
+
+__all__ = ["ObservationRows", "aligned_zeros", "copy_batch"]
+
+Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
+
+_ARRAY_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
+_CACHE_LINE = 64
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """Return zeros of this shape and dtype that begin on a cache line; the caller owns them."""
+    dtype = np.dtype(dtype)
+    size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    pages = np.zeros(size_bytes + _CACHE_LINE, dtype=np.uint8)
+    start = -pages.ctypes.data % _CACHE_LINE
+    return pages[start : start + size_bytes].view(dtype).reshape(shape)
+
+
+def copy_batch(batch: Any) -> Any:
+    """Return a copy of batched observations that shares no memory with them."""
+    if isinstance(batch, np.ndarray):
+        return batch.copy()
+    if type(batch) is dict:
+        return {key: copy_batch(part) for key, part in batch.items()}
+    if type(batch) is tuple:
+        return tuple(copy_batch(part) for part in batch)
+    return deepcopy(batch)
+
+
+def is_array_space(space: Space) -> bool:
+    """Whether samples of this space are arrays of one shape and dtype."""
+    return isinstance(space, _ARRAY_SPACES) and _is_batched_as(space, _ARRAY_SPACES)
+
+
+def _is_batched_as(space: Space, types: tuple[type, ...]) -> bool:
+    """Whether Gymnasium concatenates this space as one of these types (users can register others)."""
+    ours = {concatenate.dispatch(kind) for kind in types}
+    return concatenate.dispatch(type(space)) in ours
+
+
+class ObservationRows:
+    """Batched observations of `num_envs` envs, written env by env.
+
+    The loop over envs writes `rows.target[rows.keys[i]] = obs`, whatever the space; what `target`
+    refuses goes to `rows.write(i, obs)`, which converts what may be converted and names the env
+    otherwise. For a one-dimensional Box, by far the commonest, `target` is a flat memoryview: its
+    slice assignment checks dtype and length and copies, in a third less time than NumPy's.
+
+    Attributes:
+        target: Takes `target[key] = obs`.
+        keys: One key per env.
+        array: The array of a fixed-shape leaf, (num_envs, *shape); None for other spaces.
+    """
+
+    target: Any
+    keys: Sequence[Any]
+    array: np.ndarray | None = None
+
+    @staticmethod
+    def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> ObservationRows:
+        """Allocate the batch for `num_envs` observations of `space`."""
+        if is_array_space(space):
+            shape = (num_envs, *_shape(space))
+            return ArrayRows(space, allocate(shape, space.dtype))
+        if isinstance(space, Dict | Tuple) and _is_batched_as(space, (Dict, Tuple)):
+            subspaces = _children(space)
+            children = {k: ObservationRows.make(s, num_envs, allocate) for k, s in subspaces}
+            return TreeRows(space, children, num_envs)
+        return ObjectRows(space, num_envs)
+
+    def write(self, index: int, obs: Any) -> None:
+        """Write the observation of env `index`, converting it if that loses nothing in kind.
+
+        Raises:
+            ObservationError: Shape or dtype do not fit; names the env.
+        """
+        raise NotImplementedError
+
+    def batch(self) -> Any:
+        """Return the batch as the observation space has it: views, valid until the next write."""
+        raise NotImplementedError
+
+    def take(self, env_ids: np.ndarray) -> Any:
+        """Return a batch of the rows `env_ids`, int64 (B,): copies, in this order."""
+        raise NotImplementedError
+
+    def over(self, batch: Any) -> ObservationRows:
+        """Return rows that write into `batch`, which the caller owns.
+
+        Raises:
+            SlotError: An array of wrong shape, dtype or layout, or a space without fixed shape.
+        """
+        raise NotImplementedError
+
+    def load(self, other: ObservationRows) -> None:
+        """Copy all rows of `other`, which has the same space."""
+        raise NotImplementedError
+
+
+class ArrayRows(ObservationRows):
+    """Rows of one array."""
+
+    def __init__(self, space: Space, array: np.ndarray) -> None:
+        num_envs, *shape = array.shape
+        self._space = space
+        self.array = array
+        self._row_shape = tuple(shape)
+        if len(shape) == 1:
+            width = shape[0]
+            self.keys = [slice(i * width, (i + 1) * width) for i in range(num_envs)]
+        else:
+            self.keys = range(num_envs)
+        self.target = self._make_target(array)
+
+    def _make_target(self, array: np.ndarray) -> Any:
+        if len(self._row_shape) > 1:
+            return self
+        return memoryview(array.reshape(-1))
+
+    def __setitem__(self, index: int, obs: Any) -> None:
+        """Write an observation of two or more dimensions."""
+        assert self.array is not None
+        if obs.shape != self._row_shape or obs.dtype != self.array.dtype:
+            raise ValueError("needs the checks of write()")
+        self.array[index] = obs
+
+    def write(self, index: int, obs: Any) -> None:
+        assert self.array is not None
+        value = np.asarray(obs)
+        if value.shape != self._row_shape or not np.can_cast(
+            value.dtype, self.array.dtype, "same_kind"
+        ):
+            raise ObservationError(
+                f"env {index} returned an observation of shape {value.shape} and dtype "
+                f"{value.dtype}, expected shape {self._row_shape} and dtype {self.array.dtype} "
+                f"({self._space}); correct the env or its observation_space"
+            )
+        self.array[index] = value
+
+    def batch(self) -> np.ndarray:
+        assert self.array is not None
+        return self.array
+
+    def take(self, env_ids: np.ndarray) -> np.ndarray:
+        assert self.array is not None
+        return self.array[env_ids]
+
+    def over(self, batch: Any) -> ArrayRows:
+        assert self.array is not None
+        check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
+        rows = object.__new__(ArrayRows)
+        rows._space, rows._row_shape, rows.keys = self._space, self._row_shape, self.keys
+        rows.array = batch
+        rows.target = rows._make_target(batch)
+        return rows
+
+    def load(self, other: ObservationRows) -> None:
+        assert self.array is not None and other.array is not None
+        self.array[...] = other.array
+
+
+class ObjectRows(ObservationRows):
+    """Rows of a space without fixed shape: a list with one observation per env."""
+
+    def __init__(self, space: Space, num_envs: int) -> None:
+        self._space = space
+        self.keys = range(num_envs)
+        self.target: list[Any] = [None] * num_envs
+
+    def write(self, index: int, obs: Any) -> None:
+        self.target[index] = obs
+
+    def batch(self) -> Any:
+        return self._batched(self.target)
+
+    def take(self, env_ids: np.ndarray) -> Any:
+        return self._batched([self.target[index] for index in env_ids])
+
+    def _batched(self, items: list[Any]) -> Any:
+        return concatenate(self._space, items, create_empty_array(self._space, n=len(items)))
+
+    def over(self, batch: Any) -> ObjectRows:
+        raise SlotError(
+            f"`out` needs observations of fixed shape; {self._space} has none, step without `out`"
+        )
+
+    def load(self, other: ObservationRows) -> None:
+        self.target[:] = other.target
+
+
+class TreeRows(ObservationRows):
+    """Rows of a Dict or Tuple space: the rows of its parts."""
+
+    def __init__(self, space: Space, children: dict[Any, ObservationRows], num_envs: int) -> None:
+        self._space = space
+        self._children = children
+        self._parts = [(name, rows, rows.target, rows.keys) for name, rows in children.items()]
+        self.keys = range(num_envs)
+        self.target = self
+
+    def __setitem__(self, index: int, obs: Any) -> None:
+        for name, rows, target, keys in self._parts:
+            part = obs[name]
+            try:
+                target[keys[index]] = part
+            except (TypeError, ValueError, AttributeError, OverflowError):
+                rows.write(index, part)
+
+    def write(self, index: int, obs: Any) -> None:
+        try:
+            self[index] = obs
+        except (KeyError, IndexError, TypeError) as error:
+            raise ObservationError(
+                f"env {index} returned {type(obs).__name__} without part {error}, "
+                f"expected an observation of {self._space}"
+            ) from error
+
+    def batch(self) -> Any:
+        parts = {name: rows.batch() for name, rows in self._children.items()}
+        return parts if isinstance(self._space, Dict) else tuple(parts.values())
+
+    def take(self, env_ids: np.ndarray) -> Any:
+        parts = {name: rows.take(env_ids) for name, rows in self._children.items()}
+        return parts if isinstance(self._space, Dict) else tuple(parts.values())
+
+    def over(self, batch: Any) -> TreeRows:
+        names = batch.keys() if hasattr(batch, "keys") else range(len(batch))
+        if list(names) != list(self._children) and set(names) != set(self._children):
+            raise SlotError(f"out.obs has the parts {list(names)}, expected {list(self._children)}")
+        children = {name: rows.over(batch[name]) for name, rows in self._children.items()}
+        return TreeRows(self._space, children, len(self.keys))
+
+    def load(self, other: ObservationRows) -> None:
+        assert isinstance(other, TreeRows)
+        for name, rows in self._children.items():
+            rows.load(other._children[name])
+
+
+def check_slot_array(
+    name: str, array: Any, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]
+) -> None:
+    """Refuse an `out` array that results could not be written into as they are."""
+    if (
+        type(array) is np.ndarray
+        and array.shape == shape
+        and array.dtype in dtypes
+        and (flags := array.flags).c_contiguous
+        and flags.writeable
+    ):
+        return
+    if not isinstance(array, np.ndarray):
+        raise SlotError(f"out.{name} must be a NumPy array, got {type(array).__name__}")
+    if array.shape != shape or array.dtype not in dtypes:
+        wanted = " or ".join(map(str, dtypes))
+        raise SlotError(
+            f"out.{name} has shape {array.shape} and dtype {array.dtype}, "
+            f"expected shape {shape} and dtype {wanted}"
+        )
+    raise SlotError(
+        f"out.{name} must be C-contiguous and writable memory (its strides are {array.strides}, "
+        f"writeable={array.flags.writeable}); use `envs.allocate`"
+    )
+
+
+def _shape(space: Space) -> tuple[int, ...]:
+    assert space.shape is not None
+    return space.shape
+
+
+def _children(space: Dict | Tuple) -> list[tuple[Any, Space]]:
+    return list(space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces))

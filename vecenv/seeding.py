@@ -1,0 +1,74 @@
+"""How `reset` reads its seed and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Seed", "seed_per_env", "split_reset_mask"]
+
+Seed = int | Sequence[int | None] | None
+
+
+def seed_per_env(seed: Seed, num_envs: int) -> Sequence[int | None]:
+    """Return one seed per env.
+
+    Args:
+        seed: None (the envs' generators go on), an integer s (env i gets s + i), or one per env.
+        num_envs: How many are needed.
+
+    Raises:
+        ValueError: The list has the wrong length.
+        TypeError: Not an integer, a list of them, or None.
+    """
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, int | np.integer):
+        return [int(seed) + index for index in range(num_envs)]
+    if not hasattr(seed, "__len__"):
+        raise TypeError(f"seed must be None, an integer or a list of them, got {type(seed)}")
+    if len(seed) != num_envs:
+        raise ValueError(
+            "If seeds are passed as a list the length must match "
+            f"num_envs={num_envs} but got length={len(seed)}."
+        )
+    return [None if one is None else int(one) for one in seed]
+
+
+def split_reset_mask(
+    options: Mapping[str, Any] | None, num_envs: int
+) -> tuple[np.ndarray | None, dict[str, Any] | None]:
+    """Take `reset_mask` out of reset options, without touching the caller's dict.
+
+    Args:
+        options: What the caller passed to `reset`.
+        num_envs: Length the mask must have.
+
+    Returns:
+        The mask, bool (num_envs,), or None; and the other options for the envs.
+
+    Raises:
+        TypeError: The mask is not a NumPy array of bool.
+        ValueError: The mask has the wrong shape or selects no env.
+    """
+    if options is None:
+        return None, None
+    rest = dict(options)
+    if "reset_mask" not in rest:
+        return None, rest
+    mask = rest.pop("reset_mask")
+    where = "`options['reset_mask']`"
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"{where} must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"{where} must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"{where} must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(
+            f"{where} must contain a boolean array with at least one True value, "
+            f"got reset_mask={mask}"
+        )
+    return mask, rest

@@ -1,0 +1,96 @@
+"""Batched spaces of a vector env from the spaces of its envs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gymnasium import Space
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
+
+__all__ = ["BatchedSpaces", "batch_env_spaces"]
+
+ObservationMode = str | tuple[Space, Space]
+
+
+class BatchedSpaces(NamedTuple):
+    """The four spaces of a vector env."""
+
+    single_observation_space: Space
+    observation_space: Space
+    single_action_space: Space
+    action_space: Space
+
+
+def batch_env_spaces(
+    observation_spaces: Sequence[Space],
+    action_spaces: Sequence[Space],
+    observation_mode: ObservationMode,
+    owner: str,
+) -> BatchedSpaces:
+    """Batch the spaces of all envs, as `gymnasium.vector.SyncVectorEnv` does.
+
+    The messages of errors begin as Gymnasium's do, since code exists that looks for them.
+
+    Args:
+        observation_spaces: One per env.
+        action_spaces: One per env; all must be equal.
+        observation_mode: "same", "different" (same shape and dtype, bounds may differ), or the pair
+            (batched space, single space) to use as they are.
+        owner: Class name of the vector env, for messages.
+
+    Raises:
+        ValueError: Unknown observation mode, or no env at all.
+        TypeError: The pair given holds something that is not a space.
+        RuntimeError: The space of some env does not fit; the message names the env.
+    """
+    if not observation_spaces:
+        raise ValueError("A vector env needs at least one env, got an empty list of factories")
+    first = observation_spaces[0]
+    if isinstance(observation_mode, tuple) and len(observation_mode) == 2:
+        batched, single = observation_mode
+        if not isinstance(batched, Space) or not isinstance(single, Space):
+            raise TypeError(
+                "observation_mode as a pair must be (batched space, single space), "
+                f"got ({type(batched)}, {type(single)})"
+            )
+    elif observation_mode == "same":
+        single, batched = first, batch_space(first, len(observation_spaces))
+    elif observation_mode == "different":
+        _check_observation_spaces(observation_spaces, first, observation_mode, owner)
+        single, batched = first, batch_differing_spaces(list(observation_spaces))
+    else:
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
+            f"batch observation space, actual got {observation_mode}"
+        )
+    _check_observation_spaces(observation_spaces, single, observation_mode, owner)
+    for index, space in enumerate(action_spaces):
+        if space != action_spaces[0]:
+            raise RuntimeError(
+                f"The action space of env {index} is {space}, expected that of env 0: "
+                f"{action_spaces[0]}; all envs of a vector env must share one action space"
+            )
+    action_space = batch_space(action_spaces[0], len(action_spaces))
+    return BatchedSpaces(single, batched, action_spaces[0], action_space)
+
+
+def _check_observation_spaces(
+    spaces: Sequence[Space], single: Space, observation_mode: ObservationMode, owner: str
+) -> None:
+    for index, space in enumerate(spaces):
+        if observation_mode == "same":
+            if space != single:
+                raise RuntimeError(
+                    f"{owner}(..., observation_mode='same') however the sub-environments "
+                    f"observation spaces are not equivalent. Env {index} has {space}, expected that "
+                    f"of env 0: {single}. "
+                    "If this is intentional, use `observation_mode='different'` instead."
+                )
+        elif not is_space_dtype_shape_equiv(space, single):
+            raise RuntimeError(
+                f"{owner}(..., observation_mode='different' or custom space) however the "
+                "sub-environments observation spaces do not share a common shape and dtype. "
+                f"Env {index} has {space}, expected the shape and dtype of {single}"
+            )

@@ -1,0 +1,225 @@
+"""SyncVectorEnv: any Gymnasium envs, batched in this process."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Env
+from gymnasium.vector import AutoresetMode
+
+from vecenv.autoreset import EnvGroup, StepRows
+from vecenv.base import StepBatch, StepResult, VecEnv
+from vecenv.errors import EnvCreationError
+from vecenv.infos import take_infos
+from vecenv.rows import ObservationRows, check_slot_array, copy_batch
+from vecenv.seeding import Seed, seed_per_env
+from vecenv.spaces import ObservationMode, batch_env_spaces
+
+__all__ = ["SyncVectorEnv"]
+
+_REWARD_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
+_FLAG_DTYPES = (np.dtype(np.bool_),)
+
+
+class SyncVectorEnv(VecEnv):
+    """Gymnasium envs stepped one after the other in this process.
+
+    A drop-in replacement for `gymnasium.vector.SyncVectorEnv`: same arguments, attributes, methods,
+    results and errors, a third of the overhead, and the additions of `VecEnv`.
+
+    Args:
+        env_fns: One factory per env, called without arguments.
+        copy: Whether observations returned are copies, the caller's to keep. With False they are
+            views of memory that the next call overwrites.
+        observation_mode: "same", "different" (spaces of same shape and dtype) or the pair
+            (batched space, single space).
+        autoreset_mode: When envs whose episode has ended are reset, see `EnvGroup`.
+
+    Raises:
+        EnvCreationError: A factory raised; names the env. Envs made until then are closed.
+        RuntimeError: The envs' spaces differ.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> envs = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3)
+        >>> obs, infos = envs.reset(seed=1)
+        >>> obs, rewards, terminations, truncations, infos = envs.step([0, 1, 0])
+        >>> obs.shape, rewards
+        ((3, 4), array([1., 1., 1.]))
+        >>> envs.send([0, 1], env_ids=[2, 0])
+        >>> envs.recv(min_envs=1).env_ids
+        array([2])
+        >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Env]],
+        copy: bool = True,
+        observation_mode: ObservationMode = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        self.env_fns = env_fns
+        self.copy = copy
+        self.observation_mode = observation_mode
+        mode = AutoresetMode(autoreset_mode)
+        self.envs = make_envs(env_fns)
+        try:
+            spaces = batch_env_spaces(
+                [env.observation_space for env in self.envs],
+                [env.action_space for env in self.envs],
+                observation_mode,
+                type(self).__name__,
+            )
+        except Exception:
+            _close_all(self.envs)
+            raise
+        first = self.envs[0]
+        self._set_up(len(self.envs), spaces, mode, first.metadata, first.render_mode)
+        self._group = EnvGroup(self.envs, mode)
+        self._rows = StepRows(
+            ObservationRows.make(self.single_observation_space, self.num_envs),
+            np.zeros(self.num_envs, dtype=np.float64),
+            np.zeros(self.num_envs, dtype=np.bool_),
+            np.zeros(self.num_envs, dtype=np.bool_),
+        )
+        # Where the last observations are: in `self._rows`, or in the `out` of the last step.
+        self._latest = self._rows.obs
+        self._sent: deque[tuple[int, Any]] = deque()
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Seeds of the envs' generators."""
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """The envs' generators."""
+        return self.get_attr("np_random")
+
+    def _reset(
+        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
+    ) -> tuple[Any, dict[str, Any]]:
+        seeds = seed_per_env(seed, self.num_envs)
+        rows = self._own_rows()
+        if self._calls.num_in_flight == 0:
+            self._sent.clear()  # what was in flight before a full reset is given up
+        infos = self._group.reset(seeds, options, reset_mask, rows)
+        return self._observations(), infos
+
+    def _step(self, actions: Any, out: Any) -> StepResult:
+        rows = self._rows if out is None else self._slot_rows(out)
+        infos = self._group.step(self._actions.each(actions), rows)
+        self._latest = rows.obs
+        if out is not None:
+            return out.obs, out.rewards, out.terminations, out.truncations, infos
+        return (
+            self._observations(),
+            rows.rewards.copy(),
+            rows.terminations.copy(),
+            rows.truncations.copy(),
+            infos,
+        )
+
+    def _slot_rows(self, out: Any) -> StepRows:
+        """Check the caller's slot and return the rows in it."""
+        shape = (self.num_envs,)
+        check_slot_array("rewards", out.rewards, shape, _REWARD_DTYPES)
+        check_slot_array("terminations", out.terminations, shape, _FLAG_DTYPES)
+        check_slot_array("truncations", out.truncations, shape, _FLAG_DTYPES)
+        obs = self._rows.obs.over(out.obs)
+        return StepRows(obs, out.rewards, out.terminations, out.truncations)
+
+    def _own_rows(self) -> ObservationRows:
+        """Return this env's own rows, holding the latest observations."""
+        rows = self._rows.obs
+        if self._latest is not rows:
+            rows.load(self._latest)
+            self._latest = rows
+        return rows
+
+    def _observations(self) -> Any:
+        batch = self._rows.obs.batch()
+        return copy_batch(batch) if self.copy else batch
+
+    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
+        self._sent.extend(zip(env_ids.tolist(), self._actions.snapshot(actions), strict=True))
+
+    def _recv(self, count: int, timeout: float | None) -> StepBatch:
+        """Step the `count` envs that were sent first; there is nobody to wait for."""
+        self._own_rows()
+        chosen = [self._sent[position] for position in range(count)]
+        indices = [index for index, _ in chosen]
+        env_ids = np.array(indices, dtype=np.int64)
+        rows = self._rows
+        infos = self._group.step((action for _, action in chosen), rows, indices)
+        for _ in range(count):
+            self._sent.popleft()
+        return StepBatch(
+            rows.obs.take(env_ids),
+            rows.rewards[env_ids],
+            rows.terminations[env_ids],
+            rows.truncations[env_ids],
+            take_infos(infos, env_ids),
+            env_ids,
+        )
+
+    def render(self) -> tuple[Any, ...]:
+        """Return what each env renders."""
+        self._calls.require_idle("render")
+        return tuple(env.render() for env in self.envs)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute, and return the results."""
+        self._calls.require_idle("call")
+        found = [env.get_wrapper_attr(name) for env in self.envs]
+        return tuple(value(*args, **kwargs) if callable(value) else value for value in found)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env, to one value or to one per env (a list or tuple).
+
+        Raises:
+            ValueError: The list has the wrong length.
+        """
+        self._calls.require_idle("set_attr")
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        for env, value in zip(self.envs, values, strict=True):
+            env.set_wrapper_attr(name, value)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the envs."""
+        for env in getattr(self, "envs", []):
+            env.close()
+
+
+def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
+    """Call the factories; if one raises, close the envs made so far and say which it was."""
+    envs: list[Env] = []
+    for index, env_fn in enumerate(env_fns):
+        try:
+            envs.append(env_fn())
+        except Exception as error:
+            _close_all(envs)
+            raise EnvCreationError(
+                f"Making env {index} of {len(env_fns)} failed with "
+                f"{type(error).__name__}: {error} (raised by env_fns[{index}], {env_fn!r})"
+            ) from error
+    return envs
+
+
+def _close_all(envs: Sequence[Env]) -> None:
+    for env in envs:
+        env.close()
