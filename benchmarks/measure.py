@@ -6,19 +6,19 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
-__all__ = ["Rates", "alternate", "machine", "markdown_table"]
+__all__ = ["Rates", "alternate", "machine", "markdown_table", "median_ratio"]
 
 Rates = dict[str, list[float]]
 
 
 def alternate(
-    cases: dict[str, Callable[[], object]],
-    units: int | dict[str, int],
+    cases: Mapping[str, Callable[[], object]],
+    units: int | Mapping[str, int],
     repetitions: int = 7,
 ) -> Rates:
     """Run the cases in turn, A B C A B C ..., after one round that is not counted.
@@ -44,7 +44,7 @@ def alternate(
 
 
 def median_ratio(rates: Rates, name: str, base: str) -> float:
-    """Return the median over the rounds of name's rate over base's, robust to a drifting machine."""
+    """Return name's rate over base's, the median over the rounds: the machine may drift."""
     return statistics.median(a / b for a, b in zip(rates[name], rates[base], strict=True))
 
 

@@ -134,12 +134,16 @@ def _refuse_nan(array: np.ndarray, env_ids: np.ndarray | None, space: Space, whe
 
 
 def _dict_check(space: Dict, num_envs: int, where: str) -> Check:
-    checks = {key: _make_check(part, num_envs, f"{where}[{key!r}]") for key, part in space.spaces.items()}
+    checks = {
+        key: _make_check(part, num_envs, f"{where}[{key!r}]") for key, part in space.spaces.items()
+    }
 
     def check(actions: Any, env_ids: np.ndarray | None) -> dict[str, Any]:
         keys = list(actions) if hasattr(actions, "keys") else type(actions).__name__
         if not hasattr(actions, "keys") or set(keys) != checks.keys():
-            raise ActionTypeError(f"{where} must be a dict with the keys {list(checks)}, got {keys}")
+            raise ActionTypeError(
+                f"{where} must be a dict with the keys {list(checks)}, got {keys}"
+            )
         return {key: part(actions[key], env_ids) for key, part in checks.items()}
 
     return check
@@ -155,9 +159,7 @@ def _tuple_check(space: Tuple, num_envs: int, where: str) -> Check:
                 f"{where} must be a tuple of {len(checks)} batches, one per part of {space}, "
                 f"got {length}"
             )
-        return tuple(
-            part(batch, env_ids) for part, batch in zip(checks, actions, strict=True)
-        )
+        return tuple(part(batch, env_ids) for part, batch in zip(checks, actions, strict=True))
 
     return check
 

@@ -71,8 +71,9 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     The same seeds give the same trajectories on every backend, whatever the split into sends.
 
-    For authors of a backend: call `_set_up` in `__init__`, then implement `_reset`, `_step`, `_send`
-    and `_recv`. Their arguments have been checked and the state of calls is right when they run.
+    For authors of a backend: call `_set_up` in `__init__`, then implement `_reset`, `_step`,
+    `_send` and `_recv`. When these run, their arguments have been checked and the state of calls is
+    right.
     """
 
     autoreset_mode: AutoresetMode
@@ -141,7 +142,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             ActionError: Actions of wrong shape, dtype or count, or NaN. Nothing was stepped.
             SlotError: `out` cannot be written into. Nothing was stepped.
-            ResetNeeded: Before the first `reset`; or autoreset is disabled and an episode has ended.
+            ResetNeeded: Before the first `reset`; an episode has ended and autoreset is disabled.
             AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
             ClosedEnvironmentError: After `close`.
         """
@@ -189,7 +190,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         return batch
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory that this backend can write into without a copy; the caller owns it."""
+        """Return zeroed memory, the caller's, that this backend can write into without a copy."""
         return aligned_zeros(shape, dtype)
 
     def close(self, **kwargs: Any) -> None:

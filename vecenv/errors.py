@@ -1,4 +1,4 @@
-"""Errors of vecenv that Gymnasium has no type for; each subclasses the type a Gymnasium user would catch."""
+"""Errors that Gymnasium has no type for; each subclasses what a Gymnasium user would catch."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ def _factories(
         return _spec_factories(spec, count), spec
     if kwargs:
         raise TypeError(
-            f"Keyword arguments {sorted(kwargs)} go to the constructor of a registered env; a factory "
-            "takes none: bind them with functools.partial"
+            f"Keyword arguments {sorted(kwargs)} go to the constructor of a registered env; "
+            "a factory takes none: bind them with functools.partial"
         )
     if callable(env):
         return [env] * _checked_count(1 if num_envs is None else num_envs), None

@@ -86,8 +86,8 @@ class CallProtocol:
                 self.pending,
             )
         raise AlreadyPendingCallError(
-            f"Calling `{call}` while {self.num_in_flight} envs are in flight since `send` (the first "
-            f"is env {int(np.argmax(self.in_flight))}); call `recv` until all have come back",
+            f"Calling `{call}` while {self.num_in_flight} envs are in flight since `send` (the "
+            f"first is env {int(np.argmax(self.in_flight))}); call `recv` until all have come back",
             "send",
         )
 
@@ -102,7 +102,8 @@ class CallProtocol:
             self._update()
         elif not self.has_reset:
             raise ResetNeeded(
-                "`reset` with a `reset_mask` came before the first full `reset`; reset all envs first"
+                "`reset` with a `reset_mask` came before the first full `reset`; "
+                "reset all envs first"
             )
         elif self.num_in_flight and (self.in_flight & reset_mask).any():
             self._refuse_pending("reset")
@@ -120,10 +121,7 @@ class CallProtocol:
             self._refuse_pending("send")
         if not self.has_reset:
             raise ResetNeeded("`send` was called before the first `reset`; call `reset` first")
-        if env_ids is None:
-            ids = np.arange(self.num_envs)
-        else:
-            ids = self._distinct_ids(env_ids)
+        ids = np.arange(self.num_envs) if env_ids is None else self._distinct_ids(env_ids)
         if self.num_in_flight and self.in_flight[ids].any():
             env_id = int(ids[np.argmax(self.in_flight[ids])])
             raise AlreadyPendingCallError(
@@ -136,7 +134,9 @@ class CallProtocol:
     def _distinct_ids(self, env_ids: Any) -> np.ndarray:
         ids = np.asarray(env_ids)
         if ids.ndim != 1 or len(ids) == 0:
-            raise ValueError(f"env_ids must be a non-empty (B,) array of ids, got shape {ids.shape}")
+            raise ValueError(
+                f"env_ids must be a non-empty (B,) array of ids, got shape {ids.shape}"
+            )
         if ids.dtype.kind not in "iu":
             raise TypeError(f"env_ids must be integers, got dtype {ids.dtype}")
         ids = ids.astype(np.int64)  # a copy: the caller may go on using theirs
@@ -146,7 +146,9 @@ class CallProtocol:
         seen = np.zeros(self.num_envs, dtype=np.bool_)
         seen[ids] = True
         if np.count_nonzero(seen) != len(ids):
-            raise ValueError(f"env_ids has repeated ids: {len(ids)} ids, {seen.sum()} different ones")
+            raise ValueError(
+                f"env_ids has repeated ids: {len(ids)} ids, {seen.sum()} different ones"
+            )
         return ids
 
     def mark_sent(self, env_ids: np.ndarray) -> None:

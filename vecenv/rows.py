@@ -52,7 +52,7 @@ def is_array_space(space: Space) -> bool:
 
 
 def _is_batched_as(space: Space, types: tuple[type, ...]) -> bool:
-    """Whether Gymnasium concatenates this space as one of these types (users can register others)."""
+    """Whether Gymnasium concatenates this space as it does one of these types."""
     ours = {concatenate.dispatch(kind) for kind in types}
     return concatenate.dispatch(type(space)) in ours
 
@@ -134,7 +134,7 @@ class ArrayRows(ObservationRows):
     def _make_target(self, array: np.ndarray) -> Any:
         if len(self._row_shape) > 1:
             return self
-        return memoryview(array.reshape(-1))
+        return memoryview(array.reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
 
     def __setitem__(self, index: int, obs: Any) -> None:
         """Write an observation of two or more dimensions."""

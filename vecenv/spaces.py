@@ -84,8 +84,8 @@ def _check_observation_spaces(
             if space != single:
                 raise RuntimeError(
                     f"{owner}(..., observation_mode='same') however the sub-environments "
-                    f"observation spaces are not equivalent. Env {index} has {space}, expected that "
-                    f"of env 0: {single}. "
+                    f"observation spaces are not equivalent. Env {index} has {space}, "
+                    f"expected that of env 0: {single}. "
                     "If this is intentional, use `observation_mode='different'` instead."
                 )
         elif not is_space_dtype_shape_equiv(space, single):
