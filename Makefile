@@ -1,0 +1,87 @@
+# Every target does its own set-up from a fresh clone: a virtual environment in .venv, made with
+# $(PYTHON), holding the versions of constraints.txt. The second time the set-up is skipped; it is
+# done again when pyproject.toml or constraints.txt has changed.
+
+PYTHON ?= python3
+# What `make demo` trains; `make demo DEMO_ARGS=--help` lists the options.
+DEMO_ARGS ?= --env-id CartPole-v1
+# More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
+PYTEST_ARGS ?=
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+PYTEST = $(RUN) -m pytest $(PYTEST_ARGS)
+FAST := not slow and not learn and not gpu and not ray
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-gpu test-ray coverage lint format format-check typecheck \
+	bench constraints clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-demo  ## train PPO, print the result, draw the learning curve
+	$(RUN) examples/ppo.py $(DEMO_ARGS)
+
+test: $(VENV)/.installed-test  ## the fast tests and the doctests
+	$(PYTEST) -m "$(FAST)"
+
+test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
+	$(PYTEST) -m "(slow or learn) and not gpu and not ray" || test $$? -eq 5  # 5: there are none
+
+test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device
+	$(PYTEST) -m gpu || test $$? -eq 5
+
+test-ray: $(VENV)/.installed-test  ## the tests that need the `ray` package
+	$(PYTEST) -m ray || test $$? -eq 5
+
+coverage: $(VENV)/.installed-test  ## line and branch coverage, kernels included (JIT off; slow)
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "$(FAST)" --timeout=600 --cov --cov-report=term
+
+lint: $(VENV)/.installed-dev  ## ruff check
+	$(RUN) -m ruff check .
+
+format: $(VENV)/.installed-dev  ## rewrite the files in the project's format
+	$(RUN) -m ruff check --select I --fix .
+	$(RUN) -m ruff format .
+
+format-check: $(VENV)/.installed-dev  ## fail if `make format` would change a file
+	$(RUN) -m ruff format --check .
+
+typecheck: $(VENV)/.installed-dev  ## basedpyright
+	$(RUN) -m basedpyright
+
+bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine
+	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py); do \
+		echo "$(RUN) $$script"; PYTHONPATH=. $(RUN) $$script; done
+
+constraints: $(VENV)/.python  ## take the newest versions of everything but torch
+	rm -rf $(VENV)-pins && $(RUN) -m venv $(VENV)-pins
+	$(VENV)-pins/bin/python -m pip install "$$(grep ^torch== constraints.txt)" -e ".[dev]"
+	{ sed -n '/^#/p' constraints.txt; \
+	  $(VENV)-pins/bin/python -m pip freeze --all --exclude-editable --exclude pip \
+	  | grep -Ev '^(nvidia-|cuda-|triton)' | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > $(VENV)-pins/new
+	mv $(VENV)-pins/new constraints.txt && rm -rf $(VENV)-pins
+
+clean:  ## remove .venv, caches and build products
+	rm -rf $(VENV) $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
+	find vecenv buffers tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# The environment, then one stamp for each extra of pyproject.toml (demo, test, dev).
+# Where the venv module lacks ensurepip, the pip that is there puts itself into the environment.
+$(VENV)/.python:
+	@echo "== making $(VENV) with $(PYTHON) (PYTHON=... takes another)"
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; \
+		sys.exit(f"vecenv needs Python 3.11 or newer, this is {v}: make PYTHON=/path/to/python3.11" \
+		if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(RUN) install pip; }
+	@touch $@
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt $(VENV)/.python
+	@echo "== installing vecenv[$*] into $(VENV), a few minutes the first time"
+	$(RUN) -m pip install -c constraints.txt -e ".[$*]"
+	@touch $@
+.PRECIOUS: $(VENV)/.python $(VENV)/.installed-%

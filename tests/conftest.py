@@ -1,0 +1,44 @@
+"""Set-up shared by all tests: shape checks, hypothesis without clocks, markers, a time budget."""
+
+import os
+import time
+import tomllib
+from pathlib import Path
+
+import hypothesis
+import pytest
+import shape_checks
+
+os.environ.setdefault("MPLBACKEND", "Agg")  # no window opens
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+ROOT = Path(__file__).parents[1]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["vecenv"]
+STARTED = time.monotonic()
+
+shape_checks.install(SETTINGS["shape-checked-modules"])
+
+hypothesis.settings.register_profile(
+    "vecenv", deadline=None, derandomize=True, database=None, print_blob=False
+)
+hypothesis.settings.load_profile("vecenv")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--time-budget",
+        type=float,
+        metavar="SECONDS",
+        help="skip, saying so, the tests not begun after this many seconds",
+    )
+
+
+def pytest_runtest_setup(item):
+    budget = item.config.getoption("--time-budget")
+    if budget is not None and time.monotonic() - STARTED > budget:
+        pytest.skip(f"the time budget of {budget:.0f} s is used up")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device; torch sees none")
