@@ -104,11 +104,11 @@ def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
         if kind not in kinds:
             wanted = " or ".join(_KIND_NAMES[k] for k in kinds if k in _KIND_NAMES)
             raise ActionTypeError(f"{where} has dtype {array.dtype}, expected {wanted} for {space}")
+        # The minimum of anything with NaN is NaN, and comes without a temporary array.
         if can_be_nan and kind == "f":
-            # The sum is NaN if an element is; it may be NaN for inf - inf too, so look again then.
-            total = np.add.reduce(array, axis=None)
-            if math.isnan(total):
-                _refuse_nan(array, env_ids, space, where)
+            lowest = np.minimum.reduce(array, axis=None, initial=np.inf)
+            if math.isnan(lowest):
+                raise ActionError(_nan_message(array, env_ids, space, where))
         return array
 
     return check
@@ -125,12 +125,10 @@ def _shape_message(
     return message
 
 
-def _refuse_nan(array: np.ndarray, env_ids: np.ndarray | None, space: Space, where: str) -> None:
-    is_bad = np.isnan(array).reshape(len(array), -1).any(axis=1)
-    if is_bad.any():
-        row = int(np.argmax(is_bad))
-        env_id = row if env_ids is None else int(env_ids[row])
-        raise ActionError(f"{where}[{row}] (env {env_id}) is {array[row]}; {space} has no NaN")
+def _nan_message(array: np.ndarray, env_ids: np.ndarray | None, space: Space, where: str) -> str:
+    row = int(np.argmax(np.isnan(array).reshape(len(array), -1).any(axis=1)))
+    env_id = row if env_ids is None else int(env_ids[row])
+    return f"{where}[{row}] (env {env_id}) is {array[row]}; {space} has no NaN"
 
 
 def _dict_check(space: Dict, num_envs: int, where: str) -> Check:

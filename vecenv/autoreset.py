@@ -22,7 +22,7 @@ from vecenv.rows import ObservationRows
 __all__ = ["EnvGroup", "StepRows"]
 
 # What the fast assignments into memoryviews and arrays raise for values that need converting.
-_NEEDS_CONVERSION = (TypeError, ValueError, AttributeError, OverflowError)
+_NEEDS_CONVERSION = (TypeError, ValueError, AttributeError, OverflowError, LookupError)
 
 
 class StepRows:
@@ -114,7 +114,7 @@ class EnvGroup:
         if indices is not None:
             keys, envs = [keys[i] for i in indices], [envs[i] for i in indices]
         if ended and self.autoreset_mode is AutoresetMode.DISABLED:
-            self._refuse_ended(range(len(envs)) if indices is None else indices)
+            self.require_reset_ended(self._indices if indices is None else indices)
         if rows.has_ends:
             _clear_flags(rows, indices)
         resets_next = bool(ended)  # NEXT_STEP only: elsewhere `ended` is empty here
@@ -168,9 +168,14 @@ class EnvGroup:
         rows.obs.write(index, obs)
         return info
 
-    def _refuse_ended(self, indices: Sequence[int]) -> None:
+    def require_reset_ended(self, indices: Iterable[int]) -> None:
+        """Refuse to step envs whose episode has ended, if autoreset is disabled.
+
+        Raises:
+            ResetNeeded: Some of `indices` are of that kind.
+        """
         stuck = sorted(self.ended.intersection(indices))
-        if stuck:
+        if stuck and self.autoreset_mode is AutoresetMode.DISABLED:
             raise ResetNeeded(
                 f"The episodes of envs {stuck} have ended and autoreset is disabled; reset them "
                 "with reset(options={'reset_mask': mask}) before the next step. "

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv.actions import ActionBatcher
 from vecenv.protocol import CallProtocol
 from vecenv.rows import aligned_zeros
-from vecenv.seeding import Seed, split_reset_mask
+from vecenv.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.spaces import BatchedSpaces
 from vecenv.timing import Timing
 
@@ -121,6 +121,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ClosedEnvironmentError: After `close`.
             AlreadyPendingCallError: Another call is pending, or a masked env is in flight.
         """
+        seed = checked_seed(seed, self.num_envs)
         reset_mask, rest = split_reset_mask(options, self.num_envs)
         self._calls.begin_reset(reset_mask)
         result = self._reset(seed, rest, reset_mask)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import copy as copying
+import dataclasses
+import importlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import Env
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import (
+    EnvSpec,
+    find_highest_version,
+    get_env_id,
+    parse_env_id,
+)
 from gymnasium.vector import AutoresetMode
 
 from vecenv.base import VecEnv
@@ -23,6 +31,7 @@ EnvSource = str | EnvSpec | EnvFactory | Sequence[EnvFactory]
 Wrapper = Callable[[Env], Env]
 
 _BACKENDS = ("auto", "sync")
+_VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 _logger = logging.getLogger("vecenv")
 
 
@@ -113,10 +122,14 @@ def _factories(
 ) -> tuple[list[EnvFactory], EnvSpec | None]:
     """Return one factory per env, and the spec if there is one."""
     if isinstance(env, str | EnvSpec):
-        spec = copying.deepcopy(gym.spec(env) if isinstance(env, str) else env)
-        spec.kwargs = {**spec.kwargs, **kwargs}
+        spec = find_spec(env) if isinstance(env, str) else copying.deepcopy(env)
+        kwargs = {**spec.kwargs, **kwargs}
+        for option in _VECTOR_OPTIONS:  # in the spec of a vector env, see `VectorEnv.spec`
+            kwargs.pop(option, None)
+        spec.kwargs = {}
         count = _checked_count(1 if num_envs is None else num_envs)
-        return _spec_factories(spec, count), spec
+        factories = _spec_factories(spec, kwargs, count)
+        return factories, dataclasses.replace(spec, kwargs=kwargs)
     if kwargs:
         raise TypeError(
             f"Keyword arguments {sorted(kwargs)} go to the constructor of a registered env; "
@@ -136,14 +149,33 @@ def _factories(
     return factories, None
 
 
-def _spec_factories(spec: EnvSpec, count: int) -> list[EnvFactory]:
-    if "disable_env_checker" in spec.kwargs:
-        return [_MakeSpec(spec, {})] * count
-    others = _MakeSpec(spec, {"disable_env_checker": True})
-    return [_MakeSpec(spec, {}), *[others] * (count - 1)]
+def find_spec(env_id: str) -> EnvSpec:
+    """Return a copy of the spec of an id, "module:id" and ids without version included.
+
+    Raises:
+        gymnasium.error.Error: No such id; says what there is.
+        ImportError: The module can't be imported.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    if name not in gym.registry:
+        namespace, base, version = parse_env_id(name)
+        latest = find_highest_version(namespace, base)
+        if version is None and latest is not None:
+            name = get_env_id(namespace, base, latest)
+    return copying.deepcopy(gym.spec(name))
 
 
-def _checked_count(num_envs: int) -> int:
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+def _spec_factories(spec: EnvSpec, kwargs: dict[str, Any], count: int) -> list[EnvFactory]:
+    first: EnvFactory = _MakeSpec(spec, kwargs)
+    if "disable_env_checker" in kwargs:
+        return [first] * count
+    others: EnvFactory = _MakeSpec(spec, {**kwargs, "disable_env_checker": True})
+    return [first] + [others] * (count - 1)
+
+
+def _checked_count(num_envs: Any) -> int:
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int | np.integer) or num_envs < 1:
         raise ValueError(f"num_envs is {num_envs!r}, expected an integer of at least 1")
-    return num_envs
+    return int(num_envs)

@@ -53,6 +53,21 @@ class CallProtocol:
         self.has_reset = True
         self._update()
 
+    def forget_reset(self) -> None:
+        """Ask for a new `reset`: after an env's exception nobody knows in what state it is."""
+        self.has_reset = False
+        self._update()
+
+    def begin_async(self, call: str) -> None:
+        """Note that an asynchronous "reset", "step" or "call" has been sent."""
+        self.pending = call
+        self._update()
+
+    def end_async(self) -> None:
+        """Note that the pending asynchronous call has been waited for, or given up."""
+        self.pending = None
+        self._update()
+
     def mark_closed(self) -> None:
         """Note that the vector env is closed, for good."""
         self.is_closed = True

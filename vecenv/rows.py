@@ -24,6 +24,7 @@ Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
 
 _ARRAY_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
 _CACHE_LINE = 64
+_MEMORYVIEW_FORMATS = "?bBhHiIlLqQfd"  # those whose items can be assigned
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
@@ -124,20 +125,21 @@ class ArrayRows(ObservationRows):
         self._space = space
         self.array = array
         self._row_shape = tuple(shape)
-        if len(shape) == 1:
+        self._is_flat = len(shape) < 2 and array.dtype.char in _MEMORYVIEW_FORMATS
+        self._is_flat &= array.dtype.isnative
+        self.keys = range(num_envs)
+        if self._is_flat and shape:
             width = shape[0]
             self.keys = [slice(i * width, (i + 1) * width) for i in range(num_envs)]
-        else:
-            self.keys = range(num_envs)
         self.target = self._make_target(array)
 
     def _make_target(self, array: np.ndarray) -> Any:
-        if len(self._row_shape) > 1:
+        if not self._is_flat:
             return self
         return memoryview(array.reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
 
     def __setitem__(self, index: int, obs: Any) -> None:
-        """Write an observation of two or more dimensions."""
+        """Write an observation of two or more dimensions, or of a dtype memoryviews don't know."""
         assert self.array is not None
         if obs.shape != self._row_shape or obs.dtype != self.array.dtype:
             raise ValueError("needs the checks of write()")
@@ -169,7 +171,7 @@ class ArrayRows(ObservationRows):
         check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
         rows = object.__new__(ArrayRows)
         rows._space, rows._row_shape, rows.keys = self._space, self._row_shape, self.keys
-        rows.array = batch
+        rows._is_flat, rows.array = self._is_flat, batch
         rows.target = rows._make_target(batch)
         return rows
 
@@ -193,7 +195,7 @@ class ObjectRows(ObservationRows):
         return self._batched(self.target)
 
     def take(self, env_ids: np.ndarray) -> Any:
-        return self._batched([self.target[index] for index in env_ids])
+        return self._batched([deepcopy(self.target[index]) for index in env_ids])
 
     def _batched(self, items: list[Any]) -> Any:
         return concatenate(self._space, items, create_empty_array(self._space, n=len(items)))
@@ -222,7 +224,7 @@ class TreeRows(ObservationRows):
             part = obs[name]
             try:
                 target[keys[index]] = part
-            except (TypeError, ValueError, AttributeError, OverflowError):
+            except (TypeError, ValueError, AttributeError, OverflowError, LookupError):
                 rows.write(index, part)
 
     def write(self, index: int, obs: Any) -> None:
@@ -243,9 +245,10 @@ class TreeRows(ObservationRows):
         return parts if isinstance(self._space, Dict) else tuple(parts.values())
 
     def over(self, batch: Any) -> TreeRows:
-        names = batch.keys() if hasattr(batch, "keys") else range(len(batch))
-        if list(names) != list(self._children) and set(names) != set(self._children):
-            raise SlotError(f"out.obs has the parts {list(names)}, expected {list(self._children)}")
+        names = _part_names(batch)
+        if names is None or set(names) != set(self._children):
+            came = f"is {type(batch).__name__}" if names is None else f"has the parts {names}"
+            raise SlotError(f"out.obs {came}, expected {list(self._children)}")
         children = {name: rows.over(batch[name]) for name, rows in self._children.items()}
         return TreeRows(self._space, children, len(self.keys))
 
@@ -260,7 +263,7 @@ def check_slot_array(
 ) -> None:
     """Refuse an `out` array that results could not be written into as they are."""
     if (
-        type(array) is np.ndarray
+        isinstance(array, np.ndarray)
         and array.shape == shape
         and array.dtype in dtypes
         and (flags := array.flags).c_contiguous
@@ -284,6 +287,12 @@ def check_slot_array(
 def _shape(space: Space) -> tuple[int, ...]:
     assert space.shape is not None
     return space.shape
+
+
+def _part_names(batch: Any) -> list[Any] | None:
+    if hasattr(batch, "keys"):
+        return list(batch)
+    return list(range(len(batch))) if isinstance(batch, tuple | list) else None
 
 
 def _children(space: Dict | Tuple) -> list[tuple[Any, Space]]:

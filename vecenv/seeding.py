@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Seed", "seed_per_env", "split_reset_mask"]
+__all__ = ["Seed", "checked_seed", "seed_per_env", "split_reset_mask"]
 
 Seed = int | Sequence[int | None] | None
 
 
-def seed_per_env(seed: Seed, num_envs: int) -> Sequence[int | None]:
+def checked_seed(seed: Seed, num_envs: int) -> int | list[int | None] | None:
+    """Return the seed of `reset` as None, an int, or a list with an int or None per env.
+
+    Raises:
+        ValueError: The list has the wrong length.
+        TypeError: Not an integer, a list of them, or None.
+    """
+    if seed is None or isinstance(seed, int | np.integer):
+        return None if seed is None else int(seed)
+    if isinstance(seed, str | bytes) or not hasattr(seed, "__len__"):
+        raise TypeError(f"seed must be None, an integer or a list of them, got {type(seed)}")
+    if len(seed) != num_envs:
+        raise ValueError(
+            "If seeds are passed as a list the length must match "
+            f"num_envs={num_envs} but got length={len(seed)}."
+        )
+    try:
+        return [None if one is None else operator.index(one) for one in seed]
+    except TypeError as error:
+        raise TypeError(f"a seed in the list {seed!r} is no integer: {error}") from None
+
+
+def seed_per_env(seed: Seed, num_envs: int) -> list[int | None]:
     """Return one seed per env.
 
     Args:
@@ -20,21 +43,12 @@ def seed_per_env(seed: Seed, num_envs: int) -> Sequence[int | None]:
         num_envs: How many are needed.
 
     Raises:
-        ValueError: The list has the wrong length.
-        TypeError: Not an integer, a list of them, or None.
+        ValueError, TypeError: As `checked_seed`.
     """
+    seed = checked_seed(seed, num_envs)
     if seed is None:
         return [None] * num_envs
-    if isinstance(seed, int | np.integer):
-        return [int(seed) + index for index in range(num_envs)]
-    if not hasattr(seed, "__len__"):
-        raise TypeError(f"seed must be None, an integer or a list of them, got {type(seed)}")
-    if len(seed) != num_envs:
-        raise ValueError(
-            "If seeds are passed as a list the length must match "
-            f"num_envs={num_envs} but got length={len(seed)}."
-        )
-    return [None if one is None else int(one) for one in seed]
+    return [seed + index for index in range(num_envs)] if isinstance(seed, int) else seed
 
 
 def split_reset_mask(

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.autoreset import EnvGroup, StepRows
 from vecenv.base import StepBatch, StepResult, VecEnv
-from vecenv.errors import EnvCreationError
+from vecenv.errors import EnvCreationError, SlotError
 from vecenv.infos import take_infos
 from vecenv.rows import ObservationRows, check_slot_array, copy_batch
 from vecenv.seeding import Seed, seed_per_env
@@ -127,11 +127,18 @@ class SyncVectorEnv(VecEnv):
     def _slot_rows(self, out: Any) -> StepRows:
         """Check the caller's slot and return the rows in it."""
         shape = (self.num_envs,)
-        check_slot_array("rewards", out.rewards, shape, _REWARD_DTYPES)
-        check_slot_array("terminations", out.terminations, shape, _FLAG_DTYPES)
-        check_slot_array("truncations", out.truncations, shape, _FLAG_DTYPES)
-        obs = self._rows.obs.over(out.obs)
-        return StepRows(obs, out.rewards, out.terminations, out.truncations)
+        try:
+            obs, rewards = out.obs, out.rewards
+            terminations, truncations = out.terminations, out.truncations
+        except AttributeError as error:
+            raise SlotError(
+                f"out is {type(out).__name__}, expected an object with the arrays obs, rewards, "
+                f"terminations, truncations such as StepSlot: {error}"
+            ) from None
+        check_slot_array("rewards", rewards, shape, _REWARD_DTYPES)
+        check_slot_array("terminations", terminations, shape, _FLAG_DTYPES)
+        check_slot_array("truncations", truncations, shape, _FLAG_DTYPES)
+        return StepRows(self._rows.obs.over(obs), rewards, terminations, truncations)
 
     def _own_rows(self) -> ObservationRows:
         """Return this env's own rows, holding the latest observations."""
@@ -146,6 +153,7 @@ class SyncVectorEnv(VecEnv):
         return copy_batch(batch) if self.copy else batch
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
+        self._group.require_reset_ended(env_ids.tolist())
         self._sent.extend(zip(env_ids.tolist(), self._actions.snapshot(actions), strict=True))
 
     def _recv(self, count: int, timeout: float | None) -> StepBatch:
