@@ -1,0 +1,35 @@
+"""Modules of kernels in other forms than the one that is imported."""
+
+import importlib.util
+
+import numba
+import pytest
+
+
+def load_with(njit, module, monkeypatch):
+    """The module once more, with another function in the place of numba.njit."""
+    with monkeypatch.context() as patch:
+        patch.setattr(numba, "njit", njit)
+        spec = importlib.util.spec_from_file_location(f"other_{module.__name__}", module.__file__)
+        other = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(other)
+    return other
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def load_kernels(request, monkeypatch):
+    """A function that returns a module of kernels as it is, or as the plain Python it also is."""
+
+    def load(module):
+        if request.param == "compiled":
+            return module
+        return load_with(lambda **_: lambda function: function, module, monkeypatch)
+
+    return load
+
+
+@pytest.fixture
+def load_uncached(monkeypatch):
+    """A function that returns a module of kernels compiled anew."""
+    njit = numba.njit
+    return lambda module: load_with(lambda **_: njit(nogil=True), module, monkeypatch)

@@ -1,0 +1,222 @@
+"""Minibatches: each valid row once, all fields of one row together, reproducible, no new memory."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buffers import BufferMemoryError, BufferMisuseError, RolloutBuffer
+
+NESTED = Dict(
+    {
+        "image": Box(0, 255, (2, 2), np.uint8),
+        "pair": Tuple((Discrete(9), Box(-1, 1, (1,), np.float64))),
+        "bits": MultiBinary(3),
+    }
+)
+DTYPES = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
+DTYPES += ["float16", "float32", "float64"]
+
+
+def filled(num_steps=4, num_envs=3, obs_space=None, action_space=None, *, valid=None, **options):
+    """A complete rollout whose row k has log_prob k, action k, reward k and obs k wherever it can.
+
+    Everything is derived from the number of the row, so that mixed-up fields show.
+    """
+    obs_space = obs_space or Box(-1, 1, (2,))
+    options = {"autoreset_mode": "SameStep", "seed": 3, **options}
+    rollout = RolloutBuffer(
+        num_steps, num_envs, obs_space, action_space or Discrete(1000), **options
+    )
+    rollout.start(example(obs_space, rollout.num_envs))
+    rows = np.arange(num_steps * num_envs).reshape(num_steps, num_envs)
+    for t in range(num_steps):
+        shape = rollout.actions.shape[2:]
+        actions = np.broadcast_to(rows[t].reshape(-1, *[1] * len(shape)), (num_envs, *shape))
+        rollout.put(
+            t,
+            actions=actions.astype(rollout.actions.numpy().dtype),
+            log_probs=rows[t].astype(np.float32),
+            values=rows[t].astype(np.float32) / 2,
+        )
+        slot = rollout.slot(t)
+        slot.rewards[:] = rows[t]
+        for flags in (slot.terminations, slot.truncations):
+            flags[:] = False
+        if t + 1 < num_steps:
+            rollout.write_obs(t + 1, example(obs_space, num_envs, rows[t + 1]))
+    rollout.write_obs(0, example(obs_space, num_envs, rows[0]))
+    if valid is not None:
+        rollout.valid_pages[:] = valid
+    rollout.compute_advantages(np.zeros(num_envs))
+    return rollout
+
+
+def example(space, num_envs, rows=None):
+    """Observations of all envs that show the number of their row modulo 100."""
+    rows = np.zeros(num_envs, int) if rows is None else rows
+    if isinstance(space, Dict):
+        return {key: example(child, num_envs, rows) for key, child in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(example(child, num_envs, rows) for child in space.spaces)
+    column = (rows % 100).reshape(-1, *[1] * len(space.shape))
+    return np.broadcast_to(column, (num_envs, *space.shape)).astype(space.dtype)
+
+
+def leaves(tree):
+    if isinstance(tree, dict):
+        return [leaf for child in tree.values() for leaf in leaves(child)]
+    if isinstance(tree, tuple):
+        return [leaf for child in tree for leaf in leaves(child)]
+    return [tree]
+
+
+def drawn(rollout, *args, **options):
+    """Row numbers of each batch, after checking that all fields of a row came together."""
+    found = []
+    for batch in rollout.minibatches(*args, **options):
+        rows = batch.log_probs.long()
+        assert batch.values.equal(batch.log_probs / 2)
+        assert batch.advantages.equal(rollout.advantages.flatten()[rows])
+        assert batch.returns.equal(rollout.returns.flatten()[rows])
+        for leaf in leaves(batch.obs):
+            shape = (-1, *[1] * (leaf.dim() - 1))
+            assert leaf.equal((rows % 100).reshape(shape).expand(leaf.shape).to(leaf.dtype))
+        shape = (-1, *[1] * (batch.actions.dim() - 1))
+        expected = rows.reshape(shape).expand(batch.actions.shape)
+        assert batch.actions.equal(expected.to(batch.actions.dtype))
+        found.append(rows.tolist())
+    return found
+
+
+@settings(max_examples=40)
+@given(
+    num_steps=st.integers(1, 6),
+    num_envs=st.integers(1, 5),
+    seed=st.integers(0, 2**32 - 1),
+    parts=st.integers(1, 30),
+    by_size=st.booleans(),
+)
+def test_each_valid_row_comes_exactly_once(num_steps, num_envs, seed, parts, by_size):
+    valid = np.random.default_rng(seed).random((num_steps, num_envs)) < 0.7
+    rollout = filled(num_steps, num_envs, valid=valid, seed=seed)
+    number = min(parts, num_steps * num_envs)
+    for _ in range(2):
+        options = {"batch_size": number} if by_size else {"num_minibatches": number}
+        batches = drawn(rollout, **options)
+        assert sorted(row for rows in batches for row in rows) == np.flatnonzero(valid).tolist()
+        sizes = [len(rows) for rows in batches]
+        if sizes:
+            assert max(sizes) - min(sizes) <= 1
+            assert min(sizes) >= 1
+        if by_size:
+            assert all(size <= number for size in sizes)
+            assert len(sizes) == -(-valid.sum() // number)
+        else:
+            assert len(sizes) == min(number, valid.sum())
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(
+    "action_space",
+    [Discrete(1000), MultiDiscrete([100, 100]), MultiBinary(3), Box(-1, 1, (2, 2), np.float64)],
+)
+def test_nested_observations_and_all_kinds_of_actions_stay_together(action_space, staged):
+    rollout = filled(4, 3, NESTED, action_space, staged=staged)
+    if isinstance(action_space, MultiBinary):
+        assert rollout.actions.dtype is torch.int8
+    assert sorted(row for rows in drawn(rollout, 5) for row in rows) == list(range(12))
+    batch = next(rollout.minibatches(1))
+    assert set(batch.obs) == {"image", "pair", "bits"}
+    assert batch.obs["image"].dtype is torch.uint8
+    assert batch.obs["image"].shape == (12, 2, 2)
+    assert batch.obs["pair"][0].shape == (12,)
+    assert batch.obs["pair"][1].dtype is torch.float64
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(dtype):
+    space = Box(0, 100, (2,), np.dtype(dtype))
+    rollout = filled(3, 2, space, Box(0, 100, (1,), np.dtype(dtype)))
+    assert rollout.obs.dtype is getattr(torch, dtype)
+    assert sorted(row for rows in drawn(rollout, 2) for row in rows) == list(range(6))
+
+
+def test_a_seed_gives_one_order_and_epochs_differ():
+    first, second = filled(seed=5), filled(seed=5)
+    orders = [drawn(first, 2) for _ in range(3)]
+    assert [drawn(second, 2) for _ in range(3)] == orders
+    assert orders[0] != orders[1] != orders[2]
+    assert drawn(filled(seed=6), 2) != orders[0]
+
+
+def test_no_seed_gives_another_order_each_time():
+    orders = {str(drawn(filled(8, 8, seed=None), 1)) for _ in range(3)}
+    assert len(orders) == 3
+
+
+def test_other_random_generators_are_not_touched():
+    torch.manual_seed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    drawn(filled(), 2)
+    assert torch.get_rng_state().equal(before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+
+
+def test_batches_use_the_same_memory_again():
+    rollout = filled(6, 5)
+    addresses = {
+        tuple(leaf.data_ptr() for leaf in (batch.obs, *batch[1:]))
+        for _ in range(3)
+        for batch in rollout.minibatches(4)
+    }
+    assert len(addresses) == 1
+    held = rollout.memory()["minibatches"]
+    for _ in rollout.minibatches(6):
+        pass
+    assert rollout.memory()["minibatches"] == held, "a smaller batch needs nothing new"
+
+
+def test_many_sizes_of_batches_are_all_right():
+    rollout = filled(8, 5)
+    for number in range(1, 41):
+        assert sorted(row for rows in drawn(rollout, number) for row in rows) == list(range(40))
+
+
+def test_a_late_backward_on_overwritten_memory_is_noticed():
+    rollout = filled()
+    batches = rollout.minibatches(2)
+    weight = torch.ones(1, requires_grad=True)
+    loss = (weight * next(batches).advantages).sum()
+    next(batches)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_no_valid_row_gives_no_batch():
+    assert drawn(filled(valid=np.zeros((4, 3), bool)), 2) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        ((), {}, "give either num_minibatches or batch_size"),
+        ((2,), {"batch_size": 3}, "give either num_minibatches or batch_size"),
+        ((0,), {}, "num_minibatches must be a positive integer, got 0"),
+        ((1.5,), {}, "num_minibatches must be a positive integer, got 1.5"),
+        ((13,), {}, "num_minibatches is 13, but the rollout has 12 transitions"),
+        ((), {"batch_size": 13}, "batch_size is 13, but the rollout has 12 transitions"),
+    ],
+)
+def test_mistakes_are_named_at_the_call(args, options, message):
+    with pytest.raises(BufferMisuseError, match=message):
+        filled().minibatches(*args, **options)
+
+
+def test_a_batch_that_does_not_fit_is_refused(monkeypatch):
+    rollout = filled()
+    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: 100)
+    with pytest.raises(BufferMemoryError, match=r"a batch of 12 rows needs 384 bytes .* 100 bytes"):
+        rollout.minibatches(1)

@@ -1,0 +1,110 @@
+"""The passes over a finished rollout against loops in plain Python."""
+
+import numpy as np
+import pytest
+
+from buffers import rollout_kernels
+
+RATES = [0.0, 0.3, 1.0]
+SHAPES = [(1, 1), (1, 5), (6, 1), (5, 4)]
+
+
+def random_flags(rng, rate, shape):
+    return (rng.random(shape) < rate).astype(np.uint8)
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mark_dead_steps(load_kernels, shape, rate):
+    rng = np.random.default_rng(0)
+    terminations, truncations = (random_flags(rng, rate, shape) for _ in range(2))
+    before, valid = random_flags(rng, 0.5, shape[1]), random_flags(rng, 0.8, shape)
+    expected = valid.copy()
+    for t, i in np.ndindex(shape):
+        was_over = before[i] if t == 0 else terminations[t - 1, i] or truncations[t - 1, i]
+        if was_over:
+            expected[t, i] = 0
+    load_kernels(rollout_kernels).mark_dead_steps(terminations, truncations, before, valid)
+    np.testing.assert_array_equal(valid, expected)
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("size", [1, 7])
+def test_collect_rows(load_kernels, size, rate):
+    valid = random_flags(np.random.default_rng(1), rate, size)
+    rows = np.full(size, -1)
+    count = load_kernels(rollout_kernels).collect_rows(valid, rows)
+    np.testing.assert_array_equal(rows[:count], np.flatnonzero(valid))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_first_missing_final(load_kernels, seed):
+    rng = np.random.default_rng(seed)
+    terminations, truncations, valid, has_final = (random_flags(rng, 0.5, 4) for _ in range(4))
+    is_missing = truncations & (1 - terminations) & valid & (1 - has_final)
+    expected = np.flatnonzero(is_missing)[0] if is_missing.any() else -1
+    found = load_kernels(rollout_kernels).first_missing_final(
+        terminations, truncations, valid, has_final
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_finished_episodes(load_kernels, shape, rate):
+    rng = np.random.default_rng(2)
+    num_envs = shape[1]
+    rewards = rng.standard_normal(shape).astype(np.float32)
+    terminations, truncations = (random_flags(rng, rate / 2, shape) for _ in range(2))
+    valid = random_flags(rng, 0.8, shape)
+    sums, lengths = rng.standard_normal(num_envs), rng.integers(0, 9, num_envs)
+    expected, wanted_sums, wanted_lengths = [], sums.tolist(), lengths.tolist()
+    for t, i in np.ndindex(shape):
+        if valid[t, i]:
+            wanted_sums[i] += float(rewards[t, i])
+            wanted_lengths[i] += 1
+        if terminations[t, i] or truncations[t, i]:
+            if valid[t, i]:
+                expected.append((wanted_sums[i], wanted_lengths[i]))
+            wanted_sums[i], wanted_lengths[i] = 0.0, 0
+
+    found = np.full(rewards.size, np.nan), np.full(rewards.size, -1)
+    count = load_kernels(rollout_kernels).finished_episodes(
+        rewards, terminations, truncations, valid, sums, lengths, *found
+    )
+
+    assert list(zip(*(part[:count].tolist() for part in found), strict=True)) == expected
+    assert (sums.tolist(), lengths.tolist()) == (wanted_sums, wanted_lengths)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 50])
+def test_shuffle_permutes(load_kernels, size):
+    rows, state = np.arange(size), np.array([3], np.uint64)
+    load_kernels(rollout_kernels).shuffle(rows, state)
+    assert sorted(rows.tolist()) == list(range(size))
+    assert size < 50 or rows.tolist() != list(range(size))
+    assert (state[0] != 3) == (size > 1)
+
+
+def test_shuffle_draws_splitmix64(load_kernels):
+    """Its published first words for the seed 1234567, reduced to 0 .. n - 1 by their upper half."""
+    words = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    expected = np.arange(4)
+    for last, word in zip((3, 2, 1), words, strict=True):
+        chosen = ((word >> 32) * (last + 1)) >> 32
+        expected[[last, chosen]] = expected[[chosen, last]]
+    rows, state = np.arange(4), np.array([1234567], np.uint64)
+    load_kernels(rollout_kernels).shuffle(rows, state)
+    assert rows.tolist() == expected.tolist()
+
+
+def test_shuffle_is_fair():
+    """Each of 4 numbers is as often in each place: 24 000 draws, five standard deviations."""
+    state, counts = np.array([0], np.uint64), np.zeros((4, 4), int)
+    rows = np.empty(4, np.int64)
+    draws = 24_000
+    for _ in range(draws):
+        rows[:] = range(4)
+        rollout_kernels.shuffle(rows, state)
+        counts[np.arange(4), rows] += 1
+    assert np.abs(counts - draws / 4).max() < 5 * np.sqrt(draws * 3 / 16)

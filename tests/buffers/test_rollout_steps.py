@@ -1,0 +1,428 @@
+"""Writing a rollout: views and memory, and refusals that change nothing."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, Graph, Sequence, Text, Tuple
+from gymnasium.vector import AutoresetMode
+
+from buffers import BufferMemoryError, BufferMisuseError, RolloutBuffer
+
+SPACE = Dict({"a": Box(-1, 1, (2,)), "b": Tuple((Discrete(5), Box(0, 9, (1, 2), np.uint8)))})
+FLAT = Box(-1, 1, (2,))
+
+
+def make(num_steps=3, num_envs=2, space=FLAT, actions=None, **options):
+    options = {"autoreset_mode": "NextStep", "seed": 0, **options}
+    return RolloutBuffer(num_steps, num_envs, space, actions or Discrete(4), **options)
+
+
+def started(*args, **options):
+    rollout = make(*args, **options)
+    rollout.start(np.zeros((rollout.num_envs, 2), np.float32))
+    return rollout
+
+
+def put(rollout, t, **changes):
+    num_envs = rollout.num_envs
+    outputs = {
+        "actions": torch.ones(num_envs, dtype=torch.int64),
+        "log_probs": torch.full((num_envs,), -0.5),
+        "values": torch.full((num_envs,), 2.0),
+    }
+    return rollout.put(t, **{**outputs, **changes})
+
+
+def contents(rollout):
+    columns = rollout._storage.columns.items()
+    return {name: column.tensor.clone() for name, column in columns}
+
+
+def check_unchanged(rollout, before):
+    for name, tensor in contents(rollout).items():
+        assert tensor.equal(before[name]), f"{name} was changed"
+
+
+# Memory.
+
+
+def test_slots_are_views_of_the_tensors():
+    rollout = make(space=SPACE)
+    rollout.start({"a": np.zeros((2, 2), "f4"), "b": (np.zeros(2, int), np.zeros((2, 1, 2), "u1"))})
+    for t in range(3):
+        slot = rollout.slot(t)
+        pairs = [
+            (slot.obs["a"], rollout.obs["a"][t + 1]),
+            (slot.obs["b"][0], rollout.obs["b"][0][t + 1]),
+            (slot.obs["b"][1], rollout.obs["b"][1][t + 1]),
+            (slot.obs["a"], rollout.obs_at(t + 1)["a"]),
+            (slot.rewards, rollout.rewards[t]),
+            (slot.terminations, rollout.terminations[t]),
+            (slot.truncations, rollout.truncations[t]),
+            (rollout.env_actions(t), rollout.actions[t]),
+        ]
+        for array, tensor in pairs:
+            assert isinstance(array, np.ndarray)
+            assert array.shape == tuple(tensor.shape)
+            assert array.ctypes.data == tensor.data_ptr()
+            assert np.shares_memory(array, tensor.numpy())
+            assert array.flags.c_contiguous
+        assert slot is rollout.slot(t), "made once"
+
+
+def test_columns_have_the_documented_shapes_and_dtypes():
+    rollout = make(3, 2, autoreset_mode="SameStep", actions=Box(-1, 1, (5,), np.float64))
+    expected = {
+        "obs": ((4, 2, 2), torch.float32),
+        "actions": ((3, 2, 5), torch.float64),
+        "log_probs": ((3, 2), torch.float32),
+        "values": ((4, 2), torch.float32),
+        "rewards": ((3, 2), torch.float32),
+        "terminations": ((3, 2), torch.bool),
+        "truncations": ((3, 2), torch.bool),
+        "valid": ((3, 2), torch.bool),
+        "final_values": ((3, 2), torch.float32),
+        "advantages": ((3, 2), torch.float32),
+        "returns": ((3, 2), torch.float32),
+    }
+    for name, (shape, dtype) in expected.items():
+        tensor = getattr(rollout, name)
+        assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype), name
+    assert make().final_values is None
+
+
+def test_advance_moves_the_last_observations_to_the_front():
+    rollout = started()
+    for t in range(3):
+        rollout.slot(t).obs[:] = t + 1
+    first = rollout.obs_at(0)
+    rollout.compute_advantages([0.0, 0.0])
+    rollout.advance()
+    assert first.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+    assert rollout.obs_at(0) is first
+
+
+def test_allocate_supplies_what_the_environment_touches():
+    given = {}
+
+    def allocate(shape, dtype=np.float32):
+        array = np.zeros(shape, dtype)
+        given[shape, np.dtype(dtype).name] = array
+        return array
+
+    rollout = make(3, 2, allocate=allocate, actions=Box(-1, 1, (5,)))
+    assert set(given) == {
+        ((4, 2, 2), "float32"), ((3, 2, 5), "float32"), ((3, 2), "float32"), ((3, 2), "bool"),
+    }  # fmt: skip
+    assert np.shares_memory(rollout.obs.numpy(), given[(4, 2, 2), "float32"])
+    assert np.shares_memory(rollout.rewards.numpy(), given[(3, 2), "float32"])
+
+
+@pytest.mark.parametrize(
+    ("allocate", "message"),
+    [
+        (lambda shape, dtype: None, "allocate must return a NumPy array for obs, got NoneType"),
+        (lambda shape, dtype: np.zeros(3, dtype), r"returned shape \(3,\) and dtype float32"),
+        (lambda shape, dtype: np.zeros(shape, "f8"), "dtype float64 for obs, expected"),
+        (lambda shape, dtype: np.zeros(shape, dtype, order="F"), "is not C-contiguous or not"),
+        (lambda shape, dtype: np.broadcast_to(dtype.type(0), shape), "is not C-contiguous or not"),
+    ],
+)
+def test_bad_allocate_is_refused(allocate, message):
+    with pytest.raises(BufferMisuseError, match=message):
+        make(allocate=allocate)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_memory_is_what_was_announced(mode, staged):
+    rollout = make(5, 3, SPACE, autoreset_mode=mode, staged=staged)
+    announced = RolloutBuffer.nbytes_for(
+        5, 3, SPACE, Discrete(4), autoreset_mode=mode, staged=staged
+    )
+    assert rollout.nbytes == announced == sum(rollout.memory().values())
+    copies = 2 if staged else 1
+    assert rollout.memory()["obs['b'][1]"] == copies * 6 * 3 * 2
+    assert rollout.memory()["values"] == 6 * 3 * 4
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_allocated(monkeypatch):
+    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: 2**30)
+    calls = []
+    with pytest.raises(BufferMemoryError) as caught:
+        RolloutBuffer(
+            2048, 4096, Box(-1, 1, (52,)), Discrete(4), autoreset_mode="NextStep",
+            allocate=lambda *args: calls.append(args),
+        )  # fmt: skip
+    needed = RolloutBuffer.nbytes_for(2048, 4096, Box(-1, 1, (52,)), Discrete(4)) / 2**30
+    assert str(caught.value) == (
+        f"a rollout of 2048 steps of 4096 envs needs {needed:.1f} GiB on cpu, but only 1.0 GiB are "
+        "free; use fewer steps or envs, or smaller observations"
+    )
+    assert calls == []
+
+
+def test_staged_memory_is_counted_twice_on_the_cpu(monkeypatch):
+    needed = RolloutBuffer.nbytes_for(3, 2, FLAT, Discrete(4), staged=True)
+    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: needed - 1)
+    with pytest.raises(BufferMemoryError):
+        make(staged=True)
+    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: needed)
+    make(staged=True)
+
+
+# Writing.
+
+
+def test_put_copies_tensors_arrays_and_lists():
+    rollout = started()
+    given = torch.tensor([1, 2])
+    actions = put(rollout, 0, actions=given)
+    given.zero_()
+    assert actions.tolist() == [1, 2]
+    put(rollout, 1, actions=np.array([3, 0], np.int32), values=np.array([1.5, 2.5]))
+    put(rollout, 2, actions=[0, 1], log_probs=[-1.0, -2.0], values=torch.ones(2).double())
+    assert rollout.actions.tolist() == [[1, 2], [3, 0], [0, 1]]
+    assert rollout.values[1:3].tolist() == [[1.5, 2.5], [1.0, 1.0]]
+    assert rollout.log_probs[2].tolist() == [-1.0, -2.0]
+
+
+def test_put_drops_gradients():
+    rollout = started()
+    values = torch.ones(2, requires_grad=True)
+    put(rollout, 0, values=values * 3, log_probs=values)
+    assert rollout.values[0].tolist() == [3.0, 3.0]
+    assert not rollout.values.requires_grad
+    assert not rollout.log_probs.requires_grad
+
+
+def test_a_buffer_made_in_inference_mode_can_be_learned_from():
+    with torch.inference_mode():
+        rollout = started()
+        for t in range(3):
+            put(rollout, t)
+            rollout.slot(t)
+        rollout.compute_advantages(torch.zeros(2))
+    weight = torch.ones(1, requires_grad=True)
+    for batch in rollout.minibatches(2):
+        (weight * batch.advantages * batch.values).sum().backward()
+    assert weight.grad is not None
+
+
+def test_actions_can_be_written_directly():
+    rollout = started()
+    rollout.actions[1] = torch.tensor([2, 3])
+    assert rollout.env_actions(1).tolist() == [2, 3]
+    staged = started(staged=True)
+    staged.actions[1] = torch.tensor([2, 3])
+    assert staged.env_actions(1).tolist() == [2, 3]
+
+
+def test_final_values_by_index_and_by_mask():
+    rollout = started(2, 4, autoreset_mode="SameStep")
+    rollout.set_final_values(0, [3, 1], torch.tensor([30.0, 10.0]))
+    rollout.set_final_values(1, np.array([True, False, False, True]), np.array([1.0, 2.0]))
+    rollout.set_final_values(1, np.zeros(4, bool), [])
+    rollout.set_final_values(1, [], [])
+    assert rollout.final_values.tolist() == [[0.0, 10.0, 0.0, 30.0], [1.0, 0.0, 0.0, 2.0]]
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_steps": 0}, "num_steps must be a positive integer, got 0"),
+        ({"num_envs": 2.0}, "num_envs must be a positive integer, got 2.0"),
+        ({"num_steps": 2**20, "num_envs": 2**12}, "expected at most 2147483647"),
+        ({"observation_space": Text(5)}, "obs is the space Text.* expected Box, Discrete"),
+        ({"observation_space": Dict({"x": Sequence(FLAT)})}, r"obs\['x'\] is the space Sequence"),
+        ({"observation_space": Tuple((Graph(FLAT, None),))}, r"obs\[0\] is the space Graph"),
+        ({"observation_space": Dict({})}, "holds no array at all"),
+        ({"observation_space": Box(-1, 1, (2,), np.longdouble)}, "which torch does not have"),
+        ({"action_space": SPACE}, "action_space is Dict.* expected Box, Discrete"),
+        (
+            {"autoreset_mode": "Sometimes"},
+            "autoreset_mode is 'Sometimes', expected one of 'NextStep",
+        ),
+        ({"autoreset_mode": None}, "autoreset_mode is None, expected one of"),
+        ({"gamma": 1.1}, "gamma is 1.1, expected a number from 0 to 1"),
+        ({"gae_lambda": -0.1}, "gae_lambda is -0.1, expected"),
+    ],
+)
+def test_bad_arguments_are_refused(changes, message):
+    good = {
+        "num_steps": 2,
+        "num_envs": 2,
+        "observation_space": FLAT,
+        "action_space": Discrete(2),
+        "autoreset_mode": "NextStep",
+    }
+    with pytest.raises(BufferMisuseError, match=message):
+        RolloutBuffer(**{**good, **changes})
+
+
+GOOD_OBS = {"a": np.ones((2, 2), "f4"), "b": (np.ones(2, int), np.ones((2, 1, 2), "u1"))}
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ([1], r"obs must be a dict with the keys \['a', 'b'\], got list"),
+        ({"a": 1}, r"obs must be a dict with the keys \['a', 'b'\], got \['a'\]"),
+        ({**GOOD_OBS, "c": 1}, r"got \['a', 'b', 'c'\]"),
+        ({**GOOD_OBS, "b": 1}, r"obs\['b'\] must be a tuple of 2 items, got int"),
+        ({**GOOD_OBS, "b": (1,)}, r"obs\['b'\] must be a tuple of 2 items, got 1 items"),
+        ({**GOOD_OBS, "a": np.ones((3, 2))}, r"obs\['a'\] has shape \(3, 2\), expected \(2, 2\)"),
+        ({**GOOD_OBS, "b": (np.ones(2), GOOD_OBS["b"][1])}, r"obs\['b'\]\[0\] has dtype float64"),
+        ({**GOOD_OBS, "b": (GOOD_OBS["b"][0], np.ones((2, 1, 2)))}, "float64, expected uint8"),
+    ],
+)
+def test_bad_observations_change_nothing(obs, message):
+    rollout = make(space=SPACE)
+    rollout.start(GOOD_OBS)
+    before = contents(rollout)
+    for call in (lambda: rollout.start(obs), lambda: rollout.write_obs(1, obs)):
+        with pytest.raises(BufferMisuseError, match=message):
+            call()
+        check_unchanged(rollout, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"actions": torch.ones(2)}, "actions has dtype torch.float32, expected torch.int64"),
+        (
+            {"actions": torch.ones(3, dtype=torch.int64)},
+            r"actions has shape \(3,\), expected \(2,\)",
+        ),
+        (
+            {"actions": torch.ones(1, dtype=torch.int64)},
+            r"actions has shape \(1,\), expected \(2,\)",
+        ),
+        ({"values": torch.ones(2, 1)}, r"values has shape \(2, 1\), expected \(2,\)"),
+        ({"values": 1.0}, r"values has shape \(\), expected \(2,\)"),
+        ({"values": "high"}, "values must be a tensor or an array, got str"),
+        ({"log_probs": None}, "log_probs must be a tensor or an array, got NoneType"),
+        (
+            {"log_probs": torch.ones(2, dtype=torch.complex64)},
+            "log_probs has dtype torch.complex64",
+        ),
+    ],
+)
+@pytest.mark.parametrize("staged", [False, True])
+def test_bad_policy_outputs_change_nothing(changes, message, staged):
+    rollout = started(staged=staged)
+    before = contents(rollout)
+    with pytest.raises(BufferMisuseError, match=message):
+        put(rollout, 0, **changes)
+    check_unchanged(rollout, before)
+
+
+@pytest.mark.parametrize("t", [-1, 3, 100])
+def test_steps_out_of_range_are_refused(t):
+    rollout = started(autoreset_mode="SameStep")
+    calls = {
+        "put": lambda: put(rollout, t),
+        "slot": lambda: rollout.slot(t),
+        "env_actions": lambda: rollout.env_actions(t),
+        "set_final_values": lambda: rollout.set_final_values(t, [0], [1.0]),
+    }
+    for name, call in calls.items():
+        with pytest.raises(BufferMisuseError, match=f"{name}: step {t} is out of range, .* 0 to 2"):
+            call()
+    assert rollout.obs_at(3).shape == (2, 2)
+    for call in (rollout.obs_at, lambda t: rollout.write_obs(t, np.zeros((2, 2)))):
+        with pytest.raises(BufferMisuseError, match="is out of range, expected 0 to 3"):
+            call(t if t != 3 else 4)
+
+
+def test_nothing_works_before_start():
+    rollout = make(autoreset_mode="SameStep")
+    calls = {
+        "put": lambda: put(rollout, 0),
+        "slot": lambda: rollout.slot(0),
+        "obs_at": lambda: rollout.obs_at(0),
+        "write_obs": lambda: rollout.write_obs(0, np.zeros((2, 2))),
+        "env_actions": lambda: rollout.env_actions(0),
+        "set_final_values": lambda: rollout.set_final_values(0, [0], [1.0]),
+        "compute_advantages": lambda: rollout.compute_advantages([0.0, 0.0]),
+        "episodes": rollout.episodes,
+    }
+    for name, call in calls.items():
+        with pytest.raises(
+            BufferMisuseError, match=rf"{name} before the first rollout; call start"
+        ):
+            call()
+    for call in (rollout.advance, rollout.state_dict, lambda: rollout.minibatches(1)):
+        with pytest.raises(BufferMisuseError):
+            call()
+
+
+def test_unfinished_rollouts_are_refused_and_can_be_continued():
+    rollout = started(8, 2)
+    rollout.slot(1)
+    for call in (lambda: rollout.compute_advantages([0.0, 0.0]), rollout.advance, rollout.episodes):
+        with pytest.raises(BufferMisuseError, match="8 steps, but steps 0, 2, 3, 4, 5 and 2 more"):
+            call()
+    for t in range(8):
+        rollout.slot(t)
+    put(rollout, 3)
+    with pytest.raises(BufferMisuseError, match=r"have no actions; call put\(t"):
+        rollout.compute_advantages([0.0, 0.0])
+    for t in range(8):
+        put(rollout, t)
+    with pytest.raises(BufferMisuseError, match=r"last_values has shape \(3,\), expected \(2,\)"):
+        rollout.compute_advantages([0.0] * 3)
+    with pytest.raises(BufferMisuseError, match="minibatches needs a complete rollout"):
+        rollout.minibatches(1)
+    with pytest.raises(BufferMisuseError, match="num_valid needs a complete rollout"):
+        _ = rollout.num_valid
+    rollout.compute_advantages([0.0, 0.0])
+    assert rollout.num_valid == 16
+
+
+def test_complete_rollouts_are_closed_until_advance():
+    rollout = started(2, 2, autoreset_mode="SameStep")
+    for t in range(2):
+        rollout.slot(t)
+    rollout.compute_advantages([0.0, 0.0])
+    calls = [
+        lambda: put(rollout, 0),
+        lambda: rollout.slot(0),
+        lambda: rollout.env_actions(0),
+        lambda: rollout.write_obs(0, np.zeros((2, 2))),
+        lambda: rollout.set_final_values(0, [0], [1.0]),
+    ]
+    for call in calls:
+        with pytest.raises(BufferMisuseError, match=r"this rollout is complete; call advance\(\)"):
+            call()
+    rollout.advance()
+    rollout.slot(0)
+
+
+@pytest.mark.parametrize(
+    ("env_ids", "values", "message"),
+    [
+        ([0, 2], [1.0, 1.0], r"env_ids is \[0, 2\], expected different numbers from 0 to 1"),
+        ([-1], [1.0], "expected different numbers from 0 to 1"),
+        ([1, 1], [1.0, 1.0], "expected different numbers from 0 to 1"),
+        ([0.0], [1.0], "env_ids has dtype float64"),
+        ([[0]], [1.0], r"shape \(1, 1\), expected integers \(K,\) or a mask bool \(2,\)"),
+        ([True], [1.0], "env_ids has dtype bool"),
+        ([0], [1.0, 2.0], r"values has shape \(2,\), expected \(1,\)"),
+        ([0], 1.0, r"values has shape \(\), expected \(1,\)"),
+    ],
+)
+def test_bad_final_values_change_nothing(env_ids, values, message):
+    rollout = started(autoreset_mode="SameStep")
+    before = contents(rollout)
+    with pytest.raises(BufferMisuseError, match=message):
+        rollout.set_final_values(0, env_ids, values)
+    check_unchanged(rollout, before)
+
+
+def test_final_values_are_refused_under_next_step():
+    with pytest.raises(BufferMisuseError, match="set_final_values is not for autoreset NEXT_STEP"):
+        started().set_final_values(0, [0], [1.0])
