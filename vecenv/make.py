@@ -124,10 +124,10 @@ def _factories(
     if isinstance(env, str | EnvSpec):
         spec = find_spec(env) if isinstance(env, str) else copying.deepcopy(env)
         kwargs = {**spec.kwargs, **kwargs}
-        for option in _VECTOR_OPTIONS:  # in the spec of a vector env, see `VectorEnv.spec`
-            kwargs.pop(option, None)
+        # The spec of a vector env has its options too, see `VectorEnv.spec`.
+        options = {option: kwargs.pop(option, None) for option in _VECTOR_OPTIONS}
         spec.kwargs = {}
-        count = _checked_count(1 if num_envs is None else num_envs)
+        count = _checked_count(num_envs if num_envs is not None else options["num_envs"] or 1)
         factories = _spec_factories(spec, kwargs, count)
         return factories, dataclasses.replace(spec, kwargs=kwargs)
     if kwargs:
