@@ -27,6 +27,7 @@ WITHIN_ROW = {
     "autoreset": {"infos"},
     "ray": {"sync", "shm", "jit", "cage"},
     "cage": {"jit"},
+    "shm": {"jit", "sync"},
     "cli": ROWS[3],
 }
 SHM_ORDER = ("layout", "arena", "worker", "env")

@@ -1,8 +1,10 @@
 """Vectorized Gymnasium environments behind one interface."""
 
+import gymnasium as _gymnasium
 from gymnasium.vector import AutoresetMode
 
 from vecenv.base import StepBatch, StepSlot, VecEnv
+from vecenv.check import CheckReport, VectorEnvCheckError, check_vector_env
 from vecenv.errors import (
     ActionError,
     ActionTypeError,
@@ -17,6 +19,7 @@ __all__ = [
     "ActionError",
     "ActionTypeError",
     "AutoresetMode",
+    "CheckReport",
     "EnvCreationError",
     "ObservationError",
     "SlotError",
@@ -24,6 +27,19 @@ __all__ = [
     "StepSlot",
     "SyncVectorEnv",
     "VecEnv",
+    "VectorEnvCheckError",
+    "check_vector_env",
     "make_vec",
 ]
 __version__ = "0.1.0"
+
+# Entry points are strings, so that nothing compiled is imported before somebody makes the env.
+_gymnasium.register(
+    id="Cage2-v0",
+    entry_point="vecenv.cage.single:Cage2Env",
+    vector_entry_point="vecenv.cage.env:Cage2VectorEnv",
+    disable_env_checker=True,
+)
+_gymnasium.register(
+    id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv"
+)

@@ -6,8 +6,8 @@ import copy as copying
 import dataclasses
 import importlib
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +16,7 @@ from gymnasium.envs.registration import (
     EnvSpec,
     find_highest_version,
     get_env_id,
+    load_env_creator,
     parse_env_id,
 )
 from gymnasium.vector import AutoresetMode
@@ -30,7 +31,7 @@ EnvFactory = Callable[[], Env]
 EnvSource = str | EnvSpec | EnvFactory | Sequence[EnvFactory]
 Wrapper = Callable[[Env], Env]
 
-_BACKENDS = ("auto", "sync")
+_BACKENDS = ("auto", "sync", "jit")
 _VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 _logger = logging.getLogger("vecenv")
 
@@ -41,28 +42,31 @@ def make_vec(
     *,
     backend: str = "auto",
     wrappers: Sequence[Wrapper] = (),
-    copy: bool = True,
-    observation_mode: ObservationMode = "same",
-    autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    copy: bool | None = None,
+    observation_mode: ObservationMode | None = None,
+    autoreset_mode: str | AutoresetMode | None = None,
+    vector_kwargs: Mapping[str, Any] | None = None,
     **env_kwargs: Any,
 ) -> VecEnv:
     """Make a vector env.
 
     Args:
-        env: A registered id (also "module:id"), an `EnvSpec`, a factory (called once per env), or a
-            list of factories (one env each).
+        env: A registered id (also "module:id"), an `EnvSpec` (also that of a vector env), a factory
+            (called once per env), or a list of factories (one env each).
         num_envs: How many envs; 1 if not given, or the length of the list.
-        backend: "sync" steps the envs in this process; "auto" picks a backend.
-        wrappers: Applied to every env in this order.
-        copy: Whether observations returned are the caller's to keep.
+        backend: "sync" steps the envs in this process; "jit" takes the compiled vector env of the
+            id; "auto" is "jit" where there is one, else "sync".
+        wrappers: Applied to every env in this order; not with "jit".
+        copy: Whether observations returned are the caller's to keep (the default).
         observation_mode: How observation spaces are batched, see `SyncVectorEnv`.
-        autoreset_mode: "NextStep", "SameStep" or "Disabled".
-        **env_kwargs: For the env's constructor; ids and specs only. Gymnasium's passive checker
-            wraps the first env only, unless `disable_env_checker` is given.
+        autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
+        vector_kwargs: Further arguments of the vector env's class.
+        **env_kwargs: For the env's constructor or `gymnasium.make`; ids and specs only. Gymnasium's
+            passive checker wraps the first env only, unless `disable_env_checker` is given.
 
     Raises:
         ValueError: Unknown backend or autoreset mode, or a number of envs below 1 or other than the
-            list's.
+            list's; "jit" for an env that isn't compiled, or with wrappers.
         TypeError: `env` is none of the above, or a factory was given keyword arguments.
         EnvCreationError: Making an env failed.
 
@@ -74,19 +78,76 @@ def make_vec(
     """
     if backend not in _BACKENDS:
         raise ValueError(f"backend is {backend!r}, expected one of {', '.join(_BACKENDS)}")
-    mode = AutoresetMode(autoreset_mode)
-    factories, spec = _factories(env, num_envs, env_kwargs)
-    if wrappers:
-        factories = [_Wrapped(factory, tuple(wrappers)) for factory in factories]
+    given = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
+    options = {name: value for name, value in given.items() if value is not None}
+    source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
+    source.options.update({**(vector_kwargs or {}), **options})
+    if "autoreset_mode" in source.options:
+        source.options["autoreset_mode"] = AutoresetMode(source.options["autoreset_mode"])
+    is_compiled = source.spec is not None and _is_compiled(source.spec)
     if backend == "auto":
-        _logger.info("backend 'auto' chose 'sync' for %s: it is the only one for Python envs", env)
-    envs = SyncVectorEnv(
-        factories, copy=copy, observation_mode=observation_mode, autoreset_mode=mode
-    )
-    if spec is not None:
-        spec.kwargs = {**spec.kwargs, "num_envs": envs.num_envs, "vectorization_mode": "sync"}
-        envs.spec = spec
+        backend = "jit" if is_compiled and not source.wrappers else "sync"
+        _logger.info("backend 'auto' chose %r for %s", backend, env)
+    if backend == "sync":
+        return _make_sync(source)
+    if not is_compiled or source.wrappers:
+        raise ValueError(
+            f"backend 'jit' needs an env with compiled kernels and no wrappers, got {env!r}"
+            f" with {len(source.wrappers)} wrappers; use backend='sync'"
+        )
+    return _make_compiled(source)
+
+
+class _Source(NamedTuple):
+    """What envs to make; `factories` are of single envs without `wrappers`."""
+
+    factories: list[EnvFactory]
+    spec: EnvSpec | None  # with the env's kwargs only
+    wrappers: tuple[Wrapper, ...]
+    options: dict[str, Any]  # for the vector env
+
+
+def _make_sync(source: _Source) -> VecEnv:
+    factories = source.factories
+    if source.wrappers:
+        factories = [_Wrapped(factory, source.wrappers) for factory in factories]
+    envs = SyncVectorEnv(factories, **source.options)
+    envs.spec = _vector_spec(source, "sync")
     return envs
+
+
+def _make_compiled(source: _Source) -> VecEnv:
+    spec = source.spec
+    assert spec is not None and spec.vector_entry_point is not None
+    # Results of compiled envs are the caller's anyway, and all envs have the same space.
+    options = {k: v for k, v in source.options.items() if k not in ("copy", "observation_mode")}
+    if spec.max_episode_steps is not None:
+        options.setdefault("max_episode_steps", spec.max_episode_steps)
+    entry = spec.vector_entry_point
+    creator: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+    kwargs = {k: v for k, v in spec.kwargs.items() if k != "disable_env_checker"}
+    envs = creator(num_envs=len(source.factories), **{**options, **kwargs})
+    envs.spec = _vector_spec(source, "vector_entry_point")
+    return envs
+
+
+def _is_compiled(spec: EnvSpec) -> bool:
+    entry = spec.vector_entry_point
+    return isinstance(entry, str) and entry.startswith("vecenv.")
+
+
+def _vector_spec(source: _Source, vectorization_mode: str) -> EnvSpec | None:
+    """Return the spec from which `make_vec`, ours or Gymnasium's, makes the vector env again."""
+    if source.spec is None:
+        return None
+    kwargs = {**source.spec.kwargs, "vectorization_mode": vectorization_mode}
+    if len(source.factories) != 1:
+        kwargs["num_envs"] = len(source.factories)
+    if source.options:
+        kwargs["vector_kwargs"] = source.options
+    if source.wrappers:
+        kwargs["wrappers"] = source.wrappers
+    return dataclasses.replace(source.spec, kwargs=kwargs)
 
 
 class _MakeSpec:
@@ -117,36 +178,38 @@ class _Wrapped:
         return env
 
 
-def _factories(
-    env: EnvSource, num_envs: int | None, kwargs: dict[str, Any]
-) -> tuple[list[EnvFactory], EnvSpec | None]:
-    """Return one factory per env, and the spec if there is one."""
+def _read_source(
+    env: EnvSource, num_envs: int | None, kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]
+) -> _Source:
+    """Read the forms in which envs can be asked for."""
     if isinstance(env, str | EnvSpec):
         spec = find_spec(env) if isinstance(env, str) else copying.deepcopy(env)
         kwargs = {**spec.kwargs, **kwargs}
-        # The spec of a vector env has its options too, see `VectorEnv.spec`.
-        options = {option: kwargs.pop(option, None) for option in _VECTOR_OPTIONS}
+        # The spec of a vector env has its options too, see `_vector_spec`.
+        stored = {option: kwargs.pop(option, None) for option in _VECTOR_OPTIONS}
         spec.kwargs = {}
-        count = _checked_count(num_envs if num_envs is not None else options["num_envs"] or 1)
+        count = _checked_count(num_envs if num_envs is not None else stored["num_envs"] or 1)
         factories = _spec_factories(spec, kwargs, count)
-        return factories, dataclasses.replace(spec, kwargs=kwargs)
+        wrappers = wrappers or tuple(stored["wrappers"] or ())
+        options = dict(stored["vector_kwargs"] or {})
+        return _Source(factories, dataclasses.replace(spec, kwargs=kwargs), wrappers, options)
     if kwargs:
         raise TypeError(
             f"Keyword arguments {sorted(kwargs)} go to the constructor of a registered env; "
             "a factory takes none: bind them with functools.partial"
         )
     if callable(env):
-        return [env] * _checked_count(1 if num_envs is None else num_envs), None
+        factories = [env] * _checked_count(1 if num_envs is None else num_envs)
+        return _Source(factories, None, wrappers, {})
     if not isinstance(env, Sequence) or not all(callable(factory) for factory in env):
         raise TypeError(
             "env must be a registered id, an EnvSpec, a factory or a list of factories, "
             f"got {env!r}"
         )
-    factories = list(env)
-    if num_envs is not None and num_envs != len(factories):
-        raise ValueError(f"num_envs is {num_envs}, but {len(factories)} factories were given")
-    _checked_count(len(factories))
-    return factories, None
+    if num_envs is not None and num_envs != len(env):
+        raise ValueError(f"num_envs is {num_envs}, but {len(env)} factories were given")
+    _checked_count(len(env))
+    return _Source(list(env), None, wrappers, {})
 
 
 def find_spec(env_id: str) -> EnvSpec:

@@ -1,0 +1,249 @@
+"""Step for step, SyncVectorEnv returns what Gymnasium's class of that name returns."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import ARRAY_SPACES, MODES, SPACES, CounterEnv, RandomEnv, counters, mode_id
+from equality import assert_same
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.wrappers import vector as vector_wrappers
+
+from vecenv import SyncVectorEnv
+
+REGISTERED = {
+    "CartPole-v1": {},
+    "MountainCar-v0": {},
+    "MountainCarContinuous-v0": {},
+    "Pendulum-v1": {},
+    "Acrobot-v1": {},
+    "Blackjack-v1": {},
+    "FrozenLake-v1": {},
+    "FrozenLake8x8-v1": {"is_slippery": False},
+    "CliffWalking-v1": {},
+    "CliffWalkingSlippery-v1": {},
+    "Taxi-v4": {"is_rainy": True},
+}
+
+
+def both(env_fns, **kwargs):
+    return SyncVectorEnv(env_fns, **kwargs), GymnasiumSyncVectorEnv(env_fns, **kwargs)
+
+
+def assert_same_run(ours, theirs, num_steps, seed, action_seed=0):
+    """Compare all that is returned; with autoreset disabled, ended envs are reset by mask."""
+    theirs.action_space.seed(action_seed)
+    assert_same(ours.reset(seed=seed), theirs.reset(seed=seed), "reset")
+    num_ends = 0
+    for step in range(num_steps):
+        actions = theirs.action_space.sample()
+        result, expected = ours.step(actions), theirs.step(actions)
+        assert_same(result, expected, f"step {step}")
+        over = expected[2] | expected[3]
+        num_ends += over.sum()
+        if ours.metadata["autoreset_mode"] is AutoresetMode.DISABLED and over.any():
+            restarts = [envs.reset(options={"reset_mask": over.copy()}) for envs in (ours, theirs)]
+            assert_same(*restarts, f"reset after step {step}")
+    ours.close()
+    theirs.close()
+    return num_ends
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("num_envs", [1, 2, 7])
+@pytest.mark.parametrize("name", SPACES)
+def test_observations_of_any_space(name, num_envs, mode):
+    env_fns = [functools.partial(RandomEnv, SPACES[name])] * num_envs
+    for copy in {1: (True,), 2: (True, False), 7: (False,)}[num_envs]:
+        ours, theirs = both(env_fns, copy=copy, autoreset_mode=mode)
+        assert ours.observation_space == theirs.observation_space
+        num_ends = assert_same_run(ours, theirs, num_steps=9, seed=num_envs)
+        assert num_ends > 0
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_actions_of_any_space(name):
+    """The envs echo their action in the infos, with its type."""
+    env_fns = [functools.partial(RandomEnv, spaces.Discrete(2), SPACES[name])] * 3
+    ours, theirs = both(env_fns)
+    assert ours.action_space == theirs.action_space
+    assert_same_run(ours, theirs, num_steps=9, seed=4)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("env_id", REGISTERED)
+def test_registered_envs(env_id, mode):
+    env_fns = [
+        lambda: gym.make(env_id, max_episode_steps=25, **REGISTERED[env_id]) for _ in range(3)
+    ]
+    ours, theirs = both(env_fns, autoreset_mode=mode)
+    num_ends = assert_same_run(ours, theirs, num_steps=60, seed=11)
+    assert num_ends >= 3
+
+
+def test_registered_envs_are_all_that_need_no_other_packages():
+    """A new toy env in Gymnasium should join the list above."""
+    entries = {spec.id: spec.entry_point for spec in gym.registry.values()}
+    entries.pop("CartPole-v0")  # the same class as v1, deprecated
+    plain = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
+    assert {env_id for env_id, entry in entries.items() if str(entry).startswith(plain)} == set(
+        REGISTERED
+    )
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize(
+    "kind", ["box", "discrete", "multi-discrete", "multi-binary", "dict", "tuple"]
+)
+def test_observation_mode_different(kind, mode):
+    """Spaces of one shape and dtype, with bounds of their own."""
+    boxes = [spaces.Box(-k, k, (2,), np.float32) for k in (1, 2, 3)]
+    of_kind = {
+        "box": boxes,
+        "discrete": [spaces.Discrete(k, start=k) for k in (2, 3, 4)],
+        "multi-discrete": [spaces.MultiDiscrete([k, k]) for k in (2, 3, 4)],
+        "multi-binary": [spaces.MultiBinary(3)] * 3,
+        "dict": [spaces.Dict(box=box) for box in boxes],
+        "tuple": [spaces.Tuple([box, box]) for box in boxes],
+    }
+    env_fns = [functools.partial(RandomEnv, space) for space in of_kind[kind]]
+    ours, theirs = both(env_fns, observation_mode="different", autoreset_mode=mode)
+    assert ours.observation_space == theirs.observation_space
+    assert ours.single_observation_space == theirs.single_observation_space
+    assert_same_run(ours, theirs, num_steps=9, seed=5)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_observation_mode_of_own_spaces(mode):
+    single = spaces.Box(-9, 9, (2,), np.float32)
+    pair = (spaces.Box(-9, 9, (3, 2), np.float32), single)
+    env_fns = [functools.partial(RandomEnv, spaces.Box(-k, k, (2,), np.float32)) for k in (1, 2, 3)]
+    ours, theirs = both(env_fns, observation_mode=pair, autoreset_mode=mode)
+    assert ours.observation_space is pair[0]
+    assert ours.single_observation_space is single
+    assert_same_run(ours, theirs, num_steps=9, seed=5)
+
+
+class Celsius(spaces.Box):
+    """A space that people have told Gymnasium how to batch: in kelvin."""
+
+
+@concatenate.register(Celsius)
+def _in_kelvin(space, items, out):
+    return np.stack(items, out=out) + 273
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_spaces_with_batching_of_their_own(copy):
+    space = Celsius(-9, 9, (2,), np.float32)
+    nested = spaces.Dict(inside=space, door=spaces.Discrete(2))
+    for one in (space, nested):
+        ours, theirs = both([functools.partial(RandomEnv, one)] * 3, copy=copy)
+        assert_same_run(ours, theirs, num_steps=9, seed=5)
+    obs, _ = SyncVectorEnv([functools.partial(RandomEnv, space)]).reset(seed=1)
+    assert obs.min() > 250
+
+
+@pytest.mark.parametrize("seed", [None, 3, [5, None, 7]])
+def test_seeds(seed):
+    """Without a seed the generators of the first reset go on."""
+    ours, theirs = both([lambda: gym.make("CartPole-v1")] * 3)
+    for envs in (ours, theirs):
+        envs.reset(seed=[1, 2, 3])
+    assert_same(ours.reset(seed=[1, None, 3])[0][::2], theirs.reset(seed=[1, None, 3])[0][::2])
+    assert_same(ours.reset(seed=seed), theirs.reset(seed=seed))
+    assert_same(ours.np_random_seed, theirs.np_random_seed)
+    for our_generator, their_generator in zip(ours.np_random, theirs.np_random, strict=True):
+        assert our_generator.random() == their_generator.random()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_attributes(mode):
+    ours, theirs = both(counters([2, 3]), copy=False, autoreset_mode=mode.value)
+    ours.reset()
+    names = ["num_envs", "metadata", "render_mode", "copy", "observation_mode", "autoreset_mode"]
+    names += ["action_space", "single_action_space", "observation_space"]
+    names += ["single_observation_space", "spec", "closed", "env_fns"]
+    for name in names:
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert str(ours) == str(theirs)
+    assert ours.unwrapped is ours
+    assert CounterEnv.metadata == gym.Env.metadata  # the class's dict was not written to
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_reset_options_reach_the_envs_without_the_mask(mode):
+    ours, theirs = both(counters([2, 3]), autoreset_mode=mode)
+    mask = np.array([False, True])
+    for envs in (ours, theirs):
+        envs.reset(seed=1, options={"level": 2})
+        envs.reset(seed=5, options={"level": 3, "reset_mask": mask})
+        envs.reset(options={"reset_mask": ~mask})
+    assert ours.get_attr("calls") == theirs.get_attr("calls")
+    assert ours.get_attr("calls")[1][1] == ("reset", 6, {"level": 3})
+    assert ours.get_attr("calls")[0][1] == ("reset", None, {})
+
+
+@pytest.mark.parametrize("name", ARRAY_SPACES)
+def test_out_receives_what_gymnasium_returns(name):
+    """float32 rewards are allowed too, so they are compared in that precision."""
+    env_fns = [functools.partial(RandomEnv, SPACES[name])] * 3
+    ours, theirs = both(env_fns)
+    _, expected_infos = theirs.reset(seed=1)
+    assert_same(ours.reset(seed=1)[1], expected_infos)
+    slot = Slot(ours)
+    for step in range(9):
+        actions = np.full(3, step % 4)
+        expected = list(theirs.step(actions))
+        expected[1] = expected[1].astype(np.float32)
+        assert_same(ours.step(actions, out=slot), tuple(expected), f"step {step}")
+
+
+class Slot:
+    """A slot that is not a StepSlot: any object with the four arrays will do."""
+
+    def __init__(self, envs):
+        self.obs = create_empty_array(envs.single_observation_space, envs.num_envs, np.ones)
+        self.rewards = envs.allocate((envs.num_envs,))
+        self.terminations = np.ones(envs.num_envs, np.bool_)
+        self.truncations = np.ones(envs.num_envs, np.bool_)
+
+
+WRAPPERS = {
+    "RecordEpisodeStatistics": vector_wrappers.RecordEpisodeStatistics,
+    "NormalizeObservation": vector_wrappers.NormalizeObservation,
+    "NormalizeReward": vector_wrappers.NormalizeReward,
+    "DictInfoToList": vector_wrappers.DictInfoToList,
+    "ClipReward": lambda envs: vector_wrappers.ClipReward(envs, -0.5, 0.5),
+    "FlattenObservation": vector_wrappers.FlattenObservation,
+    "ClipAction": vector_wrappers.ClipAction,
+}
+
+
+# Wrappers of observations refuse SAME_STEP.
+OF_SAME_STEP = ["RecordEpisodeStatistics", "DictInfoToList", "NormalizeReward", "ClipAction"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [(name, AutoresetMode.NEXT_STEP) for name in WRAPPERS]
+    + [(name, AutoresetMode.SAME_STEP) for name in OF_SAME_STEP],
+)
+def test_vector_wrappers(name, mode):
+    env_fns = [lambda: gym.make("Pendulum-v1", max_episode_steps=20)] * 3
+    pair = both(env_fns, autoreset_mode=mode)
+    ours, theirs = (WRAPPERS[name](envs) for envs in pair)
+    theirs.action_space.seed(2)
+    assert_same(ours.reset(seed=2), theirs.reset(seed=2))
+    for step in range(50):
+        actions = theirs.action_space.sample()
+        result, expected = ours.step(actions), theirs.step(actions)
+        if name == "RecordEpisodeStatistics" and "episode" in expected[4]:
+            assert set(expected[4]["episode"]) == {"r", "l", "t"}
+            for infos in (result[4], expected[4]):
+                del infos["episode"]["t"]  # wall time
+        assert_same(result, expected, f"step {step}")

@@ -1,0 +1,404 @@
+"""Exact autoreset in all modes, shown with envs that count; partial resets; what envs get wrong."""
+
+from copy import deepcopy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import MODES, CounterEnv, counters, mode_id
+from equality import assert_same
+from gymnasium import spaces
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode
+
+from vecenv import ObservationError, SyncVectorEnv
+
+NEXT_STEP, SAME_STEP, DISABLED = MODES
+
+
+def steps(envs, count):
+    """Obs (as name, episode, step), rewards and flags of several steps, as lists."""
+    rows = []
+    for k in range(count):
+        obs, rewards, terminations, truncations, infos = envs.step([k] * envs.num_envs)
+        flags = [
+            "T" if ended else "t" if cut else "-"
+            for ended, cut in zip(terminations, truncations, strict=True)
+        ]
+        rows.append((obs[:, 1:].astype(int).tolist(), rewards.tolist(), "".join(flags), infos))
+    return rows
+
+
+@pytest.mark.parametrize(("truncates", "mark"), [(False, "T"), (True, "t")])
+def test_next_step_resets_in_the_step_after_the_end(truncates, mark):
+    envs = SyncVectorEnv(counters([2, 3], truncates=truncates), autoreset_mode=NEXT_STEP)
+    envs.reset(seed=5)
+    rows = steps(envs, 5)
+    assert [row[:3] for row in rows] == [
+        ([[0, 1], [0, 1]], [1, 1], "--"),
+        ([[0, 2], [0, 2]], [2, 2], f"{mark}-"),
+        ([[1, 0], [0, 3]], [0, 3], f"-{mark}"),
+        ([[1, 1], [1, 0]], [1, 0], "--"),
+        ([[1, 2], [1, 1]], [2, 1], f"{mark}-"),
+    ]
+    expected_infos = {
+        "episode": np.array([1, 0]),
+        "_episode": np.array([True, False]),
+        "step": np.array([0, 3]),
+        "_step": np.array([False, True]),
+    }
+    assert_same(rows[2][3], expected_infos)
+    # The action of the dead step reaches nobody, and resets have neither seed nor options.
+    assert envs.envs[0].calls == [
+        ("reset", 5, None), ("step", 0), ("step", 1),
+        ("reset", None, None), ("step", 3), ("step", 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("truncates", "mark"), [(False, "T"), (True, "t")])
+def test_same_step_returns_the_new_episode_and_keeps_the_final_observation(truncates, mark):
+    envs = SyncVectorEnv(counters([2, 3], truncates=truncates), autoreset_mode=SAME_STEP)
+    envs.reset(seed=5)
+    rows = steps(envs, 4)
+    assert [row[:3] for row in rows] == [
+        ([[0, 1], [0, 1]], [1, 1], "--"),
+        ([[1, 0], [0, 2]], [2, 2], f"{mark}-"),
+        ([[1, 1], [1, 0]], [1, 3], f"-{mark}"),
+        ([[2, 0], [1, 1]], [2, 1], f"{mark}-"),
+    ]
+    assert "final_obs" not in rows[0][3]
+    final_obs = np.array([np.array([0, 0, 2], np.float32), None], dtype=object)
+    expected_infos = {
+        "final_obs": final_obs,
+        "_final_obs": np.array([True, False]),
+        "final_info": {"step": np.array([2, 0]), "_step": np.array([True, False])},
+        "_final_info": np.array([True, False]),
+        "episode": np.array([1, 0]),
+        "_episode": np.array([True, False]),
+        "step": np.array([0, 2]),
+        "_step": np.array([False, True]),
+    }
+    assert_same(rows[1][3], expected_infos)
+    assert envs.envs[1].calls[3:] == [("step", 2), ("reset", None, None), ("step", 3)]
+
+
+@pytest.mark.parametrize(("truncates", "mark"), [(False, "T"), (True, "t")])
+def test_disabled_leaves_resets_to_the_caller(truncates, mark):
+    envs = SyncVectorEnv(counters([2, 3], truncates=truncates), autoreset_mode=DISABLED)
+    envs.reset(seed=5)
+    rows = steps(envs, 2)
+    assert rows[1][:3] == ([[0, 2], [0, 2]], [2, 2], f"{mark}-")
+    assert "final_obs" not in rows[1][3]
+    obs, infos = envs.reset(options={"reset_mask": np.array([True, False])})
+    assert obs.tolist() == [[0, 1, 0], [1, 0, 2]]
+    assert_same(infos, {"episode": np.array([1, 0]), "_episode": np.array([True, False])})
+    assert steps(envs, 1)[0][:3] == ([[1, 1], [0, 3]], [1, 3], f"-{mark}")
+
+
+def test_disabled_refuses_to_step_ended_envs_and_steps_none():
+    envs = SyncVectorEnv(counters([1, 9, 1]), autoreset_mode=DISABLED)
+    envs.reset()
+    envs.step([0, 0, 0])
+    calls = [list(found) for found in envs.get_attr("calls")]
+    with pytest.raises(ResetNeeded, match=r"envs \[0, 2\] have ended.*reset_mask"):
+        envs.step([0, 0, 0])
+    assert [list(found) for found in envs.get_attr("calls")] == calls
+    envs.reset(options={"reset_mask": np.array([True, False, True])})
+    assert envs.step([0, 0, 0])[0].tolist() == [[0, 1, 1], [1, 0, 2], [2, 1, 1]]
+
+
+def test_disabled_refuses_to_send_to_ended_envs_and_the_others_go_on():
+    envs = SyncVectorEnv(counters([1, 9]), autoreset_mode=DISABLED)
+    envs.reset()
+    envs.step([0, 0])
+    with pytest.raises(ResetNeeded, match=r"envs \[0\] have ended"):
+        envs.send([0], [0])
+    envs.send([0], [1])
+    assert envs.recv().obs.tolist() == [[1, 0, 2]]
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    envs.send([0], [0])
+    assert envs.recv().obs.tolist() == [[0, 1, 1]]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_full_reset_forgets_ended_episodes(mode):
+    envs = SyncVectorEnv(counters([1, 9]), autoreset_mode=mode)
+    envs.reset()
+    envs.step([0, 0])
+    assert envs.reset()[0][:, 2].tolist() == [0, 0]
+    result = envs.step([0, 0])
+    assert result[1].tolist() == [1, 1]
+    assert result[2].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("copy", [True, False])
+def test_envs_that_reuse_their_observation_change_nothing_returned(mode, copy):
+    """One array per env, overwritten by every step and reset."""
+    reusing, fresh = (
+        SyncVectorEnv(counters([1, 2, 3], reuses_obs=reuses), copy=copy, autoreset_mode=mode)
+        for reuses in (True, False)
+    )
+    assert_same(reusing.reset(seed=1), fresh.reset(seed=1))
+    kept = []
+    for step in range(6):
+        result, expected = (envs.step([0, 0, 0]) for envs in (reusing, fresh))
+        assert_same(result, expected, f"step {step}")
+        kept.append((result, deepcopy(expected)))
+        over = expected[2] | expected[3]
+        if mode is DISABLED and over.any():
+            for envs in (reusing, fresh):
+                envs.reset(options={"reset_mask": over.copy()})
+    first_obs = 0 if copy else 1  # without copies the observations are views, overwritten by now
+    for result, expected in kept:
+        assert_same(result[first_obs:], expected[first_obs:])
+    assert ("final_obs" in kept[0][0][4]) == (mode is SAME_STEP)
+
+
+class ReusedParts(gym.Env):
+    """Returns one dict again and again, and one info with a dict and an array in it."""
+
+    observation_space = spaces.Dict(pos=spaces.Box(-9, 9, (2,)), left=spaces.Discrete(9))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.obs = {"pos": np.zeros(2, np.float32), "left": 0}
+        self.info = {"pos": np.zeros(2, np.float32), "deep": {"left": 0}}
+
+    def _set(self, value):
+        self.obs["pos"][:] = self.info["pos"][:] = value
+        self.obs["left"] = self.info["deep"]["left"] = value
+        return self.obs, self.info
+
+    def reset(self, *, seed=None, options=None):
+        return self._set(7)
+
+    def step(self, action):
+        obs, info = self._set(3)
+        return obs, 0.0, True, False, info
+
+
+def test_final_obs_and_info_survive_envs_that_reuse_nested_ones():
+    envs = SyncVectorEnv([ReusedParts] * 2, autoreset_mode=SAME_STEP)
+    envs.reset()
+    obs, _, _, _, infos = envs.step([0, 0])
+    assert_same(obs["left"], np.array([7, 7]))
+    envs.step([0, 0])
+    for i in range(2):
+        assert_same(infos["final_obs"][i], {"pos": np.full(2, 3, np.float32), "left": 3})
+    assert_same(infos["final_info"]["pos"], np.full((2, 2), 3, np.float32))
+    assert_same(infos["final_info"]["deep"]["left"], np.array([3, 3]))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_partial_reset_touches_only_the_masked_envs(mode):
+    envs = SyncVectorEnv(counters([9, 9, 9]), autoreset_mode=mode)
+    envs.reset(seed=1)
+    envs.step([0, 0, 0])
+    options = {"reset_mask": np.array([False, True, False]), "level": {"size": 3}}
+    obs, infos = envs.reset(seed=20, options=options)
+    assert obs.tolist() == [[0, 0, 1], [1, 1, 0], [2, 0, 1]]
+    assert_same(infos, {"episode": np.array([0, 1, 0]), "_episode": np.array([False, True, False])})
+    assert envs.envs[1].calls[-1] == ("reset", 21, {"level": {"size": 3}})
+    assert [len(env.calls) for env in envs.envs] == [2, 3, 2]
+    assert envs.step([0, 0, 0])[0][:, 2].tolist() == [2, 1, 2]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_partial_reset_leaves_the_callers_dict_and_mask_alone(mode):
+    envs = SyncVectorEnv(counters([9, 9]), autoreset_mode=mode)
+    envs.reset()
+    mask = np.array([False, True])
+    options = {"reset_mask": mask, "level": 1}
+    for _ in range(2):  # a loop may pass the same dict again
+        envs.reset(options=options)
+    assert list(options) == ["reset_mask", "level"]
+    assert options["reset_mask"] is mask
+    assert mask.tolist() == [False, True]
+    assert len(envs.envs[0].calls) == 1
+    assert len(envs.envs[1].calls) == 3
+
+
+def test_partial_reset_of_an_ended_env_spares_it_the_dead_step():
+    envs = SyncVectorEnv(counters([1, 1]), autoreset_mode=NEXT_STEP)
+    envs.reset()
+    envs.step([0, 0])
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    obs, rewards, terminations, _, _ = envs.step([0, 0])
+    assert obs.tolist() == [[0, 1, 1], [1, 1, 0]]
+    assert rewards.tolist() == [1, 0]
+    assert terminations.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        ([True, False], TypeError, r"reset_mask.*numpy array, got <class 'list'>"),
+        (np.array([True]), ValueError, r"reset_mask.*shape `\(2,\)`, got \(1,\)"),
+        (np.array([[True, False]]), ValueError, r"shape `\(2,\)`, got \(1, 2\)"),
+        (np.array([1, 0]), TypeError, r"dtype=np.bool_`, got int64"),
+        (
+            np.array([False, False]),
+            ValueError,
+            r"at least one True.*got reset_mask=\[False False\]",
+        ),
+    ],
+)
+def test_wrong_masks_are_refused_before_anything_is_reset(mask, error, message):
+    envs = SyncVectorEnv(counters([1, 9]))
+    envs.reset()
+    envs.step([0, 0])
+    options = {"reset_mask": mask}
+    with pytest.raises(error, match=message):
+        envs.reset(options=options)
+    assert list(options) == ["reset_mask"]
+    assert [len(calls) for calls in envs.get_attr("calls")] == [2, 2]
+    assert envs.step([0, 0])[0].tolist() == [[0, 1, 0], [1, 0, 2]]
+
+
+def test_partial_reset_before_the_first_full_one_is_refused():
+    envs = SyncVectorEnv(counters([1, 9]))
+    with pytest.raises(ResetNeeded, match=r"reset_mask.*before the first full `reset`"):
+        envs.reset(options={"reset_mask": np.array([True, False])})
+    assert envs.get_attr("calls") == ([], [])
+    envs.reset(options={"reset_mask": np.array([True, True])})  # that is a full one
+    assert envs.step([0, 0])[1].tolist() == [1, 1]
+
+
+class Faulty(CounterEnv):
+    """Does `fault` in step 2 of env 1."""
+
+    def __init__(self, name, fault, space=CounterEnv.observation_space):
+        super().__init__(name, length=9)
+        self.observation_space = space
+        self.fault = fault
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        if isinstance(self.observation_space, spaces.Dict):
+            obs = {"all": obs}
+        if self.name == 1 and self.step_number == 2:
+            return self.fault(obs, *rest)
+        return (obs, *rest)
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return ({"all": obs} if isinstance(self.observation_space, spaces.Dict) else obs), info
+
+
+DICT_SPACE = spaces.Dict(all=CounterEnv.observation_space)
+FAULTS = {
+    "short": (lambda obs, *rest: (obs[:2], *rest), r"env 1 .*shape \(2,\).*expected shape \(3,\)"),
+    "number": (lambda obs, *rest: (1.0, *rest), r"env 1 .*shape \(\).*expected shape \(3,\)"),
+    "text": (
+        lambda obs, *rest: ("left", *rest),
+        r"env 1 .*expected shape \(3,\) and dtype float32",
+    ),
+    "none": (lambda obs, *rest: (None, *rest), r"env 1 .*expected shape \(3,\) and dtype float32"),
+    "complex": (lambda obs, *rest: (obs * 1j, *rest), r"env 1 .*dtype complex.*dtype float32"),
+    "reward text": (
+        lambda obs, _, *rest: (obs, "3", *rest),
+        r"env 1 .*reward '3', expected one num",
+    ),
+    "reward none": (
+        lambda obs, _, *rest: (obs, None, *rest),
+        r"env 1 .*reward None, expected one n",
+    ),
+    "four values": (lambda obs, *rest: (obs, *rest[1:]), r"env 1 .*expected \(obs, reward, term"),
+    "no result": (lambda *result: None, r"env 1 returned None from step, expected \(obs, reward"),
+    "two rewards": (
+        lambda obs, _, *rest: (obs, [1, 2], *rest),
+        r"env 1 .*reward \[1, 2\], expected",
+    ),
+}
+DICT_FAULTS = {
+    "no part": (lambda obs, *rest: ({}, *rest), r"env 1 .*'all'"),
+    "other part": (lambda obs, *rest: ({"some": 1}, *rest), r"env 1 .*'all'"),
+    "no dict": (lambda obs, *rest: (obs["all"], *rest), r"env 1 "),
+    "none": (lambda obs, *rest: (None, *rest), r"env 1 "),
+    "short part": (lambda obs, *rest: ({"all": obs["all"][:2]}, *rest), r"env 1 .*shape \(2,\)"),
+}
+
+
+@pytest.mark.parametrize("calls", ["step", "send"])
+@pytest.mark.parametrize(
+    ("space", "fault", "message"),
+    [(CounterEnv.observation_space, *case) for case in FAULTS.values()]
+    + [(DICT_SPACE, *case) for case in DICT_FAULTS.values()],
+    ids=[*FAULTS, *(f"dict: {name}" for name in DICT_FAULTS)],
+)
+def test_results_that_break_the_envs_own_space_name_the_env(space, fault, message, calls):
+    envs = SyncVectorEnv([lambda name=name: Faulty(name, fault, space) for name in range(3)])
+    envs.reset()
+    envs.step([0, 0, 0])
+    with pytest.raises(ObservationError, match=message):
+        if calls == "step":
+            envs.step([0, 0, 0])
+        else:
+            envs.send([0, 0, 0])
+            envs.recv()
+    obs, _ = envs.reset()
+    assert len(obs) == (1 if space is DICT_SPACE else 3)
+    assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda obs, reward, *rest: (obs.tolist(), reward, *rest),
+        lambda obs, reward, *rest: (obs.astype(np.float64), reward, *rest),
+        lambda obs, reward, *rest: (obs.astype(np.int16), reward, *rest),
+        lambda obs, reward, *rest: (np.repeat(obs, 2)[::2], reward, *rest),
+        lambda obs, reward, *rest: (obs, np.array(reward), *rest),
+        lambda obs, reward, *rest: (obs, np.array([reward]), *rest),
+        lambda obs, reward, *rest: (obs, int(reward), *rest),
+        lambda obs, reward, *rest: (obs, np.float32(reward), *rest),
+        lambda obs, reward, *rest: (obs, reward, *(np.bool_(x) for x in rest[:2]), rest[2]),
+        lambda obs, reward, *rest: (obs, reward, *(int(x) for x in rest[:2]), rest[2]),
+    ],
+)
+def test_results_that_lose_nothing_are_converted(convert):
+    envs = SyncVectorEnv([lambda name=name: Faulty(name, convert) for name in range(3)])
+    envs.reset()
+    envs.step([0, 0, 0])
+    obs, rewards, terminations, truncations, _ = envs.step([0, 0, 0])
+    assert_same(obs, np.array([[0, 0, 2], [1, 0, 2], [2, 0, 2]], np.float32))
+    assert_same(rewards, np.array([2.0, 2.0, 2.0]))
+    assert_same(terminations | truncations, np.zeros(3, bool))
+
+
+@pytest.mark.parametrize("where", ["step", "reset", "autoreset"])
+def test_an_exception_in_an_env_keeps_its_type_and_names_the_env(where):
+    class Broken(CounterEnv):
+        is_broken = False
+
+        def step(self, action):
+            if self.is_broken and where == "step":
+                raise FloatingPointError("physics exploded")
+            return super().step(action)
+
+        def reset(self, *, seed=None, options=None):
+            if self.is_broken:
+                raise FloatingPointError("physics exploded")
+            return super().reset(seed=seed, options=options)
+
+    envs = SyncVectorEnv([lambda i=i: Broken(i, length=1) for i in range(3)])
+    envs.reset()
+    if where == "autoreset":
+        envs.step([0, 0, 0])
+    envs.set_attr("is_broken", [False, True, False])
+    with pytest.raises(FloatingPointError, match="physics exploded") as caught:
+        envs.reset(seed=4) if where == "reset" else envs.step([0, 0, 0])
+    assert any("env 1" in note for note in caught.value.__notes__)
+    envs.set_attr("is_broken", False)
+    assert envs.reset()[0][:, 2].tolist() == [0, 0, 0]
+    assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
+
+
+def test_the_mode_may_be_given_by_its_value_and_nothing_else():
+    assert SyncVectorEnv(counters([1]), autoreset_mode="SameStep").autoreset_mode is SAME_STEP
+    assert AutoresetMode(NEXT_STEP) is SyncVectorEnv(counters([1])).autoreset_mode
+    made = []
+    with pytest.raises(ValueError, match="'Sometimes'"):
+        SyncVectorEnv([lambda: made.append(1)], autoreset_mode="Sometimes")
+    assert made == []

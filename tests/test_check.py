@@ -1,0 +1,248 @@
+"""check_vector_env passes what keeps the rules, and says what it could not try."""
+
+import functools
+import multiprocessing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import MODES, SPACES, CounterEnv, RandomEnv, mode_id
+from equality import assert_same
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from vector_envs import (
+    DISABLED,
+    NEXT_STEP,
+    SAME_STEP,
+    DriftVectorEnv,
+    OneBuffer,
+)
+
+from vecenv import SyncVectorEnv, make_vec
+from vecenv.check import CheckReport, check_vector_env
+
+ALWAYS = {
+    "attributes are there",
+    "num_envs is a positive int",
+    "observation_space is the batch of single_observation_space",
+    "action_space is the batch of single_action_space",
+    "metadata has the autoreset mode",
+    "reset returns observations and infos",
+    "step returns five values",
+    "observations are in observation_space",
+    "rewards are a floating array with one entry per env",
+    "rewards are numbers",
+    "terminations are a bool array with one entry per env",
+    "truncations are a bool array with one entry per env",
+    "infos have a row per env and bool masks",
+    "rewards returned earlier don't change",
+    "terminations returned earlier don't change",
+    "truncations returned earlier don't change",
+    "the same seed gives the same run",
+    "actions of wrong number are refused",
+    "close may be called twice",
+}
+
+
+SEVERAL = {"envs are seeded differently"}
+
+
+COPIES = {"observations returned earlier don't change"}
+
+
+OF_MODE = {
+    NEXT_STEP: {
+        "NEXT_STEP: the reward of the step after an end is 0",
+        "NEXT_STEP: the flags of the step after an end are False",
+        "NEXT_STEP: the step after an end ignores its action",
+        "an ended episode is followed by a new one",
+    },
+    SAME_STEP: {
+        "SAME_STEP: infos have final_obs of the envs that ended",
+        "SAME_STEP: infos have final_info of the envs that ended",
+        "SAME_STEP: final_obs are in single_observation_space",
+        "an ended episode is followed by a new one",
+    },
+    DISABLED: {"a partial reset leaves the other envs alone"},
+}
+
+
+OF_VEC_ENV = {
+    "step before the first reset raises ResetNeeded",
+    "reset(seed=s) gives what reset(seed=[s, s + 1, ...]) gives",
+    "a partial reset leaves the other envs alone",
+    "a partial reset leaves the caller's options alone",
+    "envs go on as before when another is reset",
+    "send and recv give what step gives",
+    "step(out=) returns the caller's arrays, with what step returns",
+    "recv without send raises NoAsyncCallError",
+    "calls while envs are in flight raise AlreadyPendingCallError",
+    "actions of wrong shape are refused",
+    "refused actions step nothing",
+    "calls after close raise ClosedEnvironmentError",
+}
+
+
+POPS = "reset changes the options passed to it"
+
+
+# Workers can unpickle this without importing a test module.
+cart_pole = functools.partial(gym.make, "CartPole-v1")
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("num_envs", [2, 3])
+def test_ours_passes(mode, num_envs):
+    report = check_vector_env(SyncVectorEnv([cart_pole] * num_envs, autoreset_mode=mode))
+    assert set(report.passed) == ALWAYS | SEVERAL | COPIES | OF_MODE[mode] | OF_VEC_ENV
+    assert report.skipped == ()
+    assert report.remarks == ()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("copy", [True, False])
+def test_gymnasiums_sync_passes(mode, copy):
+    """It changes the options passed to reset, which is remarked on."""
+    envs = GymnasiumSyncVectorEnv([cart_pole] * 3, copy=copy, autoreset_mode=mode)
+    report = check_vector_env(envs)
+    assert set(report.passed) == ALWAYS | SEVERAL | OF_MODE[mode] | (COPIES if copy else set())
+    expected = {POPS} if mode is DISABLED else set()
+    assert set(report.remarks) == expected | (
+        set() if copy else {"observations are views (copy=False)"}
+    )
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_gymnasiums_async_passes_and_its_workers_end(mode, shared_memory):
+    multiprocessing.set_forkserver_preload(["gymnasium"])
+    options = {"shared_memory": shared_memory, "context": "forkserver"}  # fork warns of threads
+    envs = AsyncVectorEnv([cart_pole] * 2, autoreset_mode=mode, **options)
+    report = check_vector_env(envs, num_steps=40)
+    assert set(report.passed) == ALWAYS | SEVERAL | COPIES | OF_MODE[mode]
+    assert not any(process.is_alive() for process in envs.processes)
+
+
+def test_gymnasiums_cart_pole_passes():
+    report = check_vector_env(CartPoleVectorEnv(num_envs=5, max_episode_steps=30))
+    assert set(report.passed) == ALWAYS | SEVERAL | COPIES | OF_MODE[NEXT_STEP]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_a_vector_env_of_other_people_passes(mode, num_envs):
+    envs = DriftVectorEnv(num_envs, mode)
+    report = check_vector_env(envs)
+    expected = ALWAYS | COPIES | OF_MODE[mode]
+    expected |= SEVERAL if num_envs > 1 else set()
+    if num_envs == 1:
+        expected -= {"a partial reset leaves the other envs alone"}
+        assert "envs are seeded differently: there is one env" in report.skipped
+    assert set(report.passed) == expected
+    assert envs.num_closed == 2
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_observations_and_actions_of_any_space_pass(name):
+    mode = MODES[list(SPACES).index(name) % 3]
+    env_fns = [functools.partial(RandomEnv, SPACES[name], SPACES[name])] * 3
+    report = check_vector_env(SyncVectorEnv(env_fns, autoreset_mode=mode), num_steps=12)
+    assert set(report.passed) >= ALWAYS | OF_MODE[mode]
+
+
+@pytest.mark.parametrize(
+    ("spaces_of_envs", "mode", "skipped"),
+    [
+        ([spaces.Box(-k, k, (2,), np.float32) for k in (1, 2)], "different", ()),
+        (
+            [spaces.Box(-k, k, (2,), np.float32) for k in (1, 2)],
+            (spaces.Box(-5, 5, (2, 2), np.float32), spaces.Box(-5, 5, (2,), np.float32)),
+            (
+                "observation_space is the batch of single_observation_space: "
+                "the vector env was given a batched space of its own",
+            ),
+        ),
+    ],
+)
+def test_observation_modes_pass(spaces_of_envs, mode, skipped):
+    env_fns = [functools.partial(RandomEnv, space) for space in spaces_of_envs]
+    report = check_vector_env(SyncVectorEnv(env_fns, observation_mode=mode), num_steps=20)
+    assert report.skipped == skipped
+
+
+def test_a_wrapper_that_adds_infos_passes():
+    envs = RecordEpisodeStatistics(make_vec("CartPole-v1", 3))
+    report = check_vector_env(envs)
+    assert set(report.passed) >= ALWAYS
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_without_the_end_of_an_episode_the_report_says_so(mode):
+    report = check_vector_env(SyncVectorEnv([cart_pole] * 2, autoreset_mode=mode), num_steps=3)
+    assert "rules about the end of an episode: no episode ended in 3 steps; raise num_steps" in (
+        report.skipped
+    )
+    assert not [rule for rule in report.passed if rule.startswith(mode.name)] or mode is SAME_STEP
+
+
+def test_envs_that_always_start_alike_are_held_to_it():
+    """Counter envs know no chance, so seeds can't be checked; their starts can."""
+
+    class SameStart(CounterEnv):
+        def reset(self, *, seed=None, options=None):
+            obs, info = super().reset(seed=seed, options=options)
+            obs[1] = 0  # not the number of the episode
+            return obs, info
+
+        def step(self, action):
+            obs, *rest = super().step(action)
+            obs[1] = 0
+            return (obs, *rest)
+
+    report = check_vector_env(SyncVectorEnv([SameStart, SameStart]), num_steps=10)
+    assert "envs are seeded differently: starts don't depend on the seed" in report.skipped
+    assert "an ended episode is followed by a new one" in report.passed
+    assert "a partial reset resets the envs of its mask" in report.passed
+
+
+def test_a_vector_env_that_has_been_reset_is_not_blamed():
+    envs = make_vec("CartPole-v1", 2)
+    envs.reset()
+    report = check_vector_env(envs)
+    assert (
+        "step before the first reset raises ResetNeeded: the vector env has been reset before"
+        in report.skipped
+    )
+
+
+def test_the_report_reads_well():
+    report = CheckReport(("a", "b"), ("c: why",), ("d",))
+    assert str(report) == "passed: a\npassed: b\nskipped: c: why\nremark: d"
+
+
+def test_what_cannot_be_checked_is_refused():
+    with pytest.raises(TypeError, match=r"expected a .*VectorEnv, got CounterEnv"):
+        check_vector_env(CounterEnv())
+    with pytest.raises(ValueError, match="num_steps is 0"):
+        check_vector_env(DriftVectorEnv(), num_steps=0)
+
+
+def test_the_callers_action_space_is_not_disturbed():
+    envs, other = make_vec("CartPole-v1", 2), make_vec("CartPole-v1", 2)
+    envs.action_space.seed(3)
+    other.action_space.seed(3)
+    envs.reset()
+    check_vector_env(envs, num_steps=5)
+    other.action_space.sample()  # the check takes one before the first reset, one after close
+    other.action_space.sample()
+    assert_same(envs.action_space.sample(), other.action_space.sample())
+
+
+def test_views_are_allowed_if_declared():
+    envs = OneBuffer()
+    envs.copy = False
+    report = check_vector_env(envs)
+    assert report.remarks == ("observations are views (copy=False)",)

@@ -1,0 +1,139 @@
+"""The command `vecenv`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+from PIL import Image
+
+from vecenv.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+
+class BrokenEnv(gym.Env):
+    """Returns observations outside its space."""
+
+    observation_space = gym.spaces.Discrete(3)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 7, {}
+
+    def step(self, action):
+        return 7, 0.0, False, False, {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered():
+    gym.register("Broken-v0", BrokenEnv, disable_env_checker=True)
+    yield
+    gym.registry.pop("Broken-v0")
+
+
+def test_evaluate_prints_the_table_and_writes_json(capsys, tmp_path):
+    path = tmp_path / "scores.json"
+
+    status = main(
+        ["evaluate", "--policy", "react-restore", "--episodes", "20", "--json", str(path)]
+    )
+
+    assert status == 0
+    out = capsys.readouterr().out
+    assert "react-restore: faithful rules, 20 episodes per cell" in out
+    assert "total" in out
+    scores = json.loads(path.read_text())
+    assert (scores["policy"], len(scores["cells"])) == ("react-restore", 9)
+
+
+def test_rules_and_seed_are_passed_on(capsys, tmp_path):
+    totals = []
+    for options in (["--rules", "debugged"], ["--seed", "3"], []):
+        path = tmp_path / "scores.json"
+        args = ["evaluate", "--policy", "sleep", "--episodes", "20", "--json", str(path)]
+        assert main([*args, *options]) == 0
+        totals.append(json.loads(path.read_text())["total"])
+    assert len(set(totals)) == 3
+    assert "debugged rules" in capsys.readouterr().out
+
+
+def test_watch_writes_an_animation(capsys, tmp_path):
+    path = tmp_path / "episode.gif"
+    args = ["watch", "--policy", "random", "--red-agent", "meander", "--steps", "6"]
+
+    assert main([*args, "--gif", str(path)]) == 0
+
+    assert str(path) in capsys.readouterr().out
+    with Image.open(path) as gif:
+        assert gif.is_animated
+
+
+def test_watch_shows_the_last_step_where_there_is_no_terminal(capsys):
+    assert main(["watch", "--policy", "sleep", "--steps", "15", "--rules", "debugged"]) == 0
+    out = capsys.readouterr().out
+    assert "debugged rules" in out
+    assert "step 15/15" in out
+    assert "Privileged" in out
+
+
+def test_check_reports_what_it_tried(capsys):
+    assert main(["check", "CartPole-v1", "--num-envs", "2", "--num-steps", "50"]) == 0
+    assert "passed: the same seed gives the same run" in capsys.readouterr().out
+
+
+def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
+    assert main(["check", "Broken-v0", "--num-steps", "5"]) == 1
+    assert "observation_space" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["evaluate", "--policy", "nobody"], "policy is 'nobody', expected one of sleep"),
+        (["evaluate", "--policy", "sleep", "--episodes", "1"], "episodes is 1"),
+        (["watch", "--policy", "sleep", "--steps", "0"], "episode_length is 0"),
+        (["watch", "--policy", "sleep", "--fps", "0"], "fps is 0"),
+        (["watch", "--policy", "sleep", "--gif", "/nowhere/at/all.gif"], "/nowhere/at/all.gif"),
+        (["check", "NoSuchEnv-v0"], "NoSuchEnv"),
+        (["check", "CartPole-v1", "--num-envs", "0"], "num_envs is 0"),
+    ],
+)
+def test_what_can_not_be_done_is_said_in_one_line(args, words, capsys):
+    assert main(args) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.startswith("vecenv: ")
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    "args", [[], ["dance"], ["evaluate"], ["watch", "--policy", "sleep", "--x"]]
+)
+def test_wrong_options_end_the_command(args, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 2
+
+
+def test_help_needs_no_compiler():
+    script = (
+        "import sys\nfrom vecenv.cli import main\n"
+        "try: main(['evaluate', '--help'])\nexcept SystemExit: pass\n"
+        "print({'numba', 'torch', 'PIL', 'matplotlib'} & set(sys.modules))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "--episodes" in run.stdout
+    assert run.stdout.strip().endswith("set()")
+
+
+def test_runs_as_a_module():
+    command = [sys.executable, "-m", "vecenv.cli", "evaluate", "--policy", "nobody"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "policy is 'nobody'" in run.stderr

@@ -1,0 +1,145 @@
+"""Batched infos are those of Gymnasium's `_add_info`, and rows can be taken out of them."""
+
+import numpy as np
+import pytest
+from equality import assert_same
+from gymnasium.vector import VectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from vecenv.infos import add_info, take_infos
+
+NUM_ENVS = 4
+
+# One strategy per key, as in life: a key has values of one type, and in arrays of one shape.
+NUMBERS = {
+    "int": st.integers(-(2**40), 2**40),
+    "float": st.floats(allow_nan=True, width=32),
+    "bool": st.booleans(),
+    "numpy float": st.floats(width=32).map(np.float32),
+    "numpy int": st.integers(-100, 100).map(np.int8),
+    "numpy bool": st.booleans().map(np.bool_),
+    "array": hnp.arrays(np.float32, (2, 3), elements=st.floats(-9, 9, width=32)),
+    "number array": hnp.arrays(np.int64, (), elements=st.integers(-9, 9)),
+    "bool array": hnp.arrays(np.bool_, (2,)),
+}
+OBJECTS = {
+    "text": st.text(max_size=3),
+    "list": st.lists(st.integers(0, 9), max_size=3),
+    "tuple": st.tuples(st.integers(0, 9), st.text(max_size=1)),
+    "none": st.none(),
+    "mixed": st.one_of(st.none(), st.text(max_size=2), st.lists(st.none(), max_size=2)),
+    "final_obs": st.one_of(
+        st.integers(0, 9),
+        hnp.arrays(np.float32, (2,), elements=st.floats(-9, 9, width=32)),
+        st.fixed_dictionaries({"near": st.integers(0, 9)}),
+        st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    ),
+    "_hidden": st.integers(0, 9),
+}
+LEAVES = NUMBERS | OBJECTS
+INFO = st.fixed_dictionaries(
+    {},
+    optional=LEAVES
+    | {
+        "nested": st.fixed_dictionaries({}, optional=LEAVES),
+        "final_info": st.fixed_dictionaries(
+            {}, optional=NUMBERS | {"deeper": st.fixed_dictionaries({}, optional=LEAVES)}
+        ),
+    },
+)
+
+
+class Reference(VectorEnv):
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.integers(0, NUM_ENVS - 1), INFO), max_size=6))
+def test_infos_are_batched_as_gymnasium_does(entries):
+    """An env may have several infos: the one at the end of its episode and the next one's first."""
+    ours, theirs = {}, {}
+    for index, info in entries:
+        add_info(ours, info, index, NUM_ENVS)
+        theirs = Reference(NUM_ENVS)._add_info(theirs, info, index)
+    assert_same(ours, theirs)
+
+
+@settings(max_examples=75)
+@given(
+    st.lists(INFO, min_size=NUM_ENVS, max_size=NUM_ENVS),
+    st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, unique=True),
+)
+def test_rows_taken_are_the_rows_of_the_batch(per_env, ids):
+    """The batch of fewer envs is the same; with all ids in order nothing changes."""
+    infos = {}
+    for index, info in enumerate(per_env):
+        add_info(infos, info, index, NUM_ENVS)
+    assert_same(take_infos(infos, np.arange(NUM_ENVS)), infos)
+    taken = take_infos(infos, np.array(ids))
+    smaller = {}
+    for row, index in enumerate(ids):
+        add_info(smaller, per_env[index], row, len(ids))
+    for key, value in smaller.items():
+        if not isinstance(value, dict):
+            assert_same(taken[key], value, key)
+    assert list(taken) == list(infos)
+
+
+@given(INFO)
+def test_the_info_of_an_env_is_only_read(info):
+    arrays = {key: value.copy() for key, value in info.items() if isinstance(value, np.ndarray)}
+    keys = list(info)
+    infos = {}
+    add_info(infos, info, 0, NUM_ENVS)
+    for key, value in arrays.items():
+        assert_same(infos[key][0], value[()])
+        if key != "number array":
+            assert not np.shares_memory(infos[key], info[key])
+        infos[key][0] = 1
+        assert_same(info[key], value)
+    assert list(info) == keys
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (1, np.int64),
+        (1.5, np.float64),
+        (True, np.bool_),
+        (np.int8(1), np.int8),
+        (np.float16(1), np.float16),
+        (np.ones(2, np.uint8), np.uint8),
+        ("text", object),
+        (None, object),
+        ([1, 2], object),
+        (np.bool_(True), object),  # as in Gymnasium: np.bool_ is no np.number
+    ],
+)
+def test_dtype_of_a_column(value, dtype):
+    infos = {}
+    add_info(infos, {"key": value}, 1, 3)
+    assert infos["key"].dtype == dtype
+    assert infos["key"].shape == (3, *np.shape(value if isinstance(value, np.ndarray) else 0))
+    assert_same(infos["_key"], np.array([False, True, False]))
+
+
+def test_final_obs_is_an_object_array_even_of_dicts():
+    infos = {}
+    add_info(infos, {"final_obs": {"near": 1}}, 0, 2)
+    assert infos["final_obs"].dtype == object
+    assert infos["final_obs"].tolist() == [{"near": 1}, None]
+    assert infos["_final_obs"].tolist() == [True, False]
+
+
+def test_rows_taken_are_copies():
+    infos = {}
+    add_info(infos, {"x": 1, "deep": {"y": np.ones(2)}}, 1, 3)
+    taken = take_infos(infos, np.array([1]))
+    infos["x"][1] = 5
+    infos["deep"]["y"][1] = 5
+    assert taken["x"].tolist() == [1]
+    assert taken["deep"]["y"].tolist() == [[1, 1]]
+    assert taken["_deep"].tolist() == [True]

@@ -1,0 +1,249 @@
+"""make_vec in all its forms."""
+
+import functools
+import logging
+import pickle
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import CounterEnv, counters
+from equality import assert_same
+from gymnasium.error import NameNotFound
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import (
+    FlattenObservation,
+    PassiveEnvChecker,
+    TimeAwareObservation,
+    TimeLimit,
+)
+
+from vecenv import EnvCreationError, SyncVectorEnv, make_vec
+
+
+def wrappers_of(env):
+    found = []
+    while isinstance(env, gym.Wrapper):
+        found.append(type(env))
+        env = env.env
+    return found
+
+
+def first_run(envs):
+    obs, infos = envs.reset(seed=3)
+    return [(obs, infos), *(envs.step(np.arange(envs.num_envs) % 2) for _ in range(3))]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "CartPole-v1",
+        "CartPole",
+        "gymnasium.envs.classic_control:CartPole-v1",
+        gym.spec("CartPole-v1"),
+        lambda: gym.make("CartPole-v1"),
+        functools.partial(gym.make, "CartPole-v1"),
+        [lambda: gym.make("CartPole-v1")] * 3,
+        (lambda: gym.make("CartPole-v1"),) * 3,
+    ],
+    ids=["id", "id without version", "module", "spec", "function", "partial", "list", "tuple"],
+)
+@pytest.mark.filterwarnings("ignore:.*Using the latest versioned environment")
+def test_every_source_makes_the_same_envs(source):
+    envs = make_vec(source, 3)
+    assert type(envs) is SyncVectorEnv
+    assert envs.num_envs == 3
+    assert len({id(env.unwrapped) for env in envs.envs}) == 3
+    expected = gym.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+    assert_same(first_run(envs), first_run(expected))
+
+
+def test_number_of_envs():
+    assert make_vec("CartPole-v1").num_envs == 1
+    assert make_vec(CounterEnv).num_envs == 1
+    assert make_vec(CounterEnv, 4).num_envs == 4
+    assert make_vec(counters([1, 2, 3])).num_envs == 3
+    assert make_vec("CartPole-v1", np.int64(2)).num_envs == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "num_envs", "message"),
+    [
+        ("CartPole-v1", 0, "num_envs is 0, expected an integer of at least 1"),
+        ("CartPole-v1", -2, "num_envs is -2"),
+        ("CartPole-v1", 2.0, r"num_envs is 2\.0"),
+        ("CartPole-v1", True, "num_envs is True"),
+        (CounterEnv, 0, "num_envs is 0"),
+        ([CounterEnv] * 3, 2, "num_envs is 2, but 3 factories were given"),
+        ([], None, "num_envs is 0|no factories|empty"),
+    ],
+)
+def test_wrong_numbers_are_refused(source, num_envs, message):
+    with pytest.raises(ValueError, match=message):
+        make_vec(source, num_envs)
+
+
+@pytest.mark.parametrize("source", [5, None, [CounterEnv, "CartPole-v1"], {"a": CounterEnv}, b"x"])
+def test_other_sources_are_refused(source):
+    with pytest.raises(
+        TypeError, match="env must be a registered id, an EnvSpec, a factory or a l"
+    ):
+        make_vec(source)
+
+
+def test_an_unknown_id_is_gymnasiums_error():
+    with pytest.raises(NameNotFound, match="CartPoleee"):
+        make_vec("CartPoleee-v1")
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_options_of_the_vector_env(mode):
+    envs = make_vec(CounterEnv, 2, copy=False, observation_mode="different", autoreset_mode=mode)
+    assert (envs.copy, envs.observation_mode, envs.autoreset_mode) == (False, "different", mode)
+    assert envs.metadata["autoreset_mode"] is mode
+    assert make_vec(CounterEnv, autoreset_mode=mode.value).autoreset_mode is mode
+
+
+def test_env_arguments_reach_every_env():
+    envs = make_vec("Pendulum-v1", 3, g=1.5)
+    assert [env.unwrapped.g for env in envs.envs] == [1.5, 1.5, 1.5]
+    assert gym.spec("Pendulum-v1").kwargs == {}
+
+
+def test_arguments_of_gymnasium_make_are_not_the_envs():
+    """As in gymnasium.make_vec, whose calls people will bring along."""
+    envs = make_vec("CartPole-v1", 2, max_episode_steps=5, disable_env_checker=True)
+    envs.reset(seed=1)
+    for _ in range(5):
+        _, _, _, truncations, _ = envs.step([0, 1])
+    assert truncations.all()
+    assert all(PassiveEnvChecker not in wrappers_of(env) for env in envs.envs)
+
+
+def test_arguments_for_a_factory_are_refused():
+    with pytest.raises(TypeError, match=r"\['g', 'm'\] go to .* functools.partial"):
+        make_vec(CounterEnv, 2, g=1, m=2)
+
+
+def test_only_the_first_env_has_the_passive_checker():
+    envs = make_vec("CartPole-v1", 3)
+    has_checker = [PassiveEnvChecker in wrappers_of(env) for env in envs.envs]
+    assert has_checker == [True, False, False]
+    assert all(TimeLimit in wrappers_of(env) for env in envs.envs)
+
+
+@pytest.mark.parametrize("disable", [True, False])
+def test_the_passive_checker_can_be_asked_for(disable):
+    envs = make_vec("CartPole-v1", 2, disable_env_checker=disable)
+    assert [PassiveEnvChecker in wrappers_of(env) for env in envs.envs] == [not disable] * 2
+
+
+@pytest.mark.parametrize("source", ["CartPole-v1", functools.partial(gym.make, "CartPole-v1")])
+def test_wrappers_wrap_every_env_in_order(source):
+    envs = make_vec(source, 2, wrappers=[TimeAwareObservation, FlattenObservation])
+    assert envs.single_observation_space.shape == (5,)
+    for env in envs.envs:
+        assert wrappers_of(env)[:2] == [FlattenObservation, TimeAwareObservation]
+    with pytest.raises(EnvCreationError, match=r"env 0 of 2.*ZeroDivisionError"):
+        make_vec(source, 2, wrappers=[lambda env: 1 / 0])
+
+
+def test_spec_describes_what_was_made():
+    envs = make_vec("Pendulum-v1", 3, g=1.5)
+    assert str(envs) == "SyncVectorEnv(Pendulum-v1, num_envs=3)"
+    theirs = gym.make_vec("Pendulum-v1", 3, g=1.5, vectorization_mode="sync")
+    assert envs.spec.id == theirs.spec.id
+    assert envs.spec.kwargs == theirs.spec.kwargs
+    assert make_vec(CounterEnv).spec is None
+
+
+@pytest.mark.parametrize("maker", [make_vec, gym.make_vec], ids=["ours", "gymnasium's"])
+def test_a_vector_env_can_be_made_again_from_its_spec(maker):
+    """And from that of Gymnasium's vector env; the number of envs is in it."""
+    spec = make_vec("Pendulum-v1", 3, g=1.5).spec
+    again = maker(spec)
+    assert again.num_envs == 3
+    assert [env.unwrapped.g for env in again.envs] == [1.5, 1.5, 1.5]
+    theirs = gym.make_vec("Pendulum-v1", 3, g=1.5, vectorization_mode="sync")
+    assert maker(theirs.spec).num_envs == 3
+
+
+@pytest.mark.parametrize("maker", [make_vec, gym.make_vec], ids=["ours", "gymnasium's"])
+@pytest.mark.parametrize("origin", ["ours", "gymnasium's"])
+def test_a_spec_keeps_wrappers_and_options_of_the_vector_env(origin, maker):
+    if origin == "ours":
+        options = {"autoreset_mode": "SameStep", "copy": False}
+        envs = make_vec("Pendulum-v1", 2, wrappers=(TimeAwareObservation,), **options)
+    else:
+        envs = gym.make_vec(
+            "Pendulum-v1",
+            2,
+            vectorization_mode="sync",
+            wrappers=(TimeAwareObservation,),
+            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False},
+        )
+    again = maker(envs.spec)
+    assert again.autoreset_mode is AutoresetMode.SAME_STEP
+    assert again.copy is False
+    assert again.single_observation_space.shape == (4,)
+
+
+def test_options_as_gymnasium_takes_them_are_not_dropped_silently():
+    """`vector_kwargs` either does what it does there or is refused."""
+    try:
+        envs = make_vec("Pendulum-v1", 2, vector_kwargs={"copy": False})
+    except TypeError as error:
+        assert "vector_kwargs" in str(error)
+    else:
+        assert envs.copy is False
+
+
+def test_the_spec_passed_is_not_changed():
+    spec = gym.spec("Pendulum-v1")
+    make_vec(spec, 2, g=2.0)
+    assert spec.kwargs == {}
+    assert spec == gym.spec("Pendulum-v1")
+
+
+def test_factories_make_more_envs_and_can_be_pickled():
+    """Workers will get them so."""
+    envs = make_vec("Pendulum-v1", 2, g=1.5, wrappers=[TimeAwareObservation])
+    for factory in envs.env_fns:
+        env = pickle.loads(pickle.dumps(factory))()
+        assert env.unwrapped.g == 1.5
+        assert env.observation_space == envs.single_observation_space
+        assert env.reset(seed=1)[0].shape == (4,)
+
+
+def test_a_failing_factory_is_named():
+    def broken():
+        raise FileNotFoundError("no map")
+
+    with pytest.raises(EnvCreationError, match="env 1 of 2 failed with FileNotFoundError: no map"):
+        make_vec([CounterEnv, broken])
+    with pytest.raises(EnvCreationError, match=r"env 0 of 2 .*'speed'.*Pendulum-v1") as caught:
+        make_vec("Pendulum-v1", 2, speed=3)
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_backends(caplog):
+    assert type(make_vec(CounterEnv, backend="sync")) is SyncVectorEnv
+    with caplog.at_level(logging.INFO, logger="vecenv"):
+        make_vec("CartPole-v1")
+    assert "'auto' chose 'sync'" in caplog.text
+    with pytest.raises(ValueError, match="backend is 'rocket', expected one of auto, sync"):
+        make_vec(CounterEnv, backend="rocket")
+
+
+def test_render_mode_reaches_the_envs():
+    class Rendering(CounterEnv):
+        metadata = {"render_modes": ["ansi"], "render_fps": 5}
+
+        def __init__(self, render_mode=None):
+            super().__init__(3)
+            self.render_mode = render_mode
+
+    envs = make_vec(functools.partial(Rendering, render_mode="ansi"), 2)
+    assert envs.render_mode == "ansi"
+    assert envs.metadata == {**Rendering.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
+    assert envs.render() == ("frame of 3", "frame of 3")

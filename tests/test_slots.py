@@ -1,0 +1,181 @@
+"""step(out=): results go into the caller's arrays, and nothing is allocated or copied."""
+
+import tracemalloc
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import (
+    MODES,
+    NUM_ENVS,
+    SPACES,
+    arrays_in,
+    counters,
+    mode_id,
+    random_envs,
+    restart_ended,
+)
+from equality import assert_same
+from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array
+
+from vecenv import SlotError, StepSlot, SyncVectorEnv
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("name", ["float32(3,)", "uint8 image", "discrete", "nested"])
+def test_step_writes_into_the_arrays_given_and_returns_them(name, mode):
+    space = SPACES[name]
+    plain, slotted = random_envs(space, mode), random_envs(space, mode)
+    assert_same(slotted.reset(seed=3), plain.reset(seed=3))
+    slots = [make_slot(slotted, dtype) for dtype in (np.float64, np.float32)]
+    for step in range(10):
+        actions = np.full(NUM_ENVS, step % 4)
+        slot = slots[step % 2]
+        for array in (*arrays_in(slot.obs), slot.rewards):
+            array[...] = 77  # shows any row left unwritten
+        slot.terminations[:] = slot.truncations[:] = True
+        expected = plain.step(actions)
+        result = slotted.step(actions, out=slot)
+        assert all(came is own for came, own in zip(result[:4], slot, strict=True))
+        rewards = expected[1].astype(slot.rewards.dtype)
+        assert_same(result, (expected[0], rewards, *expected[2:]), f"step {step}")
+        assert_same(restart_ended(slotted, expected), restart_ended(plain, expected))
+
+
+def make_slot(envs, reward_dtype=np.float64):
+    obs = create_empty_array(envs.single_observation_space, envs.num_envs, envs.allocate)
+    rewards = envs.allocate((envs.num_envs,), reward_dtype)
+    flags = [envs.allocate((envs.num_envs,), np.bool_) for _ in range(2)]
+    return StepSlot(obs, rewards, *flags)
+
+
+def test_a_rollout_is_filled_without_a_copy():
+    """Rows of a [T + 1, N, ...] buffer as slots: what step returns is the buffer's memory."""
+    envs = SyncVectorEnv(counters([3, 4]))
+    rollout = envs.allocate((6, 2, 3))
+    rewards, flags = np.zeros((5, 2), np.float32), np.zeros((2, 5, 2), bool)
+    rollout[0] = envs.reset()[0]
+    for t in range(5):
+        slot = StepSlot(rollout[t + 1], rewards[t], flags[0, t], flags[1, t])
+        result = envs.step([0, 0], out=slot)
+        assert np.shares_memory(result[0], rollout)
+        assert np.shares_memory(result[1], rewards)
+    assert rollout[:, :, 2].tolist() == [[0, 0], [1, 1], [2, 2], [3, 3], [0, 4], [1, 0]]
+    assert rewards.tolist() == [[1, 1], [2, 2], [3, 3], [0, 4], [1, 0]]
+    assert flags[0].tolist() == [[False, False]] * 2 + [[True, False], [False, True], [False] * 2]
+
+
+def test_calls_after_a_step_into_a_slot_know_the_latest_observations():
+    """A partial reset returns all rows, recv those asked for; the slot is not written to again."""
+    envs = SyncVectorEnv(counters([9, 9, 9]))
+    envs.reset()
+    slot = make_slot(envs)
+    envs.step([0, 0, 0], out=slot)
+    kept = slot.obs.copy()
+    obs, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert obs.tolist() == [[0, 0, 1], [1, 1, 0], [2, 0, 1]]
+    envs.step([0, 0, 0], out=slot)
+    kept = slot.obs.copy()
+    envs.send([0], [2])
+    assert envs.recv().obs.tolist() == [[2, 0, 3]]
+    envs.step([0, 0, 0])
+    assert_same(slot.obs, kept)
+
+
+class SilentEnv(gym.Env):
+    """Returns always the same, so that all memory used is the vector env's."""
+
+    observation_space = spaces.Box(-1, 1, (4096,), np.float32)
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+    obs = np.ones(4096, np.float32)
+    info = {}
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs, self.info
+
+    def step(self, action):
+        return self.obs, 0.5, False, False, self.info
+
+
+def test_steps_into_slots_allocate_no_array_memory():
+    num_envs = 64
+    envs = SyncVectorEnv([SilentEnv] * num_envs)
+    envs.reset()
+    slots = [make_slot(envs, np.float32) for _ in range(2)]
+    actions = np.zeros((num_envs, 2), np.float32)
+    for slot in slots:
+        envs.step(actions, out=slot)
+    numpy_only = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        for step in range(20):
+            envs.step(actions, out=slots[step % 2])
+        peak = tracemalloc.get_traced_memory()[1] - before
+        snapshot = tracemalloc.take_snapshot().filter_traces([numpy_only])
+    finally:
+        tracemalloc.stop()
+    assert sum(trace.size for trace in snapshot.traces) == 0
+    assert peak < 64 * 1024  # one batch of observations is 1 MiB, so none was made and dropped
+    assert (slots[0].obs == 1).all()
+
+
+def broken_slots():
+    def slot(**changes):
+        arrays = {
+            "obs": np.zeros((2, 3), np.float32),
+            "rewards": np.zeros(2),
+            "terminations": np.zeros(2, bool),
+            "truncations": np.zeros(2, bool),
+        }
+        return SimpleNamespace(**{**arrays, **changes})
+
+    read_only = np.zeros(2)
+    read_only.flags.writeable = False
+    no_rewards = slot()
+    del no_rewards.rewards
+    return {
+        "obs shape": (slot(obs=np.zeros((3, 3), np.float32)), r"out.obs has shape \(3, 3\)"),
+        "obs dtype": (slot(obs=np.zeros((2, 3))), "out.obs .* dtype float64, expected .* float32"),
+        "obs layout": (slot(obs=np.zeros((3, 2), np.float32).T), "out.obs must be C-contiguous"),
+        "obs list": (slot(obs=[[0, 0, 0]] * 2), "out.obs must be a NumPy array, got list"),
+        "rewards shape": (slot(rewards=np.zeros((2, 1))), r"out.rewards has shape \(2, 1\) and"),
+        "rewards dtype": (
+            slot(rewards=np.zeros(2, int)),
+            r"out.rewards .*int64, expected shape \(2,\) and dtype float64 or float32",
+        ),
+        "rewards layout": (slot(rewards=np.zeros(4)[::2]), "out.rewards must be C-contiguous"),
+        "rewards read-only": (slot(rewards=read_only), "out.rewards .*writeable=False"),
+        "flags dtype": (
+            slot(terminations=np.zeros(2, np.uint8)),
+            "out.terminations .*uint8, expected .* dtype bool",
+        ),
+        "flags shape": (slot(truncations=np.zeros(3, bool)), r"out.truncations has shape \(3,\)"),
+        "no rewards": (no_rewards, "rewards"),
+        "a tuple": ((np.zeros((2, 3), np.float32),), "obs, rewards, terminations, truncations"),
+    }
+
+
+@pytest.mark.parametrize("name", broken_slots())
+def test_wrong_slots_are_refused_and_nothing_is_stepped(name):
+    slot, message = broken_slots()[name]
+    envs = SyncVectorEnv(counters([9, 9]))
+    envs.reset()
+    with pytest.raises(SlotError, match=message):
+        envs.step([0, 0], out=slot)
+    assert [len(calls) for calls in envs.get_attr("calls")] == [1, 1]
+    assert envs.step([0, 0], out=make_slot(envs))[1].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["text", "custom", "dict with objects"])
+def test_observations_without_fixed_shape_cannot_go_into_slots(name):
+    envs = random_envs(SPACES[name])
+    envs.reset(seed=0)
+    obs = create_empty_array(SPACES[name], NUM_ENVS)
+    slot = StepSlot(obs, np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, bool), np.zeros(NUM_ENVS, bool))
+    with pytest.raises(SlotError, match="step without `out`"):
+        envs.step([0] * NUM_ENVS, out=slot)
+    assert len(envs.step([0] * NUM_ENVS)) == 5

@@ -1,0 +1,203 @@
+"""SyncVectorEnv: memory of results, factories, spaces, seeds and attributes."""
+
+import functools
+
+import numpy as np
+import pytest
+from envs import (
+    ARRAY_SPACES,
+    NUM_ENVS,
+    SPACES,
+    CounterEnv,
+    arrays_in,
+    counters,
+    random_envs,
+)
+from equality import assert_same
+from gymnasium import spaces
+
+from vecenv import EnvCreationError, SyncVectorEnv
+
+
+@pytest.mark.parametrize("name", [*ARRAY_SPACES])
+def test_copy_decides_whether_observations_are_views(name):
+    for copy in (True, False):
+        envs = random_envs(SPACES[name], copy=copy)
+        first, _ = envs.reset(seed=0)
+        second = envs.step([0] * NUM_ENVS)[0]
+        for one, two in zip(arrays_in(first), arrays_in(second), strict=True):
+            assert np.shares_memory(one, two) == (not copy and one.size > 0)
+
+
+def test_rewards_and_flags_are_always_the_callers():
+    envs = SyncVectorEnv(counters([1, 2]), copy=False)
+    envs.reset()
+    first = envs.step([0, 0])[1:4]
+    kept = [np.copy(array) for array in first]
+    envs.step([0, 0])
+    assert_same([*first], kept)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no map"), ValueError("bad"), KeyError("x")])
+def test_a_failing_factory_is_named_and_the_envs_made_are_closed(error):
+    made = []
+
+    def good():
+        made.append(CounterEnv())
+        return made[-1]
+
+    def broken():
+        raise error
+
+    message = f"env 2 of 4 failed with {type(error).__name__}: .*env_fns\\[2\\].*broken"
+    with pytest.raises(EnvCreationError, match=message) as caught:
+        SyncVectorEnv([good, good, broken, good])
+    assert caught.value.__cause__ is error
+    assert [env.is_closed for env in made] == [True, True]
+
+
+def closing_envs(observation_spaces, action_spaces=None, **kwargs):
+    """Make envs with these spaces; return the error and whether all envs were closed."""
+    made = []
+
+    def make(observation_space, action_space):
+        env = CounterEnv()
+        env.observation_space, env.action_space = observation_space, action_space
+        made.append(env)
+        return env
+
+    action_spaces = action_spaces or [spaces.Discrete(2)] * len(observation_spaces)
+    env_fns = [
+        functools.partial(make, *pair)
+        for pair in zip(observation_spaces, action_spaces, strict=True)
+    ]
+    with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
+        SyncVectorEnv(env_fns, **kwargs)
+    assert all(env.is_closed for env in made)
+    return caught.value
+
+
+BOX_2, BOX_3 = spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,))
+
+
+@pytest.mark.parametrize(
+    ("spaces_of_envs", "mode", "error_type", "parts"),
+    [
+        ([BOX_2, BOX_2, BOX_3], "same", RuntimeError, ["Env 2", "(3,)", "env 0", "(2,)"]),
+        ([BOX_2, spaces.Box(-2, 2, (2,))], "same", RuntimeError, ["Env 1", "different"]),
+        ([BOX_2, spaces.Discrete(2)], "same", RuntimeError, ["Env 1", "Discrete(2)"]),
+        ([BOX_2, BOX_3], "different", RuntimeError, ["Env 1", "(3,)", "shape and dtype"]),
+        (
+            [BOX_2, spaces.Box(-1, 1, (2,), np.float64)],
+            "different",
+            RuntimeError,
+            ["Env 1", "float64"],
+        ),
+        (
+            [BOX_2, BOX_3],
+            (spaces.Box(-1, 1, (2, 2)), BOX_2),
+            RuntimeError,
+            ["Env 1", "(3,)", "custom space"],
+        ),
+        ([BOX_2], "sometimes", ValueError, ["'same' or 'different'", "sometimes"]),
+        ([BOX_2], ("a", BOX_2), TypeError, ["(batched space, single space)", "str"]),
+    ],
+)
+def test_envs_with_other_observation_spaces_are_refused(spaces_of_envs, mode, error_type, parts):
+    error = closing_envs(spaces_of_envs, observation_mode=mode)
+    assert type(error) is error_type
+    for part in parts:
+        assert part in str(error)
+
+
+def test_envs_with_other_action_spaces_are_refused():
+    error = closing_envs([BOX_2] * 3, [spaces.Discrete(2), spaces.Discrete(2), spaces.Discrete(3)])
+    assert type(error) is RuntimeError
+    assert "action space of env 2 is Discrete(3), expected that of env 0: Discrete(2)" in str(error)
+
+
+def test_no_env_at_all_is_refused():
+    with pytest.raises(ValueError, match="needs at least one env"):
+        SyncVectorEnv([])
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "message"),
+    [
+        ([1, 2, 3], ValueError, r"num_envs=2 but got length=3"),
+        ([], ValueError, r"num_envs=2 but got length=0"),
+        (1.5, TypeError, "must be None, an integer or a list of them, got <class 'float'>"),
+        ("12", TypeError, "must be None, an integer or a list of them"),
+        ([1, "2"], TypeError, "seed|integer"),
+        ([1, 2.5], TypeError, "seed|integer"),
+    ],
+)
+def test_wrong_seeds_are_refused_and_nothing_is_reset(seed, error, message):
+    envs = SyncVectorEnv(counters([9, 9]))
+    envs.reset()
+    envs.step([0, 0])
+    with pytest.raises(error, match=message):
+        envs.reset(seed=seed)
+    assert [len(calls) for calls in envs.get_attr("calls")] == [2, 2]
+    assert envs.step([0, 0])[1].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("seed", [3, np.int64(3), [3, 4], (3, 4), np.array([3, 4])])
+def test_seeds_of_the_envs(seed):
+    envs = SyncVectorEnv(counters([9, 9]))
+    envs.reset(seed=seed)
+    for i, calls in enumerate(envs.get_attr("calls")):
+        assert calls == [("reset", 3 + i, None)]
+        assert type(calls[0][1]) is int
+
+
+def test_call_and_attributes():
+    envs = SyncVectorEnv(counters([3, 4, 5]))
+    assert envs.call("double", 10, offset=1) == (21, 22, 23)
+    assert envs.call("length") == (3, 4, 5)
+    assert envs.get_attr("name") == (0, 1, 2)
+    envs.set_attr("name", 7)
+    assert envs.get_attr("name") == (7, 7, 7)
+    envs.set_attr("name", (1, 2, 3))
+    envs.set_attr("color", ["red", "green", "blue"])
+    assert envs.get_attr("name") == (1, 2, 3)
+    assert envs.get_attr("color") == ("red", "green", "blue")
+    with pytest.raises(ValueError, match="Got `2` values for 3 environments"):
+        envs.set_attr("name", [1, 2])
+    assert envs.get_attr("name") == (1, 2, 3)
+    with pytest.raises(AttributeError, match="weather"):
+        envs.get_attr("weather")
+    assert envs.render() == ("frame of 1", "frame of 2", "frame of 3")
+
+
+def test_envs_can_be_replaced_one_by_one():
+    envs = SyncVectorEnv(counters([9, 9]))
+    envs.envs[1] = CounterEnv(name=8)
+    envs.reset()
+    assert envs.step([0, 0])[0].tolist() == [[0, 0, 1], [8, 0, 1]]
+
+
+def test_allocate_gives_zeroed_memory_of_any_shape_and_dtype():
+    envs = SyncVectorEnv(counters([9]))
+    for shape, dtype in (((3, 2), np.float32), ((), np.bool_), ((0, 3), np.int64)):
+        assert_same(envs.allocate(shape, dtype), np.zeros(shape, dtype))
+    assert envs.allocate((2,)).dtype == np.float32
+
+
+def test_timing_adds_up_named_phases_only_when_enabled():
+    envs = SyncVectorEnv(counters([9]))
+    with envs.timing.phase("policy"):
+        pass
+    assert envs.timing.total_ns == {}
+    envs.timing.enable()
+    for _ in range(2):
+        with envs.timing.phase("policy"):
+            envs.reset()
+    assert list(envs.timing.total_ns) == ["policy"]
+    assert envs.timing.total_ns["policy"] > 0
+    envs.timing.disable()
+    with envs.timing.phase("learner"):
+        pass
+    assert list(envs.timing.total_ns) == ["policy"]
+    envs.timing.clear()
+    assert envs.timing.total_ns == {}

@@ -1,0 +1,148 @@
+"""Rows of batches of any space: select, merge, compare, and say why one is outside its space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+__all__ = [
+    "ARRAY_SPACES",
+    "is_same",
+    "join_rows",
+    "merge_rows",
+    "short",
+    "take_row",
+    "take_rows",
+    "why_outside",
+]
+
+ARRAY_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
+
+
+def take_row(single_space: Space, batch: Any, index: int) -> Any:
+    """Return what env `index` has in a batch; arrays are views."""
+    if isinstance(single_space, Dict):
+        return {key: take_row(part, batch[key], index) for key, part in single_space.items()}
+    if isinstance(single_space, Tuple):
+        return tuple(take_row(part, batch[k], index) for k, part in enumerate(single_space))
+    return batch[index]
+
+
+def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
+    """Return a batch of these rows, in this order; an index may come twice."""
+    if isinstance(single_space, Dict):
+        return {key: take_rows(part, batch[key], indices) for key, part in single_space.items()}
+    if isinstance(single_space, Tuple):
+        return tuple(take_rows(part, batch[k], indices) for k, part in enumerate(single_space))
+    if isinstance(single_space, ARRAY_SPACES):
+        return np.asarray(batch)[np.asarray(indices, dtype=np.int64)]
+    return tuple(batch[index] for index in indices)
+
+
+def join_rows(single_space: Space, rows: list[tuple[Any, int]]) -> Any:
+    """Return a batch of rows that are in several batches, each given as (batch, index)."""
+    if isinstance(single_space, Dict):
+        parts = single_space.items()
+        return {key: join_rows(part, [(b[key], i) for b, i in rows]) for key, part in parts}
+    if isinstance(single_space, Tuple):
+        parts = enumerate(single_space)
+        return tuple(join_rows(part, [(b[k], i) for b, i in rows]) for k, part in parts)
+    found = [batch[index] for batch, index in rows]
+    if isinstance(single_space, ARRAY_SPACES):
+        return np.stack(found).astype(single_space.dtype, copy=False)  # stack has native order
+    return tuple(found)
+
+
+def merge_rows(single_space: Space, batch: Any, other: Any, use_other: np.ndarray) -> Any:
+    """Return `batch` with the rows where `use_other`, bool (num_envs,), is True from `other`."""
+    if isinstance(single_space, Dict):
+        parts = single_space.items()
+        return {key: merge_rows(part, batch[key], other[key], use_other) for key, part in parts}
+    if isinstance(single_space, Tuple):
+        parts = enumerate(single_space)
+        return tuple(merge_rows(part, batch[k], other[k], use_other) for k, part in parts)
+    if isinstance(single_space, ARRAY_SPACES):
+        merged = np.array(batch)
+        merged[use_other] = np.asarray(other)[use_other]
+        return merged
+    return tuple(o if use else b for b, o, use in zip(batch, other, use_other, strict=True))
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two nested values are equal in types, dtypes, shapes and values (NaN equals NaN)."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if a.dtype == object:
+            return all(map(is_same, a.flat, b.flat))
+        return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    if type(a).__eq__ is object.__eq__ and hasattr(a, "__dict__"):
+        return is_same(vars(a), vars(b))  # a custom space may have samples that compare by identity
+    return bool(a == b) or bool(a != a and b != b)
+
+
+def why_outside(space: Space, value: Any, name: str) -> str | None:
+    """Say what keeps `value` from being in `space`; None if nothing does.
+
+    Args:
+        space: Batched space, or that of one env.
+        value: What should be an element of it, with exactly its dtype.
+        name: How to call the value; the parts of nested values add theirs.
+    """
+    if isinstance(space, Dict):
+        if not isinstance(value, dict) or value.keys() != space.spaces.keys():
+            came = list(value) if isinstance(value, dict) else type(value).__name__
+            return f"{name} is {came}, expected a dict with the keys {list(space.spaces)}"
+        parts = [(space[key], value[key], f"{name}[{key!r}]") for key in space]
+    elif isinstance(space, Tuple):
+        if not isinstance(value, tuple) or len(value) != len(space.spaces):
+            came = f"{type(value).__name__} {short(value)}"
+            return f"{name} is a {came}, expected a tuple of {len(space.spaces)}"
+        parts = [(part, value[k], f"{name}[{k}]") for k, part in enumerate(space.spaces)]
+    elif isinstance(space, ARRAY_SPACES) and not isinstance(space, Discrete):
+        return _why_array_outside(space, value, name)
+    elif space.contains(value):
+        return None
+    else:
+        return f"{name} is {short(value)}, which is not in {short(space)}"
+    reasons = (why_outside(*part) for part in parts)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _why_array_outside(space: Space, value: Any, name: str) -> str | None:
+    assert space.dtype is not None
+    if isinstance(value, np.generic) and value.dtype == space.dtype.newbyteorder("="):
+        value = np.asarray(value, space.dtype)  # of a space without dimensions, in native order
+    if not isinstance(value, np.ndarray):
+        return f"{name} is a {type(value).__name__}, expected an array of {short(space)}"
+    if value.shape != space.shape or value.dtype != space.dtype:
+        return (
+            f"{name} has shape {value.shape} and dtype {value.dtype}, "
+            f"expected shape {space.shape} and dtype {space.dtype}"
+        )
+    if space.contains(value):
+        return None
+    if isinstance(space, Box):
+        is_outside = ~((value >= space.low) & (value <= space.high))  # NaN is outside too
+        if is_outside.any():
+            place = tuple(int(k) for k in np.argwhere(is_outside)[0])
+            limits = f"[{space.low[place]}, {space.high[place]}]"
+            index = ", ".join(map(str, place))
+            return f"{name}[{index}] is {value[place]}, outside {limits}"
+    return f"{name} is {short(value)}, which is not in {short(space)}"
+
+
+def short(value: Any) -> str:
+    """Return a representation of at most 100 characters, on one line."""
+    text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
+    return text if len(text) <= 100 else text[:97] + "..."

@@ -1,0 +1,183 @@
+"""check_vector_env: does a vector env do what Gymnasium's interface says?"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from vecenv.base import VecEnv
+from vecenv.check_calls import CallChecks, check_before_reset, check_closed
+from vecenv.check_rules import Findings, GiveUpError
+from vecenv.check_runs import Runs
+
+__all__ = ["CheckReport", "VectorEnvCheckError", "check_vector_env"]
+
+_ATTRIBUTES = (
+    "num_envs",
+    "observation_space",
+    "single_observation_space",
+    "action_space",
+    "single_action_space",
+)
+
+
+class CheckReport(NamedTuple):
+    """Outcome of `check_vector_env`.
+
+    Attributes:
+        passed: Rules that were tried and kept.
+        skipped: Rules that could not be tried, each with the reason.
+        remarks: What a user should know though it breaks no rule.
+    """
+
+    passed: tuple[str, ...]
+    skipped: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rows = [("passed", self.passed), ("skipped", self.skipped), ("remark", self.remarks)]
+        return "\n".join(f"{kind}: {line}" for kind, lines in rows for line in lines)
+
+
+class VectorEnvCheckError(AssertionError):
+    """A vector env breaks rules of the interface; the message numbers them.
+
+    Attributes:
+        failures: Rule -> what was expected, what came, where, and what to do.
+        report: What passed all the same, what could not be tried, and remarks.
+    """
+
+    def __init__(self, name: str, failures: dict[str, str], report: CheckReport) -> None:
+        lines = [f"{k}. {rule}: {text}" for k, (rule, text) in enumerate(failures.items(), 1)]
+        title = f"{name} breaks {len(lines)} rules of vector envs:"
+        super().__init__("\n".join([title, *lines, "", str(report)]))
+        self.failures = failures
+        self.report = report
+
+
+def check_vector_env(envs: VectorEnv, *, num_steps: int = 200, seed: int = 0) -> CheckReport:
+    """Check that a vector env keeps the rules of Gymnasium's interface, and `VecEnv`s their own.
+
+    Checked are spaces, shapes and dtypes, infos and their masks, autoreset as the metadata declare
+    it, determinism under a seed, the memory of results returned earlier, refusal of wrong actions,
+    and `close`; of a `VecEnv` also `send` and `recv`, `out=`, the seeds of single envs, partial
+    resets and the order of calls.
+
+    Args:
+        envs: The vector env, without vector wrappers that change from run to run, such as
+            normalizers. It is reset with other seeds, stepped, and closed.
+        num_steps: Length of a run; there are up to five. Rules about the end of an episode are
+            skipped if none ends in so many steps. The observations of one run are kept in memory.
+        seed: For resets and random actions.
+
+    Returns:
+        What was tried and what could not be.
+
+    Raises:
+        VectorEnvCheckError: With all failures found, rather than the first.
+        TypeError: `envs` is not a vector env.
+        ValueError: `num_steps` is below 1.
+
+    Example:
+        >>> from vecenv import make_vec
+        >>> report = check_vector_env(make_vec("CartPole-v1", num_envs=2), num_steps=50)
+        >>> "send and recv give what step gives" in report.passed
+        True
+    """
+    if not isinstance(envs, VectorEnv):
+        raise TypeError(f"expected a gymnasium.vector.VectorEnv, got {type(envs).__name__}")
+    if num_steps < 1:
+        raise ValueError(f"num_steps is {num_steps}, expected at least 1")
+    found = Findings()
+    try:
+        with found.attempt("attributes"):
+            _check_all(envs, num_steps, seed, found)
+    finally:
+        _check_close(envs, found)
+    passed = tuple(rule for rule in found.tried if rule not in found.failures)
+    skipped = tuple(f"{rule}: {why}" for rule, why in found.skipped.items())
+    report = CheckReport(passed, skipped, tuple(found.remarks))
+    if found.failures:
+        raise VectorEnvCheckError(type(envs).__name__, found.failures, report) from found.cause
+    return report
+
+
+def _check_all(envs: VectorEnv, num_steps: int, seed: int, found: Findings) -> None:
+    _check_spaces(envs, found)
+    mode = _check_autoreset_mode(envs, found)
+    if isinstance(envs, VecEnv):
+        with found.attempt("step before reset"):
+            check_before_reset(envs, found)
+    runs = Runs(envs, mode, num_steps, seed=seed, found=found)
+    with found.attempt("first reset"):
+        runs.check_first_reset()
+    with found.attempt("resets"):
+        runs.check_starts()
+    with found.attempt("run with random actions"):
+        runs.check_run()
+    if runs.frames:
+        with found.attempt("second run"):
+            runs.check_repetition()
+    if runs.is_repeatable:
+        with found.attempt("actions of steps after ends"):
+            runs.check_dead_actions()
+    if isinstance(envs, VecEnv) and runs.frames:
+        CallChecks(envs, runs, seed, found).check_all()
+        return
+    if mode is AutoresetMode.DISABLED:
+        with found.attempt("partial reset"):
+            runs.check_partial_reset()
+    with found.attempt("wrong actions"):
+        runs.check_wrong_counts(Exception)
+
+
+def _check_spaces(envs: VectorEnv, found: Findings) -> None:
+    missing = ", ".join(name for name in _ATTRIBUTES if not hasattr(envs, name))
+    if not found.require("attributes are there", not missing, "no {names}", names=missing):
+        raise GiveUpError
+    num_envs = envs.num_envs
+    is_count = isinstance(num_envs, int) and num_envs > 0
+    if not found.require("num_envs is a positive int", is_count, "it is {n}", n=num_envs):
+        raise GiveUpError
+    mode = getattr(envs.unwrapped, "observation_mode", "same")
+    for kind in ("observation", "action"):
+        batched = getattr(envs, f"{kind}_space")
+        wanted = batch_space(getattr(envs, f"single_{kind}_space"), num_envs)
+        rule = f"{kind}_space is the batch of single_{kind}_space"
+        if kind == "observation" and isinstance(mode, tuple):
+            found.skipped[rule] = "the vector env was given a batched space of its own"
+            continue
+        is_alike = kind == "observation" and mode == "different"  # bounds may differ
+        found.require(
+            rule,
+            is_space_dtype_shape_equiv(batched, wanted) if is_alike else batched == wanted,
+            "it is {batched}, expected {wanted}; use gymnasium.vector.utils.batch_space",
+            batched=batched, wanted=wanted,
+        )  # fmt: skip
+
+
+def _check_autoreset_mode(envs: VectorEnv, found: Findings) -> AutoresetMode | None:
+    mode = envs.metadata.get("autoreset_mode")
+    if found.require(
+        "metadata has the autoreset mode",
+        isinstance(mode, AutoresetMode),
+        "metadata['autoreset_mode'] is {mode}, expected a gymnasium.vector.AutoresetMode; learners "
+        "depend on it, set it in the metadata of the class or the instance",
+        mode=repr(mode),
+    ):
+        return mode
+    found.skipped["autoreset"] = "the mode is unknown"
+    return None
+
+
+def _check_close(envs: VectorEnv, found: Findings) -> None:
+    rule = "close may be called twice"
+    with found.attempt(rule):
+        envs.close()
+        envs.close()
+        found.require(rule, True, "")
+        if isinstance(envs, VecEnv):
+            check_closed(envs, found)

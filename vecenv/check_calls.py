@@ -1,0 +1,180 @@
+"""Checks of what `VecEnv` adds to Gymnasium's interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
+from gymnasium.spaces import Dict, Tuple
+
+from vecenv.base import StepBatch, StepSlot, VecEnv
+from vecenv.batches import ARRAY_SPACES, is_same, join_rows, take_rows
+from vecenv.check_rules import Findings, Frame
+from vecenv.check_runs import Runs
+from vecenv.errors import ActionError
+
+__all__ = ["CallChecks", "check_before_reset", "check_closed"]
+
+
+class CallChecks:
+    """Checks of a `VecEnv`: seeds, partial resets, send and recv, out=, and the order of calls.
+
+    Args:
+        envs: The vector env.
+        runs: Its runs, the watched one done.
+        seed: Of the resets.
+        found: Where to note what was found.
+    """
+
+    def __init__(self, envs: VecEnv, runs: Runs, seed: int, found: Findings) -> None:
+        self._envs = envs
+        self._runs = runs
+        self._seed = seed
+        self._found = found
+        self._rng = np.random.default_rng(seed)
+
+    def check_all(self) -> None:
+        """Do every check but those of a closed or never reset env."""
+        parts = {"order of calls": self._check_pending, "wrong actions": self._check_wrong_actions}
+        if self._runs.is_repeatable:
+            parts["seeds"] = self._check_seeds
+            parts["partial reset"] = self._check_partial_reset
+            parts["send and recv"] = self._check_sends
+            parts["out="] = self._check_out
+        for what, part in parts.items():
+            with self._found.attempt(what):
+                part()
+
+    def _check_seeds(self) -> None:
+        seeds = [self._seed + i for i in range(self._envs.num_envs)]
+        self._found.where = f"reset(seed={seeds})"
+        listed = Frame(self._envs.reset(seed=seeds)[0])
+        rule = "reset(seed=s) gives what reset(seed=[s, s + 1, ...]) gives"
+        self._runs.require_same(rule, self._runs.frames[0], listed)
+
+    def _check_partial_reset(self) -> None:
+        """After a reset of env 0 alone, the others must go on as if nothing had been."""
+        envs, space = self._envs, self._envs.single_observation_space
+        self._runs.check_partial_reset()
+        self._found.require(
+            "a partial reset leaves the caller's options alone",
+            "reset changes the options passed to it" not in self._found.remarks,
+            "options['reset_mask'] was removed or changed; copy the dict",
+        )
+        others = range(1, envs.num_envs)
+        first, second = (
+            Frame(take_rows(space, result[0], others), *(array[1:] for array in result[1:4]))
+            for result in (self._runs.frames[1], envs.step(self._runs.actions[0]))
+        )
+        self._found.require(
+            "envs go on as before when another is reset",
+            is_same(first, second),
+            "the next step of the others gives {second}, without the reset of env 0 it was {first}",
+            first=first[:-1], second=second[:-1],
+        )  # fmt: skip
+
+    def _check_sends(self) -> None:
+        self._runs.check_replay("send and recv give what step gives", self._step_in_parts)
+
+    def _step_in_parts(self, actions: Any) -> tuple[Any, ...]:
+        """Step all envs by several sends in random order, and put the rows back in order."""
+        envs, rng = self._envs, self._rng
+        order = rng.permutation(envs.num_envs)
+        for ids in np.split(order, np.sort(rng.integers(0, envs.num_envs + 1, size=2))):
+            if len(ids):
+                envs.send(take_rows(envs.single_action_space, actions, ids.tolist()), ids)
+        rows: dict[int, tuple[StepBatch, int]] = {}
+        while len(rows) < envs.num_envs:
+            batch = envs.recv(min_envs=int(rng.integers(1, envs.num_envs - len(rows) + 1)))
+            rows.update({int(i): (batch, row) for row, i in enumerate(batch.env_ids)})
+        found = [rows[i] for i in range(envs.num_envs)]
+        obs = join_rows(envs.single_observation_space, [(b.obs, row) for b, row in found])
+        fields = ("rewards", "terminations", "truncations")
+        arrays = [np.stack([getattr(b, name)[row] for b, row in found]) for name in fields]
+        return (obs, *arrays)
+
+    def _check_out(self) -> None:
+        envs = self._envs
+        rule = "step(out=) returns the caller's arrays, with what step returns"
+        obs = _allocate(envs, envs.single_observation_space)
+        if obs is None:
+            self._found.skipped[rule] = "observations have no fixed shape"
+            return
+        terminations, truncations = (envs.allocate((envs.num_envs,), np.bool_) for _ in range(2))
+        rewards = envs.allocate((envs.num_envs,), np.float64)
+        slot = StepSlot(obs, rewards, terminations, truncations)
+
+        def step(actions: Any) -> tuple[Any, ...]:
+            result = envs.step(actions, out=slot)
+            is_slot = all(came is own for came, own in zip(result[:4], slot, strict=True))
+            self._found.require(rule, is_slot, "other arrays than out's were returned")
+            return slot
+
+        self._runs.check_replay(rule, step)
+
+    def _check_pending(self) -> None:
+        envs, require_raises = self._envs, self._found.require_raises
+        envs.reset(seed=self._seed)
+        actions = self._runs.actions[0]
+        require_raises("recv without send raises NoAsyncCallError", NoAsyncCallError, envs.recv)
+        envs.send(take_rows(envs.single_action_space, actions, [0]), [0])
+        rule = "calls while envs are in flight raise AlreadyPendingCallError"
+        for call in (envs.step, envs.send):
+            require_raises(rule, AlreadyPendingCallError, call, actions)
+        envs.recv()
+
+    def _check_wrong_actions(self) -> None:
+        envs, actions = self._envs, self._runs.actions[0]
+        self._runs.check_wrong_counts(ActionError)
+        if isinstance(envs.single_action_space, ARRAY_SPACES):
+            wrong = np.asarray(actions)[..., None]
+            self._found.where = f"step with actions of shape {wrong.shape}"
+            rule = "actions of wrong shape are refused"
+            self._found.require_raises(rule, ActionError, envs.step, wrong)
+        if self._runs.is_repeatable:
+            self._found.where = "the step after refused actions"
+            first = self._runs.frames[1]._replace(restarted=None)
+            frame = Frame(*envs.step(actions)[:4])
+            self._runs.require_same("refused actions step nothing", first, frame)
+
+
+def check_before_reset(envs: VecEnv, found: Findings) -> None:
+    """Check a vector env that may be new."""
+    rule = "step before the first reset raises ResetNeeded"
+    try:
+        envs.step(envs.action_space.sample())
+    except ResetNeeded:
+        found.require(rule, True, "")
+    else:
+        found.skipped[rule] = "the vector env has been reset before"
+
+
+def check_closed(envs: VecEnv, found: Findings) -> None:
+    """Check a vector env that has been closed."""
+    actions = envs.action_space.sample()
+    rule = "calls after close raise ClosedEnvironmentError"
+    for call, args in ((envs.step, (actions,)), (envs.send, (actions,))):
+        found.require_raises(rule, ClosedEnvironmentError, call, *args)
+    for call in (envs.reset, envs.recv):
+        found.require_raises(rule, ClosedEnvironmentError, call)
+
+
+def _allocate(envs: VecEnv, space: Space) -> Any:
+    """Allocate batched observations to step into; None if some part has no fixed shape."""
+    if isinstance(space, ARRAY_SPACES):
+        assert space.shape is not None
+        return envs.allocate((envs.num_envs, *space.shape), space.dtype)
+    if not isinstance(space, Dict | Tuple):
+        return None
+    named = space.items() if isinstance(space, Dict) else enumerate(space)
+    parts = {name: _allocate(envs, part) for name, part in named}
+    if any(part is None for part in parts.values()):
+        return None
+    return parts if isinstance(space, Dict) else tuple(parts.values())
