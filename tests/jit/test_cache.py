@@ -1,0 +1,244 @@
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from numba import config, njit
+from numba.core.environment import Environment
+
+import vecenv
+from vecenv.jit import EnvKernels, JitVectorEnv, binding
+from vecenv.jit import fingerprint as module
+from vecenv.jit.fingerprint import cached_njit, fingerprint, is_jit_off
+
+if is_jit_off():
+    pytest.skip("nothing is compiled", allow_module_level=True)
+
+KERNELS = """
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from numba import njit
+from helper import moved
+from vecenv.jit import EnvKernels, JitVectorEnv
+
+@njit(cache=True)
+def reset(state, rng):
+    state.x = 0.0
+
+@njit(cache=True)
+def step(state, action, rng):
+    state.x = moved(state.x)
+    return 0.0, False, False
+
+@njit(cache=True)
+def observe(state, out):
+    out[0] = state.x
+
+space = Box(-9, 9, (1,), np.float32)
+walk = EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
+envs = JitVectorEnv(walk, 2)
+envs.reset(seed=0)
+print(envs.step([0, 0])[0][0, 0], sum(envs._runner._attend.stats.cache_hits.values()))
+"""
+NOWHERE = """
+def reset(state, rng):
+    state.x = 0.0
+
+def step(state, action, rng):
+    if action == 1:
+        raise ValueError("too far")
+    state.x += 1.0
+    return 0.0, False, False
+
+def observe(state, out):
+    out[0] = state.x
+"""
+HELPER = """
+from numba import njit
+from far import DISTANCE
+
+@njit(cache=True)
+def moved(x):
+    return x + DISTANCE
+"""
+
+
+def run_script(folder, **environment):
+    """Run kernels.py of a folder; return the observation after a step, and the cache hits."""
+    paths = os.pathsep.join([str(folder), str(Path(vecenv.__file__).parents[1])])
+    inherited = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environment = {**inherited, "PYTHONPATH": paths, "PYTHONWARNINGS": "error", **environment}
+    script = str(folder / "kernels.py")
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    value, hits = done.stdout.split()
+    return float(value), int(hits)
+
+
+def write_package(folder, distance=1.0):
+    (folder / "kernels.py").write_text(KERNELS)
+    (folder / "helper.py").write_text(HELPER)
+    (folder / "far.py").write_text(f"DISTANCE = {distance}\n")
+
+
+def test_code_is_kept_until_something_it_calls_changes(tmp_path):
+    write_package(tmp_path)
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    assert run_script(tmp_path, **cache) == (1.0, 0)
+    assert run_script(tmp_path, **cache) == (1.0, 1)
+    stamp = (tmp_path / "far.py").stat()
+    write_package(tmp_path, distance=2.0)  # of the same size, and made to look as old
+    os.utime(tmp_path / "far.py", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # Python's own, which has the stamp
+    assert run_script(tmp_path, **cache) == (2.0, 0)
+
+
+def make_from_no_module():
+    """Make envs with kernels from `exec`, and forget what earlier ones left in memory."""
+    binding._loops.clear()
+    Environment._memo.clear()
+    scope = {"__name__": "nowhere"}
+    exec(NOWHERE, scope)
+    envs = JitVectorEnv(
+        EnvKernels(
+            state_dtype=[("x", np.float64)],
+            observation_space=Box(-9, 9, (1,), np.float32),
+            action_space=Discrete(2),
+            reset=scope["reset"],
+            step=scope["step"],
+            observe=scope["observe"],
+        )
+    )
+    envs.reset(seed=0)
+    assert envs.step([0])[0] == 1.0
+    with pytest.raises(ValueError, match="too far"):
+        envs.step([1])
+    return sum(envs._runner._attend.stats.cache_hits.values())
+
+
+def test_code_of_functions_in_no_module_and_damaged_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(binding, "_loops", {})
+    assert [make_from_no_module(), make_from_no_module()] == [0, 1]
+    assert "<dynamic>" not in sys.modules
+    (saved,) = tmp_path.rglob("driver.attend-*.nbc")
+    saved.write_bytes(saved.read_bytes()[:500])
+    assert [make_from_no_module(), make_from_no_module()] == [0, 1]
+
+
+@pytest.mark.slow
+def test_code_is_kept_for_an_installation_that_cannot_be_written(tmp_path):
+    installed = tmp_path / "site-packages" / "vecenv"
+    shutil.copytree(
+        Path(vecenv.__file__).parent, installed, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (installed / "jit" / "__pycache__").write_text("a file: no folder can be made here")
+    write_package(tmp_path)
+    (tmp_path / "vecenv").symlink_to(installed)
+    user = {"XDG_CACHE_HOME": str(tmp_path / "user"), "PYTHONDONTWRITEBYTECODE": "1"}
+    assert run_script(tmp_path, **user) == (1.0, 0)
+    assert run_script(tmp_path, **user) == (1.0, 1)
+    assert list((tmp_path / "user").rglob("*.nbi"))
+
+
+def test_without_a_place_for_the_cache_code_is_compiled_all_the_same(monkeypatch, caplog):
+    def no_place(function, cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(function, **options)
+
+    monkeypatch.setattr(module, "njit", no_place)
+    with caplog.at_level(logging.WARNING, "vecenv"):
+        compiled = cached_njit(double)
+    assert compiled(4) == 8
+    assert "not kept on disk" in caplog.text
+
+
+FACTOR = 2
+TABLE = np.arange(3)
+
+
+def double(x):
+    return FACTOR * x
+
+
+@njit
+def looked_up(x):
+    return TABLE[x]
+
+
+@njit
+def outer(x):
+    return looked_up(x) + np.sin(x)
+
+
+def closing_over(value):
+    def inner(x):
+        return x + value
+
+    return inner
+
+
+def with_globals(function, **values):
+    """Copy a function so that it reads other globals."""
+    return types.FunctionType(function.__code__, {**function.__globals__, **values})
+
+
+def test_fingerprint_is_the_same_for_the_same_code():
+    assert fingerprint([outer]) == fingerprint([outer])
+    assert fingerprint([double]) == fingerprint([with_globals(double)])
+    assert fingerprint([closing_over(1)]) == fingerprint([closing_over(1)])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (double, with_globals(double, FACTOR=3)),
+        (double, with_globals(double, FACTOR=2.0)),
+        (looked_up.py_func, with_globals(looked_up.py_func, TABLE=np.arange(4))),
+        (looked_up.py_func, with_globals(looked_up.py_func, TABLE=np.array([0, 1, 3]))),
+        (outer.py_func, with_globals(outer.py_func, looked_up=njit(double))),
+        (closing_over(1), closing_over(2)),
+        (closing_over(double), closing_over(with_globals(double, FACTOR=3))),
+        (looked_up, njit(looked_up.py_func, fastmath=True)),
+    ],
+)
+def test_fingerprint_changes_with_whatever_the_code_depends_on(one, other):
+    assert fingerprint([one]) != fingerprint([other])
+
+
+def test_fingerprint_sees_functions_called_through_modules():
+    helper = types.ModuleType("helper")
+    helper.nested = types.ModuleType("helper.nested")
+    helper.nested.moved = njit(double)
+
+    def through_modules(x):
+        return helper.nested.moved(x)
+
+    prints = {fingerprint([through_modules])}
+    helper.nested.moved = njit(closing_over(3))
+    prints.add(fingerprint([through_modules]))
+    assert len(prints) == 2
+
+
+def test_fingerprint_of_functions_that_call_themselves():
+    assert fingerprint([factorial]) == fingerprint([factorial])
+
+
+@njit
+def factorial(n):
+    return 1 if n == 0 else n * factorial(n - 1)
+
+
+def test_fingerprint_knows_the_settings_of_numba(monkeypatch):
+    before = fingerprint([double])
+    monkeypatch.setattr(module.config, "BOUNDSCHECK", 1 - (module.config.BOUNDSCHECK or 0))
+    assert fingerprint([double]) != before

@@ -1,0 +1,527 @@
+import copy
+
+import numpy as np
+import pytest
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from jit.toy_env import PARAMS, TOY, SlowToy
+from numba import njit
+
+from vecenv import ActionError, SlotError, StepSlot, SyncVectorEnv
+from vecenv.check import check_vector_env
+from vecenv.jit import JitVectorEnv, binding, runner, splitting
+from vecenv.jit.fingerprint import is_jit_off
+
+MODES = list(AutoresetMode)
+NUM_STEPS = 40
+
+
+def make(num_envs=5, **options):
+    return JitVectorEnv(TOY, num_envs, params=PARAMS, **options)
+
+
+def random_actions(num_envs, num_steps=NUM_STEPS, seed=0):
+    return np.random.default_rng(seed).integers(-1, 2, (num_steps, num_envs))
+
+
+def slot_for(envs):
+    shape, kind = envs.observation_space.shape, envs.observation_space.dtype
+    num_envs = envs.num_envs
+    return StepSlot(
+        envs.allocate(shape, kind),
+        envs.allocate((num_envs,), np.float32),
+        envs.allocate((num_envs,), np.bool_),
+        envs.allocate((num_envs,), np.bool_),
+    )
+
+
+def roll(envs, actions, seed=3):
+    """Reset and step with these actions; with autoreset disabled, reset what has ended."""
+    frames = [envs.reset(seed=seed)[0]]
+    for row in actions:
+        *arrays, _ = envs.step(row)
+        over = arrays[2] | arrays[3]
+        if envs.autoreset_mode is AutoresetMode.DISABLED and over.any():
+            arrays.append(envs.reset(options={"reset_mask": over})[0])
+        frames.extend(arrays)
+    return frames
+
+
+def assert_same(frames, others):
+    assert len(frames) == len(others)
+    for frame, other in zip(frames, others, strict=True):
+        np.testing.assert_array_equal(frame, other)
+
+
+@pytest.fixture
+def many_threads(monkeypatch):
+    """Split jobs however short they are."""
+    monkeypatch.setattr(splitting, "SPLIT_NS", 1.0)
+    monkeypatch.setattr(splitting.SplitChoice, "note", lambda self, elapsed_ns: False)
+    monkeypatch.setattr(runner, "WAKE_NS", 0.0)
+    monkeypatch.setattr(runner, "NUM_TIMED", 1)
+    monkeypatch.setattr(runner, "ROWS_PER_LINE", 2)
+
+
+class LimitedSlowToy(SlowToy):
+    """The slow twin with an episode limit of 9, as TimeLimit has it."""
+
+    def reset(self, **options):
+        self.num_steps = 0
+        return super().reset(**options)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.num_steps += 1
+        return obs, reward, terminated, truncated or self.num_steps >= 9, info
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_equals_slow_twins_in_sync_vector_env(mode):
+    num_envs, actions = 6, random_actions(6, 80)
+    envs = make(num_envs, autoreset_mode=mode, max_episode_steps=9)
+    twins = SyncVectorEnv([LimitedSlowToy] * num_envs, autoreset_mode=mode)
+    np.testing.assert_array_equal(envs.reset(seed=5)[0], twins.reset(seed=5)[0])
+    num_ends = np.zeros(3, dtype=int)
+    for row in actions:
+        *arrays, infos = envs.step(row)
+        *expected, twin_infos = twins.step(row)
+        assert_same(arrays, expected)
+        for key in ("final_obs", "_final_obs", "_final_info"):
+            assert (key in infos) == (key in twin_infos)
+            for one, other in zip(infos.get(key, ()), twin_infos.get(key, ()), strict=True):
+                np.testing.assert_array_equal(one, other)
+        over = arrays[2] | arrays[3]
+        num_ends += arrays[2].sum(), arrays[3].sum(), over.sum()
+        if mode is AutoresetMode.DISABLED and over.any():
+            options = {"reset_mask": over}
+            assert_same([envs.reset(options=options)[0]], [twins.reset(options=options)[0]])
+    assert num_ends.min() >= 3, "episodes were to end in every way"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_keeps_the_rules_of_vector_envs(mode, num_envs):
+    check_vector_env(make(num_envs, autoreset_mode=mode), num_steps=60)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_episode_of_length_one(mode):
+    envs = make(2, autoreset_mode=mode, max_episode_steps=1, episode_infos=True)
+    envs.reset(seed=0)
+    actions = np.zeros(2, dtype=np.int64)
+    for k in range(3):
+        _, rewards, terminations, truncations, infos = envs.step(actions)
+        is_dead = mode is AutoresetMode.NEXT_STEP and k == 1
+        assert truncations.all() != is_dead
+        assert not terminations.any()
+        assert ("episode" in infos) != is_dead
+        if is_dead:
+            assert (rewards == 0).all()
+        else:
+            np.testing.assert_array_equal(infos["episode"]["r"], rewards)
+            np.testing.assert_array_equal(infos["episode"]["l"], [1, 1])
+            np.testing.assert_array_equal(infos["_episode"], [True, True])
+        if mode is AutoresetMode.DISABLED:
+            envs.reset(options={"reset_mask": np.array([True, True])})
+
+
+def test_an_env_does_not_depend_on_the_batch_around_it():
+    actions = random_actions(60)
+    frames = roll(make(60), actions)
+    for env_id in (0, 1, 37, 59):
+        alone = roll(make(1), actions[:, [env_id]], seed=3 + env_id)
+        assert_same([frame[[env_id]] for frame in frames], alone)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 7])
+def test_threads_and_chunks_change_nothing(num_threads, many_threads):
+    actions = random_actions(101)
+    envs = make(101, num_threads=num_threads)
+    assert_same(roll(envs, actions), roll(make(101, num_threads=1), actions))
+    if not is_jit_off():
+        assert envs._runner._num_parts == num_threads
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_what_is_sent_together_changes_nothing(mode):
+    num_envs, actions = 8, random_actions(8)
+    whole, parts = make(num_envs, autoreset_mode=mode), make(num_envs, autoreset_mode=mode)
+    whole.reset(seed=1)
+    parts.reset(seed=1)
+    rng = np.random.default_rng(0)
+    for row in actions:
+        *arrays, infos = whole.step(row)
+        order = rng.permutation(num_envs)
+        parts.send(row[order[:3]], order[:3])
+        parts.send(row[order[3:]], order[3:])
+        while parts._calls.num_in_flight:
+            batch = parts.recv(min_envs=min(2, parts._calls.num_in_flight))
+            ids = batch.env_ids
+            assert_same(batch[:4], [array[ids] for array in arrays])
+            if "final_obs" in batch.infos:
+                for one, other in zip(
+                    batch.infos["final_obs"], infos["final_obs"][ids], strict=True
+                ):
+                    np.testing.assert_array_equal(one, other)
+
+
+def test_send_copies_and_a_full_reset_gives_up_what_is_in_flight():
+    envs, other = make(3), make(3)
+    for each in (envs, other):
+        each.reset(seed=1)
+    actions = np.array([1, 0, -1])
+    envs.send(actions)
+    actions[:] = 0
+    batch = envs.recv()
+    np.testing.assert_array_equal(batch.obs, other.step([1, 0, -1])[0])
+    envs.send([1], [2])
+    with pytest.raises(AlreadyPendingCallError):
+        envs.step([0, 0, 0])
+    np.testing.assert_array_equal(envs.reset(seed=9)[0], other.reset(seed=9)[0])
+    np.testing.assert_array_equal(envs.step(actions)[0], other.step(actions)[0])
+
+
+def test_what_a_failed_reset_gave_up_does_not_come_back():
+    envs = make(3)
+    envs.reset(seed=1)
+    envs.send([1, 1], [0, 1])
+    with pytest.raises(ValueError, match="low"):
+        envs.reset(options={"low": 0})
+    envs.send([0], [2])
+    assert envs.recv().env_ids.tolist() == [2]
+
+
+def test_seeds_by_list_by_integer_and_by_none():
+    envs = make(3)
+    first = envs.reset(seed=[10, 20, 2**64 - 1])[0]
+    assert envs.np_random_seed == (10, 20, 2**64 - 1)
+    for env_id, seed in enumerate((10, 20, 2**64 - 1)):
+        np.testing.assert_array_equal(first[env_id], make(1).reset(seed=seed)[0][0])
+    goes_on = envs.reset(seed=[None, 20, None])[0]
+    assert (goes_on[[0, 2]] != first[[0, 2]]).any(axis=1).all()
+    np.testing.assert_array_equal(goes_on[1], first[1])
+    assert (make(3).reset()[0] != make(3).reset()[0]).any(), "without a seed envs differ"
+    assert len(set(make(3).np_random_seed)) == 3
+
+
+@pytest.mark.parametrize(
+    ("seed", "error"),
+    [
+        (-1, ValueError),
+        (2**64 - 1, ValueError),
+        ([1], ValueError),
+        ("abc", TypeError),
+        ([5, -1], ValueError),
+        (1.5, TypeError),
+    ],
+)
+def test_wrong_seeds_are_refused(seed, error):
+    envs = make(2)
+    before = envs.reset(seed=0)[0]
+    with pytest.raises(error):
+        envs.reset(seed=seed)
+    np.testing.assert_array_equal(envs.observe(), before)
+
+
+def test_partial_reset_keeps_the_other_envs():
+    envs, twin = make(6), make(6)
+    actions = random_actions(6)
+    for each in (envs, twin):
+        each.reset(seed=0)
+        last = each.step(actions[0])[0]
+    mask = np.array([True, False, False, True, False, False])
+    obs, _ = envs.reset(seed=50, options={"reset_mask": mask})
+    np.testing.assert_array_equal(obs[~mask], last[~mask])
+    np.testing.assert_array_equal(obs[[0]], make(1).reset(seed=50)[0])
+    np.testing.assert_array_equal(obs[[3]], make(1).reset(seed=53)[0])
+    np.testing.assert_array_equal(envs.step(actions[1])[0][~mask], twin.step(actions[1])[0][~mask])
+
+
+@pytest.mark.parametrize(
+    ("mask", "error"),
+    [([True, False], TypeError), (np.ones(2), TypeError), (np.ones(3, bool), ValueError),
+     (np.zeros(2, bool), ValueError)],
+)  # fmt: skip
+def test_wrong_masks_are_refused(mask, error):
+    envs = make(2)
+    envs.reset(seed=0)
+    with pytest.raises(error, match="reset_mask"):
+        envs.reset(options={"reset_mask": mask})
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(ValueError, match="low"):
+        make(2).reset(options={"low": 0.1})
+
+
+@pytest.mark.parametrize("reward_dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_out_receives_the_results(mode, reward_dtype):
+    envs, twin = make(4, autoreset_mode=mode), make(4, autoreset_mode=mode)
+    slot = slot_for(envs)._replace(rewards=np.full(4, np.nan, reward_dtype))
+    envs.reset(seed=2)
+    twin.reset(seed=2)
+    for row in random_actions(4):
+        results = envs.step(row, out=slot)
+        expected = twin.step(row)
+        assert all(a is b for a, b in zip(results[:4], slot, strict=True))
+        assert_same([slot.obs, *slot[2:]], [expected[0], *expected[2:4]])
+        np.testing.assert_array_equal(slot.rewards, expected[1].astype(reward_dtype))
+
+
+def test_results_without_out_are_the_callers():
+    envs = make(4)
+    envs.reset(seed=2)
+    actions = random_actions(4)
+    kept = [envs.step(row)[:4] for row in actions]
+    copies = copy.deepcopy(kept)
+    envs.step(actions[0])
+    for arrays, others in zip(kept, copies, strict=True):
+        assert_same(arrays, others)
+
+
+WRONG_SLOTS = {
+    "obs": [np.zeros((4, 2), np.float32), np.zeros((4, 3)), np.zeros((3, 4), np.float32).T, None],
+    "rewards": [np.zeros(4, np.int64), np.zeros(3), np.zeros(8)[::2], [0.0] * 4],
+    "terminations": [np.zeros(4, np.uint8), np.zeros((4, 1), bool)],
+    "truncations": [np.zeros(5, bool), np.frombuffer(bytes(4), bool)],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SLOTS)
+def test_wrong_slots_are_refused_before_anything_runs(name):
+    envs = make(4)
+    before = envs.reset(seed=0)[0]
+    for array in WRONG_SLOTS[name]:
+        with pytest.raises(SlotError, match=name):
+            envs.step([0] * 4, out=slot_for(envs)._replace(**{name: array}))
+    misaligned = np.zeros(4 * 4 + 1, np.uint8)[1:].view(np.float32)
+    with pytest.raises(SlotError, match="aligned"):
+        envs.step([0] * 4, out=slot_for(envs)._replace(rewards=misaligned))
+    np.testing.assert_array_equal(envs.observe(), before)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, ">i8"])
+def test_actions_of_any_integer_dtype_and_layout(dtype):
+    envs, twin = make(4), make(4)
+    envs.reset(seed=0)
+    twin.reset(seed=0)
+    for row in random_actions(4):
+        twice = np.repeat(row, 2).astype(dtype)[::2]
+        twice.flags.writeable = False
+        np.testing.assert_array_equal(envs.step(twice)[0], twin.step(row.tolist())[0])
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([0, 0, 2, 0], r"actions\[2\] \(env 2\) is 2, expected an integer from -1 to 1"),
+        ([0, 0, 0, -2], r"actions\[3\] \(env 3\) is -2"),
+        (np.array([0, 2**63, 0, 0], np.uint64), r"actions\[1\] \(env 1\) is 9223372036854775808"),
+        ([0, 0, 0], r"shape \(3,\), expected \(4,\)"),
+        ([[0], [0], [0], [0]], "shape"),
+        ([0.0, 1.0, 0.0, 0.0], "dtype float64"),
+        ([np.nan] * 4, "dtype float64"),
+        ([True] * 4, "dtype bool"),
+        ([None] * 4, "dtype object"),
+    ],
+)
+def test_wrong_actions_are_refused_before_anything_runs(actions, message):
+    envs = make(4)
+    before = envs.reset(seed=0)[0]
+    state = envs.state_dict()
+    with pytest.raises(ActionError, match=message):
+        envs.step(actions)
+    with pytest.raises(ActionError, match=message):
+        envs.send(actions)
+    np.testing.assert_array_equal(envs.observe(), before)
+    for name, now in envs.state_dict().items():
+        for field in now.dtype.names:
+            np.testing.assert_array_equal(now[field], state[name][field])
+
+
+def test_send_names_the_env_of_a_wrong_action():
+    envs = make(4)
+    envs.reset(seed=0)
+    with pytest.raises(ActionError, match=r"actions\[1\] \(env 3\) is 5"):
+        envs.send([0, 5], [1, 3])
+
+
+def test_disabled_autoreset_refuses_to_step_ended_envs():
+    envs = make(3, autoreset_mode="Disabled", max_episode_steps=1)
+    envs.reset(seed=0)
+    obs = envs.step([0, 0, 0])[0]
+    with pytest.raises(ResetNeeded, match=r"\[0, 1, 2\]"):
+        envs.step([0, 0, 0])
+    envs.reset(options={"reset_mask": np.array([False, True, False])})
+    with pytest.raises(ResetNeeded, match=r"\[0, 2\]"):
+        envs.step([0, 0, 0])
+    with pytest.raises(ResetNeeded, match=r"\[2\]"):
+        envs.send([0, 0], [1, 2])
+    np.testing.assert_array_equal(envs.observe()[[0, 2]], obs[[0, 2]])
+    envs.send([0], [1])
+    assert envs.recv().truncations.tolist() == [True]
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_statistics_of_episodes(mode):
+    envs = make(7, autoreset_mode=mode, episode_infos=True, max_episode_steps=12)
+    envs.reset(seed=0)
+    assert np.isnan(envs.last_returns).all() and not envs.last_lengths.any()
+    returns, lengths, counts = np.zeros(7), np.zeros(7, int), np.zeros(7, int)
+    was_over = np.zeros(7, bool)
+    for row in random_actions(7, 100):
+        _, rewards, terminations, truncations, infos = envs.step(row)
+        returns += rewards
+        lengths += ~was_over
+        over = terminations | truncations
+        counts += over
+        assert ("episode" in infos) == over.any()
+        if over.any():
+            np.testing.assert_array_equal(infos["_episode"], over)
+            np.testing.assert_array_equal(infos["episode"]["r"], np.where(over, returns, 0))
+            np.testing.assert_array_equal(infos["episode"]["l"], np.where(over, lengths, 0))
+            np.testing.assert_array_equal(envs.last_returns[over], returns[over])
+            np.testing.assert_array_equal(envs.last_lengths[over], lengths[over])
+            returns[over], lengths[over] = 0, 0
+        was_over = over if mode is AutoresetMode.NEXT_STEP else was_over
+        np.testing.assert_array_equal(envs.num_episodes, counts)
+    assert counts.min() > 3
+
+
+def test_final_obs_are_there_without_objects():
+    envs = make(5, autoreset_mode="SameStep", max_episode_steps=3)
+    envs.reset(seed=0)
+    for row in random_actions(5, 3):
+        *_, infos = envs.step(row)
+    over = infos["_final_obs"]
+    assert over.sum() >= 3
+    np.testing.assert_array_equal(np.stack(infos["final_obs"][over]), envs.final_obs[over])
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_goes_on_bit_for_bit_from_a_saved_state(mode, tmp_path):
+    envs, actions = make(9, autoreset_mode=mode), random_actions(9)
+    roll(envs, actions[:17])
+    np.savez(tmp_path / "state.npz", **envs.state_dict())
+    expected = [envs.observe(), *(array for row in actions[17:] for array in envs.step(row)[:4])]
+    other = make(9, autoreset_mode=mode)
+    other.load_state_dict(np.load(tmp_path / "state.npz"))
+    assert other.np_random_seed == envs.np_random_seed
+    assert_same(
+        [other.observe(), *(array for row in actions[17:] for array in other.step(row)[:4])],
+        expected,
+    )
+
+
+def test_saved_states_of_other_envs_are_refused():
+    envs = make(2)
+    with pytest.raises(ResetNeeded):
+        envs.state_dict()
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match=r"'states'.*\(3,\).*2 envs"):
+        other = make(3)
+        other.reset()
+        envs.load_state_dict(other.state_dict())
+    with pytest.raises(KeyError, match="runs"):
+        envs.load_state_dict({"states": envs.states})
+    envs.send([0], [1])
+    with pytest.raises(AlreadyPendingCallError):
+        envs.load_state_dict({})
+
+
+def test_states_are_live():
+    envs = make(3)
+    envs.reset(seed=0)
+    envs.states.position[1] = 40
+    envs.states.trail[2] = (7, 8, 9)
+    out = np.zeros((3, 3), np.float32)
+    assert envs.observe(out=out) is out
+    assert out[1, 0] == 40 and out[2, 2] == 9
+    with pytest.raises(SlotError):
+        envs.observe(out=out[:2])
+
+
+def test_action_masks():
+    envs = make(3)
+    envs.reset(seed=0)
+    envs.states.position = [0, 3, 6]
+    expected = [[False, True, True], [True, True, True], [True, True, False]]
+    np.testing.assert_array_equal(envs.action_masks(), expected)
+    out = np.zeros((3, 3), bool)
+    assert envs.action_masks(out=out) is out
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_envs": 0}, "num_envs is 0"),
+        ({"num_envs": 2.0}, "num_envs is 2.0"),
+        ({"num_envs": True}, "num_envs is True"),
+        ({"max_episode_steps": 0}, "max_episode_steps is 0"),
+        ({"num_threads": -1}, "num_threads is -1"),
+        ({"autoreset_mode": "later"}, "later"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_spaces_are_gymnasiums_without_their_memory():
+    envs = make(1000)
+    assert envs.observation_space == batch_space(TOY.observation_space, 1000)
+    assert envs.observation_space.sample() in envs.observation_space
+    assert envs.action_space == batch_space(TOY.action_space, 1000)
+    assert envs.action_space.sample() in envs.action_space
+    assert copy.deepcopy(envs.observation_space) == envs.observation_space
+    assert envs.observation_space.low.strides == (0, 4)
+    assert envs.action_space.nvec.strides == (0,)
+
+
+def test_close_twice_and_use_afterwards():
+    envs = make(2)
+    envs.reset(seed=0)
+    envs.close()
+    envs.close()
+    for call in (lambda: envs.step([0, 0]), envs.reset, envs.observe, envs.state_dict, envs.recv):
+        with pytest.raises(ClosedEnvironmentError):
+            call()
+
+
+def test_calls_before_reset_are_refused():
+    envs = make(2)
+    for call in (lambda: envs.step([0, 0]), lambda: envs.send([0, 0]), envs.observe):
+        with pytest.raises(ResetNeeded):
+            call()
+
+
+@pytest.mark.skipif(is_jit_off(), reason="needs compiled code")
+def test_a_step_with_out_allocates_no_arrays():
+    import tracemalloc
+
+    envs = make(100_000, num_threads=1)
+    slot, actions = slot_for(envs), np.zeros(100_000, dtype=np.int32)
+    envs.reset(seed=0)
+    for _ in range(10):
+        envs.step(actions, out=slot)
+    tracemalloc.start()
+    for _ in range(10):
+        envs.step(actions, out=slot)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 50_000, "less than the smallest array of one value per env"
+
+
+@pytest.mark.skipif(is_jit_off(), reason="needs compiled code")
+def test_compiled_code_allocates_nothing(monkeypatch):
+    monkeypatch.setattr(binding, "cached_njit", njit)  # code from the cache can't be inspected
+    monkeypatch.setattr(binding, "_loops", {})
+    loop = binding.bind_loop(TOY, np.asarray(PARAMS).dtype)
+    (code,) = loop.attend.inspect_llvm().values()
+    assert "atomicrmw" in code
+    assert "NRT_MemInfo_alloc" not in code and "NRT_Allocate" not in code

@@ -1,0 +1,265 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
+from numba import njit
+
+from vecenv import ActionError
+from vecenv.check import check_vector_env
+from vecenv.jit import EnvKernels, JitVectorEnv, KernelCompileError, pack_record
+from vecenv.jit.fingerprint import is_jit_off
+
+needs_jit = pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
+
+
+def reset(state, rng):
+    state.total = 0.0
+
+
+def step(state, action, rng):
+    state.total += 1.0
+    return 1.0, state.total >= 3.0, False
+
+
+def observe(state, out):
+    out[0] = state.total
+
+
+COUNTER = EnvKernels(
+    name="counter",
+    state_dtype=[("total", np.float64)],
+    observation_space=Box(0, 3, (1,), np.float32),
+    action_space=Discrete(2),
+    reset=reset,
+    step=step,
+    observe=observe,
+)
+
+
+def count(**changes):
+    return JitVectorEnv(dataclasses.replace(COUNTER, **changes), 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state_dtype": np.float32}, "state_dtype must have named fields"),
+        ({"state_dtype": [("total", object)]}, "field 'total' has dtype object"),
+        ({"state_dtype": "nonsense"}, "state_dtype 'nonsense' is no NumPy dtype"),
+        ({"observation_space": Dict(a=Discrete(2))}, "observation_space must be a Box, Discrete"),
+        ({"action_space": Text(3)}, "action_space must be a Box, Discrete"),
+        ({"action_space": None}, "action_space must be a Box, Discrete"),
+        ({"reset": None}, "reset must be a function, got None"),
+        ({"action_mask": 3}, "action_mask must be a function or None, got 3"),
+        ({"action_mask": observe, "action_space": MultiBinary(3)}, "needs a Discrete action space"),
+        ({"step": reset}, r"kernel step\(state, rng\) must take \(state, action, rng\)"),
+        ({"observe": step}, r"kernel observe.* must take \(state, out\)"),
+    ],
+)
+def test_wrong_kinds_of_env_are_refused(changes, message):
+    with pytest.raises(TypeError, match=message):
+        count(**changes)
+
+
+def test_empty_spaces_are_refused():
+    with pytest.raises(ValueError, match="no elements"):
+        count(observation_space=Box(0, 1, (0,)))
+
+
+def test_params_must_be_one_record_and_kernels_must_take_it():
+    for params in (3, {"a": 1}, np.zeros(2, [("a", float)]), np.zeros(1, [("a", object)])):
+        with pytest.raises(TypeError, match="params must be one record"):
+            JitVectorEnv(COUNTER, 2, params=params)
+    with pytest.raises(TypeError, match=r"must take \(state, rng, params\)"):
+        JitVectorEnv(COUNTER, 2, params=pack_record(a=1))
+    for field in ("text", None, np.zeros(0), [{}]):
+        with pytest.raises(TypeError, match="field 'a' must be"):
+            pack_record(a=field)
+
+
+def misspelt_step(state, action, rng):
+    return state.totall, False, False
+
+
+def two_valued_step(state, action, rng):
+    return 1.0, False
+
+
+def python_step(state, action, rng):
+    return 1.0, isinstance(object(), int), False
+
+
+def text_reset(state, rng):
+    state.total = "zero"
+
+
+@needs_jit
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"step": misspelt_step},
+            r"(?s)step\(state: \{total: float64\}, action: int64, rng: ran.*totall",
+        ),
+        ({"step": two_valued_step}, r"step returns Tuple.*, expected a tuple \(reward, terminated"),
+        ({"step": python_step}, r"(?s)kernel step\(.*object.*python_step"),
+        ({"reset": text_reset}, r"(?s)kernel reset\(state: \{total: float64\}, rng: .*zero"),
+        ({"state_dtype": [("sum", float)]}, r"(?s)kernel reset\(state: \{sum: .*'?total"),
+    ],
+)
+def test_kernels_that_cannot_be_compiled_are_named_with_argument_types(changes, message):
+    with pytest.raises(KernelCompileError, match=message) as caught:
+        count(**changes)
+    assert "counter: kernel" in str(caught.value)
+    assert len(str(caught.value)) < 1500
+
+
+@njit
+def shared_reset(state, rng):
+    state.total = 1.0
+
+
+def test_kernels_may_be_shared_by_kinds_of_env_with_more_fields():
+    longer = [("total", np.float64), ("more", np.float64)]
+    for state_dtype in (COUNTER.state_dtype, longer):
+        envs = count(reset=shared_reset, state_dtype=state_dtype)
+        assert envs.reset()[0].tolist() == [[1.0], [1.0]]
+
+
+# Every kind of space.
+
+
+@njit
+def board_reset(state, rng):
+    state.last[:] = 0
+
+
+@njit
+def board_step(state, action, rng):
+    state.last[0] = action[0]
+    state.last[1] = action[1]
+    return float(action[0]), False, action[1] == 3
+
+
+@njit
+def board_observe(state, out):
+    out[0, 0], out[1, 1] = state.last[0], state.last[1]
+    out[0, 1], out[1, 0] = 0, 0
+
+
+BOARD = EnvKernels(
+    state_dtype={"names": ["last"], "formats": [(np.int64, (2,))]},
+    observation_space=MultiDiscrete([[9, 9], [9, 9]], dtype=np.int16),
+    action_space=MultiDiscrete([2, 4], dtype=np.int32),
+    reset=board_reset,
+    step=board_step,
+    observe=board_observe,
+)
+
+
+@njit
+def level_reset(state, rng):
+    state.level = 5
+
+
+@njit
+def level_step(state, action, rng):
+    state.level = min(max(state.level + round(action[0, 0]), 2), 8)
+    return np.float32(0.5), state.level == 8, 0
+
+
+@njit
+def level_observe(state, out):
+    out[0] = state.level
+
+
+LEVEL = EnvKernels(
+    state_dtype=[("level", np.int16)],
+    observation_space=Discrete(7, start=2),
+    action_space=Box(-3, 3, (1, 1), np.float32),
+    reset=level_reset,
+    step=level_step,
+    observe=level_observe,
+)
+
+
+@njit
+def bits_reset(state, rng):
+    state.bits = 0
+
+
+@njit
+def bits_step(state, action, rng):
+    state.bits = action[0] + 2 * action[1]
+    return state.bits, False, False
+
+
+@njit
+def bits_observe(state, out):
+    out[0] = state.bits & 1
+    out[1] = state.bits >> 1
+
+
+BITS = EnvKernels(
+    state_dtype=[("bits", np.int8)],
+    observation_space=MultiBinary(2),
+    action_space=MultiBinary(2),
+    reset=bits_reset,
+    step=bits_step,
+    observe=bits_observe,
+)
+BYTES = dataclasses.replace(BITS, action_space=Box(-1, 1, (2,), np.int8))
+
+
+@pytest.mark.parametrize("kernels", [BOARD, LEVEL, BITS], ids=["board", "level", "bits"])
+def test_every_kind_of_array_space(kernels):
+    check_vector_env(JitVectorEnv(kernels, 3, max_episode_steps=7), num_steps=30)
+
+
+def test_array_actions_arrive_and_results_have_the_spaces_dtype():
+    envs = JitVectorEnv(BOARD, 2)
+    assert envs.reset()[0].dtype == np.int16
+    obs, rewards, _, truncations, _ = envs.step([[1, 2], [0, 3]])
+    assert obs.tolist() == [[[1, 0], [0, 2]], [[0, 0], [0, 3]]]
+    assert (rewards.dtype, rewards.tolist()) == (np.float64, [1.0, 0.0])
+    assert truncations.tolist() == [False, True]
+    envs = JitVectorEnv(LEVEL, 2)
+    assert envs.reset()[0].tolist() == [5, 5]
+    assert envs.step([[[1.0]], [[-3.0]]])[0].tolist() == [6, 2]
+    envs.send(np.full((1, 1, 1), 2.0, np.float64), [1])
+    assert envs.recv().obs.tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "actions", "message"),
+    [
+        (
+            BOARD,
+            [[1, 2], [0, 4]],
+            r"actions\[1\] \(env 1\) is \[0 4\], expected an action of Multi",
+        ),
+        (BOARD, [[-1, 2], [0, 3]], r"actions\[0\] \(env 0\)"),
+        (BOARD, [1, 2], r"shape \(2,\), expected \(2, 2\)"),
+        (BITS, [[0, 1], [1, 257]], r"actions\[1\] \(env 1\) is \[  1 257\]"),
+        (BYTES, [[0, 1], [-2, 0]], r"actions\[1\] \(env 1\) is \[-2  0\]"),
+        (LEVEL, [[[1.0]], [[np.nan]]], r"actions\[1\].*NaN"),
+    ],
+)
+def test_array_actions_out_of_bounds_are_refused(kernels, actions, message):
+    envs = JitVectorEnv(kernels, 2)
+    envs.reset()
+    before = envs.observe()
+    for call in (envs.step, envs.send):
+        with pytest.raises(ActionError, match=message):
+            call(actions)
+    np.testing.assert_array_equal(envs.observe(), before)
+
+
+def test_pack_record_keeps_dtypes_shapes_and_copies():
+    table = np.arange(6, dtype=np.int16).reshape(2, 3)
+    record = pack_record(table=table, flag=True, depth=3)
+    table[0, 0] = 9
+    assert record.table.dtype == np.int16 and record.table.shape == (2, 3)
+    assert record.table[0, 0] == 0
+    assert (bool(record.flag), int(record.depth)) == (True, 3)

@@ -1,0 +1,89 @@
+"""Batched actions in the form that compiled code takes."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+from vecenv.errors import ActionError
+
+__all__ = ["ActionReader"]
+
+
+class ActionReader:
+    """Casts actions to the dtype of their space and knows which ones are out of bounds.
+
+    What it gets has passed `vecenv.actions.ActionBatcher`: right shape and kind of dtype, no NaN.
+
+    Attributes:
+        bounds: int64 (2, K), lowest and highest value of each element of one action; K = 0 if any
+            value is allowed. Compiled code checks them before it steps anything.
+        no_actions: (0, *action_shape) of the space's dtype.
+    """
+
+    def __init__(self, space: Space, num_envs: int) -> None:
+        self.bounds = _element_bounds(space)
+        self._space = space
+        self._any = self.bounds.shape[1] == 0
+        self._dtype = np.dtype(space.dtype)
+        self._shape = (num_envs, *(space.shape or ()))
+        self.no_actions = np.zeros((0, *self._shape[1:]), dtype=self._dtype)
+        self._cast: np.ndarray | None = None  # what `read` casts into, once it has to
+
+    def read(self, actions: np.ndarray) -> np.ndarray:
+        """Return actions (R, ...) of the space's dtype, C-contiguous.
+
+        They are the caller's array if that will do, else rows of an array that the next call
+        overwrites.
+
+        Raises:
+            ActionError: A value does not fit into the dtype.
+        """
+        if actions.dtype == self._dtype and actions.flags.carray:
+            return actions
+        if not self._any and not np.can_cast(actions.dtype, self._dtype):
+            self.check(actions, None)
+        if self._cast is None:
+            self._cast = np.zeros(self._shape, dtype=self._dtype)
+        cast = self._cast[: len(actions)]
+        np.copyto(cast, actions, casting="unsafe")
+        return cast
+
+    def check(self, actions: np.ndarray, env_ids: np.ndarray | None) -> None:
+        """Refuse actions (R, ...) out of bounds; row i is for env `env_ids[i]`, or for env i."""
+        if self._any:
+            return
+        elements = actions.reshape(len(actions), -1)
+        is_bad = ((elements < self.bounds[0]) | (elements > self.bounds[1])).any(axis=1)
+        if is_bad.any():
+            row = int(np.argmax(is_bad))
+            self.refuse(actions, row, row if env_ids is None else int(env_ids[row]))
+
+    def refuse(self, actions: np.ndarray, row: int, env_id: int) -> NoReturn:
+        """Say that the action in this row, for this env, is out of bounds."""
+        space = self._space
+        expected = f"an action of {space}"
+        if isinstance(space, Discrete):
+            expected = f"an integer from {self.bounds[0, 0]} to {self.bounds[1, 0]} ({space})"
+        raise ActionError(
+            f"actions[{row}] (env {env_id}) is {actions[row]}, expected {expected}; "
+            "nothing was stepped"
+        )
+
+
+def _element_bounds(space: Space) -> np.ndarray:
+    if isinstance(space, Discrete):
+        low, high = np.array([space.start]), np.array([space.start + space.n - 1])
+    elif isinstance(space, MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+    elif isinstance(space, MultiBinary):
+        low, high = np.zeros(space.shape), np.ones(space.shape)
+    elif isinstance(space, Box) and np.dtype(space.dtype).kind in "iu":
+        # Python ints, as the bounds of uint64 are beyond int64
+        low, high = space.low, np.minimum(space.high.astype(object), np.iinfo(np.int64).max)
+    else:
+        return np.zeros((2, 0), dtype=np.int64)
+    return np.stack([low.reshape(-1), high.reshape(-1)]).astype(np.int64)

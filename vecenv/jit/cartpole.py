@@ -1,0 +1,71 @@
+"""CartPole-v1 as a compiled environment, equal to Gymnasium's step for step."""
+
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.kernels import EnvKernels
+from vecenv.jit.random import uniform
+
+GRAVITY = 9.8
+POLE_MASS = 0.1
+TOTAL_MASS = POLE_MASS + 1.0
+HALF_LENGTH = 0.5  # of the pole
+POLE_MASS_LENGTH = POLE_MASS * HALF_LENGTH
+FORCE = 10.0
+STEP_SECONDS = 0.02
+MAX_ANGLE = 12 * 2 * math.pi / 360
+MAX_POSITION = 2.4
+START = 0.05  # each state variable begins within +- this
+
+
+def reset(state, rng):
+    """Begin near upright and at rest."""
+    state.x = (2.0 * uniform(rng) - 1.0) * START
+    state.x_dot = (2.0 * uniform(rng) - 1.0) * START
+    state.theta = (2.0 * uniform(rng) - 1.0) * START
+    state.theta_dot = (2.0 * uniform(rng) - 1.0) * START
+
+
+def step(state, action, rng):
+    """Push the cart left (0) or right (1) for one time step."""
+    force = FORCE if action == 1 else -FORCE
+    cos, sin = math.cos(state.theta), math.sin(state.theta)
+    push = (force + POLE_MASS_LENGTH * (state.theta_dot * state.theta_dot) * sin) / TOTAL_MASS
+    theta_acc = (GRAVITY * sin - cos * push) / (
+        HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * (cos * cos) / TOTAL_MASS)
+    )
+    x_acc = push - POLE_MASS_LENGTH * theta_acc * cos / TOTAL_MASS
+    state.x += STEP_SECONDS * state.x_dot
+    state.x_dot += STEP_SECONDS * x_acc
+    state.theta += STEP_SECONDS * state.theta_dot
+    state.theta_dot += STEP_SECONDS * theta_acc
+    terminated = abs(state.x) > MAX_POSITION or abs(state.theta) > MAX_ANGLE
+    return 1.0, terminated, False
+
+
+def observe(state, out):
+    """Write position, velocity, angle and angular velocity."""
+    out[0], out[1], out[2], out[3] = state.x, state.x_dot, state.theta, state.theta_dot
+
+
+_HIGH = np.array([2 * MAX_POSITION, np.inf, 2 * MAX_ANGLE, np.inf], dtype=np.float32)
+CARTPOLE = EnvKernels(
+    name="CartPole-v1",
+    state_dtype=[(name, np.float64) for name in ("x", "x_dot", "theta", "theta_dot")],
+    observation_space=Box(-_HIGH, _HIGH, dtype=np.float32),
+    action_space=Discrete(2),
+    reset=reset,
+    step=step,
+    observe=observe,
+)
+
+
+class CartPoleVectorEnv(JitVectorEnv):
+    """Many CartPoles; `options` as for `JitVectorEnv`."""
+
+    def __init__(self, num_envs: int = 1, max_episode_steps: int = 500, **options: Any) -> None:
+        super().__init__(CARTPOLE, num_envs, max_episode_steps=max_episode_steps, **options)

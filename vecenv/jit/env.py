@@ -1,0 +1,424 @@
+"""JitVectorEnv: environments written as Numba functions, thousands in one compiled call."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Box, MultiDiscrete
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from vecenv.base import StepBatch, StepResult, VecEnv
+from vecenv.jit import random
+from vecenv.jit.actions import ActionReader
+from vecenv.jit.binding import bind_loop
+from vecenv.jit.fingerprint import cached_njit, is_jit_off
+from vecenv.jit.job import (
+    DISABLED,
+    MASK,
+    NEXT_STEP,
+    NO_LIMIT,
+    OBSERVE,
+    RESET,
+    RUN_DTYPE,
+    SAME_STEP,
+    STEP,
+)
+from vecenv.jit.kernels import EnvKernels, as_record
+from vecenv.jit.results import Outputs, SlotCheck, episode_infos, final_infos, new_outputs
+from vecenv.jit.runner import CompiledRunner, Fixed, PythonRunner
+from vecenv.rows import aligned_zeros, check_slot_array
+from vecenv.seeding import Seed
+from vecenv.spaces import BatchedSpaces
+
+__all__ = ["JitVectorEnv"]
+
+_MODES = {
+    AutoresetMode.NEXT_STEP: NEXT_STEP,
+    AutoresetMode.SAME_STEP: SAME_STEP,
+    AutoresetMode.DISABLED: DISABLED,
+}
+_MAX_SEED = 2**64 - 1
+_BOOL = np.dtype(np.bool_)
+_seed_streams = cached_njit(random.seed_streams)
+
+
+class JitVectorEnv(VecEnv):
+    """Many environments of one kind, in compiled code.
+
+    A step of all envs is one call into machine code: it checks the actions, steps the envs, resets
+    those that are due, counts returns and lengths, and writes the results where they are wanted. A
+    call that takes long is shared among threads. What an env does depends on nothing but its seed
+    and the actions it gets: not on the number of envs or threads, nor on what is sent together.
+
+    Args:
+        kernels: The kind of environment.
+        num_envs: How many.
+        params: Parameter record for the kernels (see `pack_record`), copied; None if there is none.
+        max_episode_steps: Truncate episodes at this length; None leaves that to `step`.
+        autoreset_mode: "NextStep", "SameStep" or "Disabled".
+        num_threads: At most so many threads; None for one per processor this process may use.
+        episode_infos: Whether infos["episode"] reports the return "r" and length "l" of episodes
+            that end. `last_returns` and `last_lengths` have them in any case.
+        metadata: Further metadata.
+        render_mode: For subclasses that render.
+
+    Raises:
+        TypeError, ValueError: An argument is not what it should be; the message names it.
+        KernelCompileError: A kernel can't be compiled.
+    """
+
+    def __init__(
+        self,
+        kernels: EnvKernels,
+        num_envs: int = 1,
+        *,
+        params: Any = None,
+        max_episode_steps: int | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        num_threads: int | None = None,
+        episode_infos: bool = False,
+        metadata: dict[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        num_envs = _count("num_envs", num_envs)
+        mode = AutoresetMode(autoreset_mode)
+        limit = (
+            NO_LIMIT
+            if max_episode_steps is None
+            else _count("max_episode_steps", max_episode_steps)
+        )
+        threads = _default_threads() if num_threads is None else _count("num_threads", num_threads)
+        record = None if params is None else as_record(params)
+        obs_space, action_space = kernels.observation_space, kernels.action_space
+        spaces = BatchedSpaces(
+            obs_space,
+            _batched(obs_space, num_envs),
+            action_space,
+            _batched(action_space, num_envs),
+        )
+        self._set_up(num_envs, spaces, mode, metadata, render_mode)
+        self.kernels = kernels
+        self.max_episode_steps = max_episode_steps
+        self.episode_infos = episode_infos
+        self._reader = ActionReader(action_space, num_envs)
+        self._allocate_envs()
+        self._runner = self._make_runner(limit, record, threads)
+
+    def _make_runner(
+        self, max_episode_steps: int, params: np.ndarray | None, num_threads: int
+    ) -> CompiledRunner | PythonRunner:
+        fixed = Fixed(
+            _MODES[self.autoreset_mode],
+            max_episode_steps,
+            self._states,
+            self._runs,
+            params,
+            self._reader.bounds,
+            self._final_obs,
+        )
+        loop = bind_loop(self.kernels, None if params is None else params.dtype)
+        if is_jit_off():
+            return PythonRunner(loop.run_rows, fixed)
+        return CompiledRunner(loop.attend, fixed, num_threads)
+
+    def _allocate_envs(self) -> None:
+        """Make the arrays with one row per env."""
+        num_envs, obs_shape = self.num_envs, self.single_observation_space.shape
+        assert obs_shape is not None
+        self._obs_shape = (num_envs, *obs_shape)
+        self._obs_dtype = np.dtype(self.single_observation_space.dtype)
+        self._slots = SlotCheck(self._obs_shape, self._obs_dtype)
+        self._states = aligned_zeros((num_envs,), self.kernels.state_dtype)
+        self._runs = aligned_zeros((num_envs,), RUN_DTYPE)
+        self._runs["last_return"] = np.nan
+        has_final_obs = self.autoreset_mode is AutoresetMode.SAME_STEP
+        self._final_obs = self.allocate(
+            (num_envs if has_final_obs else 0, *obs_shape), self._obs_dtype
+        )
+        self._unused = self._new_outputs(0)  # for jobs that do not write them
+        self._no_actions = self._reader.no_actions
+        self._is_seeded = False
+        self._sent: list[tuple[np.ndarray, np.ndarray]] = []  # env ids, actions
+        self._num_over = 0  # ended episodes that wait for a reset; counted if autoreset is disabled
+
+    def _new_outputs(self, num_rows: int) -> Outputs:
+        return new_outputs(num_rows, self._obs_shape[1:], self._obs_dtype)
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Seeds of the envs' random streams."""
+        self._seed(None)
+        return tuple(self._runs["seed"].tolist())
+
+    @property
+    def states(self) -> np.ndarray:
+        """The state records (num_envs,): a live view. After changing it, call `observe`."""
+        return self._states.view(np.recarray)
+
+    @property
+    def last_returns(self) -> np.ndarray:
+        """Return of each env's last episode that ended, float64 (num_envs,), NaN before; live."""
+        return self._runs["last_return"]
+
+    @property
+    def last_lengths(self) -> np.ndarray:
+        """Length of each env's last episode that ended, int32 (num_envs,), 0 before; live."""
+        return self._runs["last_length"]
+
+    @property
+    def num_episodes(self) -> np.ndarray:
+        """How many episodes of each env have ended, int32 (num_envs,): a live view."""
+        return self._runs["num_episodes"]
+
+    @property
+    def episode_lengths(self) -> np.ndarray:
+        """Steps taken in the episodes under way, int32 (num_envs,): a live view."""
+        return self._runs["episode_length"]
+
+    @property
+    def final_obs(self) -> np.ndarray:
+        """Final observations (num_envs, *obs_shape) where an episode ended in the last step.
+
+        SAME_STEP only. The same as infos["final_obs"] without an object per env; a live view, valid
+        in rows whose episode ended, until the next step.
+        """
+        return self._final_obs
+
+    def observe(self, *, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the observations of the states as they are; nothing is stepped.
+
+        Args:
+            out: (num_envs, *obs_shape) to write into, C-contiguous; None for a new array.
+        """
+        self._calls.require_ready("observe")
+        if out is None:
+            out = np.empty(self._obs_shape, self._obs_dtype)
+        else:
+            check_slot_array("obs", out, self._obs_shape, (self._obs_dtype,))
+        self._run_without_actions(OBSERVE, self.num_envs, obs=out)
+        return out
+
+    def action_masks(self, *, out: np.ndarray | None = None) -> np.ndarray:
+        """Return which actions are valid in the states as they are, bool (num_envs, num_actions).
+
+        Args:
+            out: An array of this shape and dtype to write into, C-contiguous; None for a new one.
+
+        Raises:
+            NotImplementedError: The env has no `action_mask` kernel.
+        """
+        if self.kernels.action_mask is None:
+            raise NotImplementedError(f"{self.kernels.name} has no action_mask kernel")
+        self._calls.require_ready("action_masks")
+        shape = (self.num_envs, int(self.single_action_space.n))  # type: ignore[attr-defined]
+        if out is None:
+            out = np.zeros(shape, _BOOL)
+        else:
+            check_slot_array("masks", out, shape, (_BOOL,))
+        self._run_without_actions(MASK, self.num_envs, masks=out)
+        return out
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole state as arrays: envs, random streams and statistics (copies).
+
+        An env of the same kind, with any number of threads, goes on from it bit for bit after
+        `load_state_dict`. The arrays can be stored with `numpy.savez`.
+        """
+        self._calls.require_ready("state_dict")
+        return {"states": self._states.copy(), "runs": self._runs.copy()}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a state that `state_dict` returned; `observe` gives its observations.
+
+        Raises:
+            KeyError: An entry is missing.
+            ValueError: An entry has another shape or dtype than this env's.
+        """
+        self._calls.require_idle("load_state_dict")
+        for name, own in (("states", self._states), ("runs", self._runs)):
+            if name not in state:
+                raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
+            came = np.asarray(state[name])
+            if came.shape != own.shape or came.dtype != own.dtype:
+                raise ValueError(
+                    f"state[{name!r}] has shape {came.shape} and dtype {came.dtype}, "
+                    f"expected {own.shape} and {own.dtype}: {self.num_envs} envs of the same kind"
+                )
+        self._states[:] = state["states"]
+        self._runs[:] = state["runs"]
+        self._count_over()
+        self._is_seeded = True
+        self._calls.mark_reset()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the helper threads."""
+        if hasattr(self, "_runner"):
+            self._runner.stop()
+
+    def _reset(
+        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
+    ) -> tuple[Any, dict[str, Any]]:
+        if options:
+            raise ValueError(f"options has {sorted(options)}; compiled envs know only 'reset_mask'")
+        self._seed(seed, reset_mask)
+        obs = np.empty(self._obs_shape, self._obs_dtype)
+        if reset_mask is None or reset_mask.all():
+            self._sent.clear()
+            self._run_without_actions(RESET, self.num_envs, obs=obs)
+        else:
+            chosen = np.flatnonzero(reset_mask)
+            self._run_without_actions(RESET, len(chosen), obs=obs[: len(chosen)], env_ids=chosen)
+            self._run_without_actions(OBSERVE, self.num_envs, obs=obs)
+        self._count_over()
+        return obs, {}
+
+    def _run_without_actions(
+        self, op: int, num_rows: int, *, obs: np.ndarray | None = None, **arrays: np.ndarray
+    ) -> None:
+        """Do a job that steps no env; see `CompiledRunner.run`."""
+        outputs = self._unused if obs is None else self._unused._replace(obs=obs)
+        self._runner.run(op, num_rows, self._no_actions, outputs, **arrays)
+
+    def _seed(self, seed: Seed, reset_mask: np.ndarray | None = None) -> None:
+        """Begin the streams of envs that are given a seed, and of all that never had one."""
+        chosen = np.arange(self.num_envs)
+        if not self._is_seeded:
+            self._begin_streams(chosen, secrets.randbits(62) + chosen.astype(np.uint64))
+            self._is_seeded = True
+        if seed is None:
+            return
+        if reset_mask is not None:
+            chosen = np.flatnonzero(reset_mask)
+        if isinstance(seed, int):
+            _check_seeds(seed, seed + self.num_envs - 1)
+            self._begin_streams(chosen, np.uint64(seed) + chosen.astype(np.uint64))
+            return
+        given = {i: seed[i] for i in chosen.tolist() if seed[i] is not None}
+        if given:
+            _check_seeds(*given.values())
+            self._begin_streams(np.array(list(given)), np.array(list(given.values()), np.uint64))
+
+    def _begin_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
+        self._runs["seed"][env_ids] = seeds
+        _seed_streams(self._runs.view(np.recarray), env_ids, seeds)
+
+    def _step(self, actions: Any, out: Any) -> StepResult:
+        if self._num_over:
+            self._refuse_over(None)
+        outputs = self._new_outputs(self.num_envs) if out is None else self._slots.arrays(out)
+        num_ended = self._runner.step(self._reader.read(actions), *outputs)
+        infos: dict[str, Any] = {}
+        if num_ended:
+            if num_ended < 0:
+                row = -1 - num_ended
+                self._reader.refuse(actions, row, row)
+            infos = self._end_infos(num_ended, outputs, None)
+        return outputs.obs, outputs.rewards, outputs.terminations, outputs.truncations, infos
+
+    def _count_over(self) -> None:
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            self._num_over = int(np.count_nonzero(self._runs["episode_over"]))
+
+    def _refuse_over(self, env_ids: np.ndarray | None) -> None:
+        """With autoreset disabled, refuse to step envs whose episode has ended."""
+        is_over = self._runs["episode_over"]
+        stuck = np.flatnonzero(is_over) if env_ids is None else env_ids[is_over[env_ids]]
+        if len(stuck):
+            raise ResetNeeded(
+                f"The episodes of envs {_listed(stuck)} have ended and autoreset is disabled; "
+                "reset them with reset(options={'reset_mask': mask}) before the next step. "
+                "Nothing was stepped."
+            )
+
+    def _end_infos(
+        self, num_ended: int, outputs: Outputs, env_ids: np.ndarray | None
+    ) -> dict[str, Any]:
+        """Return the infos of a step in which episodes ended.
+
+        Args:
+            num_ended: How many.
+            outputs: The results.
+            env_ids: int64 (R,), the envs of the rows; None for all envs in order.
+        """
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            self._num_over += num_ended
+        if not self.episode_infos and self.autoreset_mode is not AutoresetMode.SAME_STEP:
+            return {}
+        is_over = outputs.terminations | outputs.truncations
+        infos: dict[str, Any] = {}
+        if self.episode_infos:
+            runs = self._runs if env_ids is None else self._runs[env_ids]
+            infos = episode_infos(runs, is_over)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            infos = final_infos(infos, self._final_obs, is_over, env_ids)
+        return infos
+
+    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
+        """Note what was sent; `recv` steps it, as there is nobody who could be first."""
+        if self._num_over:
+            self._refuse_over(env_ids)
+        self._reader.check(actions, env_ids)
+        if self._calls.num_in_flight == 0:
+            self._sent.clear()  # what a reset gave up that then failed
+        self._sent.append((env_ids, self._reader.read(actions).copy()))
+
+    def _recv(self, count: int, timeout: float | None) -> StepBatch:
+        """Step the `count` envs that were sent first."""
+        env_ids = np.concatenate([ids for ids, _ in self._sent])
+        actions = np.concatenate([part for _, part in self._sent])
+        outputs = self._new_outputs(count)
+        chosen = env_ids[:count]
+        num_ended = self._runner.run(STEP, count, actions[:count], outputs, env_ids=chosen)
+        self._sent = [(env_ids[count:], actions[count:])] if count < len(env_ids) else []
+        infos = self._end_infos(num_ended, outputs, chosen) if num_ended else {}
+        return StepBatch(*outputs, infos, chosen)
+
+
+def _batched(space: Space, num_envs: int) -> Space:
+    """Batch a space like Gymnasium, but keep the bounds of one env only: views of them serve all.
+
+    Gymnasium's arrays take ten bytes for each float32 of an observation.
+    """
+    batched = batch_space(space, num_envs)
+    names: tuple[str, ...] = ()
+    if isinstance(batched, Box):
+        names = ("low", "high", "bounded_below", "bounded_above")
+    elif isinstance(batched, MultiDiscrete):
+        names = ("nvec", "start")
+    for name in names:
+        array = getattr(batched, name)
+        setattr(batched, name, np.broadcast_to(array[0].copy(), array.shape))
+    return batched
+
+
+def _count(name: str, value: Any) -> int:
+    """Return a positive integer argument, or refuse it."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
+    return int(value)
+
+
+def _check_seeds(*seeds: int | None) -> None:
+    for seed in seeds:
+        if seed is not None and not 0 <= seed <= _MAX_SEED:
+            raise ValueError(f"an env has the seed {seed}, expected one from 0 to {_MAX_SEED}")
+
+
+def _default_threads() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _listed(env_ids: np.ndarray) -> str:
+    """The first few ids, for a message."""
+    shown = ", ".join(map(str, env_ids[:8].tolist()))
+    return f"[{shown}{', ...' if len(env_ids) > 8 else ''}]"

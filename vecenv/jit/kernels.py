@@ -1,0 +1,137 @@
+"""EnvKernels: what the author of a compiled environment supplies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+__all__ = ["EnvKernels", "as_record", "pack_record"]
+
+_ARRAY_SPACES = (Box, Discrete, MultiBinary, MultiDiscrete)
+
+
+@dataclass(frozen=True, eq=False)
+class EnvKernels:
+    """One kind of compiled environment: a state record, spaces, and functions for one env.
+
+    The functions are compiled with `numba.njit` (plain functions are compiled for you). They get a
+    reference to the env's own record and stream, change these in place, and allocate nothing:
+
+    - `reset(state, rng)` begins an episode;
+    - `step(state, action, rng) -> (reward, terminated, truncated)` advances it by one step;
+    - `observe(state, out)` writes the observation of the state as it is; draws nothing;
+    - `action_mask(state, out)` writes which actions are valid, `out` bool (num_actions,).
+
+    With `params`, each takes the parameter record as its last argument.
+
+    Attributes:
+        state_dtype: Structured dtype of the state: a dtype, or a list or dict of named fields as
+            `numpy.dtype` takes it (then laid out aligned).
+        observation_space: Space of one observation: Box, Discrete, MultiDiscrete or MultiBinary.
+            `out` is an array of its shape and dtype; of shape (1,) for Discrete.
+        action_space: Space of one action. `action` is an int64 for Discrete, else a read-only row.
+        reset, step, observe, action_mask: The functions.
+        name: What messages call this kind of env.
+
+    `rng` is drawn from with the functions of `vecenv.jit.random`.
+    """
+
+    state_dtype: Any
+    observation_space: Space
+    action_space: Space
+    reset: Callable[..., Any]
+    step: Callable[..., Any]
+    observe: Callable[..., Any]
+    action_mask: Callable[..., Any] | None = None
+    name: str = "compiled env"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state_dtype", _state_dtype(self.state_dtype))
+        _check_space("observation_space", self.observation_space)
+        _check_space("action_space", self.action_space)
+        for name in ("reset", "step", "observe"):
+            if not callable(getattr(self, name)):
+                raise TypeError(f"{name} must be a function, got {getattr(self, name)!r}")
+        if self.action_mask is not None:
+            if not callable(self.action_mask):
+                raise TypeError(f"action_mask must be a function or None, got {self.action_mask!r}")
+            if not isinstance(self.action_space, Discrete):
+                raise TypeError(
+                    f"action_mask needs a Discrete action space, got {self.action_space}"
+                )
+
+
+def _state_dtype(fields: Any) -> np.dtype:
+    """Return the author's state record as a structured dtype, or say what is wrong with it."""
+    is_dtype = isinstance(fields, np.dtype)
+    try:
+        dtype = fields if is_dtype else np.dtype(fields, align=True)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"state_dtype {fields!r} is no NumPy dtype: {error}") from error
+    if not dtype.names:
+        raise TypeError(
+            f"state_dtype must have named fields, e.g. [('x', np.float64)], got {fields!r}"
+        )
+    for name in dtype.names:
+        base = dtype[name].base
+        if base.hasobject or base.kind not in "biufcV":
+            raise TypeError(
+                f"state_dtype field {name!r} has dtype {dtype[name]}; "
+                "expected numbers, bools, arrays of them, or records"
+            )
+    return dtype
+
+
+def _check_space(name: str, space: Any) -> None:
+    if not isinstance(space, _ARRAY_SPACES):
+        raise TypeError(
+            f"{name} must be a Box, Discrete, MultiDiscrete or MultiBinary space, got {space!r}"
+        )
+    if space.shape is None or 0 in space.shape:
+        raise ValueError(f"{name} {space} has no elements")
+
+
+def pack_record(**fields: Any) -> np.record:
+    """Pack arrays and numbers into one record, to be given to kernels as `params`.
+
+    Args:
+        **fields: Named arrays (any shape), numbers or bools; copied.
+
+    Example:
+        >>> params = pack_record(gravity=9.8, masses=np.array([1.0, 0.1], dtype=np.float32))
+        >>> params.gravity, params.masses.shape
+        (np.float64(9.8), (2,))
+    """
+    arrays = {name: np.asarray(value) for name, value in fields.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufcV" or 0 in array.shape:
+            raise TypeError(
+                f"field {name!r} must be a number or a non-empty array of numbers, "
+                f"got {type(fields[name]).__name__} of dtype {array.dtype}, shape {array.shape}"
+            )
+    layout = [(name, array.dtype, array.shape) for name, array in arrays.items()]
+    record = np.zeros(1, np.dtype(layout, align=True)).view(np.recarray)
+    for name, array in arrays.items():
+        record[name] = array
+    return record[0]
+
+
+def as_record(params: Any) -> np.ndarray:
+    """Return an own copy, (1,), of a parameter record.
+
+    Raises:
+        TypeError: Not one record of numbers and arrays of them.
+    """
+    array = np.asarray(params)
+    if array.dtype.names is None or array.size != 1 or array.dtype.hasobject:
+        raise TypeError(
+            "params must be one record (a NumPy structured scalar, as `pack_record` makes), "
+            f"got {type(params).__name__} of dtype {array.dtype}, shape {array.shape}"
+        )
+    plain = np.dtype((np.void, array.dtype))  # without the Python class of np.record
+    return array.reshape(1).astype(plain)
