@@ -1,0 +1,471 @@
+"""The CAGE 2 vector env and the single env."""
+
+import sys
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+from numba import njit
+from rich.console import Console
+
+from vecenv import ActionError, StepSlot
+from vecenv.cage import Cage2Env, Cage2VectorEnv, blue_actions, cage2_scenario, replay_episodes
+from vecenv.cage.codes import B_LINE, CUSTOM, MEANDER, NO_RED
+from vecenv.cage.options import RED_AGENTS, STEP_INFOS, read_red_agents
+from vecenv.cage.state import COMPACT_FIELDS
+from vecenv.check import check_vector_env
+from vecenv.jit.fingerprint import is_jit_off
+
+MODES = list(AutoresetMode)
+NUM_ACTIONS = 145
+SOME, MANY = (20, 300) if is_jit_off() else (200, 3000)  # plain Python is slow
+
+
+def random_actions(num_steps, num_envs, seed=0):
+    return np.random.default_rng(seed).integers(0, NUM_ACTIONS, (num_steps, num_envs))
+
+
+def roll(envs, actions, seed=3):
+    """Reset and step; return every array that comes back."""
+    frames = [envs.reset(seed=seed)[0]]
+    for row in actions:
+        frames += envs.step(row)[:4]
+    return frames
+
+
+def assert_same(frames, others):
+    assert len(frames) == len(others)
+    for frame, other in zip(frames, others, strict=True):
+        np.testing.assert_array_equal(frame, other)
+
+
+@pytest.mark.parametrize("rules", ["faithful", "debugged"])
+@pytest.mark.parametrize("green", [False, True])
+def test_free_running_equals_the_replay_of_what_it_drew(rules, green):
+    num_envs, num_steps = SOME, 60
+    names = [name for name in STEP_INFOS if name.startswith(("red_", "green_"))]
+    envs = Cage2VectorEnv(
+        num_envs, red_agent=("mixed", "sleep"), rules=rules, green=green, step_infos=names
+    )
+    envs.reset(seed=11)
+    agents = envs.true_state["red_agent"].copy()
+    recorded = {name: np.zeros((num_envs, num_steps), np.int64) for name in [*names, "blue_action"]}
+    fields = {name: [] for name in ("obs", "reward10", *COMPACT_FIELDS)}
+    for t, row in enumerate(random_actions(num_steps, num_envs)):
+        obs, rewards, _, _, infos = envs.step(row)
+        recorded["blue_action"][:, t] = row
+        for name in names:
+            assert infos[f"_{name}"].all()
+            recorded[name][:, t] = infos[name]
+        for name, rows in {"obs": obs, "reward10": rewards * 10, **envs.decoded_state()}.items():
+            fields[name].append(rows)
+    recorded["red_agent"] = agents
+
+    result = replay_episodes(recorded, cage2_scenario(rules), green=green)
+
+    assert set(agents) == {NO_RED, B_LINE, MEANDER}
+    assert (recorded["green_target"] >= 0).any() == green
+    for name, rows in fields.items():
+        expected = result.fields[name]
+        np.testing.assert_array_equal(np.stack(rows, axis=1).round(6), expected, err_msg=name)
+    assert not result.errors.any()
+    assert result.policy_agrees.all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("episode_length", [7, (3, 5, 11)])
+def test_keeps_the_rules_of_vector_envs(mode, episode_length):
+    envs = Cage2VectorEnv(
+        3,
+        red_agent="mixed",
+        episode_length=episode_length,
+        autoreset_mode=mode,
+        step_infos=STEP_INFOS,
+        episode_infos=True,
+    )
+    report = check_vector_env(envs, num_steps=40)
+    assert "the same seed gives the same run" in report.passed
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_is_made_by_gymnasium(num_envs):
+    envs = gym.make_vec("vecenv:Cage2-v0", num_envs=num_envs, red_agent="meander", rules="debugged")
+    assert isinstance(envs, Cage2VectorEnv)
+    assert (envs.num_envs, envs.scenario.rules.name) == (num_envs, "debugged")
+    assert envs.single_observation_space == gym.spaces.Box(0, 1, (52,), np.float32)
+    assert envs.single_action_space == gym.spaces.Discrete(NUM_ACTIONS)
+    assert envs.reset(seed=1)[0].shape == (num_envs, 52)
+    envs.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"red_agent": "mixed", "observation": "extended"}])
+def test_single_env_passes_gymnasiums_check(options):
+    env = gym.make("vecenv:Cage2-v0", **options)
+    assert isinstance(env.unwrapped, Cage2Env)
+    check_env(env.unwrapped)
+    env.close()
+
+
+def test_single_env_does_what_a_vector_env_does():
+    envs = Cage2VectorEnv(4, red_agent="mixed", step_infos=["red_type"], episode_length=20)
+    env = Cage2Env(red_agent="mixed", step_infos=["red_type"], episode_length=20)
+    obs, _ = envs.reset(seed=5)
+    np.testing.assert_array_equal(env.reset(seed=5 + 3)[0], obs[3])
+    for row in random_actions(20, 4):
+        obs, rewards, _, truncations, infos = envs.step(row)
+        alone = env.step(row[3])
+        np.testing.assert_array_equal(alone[0], obs[3])
+        assert alone[1:4] == (rewards[3], False, truncations[3])
+        assert alone[4] == {"red_type": infos["red_type"][3]}
+        np.testing.assert_array_equal(env.action_masks(), envs.action_masks()[3])
+        assert env.true_state == envs.true_state[3]
+    assert truncations.all()
+    with pytest.raises(ResetNeeded, match="episode is over"):
+        env.step(0)
+    assert env.reset()[0].shape == (52,)
+    np.testing.assert_array_equal(env.decoded_state()["known_ip"].nonzero()[0], [8])
+    env.close()
+
+
+@pytest.mark.parametrize("observation", ["bits", "extended"])
+def test_an_env_depends_on_its_seed_alone(observation):
+    options = {"red_agent": "mixed", "observation": observation}
+    actions = random_actions(30, 50)
+    frames = roll(Cage2VectorEnv(50, **options), actions)
+    for env_id in (0, 31, 49):
+        alone = roll(Cage2VectorEnv(1, **options), actions[:, [env_id]], seed=3 + env_id)
+        assert_same([frame[[env_id]] for frame in frames], alone)
+
+
+def test_threads_change_nothing():
+    actions = random_actions(40, MANY)
+    frames = [roll(Cage2VectorEnv(MANY, red_agent="mixed", num_threads=n), actions) for n in (1, 2)]
+    assert_same(*frames)
+
+
+def test_next_step_autoreset_spends_a_step_on_the_reset():
+    envs = Cage2VectorEnv(2, red_agent="sleep", episode_length=3, step_infos=["red_type"])
+    envs.reset(seed=0)
+    for t in range(8):
+        obs, rewards, terminations, truncations, infos = envs.step([144, 144])
+        is_dead = t % 4 == 3
+        assert truncations.all() == (t % 4 == 2)
+        assert not terminations.any()
+        assert (rewards == (0 if is_dead else -1)).all()
+        assert infos["_red_type"].all() != is_dead
+        if is_dead:
+            assert not obs.any()
+
+
+def test_same_step_autoreset_returns_both_observations():
+    envs = Cage2VectorEnv(2, episode_length=3, autoreset_mode="SameStep", step_infos=["red_type"])
+    twin = Cage2VectorEnv(2, episode_length=3)
+    assert_same([envs.reset(seed=0)[0]], [twin.reset(seed=0)[0]])
+    for t in range(3):
+        obs, _, _, truncations, infos = envs.step([1, 1])
+        expected = twin.step([1, 1])[0]
+        assert truncations.all() == (t == 2)
+        assert infos["_red_type"].all() == (t < 2), "a reset env has made no step"
+    np.testing.assert_array_equal(np.stack(infos["final_obs"]), expected)
+    assert not obs.any()
+
+
+def test_disabled_autoreset_leaves_resets_to_the_caller():
+    envs = Cage2VectorEnv(2, episode_length=(2, 3), autoreset_mode="Disabled")
+    envs.reset(seed=np.arange(2).tolist())
+    steps = 0
+    truncations = np.zeros(2, bool)
+    while not truncations.any():
+        truncations = envs.step([0, 0])[3]
+        steps += 1
+    assert [envs.episode_length_of(i) for i in np.flatnonzero(truncations)] == [steps] * sum(
+        truncations
+    )
+    with pytest.raises(ResetNeeded):
+        envs.step([0, 0])
+    envs.reset(options={"reset_mask": truncations})
+    assert (envs.true_state["step"] == np.where(truncations, 0, steps)).all()
+    envs.step([0, 0])
+
+
+def test_every_episode_draws_its_length():
+    lengths = {4, 6, 9}
+    envs = Cage2VectorEnv(SOME, episode_length=lengths, episode_infos=True)
+    envs.reset(seed=2)
+    ended = []
+    for row in random_actions(60, SOME):
+        drawn = np.array([envs.episode_length_of(i) for i in range(SOME)])
+        *_, truncations, infos = envs.step(row)
+        if truncations.any():
+            over = infos["_episode"]
+            np.testing.assert_array_equal(infos["episode"]["l"][over], drawn[over])
+            ended += infos["episode"]["l"][over].tolist()
+    assert set(ended) == lengths
+    assert envs.num_episodes.min() >= 60 // (max(lengths) + 1)
+    assert len(set(envs.num_episodes.tolist())) > 1, "an env draws anew in every episode"
+
+
+def test_first_lengths_are_uniform():
+    envs = Cage2VectorEnv(6000, episode_length=[30, 50, 100])
+    envs.reset(seed=9)
+    drawn = [envs.episode_length_of(i) for i in range(6000)]
+    counts = np.array([drawn.count(length) for length in (30, 50, 100)])
+    assert ((counts - 2000) ** 2 / 2000).sum() < 13.8  # chi2, 2 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize(
+    ("red_agent", "expected"),
+    [
+        ("b_line", {B_LINE}),
+        ("meander", {MEANDER}),
+        ("sleep", {NO_RED}),
+        ("mixed", {B_LINE, MEANDER}),
+        (["mixed", "sleep"], {NO_RED, B_LINE, MEANDER}),
+    ],
+)
+def test_red_agents_are_drawn_per_episode(red_agent, expected):
+    envs = Cage2VectorEnv(MANY, red_agent=red_agent)
+    envs.reset(seed=4)
+    agents, counts = np.unique(envs.true_state["red_agent"], return_counts=True)
+    assert set(agents) == expected
+    share = MANY / len(expected)
+    assert (abs(counts - share) < 4 * np.sqrt(share)).all()
+
+
+@njit
+def scan_one_host(state, rng, tables):
+    """A red that sweeps its subnet, then scans User2 for ever."""
+    if state.step == 0:
+        return 1, 2
+    return 2, 10
+
+
+def sweep_for_ever(state, rng, tables):
+    return 1, 2
+
+
+def test_plain_functions_are_compiled_once():
+    agents = [read_red_agents(sweep_for_ever)[1] for _ in range(2)]
+    assert agents[0] is agents[1]
+    assert read_red_agents(scan_one_host) == ((CUSTOM,), scan_one_host)
+
+
+def test_red_policy_and_dtype_of_ones_own():
+    facts = ["red_type", "red_target"]
+    envs = Cage2VectorEnv(2, red_agent=scan_one_host, obs_dtype=np.uint8, step_infos=facts)
+    obs, _ = envs.reset(seed=0)
+    assert obs.dtype == envs.single_observation_space.dtype == np.uint8
+    assert (envs.true_state["red_agent"] == CUSTOM).all()
+    *_, infos = envs.step([0, 0])
+    assert infos["red_type"].tolist() == [1, 1]
+    obs, *_, infos = envs.step([0, 0])
+    assert obs.dtype == np.uint8
+    assert (infos["red_type"].tolist(), infos["red_target"].tolist()) == ([2, 2], [10, 10])
+    assert obs[:, 40:44].tolist() == [[1, 0, 0, 0]] * 2
+
+
+@pytest.mark.parametrize("rules", ["faithful", "debugged"])
+def test_masks_say_which_decoys_can_be_placed(rules):
+    envs = Cage2VectorEnv(SOME, red_agent="mixed", rules=rules, step_infos=["blue_success"])
+    is_decoy = np.array([a.name.startswith("Decoy") for a in blue_actions(envs.scenario)])
+    envs.reset(seed=0)
+    masks = envs.action_masks()
+    assert masks[:, ~is_decoy].all()
+    assert (masks == masks[0]).all()
+    assert 0 < masks[0, is_decoy].sum() < is_decoy.sum()
+    for row in random_actions(50, SOME):
+        envs.action_masks(out=masks)
+        *_, infos = envs.step(row)
+        chosen = masks[np.arange(SOME), row]
+        decoys = is_decoy[row]
+        np.testing.assert_array_equal(infos["blue_success"][decoys] == 1, chosen[decoys])
+
+
+def test_true_state_is_the_live_memory():
+    envs = Cage2VectorEnv(5)
+    envs.reset(seed=0)
+    state = envs.true_state
+    assert np.shares_memory(state, envs.states)
+    assert envs.true_state is state
+    with pytest.raises(ValueError, match="read-only"):
+        state["ot_running"][0] = 0
+    for _ in range(3):
+        envs.step(np.zeros(5, int))
+    assert (state["step"] == 3).all()
+    assert set(envs.decoded_state([1, 2])) == set(COMPACT_FIELDS)
+    assert envs.decoded_state([1, 2])["access"].shape == (2, 13)
+
+
+def test_states_can_be_saved_and_loaded():
+    actions = random_actions(30, 6)
+    options = {"red_agent": "mixed", "episode_length": (7, 12)}
+    envs, other = Cage2VectorEnv(6, **options), Cage2VectorEnv(6, **options)
+    roll(envs, actions[:15])
+    other.load_state_dict(envs.state_dict())
+    np.testing.assert_array_equal(envs.observe(), other.observe())
+    for row in actions[15:]:
+        assert_same(envs.step(row)[:4], other.step(row)[:4])
+
+
+def test_send_and_recv_report_steps_too():
+    options = {"red_agent": "mixed", "step_infos": ["red_type", "red_target"]}
+    whole, parts = Cage2VectorEnv(4, **options), Cage2VectorEnv(4, **options)
+    assert_same([whole.reset(seed=1)[0]], [parts.reset(seed=1)[0]])
+    for row in random_actions(10, 4):
+        obs, *_, infos = whole.step(row)
+        parts.send(row[[3, 0, 2, 1]], env_ids=[3, 0, 2, 1])
+        for _ in range(2):
+            batch = parts.recv(min_envs=2)
+            np.testing.assert_array_equal(batch.obs, obs[batch.env_ids])
+            for name in options["step_infos"]:
+                np.testing.assert_array_equal(batch.infos[name], infos[name][batch.env_ids])
+
+
+def test_results_go_where_they_are_wanted():
+    envs, twin = Cage2VectorEnv(3, step_infos=["red_type"]), Cage2VectorEnv(3)
+    envs.reset(seed=0), twin.reset(seed=0)
+    slot = StepSlot(
+        envs.allocate((3, 52)),
+        envs.allocate((3,), np.float32),
+        envs.allocate((3,), bool),
+        envs.allocate((3,), bool),
+    )
+    result = envs.step([144, 0, 3], out=slot)
+    assert all(ours is given for ours, given in zip(result, slot, strict=False))
+    assert_same(slot[:1], twin.step([144, 0, 3])[:1])
+    assert slot.rewards.tolist() == [-1.0, 0.0, 0.0]
+    assert "red_type" in result[4]
+
+
+def test_another_scenario_can_be_given():
+    scenario = replace(cage2_scenario(), name="dear restores", restore_cost=2.5)
+    envs = Cage2VectorEnv(1, scenario=scenario)
+    envs.reset(seed=0)
+    assert envs.step([144])[1].tolist() == [-2.5]
+
+
+def tables_of(envs):
+    console = Console(width=100, file=sys.stdout)
+    with console.capture() as capture:
+        console.print(envs.blue_table(0), envs.true_table(0))
+    return capture.get()
+
+
+def test_tables_for_people():
+    envs = Cage2VectorEnv(2, episode_length=40)
+    envs.reset(seed=[3, None])
+    envs.step([0, 0])
+    first = tables_of(envs)
+    for words in ("Activity", "Compromised", "Known", "Scanned", "Access", "Op_Server0", "10.0."):
+        assert words in first
+    rows = [line for line in first.splitlines() if "User0" in line]
+    assert "Privileged" not in rows[0], "blue does not see it"
+    assert "Privileged" in rows[1]
+    for _ in range(39):
+        envs.step([0, 0])
+    last = tables_of(envs)
+    address = rows[0].split("│")[2].strip()
+    assert address in last, "an episode keeps its addresses, also at its end"
+    envs.step([0, 0])
+    assert address not in tables_of(envs)
+
+
+BAD_ACTIONS = {
+    "too large": [0, 145],
+    "negative": [-1, 0],
+    "floats": [0.0, 1.0],
+    "NaN": [np.nan, 0],
+    "bools": [True, False],
+    "one number": 3,
+    "too few": [0],
+    "too many": [0, 0, 0],
+    "wrong shape": [[0], [0]],
+    "strings": ["0", "1"],
+    "None": None,
+    "huge": [2**63, 0],
+}
+
+
+@pytest.mark.parametrize("what", BAD_ACTIONS)
+@pytest.mark.parametrize("call", ["step", "send"])
+def test_bad_actions_are_refused_before_anything_runs(what, call):
+    envs = Cage2VectorEnv(2)
+    envs.reset(seed=0)
+    before = envs.true_state.tobytes()
+    with pytest.raises(ActionError, match="actions"):
+        getattr(envs, call)(BAD_ACTIONS[what])
+    assert envs.true_state.tobytes() == before
+    envs.step([0, 0])
+
+
+@pytest.mark.parametrize("action", [145, -1, 1.0, np.nan, None, "0", [0], True, [[1], [2, 3]]])
+def test_single_env_refuses_bad_actions(action):
+    env = Cage2Env()
+    env.reset(seed=0)
+    with pytest.raises(ActionError, match="action is"):
+        env.step(action)
+    assert env.true_state["step"] == 0
+
+
+BAD_OPTIONS = [
+    ({"red_agent": "bline"}, ValueError, "red_agent is 'bline'.*'b_line'"),
+    ({"red_agent": ["b_line", "x"]}, ValueError, "red_agent is 'x'"),
+    ({"red_agent": []}, ValueError, "red_agent is empty"),
+    ({"red_agent": None}, TypeError, "red_agent is None"),
+    ({"red_agent": [3]}, TypeError, "red_agent is 3"),
+    ({"red_agent": len}, TypeError, "red_agent is <built-in function len>.*state, rng, tables"),
+    ({"red_agent": lambda state: (0, 0)}, TypeError, r"red_agent is <lambda>\(state\), expected"),
+    (
+        {"red_agent": [lambda s, r, t: (0, 0), lambda s, r, t: (1, 2)]},
+        ValueError,
+        "red_agent has 2 compiled policies",
+    ),
+    ({"rules": "bugged"}, ValueError, "rules is 'bugged'.*faithful, debugged"),
+    ({"rules": 3}, ValueError, "rules is 3"),
+    ({"rules": "faithful", "scenario": cage2_scenario()}, ValueError, "rules is 'faithful', but"),
+    ({"scenario": "cage2"}, TypeError, "scenario is 'cage2'"),
+    ({"observation": "pixels"}, ValueError, "observation is 'pixels'.*bits, extended"),
+    ({"observation": None}, ValueError, "observation is None"),
+    ({"episode_length": 0}, ValueError, "episode_length is 0"),
+    ({"episode_length": -5}, ValueError, "episode_length is -5"),
+    ({"episode_length": [30, 0]}, ValueError, "episode_length is 0"),
+    ({"episode_length": []}, ValueError, "episode_length has 0 entries"),
+    ({"episode_length": range(1, 400)}, ValueError, "episode_length has 399 entries"),
+    ({"episode_length": 70_000}, ValueError, "episode_length is 70000"),
+    ({"episode_length": 30.0}, TypeError, "episode_length is 30.0"),
+    ({"episode_length": np.nan}, TypeError, "episode_length is nan"),
+    ({"episode_length": "30"}, TypeError, "episode_length"),
+    ({"episode_length": None}, TypeError, "episode_length is None"),
+    ({"episode_length": True}, TypeError, "episode_length is True"),
+    ({"episode_length": [[30]]}, TypeError, "episode_length is"),
+    ({"green": "yes"}, TypeError, "green is 'yes'"),
+    ({"step_infos": ["red_typ"]}, ValueError, "step_infos has 'red_typ'"),
+    ({"render_mode": "human"}, ValueError, "render_mode is 'human'"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS)
+@pytest.mark.parametrize("make", [Cage2VectorEnv, Cage2Env])
+def test_bad_options_are_refused_by_name(options, error, message, make):
+    with pytest.raises(error, match=message):
+        make(**options)
+
+
+def test_bad_numbers_of_envs_and_threads_are_refused_by_name():
+    for options in ({"num_envs": 0}, {"num_envs": 1.5}, {"num_threads": 0}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            Cage2VectorEnv(**options)
+    with pytest.raises(ValueError, match="Sometimes"):
+        Cage2VectorEnv(1, autoreset_mode="Sometimes")
+    with pytest.raises(TypeError, match="num_envs is for vector envs"):
+        Cage2Env(num_envs=2)
+    with pytest.raises(ValueError, match="options has"):
+        Cage2Env().reset(options={"x": 1})
+
+
+def test_names_of_red_agents_are_documented():
+    assert all(name in (Cage2VectorEnv.__doc__ or "") for name in RED_AGENTS)

@@ -1,0 +1,201 @@
+"""The nine-cell table: its numbers, its policies, and what it refuses."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from cage.golden import load_json
+from rich.console import Console
+
+from vecenv import ActionError
+from vecenv.cage import Cage2VectorEnv, evaluate, make_policy
+from vecenv.cage.evaluation import EPISODE_LENGTHS, EVALUATED_AGENTS, cell_seed
+from vecenv.cage.playing import Player, find_policy, play_episode
+from vecenv.jit.fingerprint import is_jit_off
+
+needs_jit = pytest.mark.skipif(is_jit_off(), reason="takes too long without compiled code")
+NAMES_OF_AGENTS = {"b_line": "B_line", "meander": "Meander", "sleep": "Sleep"}
+
+
+@needs_jit
+@pytest.mark.parametrize("policy", ["react_restore", "obs_restore", "uniform"])
+def test_scores_are_those_of_the_original(policy):
+    """Within 3 combined standard errors; the larger sample's deviation is the better estimate."""
+    reference = load_json("reference_returns.json")["returns"]
+    result = evaluate(policy, episodes=2000, seed=7)
+    assert len(result.cells) == 9
+    for cell in result.cells:
+        of_agent = reference.get(f"{policy}|{NAMES_OF_AGENTS[cell.red_agent]}")
+        if of_agent is None:
+            assert (cell.red_agent, cell.mean) == ("sleep", 0.0)
+            continue
+        expected = of_agent[str(cell.episode_length)]
+        error = cell.sd * math.sqrt(1 / 2000 + 1 / expected["n"])
+        assert abs(cell.mean - expected["mean"]) <= 3 * error, cell
+
+
+@needs_jit
+def test_debugged_rules_cost_more():
+    means = [evaluate("sleep", episodes=200, rules=r).total for r in ("faithful", "debugged")]
+    assert means[1] < means[0] - 10
+
+
+def test_a_cell_is_what_one_gets_by_hand():
+    result = evaluate("obs-restore", episodes=50, seed=3, red_agents="meander", episode_lengths=30)
+    (cell,) = result.cells
+    envs = Cage2VectorEnv(50, red_agent="meander", episode_length=30)
+    policy = make_policy("obs_restore")
+    obs, _ = envs.reset(seed=cell_seed(3, "meander", 30))
+    totals = np.zeros(50)
+    for _ in range(30):
+        obs, rewards, *_ = envs.step(policy.act(obs, envs.shell_alerts()))
+        totals += rewards
+    assert cell.mean == pytest.approx(totals.mean())
+    assert cell.sd == pytest.approx(totals.std(ddof=1))
+    assert cell.ci95 == pytest.approx(1.959964 * cell.sd / math.sqrt(50))
+
+
+@needs_jit
+def test_the_total_sums_independent_cells():
+    result = evaluate("obs_remove", episodes=30)
+    assert result.total == pytest.approx(sum(cell.mean for cell in result.cells))
+    variance = sum(cell.ci95**2 for cell in result.cells)
+    assert result.total_ci95 == pytest.approx(math.sqrt(variance))
+    keys = [(cell.red_agent, cell.episode_length) for cell in result.cells]
+    assert keys == [(a, n) for a in EVALUATED_AGENTS for n in EPISODE_LENGTHS]
+
+
+@needs_jit
+def test_a_cell_depends_on_the_seed_alone():
+    full = evaluate("uniform", episodes=20, seed=5)
+    assert evaluate("uniform", episodes=20, seed=5, num_threads=1) == full
+    part = evaluate(
+        "obs_restore", episodes=20, seed=5, red_agents=["meander"], episode_lengths=[50]
+    )
+    assert part.cells[0] == evaluate("obs_restore", episodes=20, seed=5).cell("meander", 50)
+    assert evaluate("uniform", episodes=20, seed=6) != full
+
+
+def test_prints_and_writes_its_numbers(tmp_path):
+    seen = []
+    result = evaluate("sleep", episodes=5, name="my policy", on_cell=seen.append)
+    text = str(result)
+    for words in ("my policy", "faithful rules", "5 episodes", "B_line", "100 steps", "total", "±"):
+        assert words in text
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(result)
+    assert capture.get().strip() == text.strip()
+    assert seen == list(result.cells)
+    written = json.loads(result.to_json(tmp_path / "out.json"))
+    assert written == json.loads((tmp_path / "out.json").read_text())
+    assert written["total"] == result.total
+    assert written["rules"] == "faithful"
+    assert written["cells"][0]["mean"] == result.cell("b_line", 30).mean
+    with pytest.raises(KeyError, match="no cell"):
+        result.cell("b_line", 31)
+
+
+class MaskedPolicy:
+    """Takes the last valid action; counts the calls."""
+
+    uses_masks = True
+    observation = "extended"
+
+    def __init__(self):
+        self.num_resets = 0
+
+    def reset(self):
+        self.num_resets += 1
+
+    def act(self, obs, alerts, masks):
+        assert obs.shape[1] == 6 * 13 + 3
+        assert alerts.shape == (len(obs), 13)
+        assert masks.shape == (len(obs), 145)
+        masks = masks[:, :132]  # no Restore
+        return 131 - masks[:, ::-1].argmax(axis=1)
+
+
+def test_policies_may_ask_for_masks_and_the_extended_observation():
+    policy = MaskedPolicy()
+    result = evaluate(policy, episodes=3, red_agents=["sleep"])
+    assert (result.policy, result.observation, result.total) == ("MaskedPolicy", "extended", 0.0)
+    assert policy.num_resets == 3
+
+
+def test_a_function_is_a_policy():
+    def always_restore(obs):
+        return np.full(len(obs), 144)
+
+    result = evaluate(always_restore, episodes=2, red_agents="sleep")
+    assert result.policy == "always_restore"
+    assert result.total == -(30 + 50 + 100)
+
+
+def test_reactive_policies_forget_between_cells():
+    """A batch of the same size must not begin with what the one before it had monitored."""
+    policy = make_policy("react_restore")
+    first = evaluate(policy, episodes=10, red_agents=["b_line"], episode_lengths=[30])
+    assert evaluate(policy, episodes=10, red_agents=["b_line"], episode_lengths=[30]) == first
+
+
+@needs_jit
+def test_green_agent_disturbs():
+    quiet, busy = (evaluate("obs_restore", episodes=100, green=green) for green in (False, True))
+    assert busy.green
+    assert busy.total < quiet.total - 10
+    assert "green agent" in str(busy)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"episodes": 1}, ValueError, "episodes is 1"),
+        ({"episodes": 10.0}, ValueError, r"episodes is 10\.0"),
+        ({"seed": -1}, ValueError, "seed is -1"),
+        ({"seed": None}, ValueError, "seed is None"),
+        ({"rules": "bugged"}, ValueError, "rules is 'bugged'"),
+        ({"observation": "pixels"}, ValueError, "observation is 'pixels'"),
+        ({"red_agents": ["bline"]}, ValueError, "red_agents has 'bline'"),
+        ({"red_agents": []}, ValueError, "red_agents is empty"),
+        ({"episode_lengths": [0]}, ValueError, "episode_length is 0"),
+        ({"policy": "nobody"}, ValueError, "policy is 'nobody'.*react-restore.*or a file"),
+        ({"policy": 3}, TypeError, "policy is 3"),
+        ({"policy": lambda obs: obs}, ActionError, "actions has shape"),
+        ({"policy": lambda obs: np.full(len(obs), 145)}, ActionError, "is 145"),
+        ({"policy": lambda obs: np.zeros(len(obs))}, ActionError, "dtype float64"),
+    ],
+)
+def test_bad_input_is_refused_by_name(options, error, message):
+    options = {"policy": "sleep", "episodes": 2, **options}
+    with pytest.raises(error, match=message):
+        evaluate(**options)
+
+
+def test_names_of_policies_may_be_written_as_on_the_command_line():
+    assert type(find_policy("react-remove")) is type(find_policy("react_remove"))
+    assert type(find_policy("random")) is type(find_policy("uniform"))
+    policy = MaskedPolicy()
+    assert find_policy(policy) is policy
+
+
+def test_an_episode_can_be_watched_step_by_step():
+    snapshots = list(play_episode("react-restore", seed=2, episode_length=20, red_agent="meander"))
+    assert [snapshot.step for snapshot in snapshots] == list(range(21))
+    assert snapshots[0].blue is snapshots[0].red is None
+    assert str(snapshots[1].blue) == "Monitor"
+    assert str(snapshots[1].red) == "DiscoverRemoteSystems User"
+    totals = np.cumsum([snapshot.reward for snapshot in snapshots[1:]])
+    np.testing.assert_allclose([s.episode.total for s in snapshots[1:]], totals)
+    assert list(play_episode("react-restore", seed=2, episode_length=20, red_agent="meander")) == (
+        snapshots
+    )
+
+
+def test_a_player_hands_on_what_the_policy_needs():
+    envs = Cage2VectorEnv(4, observation="extended")
+    obs, _ = envs.reset(seed=0)
+    player = Player(MaskedPolicy(), envs)
+    player.begin()
+    assert player.act(obs).shape == (4,)

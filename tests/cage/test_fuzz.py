@@ -1,0 +1,153 @@
+"""Whatever comes in, compiled code stays inside its arrays; and it runs as plain Python too."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cage.free_run import FreeRun, mask_rows, observe_extended_rows
+from cage.golden import load_trace
+from cage.harbour import HARBOUR
+
+from vecenv.cage import loops
+from vecenv.cage.cage2 import cage2_scenario
+from vecenv.cage.codes import B_LINE, MEANDER, NO_RED
+from vecenv.cage.replay import replay_episodes
+from vecenv.cage.state import STATE_DTYPE, decode
+from vecenv.cage.tables import compile_tables
+from vecenv.jit.fingerprint import cached_njit
+
+FOLDER = pathlib.Path(__file__).parent
+EDGES = np.array(
+    [0, 1, 2, 3, 7, 8, 12, 13, 14, 15, 16, 63, 64, 144, 145, 255, 256, 2**31, 2**62, 2**63 - 1]
+)
+apply_rows = cached_njit(loops.apply_rows)
+options_rows = cached_njit(loops.options_rows)
+commit_rows = cached_njit(loops.commit_rows)
+
+
+def wild_numbers(rng, shape):
+    """Integers of all sizes, with the edges of every range in them."""
+    numbers = rng.integers(-(2**63), 2**63 - 1, shape, dtype=np.int64)
+    numbers >>= rng.integers(0, 63, shape)
+    edges = rng.choice(np.concatenate([EDGES, -EDGES - 1]), shape)
+    return np.where(rng.random(shape) < 0.7, edges, numbers)
+
+
+@pytest.mark.parametrize("scenario", [cage2_scenario(), HARBOUR], ids=["cage2", "harbour"])
+def test_any_input_on_any_state_stays_inside(scenario):
+    """States of random bytes, inputs of random size: the guard rows around stay untouched."""
+    rng = np.random.default_rng(1)
+    num_hosts = len(scenario.hosts)
+    tables = compile_tables(scenario, red_agents=(), green=True, tracks_scans=True)
+    for _ in range(40):
+        raw = rng.integers(0, 256, (66, STATE_DTYPE.itemsize), dtype=np.uint8)
+        raw[rng.random(66) < 0.3] &= rng.integers(0, 2, STATE_DTYPE.itemsize, dtype=np.uint8)
+        guards = raw[[0, 65]].copy()
+        states = raw.reshape(-1).view(STATE_DTYPE).view(np.recarray)[1:65]
+        obs = np.full((66, 4 * num_hosts), 7, np.uint8)
+        errors = np.zeros(64, np.uint8)
+        types, targets = np.zeros(64, np.uint64), np.zeros(64, np.uint64)
+        for _ in range(5):
+            options_rows(states, types, targets, tables)
+            assert (types <= 5).all()
+            moves = wild_numbers(rng, (2, 64))
+            commit_rows(states, moves[0], moves[1], tables)
+            apply_rows(states, wild_numbers(rng, (64, 7)), obs[1:65], errors, tables)
+        assert set(np.unique(obs[1:65])) <= {0, 1}
+        assert (obs[[0, 65]] == 7).all()
+        np.testing.assert_array_equal(raw[[0, 65]], guards)
+        out = np.zeros((64, 6 * num_hosts + 3), np.float32)
+        observe_extended_rows(states, out, tables)
+        observe_extended_rows(states, out[:, :-1].copy(), tables)  # too small: left alone
+        masks = np.zeros((64, 300), bool)
+        mask_rows(states, masks, tables)
+        assert not masks[:, int(tables.num_actions) :].any()
+
+
+@pytest.mark.parametrize("rules", ["faithful", "debugged"])
+def test_any_action_number_is_taken_as_some_action(rules):
+    """Numbers that are no action count as Sleep; Python refuses them before they get here."""
+    rng = np.random.default_rng(2)
+    wild = FreeRun(200, (NO_RED, B_LINE, MEANDER), scenario=cage2_scenario(rules), seed=1)
+    tame = FreeRun(200, (NO_RED, B_LINE, MEANDER), scenario=cage2_scenario(rules), seed=1)
+    for _ in range(50):
+        actions = wild_numbers(rng, 200)
+        exists = (actions >= 0) & (actions < 145)
+        wild.step(actions)
+        tame.step(np.where(exists, actions, 0))
+        np.testing.assert_array_equal(wild.rewards, tame.rewards)
+    assert wild.states.tobytes() == tame.states.tobytes()
+    state = decode(wild.states, wild.scenario)
+    assert (state["access"] <= 2).all()
+
+
+def run_pytest(environment, *arguments):
+    """Run tests of this folder in a process of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    result = subprocess.run(
+        command,
+        cwd=FOLDER.parent.parent,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_nothing_indexes_outside_with_bounds_checked():
+    files = ["test_replay.py", "test_fuzz.py", "test_twin.py", "test_draws.py"]
+    run_pytest(
+        {"NUMBA_BOUNDSCHECK": "1"},
+        *[str(FOLDER / file) for file in files],
+        "-k",
+        "not bounds_checked and not compiler_off and not many_seeds",
+    )
+
+
+@pytest.mark.slow
+def test_bounds_are_really_checked_then():
+    script = (
+        "import numpy as np, numba\n"
+        "@numba.njit(forceinline=True)\n"
+        "def read(array, index): return array[index]\n"
+        "try: read(np.zeros(3), np.uint64(3))\n"
+        "except IndexError: print('checked')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "NUMBA_BOUNDSCHECK": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.stdout.strip() == "checked", result.stderr
+
+
+def replay_a_few(name, rules, num_episodes, num_steps):
+    """Replay the beginning of some recorded episodes; wrong fields by name."""
+    trace = load_trace(name)
+    part = {
+        key: array[:num_episodes, :num_steps] if array.ndim > 1 else array[:num_episodes]
+        for key, array in trace.items()
+    }
+    result = replay_episodes(part, cage2_scenario(rules))
+    assert result.policy_agrees.all() and not result.errors.any()
+    return [key for key, array in result.fields.items() if not np.array_equal(array, part[key])]
+
+
+@pytest.mark.parametrize("name", ["shared", "debugged"])
+def test_beginnings_of_episodes_replay(name):
+    """Few steps, so that it can be run with the compiler off as well."""
+    rules = "debugged" if name == "debugged" else "faithful"
+    assert replay_a_few(name, rules, 6, 40) == []
+
+
+def test_rules_run_with_the_compiler_off():
+    run_pytest({"NUMBA_DISABLE_JIT": "1"}, str(FOLDER / "test_fuzz.py"), "-k", "beginnings")

@@ -1,0 +1,66 @@
+"""The ready-made blue policies are those of the recordings."""
+
+import numpy as np
+import pytest
+from cage.golden import load_trace
+
+from vecenv.cage.policies import POLICY_NAMES, ObservationPolicy, make_policy
+
+RECORDED_AS = {
+    "sleep": "sleep",
+    "react_remove": "raw_remove",
+    "react_restore": "raw_restore",
+    "obs_remove": "obs_remove",
+    "obs_restore": "obs_restore",
+}
+
+
+@pytest.mark.parametrize("trace_name", ["shared", "debugged"])
+@pytest.mark.parametrize("name", RECORDED_AS)
+def test_policy_decides_as_recorded(name, trace_name):
+    trace = load_trace(trace_name)
+    names = trace["blue_policy_names"].tolist()
+    rows = trace["blue_policy"] == names.index(RECORDED_AS[name])
+    assert rows.any()
+    is_target = trace["red_target"][rows, :, None] == np.arange(13)
+    alerts = (trace["red_detected"][rows, :, None] == 1) & is_target
+    policy = make_policy(name)
+    obs, seen = np.zeros((rows.sum(), 52)), np.zeros((rows.sum(), 13), bool)
+    for t in range(100):
+        np.testing.assert_array_equal(policy.act(obs, seen), trace["blue_action"][rows, t])
+        obs, seen = trace["obs"][rows, t], alerts[:, t]
+
+
+def test_uniform_policy_draws_every_action():
+    policy = make_policy("uniform", seed=1)
+    actions = policy.act(np.zeros((20_000, 52)), np.zeros((20_000, 13), bool))
+    assert actions.dtype == np.int64
+    assert np.bincount(actions, minlength=145).min() > 70
+    again = make_policy("uniform", seed=1).act(np.zeros((20_000, 52)), np.zeros((20_000, 13), bool))
+    np.testing.assert_array_equal(actions, again)
+
+
+def test_reactive_policy_forgets_an_episode_that_ended():
+    alerts = np.zeros((2, 13), bool)
+    alerts[:, 3] = True
+    policy = make_policy("react_restore")
+    policy.act(np.zeros((2, 52)), np.zeros((2, 13), bool))
+    policy.reset(np.array([True, False]))
+    assert policy.act(np.zeros((2, 52)), alerts).tolist() == [1, 132 + 3]
+    policy.reset()
+    assert policy.act(np.zeros((2, 52)), alerts).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_policies_leave_their_input_alone_and_take_extended_observations(name):
+    obs, alerts = np.ones((3, 81)), np.ones((3, 13), bool)
+    actions = make_policy(name, seed=0).act(obs, alerts)
+    assert actions.shape == (3,) and actions.dtype == np.int64
+    assert (obs == 1).all() and alerts.all()
+
+
+def test_unknown_policies_are_refused():
+    with pytest.raises(ValueError, match=r"policy must be one of sleep, uniform.*got 'rest'"):
+        make_policy("rest")
+    with pytest.raises(ValueError, match="action must be 'Remove' or 'Restore', got 'Reboot'"):
+        ObservationPolicy("Reboot")

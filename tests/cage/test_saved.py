@@ -1,0 +1,191 @@
+"""Policies from files, read and evaluated without torch."""
+
+import collections
+import subprocess
+import sys
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vecenv.cage import cage2_scenario, evaluate
+from vecenv.cage.playing import find_policy
+from vecenv.cage.saved import load_policy
+from vecenv.cage.torch_file import TorchFileError, read_torch_file
+
+ROOT = Path(__file__).parents[2]
+
+
+def save_network(path, num_inputs=52, num_actions=145, hidden=(8, 6), normalize=False, **changes):
+    """Write a random network as examples/ppo.py does, and return it as a function."""
+    torch.manual_seed(1)
+    widths = (num_inputs, *hidden, num_actions)
+    matrices = [torch.randn(a + 1, b) for a, b in pairwise(widths)]
+    actor = torch.cat([matrix.flatten() for matrix in matrices])
+    moments = torch.rand(3, num_inputs + 1) + 0.1
+    saved = {
+        "kind": f"spaces not read, hidden {hidden}, normalize {normalize}",
+        "tensors": [actor, torch.zeros(7), torch.zeros(0), moments],
+        **changes,
+    }
+    torch.save(saved, path)
+
+    def act(obs):
+        x = torch.from_numpy(obs).float()
+        if normalize:
+            mean, std = moments[1:, :-1]
+            x = ((x - mean) / std).clamp(-10, 10)
+        for number, matrix in enumerate(matrices):
+            x = (x.tanh() if number else x) @ matrix[:-1] + matrix[-1]
+        return x.argmax(-1).numpy()
+
+    return act
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("num_inputs", [52, 81])
+@pytest.mark.parametrize("hidden", [(), (5,), (64, 64)])
+def test_a_saved_network_acts_as_it_did(tmp_path, normalize, num_inputs, hidden):
+    path = tmp_path / "policy.pt"
+    act = save_network(path, num_inputs, hidden=hidden, normalize=normalize)
+
+    policy = load_policy(path, cage2_scenario())
+
+    assert policy.observation == {52: "bits", 81: "extended"}[num_inputs]
+    obs = np.random.default_rng(0).integers(0, 3, (500, num_inputs)).astype(np.float32)
+    policy.reset()
+    actions = policy.act(obs, np.zeros((500, 13), bool))
+    assert (actions == act(obs)).mean() > 0.99  # rounding may decide a tie
+    assert len(set(actions)) > 5
+
+
+@pytest.mark.parametrize("num_inputs", [52, 81])
+def test_a_file_can_be_evaluated(tmp_path, num_inputs):
+    path = tmp_path / "policy.pt"
+    act = save_network(path, num_inputs)
+    act.observation = "bits" if num_inputs == 52 else "extended"
+
+    options = {"episodes": 20, "red_agents": ["b_line"], "episode_lengths": [30]}
+    result = evaluate(str(path), **options)
+
+    assert result.cells == evaluate(act, **options).cells
+    assert result.observation == act.observation
+    assert result.policy == str(path)
+    assert find_policy(path).observation == act.observation
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_what_ppo_saves_can_be_evaluated(tmp_path, normalize, capsys):
+    """Train for a moment; the mean return of the example and of the table must agree."""
+    from examples import ppo
+
+    options = ppo.Options(
+        env_id="vecenv:Cage2-v0",
+        total_steps=2000,
+        num_envs=8,
+        eval_episodes=300,
+        normalize=normalize,
+        save=tmp_path,
+    )
+    returns = ppo.main(options)
+
+    (path,) = tmp_path.glob("*.pt")
+    table = {"episodes": 300, "red_agents": ["b_line"], "episode_lengths": [100]}
+    (cell,) = evaluate(str(path), **table).cells
+    error = np.hypot(returns.std(), cell.sd) / np.sqrt(300)
+    assert abs(returns.mean() - cell.mean) <= 4 * error + 1e-9
+
+
+def test_every_kind_of_tensor_is_read_as_it_was(tmp_path):
+    base = torch.arange(24.0).view(2, 3, 4)
+    saved = {
+        "whole": base,
+        "transposed": base.transpose(0, 2),
+        "part": base[1, 1:, ::2],
+        "number": torch.tensor(5),
+        "empty": torch.zeros(0, 3),
+        "parameter": torch.nn.Parameter(base[0]),
+        **{str(d): torch.ones(2, dtype=d) for d in (torch.float64, torch.int8, torch.bool)},
+        "plain": [1, 2.5, "x", None, (True, {"a": 1})],
+        "ordered": collections.OrderedDict(a=1),
+    }
+    torch.save(saved, tmp_path / "all.pt")
+    found = read_torch_file(tmp_path / "all.pt")
+    assert found.keys() == saved.keys()
+    for name, value in saved.items():
+        if isinstance(value, torch.Tensor):
+            expected = value.detach().numpy()
+            assert found[name].dtype == expected.dtype
+            np.testing.assert_array_equal(found[name], expected)
+        else:
+            assert found[name] == value
+
+
+class Evil:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('ran')",))
+
+
+def rewrite(path, change):
+    """Change the pickle inside a saved file."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, change(name, content))
+
+
+def test_files_can_not_run_code(tmp_path):
+    torch.save({"x": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(TorchFileError, match=r"it holds (builtins|__builtin__)\.exec"):
+        read_torch_file(tmp_path / "evil.pt")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    with pytest.raises(TorchFileError, match="it holds torch"):
+        read_torch_file(tmp_path / "module.pt")
+
+
+def test_tensors_beyond_their_storage_are_refused(tmp_path):
+    path = tmp_path / "short.pt"
+    torch.save({"x": torch.ones(100)}, path)
+    rewrite(path, lambda name, content: content[:40] if name.endswith("data/0") else content)
+    with pytest.raises(TorchFileError, match=r"short\.pt is no file of tensors"):
+        read_torch_file(path)
+    torch.save({"x": torch.ones(100)}, path)
+    rewrite(path, lambda name, content: content.replace(b"Kd\x85", b"K\xff\x85"))
+    with pytest.raises(TorchFileError, match="beyond its storage"):
+        read_torch_file(path)
+
+
+def test_files_of_another_kind_are_refused_by_name(tmp_path):
+    path = tmp_path / "policy.pt"
+    path.write_text("hello")
+    with pytest.raises(ValueError, match=r"policy\.pt is no policy saved by examples/ppo\.py"):
+        load_policy(path, cage2_scenario())
+    for content in ({}, [1], {"kind": "", "tensors": []}, {"kind": 3}, torch.ones(3)):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match="is no policy saved by"):
+            load_policy(path, cage2_scenario())
+    for kind in ("hidden (9,), normalize False", "hidden 8, normalize False", "hidden ()"):
+        save_network(path, kind=kind)
+        with pytest.raises(ValueError, match="is no policy saved by"):
+            load_policy(path, cage2_scenario())
+    for sizes in ((4, 145), (52, 2)):
+        save_network(path, *sizes)
+        with pytest.raises(ValueError, match=f"{sizes[0]} inputs and {sizes[1]} actions, expected"):
+            evaluate(str(path), episodes=2)
+
+
+def test_torch_is_not_needed(tmp_path):
+    path = tmp_path / "policy.pt"
+    save_network(path)
+    script = (
+        "import sys\nfrom vecenv.cage import evaluate\n"
+        f"evaluate({str(path)!r}, episodes=2, red_agents='sleep')\n"
+        "print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"

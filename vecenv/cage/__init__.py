@@ -1,0 +1,66 @@
+"""CAGE Challenge 2, compiled and batched; see docs/cage2.md.
+
+Names are looked up when they are first used, so that importing this package loads no compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vecenv.cage.actions import action_index, blue_actions
+    from vecenv.cage.cage2 import cage2_scenario
+    from vecenv.cage.env import Cage2VectorEnv
+    from vecenv.cage.evaluation import Evaluation, evaluate
+    from vecenv.cage.playing import BatchedPolicy, play_episode, save_episode_gif
+    from vecenv.cage.policies import BluePolicy, make_policy
+    from vecenv.cage.replay import RecordedStep, Replay, replay_episodes
+    from vecenv.cage.scenario import Scenario, ScenarioError
+    from vecenv.cage.single import Cage2Env
+    from vecenv.cage.state import decode
+
+__all__ = [
+    "BatchedPolicy",
+    "BluePolicy",
+    "Cage2Env",
+    "Cage2VectorEnv",
+    "Evaluation",
+    "RecordedStep",
+    "Replay",
+    "Scenario",
+    "ScenarioError",
+    "action_index",
+    "blue_actions",
+    "cage2_scenario",
+    "decode",
+    "evaluate",
+    "make_policy",
+    "play_episode",
+    "replay_episodes",
+    "save_episode_gif",
+]
+
+_MODULES = {
+    "actions": ("action_index", "blue_actions"),
+    "cage2": ("cage2_scenario",),
+    "env": ("Cage2VectorEnv",),
+    "evaluation": ("Evaluation", "evaluate"),
+    "playing": ("BatchedPolicy", "play_episode", "save_episode_gif"),
+    "policies": ("BluePolicy", "make_policy"),
+    "replay": ("RecordedStep", "Replay", "replay_episodes"),
+    "scenario": ("Scenario", "ScenarioError"),
+    "single": ("Cage2Env",),
+    "state": ("decode",),
+}
+_HOME_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

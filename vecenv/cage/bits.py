@@ -1,0 +1,80 @@
+"""Sets in the bits of a word: how many members, and which is the n-th. For compiled code.
+
+Masks and indices are uint64 throughout: Numba then needs no wraparound checks, and never meets a
+mixture of signed and unsigned, which it would turn into floating point.
+"""
+
+import numpy as np
+from numba import njit
+
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+_TWO = np.uint64(2)
+_FOUR = np.uint64(4)
+_EIGHT = np.uint64(8)
+_BYTE = np.uint64(255)
+_SEVEN = np.uint64(7)
+_TOP_BYTE = np.uint64(56)
+_EVERY_OTHER = np.uint64(0x5555555555555555)
+_EVERY_PAIR = np.uint64(0x3333333333333333)
+_EVERY_NIBBLE = np.uint64(0x0F0F0F0F0F0F0F0F)
+_EVERY_FOURTH = np.uint64(0x1111111111111111)
+_TWO_PER_BYTE = np.uint64(0x0303030303030303)
+_FOUR_PER_PAIR = np.uint64(0x000F000F000F000F)
+_EIGHT_PER_HALF = np.uint64(0x000000FF000000FF)
+_SIXTEEN = np.uint64(0xFFFF)
+_THREE, _SIX, _TWELVE, _TWENTY_FOUR = np.uint64(3), np.uint64(6), np.uint64(12), np.uint64(24)
+_EVERY_BYTE = np.uint64(0x0101010101010101)
+
+
+def _nth_member_table():
+    """uint8 (256, 8): position of the n-th set bit of a byte; 0 where there is none."""
+    table = np.zeros((256, 8), np.uint8)
+    for byte in range(256):
+        members = [bit for bit in range(8) if byte >> bit & 1]
+        table[byte, : len(members)] = members
+    return table
+
+
+_NTH_MEMBER = _nth_member_table()
+
+
+@njit(forceinline=True)
+def only(index):
+    """Set uint64 with the one member `index` uint64."""
+    return _ONE << index
+
+
+@njit(forceinline=True)
+def lowest(members):
+    """Set uint64 of the first member only; empty if there is none."""
+    return members & ~(members - (_ONE if members != _ZERO else _ZERO))
+
+
+@njit(forceinline=True)
+def count(members):
+    """Number uint64 of set bits of a uint64; a compiler knows this pattern as one instruction."""
+    members = members - ((members >> _ONE) & _EVERY_OTHER)
+    members = (members & _EVERY_PAIR) + ((members >> _TWO) & _EVERY_PAIR)
+    members = (members + (members >> _FOUR)) & _EVERY_NIBBLE
+    return np.multiply(members, _EVERY_BYTE) >> _TOP_BYTE
+
+
+@njit(forceinline=True)
+def every_fourth(bits):
+    """Set uint64 of at most 16 made of the bits 0, 4, 8 ... of a uint64."""
+    bits &= _EVERY_FOURTH
+    bits = (bits | (bits >> _THREE)) & _TWO_PER_BYTE
+    bits = (bits | (bits >> _SIX)) & _FOUR_PER_PAIR
+    bits = (bits | (bits >> _TWELVE)) & _EIGHT_PER_HALF
+    return (bits | (bits >> _TWENTY_FOUR)) & _SIXTEEN
+
+
+@njit(forceinline=True)
+def nth(members, n):
+    """The n-th member (from 0) of a set of at most 16, uint64; 0..15 whatever the arguments."""
+    low = members & _BYTE
+    num_low = count(low)
+    if n < num_low:
+        return np.uint64(_NTH_MEMBER[low, n & _SEVEN])
+    return np.uint64(_NTH_MEMBER[(members >> _EIGHT) & _BYTE, (n - num_low) & _SEVEN]) + _EIGHT

@@ -1,0 +1,161 @@
+"""A drawing surface with the few shapes that pictures of a network need, and animations of them.
+
+The only place that uses Pillow, which comes with the extra `plots`. Nothing here needs a display.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Canvas", "save_gif"]
+
+_SCALE = 2  # drawn so many times larger, then made smaller: smooth edges
+_NUM_COLORS = 255  # of an animation; one more is for what stays as it is
+
+
+@functools.cache
+def _pillow() -> Any:
+    """Return the parts of Pillow that are used.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError as error:
+        raise ImportError(
+            "pictures need Pillow, which is not installed; install the extra `plots`: "
+            'pip install "vecenv[plots]"'
+        ) from error
+    return SimpleNamespace(Image=Image, ImageDraw=ImageDraw, ImageFont=ImageFont)
+
+
+@functools.cache
+def _font(size: int) -> Any:
+    return _pillow().ImageFont.load_default(size * _SCALE)
+
+
+class Canvas:
+    """A picture to draw on; lengths are pixels, colours "#rrggbb".
+
+    Args:
+        width: In pixels.
+        height: In pixels.
+        background: Colour.
+    """
+
+    def __init__(self, width: int, height: int, background: str) -> None:
+        self.width, self.height = width, height
+        size = (width * _SCALE, height * _SCALE)
+        self._image = _pillow().Image.new("RGB", size, background)
+        self._draw = _pillow().ImageDraw.Draw(self._image)
+
+    def box(
+        self,
+        place: tuple[float, float, float, float],
+        fill: str | None = None,
+        *,
+        outline: str | None = None,
+        line: float = 1.0,
+        radius: float = 0.0,
+    ) -> None:
+        """Draw a box with round corners; `place` is left, top, width, height."""
+        left, top, width, height = (value * _SCALE for value in place)
+        self._draw.rounded_rectangle(
+            (left, top, left + width - 1, top + height - 1),
+            radius * _SCALE,
+            fill,
+            outline,
+            round(line * _SCALE),
+        )
+
+    def text(
+        self, x: float, y: float, words: str, color: str, *, size: int = 13, bold: bool = False
+    ) -> float:
+        """Write words that begin at x and have their middle at y; return where they end."""
+        place = (x * _SCALE, y * _SCALE)
+        stroke = 0.3 * _SCALE if bold else 0
+        self._draw.text(
+            place, words, color, _font(size), anchor="lm", stroke_width=stroke, stroke_fill=color
+        )
+        return x + self.text_width(words, size=size)
+
+    def text_width(self, words: str, *, size: int = 13) -> float:
+        """Return how wide words are."""
+        return self._draw.textlength(words, _font(size)) / _SCALE
+
+    def pill(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        color: str,
+        fill: str,
+        *,
+        size: int = 11,
+        outline: str | None = None,
+    ) -> float:
+        """Write words on a round box with left edge x and middle y; return where it ends."""
+        width, height = self.text_width(words, size=size) + size, size + 7
+        place = (x, y - height / 2, width, height)
+        self.box(place, fill, outline=outline, radius=height / 2)
+        self.text(x + size / 2, y, words, color, size=size)
+        return x + width
+
+    def to_array(self) -> np.ndarray:
+        """Return the picture, uint8 (height, width, 3)."""
+        return np.array(self._image.reduce(_SCALE))
+
+
+def save_gif(frames: Iterable[np.ndarray], path: str | Path, *, fps: float = 2.0) -> None:
+    """Write an animation that repeats for ever.
+
+    Args:
+        frames: Pictures uint8 (height, width, 3), all of one size.
+        path: File to write, replaced if it is there.
+        fps: Pictures per second; the last one stays for two seconds more.
+
+    Raises:
+        ValueError: There is no picture, or `fps` is not positive.
+    """
+    if not fps > 0:
+        raise ValueError(f"fps is {fps!r}, expected a positive number")
+    pictures = _with_one_palette(frames)
+    if not pictures:
+        raise ValueError("frames is empty, expected at least one picture")
+    milliseconds = [round(1000 / fps)] * len(pictures)
+    milliseconds[-1] += 2000
+    pictures[0].save(
+        path,
+        format="GIF",
+        save_all=True,
+        append_images=pictures[1:],
+        duration=milliseconds,
+        loop=0,
+        optimize=True,  # write only what changes
+    )
+
+
+def _with_one_palette(frames: Iterable[np.ndarray]) -> list[Any]:
+    """Reduce pictures to the same few colours: what does not change is then equal in all."""
+    pictures, counts = [], Counter[tuple[int, int, int]]()
+    for frame in frames:
+        picture = _pillow().Image.fromarray(frame)
+        own = Counter({color: number for number, color in picture.getcolors(frame.size)})
+        counts.update(own)
+        pictures.append(_reduced(picture, own))
+    return [_reduced(picture.convert("RGB"), counts) for picture in pictures]
+
+
+def _reduced(picture: Any, counts: Counter[tuple[int, int, int]]) -> Any:
+    """Reduce a picture to the most frequent colours, which stay exactly as they are."""
+    palette = _pillow().Image.new("P", (1, 1))
+    palette.putpalette([part for color, _ in counts.most_common(_NUM_COLORS) for part in color])
+    return picture.quantize(palette=palette, dither=0)

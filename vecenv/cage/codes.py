@@ -1,0 +1,54 @@
+"""Numbers that kernels, tables and tests share: limits, kinds of action, flags, bits."""
+
+# Limits of a compiled scenario: sets of hosts are bit masks of 16 bits, the others of 8.
+MAX_HOSTS = 16
+MAX_SUBNETS = 8
+MAX_EXPLOITS = 8
+MAX_DECOYS = 8
+MAX_PORTS = 8  # ports that an exploit or a decoy is about
+MAX_PLAN_STEPS = 16
+MAX_ACTIONS = 256
+MAX_COUNT = 255  # counters saturate here
+
+# Kinds of blue action; decoy d is DECOY + d.
+SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE, DECOY = 0, 1, 2, 3, 4, 5
+
+# Kinds of red action.
+RED_SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = 0, 1, 2, 3, 4, 5
+RED_ACTION_NAMES = (
+    "Sleep",
+    "DiscoverRemoteSystems",
+    "DiscoverNetworkServices",
+    "ExploitRemoteService",
+    "PrivilegeEscalate",
+    "Impact",
+)
+
+# Success flags.
+FAILED, SUCCEEDED, UNKNOWN = 0, 1, 2
+
+# Red agents; a scenario's own policy is CUSTOM.
+NO_RED, B_LINE, MEANDER, CUSTOM = 0, 1, 2, 3
+RED_AGENT_NAMES = ("sleep", "b_line", "meander", "custom")
+
+# What an exploit finds on a host without decoys.
+NO_SERVICE, ALWAYS_FAILS, USER_SHELL, SSH_SESSION, PRIVILEGED_SHELL = 0, 1, 2, 3, 4
+
+# Kinds of red session.
+REMOVABLE, STUCK, PRIVILEGED = 0, 1, 2
+
+# The observation has four bits per host: two of activity, two of blue's belief.
+ACTIVITY_SCAN, ACTIVITY_EXPLOIT = 0b0001, 0b0011
+BELIEF_UNKNOWN, BELIEF_USER, BELIEF_PRIVILEGED = 0b0100, 0b1000, 0b1100
+ACTIVITY_BITS, BELIEF_BITS = 0b0011, 0b1100
+BITS_PER_HOST = 4
+
+# Index into the table of activities: distinct ports (3 for more), then these.
+MANY_EVENTS, SHELL_SEEN, DECOY_PLACED = 0b00100, 0b01000, 0b10000
+MANY = 3  # events, or distinct ports, that look like a scan
+
+# What `red_exploit` and the like hold when there was none.
+NONE = -1
+
+# Error flags of `apply`.
+BAD_EXPLOIT, BAD_DETECTION, BAD_SESSION, BAD_RED_ACTION = 1, 2, 4, 8

@@ -1,0 +1,164 @@
+"""Let a policy play: what counts as a policy, and one episode of it to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from vecenv.cage.cage2 import cage2_scenario
+from vecenv.cage.env import Cage2VectorEnv
+from vecenv.cage.policies import POLICY_NAMES, make_policy
+from vecenv.cage.scenario import Scenario
+from vecenv.cage.snapshot import Snapshot
+
+__all__ = ["BatchedPolicy", "Player", "Policy", "find_policy", "play_episode", "save_episode_gif"]
+
+
+@runtime_checkable
+class BatchedPolicy(Protocol):
+    """Chooses blue's actions for a batch of envs; `vecenv.cage.policies.BluePolicy` is one.
+
+    Two attributes may say what it needs: `observation`, "bits" or "extended", and `uses_masks`; if
+    that is True, `act` is called with a third argument, `Cage2VectorEnv.action_masks()`.
+    """
+
+    def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:
+        """Return actions, integers (N,), for obs (N, ...) and alerts bool (N, hosts)."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything: all envs are about to begin an episode."""
+        ...
+
+
+Policy = str | BatchedPolicy | Callable[[np.ndarray], Any]
+
+
+class _FunctionPolicy:
+    """A function of the observations."""
+
+    def __init__(self, function: Callable[[np.ndarray], Any]) -> None:
+        self._function = function
+        self.observation = getattr(function, "observation", "bits")
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:
+        """Ask the function."""
+        return self._function(obs)
+
+    def reset(self) -> None:
+        """Do nothing: it remembers nothing."""
+
+
+def find_policy(
+    policy: Policy, scenario: Scenario | None = None, *, seed: int | None = None
+) -> BatchedPolicy:
+    """Return what plays.
+
+    Args:
+        policy: Name of a ready-made policy ("react_restore" or "react-restore"; "random" is
+            "uniform"), name of a file with a saved policy, an object with `act` and `reset`, or a
+            function from observations (N, ...) to actions (N,).
+        scenario: What it is to play in; CAGE 2 by default.
+        seed: For ready-made policies that draw.
+
+    Raises:
+        ValueError: No such policy and no such file.
+        TypeError: Something else.
+    """
+    if isinstance(policy, str | Path):
+        name = str(policy).replace("-", "_")
+        name = "uniform" if name == "random" else name
+        if name in POLICY_NAMES:
+            return make_policy(name, scenario, seed=seed)
+        if not Path(policy).is_file():
+            names = ", ".join(known.replace("_", "-") for known in (*POLICY_NAMES, "random"))
+            raise ValueError(
+                f"policy is {str(policy)!r}, expected one of {names}, or a file with a saved policy"
+            )
+        from vecenv.cage.saved import load_policy
+
+        return load_policy(policy, cage2_scenario() if scenario is None else scenario)
+    if isinstance(policy, BatchedPolicy):
+        return policy
+    if callable(policy):
+        return _FunctionPolicy(policy)
+    raise TypeError(
+        f"policy is {policy!r}, expected a name, a file, an object with `act` and `reset`, or a "
+        "function from observations to actions"
+    )
+
+
+class Player:
+    """A policy in a vector env whose envs all begin and end together."""
+
+    def __init__(self, policy: BatchedPolicy, envs: Cage2VectorEnv) -> None:
+        self._policy: Any = policy
+        self._envs = envs
+        self._uses_masks = bool(getattr(policy, "uses_masks", False))
+
+    def begin(self) -> None:
+        """Tell the policy that all envs have been reset."""
+        self._policy.reset()
+
+    def act(self, obs: np.ndarray) -> Any:
+        """Return the policy's actions for obs (N, ...), the latest observations."""
+        alerts = self._envs.shell_alerts()
+        if self._uses_masks:
+            return self._policy.act(obs, alerts, self._envs.action_masks())
+        return self._policy.act(obs, alerts)
+
+
+def play_episode(
+    policy: Policy, *, seed: int | None = None, observation: str | None = None, **options: Any
+) -> Iterator[Snapshot]:
+    """Play one episode and yield the env after its reset and after each step.
+
+    Args:
+        policy: See `find_policy`.
+        seed: Of the episode.
+        observation: What the policy gets; None for what it says it needs, or "bits".
+        **options: `red_agent`, `episode_length`, `rules`, `scenario`, `green` as for
+            `Cage2VectorEnv`.
+    """
+    player = find_policy(policy, options.get("scenario"), seed=seed)
+    wanted = observation or getattr(player, "observation", "bits")
+    envs = Cage2VectorEnv(1, observation=wanted, autoreset_mode=AutoresetMode.DISABLED, **options)
+    try:
+        blue = Player(player, envs)
+        obs, _ = envs.reset(seed=seed)
+        blue.begin()
+        yield envs.snapshot()
+        for _ in range(envs.episode_length_of(0)):
+            obs, *_ = envs.step(blue.act(obs))
+            yield envs.snapshot()
+    finally:
+        envs.close()
+
+
+def save_episode_gif(policy: Policy, path: str | Path, *, fps: float = 2.0, **options: Any) -> None:
+    """Play one episode and write it as an animated GIF.
+
+    Args:
+        policy: See `find_policy`.
+        path: File to write, replaced if it is there.
+        fps: Steps per second.
+        **options: As for `play_episode`.
+
+    Raises:
+        FileNotFoundError: There is no folder for the file.
+        ImportError: Pictures need the extra `plots`.
+    """
+    from vecenv.cage.canvas import save_gif
+    from vecenv.cage.drawing import draw_snapshot
+
+    if not Path(path).parent.is_dir():
+        raise FileNotFoundError(
+            f"path is {str(path)!r}, but there is no folder {Path(path).parent}"
+        )
+    snapshots = play_episode(policy, **options)
+    save_gif((draw_snapshot(snapshot).to_array() for snapshot in snapshots), path, fps=fps)
