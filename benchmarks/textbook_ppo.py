@@ -12,7 +12,7 @@ Same-step autoreset, so every step it makes is a step of an episode.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -66,7 +66,7 @@ class Agent(nn.Module):
     def act(
         self, obs: torch.Tensor, action: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the action (drawn if not given), its log-probability, the entropy and the value."""
+        """Return the action (drawn if not given), its log-probability, entropy and value."""
         distribution = Categorical(logits=self.actor(obs))
         if action is None:
             action = distribution.sample()
@@ -77,7 +77,7 @@ class Clock:
     """Seconds per phase; the few microseconds it takes itself are in the phases."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
