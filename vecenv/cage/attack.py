@@ -220,13 +220,12 @@ def red_action(state, red_type, target, outcomes, tables):
     if not knows_target(state, red_type, target):
         return nothing(FAILED, _NO_ERROR)
     host = target & _HOST_BITS
-    # By comparisons of size, of which LLVM makes no jump through a table.
-    if red_type >= ESCALATE:
-        if red_type > ESCALATE:
-            return impact(state, host, tables)
-        return escalate(state, host, pe_index, tables)
-    if red_type > SCAN:
-        return exploit(state, host, exploit_number, detected, tables)
-    if red_type > SWEEP:
+    if red_type == SWEEP:
+        return sweep(state, host, tables)
+    if red_type == SCAN:
         return scan(state, host, tables)
-    return sweep(state, host, tables)
+    if red_type == EXPLOIT:
+        return exploit(state, host, exploit_number, detected, tables)
+    if red_type == ESCALATE:
+        return escalate(state, host, pe_index, tables)
+    return impact(state, host, tables)

@@ -127,16 +127,18 @@ def meander_options(state, tables):
 def meander_commit(state, red_type, target, tables):
     """Let Meander remember its move: kind of red action and target, both uint64."""
     here = only(target)
-    exploited = here if red_type == _EXPLOIT else _ZERO
-    escalated = here if red_type == _ESCALATE else _ZERO
-    swept = here if red_type == _SWEEP else _ZERO
-    scanned = here if red_type == _SCAN else _ZERO
-    state.scanned_subnets = np.uint64(state.scanned_subnets) | swept
-    state.scanned_ips = np.uint64(state.scanned_ips) | scanned
-    state.exploited_ips = np.uint64(state.exploited_ips) | exploited
-    state.escalated_hosts = np.uint64(state.escalated_hosts) | escalated
-    state.last_exploited = exploited
-    state.last_escalated = here if red_type >= _ESCALATE else _ZERO
+    if red_type == _SWEEP:
+        state.scanned_subnets = np.uint64(state.scanned_subnets) | here
+    elif red_type == _SCAN:
+        state.scanned_ips = np.uint64(state.scanned_ips) | here
+    elif red_type == _EXPLOIT:
+        state.exploited_ips = np.uint64(state.exploited_ips) | here
+        state.last_exploited = here
+    elif red_type == _ESCALATE:
+        state.escalated_hosts = np.uint64(state.escalated_hosts) | here
+        state.last_escalated = here
+    elif red_type == _IMPACT:
+        state.last_escalated = here
 
 
 @njit(forceinline=True)

@@ -40,7 +40,6 @@ from vecenv.cage.codes import (
     UNKNOWN,
     USER_SHELL,
 )
-from vecenv.cage.lane_tables import LANE_FIELDS, fill_lane_tables
 from vecenv.cage.scenario import (
     FIRST_HOST,
     NEXT_HOST,
@@ -128,8 +127,6 @@ TABLES_DTYPE = np.dtype(
         ("green_hosts", np.uint16),  # empty: no green agent
         ("red_agents", np.uint16),  # set of agents to draw from at reset; empty: keep the env's own
         ("tracks_scans", np.uint16),  # keep what the extended observation shows
-        # the same once more for the wide-lane kernel
-        *LANE_FIELDS,
     ],
     align=True,
 )
@@ -176,7 +173,6 @@ def compile_tables(
     tables.green_hosts = _host_set(scenario, scenario.green_hosts) if green else 0
     tables.red_agents = _bits(red_agents)
     tables.tracks_scans = tracks_scans
-    fill_lane_tables(tables)
     array.flags.writeable = False
     return array[0]
 
