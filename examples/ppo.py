@@ -36,9 +36,9 @@ class Options:
     total_steps: int = 100_000  # env steps to train for, at most; 0 evaluates only
     num_envs: int = 8  # envs stepped side by side
     num_steps: int = 128  # steps of each env between two updates
-    num_epochs: int = 4  # passes over the rollout in an update
+    num_epochs: int = 8  # passes over the rollout in an update
     num_minibatches: int = 4  # gradient steps in a pass
-    learning_rate: float = 2.5e-3  # of Adam at the start; it falls linearly to 0
+    learning_rate: float = 1.5e-3  # of Adam at the start; it falls linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
     clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
@@ -154,7 +154,7 @@ class Policy:
             entropies = -torch.linalg.vecdot(p, log_p)[..., None]
             self.kept: Any = log_p, p, index, entropies
             return log_p.gather(-1, index).sum((1, 2)), entropies.sum() / len(outputs)
-        self.kept = z = (actions.flatten(1) - outputs) / self.log_std.exp()
+        self.kept = z = (actions.flatten(1).float() - outputs) / self.log_std.exp()
         log_scale = (self.log_std + 0.5 * math.log(2 * math.pi)).sum()
         return -0.5 * z.square().sum(-1) - log_scale, log_scale + 0.5 * len(self.log_std)
 

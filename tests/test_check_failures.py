@@ -48,6 +48,10 @@ def end_without_start(self, over):
     return infos | {"_final_obs": over.copy(), "_final_info": over.copy()}
 
 
+def end_marking_all(self, over):
+    return DriftVectorEnv.end(self, over) | {"_final_obs": np.ones_like(over)}
+
+
 def final_obs_of(change):
     def end(self, over):
         infos = DriftVectorEnv.end(self, over)
@@ -293,6 +297,12 @@ BROKEN = {
         "SAME_STEP: infos have final_obs of the envs that ended",
         "the episodes of envs array([",
     ),
+    "final_obs of all": (
+        variant("V", end=end_marking_all),
+        SAME_STEP,
+        "SAME_STEP: infos have final_obs of the envs that ended",
+        "infos['_final_obs'] marks array([0, 1, 2])",
+    ),
     "no final_info": (
         variant("V", step=no_infos_of("final_info")),
         SAME_STEP,
@@ -398,6 +408,12 @@ def test_all_failures_are_reported_at_once():
         assert f"\n{number}. " in str(caught.value)
     assert "passed: the same seed gives the same run" in str(caught.value)
     assert "the same seed gives the same run" in caught.value.report.passed
+
+
+def test_without_a_mode_autoreset_is_not_judged():
+    with pytest.raises(VectorEnvCheckError) as caught:
+        check_vector_env(BROKEN["no mode"][0](3))
+    assert caught.value.report.skipped == ("autoreset: the mode is unknown",)
 
 
 def test_missing_attributes_are_named():

@@ -3,6 +3,7 @@
 import functools
 import logging
 import pickle
+from copy import deepcopy
 
 import gymnasium as gym
 import numpy as np
@@ -199,10 +200,13 @@ def test_options_as_gymnasium_takes_them_are_not_dropped_silently():
 
 
 def test_the_spec_passed_is_not_changed():
-    spec = gym.spec("Pendulum-v1")
-    make_vec(spec, 2, g=2.0)
-    assert spec.kwargs == {}
-    assert spec == gym.spec("Pendulum-v1")
+    spec = gym.spec("FrozenLake-v1")
+    before = deepcopy(spec)
+    assert before.kwargs == {"map_name": "4x4"}
+    make_vec(spec, 2, is_slippery=False)
+    assert spec == before
+    make_vec("FrozenLake-v1", 2, map_name="8x8")
+    assert gym.spec("FrozenLake-v1") == before
 
 
 def test_factories_make_more_envs_and_can_be_pickled():

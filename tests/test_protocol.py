@@ -295,6 +295,16 @@ def test_wrong_ids_are_refused(envs, ids, error, message):
     assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
 
 
+def test_checked_ids_are_int64_and_the_callers_array_is_free_again():
+    calls = CallProtocol(3)
+    calls.mark_reset()
+    for ids in (np.array([2, 0]), np.array([2, 0], np.uint8), [2, 0]):
+        checked = calls.check_env_ids(ids)
+        assert_same(checked, np.array([2, 0], np.int64))
+        assert checked is not ids
+    assert_same(calls.check_env_ids(None), np.arange(3))
+
+
 @pytest.mark.parametrize("min_envs", [0, -1, 3])
 def test_recv_of_more_than_is_in_flight_is_refused(envs, min_envs):
     envs.reset()

@@ -1,5 +1,8 @@
 """send and recv: any split gives what step gives, and what was received stays."""
 
+import contextlib
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ from envs import (
     MODES,
     NUM_ENVS,
     SPACES,
+    CounterEnv,
     Pair,
     PairSpace,
     counters,
@@ -129,6 +133,28 @@ def test_received_batches_are_the_callers_to_keep(copy):
     envs.recv()
     assert_same([*first[:4]], kept)
     assert first.infos["step"].tolist() == [1, 1]
+
+
+class Exploding(CounterEnv):
+    """Env 1 raises in its first step."""
+
+    def step(self, action):
+        if self.name == 1 and self.episode == 0:
+            raise FloatingPointError("physics exploded")
+        return super().step(action)
+
+
+def test_after_an_exception_no_action_is_taken_twice():
+    envs = SyncVectorEnv([functools.partial(Exploding, name, 9) for name in range(3)])
+    envs.reset()
+    envs.send([5, 5, 5])
+    with pytest.raises(FloatingPointError):
+        envs.recv()
+    with contextlib.suppress(Exception):  # the rest, the same again, or a refusal
+        envs.recv()
+    assert envs.envs[0].calls.count(("step", 5)) == 1
+    assert envs.reset()[0][:, 2].tolist() == [0, 0, 0]
+    assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
 
 
 class ChangingPair(gym.Env):

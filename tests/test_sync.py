@@ -56,6 +56,18 @@ def test_a_failing_factory_is_named_and_the_envs_made_are_closed(error):
     assert [env.is_closed for env in made] == [True, True]
 
 
+def test_a_factory_that_makes_no_env_is_named_and_the_envs_made_are_closed():
+    made = []
+
+    def good():
+        made.append(CounterEnv())
+        return made[-1]
+
+    with pytest.raises(EnvCreationError, match=r"env 1 of 2.*NoneType"):
+        SyncVectorEnv([good, lambda: None])
+    assert [env.is_closed for env in made] == [True]
+
+
 def closing_envs(observation_spaces, action_spaces=None, **kwargs):
     """Make envs with these spaces; return the error and whether all envs were closed."""
     made = []

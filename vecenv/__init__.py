@@ -13,21 +13,27 @@ from vecenv.errors import (
     SlotError,
 )
 from vecenv.make import make_vec
+from vecenv.shm.env import AsyncVectorEnv
+from vecenv.shm.faults import EnvStepError, StepTimeoutError, WorkerDiedError
 from vecenv.sync import SyncVectorEnv
 
 __all__ = [
     "ActionError",
     "ActionTypeError",
+    "AsyncVectorEnv",
     "AutoresetMode",
     "CheckReport",
     "EnvCreationError",
+    "EnvStepError",
     "ObservationError",
     "SlotError",
     "StepBatch",
     "StepSlot",
+    "StepTimeoutError",
     "SyncVectorEnv",
     "VecEnv",
     "VectorEnvCheckError",
+    "WorkerDiedError",
     "check_vector_env",
     "make_vec",
 ]
@@ -40,6 +46,4 @@ _gymnasium.register(
     vector_entry_point="vecenv.cage.env:Cage2VectorEnv",
     disable_env_checker=True,
 )
-_gymnasium.register(
-    id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv"
-)
+_gymnasium.register(id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv")

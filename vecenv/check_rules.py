@@ -140,7 +140,6 @@ class Watch:
         self._check_obs(result[0])
         check_infos(self._found, result[1], self._num_envs)
         self._check_memory(result[:1])
-        self._over[:] = False
 
     def saw_step(self, result: Any) -> None:
         """Check what a step returned."""

@@ -22,6 +22,7 @@ from gymnasium.envs.registration import (
 from gymnasium.vector import AutoresetMode
 
 from vecenv.base import VecEnv
+from vecenv.shm.env import AsyncVectorEnv
 from vecenv.spaces import ObservationMode
 from vecenv.sync import SyncVectorEnv
 
@@ -31,7 +32,7 @@ EnvFactory = Callable[[], Env]
 EnvSource = str | EnvSpec | EnvFactory | Sequence[EnvFactory]
 Wrapper = Callable[[Env], Env]
 
-_BACKENDS = ("auto", "sync", "jit")
+_BACKENDS = ("auto", "sync", "async", "jit")
 _VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 _logger = logging.getLogger("vecenv")
 
@@ -54,8 +55,8 @@ def make_vec(
         env: A registered id (also "module:id"), an `EnvSpec` (also that of a vector env), a factory
             (called once per env), or a list of factories (one env each).
         num_envs: How many envs; 1 if not given, or the length of the list.
-        backend: "sync" steps the envs in this process; "jit" takes the compiled vector env of the
-            id; "auto" is "jit" where there is one, else "sync".
+        backend: "sync" steps the envs in this process, "async" in worker processes; "jit" takes the
+            compiled vector env of the id; "auto" is "jit" where there is one, else "sync".
         wrappers: Applied to every env in this order; not with "jit".
         copy: Whether observations returned are the caller's to keep (the default).
         observation_mode: How observation spaces are batched, see `SyncVectorEnv`.
@@ -88,8 +89,8 @@ def make_vec(
     if backend == "auto":
         backend = "jit" if is_compiled and not source.wrappers else "sync"
         _logger.info("backend 'auto' chose %r for %s", backend, env)
-    if backend == "sync":
-        return _make_sync(source)
+    if backend != "jit":
+        return _make_single(source, backend)
     if not is_compiled or source.wrappers:
         raise ValueError(
             f"backend 'jit' needs an env with compiled kernels and no wrappers, got {env!r}"
@@ -107,12 +108,14 @@ class _Source(NamedTuple):
     options: dict[str, Any]  # for the vector env
 
 
-def _make_sync(source: _Source) -> VecEnv:
+def _make_single(source: _Source, backend: str) -> VecEnv:
+    """Batch single envs, in this process or in workers."""
     factories = source.factories
     if source.wrappers:
         factories = [_Wrapped(factory, source.wrappers) for factory in factories]
-    envs = SyncVectorEnv(factories, **source.options)
-    envs.spec = _vector_spec(source, "sync")
+    vector_class = SyncVectorEnv if backend == "sync" else AsyncVectorEnv
+    envs = vector_class(factories, **source.options)
+    envs.spec = _vector_spec(source, backend)
     return envs
 
 

@@ -58,6 +58,12 @@ class CallProtocol:
         self.has_reset = False
         self._update()
 
+    def give_up(self) -> None:
+        """Note that nothing is in flight any more, since a step failed, and ask for a `reset`."""
+        self.in_flight[:] = False
+        self.num_in_flight = 0
+        self.forget_reset()
+
     def begin_async(self, call: str) -> None:
         """Note that an asynchronous "reset", "step" or "call" has been sent."""
         self.pending = call

@@ -163,9 +163,15 @@ class SyncVectorEnv(VecEnv):
         indices = [index for index, _ in chosen]
         env_ids = np.array(indices, dtype=np.int64)
         rows = self._rows
-        infos = self._group.step((action for _, action in chosen), rows, indices)
         for _ in range(count):
             self._sent.popleft()
+        try:
+            infos = self._group.step((action for _, action in chosen), rows, indices)
+        except Exception:
+            # Some envs have been stepped and some not: what was in flight is given up.
+            self._sent.clear()
+            self._calls.give_up()
+            raise
         return StepBatch(
             rows.obs.take(env_ids),
             rows.rewards[env_ids],
@@ -218,7 +224,10 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
     envs: list[Env] = []
     for index, env_fn in enumerate(env_fns):
         try:
-            envs.append(env_fn())
+            env = env_fn()
+            if not isinstance(env, Env):
+                raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}")
+            envs.append(env)
         except Exception as error:
             _close_all(envs)
             raise EnvCreationError(

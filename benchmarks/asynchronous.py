@@ -1,0 +1,409 @@
+"""AsyncVectorEnv beside SyncVectorEnv, Gymnasium's classes, a bare loop and two loose processes.
+
+    python benchmarks/asynchronous.py [null busy pixels sleep cartpole start]
+
+One step is one `env.step` of one env; envs here never end an episode, except CartPole, whose reset
+steps are counted for all alike. Vector envs run with copy=False. "L2" is what two independent
+processes reach that step half of the envs each, side by side, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from measure import Rates, alternate, machine, markdown_table, median_ratio
+
+from vecenv import SyncVectorEnv
+from vecenv.shm.choose import choose_backend
+from vecenv.shm.env import AsyncVectorEnv
+
+OBS_SIZE = 52
+L2, LOOP = "L2", "bare loop"
+GYM_ASYNC, GYM_SYNC, SYNC = "gymnasium async", "gymnasium sync", "vecenv sync"
+WORKERS, CALLER = "workers", "caller + workers"
+
+
+class NullEnv(gym.Env[np.ndarray, np.int64]):
+    """An env whose step does nothing."""
+
+    observation_space = Box(-1.0, 1.0, (OBS_SIZE,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self) -> None:
+        space = self.observation_space
+        self._obs = np.zeros(space.shape or (), space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        return self._obs, {}
+
+    def step(self, action: np.int64):
+        return self._obs, 0.0, False, False, {}
+
+
+class PixelEnv(NullEnv):
+    """An env whose step does nothing but return an Atari-sized stack of frames."""
+
+    observation_space = Box(0, 255, (84, 84, 4), np.uint8)
+
+
+class BusyEnv(NullEnv):
+    """About 0.2 ms of computing per step, and a true state besides the observation."""
+
+    publish = {"true_state": Box(-1.0, 1.0, (OBS_SIZE,), np.float32)}
+    rounds = 0  # set by `calibrate`
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.true_state = np.zeros(OBS_SIZE, np.float32)
+
+    def step(self, action: np.int64):
+        total = 0
+        for number in range(BusyEnv.rounds):
+            total += number
+        self.true_state[0] = total % 2
+        return super().step(action)
+
+
+class SleepyEnv(NullEnv):
+    """Waits: log-normal, mean 2 ms, 99th percentile about 20 ms."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.rng = np.random.default_rng(seed)
+        return self._obs, {}
+
+    def step(self, action: np.int64):
+        sigma = 1.4
+        time.sleep(0.002 * np.exp(sigma * self.rng.normal() - sigma**2 / 2))
+        return super().step(action)
+
+
+def calibrate(seconds: float = 2e-4) -> None:
+    """Set how many rounds make a busy step take about this long on an idle core."""
+    env = BusyEnv()
+    BusyEnv.rounds = 2000
+    times = []
+    for _ in range(200):
+        begin = time.perf_counter()
+        env.step(np.int64(0))
+        times.append(time.perf_counter() - begin)
+    BusyEnv.rounds = int(2000 * seconds / min(times))
+
+
+def loop_over(make_env: Callable[[], gym.Env], num_envs: int) -> Callable[[int], None]:
+    """Return a function that steps envs in a loop so many times."""
+    envs = [make_env() for _ in range(num_envs)]
+    for env in envs:
+        env.reset(seed=0)
+    action = np.int64(0)
+
+    def run(num_steps: int) -> None:
+        for _ in range(num_steps):
+            for env in envs:
+                if (result := env.step(action))[2] or result[3]:
+                    env.reset()
+
+    return run
+
+
+class LooseProcesses:
+    """Two processes that step half of the envs each and know nothing of each other."""
+
+    def __init__(self, make_env: Callable[[], gym.Env], num_envs: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipes, self._processes = [], []
+        for half in (num_envs - num_envs // 2, num_envs // 2):
+            here, there = context.Pipe()
+            process = context.Process(target=self._work, args=(make_env, half, there), daemon=True)
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    @staticmethod
+    def _work(make_env: Callable[[], gym.Env], num_envs: int, pipe: Any) -> None:
+        run = loop_over(make_env, num_envs)
+        while (num_steps := pipe.recv()) is not None:
+            pipe.send(run(num_steps))
+
+    def run(self, num_steps: int) -> None:
+        """Let both step so many times, and wait for both."""
+        for pipe in self._pipes:
+            pipe.send(num_steps)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def close(self) -> None:
+        """End them."""
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.send(None)
+            process.join()
+
+
+def measure(
+    make_env: Callable[[], gym.Env],
+    num_envs: int,
+    env_steps: int,
+    repetitions: int,
+    read: Callable[[Any], Any] = lambda envs: None,
+    without: tuple[str, ...] = (),
+) -> Rates:
+    """Return the rates of all ways to step `num_envs` envs; `read` is called after every step."""
+    fns = [make_env] * num_envs
+    makers: dict[str, Callable[[], Any]] = {
+        GYM_ASYNC: lambda: gym.vector.AsyncVectorEnv(fns, copy=False),
+        GYM_SYNC: lambda: gym.vector.SyncVectorEnv(fns, copy=False),
+        SYNC: lambda: SyncVectorEnv(fns, copy=False),
+        WORKERS: lambda: AsyncVectorEnv(fns, copy=False),
+        CALLER: lambda: AsyncVectorEnv(fns, copy=False, caller_steps=True),
+    }
+    pools = {name: make() for name, make in makers.items() if name not in without}
+    loose = LooseProcesses(make_env, num_envs)
+    loop = loop_over(make_env, num_envs)
+    space = next(iter(pools.values())).action_space
+    space.seed(0)
+    actions = space.sample()
+    num_steps = max(2, env_steps // num_envs)
+
+    def run(envs: Any, steps: int) -> None:
+        for _ in range(steps):
+            envs.step(actions)
+            read(envs)
+
+    cases: dict[str, Callable[[], object]] = {
+        L2: lambda: loose.run(num_steps),
+        LOOP: lambda: loop(num_steps),
+    }
+    units = dict.fromkeys(cases, num_steps * num_envs)
+    for name, envs in pools.items():
+        envs.reset(seed=0)
+        steps = max(2, num_steps // (20 if name == GYM_ASYNC and env_steps > 10_000 else 1))
+        cases[name] = lambda envs=envs, steps=steps: run(envs, steps)
+        units[name] = steps * num_envs
+    try:
+        return alternate(cases, units, repetitions)
+    finally:
+        loose.close()
+        for envs in pools.values():
+            envs.close()
+
+
+def row(label: str, rates: Rates) -> list[str]:
+    """Lay out medians, and the better of ours against the others."""
+    ours = max((WORKERS, CALLER), key=lambda name: statistics.median(rates[name]))
+    columns = [L2, LOOP, GYM_ASYNC, GYM_SYNC, SYNC, WORKERS, CALLER]
+    cells = [f"{statistics.median(rates[c]) / 1e3:,.1f}" if c in rates else "" for c in columns]
+    ratios = [
+        f"{median_ratio(rates, ours, base):.2f}" if base in rates else ""
+        for base in (L2, GYM_ASYNC, GYM_SYNC, SYNC)
+    ]
+    return [label, *cells, *ratios]
+
+
+HEADER = [
+    "thousand env steps per second",
+    L2,
+    LOOP,
+    GYM_ASYNC,
+    GYM_SYNC,
+    SYNC,
+    WORKERS,
+    CALLER,
+    "ours/L2",
+    "/gymnasium async",
+    "/gymnasium sync",
+    "/vecenv sync",
+]
+
+
+def bench_null(options: argparse.Namespace) -> None:
+    """Do-nothing envs."""
+    rows = [
+        row(f"null, {n}", measure(NullEnv, n, options.env_steps, options.repetitions))
+        for n in (8, 64, 512)
+    ]
+    print(markdown_table(HEADER, rows))
+
+
+def bench_pixels(options: argparse.Namespace) -> None:
+    """Observations of 28 kB."""
+    rates = measure(PixelEnv, 64, options.env_steps // 4, options.repetitions)
+    print(markdown_table(HEADER, [row("84x84x4 uint8, 64", rates)]))
+
+
+def bench_busy(options: argparse.Namespace) -> None:
+    """Envs that compute, with their true state read after every step."""
+    calibrate()
+
+    def read(envs: Any) -> Any:
+        published = getattr(envs, "published", None)
+        return published["true_state"] if published else envs.get_attr("true_state")
+
+    num_envs = 200
+    rates = measure(
+        BusyEnv, num_envs, 10 * num_envs, max(3, options.repetitions // 2), read, (GYM_SYNC, SYNC)
+    )
+    print(markdown_table(HEADER, [row(f"0.2 ms, {num_envs}, true state", rates)]))
+    fns = [BusyEnv] * num_envs
+    memory = {}
+    for name, make in {
+        "one process per env": lambda: gym.vector.AsyncVectorEnv(fns, copy=False),
+        "ours": lambda: AsyncVectorEnv(fns, copy=False),
+    }.items():
+        before = memory_bytes()
+        envs: Any = make()
+        envs.reset()
+        envs.step(np.zeros(num_envs, np.int64))
+        memory[name] = memory_bytes() - before
+        envs.close()
+    print(f"\nAdditional memory (proportional set size): {memory}")
+
+
+def memory_bytes() -> int:
+    """Return the proportional set size of this process and its children."""
+    pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
+    with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children") as file:
+        pids += [int(pid) for pid in file.read().split()]
+    total = 0
+    for pid in set(pids):
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            total += sum(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    return total * 1024
+
+
+def bench_sleep(options: argparse.Namespace) -> None:
+    """Envs that wait with a heavy tail: first-ready against the barrier."""
+    num_envs, num_recvs = 64, 200
+    fns = [SleepyEnv] * num_envs
+    ready = AsyncVectorEnv(fns, copy=False)
+    barrier = AsyncVectorEnv(fns, copy=False)
+    theirs = gym.vector.AsyncVectorEnv(fns, copy=False)
+    actions = np.zeros(num_envs, np.int64)
+    for envs in (ready, barrier, theirs):
+        envs.reset(seed=0)
+        for _ in range(5):
+            envs.step(actions)
+    ready.send(actions)
+    counts: list[int] = []
+
+    def first_ready() -> None:
+        total = 0
+        while total < 40 * num_envs:
+            batch = ready.recv(options.min_envs)
+            total += len(batch.env_ids)
+            ready.send(actions[: len(batch.env_ids)], batch.env_ids)
+        counts.append(total)
+
+    def steps(envs: Any) -> None:
+        for _ in range(10):
+            envs.step(actions)
+
+    rates = alternate(
+        {
+            "first-ready": first_ready,
+            "barrier": lambda: steps(barrier),
+            "gymnasium": lambda: steps(theirs),
+        },
+        {"first-ready": 40 * num_envs, "barrier": 10 * num_envs, "gymnasium": 10 * num_envs},
+        options.repetitions,
+    )
+    ideal = num_envs / 0.002
+    medians = {name: statistics.median(rate) for name, rate in rates.items()}
+    print(
+        f"sleep, 64: of 64 / mean sleep ({ideal:,.0f}/s): "
+        + ", ".join(f"{name} {rate:,.0f}/s = {rate / ideal:.0%}" for name, rate in medians.items())
+    )
+    for envs in (ready, barrier, theirs):
+        envs.close()
+    del num_recvs
+
+
+def bench_cartpole(options: argparse.Namespace) -> None:
+    """CartPole with the backend that `choose_backend` picks."""
+    rows = []
+    for num_envs in (1, 8, 64, 512):
+        fns = [lambda: gym.make("CartPole-v1")] * num_envs
+        begin = time.perf_counter()
+        choice = choose_backend(fns)
+        trial_s = time.perf_counter() - begin
+        kind: Any = AsyncVectorEnv if choice.backend == "async" else SyncVectorEnv
+        envs = {
+            "auto": kind(fns, copy=False, **choice.options),
+            "sync": SyncVectorEnv(fns, copy=False),
+        }
+        actions = np.random.default_rng(0).integers(0, 2, num_envs)
+        for pool in envs.values():
+            pool.reset(seed=0)
+        num_steps = max(2, 20_000 // num_envs)
+
+        def run(pool: Any, num_steps: int = num_steps, actions: np.ndarray = actions) -> None:
+            for _ in range(num_steps):
+                pool.step(actions)
+
+        cases = {name: lambda pool=pool: run(pool) for name, pool in envs.items()}
+        rates = alternate(cases, num_steps * num_envs, options.repetitions)
+        ratio = median_ratio(rates, "auto", "sync")
+        rows.append(
+            [str(num_envs), choice.backend, f"{ratio:.2f}", f"{trial_s:.2f}", choice.reason]
+        )
+        for pool in envs.values():
+            pool.close()
+    print(markdown_table(["CartPole envs", "chosen", "auto/sync", "trial s", "why"], rows))
+
+
+def bench_start(options: argparse.Namespace) -> None:
+    """Seconds until 64 envs have been made and reset."""
+    fns = [lambda: gym.make("CartPole-v1")] * 64
+    rows = []
+    for context in ("fork", "spawn"):
+        seconds: dict[str, list[float]] = {"gymnasium": [], "ours": []}
+        for _ in range(3 if context == "fork" else 1):
+            for name, kind in (("gymnasium", gym.vector.AsyncVectorEnv), ("ours", AsyncVectorEnv)):
+                begin = time.perf_counter()
+                envs: Any = kind(fns, context=context)
+                envs.reset(seed=0)
+                seconds[name].append(time.perf_counter() - begin)
+                envs.close()
+        medians = {name: statistics.median(times) for name, times in seconds.items()}
+        ratio = medians["ours"] / medians["gymnasium"]
+        rows.append(
+            [context, *[f"{medians[n]:.2f}" for n in ("gymnasium", "ours")], f"{ratio:.2f}"]
+        )
+    print(markdown_table(["start of 64 envs, s", "gymnasium", "ours", "ours/gymnasium"], rows))
+
+
+BENCHES = {
+    "null": bench_null,
+    "busy": bench_busy,
+    "pixels": bench_pixels,
+    "sleep": bench_sleep,
+    "cartpole": bench_cartpole,
+    "start": bench_start,
+}
+
+
+def main() -> None:
+    """Measure and print the tables."""
+    parser = argparse.ArgumentParser(description="AsyncVectorEnv beside its peers.")
+    parser.add_argument("benches", nargs="*", default=list(BENCHES), help=f"of {list(BENCHES)}")
+    parser.add_argument("--env-steps", type=int, default=40_000, help="env steps per repetition")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--min-envs", type=int, default=2, help="of recv, for the sleeping envs")
+    options = parser.parse_args()
+    print(machine("gymnasium", "numpy"), end="\n\n")
+    for name in options.benches:
+        BENCHES[name](options)
+        print(flush=True)
+
+
+if __name__ == "__main__":
+    main()

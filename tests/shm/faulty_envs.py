@@ -1,0 +1,83 @@
+"""Envs that fail in one way each, and counts of what a process has open."""
+
+import os
+import signal
+import time
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+FINE, RAISE, DIE, HANG, WRONG_SHAPE, EXIT, WRONG_REWARD = range(7)
+
+
+class FaultyEnv(gym.Env):
+    """Counts its steps; the action says what goes wrong."""
+
+    observation_space = Box(-1, 1000, (2,), np.float32)
+    action_space = Discrete(7)
+    metadata = {"render_modes": []}
+
+    def __init__(self, name=0, length=1000):
+        self.name = name
+        self.length = length
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        if options and options.get("raises") == self.name:
+            raise KeyError("no such level")
+        return np.array([self.name, 0], np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        obs = np.array([self.name, self.count], np.float32)
+        if action == RAISE:
+            raise ValueError(f"broken joint {self.name}")
+        if action == DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == HANG:
+            time.sleep(0.6)
+        if action == EXIT:
+            os._exit(3)
+        if action == WRONG_SHAPE:
+            obs = np.zeros(3, np.float32)
+        reward = "much" if action == WRONG_REWARD else 1.0
+        return obs, reward, self.count >= self.length, False, {}
+
+    def pid(self):
+        return os.getpid()
+
+    def nap(self, seconds):
+        time.sleep(seconds)
+        return self.name
+
+
+def faulty(num_envs, **kwargs):
+    return [lambda name=name: FaultyEnv(name, **kwargs) for name in range(num_envs)]
+
+
+def open_files():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def children():
+    """Process ids of this process's children, zombies included."""
+    with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children") as file:
+        return file.read().split()
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids, seconds):
+    end = time.monotonic() + seconds
+    while any(map(is_running, pids)) and time.monotonic() < end:
+        time.sleep(0.01)
+    return [pid for pid in pids if is_running(pid)]

@@ -1,0 +1,251 @@
+"""Halves, published arrays, numeric infos, waiting envs, the choice of a backend, both links."""
+
+import functools
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import SPACES, counters
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+from gymnasium.spaces import Box, Discrete
+from shm.faulty_envs import FINE, RAISE, faulty
+from shm.twins import assert_same_results, twins
+
+from vecenv.shm.choose import choose_backend
+from vecenv.shm.env import AsyncVectorEnv
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_halves_stepped_in_turn_give_what_all_give(copy):
+    pool, sync = twins(SPACES["nested"], num_workers=3, copy=copy)
+    pool.reset(seed=1)
+    sync.reset(seed=1)
+    halves = pool.halves()
+    assert [half.env_ids.tolist() for half in halves] == [[0, 1, 2, 3], [4]]
+    rng = np.random.default_rng(0)
+    actions = rng.integers(0, 4, (10, 5))
+    for half in halves:
+        half.step_async(actions[0, half.env_ids])
+    with pytest.raises(AlreadyPendingCallError):
+        halves[0].step_async(actions[0, :4])
+    with pytest.raises(AlreadyPendingCallError):
+        pool.step(actions[0])
+    for step in range(10):
+        expected = sync.step(actions[step])
+        for half in halves:
+            result = half.step_wait(timeout=20)
+            for part, full in zip(result[1:4], expected[1:4], strict=True):
+                assert_same_results(part, full[half.env_ids])
+            ids = half.env_ids
+            assert_same_results(result[0]["b"][0], expected[0]["b"][0][ids])
+            assert_same_results(result[0]["a"]["y"], expected[0]["a"]["y"][ids])
+            if step < 9:
+                half.step_async(actions[step + 1, ids])
+    with pytest.raises(NoAsyncCallError):
+        halves[1].step_wait()
+    assert_same_results(pool.step(actions[0]), sync.step(actions[0]))
+    pool.close()
+
+
+def test_a_fault_in_a_half_leaves_the_pool_usable():
+    pool = AsyncVectorEnv(faulty(4), num_workers=2)
+    pool.reset()
+    first, second = pool.halves()
+    first.step_async([RAISE, FINE])
+    second.step_async([FINE, FINE])
+    with pytest.raises(ValueError, match="broken joint 0"):
+        first.step_wait()
+    pool.reset()
+    assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
+    pool.close()
+
+
+def test_halves_need_two_workers():
+    pool = AsyncVectorEnv(faulty(4), num_workers=1)
+    with pytest.raises(ValueError, match="at least two workers"):
+        pool.halves()
+    pool.close()
+
+
+class StatefulEnv(gym.Env):
+    """Publishes its state; the info has fields of fixed shape."""
+
+    observation_space = Box(-1, 99, (1,), np.float32)
+    action_space = Discrete(2)
+    publish = {"true_state": Box(-1, 99, (3,), np.float64)}
+
+    def __init__(self, name):
+        self.name = name
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        info = {"height": 0.5 * self.count, "joints": np.arange(2) + self.name}
+        if self.count % 2:
+            info["odd"] = {"depth": self.count}
+        return np.zeros(1, np.float32), 0.0, False, False, info
+
+    @property
+    def true_state(self):
+        return np.array([self.name, self.count, 7.0])
+
+
+@pytest.mark.parametrize("caller_steps", [False, True])
+def test_published_arrays_are_shared_memory_and_always_the_latest(caller_steps):
+    fns = [functools.partial(StatefulEnv, name) for name in range(3)]
+    pool = AsyncVectorEnv(fns, num_workers=2, caller_steps=caller_steps)
+    state = pool.published["true_state"]
+    for count in range(3):
+        if count == 0:
+            pool.reset()
+        else:
+            pool.step([0] * 3)
+        assert state.tolist() == [[name, count, 7] for name in range(3)]
+    pool.send([0], [1])
+    pool.recv()
+    assert state[:, 1].tolist() == [2, 3, 2]
+    pool.close()
+    other = AsyncVectorEnv(fns, num_workers=2, publish={"count": Box(0, 99, (), np.int64)})
+    other.reset()
+    other.step([0] * 3)
+    assert set(other.published) == {"count"}
+    assert other.published["count"].tolist() == [1, 1, 1]
+    other.close()
+
+
+def test_numeric_infos_stop_being_messages():
+    """After the first step nothing is pickled, and the infos stay the same."""
+    fns = [functools.partial(StatefulEnv, name) for name in range(3)]
+    pool = AsyncVectorEnv(fns, num_workers=2)
+    pool.reset()
+    received = []
+    receive = pool._exchange.pool.receive
+    pool._exchange.pool.receive = lambda *args: received.append(args) or receive(*args)
+    for count in range(1, 7):
+        infos = pool.step([0] * 3)[4]
+        assert infos["height"].tolist() == [0.5 * count] * 3
+        assert infos["joints"].tolist() == [[0, 1], [1, 2], [2, 3]]
+        assert ("odd" in infos) == bool(count % 2)
+        if count == 1:
+            assert len(received) == 2
+    assert len(received) == 2
+    for _ in range(6):
+        pool.send([0] * 3)
+        while pool._calls.num_in_flight:
+            batch = pool.recv(1)
+            expected = [[name, name + 1] for name in batch.env_ids]
+            assert batch.infos["joints"].tolist() == expected
+    assert len(received) == 2
+    pool.close()
+
+
+class NapEnv(gym.Env):
+    observation_space = Box(-1, 1, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(0.02)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def num_threads(self):
+        import threading
+
+        return threading.active_count()
+
+
+def test_envs_that_wait_get_threads():
+    pool = AsyncVectorEnv([NapEnv] * 12, num_workers=2)
+    pool.reset()
+    for _ in range(12):
+        pool.step([0] * 12)
+    assert pool.call("num_threads")[::6] == (7, 7)
+    pool.send([0] * 12)
+    assert len(pool.recv(12, timeout=20).env_ids) == 12
+    pool.close()
+
+
+class QuickEnv(NapEnv):
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def test_envs_that_compute_get_none():
+    pool = AsyncVectorEnv([QuickEnv] * 12, num_workers=2)
+    pool.reset()
+    for _ in range(40):
+        pool.step([0] * 12)
+    assert pool.call("num_threads")[::6] == (1, 1)
+    pool.close()
+
+
+def test_rows_received_stay_for_three_rounds_without_copy():
+    pool = AsyncVectorEnv(counters([50] * 4), num_workers=2, copy=False)
+    pool.reset()
+    pool.send([0] * 4)
+    kept = []
+    for _ in range(3):
+        batch = pool.recv(4)
+        kept.append((batch.obs, batch.obs.copy()))
+        pool.send([0] * 4)
+    pool.recv(4)
+    for view, copied in kept:
+        assert_same_results(view, copied)
+    pool.close()
+
+
+def test_cheap_envs_are_stepped_here_and_waiting_ones_elsewhere():
+    choice = choose_backend(counters([9] * 2))
+    assert (choice.backend, choice.options) == ("sync", {})
+    choice = choose_backend([NapEnv] * 8)
+    assert choice.backend == "async"
+    assert "overlap" in choice.reason
+    AsyncVectorEnv([NapEnv] * 8, **choice.options).close()
+
+
+def test_the_choice_names_what_it_measured():
+    choice = choose_backend(counters([9] * 64))
+    assert "one process" in choice.reason
+
+
+def test_everything_works_without_a_compiler():
+    """The link of semaphores, in a run with the JIT switched off."""
+    code = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from envs import SPACES, MODES\n"
+        "from shm.twins import twins, assert_steps_alike, assert_same_results\n"
+        "import numpy as np\n"
+        "pool, sync = twins(SPACES['nested'], num_workers=2)\n"
+        "assert_same_results(pool.reset(seed=2), sync.reset(seed=2))\n"
+        "assert_steps_alike(pool, sync, 8)\n"
+        "pool.send(np.zeros(5, int)); sync.send(np.zeros(5, int))\n"
+        "a, b = pool.recv(), sync.recv()\n"
+        "assert (a.rewards[np.argsort(a.env_ids)] == b.rewards).all()\n"
+        "pool.close()\n"
+        "print(type(pool._exchange.link).__name__, 'numba' in sys.modules)\n"
+    )
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["PortableLink", "False"], done.stderr

@@ -1,0 +1,106 @@
+"""Arithmetic of the shared memory, the arena, and how many cores count as usable."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vecenv.shm.arena import Arena
+from vecenv.shm.cores import cgroup_quota, usable_cores
+from vecenv.shm.layout import ControlLayout, chunk_bounds, column_bits
+from vecenv.shm.shares import checked_threads, worker_shares
+
+
+@given(num_envs=st.integers(1, 300), num_chunks=st.integers(1, 40))
+def test_chunks_cover_all_envs_evenly(num_envs, num_chunks):
+    bounds = chunk_bounds(num_envs, num_chunks)
+    sizes = np.diff(bounds)
+    assert (bounds[0], bounds[-1], len(sizes)) == (0, num_envs, num_chunks)
+    assert sizes.max() - sizes.min() <= 1
+    assert sorted(sizes, reverse=True) == sizes.tolist()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 7])
+def test_control_words_do_not_overlap(num_workers):
+    layout = ControlLayout(num_workers, queue_rows=5, ring_rows=20)
+    starts = [4 * 8]
+    for worker in range(num_workers):
+        starts += [layout.command(worker), layout.completion(worker)]
+    assert starts[0] == starts[1]
+    assert np.diff(starts[1:]).tolist() == [8] * (2 * num_workers - 1)
+    assert layout.queues == starts[-1] + 8
+    assert layout.ring == layout.queues + 5 * num_workers
+    assert layout.num_words == layout.ring + 4 * 20
+
+
+def test_column_bits():
+    assert column_bits(0) == []
+    assert column_bits(1 << 57 | 1) == [0, 57]
+
+
+def test_arena_allocates_zeroed_aligned_separate_memory():
+    arena = Arena(size_bytes=1 << 20)
+    arrays = [arena.allocate((3, k), dtype) for k in (0, 1, 700) for dtype in ("f4", "i1", "f8")]
+    for number, array in enumerate(arrays):
+        assert not array.any()
+        assert array.ctypes.data % 64 == 0
+        array[...] = number
+    for number, array in enumerate(arrays):
+        assert (array == number).all()
+        if array.size:
+            assert np.shares_memory(arena.view(arena.leaf(array)), array)
+    arena.close()
+    arena.close()
+
+
+def test_arena_says_when_it_is_full():
+    arena = Arena(size_bytes=1 << 20)
+    with pytest.raises(MemoryError, match="ulimit"):
+        arena.allocate((1 << 20,), np.float64)
+    arena.close()
+
+
+def test_arena_knows_foreign_arrays():
+    arena = Arena(size_bytes=1 << 20)
+    assert arena.offset(np.zeros(3)) is None
+    assert arena.offset(arena.allocate((3,))[1:]) == 4
+    arena.close()
+
+
+def test_usable_cores_are_at_least_one():
+    assert usable_cores() >= 1
+
+
+def test_cgroup_quotas(tmp_path):
+    membership = tmp_path / "cgroup"
+    membership.write_text("0::/jobs/mine\n")
+    root = tmp_path / "fs"
+    (root / "jobs" / "mine").mkdir(parents=True)
+    assert cgroup_quota(root, membership) is None
+    (root / "cpu.max").write_text("max 100000\n")
+    assert cgroup_quota(root, membership) is None
+    (root / "jobs" / "cpu.max").write_text("250000 100000\n")
+    assert cgroup_quota(root, membership) == 2.5
+    (root / "jobs" / "mine" / "cpu.max").write_text("50000 100000\n")
+    assert cgroup_quota(root, membership) == 0.5
+    old = tmp_path / "old"
+    (old / "cpu").mkdir(parents=True)
+    (old / "cpu" / "cpu.cfs_quota_us").write_text("150000\n")
+    (old / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert cgroup_quota(old, tmp_path / "none") == 1.5
+
+
+def test_shares_of_workers():
+    assert worker_shares(5, 9, 0, False, None) == (5, 0)
+    assert worker_shares(5, 9, 0, True, None) == (4, 0)
+    assert worker_shares(1, 3, 2, True, None) == (1, 2)
+    assert worker_shares(64, 8, 0, False, 12) == (8, 1)
+    assert worker_shares(64, 8, 0, False, 3) == (3, 1)
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(ValueError, match="max_concurrency"):
+            worker_shares(4, 2, 0, False, wrong)
+    with pytest.raises(ValueError, match="num_workers"):
+        worker_shares(4, 0, 0, False, None)
+    for wrong in (0, "many", 1.5):
+        with pytest.raises(ValueError, match="threads_per_worker"):
+            checked_threads(wrong)

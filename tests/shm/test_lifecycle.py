@@ -1,0 +1,278 @@
+"""Nothing is left behind: processes, files, memory; however a pool or its caller ends."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from shm.faulty_envs import FINE, HANG, children, faulty, open_files, wait_until_gone
+
+from vecenv.shm.env import AsyncVectorEnv
+
+ROOT = Path(__file__).parents[2]
+
+
+def shared_memory_files():
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    AsyncVectorEnv(faulty(1)).close()  # what is opened once per process
+    gc.collect()
+    before = len(open_files()), children(), shared_memory_files()
+    yield
+    gc.collect()
+    assert (len(open_files()), children(), shared_memory_files()) == before
+
+
+def test_close_may_come_in_every_state():
+    def new(pool):
+        pass
+
+    def pending_step(pool):
+        pool.reset()
+        pool.step_async([HANG, FINE])
+
+    def pending_reset(pool):
+        pool.reset_async()
+
+    def pending_call(pool):
+        pool.call_async("nap", 0.3)
+
+    def in_flight(pool):
+        pool.reset()
+        pool.send([HANG, FINE])
+
+    def unread(pool):
+        pool.reset()
+        pool.send([FINE, FINE])
+        time.sleep(0.05)
+
+    for state in (new, pending_step, pending_reset, pending_call, in_flight, unread):
+        for options in ({}, {"terminate": True}, {"timeout": 0.1}):
+            pool = AsyncVectorEnv(faulty(2), num_workers=2)
+            state(pool)
+            begin = time.monotonic()
+            pool.close(**options)
+            assert time.monotonic() - begin < 4
+            pool.close()
+            with pytest.raises(ClosedEnvironmentError):
+                pool.reset()
+
+
+def test_a_pool_that_is_never_closed_is_collected():
+    pool = AsyncVectorEnv(faulty(2), num_workers=2)
+    pool.reset()
+    del pool
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_start_methods(context):
+    if context == "forkserver":
+        _start_fork_server()
+    pool = AsyncVectorEnv(faulty(3), context=context, num_workers=2)
+    obs, _ = pool.reset(seed=1)
+    assert obs[:, 0].tolist() == [0, 1, 2]
+    pids = pool.call("pid")
+    assert len(set(pids)) == 2
+    pool.step([FINE] * 3)
+    rollout = pool.allocate((4, 3))
+    rollout[:] = 7
+    pool.close()
+    assert wait_until_gone(set(pids), 2) == []
+    if context != "fork":
+        _stop_fork_server()
+
+
+def _start_fork_server():
+    from multiprocess import forkserver
+
+    forkserver.ensure_running()
+
+
+def _stop_fork_server():
+    """End the helpers of multiprocess that stay for the life of a process."""
+    from multiprocess import forkserver, resource_tracker
+
+    forkserver._forkserver._stop()
+    resource_tracker._resource_tracker._stop()
+
+
+def cycle(count):
+    for number in range(count):
+        pool = AsyncVectorEnv(faulty(3), num_workers=1 + number % 3)
+        if number % 2:
+            pool.reset()
+            pool.step([FINE] * 3)
+        pool.close(terminate=number % 5 == 0)
+
+
+def test_cycles_of_creation_and_close():
+    cycle(12)
+
+
+@pytest.mark.slow
+def test_five_hundred_cycles_of_creation_and_close():
+    cycle(500)
+
+
+CALLER = """
+import os, signal, sys, time
+sys.path.insert(0, {tests!r})
+from shm.faulty_envs import FaultyEnv, FINE, HANG
+from vecenv.shm.env import AsyncVectorEnv
+
+if __name__ == "__main__":
+    envs = AsyncVectorEnv([lambda: FaultyEnv()] * 4, num_workers=2, context={context!r})
+    envs.reset()
+    print(*set(envs.call("pid")), flush=True)
+    {then}
+"""
+THEN = {
+    "stepping": "while True: envs.step([FINE] * 4)",
+    "idle": "time.sleep(60)",
+    "hanging": "envs.step([HANG] * 4); envs.step([HANG] * 4); envs.step([HANG] * 4)",
+    "first-ready": "envs.send([FINE] * 4); time.sleep(60)",
+}
+
+
+def start_caller(then, context="fork"):
+    code = CALLER.format(tests=str(ROOT / "tests"), then=then, context=context)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return process, [int(pid) for pid in line.split()]
+
+
+@pytest.mark.parametrize(
+    ("then", "context"),
+    [
+        ("stepping", "fork"),
+        ("hanging", "fork"),
+        ("hanging", "forkserver"),
+        pytest.param("hanging", "spawn", marks=pytest.mark.slow),
+        pytest.param("stepping", "forkserver", marks=pytest.mark.slow),
+        pytest.param("stepping", "spawn", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_are_gone_within_a_second_of_their_caller(then, context):
+    process, workers = start_caller(THEN[then], context)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert wait_until_gone(workers, 1) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSEGV])
+def test_any_signal_to_the_caller_ends_the_workers(number):
+    process, workers = start_caller(THEN["idle"])
+    process.send_signal(number)
+    process.communicate()
+    assert wait_until_gone(workers, 1) == []
+
+
+@pytest.mark.parametrize("then", ["stepping", "hanging", "first-ready"])
+def test_ctrl_c_leaves_no_orphan_and_one_traceback(then):
+    """The terminal sends SIGINT to the whole group."""
+    process, workers = start_caller(THEN[then])
+    time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert wait_until_gone(workers, 1) == []
+    assert errors.count("Traceback") == 1, errors
+    assert errors.strip().endswith("KeyboardInterrupt")
+
+
+def test_an_interrupted_step_can_be_waited_for():
+    pool = AsyncVectorEnv(faulty(2), num_workers=2)
+    pool.reset()
+    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(InterruptedError("alarm")))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(InterruptedError):
+        pool.step([HANG, FINE])
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    with pytest.raises(AlreadyPendingCallError):
+        pool.step([FINE, FINE])
+    assert pool.step_wait()[0].tolist() == [[0, 1], [1, 1]]
+    assert pool.step([FINE, FINE])[0].tolist() == [[0, 2], [1, 2]]
+    pool.close()
+
+
+def test_calls_out_of_order_are_refused():
+    pool = AsyncVectorEnv(faulty(2), num_workers=2)
+    for wait in (pool.reset_wait, pool.step_wait, pool.call_wait):
+        with pytest.raises(NoAsyncCallError, match="without any prior call"):
+            wait()
+    pool.reset_async(seed=1)
+    for call in (pool.reset, pool.reset_async, lambda: pool.step_async([0, 0])):
+        with pytest.raises(AlreadyPendingCallError, match="pending call to `reset`"):
+            call()
+    pool.reset_wait()
+    pool.call_async("pid")
+    with pytest.raises(AlreadyPendingCallError, match="pending call to `call`"):
+        pool.send([0, 0])
+    pool.call_wait()
+    pool.step_async([0, 0])
+    with pytest.raises(AlreadyPendingCallError):
+        pool.get_attr("count")
+    pool.step_wait()
+    pool.send([0], [1])
+    with pytest.raises(AlreadyPendingCallError, match="in flight"):
+        pool.step_async([0, 0])
+    pool.recv()
+    pool.close()
+
+
+def test_global_generators_differ_between_workers_and_follow_the_callers_seed():
+    def draws():
+        np.random.seed(3)  # noqa: NPY002
+        pool = AsyncVectorEnv([_GlobalEnv] * 2, num_workers=2)
+        obs, _ = pool.reset()
+        pool.close()
+        return obs[:, 0].tolist()
+
+    first, second = draws()
+    assert first != second
+    assert draws() == [first, second]
+
+
+class _GlobalEnv(type(faulty(1)[0]())):
+    def reset(self, *, seed=None, options=None):
+        return np.array([np.random.rand(), 0], np.float32), {}  # noqa: NPY002
+
+
+def test_workers_import_no_torch():
+    """Not even where the main script has imported it."""
+    code = (
+        "import sys; sys.path.insert(0, {tests!r})\n"
+        "import types; sys.modules['torch'] = types.ModuleType('torch')\n"
+        "from shm.faulty_envs import FaultyEnv\n"
+        "from vecenv.shm.env import AsyncVectorEnv\n"
+        "class Spy(FaultyEnv):\n"
+        "    def modules(self):\n"
+        "        import sys\n"
+        "        return 'torch' in sys.modules\n"
+        "def factory(name): return lambda: Spy(name)\n"
+        "if __name__ == '__main__':\n"
+        "    envs = AsyncVectorEnv([factory(5), factory(6)], context='spawn')\n"
+        "    print(envs.reset()[0][:, 0], envs.call('modules'))\n"
+        "    envs.close()\n"
+    ).format(tests=str(ROOT / "tests"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[5. 6.] (False, False)", done.stderr

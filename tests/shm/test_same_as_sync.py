@@ -1,0 +1,163 @@
+"""The same seeds give what SyncVectorEnv gives, whatever the workers, threads and sends."""
+
+import numpy as np
+import pytest
+from envs import MODES, NUM_ENVS, SPACES, arrays_in, counters, mode_id, restart_ended
+from gymnasium.vector.utils import create_empty_array
+from shm.twins import assert_same_results, assert_steps_alike, twins
+
+from vecenv import StepSlot
+from vecenv.batches import take_rows
+from vecenv.infos import take_infos
+from vecenv.shm.env import AsyncVectorEnv
+
+OPTIONS = {
+    "1 worker": {"num_workers": 1},
+    "2 workers": {"num_workers": 2},
+    "a worker per env": {"num_workers": 5},
+    "caller and 2": {"num_workers": 2, "caller_steps": True},
+    "threads": {"num_workers": 2, "threads_per_worker": 3},
+    "restarting": {"num_workers": 2, "on_error": "restart"},
+}
+ONE_OF_A_KIND = ["float32(3,)", "uint8 image", "nested", "dict with objects", "text", "float32(0,)"]
+
+
+@pytest.mark.parametrize("name", [n for n in SPACES if n not in ONE_OF_A_KIND])
+def test_any_space(name):
+    pool, sync = twins(SPACES[name], num_workers=2)
+    assert_same_results(pool.reset(seed=2), sync.reset(seed=2))
+    assert_steps_alike(pool, sync, 6)
+    pool.close()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["float32(3,)", "dict with objects"])
+def test_any_number_of_workers_and_threads(name, options, mode):
+    pool, sync = twins(SPACES[name], mode, **OPTIONS[options])
+    assert_same_results(pool.reset(seed=2), sync.reset(seed=2))
+    assert_steps_alike(pool, sync, 15)
+    mask = np.array([True, False, False, True, False])
+    options = {"reset_mask": mask}
+    assert_same_results(
+        pool.reset(seed=[7, None, 8, 9, 1], options=options),
+        sync.reset(seed=[7, None, 8, 9, 1], options=options),
+    )
+    assert_steps_alike(pool, sync, 5)
+    pool.close()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["float32(3,)", "nested", "dict with objects"])
+def test_any_split_into_sends(name, options, mode):
+    """Rows come back in any order, each with what step gives that env."""
+    space = SPACES[name]
+    pool, sync = twins(space, mode, **OPTIONS[options])
+    rng = np.random.default_rng(8)
+    assert_same_results(pool.reset(seed=2), sync.reset(seed=2))
+    for step in range(12):
+        actions = rng.integers(0, 4, NUM_ENVS)
+        expected = sync.step(actions)
+        cuts = np.sort(rng.integers(0, NUM_ENVS + 1, size=2))
+        for ids in np.split(rng.permutation(NUM_ENVS), cuts):
+            if len(ids):
+                pool.send(actions[ids], ids)
+        received = []
+        while len(received) < NUM_ENVS:
+            batch = pool.recv(int(rng.integers(1, NUM_ENVS - len(received) + 1)), timeout=20)
+            ids = batch.env_ids
+            received += ids.tolist()
+            path = f"step {step} envs {ids}"
+            assert_same_results(batch.obs, take_rows(space, expected[0], ids), path)
+            for came, full in zip(batch[1:4], expected[1:4], strict=True):
+                assert_same_results(came, full[ids], path)
+            assert_rows(batch.infos, take_infos(expected[4], ids))
+        assert sorted(received) == list(range(NUM_ENVS))
+        assert_same_results(restart_ended(pool, expected), restart_ended(sync, expected))
+    assert_steps_alike(pool, sync, 3)
+    pool.close()
+
+
+def assert_rows(infos, expected):
+    """Infos of some rows: fields that none of them has may be missing."""
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            assert_rows(infos.get(key, {}), value)
+        elif key.startswith("_") or (mask := expected[f"_{key}"]).any():
+            if key in infos:
+                assert_same_results(infos[key], value, key)
+            else:
+                assert not value.any(), key
+        else:
+            assert key not in infos or not mask.any()
+    assert set(infos) <= set(expected)
+
+
+def make_slot(envs, reward_dtype=np.float64):
+    obs = create_empty_array(envs.single_observation_space, envs.num_envs, envs.allocate)
+    rewards = envs.allocate((envs.num_envs,), reward_dtype)
+    flags = [envs.allocate((envs.num_envs,), np.bool_) for _ in range(2)]
+    return StepSlot(obs, rewards, *flags)
+
+
+def foreign_slot(envs):
+    own = make_slot(envs)
+    obs = create_empty_array(envs.single_observation_space, envs.num_envs)
+    return StepSlot(obs, *[array.copy() for array in own[1:]])
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("options", ["2 workers", "caller and 2", "threads"])
+@pytest.mark.parametrize("name", ["float32(3,)", "nested"])
+def test_steps_into_slots(name, options, mode):
+    """Slots of allocated memory, float32 rewards, and memory that workers have not."""
+    pool, sync = twins(SPACES[name], mode, **OPTIONS[options])
+    assert_same_results(pool.reset(seed=3), sync.reset(seed=3))
+    slots = [make_slot(pool), make_slot(pool, np.float32), foreign_slot(pool)]
+    for step in range(12):
+        actions = np.full(NUM_ENVS, step % 4)
+        slot = slots[step % 3]
+        for array in (*arrays_in(slot.obs), slot.rewards):
+            array[...] = 77  # shows any row left unwritten
+        slot.terminations[:] = slot.truncations[:] = True
+        expected = sync.step(actions)
+        result = pool.step(actions, out=slot)
+        assert all(came is own for came, own in zip(result[:4], slot, strict=True))
+        rewards = expected[1].astype(slot.rewards.dtype)
+        assert_same_results(result, (expected[0], rewards, *expected[2:]), f"step {step}")
+        assert_same_results(restart_ended(pool, expected), restart_ended(sync, expected))
+    assert_steps_alike(pool, sync, 3)
+    pool.close()
+
+
+def test_a_rollout_is_written_by_the_workers_without_a_copy():
+    pool = AsyncVectorEnv(counters([3, 4]), num_workers=2)
+    rollout = pool.allocate((6, 2, 3))
+    rewards, flags = pool.allocate((5, 2)), pool.allocate((2, 5, 2), bool)
+    rollout[0] = pool.reset()[0]
+    slots = [StepSlot(rollout[t + 1], rewards[t], flags[0, t], flags[1, t]) for t in range(5)]
+    for t in range(5):
+        result = pool.step([0, 0], out=slots[t])
+        assert np.shares_memory(result[0], rollout)
+        assert np.shares_memory(result[1], rewards)
+    pool.close()
+    expected = [[0, 0], [1, 1], [2, 2], [3, 3], [0, 4], [1, 0]]
+    assert rollout[:, :, 2].tolist() == expected  # the memory outlives the pool
+    assert rewards.tolist() == [[1, 1], [2, 2], [3, 3], [0, 4], [1, 0]]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint16])
+def test_actions_keep_their_dtype(dtype):
+    pool, sync = twins(SPACES["float32(3,)"], num_workers=2)
+    for envs in (pool, sync):
+        envs.reset(seed=1)
+    actions = np.arange(NUM_ENVS).astype(dtype) % 4
+    for _ in range(5):
+        assert_same_results(pool.step(actions), sync.step(actions))
+        pool.send(actions, None)
+        sync.send(actions, None)
+        received, expected = pool.recv(), sync.recv()
+        order = np.argsort(received.env_ids)
+        assert_same_results(received.obs[order], expected.obs)
+    pool.close()

@@ -1,0 +1,1 @@
+"""Gymnasium envs in worker processes over shared memory."""

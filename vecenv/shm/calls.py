@@ -1,0 +1,115 @@
+"""Calls of envs' methods and attributes in other processes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.error import NoAsyncCallError
+
+from vecenv.base import VecEnv
+from vecenv.shm.deadline import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vecenv.shm.exchange import Exchange
+
+__all__ = ["RemoteCalls"]
+
+
+class RemoteCalls(VecEnv):
+    """The part of `AsyncVectorEnv` that reads, sets and calls attributes of envs."""
+
+    num_workers: int
+    _workers: range
+    _exchange: Exchange
+    _timeout: float | None
+    _pending_own: Callable[[], Any] | None
+
+    def _finish(self, call: str, deadline: Deadline) -> Any:
+        raise NotImplementedError
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Seeds of the envs' generators."""
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Copies of the envs' generators."""
+        return self.get_attr("np_random")
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Start calling a method of every env, or reading an attribute."""
+        self._calls.require_idle("call_async")
+        self._begin_call("call", [(name, args, kwargs)] * (self.num_workers + 1))
+        self._calls.begin_async("call")
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for `call_async` and return one result per env.
+
+        Raises:
+            NoAsyncCallError: No `call_async` is pending.
+            StepTimeoutError: Some env has not answered; the call stays pending.
+        """
+        self._require_pending("call")
+        _, _, results = self._finish("call", self._deadline(timeout))
+        return tuple(result for part in results for result in part)
+
+    def _begin_call(self, kind: str, requests: list[Any]) -> None:
+        exchange = self._exchange
+        exchange.finish_announcement()
+        news = exchange.news()
+        self._pending_own = None
+        if exchange.own is not None:
+            method = getattr(exchange.own, kind)
+            self._pending_own = lambda: method(*requests[0])
+        for worker in self._workers:
+            exchange.ask(worker, {"kind": kind, "request": requests[worker + 1], **news})
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute, and return the results."""
+        self._calls.require_idle("call")
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def render(self) -> tuple[Any, ...]:
+        """Return what each env renders."""
+        return self.call("render")
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env, to one value or to one per env (a list or tuple).
+
+        Raises:
+            ValueError: The list has the wrong length.
+        """
+        self._calls.require_idle("set_attr")
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        bounds = [0, *self._exchange.pool.bounds]
+        self._begin_call(
+            "set_attr", [(name, values[first:last]) for first, last in pairwise(bounds)]
+        )
+        self._calls.begin_async("call")
+        self.call_wait()
+
+    def _require_pending(self, call: str) -> None:
+        self._calls.require_open(f"{call}_wait")
+        if self._calls.pending != call:
+            raise NoAsyncCallError(
+                f"Calling `{call}_wait` without any prior call to `{call}_async`.", call
+            )
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self._timeout if timeout is None else timeout)

@@ -1,0 +1,256 @@
+"""A chunk of a pool's envs, as a worker (or the caller, for its own share) steps it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Env
+
+from vecenv.autoreset import EnvGroup, StepRows
+from vecenv.infos import take_infos
+from vecenv.shm.action_rows import ActionReader
+from vecenv.shm.arena import Arena
+from vecenv.shm.columns import ColumnWriter
+from vecenv.shm.faults import EnvFault, env_of
+from vecenv.shm.guard import unguarded
+from vecenv.shm.layout import HAS_ERROR, HAS_MESSAGE
+from vecenv.shm.messages import Answer, Layout, ResetRequest, SlotLeaves
+from vecenv.shm.slots import object_rows, reward_bits, slot_rows, unwritten
+
+__all__ = ["Chunk", "Outcome"]
+
+# Status bits, info bits, and what has to be said beyond them (None for nothing).
+Outcome = tuple[int, int, Answer | None]
+_RESERVED = ("reset", "step", "close")
+
+
+class Chunk:
+    """Envs first, ..., last - 1 of a pool and their places in shared memory.
+
+    Attributes:
+        first, last: Which envs these are.
+        group: The envs, with the rules of autoreset.
+        has_objects: Whether some leaves of the observations have no fixed shape.
+        announce: Called with the id of the env that is about to be reset or called.
+    """
+
+    def __init__(
+        self, envs: list[Env], worker: int, first: int, layout: Layout, arena: Arena
+    ) -> None:
+        self.worker = worker
+        self.first, self.last = first, first + len(envs)
+        self.group = EnvGroup(envs, layout.autoreset_mode)
+        self.announce: Callable[[int], None] = lambda env_id: None
+        self._space = layout.observation_space
+        self._arena = arena
+        own = slot_rows(arena, self._space, layout.own, first, self.last)
+        self._slots: dict[int, StepRows] = {0: own}
+        self._reward_bits = {0: reward_bits(own.rewards)}
+        self._own = own
+        self._slot_leaves: dict[int, SlotLeaves] = {}
+        self._objects = list(object_rows(own.obs))
+        self.has_objects = bool(self._objects)
+        self.columns = ColumnWriter(arena.view, first, self.last)
+        self.actions: ActionReader | None = None
+        if layout.actions is not None:
+            self.actions = ActionReader(
+                layout.action_space, layout.actions, arena.view, first, self.last
+            )
+        self.ring_leaves = arena.view(layout.ring_leaves)
+        self._published = [
+            (name, arena.view(leaf)[first : self.last]) for name, leaf in layout.published.items()
+        ]
+
+    def learn(self, news: dict[str, Any]) -> None:
+        """Take notice of new slots, columns and ring leaves."""
+        self._slot_leaves.update(news.get("slots", ()))
+        self.columns.add(news.get("columns", []))
+        if "ring_leaves" in news:
+            self.ring_leaves = self._arena.view(news["ring_leaves"])
+
+    def rows(self, slot: int) -> StepRows:
+        """Return the rows of this chunk in a slot."""
+        rows = self._slots.get(slot)
+        if rows is None:
+            leaves = self._slot_leaves[slot]
+            rows = slot_rows(self._arena, self._space, leaves, self.first, self.last)
+            self._reward_bits[slot] = reward_bits(rows.rewards)
+            self._slots[slot] = rows
+        return rows
+
+    def step_all(self, slot: int, actions: Iterable[Any] | None = None) -> Outcome:
+        """Step every env once; `actions` are given only if they came by message."""
+        if actions is None:
+            assert self.actions is not None
+            actions = self.actions.all()
+        rows = self._slots.get(slot) or self.rows(slot)
+        self.mark_unwritten(slot)
+        if slot:
+            rows.has_ends = True  # it is the caller's memory: who knows what is in it
+        faults: Sequence[EnvFault] = ()
+        try:
+            infos = self.group.step(actions, rows)
+        except Exception as error:
+            infos, faults = self._step_rest(error, list(actions), rows)
+        if self._published:
+            self._publish(range(len(self.group.envs)))
+        if infos or faults or self._objects:
+            return self.outcome(infos, faults)
+        return 0, 0, None
+
+    def mark_unwritten(self, slot: int) -> None:
+        """Mark the rewards of a slot, so that it shows which envs have not been stepped yet."""
+        bits = self._reward_bits[slot]
+        bits.fill(unwritten(bits))
+
+    def _step_rest(
+        self, error: Exception, actions: list[Any], rows: StepRows
+    ) -> tuple[dict[str, Any], list[EnvFault]]:
+        """Step the envs that come after one that has raised, so that none is left out."""
+        faults: list[EnvFault] = []
+        count = len(self.group.envs)
+        while True:
+            index = env_of(error, 0)
+            action = actions[index] if index < len(actions) else None
+            faults.append(EnvFault.of(error, self.first + index, self.worker, "step", action))
+            if index + 1 >= count or index + 1 >= len(actions):
+                return {}, faults
+            try:
+                rest = range(index + 1, count)
+                return self.group.step(actions[index + 1 :], rows, rest), faults
+            except Exception as next_error:
+                error = next_error
+
+    def step_env(
+        self, index: int, action: Any, slot: int = 0
+    ) -> tuple[dict[str, Any], Sequence[EnvFault]]:
+        """Step one env of the chunk; threads may do this at the same time for different envs."""
+        faults: Sequence[EnvFault] = ()
+        infos: dict[str, Any] = {}
+        try:
+            infos = self.group.step((action,), self.rows(slot), (index,))
+        except Exception as error:
+            faults = [EnvFault.of(error, self.first + index, self.worker, "step", action)]
+        if self._published:
+            self._publish((index,))
+        return infos, faults
+
+    def step_one(self, index: int, action: Any) -> Outcome:
+        """Step one env into the pool's own rows, for a row of the ring."""
+        infos, faults = self.step_env(index, action)
+        if not infos and not faults and not self._objects:
+            return 0, 0, None
+        bits, rest = self.columns.write(infos, index) if infos else (0, infos)
+        if not rest and not faults and not self._objects:
+            return 0, bits, None
+        objects = [[leaf.target[index]] for leaf in self._objects]
+        answer = Answer(None, take_infos(rest, np.array([index])), objects, faults)
+        return HAS_MESSAGE | (HAS_ERROR if faults else 0), bits, answer
+
+    def outcome(self, infos: dict[str, Any], faults: Sequence[EnvFault]) -> Outcome:
+        """Put infos into columns as far as possible, and the rest into an answer."""
+        bits, rest = self.columns.write(infos) if infos else (0, infos)
+        if not rest and not faults and not self._objects:
+            return 0, bits, None
+        answer = Answer(None, rest, [leaf.target for leaf in self._objects], faults)
+        return HAS_MESSAGE | (HAS_ERROR if faults else 0), bits, answer
+
+    def reset(self, request: ResetRequest) -> Outcome:
+        """Reset the envs asked for; those after one that has raised are reset too."""
+        count = len(self.group.envs)
+        wanted = np.ones(count, np.bool_) if request.reset_mask is None else request.reset_mask
+        faults: list[EnvFault] = []
+        infos: dict[str, Any] = {}
+        seeds = _AnnouncedSeeds(request.seeds, self)
+        while wanted.any():
+            try:
+                infos = self.group.reset(seeds, request.options, wanted, self._own.obs)
+                break
+            except Exception as error:
+                index = seeds.current
+                faults.append(EnvFault.of(error, self.first + index, self.worker, "reset"))
+                wanted = wanted & (np.arange(count) > index)
+        if self._published:
+            self._publish(range(count))
+        return self.outcome(infos, faults)
+
+    def _publish(self, indices: Iterable[int]) -> None:
+        for name, array in self._published:
+            for index in indices:
+                value = self.group.envs[index].get_wrapper_attr(name)
+                array[index] = value() if callable(value) else value
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+        """Call a method of every env, or read an attribute."""
+        if name in _RESERVED:
+            error = ValueError(
+                f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
+            )
+            return (
+                HAS_ERROR,
+                0,
+                Answer(errors=[EnvFault.of(error, self.first, self.worker, "call")]),
+            )
+
+        def read(index: int) -> Any:
+            value = unguarded(self.group.envs[index]).get_wrapper_attr(name)
+            return value(*args, **kwargs) if callable(value) else value
+
+        return self._each("call", read)
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> Outcome:
+        """Set an attribute of every env."""
+
+        def write(index: int) -> None:
+            unguarded(self.group.envs[index]).set_wrapper_attr(name, values[index])
+
+        return self._each("set_attr", write)
+
+    def _each(self, call: str, function: Callable[[int], Any]) -> Outcome:
+        results, faults = [], []
+        for index in range(len(self.group.envs)):
+            self.announce(self.first + index)
+            try:
+                results.append(function(index))
+            except Exception as error:
+                faults.append(EnvFault.of(error, self.first + index, self.worker, call))
+        return HAS_ERROR if faults else 0, 0, Answer(results, errors=faults)
+
+    def own_row(self, index: int) -> Any:
+        """Return a copy of the last observation in the pool's own row of one env."""
+        batch = self._own.obs.take(np.array([index]))
+        return _first(batch)
+
+    def close(self) -> None:
+        """Close the envs, also those after one that fails to."""
+        for env in self.group.envs:
+            with contextlib.suppress(Exception):  # nobody is left to be told
+                unguarded(env).close()
+
+
+def _first(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _first(part) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_first(part) for part in batch)
+    return batch[0]
+
+
+class _AnnouncedSeeds(Sequence[int | None]):
+    """Seeds that say for which env they are being read."""
+
+    def __init__(self, seeds: Sequence[int | None], chunk: Chunk) -> None:
+        self._seeds = seeds
+        self._chunk = chunk
+        self.current = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.current = index
+        self._chunk.announce(self._chunk.first + index)
+        return self._seeds[index]
+
+    def __len__(self) -> int:
+        return len(self._seeds)

@@ -1,0 +1,24 @@
+"""Points in time after which nothing is waited for."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Deadline"]
+
+
+class Deadline:
+    """A point in time; None as timeout is never."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def left(self) -> float:
+        """Return the seconds left, at least 0; infinity for never."""
+        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed."""
+        return self._end is not None and time.monotonic() >= self._end

@@ -1,0 +1,410 @@
+"""AsyncVectorEnv: Gymnasium envs in worker processes, over shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import Env, Space, logger
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import iterate
+
+from vecenv.autoreset import EnvGroup
+from vecenv.base import StepBatch, StepResult
+from vecenv.rows import copy_batch
+from vecenv.seeding import Seed, seed_per_env, split_reset_mask
+from vecenv.shm.calls import RemoteCalls
+from vecenv.shm.deadline import Deadline
+from vecenv.shm.faults import WorkerDiedError, raise_faults
+from vecenv.shm.layout import COMMANDS
+from vecenv.shm.messages import ResetRequest
+from vecenv.spaces import ObservationMode
+
+if TYPE_CHECKING:
+    from vecenv.shm.chunk import Outcome
+    from vecenv.shm.halves import Half
+    from vecenv.shm.opening import Opened
+
+__all__ = ["AsyncVectorEnv"]
+
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class AsyncVectorEnv(RemoteCalls):
+    """Gymnasium envs stepped in chunks by worker processes over shared memory.
+
+    A drop-in replacement for `gymnasium.vector.AsyncVectorEnv`: same arguments, attributes,
+    methods, results and errors, no message per env, and the additions of `VecEnv`. Workers write
+    observations, rewards, flags and numeric infos into memory that the caller reads; `out=` slots
+    made of `allocate`d arrays are written by the workers themselves.
+
+    Args:
+        env_fns: One factory per env, called without arguments in the worker.
+        shared_memory: Kept for compatibility: arrays always are in shared memory, other parts of
+            observations (Text, Graph, Sequence, custom spaces) travel by message. True refuses
+            custom spaces, as Gymnasium does.
+        copy: Whether observations returned are copies, the caller's to keep. With False they are
+            views: of `step` until the next call, of `recv` until three times as many results as
+            there are envs have come back.
+        context: "fork", "forkserver" or "spawn"; None for the system's default.
+        daemon: Flag of the processes; False lets envs start processes of their own.
+        worker: Must be None: there is no worker per env that could be replaced.
+        observation_mode: As in `SyncVectorEnv`.
+        autoreset_mode: As in `SyncVectorEnv`.
+        max_concurrency: Most envs that are stepped at any one time.
+        num_workers: Processes; None for one per usable core (affinity and cgroup quota).
+        threads_per_worker: Envs that one worker steps at a time. "auto" takes one thread per env
+            if the first steps spend less than half of their time computing.
+        caller_steps: Whether the calling process steps a share of the envs itself, in `step`.
+        on_error: "raise" an env's exception, or "restart": make a new env, report the episode as
+            truncated, and go on; the same for the envs of a worker that is gone.
+        timeout: Longest wait in seconds of calls that are not given one; None waits.
+        publish: Named spaces of arrays that are read from the attributes of these names after every
+            step; None for the envs' own class attribute `publish`.
+
+    Attributes:
+        published: Array (num_envs, *shape) per published name; shared memory, always the latest.
+        restarts: int64 (num_envs,), how often each env has been replaced.
+
+    Raises:
+        EnvCreationError: A factory raised; names the env.
+        RuntimeError: The envs' spaces differ.
+    """
+
+    def __init__(  # noqa: PLR0917 - Gymnasium's arguments in Gymnasium's order
+        self,
+        env_fns: Sequence[Callable[[], Env]],
+        shared_memory: bool | None = None,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: None = None,
+        observation_mode: ObservationMode = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        *,
+        num_workers: int | None = None,
+        threads_per_worker: int | str = "auto",
+        caller_steps: bool = False,
+        on_error: str = "raise",
+        timeout: float | None = None,
+        publish: dict[str, Space] | None = None,
+    ) -> None:
+        from vecenv.shm.opening import open_pool, pool_options
+
+        self.closed = True  # until there is something to close
+        if worker is not None:
+            raise ValueError("worker must be None: envs are stepped in chunks, not one by one")
+        self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
+        self.context, self.daemon, self._timeout = context, daemon, timeout
+        self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        options = pool_options(
+            self,
+            num_workers=num_workers,
+            threads_per_worker=threads_per_worker,
+            caller_steps=caller_steps,
+            on_error=on_error,
+            publish=publish,
+        )
+        self.num_workers = len(options.bounds) - 1
+        self._prepare(open_pool(env_fns, options), options.autoreset_mode)
+
+    def _prepare(self, opened: Opened, mode: AutoresetMode) -> None:
+        """Bind what the calls need."""
+        from vecenv.shm.action_rows import ActionWriter
+        from vecenv.shm.receive import Receiver
+
+        self.closed = False
+        num_envs = len(self.env_fns)
+        self._set_up(num_envs, opened.spaces, mode, opened.metadata, opened.render_mode)
+        exchange = self._exchange = opened.exchange
+        self.published = opened.published
+        counted = exchange.restarts
+        self.restarts = np.zeros(num_envs, np.int64) if counted is None else counted
+        self._arena = opened.arena
+        self._workers = range(self.num_workers)
+        self._rows = opened.rows
+        self._latest = self._rows.obs  # where the last observations are: there or in an `out`
+        self._out: tuple[Any, Any] = (None, self._rows)
+        self._own_outcome: Outcome | None = None
+        self._has_own_step = False
+        self._writer: ActionWriter | None = None
+        if exchange.layout.actions is not None:
+            self._writer = ActionWriter(
+                self.single_action_space, exchange.layout.actions, self._arena.view
+            )
+            exchange.last_action = self._writer.text
+        self._batch = self._rows.obs.batch() if not exchange.objects else None
+        # Knows whose episode has ended where that is the caller's business; it has no envs.
+        self._ended = EnvGroup([], self.autoreset_mode)
+        self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
+        self._receiver = Receiver(self, exchange)
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        """Return zeroed shared memory that workers write into; it outlives this vector env.
+
+        Raises:
+            MemoryError: The address space reserved for this vector env is used up.
+        """
+        return self._arena.allocate(tuple(shape), dtype)
+
+    # -- reset -------------------------------------------------------------------------------
+
+    def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
+        """Start resetting all envs, or those of `options["reset_mask"]`; see `reset`."""
+        self._calls.require_open("reset_async")
+        if self._calls.pending is not None:
+            self._calls.require_idle("reset_async")
+        mask, rest = split_reset_mask(options, self.num_envs)
+        self._calls.begin_reset(mask)
+        self._begin_reset(seed, rest, mask)
+        self._calls.begin_async("reset")
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Wait for `reset_async` and return its results.
+
+        Raises:
+            NoAsyncCallError: No `reset_async` is pending.
+            StepTimeoutError: Some env has not answered; the reset stays pending.
+        """
+        self._require_pending("reset")
+        result = self._finish_reset(self._deadline(timeout))
+        self._calls.mark_reset()
+        return result
+
+    def _reset(
+        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._begin_reset(seed, options, reset_mask)
+        self._calls.begin_async("reset")
+        return self._finish_reset(self._deadline(None))
+
+    def _begin_reset(
+        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
+    ) -> None:
+        seeds = seed_per_env(seed, self.num_envs)
+        self._own_rows()
+        exchange = self._exchange
+        exchange.finish_announcement()
+        is_full = reset_mask is None or bool(reset_mask.all())
+        news = exchange.news()
+        bounds = exchange.pool.bounds
+        requests = [
+            ResetRequest(
+                seeds[first:last],
+                options,
+                None if reset_mask is None else reset_mask[first:last],
+                is_full,
+            )
+            for first, last in zip([0, *bounds[:-1]], bounds, strict=True)
+        ]
+        own = exchange.own
+        self._pending_own = None if own is None else lambda: own.reset(requests[0])
+        for worker in self._workers:
+            exchange.ask(worker, {"kind": "reset", "request": requests[worker + 1], **news})
+        self._drops_rows = is_full
+        chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
+        self._resetting: Sequence[int] = chosen
+
+    def _finish_reset(self, deadline: Deadline) -> tuple[Any, dict[str, Any]]:
+        infos = self._finish("reset", deadline)[0]
+        self._ended.ended.difference_update(self._resetting)
+        if self._drops_rows:
+            self._exchange.drop_rows()
+            self._receiver.give_up()
+        self._out = (None, self._rows)
+        return self._observations(), infos
+
+    # -- step --------------------------------------------------------------------------------
+
+    def step(self, actions: Any, *, out: Any = None) -> StepResult:
+        """Step every env once, see `VecEnv.step`.
+
+        As in Gymnasium's class, a step before the first reset is not refused here: actions go to
+        the envs unchecked, and those from `gymnasium.make` raise ResetNeeded.
+        """
+        if not self._calls.is_ready:
+            self._calls.require_idle("step")
+            self._begin_step(actions, out, is_checked=False)
+            self._calls.begin_async("step")
+            return self.step_wait()
+        return self._step(self._actions.check(actions), out)
+
+    def step_async(self, actions: Any, *, out: Any = None) -> None:
+        """Start stepping every env once; see `step`."""
+        self._calls.require_idle("step_async")
+        self._ended.require_reset_ended(range(self.num_envs))
+        self._begin_step(self._actions.check(actions), out)
+        self._calls.begin_async("step")
+
+    def step_wait(self, timeout: float | None = None) -> StepResult:
+        """Wait for `step_async` and return its results.
+
+        Raises:
+            NoAsyncCallError: No `step_async` is pending.
+            StepTimeoutError: Some env has not answered; the step stays pending.
+        """
+        self._require_pending("step")
+        return self._finish_step(self._finish("step", self._deadline(timeout))[0])
+
+    def _step(self, actions: Any, out: Any) -> StepResult:
+        if self._is_disabled:
+            self._ended.require_reset_ended(range(self.num_envs))
+        exchange, rows, slot = self._exchange, self._rows, 0
+        if out is not None:
+            slot, rows = exchange.slots.find(out)
+        if self._writer is None or (out is not None and not slot) or not exchange.is_settled:
+            self._begin_step(actions, out)
+            self._calls.begin_async("step")
+            return self._finish_step(self._finish("step", self._deadline(None))[0])
+        self._writer.write(actions)
+        self._out = (out, rows)
+        try:
+            status, outcome = exchange.step_at_once(slot)
+        except BaseException:
+            self._calls.begin_async("step")
+            raise
+        if status or outcome is not None:
+            self._calls.begin_async("step")
+            self._own_outcome = outcome
+            return self._finish_step(self._finish("step", self._deadline(None))[0])
+        return self._finish_step({})
+
+    def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
+        exchange = self._exchange
+        slot, rows = (0, self._rows) if out is None else exchange.slots.find(out)
+        messages = None
+        own_actions = None
+        if self._writer is not None and is_checked:
+            self._writer.write(actions)
+        else:
+            each = list(iterate(self.action_space, actions))
+            bounds = exchange.pool.bounds
+            messages = [each[bounds[w] : bounds[w + 1]] for w in self._workers]
+            own_actions = each[: bounds[0]]
+        exchange.steps += 1
+        self._out = (out, self._rows if slot == 0 else rows)
+        self._copies = rows if slot == 0 and out is not None else None
+        self._pending_own = None
+        if (own := exchange.own) is not None:
+            self._pending_own = lambda: own.step_all(slot, own_actions)
+        exchange.post_step(slot, 0, self.num_workers, COMMANDS, messages)
+
+    def _finish_step(self, infos: dict[str, Any]) -> StepResult:
+        out, rows = self._out
+        if self._is_disabled:
+            self.note_ended(rows.terminations | rows.truncations, None)
+        if out is None:
+            self._latest = rows.obs
+            return (
+                self._observations(),
+                rows.rewards.copy(),
+                rows.terminations.copy(),
+                rows.truncations.copy(),
+                infos,
+            )
+        if self._copies is not None:
+            target, self._copies = self._copies, None
+            target.obs.load(rows.obs)
+            target.rewards[...] = rows.rewards
+            target.terminations[...] = rows.terminations
+            target.truncations[...] = rows.truncations
+        self._latest = rows.obs
+        return out.obs, out.rewards, out.terminations, out.truncations, infos
+
+    def _finish(self, call: str, deadline: Deadline) -> Any:
+        """Do the caller's own share of a pending call, wait for the workers, and gather."""
+        exchange = self._exchange
+        if self._pending_own is not None:
+            own, self._pending_own = self._pending_own, None
+            self._own_outcome = (0, 0, None)  # if it is interrupted, it is not repeated
+            self._own_outcome = own()
+        doing = f"{call} {exchange.steps}" if call == "step" else call
+        try:
+            status = exchange.wait(COMMANDS, self._workers, deadline, doing)
+        except WorkerDiedError as error:
+            self._calls.end_async()
+            self.close(terminate=True)
+            error.args = (f"{error.args[0]} The vector env is closed.",)
+            raise
+        self._calls.end_async()
+        own_outcome, self._own_outcome = self._own_outcome, None
+        if not status and own_outcome in (None, (0, 0, None)):
+            return {}, [], []
+        gathered = exchange.gather(self._workers, own_outcome)
+        if gathered[1]:
+            if call != "call":
+                self._calls.forget_reset()
+            raise_faults(gathered[1], exchange.steps)
+        return gathered
+
+    def note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None) -> None:
+        """Remember whose episode has ended, where autoreset is disabled."""
+        rows = np.flatnonzero(is_over)
+        self._ended.ended.update((rows if env_ids is None else env_ids[rows]).tolist())
+
+    def _observations(self) -> Any:
+        batch = self._rows.obs.batch() if self._batch is None else self._batch
+        return copy_batch(batch) if self.copy else batch
+
+    def _own_rows(self) -> None:
+        """Bring the pool's own rows up to date after steps into `out`."""
+        if self._latest is not self._rows.obs:
+            self._rows.obs.load(self._latest)
+            self._latest = self._rows.obs
+
+    def halves(self) -> tuple[Half, Half]:
+        """Return the two halves of the envs, to step one while the policy thinks about the other.
+
+        Raises:
+            ValueError: There is only one worker, or the caller steps a share itself.
+        """
+        from vecenv.shm.halves import make_halves
+
+        return make_halves(self, self._exchange)
+
+    # -- first-ready -------------------------------------------------------------------------
+
+    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
+        self._ended.require_reset_ended(env_ids.tolist())
+        self._own_rows()
+        self._receiver.send(actions, env_ids)
+
+    def _recv(self, count: int, timeout: float | None) -> StepBatch:
+        return self._receiver.recv(count, self._deadline(timeout))
+
+    # -- end ---------------------------------------------------------------------------------
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs and end the workers, whatever state they are in.
+
+        Args:
+            timeout: Seconds that envs have to finish and close, 5 if None; what still runs then is
+                killed.
+            terminate: Kill at once.
+        """
+        exchange = self._exchange
+        if not exchange.pool.is_owner:
+            return
+        pending = self._calls.pending
+        deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout)
+        if pending is not None:
+            with contextlib.suppress(Warning):
+                logger.warn(
+                    f"Calling `close` while waiting for a pending call to `{pending}` to complete."
+                )
+        if not terminate:
+            exchange.ask_to_close(deadline)
+        exchange.pool.stop(deadline)
+        if exchange.own is not None:
+            exchange.own.close()
+        self._arena.close()
+
+    def __del__(self) -> None:
+        """Kill the workers of a vector env that was never closed."""
+        if not getattr(self, "closed", True) and not sys.is_finalizing():
+            self.close(terminate=True)

@@ -1,0 +1,165 @@
+"""Errors that cross process boundaries, and what is said about workers that are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.context
+import re
+import signal
+import traceback
+from typing import Any, NamedTuple
+
+from gymnasium import logger
+
+from vecenv.shm.messages import dumps, loads
+
+__all__ = [
+    "EnvFault",
+    "EnvStepError",
+    "RemoteTraceback",
+    "StepTimeoutError",
+    "WorkerDiedError",
+    "describe_exit",
+    "raise_faults",
+]
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker process is gone; the message says which, how, and at what."""
+
+
+class StepTimeoutError(multiprocessing.context.TimeoutError, TimeoutError):
+    """Envs have not answered in time; what they were asked stays pending."""
+
+
+class EnvStepError(RuntimeError):
+    """An env raised an exception that can't be pickled; the message has its text."""
+
+
+class RemoteTraceback(Exception):
+    """The worker's traceback, as cause of an exception that was raised in an env there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+class EnvFault(NamedTuple):
+    """An exception that an env raised in a worker.
+
+    Attributes:
+        env_id: Which env.
+        worker: Which worker.
+        call: What it was doing, such as "step".
+        action: Short text of the action, or "".
+        pickled: The exception.
+        text: Its `repr`.
+        trace: The formatted traceback.
+    """
+
+    env_id: int
+    worker: int
+    call: str
+    action: str
+    pickled: bytes
+    text: str
+    trace: str
+
+    @staticmethod
+    def of(
+        error: BaseException, env_id: int, worker: int, call: str, action: Any = None
+    ) -> EnvFault:
+        """Describe an exception that is being handled."""
+        trace = "".join(traceback.format_exception(type(error), error, _own_part(error)))
+        if hasattr(error, "__notes__"):
+            trace = trace.removesuffix("".join(f"{note}\n" for note in error.__notes__))
+            del error.__notes__
+        bare = error.with_traceback(None)
+        bare.__cause__ = bare.__context__ = None
+        shown = "" if action is None else shorten(repr(action))
+        return EnvFault(env_id, worker, call, shown, _pickled(bare), repr(bare), trace)
+
+    def exception(self, step: int) -> BaseException:
+        """Return the exception, with the worker's traceback as cause and a note saying where."""
+        try:
+            error = loads(self.pickled)
+        except Exception:  # unpickling runs code of the exception's class
+            error = None
+        if not isinstance(error, BaseException):
+            error = EnvStepError(f"env {self.env_id} raised {self.text}")
+        action = f", action {self.action}" if self.action else ""
+        error.add_note(
+            f"Raised by env {self.env_id} in worker {self.worker}, {self.call} {step}{action}."
+        )
+        error.__cause__ = RemoteTraceback(self.trace)
+        return error
+
+
+def _own_part(error: BaseException) -> Any:
+    """Return the traceback without the frames of this package that lead to the env's code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        if not trace.tb_frame.f_globals.get("__name__", "").startswith("vecenv."):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _pickled(error: BaseException) -> bytes:
+    try:
+        pickled = dumps(error)
+        loads(pickled)
+    except Exception:  # exceptions with unusual constructors fail in many ways
+        return b""
+    return pickled
+
+
+def shorten(text: str, most: int = 200) -> str:
+    """Cut a text that is too long for a message."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def env_of(error: BaseException, default: int) -> int:
+    """Return the index of the env that `EnvGroup` named in its note on the error."""
+    for note in reversed(getattr(error, "__notes__", [])):
+        found = re.match(r"This came from env (\d+)", note)
+        if found:
+            return int(found[1])
+    return default
+
+
+def raise_faults(faults: list[EnvFault], step: int) -> None:
+    """Log every fault as Gymnasium's AsyncVectorEnv does, and raise the first."""
+    if not faults:
+        return
+    with contextlib.suppress(Warning):  # they are warnings, which may be set to raise
+        for fault in faults:
+            logger.error(
+                f"Received the following error from Worker-{fault.env_id} - Shutting it down"
+            )
+            logger.error(f"{fault.trace}")
+        logger.error("Raising the last exception back to the main process.")
+    raise faults[-1].exception(step)
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Say how a process ended.
+
+    Example:
+        >>> describe_exit(-9)
+        'was killed by signal SIGKILL'
+        >>> describe_exit(3)
+        'exited with code 3'
+    """
+    if exit_code is None:
+        return "is gone"
+    if exit_code < 0:
+        try:
+            name = signal.Signals(-exit_code).name
+        except ValueError:
+            name = str(-exit_code)
+        return f"was killed by signal {name}"
+    return f"exited with code {exit_code}"

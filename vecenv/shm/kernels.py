@@ -1,0 +1,298 @@
+"""Commands, completions and first-ready rows between processes, and the waits for them.
+
+Everything here works on the control words of `layout` (int64, C-contiguous, shared by caller and
+workers). Atomic accesses are sequentially consistent, which the hand-over of "I sleep" flags needs:
+who waits first sets the flag, then looks once more, then sleeps; who posts first posts, then looks
+at the flag. Plain writes before an atomic store are seen by whoever reads the stored value, on x86
+and on arm64.
+
+Waits return after one sleep at the latest, so that Python can handle signals and check that the
+other side lives. `scratch` is int64 (6,), private to the process: spins now, most spins, the time
+(s, ns) of the longest sleep, waits to go until longer spins are tried again, and that number's
+last initial value.
+"""
+
+from numba import njit, types
+
+from vecenv.jit.atomics import exchange, fetch_add, load, pause, store
+from vecenv.shm.futex import FUTEX, FUTEX_WAIT, FUTEX_WAKE
+from vecenv.shm.layout import (
+    BEGIN_NS,
+    BELL,
+    CALLER_ASLEEP,
+    CLAIMS_LINE,
+    COUNT,
+    DONE_SEQUENCE,
+    END_NS,
+    FIRST_WORKER_LINE,
+    FLAGS,
+    LINE,
+    OPCODE,
+    QUEUE_HEAD,
+    QUEUE_TAIL,
+    RING_WORDS,
+    ROW_ENV,
+    ROW_INFO_BITS,
+    ROW_SEQUENCE,
+    ROW_STATUS,
+    ROWS,
+    SEQUENCE,
+    SLOT,
+    STATUS,
+    STATUS_BITS,
+    STEP,
+    WAIT_LINE,
+    WANTED,
+    WORKER_ASLEEP,
+    WRITING,
+)
+
+_FEWEST_SPINS = 100
+_MOST_PATIENCE = 4096
+
+system_call = types.ExternalFunction(
+    "syscall",
+    types.int64(
+        types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64
+    ),
+)
+copy_bytes = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
+
+
+@njit(cache=True)
+def wake(words, index):
+    """Wake who sleeps on `words[index]`."""
+    system_call(FUTEX, words.ctypes.data + index * 8, FUTEX_WAKE, 1, 0, 0, 0)
+
+
+@njit(cache=True)
+def sleep_on(words, index, seen, scratch):
+    """Sleep while the low half of `words[index]` is that of `seen`, at most as `scratch` says."""
+    address = words.ctypes.data + index * 8
+    system_call(FUTEX, address, FUTEX_WAIT, seen & 0xFFFFFFFF, scratch.ctypes.data + 16, 0, 0)
+
+
+@njit(cache=True)
+def note_hit(scratch, spins):
+    """Spin for twice what is needed, with memory: one short wait says little about the next."""
+    scratch[0] = min(max(2 * spins, scratch[0] - scratch[0] // 8, _FEWEST_SPINS), scratch[1])
+    scratch[5] = 1
+
+
+@njit(cache=True)
+def note_miss(scratch):
+    """Try longer spins; if the longest was in vain, go back, and try again ever later.
+
+    Spinning is in vain if the wait is long, or if the other side waits for our core.
+    """
+    if scratch[4] > 0:
+        scratch[4] -= 1
+    elif scratch[0] < scratch[1]:
+        scratch[0] = min(4 * max(scratch[0], _FEWEST_SPINS), scratch[1])
+    else:
+        scratch[0] = min(_FEWEST_SPINS, scratch[1])
+        scratch[5] = min(2 * max(scratch[5], 4), _MOST_PATIENCE)
+        scratch[4] = scratch[5]
+
+
+@njit(cache=True)
+def ring_bell(words, command):
+    """Tell a worker that its command line or its queue has changed."""
+    fetch_add(words, command + BELL, 1)
+    if (
+        load(words, command + LINE + WORKER_ASLEEP) == 1
+        and exchange(words, command + LINE + WORKER_ASLEEP, 0) == 1
+    ):
+        wake(words, command + BELL)
+
+
+@njit(cache=True)
+def post(words, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
+    """Give the workers first, ..., last - 1 one command each."""
+    for worker in range(first, last):
+        command = (FIRST_WORKER_LINE + 2 * worker) * LINE
+        words[command + OPCODE] = opcode
+        words[command + SLOT] = slot
+        words[command + FLAGS] = flags
+        words[command + STEP] = step
+        words[command + WAIT_LINE] = wait_line
+        store(words, command + SEQUENCE, words[command + SEQUENCE] + 1)
+        ring_bell(words, command)
+
+
+@njit(cache=True, nogil=True)
+def wait_count(words, scratch, line, target):
+    """Wait, spinning and then sleeping once, until the count of a caller's line reaches target.
+
+    Returns:
+        Whether it has.
+    """
+    count = line * LINE + COUNT
+    for k in range(scratch[0]):
+        if load(words, count) >= target:
+            note_hit(scratch, k)
+            return True
+        pause()
+    words[line * LINE + WANTED] = target
+    store(words, line * LINE + CALLER_ASLEEP, 1)
+    now = load(words, count)
+    if now < target:
+        sleep_on(words, count, now, scratch)
+        note_miss(scratch)
+    store(words, line * LINE + CALLER_ASLEEP, 0)
+    return load(words, count) >= target
+
+
+@njit(cache=True)
+def add_count(words, line):
+    """Count a completion on a caller's line; wake the caller if that is what it sleeps for."""
+    count = line * LINE + COUNT
+    now = fetch_add(words, count, 1) + 1
+    asleep = line * LINE + CALLER_ASLEEP
+    if (
+        load(words, asleep) == 1
+        and now >= words[line * LINE + WANTED]
+        and exchange(words, asleep, 0) == 1
+    ):
+        wake(words, count)
+
+
+@njit(cache=True)
+def statuses(words, first, last):
+    """Return the bits that any of these workers' last completions have set."""
+    found = 0
+    for worker in range(first, last):
+        completion = (FIRST_WORKER_LINE + 2 * worker) * LINE + LINE
+        found |= words[completion + STATUS]
+    return found
+
+
+@njit(cache=True, nogil=True)
+def wait_done(words, scratch, line, target, first, last):
+    """Wait as `wait_count` does; return the workers' status bits, or -1 if not reached."""
+    if not wait_count(words, scratch, line, target):
+        return -1
+    return statuses(words, first, last)
+
+
+@njit(cache=True, nogil=True)
+def post_and_wait(words, scratch, target, last, slot, flags, step, opcode):  # noqa: PLR0917
+    """Do what `post` and `wait_done` on line 0 do, for workers 0, ..., last - 1."""
+    post(words, 0, last, opcode, slot, flags, step, 0)
+    return wait_done(words, scratch, 0, target, 0, last)
+
+
+@njit(cache=True)
+def look(words, command, done):
+    """Return 1 if a worker has a command after `done`, 2 if it has queued ids, or 0."""
+    if load(words, command + SEQUENCE) != done:
+        return 1
+    if load(words, command + QUEUE_TAIL) != words[command + LINE + QUEUE_HEAD]:
+        return 2
+    return 0
+
+
+@njit(cache=True, nogil=True)
+def wait_command(words, scratch, command, done):
+    """Wait, spinning and then sleeping once, for what `look` looks for; return that."""
+    for k in range(scratch[0]):
+        found = look(words, command, done)
+        if found:
+            note_hit(scratch, k)
+            return found
+        pause()
+    bell = load(words, command + BELL)
+    store(words, command + LINE + WORKER_ASLEEP, 1)
+    found = look(words, command, done)
+    if found == 0:
+        sleep_on(words, command + BELL, bell, scratch)
+        note_miss(scratch)
+        found = look(words, command, done)
+    store(words, command + LINE + WORKER_ASLEEP, 0)
+    return found
+
+
+@njit(cache=True)
+def complete(words, command, status, info_bits, begin_ns, end_ns):
+    """Report that the worker has carried out the command in its line."""
+    completion = command + LINE
+    words[completion + STATUS] = status | info_bits << STATUS_BITS
+    words[completion + BEGIN_NS] = begin_ns
+    words[completion + END_NS] = end_ns
+    store(words, completion + DONE_SEQUENCE, words[command + SEQUENCE])
+    add_count(words, words[command + WAIT_LINE])
+
+
+@njit(cache=True)
+def push(words, env_ids, owners, queues, queue_rows):
+    """Queue env ids int64 (B,) at their owners int64 (num_envs,); then ring the bells."""
+    for k in range(env_ids.shape[0]):
+        worker = owners[env_ids[k]]
+        command = (FIRST_WORKER_LINE + 2 * worker) * LINE
+        tail = words[command + QUEUE_TAIL]
+        words[queues + worker * queue_rows + tail % queue_rows] = env_ids[k]
+        store(words, command + QUEUE_TAIL, tail + 1)
+    last = -1
+    for k in range(env_ids.shape[0]):
+        worker = owners[env_ids[k]]
+        if worker != last:
+            ring_bell(words, (FIRST_WORKER_LINE + 2 * worker) * LINE)
+            last = worker
+
+
+@njit(cache=True)
+def pop(words, worker, queues, queue_rows):
+    """Take the oldest env id out of a worker's queue, or return -1."""
+    command = (FIRST_WORKER_LINE + 2 * worker) * LINE
+    head = words[command + LINE + QUEUE_HEAD]
+    if load(words, command + QUEUE_TAIL) == head:
+        return -1
+    env_id = words[queues + worker * queue_rows + head % queue_rows]
+    store(words, command + LINE + QUEUE_HEAD, head + 1)
+    return env_id
+
+
+@njit(cache=True)
+def publish(words, ring, ring_rows, command, leaves, env_id, status, info_bits):  # noqa: PLR0917
+    """Copy an env's results into the next row of the ring and count it.
+
+    Args:
+        words: Control words; the mapping begins with them.
+        ring: First word of the ring's rows.
+        ring_rows: Their number.
+        command: The worker's command line.
+        leaves: int64 (L, 3): offset of the array with a row per env, of the ring's, row bytes.
+        env_id: Whose results these are.
+        status: Status bits.
+        info_bits: Info columns that are set.
+
+    Returns:
+        Number of the row, counted from the first ever.
+    """
+    fetch_add(words, command + LINE + WRITING, 1)
+    position = fetch_add(words, CLAIMS_LINE * LINE, 1)
+    row = position % ring_rows
+    base = words.ctypes.data
+    for k in range(leaves.shape[0]):
+        size = leaves[k, 2]
+        copy_bytes(base + leaves[k, 1] + row * size, base + leaves[k, 0] + env_id * size, size)
+    place = ring + row * RING_WORDS
+    words[place + ROW_ENV] = env_id
+    words[place + ROW_STATUS] = status
+    words[place + ROW_INFO_BITS] = info_bits
+    store(words, place + ROW_SEQUENCE, position + 1)
+    fetch_add(words, command + LINE + WRITING, -1)
+    add_count(words, ROWS)
+    return position
+
+
+@njit(cache=True)
+def count_ready(words, ring, ring_rows, head, limit):
+    """Count the rows from position `head` on that are there without a gap, up to `limit`."""
+    count = 0
+    while count < limit:
+        row = (head + count) % ring_rows
+        if load(words, ring + row * RING_WORDS + ROW_SEQUENCE) != head + count + 1:
+            break
+        count += 1
+    return count

@@ -1,0 +1,130 @@
+"""Where everything is in a pool's shared memory: pure arithmetic, no processes, no files.
+
+The control words (int64) come first in the mapping. They are grouped in cache lines of eight words,
+each with one writer where that matters:
+
+- three lines on which the caller waits: two for commands (one per half), one for rows;
+- one line with the count of ring rows that have been claimed;
+- per worker a command line, written by the caller, and a completion line, written by the worker;
+- per worker a queue of env ids for first-ready stepping;
+- per ring row four words that say whose results are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["ControlLayout", "Leaf", "chunk_bounds", "column_bits"]
+
+LINE = 8  # words in a cache line
+WORD_BYTES = 8
+
+# Lines on which the caller waits, and their words.
+COMMANDS, OTHER_HALF, ROWS = 0, 1, 2
+COUNT, WANTED, CALLER_ASLEEP = 0, 1, 2
+# Word 0 of this line counts the ring rows claimed.
+CLAIMS_LINE = 3
+FIRST_WORKER_LINE = 4
+# Words of a command line. BELL is what a sleeping worker watches: it changes with every command and
+# every push to the queue.
+BELL, SEQUENCE, OPCODE, SLOT, FLAGS, STEP, WAIT_LINE, QUEUE_TAIL = range(8)
+# Words of a completion line.
+# STATUS holds the status bits and, above them, the bits of the info columns; WRITING counts the
+# ring rows that the worker has claimed and not finished.
+DONE_SEQUENCE, STATUS, WRITING, WORKER_ASLEEP, QUEUE_HEAD, BEGIN_NS, END_NS, CURRENT = range(8)
+# Words of a ring row.
+RING_WORDS = 4
+ROW_SEQUENCE, ROW_ENV, ROW_STATUS, ROW_INFO_BITS = range(RING_WORDS)
+
+# Opcodes.
+OP_STEP, OP_MESSAGE = 1, 2
+# Bits of a command's flags.
+FLAG_MESSAGE = 1  # a message with actions or column definitions is in the pipe
+# Bits of a status word.
+HAS_MESSAGE, HAS_ERROR = 1, 2
+STATUS_BITS = 4  # what is above them are the info columns
+
+MAX_COLUMNS = 58
+
+
+class Leaf(NamedTuple):
+    """An array in the mapping.
+
+    Attributes:
+        offset: Bytes from the beginning of the mapping.
+        shape: Of the whole array; axis 0 is envs.
+        dtype: As `numpy.dtype.str`, which pickles small.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one env's row."""
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class ControlLayout(NamedTuple):
+    """Places of the control words, all in words from the beginning.
+
+    Attributes:
+        num_workers: Worker processes.
+        queue_rows: Capacity of each worker's queue; num_envs, as no env is in flight twice.
+        ring_rows: Rows in which first-ready results are collected.
+    """
+
+    num_workers: int
+    queue_rows: int
+    ring_rows: int
+
+    @property
+    def queues(self) -> int:
+        """First word of the queues."""
+        return (FIRST_WORKER_LINE + 2 * self.num_workers) * LINE
+
+    @property
+    def ring(self) -> int:
+        """First word of the ring's rows."""
+        return self.queues + self.num_workers * self.queue_rows
+
+    @property
+    def num_words(self) -> int:
+        """Size of all control words."""
+        return self.ring + self.ring_rows * RING_WORDS
+
+    def command(self, worker: int) -> int:
+        """First word of a worker's command line."""
+        return (FIRST_WORKER_LINE + 2 * worker) * LINE
+
+    def completion(self, worker: int) -> int:
+        """First word of a worker's completion line."""
+        return self.command(worker) + LINE
+
+
+def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
+    """Cut envs into contiguous chunks whose sizes differ by at most one, larger ones first.
+
+    Returns:
+        num_chunks + 1 bounds; chunk c holds the envs bounds[c], ..., bounds[c + 1] - 1.
+
+    Example:
+        >>> chunk_bounds(7, 3)
+        [0, 3, 5, 7]
+    """
+    size, longer = divmod(num_envs, num_chunks)
+    return [size * chunk + min(chunk, longer) for chunk in range(num_chunks + 1)]
+
+
+def column_bits(bits: int) -> Sequence[int]:
+    """Return the positions of the bits that are set.
+
+    Example:
+        >>> column_bits(0b1010)
+        [1, 3]
+    """
+    return [position for position in range(bits.bit_length()) if bits >> position & 1]

@@ -1,0 +1,130 @@
+"""What travels through pipes: pickled, with a deadline, and only when a bit has announced it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+
+from vecenv.shm.action_rows import ActionLeaves
+from vecenv.shm.layout import Leaf
+
+__all__ = [
+    "Answer",
+    "Column",
+    "EnvSpaces",
+    "Layout",
+    "ResetRequest",
+    "SlotLeaves",
+    "dumps",
+    "loads",
+]
+
+
+def dumps(message: Any) -> bytes:
+    """Pickle a message; what plain pickle can't (closures, classes of `__main__`) goes by value."""
+    try:
+        return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:  # pickling runs code of users' classes
+        import cloudpickle
+
+        return cloudpickle.dumps(message)
+
+
+loads = pickle.loads
+
+
+class EnvSpaces(NamedTuple):
+    """What a worker reports when its envs have been made.
+
+    Attributes:
+        spaces: Distinct (observation space, action space) pairs.
+        which: For each env the position of its pair.
+        metadata: Of the first env.
+        render_mode: Of the first env.
+        published: Named spaces of arrays that the first env publishes.
+    """
+
+    spaces: list[tuple[Space, Space]]
+    which: list[int]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    published: dict[str, Space]
+
+
+class SlotLeaves(NamedTuple):
+    """Arrays that the results of a step are written into, all (num_envs, ...)."""
+
+    obs: tuple[Leaf, ...]
+    rewards: Leaf
+    terminations: Leaf
+    truncations: Leaf
+
+
+class Column(NamedTuple):
+    """A numeric info field with a place in shared memory.
+
+    Attributes:
+        path: Keys that lead to it in the batched infos.
+        values: (num_envs, *shape).
+        mask: bool (num_envs,).
+    """
+
+    path: tuple[str, ...]
+    values: Leaf
+    mask: Leaf
+
+
+class Layout(NamedTuple):
+    """What a worker must know before its envs can be stepped.
+
+    Attributes:
+        observation_space: Of one env.
+        action_space: Of one env.
+        own: Slot 0, the pool's own rows.
+        actions: Leaves of the actions; None if they travel by message.
+        ring_leaves: int64 (L, 3) table for first-ready rows.
+        published: Array (num_envs, *shape) of every name that envs publish.
+        autoreset_mode: When ended envs are reset.
+    """
+
+    observation_space: Space
+    action_space: Space
+    own: SlotLeaves
+    actions: ActionLeaves | None
+    ring_leaves: Leaf
+    published: dict[str, Leaf]
+    autoreset_mode: AutoresetMode
+
+
+class Answer(NamedTuple):
+    """What a worker sends after a command that has more to say than numbers.
+
+    Attributes:
+        result: Of a message; None for a step.
+        infos: Batched infos (chunk rows) that have no column.
+        objects: Observations of leaves without fixed shape, one list per leaf.
+        errors: Faults of single envs.
+        position: Ring row these belong to; -1 for a command.
+        sequence: Of the command these belong to.
+    """
+
+    result: Any = None
+    infos: dict[str, Any] | None = None
+    objects: Sequence[Sequence[Any]] = ()
+    errors: Sequence[Any] = ()
+    position: int = -1
+    sequence: int = -1
+
+
+class ResetRequest(NamedTuple):
+    """Arguments of a reset for one chunk; `drop` gives up what is queued."""
+
+    seeds: Sequence[int | None]
+    options: dict[str, Any] | None
+    reset_mask: np.ndarray | None
+    drop: bool

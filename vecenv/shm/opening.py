@@ -1,0 +1,259 @@
+"""How a pool comes into being: processes, spaces, and the places of everything in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from gymnasium import Env, Space
+from gymnasium.spaces import Dict, Graph, OneOf, Text, Tuple
+from gymnasium.spaces import Sequence as SequenceSpace
+from gymnasium.vector import AutoresetMode
+
+from vecenv.autoreset import StepRows
+from vecenv.errors import EnvCreationError
+from vecenv.rows import is_array_space
+from vecenv.shm.action_rows import action_leaves
+from vecenv.shm.arena import Arena
+from vecenv.shm.chunk import Chunk
+from vecenv.shm.columns import ColumnReader
+from vecenv.shm.cores import usable_cores
+from vecenv.shm.deadline import Deadline
+from vecenv.shm.exchange import Exchange
+from vecenv.shm.faults import EnvFault
+from vecenv.shm.guard import guard_envs
+from vecenv.shm.layout import ControlLayout, chunk_bounds
+from vecenv.shm.messages import EnvSpaces, Layout
+from vecenv.shm.pool import WorkerPool
+from vecenv.shm.ready import ReadyRing, ring_size
+from vecenv.shm.shares import checked_threads, worker_shares
+from vecenv.shm.slots import SlotTable, make_slot
+from vecenv.shm.wait import Link, make_link
+from vecenv.shm.worker import env_spaces, make_chunk_envs
+from vecenv.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
+
+if TYPE_CHECKING:
+    from vecenv.shm.env import AsyncVectorEnv
+
+__all__ = ["Opened", "PoolOptions", "open_pool", "pool_options"]
+
+Factories = Sequence[Callable[[], Env]]
+
+
+class PoolOptions(NamedTuple):
+    """How a pool is to be set up; the options of `AsyncVectorEnv` after their checks.
+
+    Attributes:
+        bounds: Chunks of envs; worker w has bounds[w], ..., bounds[w + 1] - 1.
+        context: Start method, or None for the default.
+        daemon: Flag of the processes.
+        threads: Per worker; 0 decides by measurement.
+        may_spin: Whether there is a core for every process.
+        restart_envs: Whether faults are survived.
+        refuse_custom: Whether custom observation spaces are refused.
+        publish: Named spaces of arrays that envs publish, or None to ask the first env.
+        owner: Class name, for messages.
+    """
+
+    bounds: list[int]
+    context: str | None
+    daemon: bool
+    threads: int
+    may_spin: bool
+    restart_envs: bool
+    refuse_custom: bool
+    publish: dict[str, Space] | None
+    observation_mode: ObservationMode
+    autoreset_mode: AutoresetMode
+    owner: str
+
+
+class Opened(NamedTuple):
+    """A pool that is ready."""
+
+    exchange: Exchange
+    arena: Arena
+    spaces: BatchedSpaces
+    rows: StepRows
+    published: dict[str, np.ndarray]
+    metadata: dict[str, Any]
+    render_mode: str | None
+
+
+def pool_options(
+    envs: AsyncVectorEnv,
+    *,
+    num_workers: int | None,
+    threads_per_worker: int | str,
+    caller_steps: bool,
+    on_error: str,
+    publish: dict[str, Space] | None,
+) -> PoolOptions:
+    """Check the options of `AsyncVectorEnv` and decide on shares."""
+    if on_error not in ("raise", "restart"):
+        raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'restart'")
+    num_envs = len(envs.env_fns)
+    if num_envs == 0:
+        raise ValueError("A vector env needs at least one env, got an empty list of factories")
+    threads = checked_threads(threads_per_worker)
+    num_workers, threads = worker_shares(
+        num_envs, num_workers, threads, caller_steps, envs.max_concurrency
+    )
+    has_own = caller_steps and num_envs > 1
+    return PoolOptions(
+        bounds=chunk_bounds(num_envs, num_workers + has_own)[has_own:],
+        context=envs.context,
+        daemon=envs.daemon,
+        threads=threads,
+        may_spin=usable_cores() >= num_workers + 1,
+        restart_envs=on_error == "restart",
+        refuse_custom=envs.shared_memory is True,
+        publish=publish,
+        observation_mode=envs.observation_mode,
+        autoreset_mode=envs.autoreset_mode,
+        owner=type(envs).__name__,
+    )
+
+
+def open_pool(factories: Factories, options: PoolOptions) -> Opened:
+    """Start the workers, make all envs, and lay out the shared memory.
+
+    Raises:
+        EnvCreationError: A factory raised, or a worker ended while its envs were made.
+        RuntimeError: The envs' spaces differ.
+        ValueError: A custom observation space is refused.
+    """
+    import multiprocess
+
+    context = multiprocess.get_context(options.context)  # type: ignore[attr-defined]
+    num_envs = len(factories)
+    num_workers = len(options.bounds) - 1
+    link = make_link(context, ControlLayout(num_workers, num_envs, ring_size(num_envs)))
+    arena = Arena()
+    words = arena.allocate((link.layout.num_words,), np.int64)
+    link.attach(words, is_caller=True, may_spin=options.may_spin)
+    pool = WorkerPool(
+        context,
+        factories,
+        options.bounds,
+        link,
+        arena,
+        daemon=options.daemon,
+        threads=options.threads,
+        may_spin=options.may_spin,
+        restarts=arena.allocate((num_envs,), np.int64) if options.restart_envs else None,
+    )
+    own_envs: list[Env] = []
+    try:
+        for worker in range(num_workers):
+            pool.start(worker)
+        reports = _make_all(pool, factories, own_envs)
+        return _lay_out(pool, link, arena, reports, own_envs, options)
+    except BaseException:
+        pool.stop(Deadline(0))
+        for env in own_envs:
+            env.close()
+        arena.close()
+        raise
+
+
+def _make_all(pool: WorkerPool, factories: Factories, own_envs: list[Env]) -> list[EnvSpaces]:
+    """Make the caller's own envs and wait for the workers'; return the reports in env order."""
+    faults: list[EnvFault] = []
+    reports: list[EnvSpaces] = []
+    own_factories = list(factories[: pool.bounds[0]])
+    if own_factories:
+        envs, fault = make_chunk_envs(own_factories, 0, -1)
+        own_envs += envs
+        if fault is not None:
+            raise _creation_error(fault, factories)
+        reports.append(env_spaces(envs))
+    for worker in range(len(pool.processes)):
+        try:
+            report = pool.receive(worker, Deadline(None))
+        except EOFError:
+            first = pool.bounds[worker]
+            died = pool.epitaph(worker, "the creation of its envs")
+            raise EnvCreationError(
+                f"{died} The first of them is env {first} of {len(factories)}"
+            ) from died
+        if isinstance(report, EnvFault):
+            faults.append(report)
+        else:
+            reports.append(report)
+    if faults:
+        raise _creation_error(faults[0], factories)
+    return reports
+
+
+def _creation_error(fault: EnvFault, factories: Factories) -> EnvCreationError:
+    env_id = fault.env_id
+    error = EnvCreationError(
+        f"Making env {env_id} of {len(factories)} failed with {fault.text} "
+        f"(raised by env_fns[{env_id}], {factories[env_id]!r})"
+    )
+    error.__cause__ = fault.exception(0)
+    return error
+
+
+def _lay_out(
+    pool: WorkerPool,
+    link: Link,
+    arena: Arena,
+    reports: list[EnvSpaces],
+    own_envs: list[Env],
+    options: PoolOptions,
+) -> Opened:
+    """Batch the spaces, reserve the memory, and tell the workers where everything is."""
+    pairs = [report.spaces[k] for report in reports for k in report.which]
+    obs_spaces, action_spaces = map(list, zip(*pairs, strict=True))
+    spaces = batch_env_spaces(obs_spaces, action_spaces, options.observation_mode, options.owner)
+    single, num_envs = spaces.single_observation_space, len(pairs)
+    if options.refuse_custom:
+        _refuse_custom(single)
+    rows, own_leaves = make_slot(arena, single, num_envs)
+    ring = ReadyRing(arena, link, single, own_leaves)
+    publish = reports[0].published if options.publish is None else options.publish
+    published = _published(arena, publish, num_envs)
+    layout = Layout(
+        observation_space=single,
+        action_space=spaces.single_action_space,
+        own=own_leaves,
+        actions=action_leaves(spaces.single_action_space, num_envs, arena.allocate, arena.leaf),
+        ring_leaves=ring.leaves(),
+        published={name: arena.leaf(array) for name, array in published.items()},
+        autoreset_mode=options.autoreset_mode,
+    )
+    for worker in range(len(pool.processes)):
+        pool.send(worker, layout)
+    if own_envs and pool.restarts is not None:
+        own_envs = guard_envs(own_envs, pool.factories[: len(own_envs)], pool.restarts)
+    own = Chunk(own_envs, -1, 0, layout, arena) if own_envs else None
+    slots = SlotTable(arena, single, rows, num_envs)
+    columns = ColumnReader(arena, num_envs, link.layout.ring_rows)
+    exchange = Exchange(pool, link, layout, slots, columns, ring, own)
+    exchange.bind_objects(rows.obs)
+    about = reports[0].metadata, reports[0].render_mode
+    return Opened(exchange, arena, spaces, rows, published, *about)
+
+
+def _published(arena: Arena, publish: dict[str, Space], num_envs: int) -> dict[str, np.ndarray]:
+    """Allocate a row per env for every array that envs publish."""
+    return {
+        name: arena.allocate((num_envs, *(space.shape or ())), space.dtype)
+        for name, space in publish.items()
+    }
+
+
+def _refuse_custom(space: Space) -> None:
+    """Refuse leaves of custom spaces, as Gymnasium does with `shared_memory=True`."""
+    if isinstance(space, Dict | Tuple):
+        parts = space.spaces.values() if isinstance(space, Dict) else space.spaces
+        for part in parts:
+            _refuse_custom(part)
+    elif not is_array_space(space) and not isinstance(space, Text | Graph | SequenceSpace | OneOf):
+        raise ValueError(
+            f"shared_memory=True can't hold observations of the custom space {space}; leave the "
+            "argument out, and they travel by message while the others stay in shared memory"
+        )

@@ -1,0 +1,198 @@
+"""First-ready stepping: `send` and `recv` of single envs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from vecenv.base import StepBatch
+from vecenv.rows import copy_batch
+from vecenv.shm.columns import merge_infos
+from vecenv.shm.faults import EnvFault, StepTimeoutError, WorkerDiedError, raise_faults
+from vecenv.shm.layout import (
+    CLAIMS_LINE,
+    HAS_MESSAGE,
+    LINE,
+    ROW_ENV,
+    ROW_INFO_BITS,
+    ROW_STATUS,
+)
+from vecenv.shm.ready import VOID
+
+if TYPE_CHECKING:
+    from vecenv.shm.deadline import Deadline
+    from vecenv.shm.env import AsyncVectorEnv
+    from vecenv.shm.exchange import Exchange
+
+__all__ = ["Receiver"]
+
+
+class Receiver:
+    """The caller's part of first-ready stepping."""
+
+    def __init__(self, envs: AsyncVectorEnv, exchange: Exchange) -> None:
+        self._envs = envs
+        self._exchange = exchange
+        bounds = exchange.pool.bounds
+        self._owners = np.full(bounds[-1], -1, np.int64)
+        for worker in range(exchange.num_workers):
+            self._owners[bounds[worker] : bounds[worker + 1]] = worker
+        self._own_queue: list[tuple[int, Any]] = []
+        exchange.push = self._push
+        exchange.before_revival = self._lost
+
+    def _push(self, env_ids: np.ndarray) -> None:
+        self._exchange.link.push(env_ids, self._owners)
+
+    def _lost(self) -> np.ndarray:
+        """Return the envs in flight whose results are not in the ring."""
+        self._envs._own_rows()
+        missing = self._envs._calls.in_flight.copy()
+        ring = self._exchange.ring
+        ids = ring.ids(ring.published() - ring.head)
+        missing[ids[ids != VOID]] = False
+        return np.flatnonzero(missing)
+
+    def send(self, actions: Any, env_ids: np.ndarray) -> None:
+        """Write the actions and queue the envs at their workers."""
+        envs, exchange = self._envs, self._exchange
+        exchange.steps += 1
+        if exchange.own is not None:
+            actions, env_ids = self._keep_own(actions, env_ids)
+            if len(env_ids) == 0:
+                return
+        if envs._writer is not None:
+            envs._writer.write(actions, env_ids)
+            self._push(env_ids)
+            return
+        each = list(iterate(envs.action_space, actions))
+        self._push(env_ids)
+        owners = self._owners[env_ids]
+        for worker in np.unique(owners).tolist():
+            chosen = np.flatnonzero(owners == worker).tolist()
+            mine = {int(env_ids[k]): each[k] for k in chosen}
+            exchange.pool.send(worker, {"kind": "actions", "actions": mine})
+
+    def _keep_own(self, actions: Any, env_ids: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Put aside the envs that the caller steps itself; return what is left."""
+        is_own = self._owners[env_ids] < 0
+        if not is_own.any():
+            return actions, env_ids
+        each = self._envs._actions.snapshot(actions)
+        for k in np.flatnonzero(is_own).tolist():
+            self._own_queue.append((int(env_ids[k]), each[k]))
+        space = self._envs.single_action_space
+        kept = [each[k] for k in np.flatnonzero(~is_own).tolist()]
+        if not kept:
+            return actions, env_ids[~is_own]
+        return concatenate(space, kept, create_empty_array(space, n=len(kept))), env_ids[~is_own]
+
+    def _step_own(self) -> None:
+        """Step the envs that were put aside; their rows go into the ring like all others."""
+        own = self._exchange.own
+        while self._own_queue:
+            env_id, action = self._own_queue.pop(0)
+            assert own is not None
+            status, bits, answer = own.step_one(env_id - own.first, action)
+            position = self._exchange.link.publish(
+                (CLAIMS_LINE - 1) * LINE, own.ring_leaves, env_id, status, bits
+            )
+            if answer is not None:
+                self._exchange.keep_row_answer(position, answer)
+
+    def give_up(self) -> None:
+        """Forget the envs that were put aside, before a full reset."""
+        self._own_queue.clear()
+
+    def recv(self, count: int, deadline: Deadline) -> StepBatch:
+        """Return the rows that are ready, once there are at least `count`."""
+        if self._own_queue:
+            self._step_own()
+        ready = self._await(count, deadline)
+        ring = self._exchange.ring
+        rows = ring.rows(ready)
+        ids = rows[:, ROW_ENV].copy()
+        positions = ring.head + np.arange(ready)
+        index = ring.index(ready)
+        if self._exchange.has_revived and (ids == VOID).any():
+            is_valid = ids != VOID
+            rows, ids, positions = rows[is_valid], ids[is_valid], positions[is_valid]
+            index = positions % ring.size
+        status, bits = rows[:, ROW_STATUS], rows[:, ROW_INFO_BITS]
+        infos: dict[str, Any] = {}
+        objects: list[list[Any]] = []
+        faults: list[EnvFault] = []
+        if status.any():
+            faults = self._messages(status, ids, positions, infos, objects)
+        if bits.any():
+            self._exchange.columns.collect_ring(bits, index, infos)
+        obs = ring.obs(index, lambda leaf: [parts[leaf] for parts in objects])
+        rewards, terminations, truncations = ring.flags(index)
+        if self._envs._is_disabled:
+            self._envs.note_ended(terminations | truncations, ids)
+        if self._envs.copy:
+            obs = copy_batch(obs) if isinstance(index, slice) else obs
+            rewards, terminations, truncations = (
+                rewards.copy(),
+                terminations.copy(),
+                truncations.copy(),
+            )
+        ring.head += ready
+        if faults:
+            self._envs._calls.mark_received(ids)
+            raise_faults(faults, self._exchange.steps)
+        if self._exchange.has_news:
+            self._exchange.announce()
+        return StepBatch(obs, rewards, terminations, truncations, infos, ids)
+
+    def _await(self, count: int, deadline: Deadline) -> int:
+        """Wait until `count` rows that are not void are ready; return how many rows these are."""
+        exchange, ring = self._exchange, self._exchange.ring
+        wanted = count
+        while True:
+            ready = ring.wait(wanted)
+            if ready >= wanted:
+                if not exchange.has_revived:
+                    return ready
+                voids = int((ring.ids(ready) == VOID).sum())
+                if ready - voids >= count:
+                    return ready
+                wanted = count + voids
+                continue
+            try:
+                exchange.check_workers(
+                    f"the step that was sent {exchange.steps} sends ago or later"
+                )
+            except WorkerDiedError as error:
+                self._envs.close(terminate=True)
+                error.args = (f"{error.args[0]} The vector env is closed.",)
+                raise
+            if deadline.is_over and ring.wait(wanted) < wanted:
+                late = self._lost().tolist()
+                raise StepTimeoutError(
+                    f"`recv` has timed out after {deadline.timeout} second(s) with {ready} of "
+                    f"{count} results: waiting for envs {', '.join(map(str, late[:8]))}. They stay "
+                    "in flight"
+                )
+
+    def _messages(
+        self,
+        status: np.ndarray,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        infos: dict[str, Any],
+        objects: list[list[Any]],
+    ) -> list[EnvFault]:
+        """Take in what came by message with these rows."""
+        faults: list[EnvFault] = []
+        for row in np.flatnonzero(status & HAS_MESSAGE).tolist():
+            worker = int(self._owners[ids[row]])
+            answer = self._exchange.row_answer(worker, int(positions[row]))
+            if answer.infos:
+                merge_infos(infos, answer.infos, row, len(ids))
+            faults += answer.errors
+            objects.append([leaf[0] for leaf in answer.objects])
+        self._exchange.columns.learn(infos)
+        return faults

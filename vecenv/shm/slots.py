@@ -1,0 +1,153 @@
+"""Step results in shared memory: the rows of all envs for the caller, of its chunk for a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Dict, Tuple
+
+from vecenv.autoreset import StepRows
+from vecenv.rows import ObjectRows, ObservationRows, TreeRows, check_slot_array
+from vecenv.shm.arena import Arena
+from vecenv.shm.layout import Leaf
+from vecenv.shm.messages import SlotLeaves
+
+__all__ = ["SlotTable", "make_slot", "object_rows", "reward_bits", "slot_rows", "unwritten"]
+
+_REWARD_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
+_FLAG_DTYPES = (np.dtype(np.bool_),)
+# Bit patterns (NaNs that no computation gives) of rewards that have not been written yet.
+_UNWRITTEN = {np.dtype(np.int64): 0x7FF800005EED0001, np.dtype(np.int32): 0x7FC5EED1}
+
+
+def make_slot(arena: Arena, space: Space, num_envs: int) -> tuple[StepRows, SlotLeaves]:
+    """Allocate the rows of one step for all envs."""
+    leaves: list[Leaf] = []
+
+    def allocate(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        array = arena.allocate(shape, dtype)
+        leaves.append(arena.leaf(array) if array.size else Leaf(0, array.shape, array.dtype.str))
+        return array
+
+    obs = ObservationRows.make(space, num_envs, allocate)
+    num_obs = len(leaves)
+    rows = StepRows(
+        obs,
+        allocate((num_envs,), np.float64),
+        allocate((num_envs,), np.bool_),
+        allocate((num_envs,), np.bool_),
+    )
+    return rows, SlotLeaves(tuple(leaves[:num_obs]), *leaves[num_obs:])
+
+
+def slot_rows(arena: Arena, space: Space, leaves: SlotLeaves, first: int, last: int) -> StepRows:
+    """Return the rows of envs first, ..., last - 1 in a slot, as rows 0, 1, ..."""
+    waiting = iter(leaves.obs)
+
+    def take(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        return arena.view(next(waiting))[first:last]
+
+    return StepRows(
+        ObservationRows.make(space, last - first, take),
+        arena.view(leaves.rewards)[first:last],
+        arena.view(leaves.terminations)[first:last],
+        arena.view(leaves.truncations)[first:last],
+    )
+
+
+def object_rows(rows: ObservationRows) -> Iterator[ObjectRows]:
+    """Go through the leaves without fixed shape, in the order of the space."""
+    if isinstance(rows, ObjectRows):
+        yield rows
+    elif isinstance(rows, TreeRows):
+        for child in rows._children.values():
+            yield from object_rows(child)
+
+
+def _arrays(space: Space, batch: Any) -> Iterator[np.ndarray]:
+    """Go through the arrays of a batch in the order of `ObservationRows.make`."""
+    if isinstance(batch, np.ndarray):
+        yield batch
+        return
+    assert isinstance(space, Dict | Tuple)
+    for key, part in space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces):
+        yield from _arrays(part, batch[key])
+
+
+def reward_bits(rewards: np.ndarray) -> np.ndarray:
+    """Return the rewards' memory as integers of the same size."""
+    return rewards.view(np.int64 if rewards.itemsize == 8 else np.int32)
+
+
+def unwritten(bits: np.ndarray) -> int:
+    """Return the mark of a reward that has not been written yet, for `reward_bits`."""
+    return _UNWRITTEN[bits.dtype]
+
+
+class SlotTable:
+    """The callers' `out` slots that have been seen: where they are, and who knows them.
+
+    A slot whose arrays all come from `allocate` gets a number, and workers write into it; the
+    number and its leaves are sent to them once. Any other slot is copied into.
+    """
+
+    def __init__(self, arena: Arena, space: Space, own: StepRows, num_envs: int) -> None:
+        self._arena = arena
+        self._space = space
+        self._own = own
+        self._num_envs = num_envs
+        self._seen: dict[int, tuple[Any, int, StepRows]] = {}
+        self._numbers: dict[SlotLeaves, int] = {}
+        self.unsent: list[tuple[int, SlotLeaves]] = []
+
+    def find(self, out: Any) -> tuple[int, StepRows]:
+        """Return the number of a slot (0: workers can't write there) and the caller's rows in it.
+
+        Raises:
+            SlotError: The slot has an array of wrong shape, dtype or layout.
+        """
+        seen = self._seen.get(id(out))
+        if seen is not None and seen[0] is out:
+            return seen[1], seen[2]
+        shape = (self._num_envs,)
+        check_slot_array("rewards", out.rewards, shape, _REWARD_DTYPES)
+        check_slot_array("terminations", out.terminations, shape, _FLAG_DTYPES)
+        check_slot_array("truncations", out.truncations, shape, _FLAG_DTYPES)
+        obs = self._own.obs.over(out.obs)
+        rows = StepRows(obs, out.rewards, out.terminations, out.truncations)
+        number = self._number(out)
+        if isinstance(
+            out, tuple
+        ):  # its fields can't be replaced, so it need not be looked at again
+            if len(self._seen) >= 1 << 14:
+                self._seen.clear()
+            self._seen[id(out)] = (out, number, rows)
+        return number, rows
+
+    def rows(self, number: int) -> StepRows:
+        """Return the rows of all envs in the slot of this number."""
+        if number == 0:
+            return self._own
+        leaves = next(leaves for leaves, known in self._numbers.items() if known == number)
+        return slot_rows(self._arena, self._space, leaves, 0, self._num_envs)
+
+    def _number(self, out: Any) -> int:
+        offset = self._arena.offset
+        flags = (out.rewards, out.terminations, out.truncations)
+        arrays = [*_arrays(self._space, out.obs), *flags]
+        if any(array.size and offset(array) is None for array in arrays):
+            return 0
+        leaves = [Leaf(offset(array) or 0, array.shape, array.dtype.str) for array in arrays]
+        key = SlotLeaves(tuple(leaves[:-3]), *leaves[-3:])
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._numbers) + 1
+            self.unsent.append((number, key))
+        return number
+
+    def all_sent(self) -> list[tuple[int, SlotLeaves]]:
+        """Return every slot that has a number, for a worker that starts anew."""
+        return [(number, leaves) for leaves, number in self._numbers.items()]

@@ -1,0 +1,221 @@
+"""Links between caller and workers: post, wait, complete; compiled where possible.
+
+Both links do the same. `FutexLink` calls the compiled kernels; `PortableLink` is for systems
+without futex and for runs with the JIT switched off, and pays a semaphore per command and per
+completion.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vecenv.shm import layout as at
+from vecenv.shm.futex import has_futex
+from vecenv.shm.layout import LINE, ControlLayout
+
+__all__ = ["CALLER_SLICE_S", "Link", "make_link"]
+
+# Longest sleep before the caller looks after its workers, and before a worker looks around.
+CALLER_SLICE_S = 0.05
+WORKER_SLICE_S = 0.5
+_MOST_SPINS = 2000  # 20 to 50 us
+
+
+class Link:
+    """What caller and workers do with the control words; one object per process.
+
+    Attributes:
+        words: The control words, int64.
+        layout: Where they are.
+    """
+
+    words: np.ndarray
+    layout: ControlLayout
+    post: Any  # (first, last, opcode, slot, flags, step, wait_line)
+    wait_count: Any  # (line, target) -> bool, after one sleep at the latest
+    wait_done: Any  # (line, target, first, last) -> status bits or -1
+    post_and_wait: Any  # (target, last, slot, flags, step, opcode) -> status bits or -1
+    wait_command: Any  # (command line, sequence seen) -> 0, 1 (command) or 2 (queue)
+    complete: Any  # (command line, status, info bits, begin ns, end ns)
+    push: Any  # (env ids, owners)
+    pop: Any  # (worker) -> env id or -1
+    publish: Any  # (command line, leaves, env id, status, info bits) -> position
+    count_ready: Any  # (head, limit) -> rows
+
+    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
+        """Bind this process's end to the control words."""
+        raise NotImplementedError
+
+
+def make_link(context: Any, layout: ControlLayout) -> Link:
+    """Make the link for a pool; it is passed to workers and attached in every process."""
+    return FutexLink(layout) if has_futex() else PortableLink(layout, context)
+
+
+class FutexLink(Link):
+    """Compiled waits: spin briefly where there is a core for it, then sleep on a futex."""
+
+    def __init__(self, layout: ControlLayout) -> None:
+        self.layout = layout
+
+    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
+        from vecenv.shm import kernels
+
+        self.words = words
+        spins = _MOST_SPINS if may_spin else 0
+        slice_ns = int((CALLER_SLICE_S if is_caller else WORKER_SLICE_S) * 1e9)
+        scratch = np.array([0, spins, *divmod(slice_ns, 10**9), 0, 1], dtype=np.int64)
+        self._scratch = scratch
+        queue = (self.layout.queues, self.layout.queue_rows)
+        ring = (self.layout.ring, self.layout.ring_rows)
+        self.post = partial(kernels.post, words)
+        self.wait_count = partial(kernels.wait_count, words, scratch)
+        self.wait_done = partial(kernels.wait_done, words, scratch)
+        self.post_and_wait = partial(kernels.post_and_wait, words, scratch)
+        self.wait_command = partial(kernels.wait_command, words, scratch)
+        self.complete = partial(kernels.complete, words)
+        self.push = lambda env_ids, owners: kernels.push(words, env_ids, owners, *queue)
+        self.pop = lambda worker: kernels.pop(words, worker, *queue)
+        self.publish = partial(kernels.publish, words, *ring)
+        self.count_ready = partial(kernels.count_ready, words, *ring)
+        if is_caller:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Compile, or load from the cache, what workers will call, so that forked ones have it."""
+        own = FutexLink(self.layout)
+        own.attach(np.zeros(self.layout.num_words, np.int64), is_caller=False, may_spin=False)
+        own._scratch[2:4] = 0, 1
+        own.wait_command(own.layout.command(0), 0)
+        own.complete(own.layout.command(0), 0, 0, 0, 0)
+        own.pop(0)
+        own.publish(own.layout.command(0), np.zeros((0, 3), np.int64), 0, 0, 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layout": self.layout}
+
+
+class PortableLink(Link):
+    """Semaphores and plain Python: correct anywhere, slower.
+
+    A semaphore orders memory, so words written before a release are seen after the acquire.
+    """
+
+    def __init__(self, layout: ControlLayout, context: Any) -> None:
+        self.layout = layout
+        self._bells = [context.Semaphore(0) for _ in range(layout.num_workers)]
+        self._caller_bell = context.Semaphore(0)
+        self._lock = context.Lock()  # counts and claims have several writers
+
+    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
+        self.words = words
+        self.post, self.wait_count, self.wait_done = self._post, self._wait_count, self._wait_done
+        self.post_and_wait, self.wait_command = self._post_and_wait, self._wait_command
+        self.complete, self.push, self.pop = self._complete, self._push, self._pop
+        self.publish, self.count_ready = self._publish, self._count_ready
+
+    def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
+        for worker in range(first, last):
+            command = self.layout.command(worker)
+            self.words[command + at.OPCODE : command + at.WAIT_LINE + 1] = (
+                opcode,
+                slot,
+                flags,
+                step,
+                wait_line,
+            )
+            self.words[command + at.SEQUENCE] += 1
+            self._bells[worker].release()
+
+    def _wait_count(self, line: int, target: int) -> bool:
+        while self._caller_bell.acquire(block=False):
+            pass
+        count = line * LINE + at.COUNT
+        if self.words[count] < target:
+            self._caller_bell.acquire(timeout=CALLER_SLICE_S)
+        return bool(self.words[count] >= target)
+
+    def _wait_done(self, line: int, target: int, first: int, last: int) -> int:
+        if not self._wait_count(line, target):
+            return -1
+        found = 0
+        for worker in range(first, last):
+            completion = self.layout.completion(worker)
+            found |= int(self.words[completion + at.STATUS])
+        return int(found)
+
+    def _post_and_wait(self, target, last, slot, flags, step, opcode):
+        self._post(0, last, opcode, slot, flags, step, at.COMMANDS)
+        return self._wait_done(at.COMMANDS, target, 0, last)
+
+    def _look(self, command: int, done: int) -> int:
+        if self.words[command + at.SEQUENCE] != done:
+            return 1
+        has_ids = self.words[command + at.QUEUE_TAIL] != self.words[command + LINE + at.QUEUE_HEAD]
+        return 2 if has_ids else 0
+
+    def _wait_command(self, command: int, done: int) -> int:
+        found = self._look(command, done)
+        if not found:
+            worker = (command // LINE - at.FIRST_WORKER_LINE) // 2
+            self._bells[worker].acquire(timeout=WORKER_SLICE_S)
+            found = self._look(command, done)
+        return found
+
+    def _add_count(self, line: int) -> None:
+        with self._lock:
+            self.words[line * LINE + at.COUNT] += 1
+        self._caller_bell.release()
+
+    def _complete(self, command, status, info_bits, begin_ns, end_ns):
+        completion = command + LINE
+        self.words[completion + at.STATUS] = status | info_bits << at.STATUS_BITS
+        self.words[completion + at.BEGIN_NS] = begin_ns
+        self.words[completion + at.END_NS] = end_ns
+        self.words[completion + at.DONE_SEQUENCE] = self.words[command + at.SEQUENCE]
+        self._add_count(int(self.words[command + at.WAIT_LINE]))
+
+    def _push(self, env_ids: np.ndarray, owners: np.ndarray) -> None:
+        for env_id, worker in zip(env_ids.tolist(), owners[env_ids].tolist(), strict=True):
+            tail = self.layout.command(worker) + at.QUEUE_TAIL
+            queue = self.layout.queues + worker * self.layout.queue_rows
+            self.words[queue + self.words[tail] % self.layout.queue_rows] = env_id
+            self.words[tail] += 1
+            self._bells[worker].release()
+
+    def _pop(self, worker: int) -> int:
+        command = self.layout.command(worker)
+        head = self.words[command + LINE + at.QUEUE_HEAD]
+        if self.words[command + at.QUEUE_TAIL] == head:
+            return -1
+        queue = self.layout.queues + worker * self.layout.queue_rows
+        env_id = int(self.words[queue + head % self.layout.queue_rows])
+        self.words[command + LINE + at.QUEUE_HEAD] = head + 1
+        return env_id
+
+    def _publish(self, command, leaves, env_id, status, info_bits):
+        import ctypes
+
+        with self._lock:
+            position = int(self.words[at.CLAIMS_LINE * LINE])
+            self.words[at.CLAIMS_LINE * LINE] += 1
+            row = position % self.layout.ring_rows
+            base = self.words.ctypes.data
+            for source, target, size in leaves.tolist():
+                ctypes.memmove(base + target + row * size, base + source + env_id * size, size)
+            place = self.layout.ring + row * at.RING_WORDS
+            self.words[place : place + at.RING_WORDS] = position + 1, env_id, status, info_bits
+        self._add_count(at.ROWS)
+        return position
+
+    def _count_ready(self, head: int, limit: int) -> int:
+        count = 0
+        while count < limit:
+            place = self.layout.ring + (head + count) % self.layout.ring_rows * at.RING_WORDS
+            if self.words[place + at.ROW_SEQUENCE] != head + count + 1:
+                break
+            count += 1
+        return count
