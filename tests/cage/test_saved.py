@@ -178,6 +178,7 @@ def test_files_of_another_kind_are_refused_by_name(tmp_path):
             evaluate(str(path), episodes=2)
 
 
+@pytest.mark.slow
 def test_torch_is_not_needed(tmp_path):
     path = tmp_path / "policy.pt"
     save_network(path)

@@ -89,6 +89,7 @@ def write_package(folder, distance=1.0):
     (folder / "far.py").write_text(f"DISTANCE = {distance}\n")
 
 
+@pytest.mark.slow
 def test_code_is_kept_until_something_it_calls_changes(tmp_path):
     write_package(tmp_path)
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
