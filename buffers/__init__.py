@@ -5,18 +5,31 @@ Works with any Gymnasium vector env; nothing here knows what an environment is.
 
 from __future__ import annotations
 
-from buffers.errors import BufferMemoryError, BufferMisuseError
+from buffers.episodic import EpisodicReplayBuffer
+from buffers.episodic_batches import GoalBatch, PairBatch, SequenceBatch, StackBatch
+from buffers.errors import BufferMemoryError, BufferMisuseError, CheckpointError
 from buffers.gae import gae
 from buffers.minibatches import RolloutBatch
 from buffers.rollout import EpisodeStats, RolloutBuffer
 from buffers.rollout_storage import RolloutSlot
+from buffers.trajectories import TrajectoryBuffer, TrajectoryStats
+from buffers.writer import TransitionWriter
 
 __all__ = [
     "BufferMemoryError",
     "BufferMisuseError",
+    "CheckpointError",
     "EpisodeStats",
+    "EpisodicReplayBuffer",
+    "GoalBatch",
+    "PairBatch",
     "RolloutBatch",
     "RolloutBuffer",
     "RolloutSlot",
+    "SequenceBatch",
+    "StackBatch",
+    "TrajectoryBuffer",
+    "TrajectoryStats",
+    "TransitionWriter",
     "gae",
 ]

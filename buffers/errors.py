@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BufferMemoryError", "BufferMisuseError"]
+__all__ = ["BufferMemoryError", "BufferMisuseError", "CheckpointError"]
 
 
 class BufferMisuseError(ValueError):
@@ -11,3 +11,7 @@ class BufferMisuseError(ValueError):
 
 class BufferMemoryError(MemoryError):
     """The buffer asked for does not fit into free memory; nothing was allocated."""
+
+
+class CheckpointError(BufferMisuseError):
+    """A checkpoint is damaged, cut off, or of another buffer; nothing was changed."""

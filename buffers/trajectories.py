@@ -1,0 +1,284 @@
+"""TrajectoryBuffer: trajectories of several workers laid one behind the other, in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from buffers.columns import foreach_copy, torch_dtype
+from buffers.episodic_layout import pack_rows
+from buffers.errors import BufferMisuseError
+from buffers.free_memory import check_fits
+from buffers.rollout_layout import check_count
+from buffers.space_tree import Leaf, build_tree, tree_leaves
+
+__all__ = ["TrajectoryBuffer", "TrajectoryStats"]
+
+_BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
+_FLAGS = ("terminations", "truncations")
+
+
+class TrajectoryStats(NamedTuple):
+    """What `update` laid in."""
+
+    num_steps: int
+    mean_reward: float
+
+
+class TrajectoryBuffer:
+    """The steps of one update, as trajectories of different lengths, in memory used again.
+
+    `update` replaces what was there. Trajectory after trajectory is copied to its place; nothing is
+    transposed, concatenated or allocated, except that memory that is too small is given back and
+    replaced by at least twice as much.
+
+    Args:
+        capacity: Steps there is memory for from the start.
+        observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
+            Dict and Tuple of these.
+        action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
+        extra_columns: Names and spaces of further values per step, such as `log_probs`.
+        device: Where the steps live.
+
+    Raises:
+        BufferMisuseError: An argument that does not fit.
+        BufferMemoryError: More memory is needed than is free. Nothing was allocated.
+
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> buffer = TrajectoryBuffer(1000, Box(-1, 1, (4,)), Discrete(2))
+    >>> def trajectory(steps):
+    ...     flags = {"terminations": torch.zeros(steps, dtype=bool)}
+    ...     flags["truncations"] = flags["terminations"]
+    ...     obs, actions = torch.zeros(steps, 4), torch.zeros(steps).long()
+    ...     return {"obs": obs, "actions": actions, "rewards": torch.ones(steps), **flags}
+    >>> buffer.update([trajectory(300), trajectory(200)])
+    TrajectoryStats(num_steps=500, mean_reward=1.0)
+    >>> tuple(buffer["obs"].shape), buffer.offsets.tolist()
+    ((500, 4), [0, 300, 500])
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        extra_columns: Mapping[str, Space] | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        self.observation_space, self.action_space = observation_space, action_space
+        self.device = torch.device(device)
+        self._obs_leaves, self._leaves = _plan(observation_space, action_space, extra_columns)
+        self._is_flat = self._obs_leaves[0].path == "obs"
+        self._others = [leaf.path for leaf in self._leaves[len(self._obs_leaves) :]]
+        self._keys = {"obs", *self._others}
+        self._shapes = [leaf.shape for leaf in self._leaves]
+        self._dtypes = [torch_dtype(leaf.dtype) for leaf in self._leaves]
+        self._reward_index = [leaf.path for leaf in self._leaves].index("rewards")
+        self._storage: list[torch.Tensor] = []
+        self._capacity = 0
+        self._ends: list[int] = []
+        self._allocate(check_count("capacity", capacity))
+
+    @staticmethod
+    def nbytes_for(
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        extra_columns: Mapping[str, Space] | None = None,
+    ) -> int:
+        """Bytes the constructor would allocate; allocates nothing.
+
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> TrajectoryBuffer.nbytes_for(1000, Box(-1, 1, (52,)), Discrete(7))
+        222000
+        """
+        _, leaves = _plan(observation_space, action_space, extra_columns)
+        return check_count("capacity", capacity) * _step_bytes(leaves)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now by name of column."""
+        leaves = zip(self._leaves, self._storage, strict=True)
+        return {leaf.path: column.nbytes for leaf, column in leaves}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return sum(self.memory().values())
+
+    @property
+    def capacity(self) -> int:
+        """Steps there is memory for."""
+        return self._capacity
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """int64 (W + 1,): trajectory w has the steps from offsets[w] to below offsets[w + 1]."""
+        return np.array([0, *self._ends], np.int64)
+
+    def __len__(self) -> int:
+        """Number of steps of the last update."""
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, name: str) -> Any:
+        """All steps of a column (num_steps, ...), as views that the next update overwrites."""
+        views = [column[: len(self)] for column in self._storage]
+        if name == "obs":
+            return build_tree(self.observation_space, views[: len(self._obs_leaves)])
+        for leaf, view in zip(self._leaves, views, strict=True):
+            if leaf.path == name and name in self._others:
+                return view
+        raise BufferMisuseError(f"no column {name!r}, only {sorted(self._keys)}")
+
+    @torch.no_grad()
+    def update(self, trajectories: Sequence[Mapping[str, Any]]) -> TrajectoryStats:
+        """Replace all steps by those of some trajectories.
+
+        Args:
+            trajectories: One dict per worker: `obs` (T, *obs_shape), nested like the space,
+                `actions` (T, *action_shape), `rewards`, `terminations`, `truncations` (T,) and the
+                extra columns (T, ...); arrays, or tensors on the CPU or on `device`. T may differ
+                and may be 0. Copied.
+
+        Returns:
+            The number of steps and the mean of their rewards (0 for none).
+
+        Raises:
+            BufferMisuseError: A column is missing, unknown or does not fit, or a reward is NaN;
+                nothing was changed.
+            BufferMemoryError: Larger memory is needed than is free; the old steps are kept.
+        """
+        columns = self._read(trajectories)
+        rewards = columns[self._reward_index]
+        lengths = [len(part) for part in rewards]
+        num_steps, total = sum(lengths), self._sum_rewards(rewards)
+        if num_steps > self._capacity:
+            self._allocate(max(num_steps, 2 * self._capacity))
+        for column, parts in zip(self._storage, columns, strict=True):
+            if parts:
+                foreach_copy(column[:num_steps].split(lengths), parts, non_blocking=True)
+        if self.device.type == "cuda":  # pinned memory may be reused by the caller from now on
+            torch.cuda.current_stream(self.device).synchronize()
+        self._ends = list(accumulate(lengths))
+        return TrajectoryStats(num_steps, total / num_steps if num_steps else 0.0)
+
+    def _read(self, trajectories: Sequence[Mapping[str, Any]]) -> list[list[torch.Tensor]]:
+        """For each column, in the order of the storage, the tensors of all trajectories."""
+        columns: list[list[torch.Tensor]] = [[] for _ in self._leaves]
+        for number, trajectory in enumerate(trajectories):
+            if not isinstance(trajectory, Mapping) or trajectory.keys() != self._keys:
+                got = sorted(trajectory) if isinstance(trajectory, Mapping) else type(trajectory)
+                raise BufferMisuseError(
+                    f"trajectory {number} has the columns {got}, expected {sorted(self._keys)}"
+                )
+            obs = trajectory["obs"]
+            values = [obs] if self._is_flat else tree_leaves(self.observation_space, obs, "obs")
+            values += [trajectory[name] for name in self._others]
+            steps = _count(trajectory["rewards"])
+            for index, value in enumerate(values):
+                fits = (
+                    type(value) is torch.Tensor
+                    and value.dtype is self._dtypes[index]
+                    and value.shape == (steps, *self._shapes[index])
+                    and value.device == self.device
+                )
+                tensor = value if fits else self._convert(number, index, value, steps)
+                columns[index].append(tensor)
+        return columns
+
+    def _convert(self, number: int, index: int, value: Any, steps: int) -> torch.Tensor:
+        """The tensor of a value that is none, or of another dtype or device, or refuse."""
+        leaf, dtype = self._leaves[index], self._dtypes[index]
+        tensor = _as_tensor(number, leaf, value)
+        if tensor.shape != (steps, *leaf.shape) or not _holds(tensor, dtype):
+            raise BufferMisuseError(
+                f"trajectory {number}: {leaf.path} has shape {tuple(tensor.shape)} and dtype "
+                f"{tensor.dtype}, expected {(steps, *leaf.shape)} and {dtype}"
+            )
+        if tensor.device.type != "cpu" and tensor.device != self.device:
+            raise BufferMisuseError(
+                f"trajectory {number}: {leaf.path} lies on {tensor.device}, expected the CPU "
+                f"or {self.device}; move it"
+            )
+        return tensor
+
+    def _sum_rewards(self, rewards: list[torch.Tensor]) -> float:
+        """Sum of all rewards; waits for the device once."""
+        if not rewards:
+            return 0.0
+        # Summed in their own dtype, pairwise: another one would make torch convert them all first.
+        sums = [reward.sum() for reward in rewards]
+        if any(part.device != self.device or part.dtype != sums[0].dtype for part in sums):
+            sums = [part.to(self.device, torch.float64) for part in sums]
+        values = torch.stack(sums).tolist()
+        for number, value in enumerate(values):
+            if math.isnan(value):
+                raise BufferMisuseError(
+                    f"trajectory {number}: rewards has NaN, or infinity of both signs, expected "
+                    "numbers; find the step that makes it"
+                )
+        return math.fsum(values)
+
+    def _allocate(self, capacity: int) -> None:
+        """Replace the storage; what was in it need not be kept, so it is given back first."""
+        needed = capacity * _step_bytes(self._leaves) - sum(c.nbytes for c in self._storage)
+        what = f"a trajectory buffer of {capacity} steps"
+        check_fits(what, needed, self.device, "lay in fewer steps at once")
+        self._storage, self._ends, self._capacity = [], [], 0
+        with torch.inference_mode(False):
+            self._storage = [
+                torch.empty((capacity, *leaf.shape), dtype=dtype, device=self.device)
+                for leaf, dtype in zip(self._leaves, self._dtypes, strict=True)
+            ]
+        self._capacity = capacity
+
+
+def _plan(
+    observation_space: Space, action_space: Space, extra_columns: Mapping[str, Space] | None
+) -> tuple[list[Leaf], list[Leaf]]:
+    """The leaves of observations, and of all columns."""
+    row = pack_rows(observation_space, action_space, extra_columns)
+    flags = [Leaf(name, (), _BOOL) for name in _FLAGS]
+    rewards = Leaf("rewards", (), _FLOAT32)
+    return row.obs_leaves, [*row.obs_leaves, row.action, rewards, *flags, *row.extra]
+
+
+def _step_bytes(leaves: list[Leaf]) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _count(rewards: Any) -> int:
+    """Number of steps, or -1 if the rewards are no list of any kind."""
+    try:
+        return len(rewards)
+    except TypeError:
+        return -1
+
+
+def _as_tensor(number: int, leaf: Leaf, value: Any) -> torch.Tensor:
+    try:
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BufferMisuseError(
+            f"trajectory {number}: {leaf.path} must be an array or a tensor, got "
+            f"{type(value).__name__}: {error}"
+        ) from None
+    return tensor
+
+
+def _holds(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the dtype can hold the values: floats may lose precision, integers no value."""
+    if tensor.dtype is dtype:
+        return True
+    if not torch.can_cast(tensor.dtype, dtype):
+        return False
+    if dtype.is_floating_point or dtype is torch.bool:
+        return True
+    return bool((tensor.to(dtype) == tensor).all())

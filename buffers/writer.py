@@ -1,0 +1,306 @@
+"""TransitionWriter: what a vector env returned, as transitions in a replay buffer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from buffers.episode_lists import EpisodeLists
+from buffers.episodic_input import read_array, read_distinct_ids
+from buffers.errors import BufferMisuseError
+from buffers.rollout_layout import parse_autoreset_mode
+from buffers.space_tree import action_leaf, build_tree, space_leaves, tree_leaves
+
+__all__ = ["TransitionWriter"]
+
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode
+
+
+class TransitionWriter:
+    """Feeds a buffer from a running vector env, whatever resets its environments.
+
+    It remembers the last observation of each environment, and pairs it with the next:
+
+    - NEXT_STEP: the row that only resets is left out; its observation begins the next episode.
+    - SAME_STEP: the next observation of a step that ended is `infos["final_obs"]`; the one returned
+      begins the next episode.
+    - DISABLED: `reset` tells which environments were reset, and what they observed then.
+
+    All it keeps is copied, so vector envs may reuse their memory (`copy=False`).
+
+    A step of all environments is `step(actions, *envs.step(actions))`. With `send` and `recv` it is
+    `sent(actions, env_ids)` and `received(envs.recv())`.
+
+    Args:
+        envs: The vector env, of Gymnasium's interface. Its `metadata["autoreset_mode"]`, `num_envs`
+            and single spaces are read; it is not kept.
+        buffer: Anything with `add(**columns)`, the columns being `obs, next_obs, actions, rewards,
+            terminations, truncations`, and `env_ids` if `add` has a parameter of that name; or
+            with `add_episode(episode)` alone.
+        pass_env_ids: Whether to pass `env_ids`; None finds out.
+
+    Raises:
+        BufferMisuseError: The autoreset mode is missing or unknown, or a space does not fit.
+
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from gymnasium.vector import SyncVectorEnv
+    >>> import gymnasium
+    >>> from buffers import EpisodicReplayBuffer
+    >>> envs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3)
+    >>> space, action_space = envs.single_observation_space, envs.single_action_space
+    >>> buffer = EpisodicReplayBuffer(10_000, space, action_space, num_envs=3)
+    >>> writer = TransitionWriter(envs, buffer)
+    >>> obs, _ = envs.reset(seed=0)
+    >>> writer.reset(obs)
+    >>> for _ in range(100):
+    ...     actions = np.ones(3, np.int64)
+    ...     writer.step(actions, *envs.step(actions))
+    >>> len(buffer) + int(buffer.open_lengths.sum()) == writer.num_transitions
+    True
+    """
+
+    def __init__(self, envs: Any, buffer: Any, *, pass_env_ids: bool | None = None):
+        metadata = getattr(envs, "metadata", None) or {}
+        self.autoreset_mode = parse_autoreset_mode(metadata.get("autoreset_mode", "missing"))
+        self.num_envs = int(envs.num_envs)
+        self.num_transitions = 0
+        self._space = envs.single_observation_space
+        self._leaves = space_leaves(self._space, "obs")
+        self._action = action_leaf(envs.single_action_space)
+        if not hasattr(buffer, "add"):
+            buffer = EpisodeLists(buffer, self.num_envs, self._space)
+        self._add = buffer.add
+        self._cut = getattr(buffer, "cut_episodes", None)
+        self._passes_ids = _takes_env_ids(buffer.add) if pass_env_ids is None else pass_env_ids
+        shapes = [(self.num_envs, *leaf.shape) for leaf in self._leaves]
+        self._obs = [
+            np.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, self._leaves, strict=True)
+        ]
+        self._next = [array.copy() for array in self._obs]
+        self._obs_tree = build_tree(self._space, self._obs)
+        self._next_tree = build_tree(self._space, self._next)
+        self._actions = np.zeros((self.num_envs, *self._action.shape), self._action.dtype)
+        self._all = np.arange(self.num_envs)
+        self._is_known = np.zeros(self.num_envs, np.bool_)  # whether the env was ever reset
+        self._is_over = np.zeros(self.num_envs, np.bool_)  # and was not reset since
+        self._is_sent = np.zeros(self.num_envs, np.bool_)
+
+    def reset(self, obs: Any, env_ids: Any = None) -> None:
+        """Take note of the observations of a reset, of all environments or some.
+
+        Open episodes of environments reset before their end are cut, if the buffer can do that.
+
+        Args:
+            obs: (N, *obs_shape) of all environments, nested like the space, as `envs.reset` returns
+                it also with a mask; copied.
+            env_ids: Those that were reset: int (K,), or a mask bool (N,) as in
+                `options["reset_mask"]`. None for all.
+
+        Raises:
+            BufferMisuseError: Shape, dtype or ids do not fit; nothing was changed.
+        """
+        ids = self._read_ids(env_ids)
+        leaves = self._read_obs("obs", obs, self.num_envs)
+        broken = ids[self._is_known[ids] & ~self._is_over[ids]]
+        if len(broken) and self._cut is not None:
+            self._cut(broken)
+        for target, leaf in zip(self._obs, leaves, strict=True):
+            target[ids] = leaf[ids]
+        self._is_known[ids] = True
+        self._is_over[ids] = self._is_sent[ids] = False
+
+    def step(
+        self,
+        actions: Any,
+        obs: Any,
+        rewards: Any,
+        terminations: Any,
+        truncations: Any,
+        infos: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Write a step of all environments.
+
+        Args:
+            actions: What was passed to `envs.step`, (N, *action_shape).
+            obs: What it returned, like all that follows, with N rows; copied.
+            rewards: float (N,).
+            terminations: bool (N,).
+            truncations: bool (N,).
+            infos: For `final_obs`, under SAME_STEP.
+
+        Raises:
+            BufferMisuseError: Something does not fit, or an environment was not reset; nothing was
+                changed, neither here nor in the buffer.
+        """
+        if self._is_sent.any():
+            raise BufferMisuseError(
+                f"step while envs {np.flatnonzero(self._is_sent).tolist()} are in flight; pass "
+                "what recv returns to received first"
+            )
+        actions = self._read_actions(actions, self.num_envs)
+        self._write(None, actions, (obs, rewards, terminations, truncations, infos))
+
+    def sent(self, actions: Any, env_ids: Any = None) -> None:
+        """Take note of actions that were sent.
+
+        Args:
+            actions: (B, *action_shape); copied.
+            env_ids: int (B,), whose; None for all.
+
+        Raises:
+            BufferMisuseError: Something does not fit, or one of the environments is in flight;
+                nothing was changed.
+        """
+        ids = self._read_ids(env_ids)
+        if self._is_sent[ids].any():
+            in_flight = ids[self._is_sent[ids]].tolist()
+            raise BufferMisuseError(f"envs {in_flight} are in flight; receive their results first")
+        self._actions[ids] = self._read_actions(actions, len(ids))
+        self._is_sent[ids] = True
+
+    def received(self, batch: Any) -> None:
+        """Write what `recv` returned for some environments.
+
+        Args:
+            batch: Has `obs`, `rewards`, `terminations`, `truncations`, `infos` with B rows, and
+                `env_ids` int (B,).
+
+        Raises:
+            BufferMisuseError: Something does not fit, or actions are missing; nothing was changed.
+        """
+        ids = self._read_ids(batch.env_ids)
+        if not self._is_sent[ids].all():
+            raise BufferMisuseError(
+                f"got results of envs {ids[~self._is_sent[ids]].tolist()}, but not their actions; "
+                "call sent(actions, env_ids) with what was sent"
+            )
+        result = batch.obs, batch.rewards, batch.terminations, batch.truncations, batch.infos
+        self._write(ids, self._actions[ids], result)
+        self._is_sent[ids] = False
+
+    def _write(self, env_ids: np.ndarray | None, actions: np.ndarray, result: tuple) -> None:
+        """Add the rows that are transitions, then remember the observations."""
+        ids = self._all if env_ids is None else env_ids
+        count = len(ids)
+        obs, rewards, terminations, truncations, infos = result
+        leaves = self._read_obs("obs", obs, count)
+        rewards = read_array("rewards", rewards, (count,), np.dtype(np.float64))
+        terminations = read_array("terminations", terminations, (count,), np.dtype(np.bool_))
+        truncations = read_array("truncations", truncations, (count,), np.dtype(np.bool_))
+        self._require_reset(ids)
+        over = terminations | truncations
+        following = self._successors(leaves, over, ids, infos)
+        was_over = self._is_over[ids]
+        if was_over.any():  # NEXT_STEP: these rows only reset
+            rows = np.flatnonzero(~was_over)
+            columns = (rewards[rows], terminations[rows], truncations[rows])
+            following = [leaf[rows] for leaf in following]
+            self._add_rows(ids[rows], actions[rows], following, columns)
+        else:
+            self._add_rows(env_ids, actions, following, (rewards, terminations, truncations))
+        where = slice(None) if env_ids is None else env_ids
+        for target, leaf in zip(self._obs, leaves, strict=True):
+            target[where] = leaf
+        # Under NEXT_STEP the row that resets has no flags, so this also clears the mark.
+        self._is_over[where] = over & (self.autoreset_mode is not SAME_STEP)
+
+    def _add_rows(
+        self,
+        env_ids: np.ndarray | None,
+        actions: np.ndarray,
+        following: list[np.ndarray],
+        columns: tuple[np.ndarray, ...],
+    ) -> None:
+        if not len(actions):
+            return
+        before = self._obs if env_ids is None else [leaf[env_ids] for leaf in self._obs]
+        rewards, terminations, truncations = columns
+        ids = {"env_ids": self._all if env_ids is None else env_ids} if self._passes_ids else {}
+        self._add(
+            obs=self._obs_tree if env_ids is None else build_tree(self._space, before),
+            next_obs=build_tree(self._space, following),
+            actions=actions,
+            rewards=rewards,
+            terminations=terminations,
+            truncations=truncations,
+            **ids,
+        )
+        self.num_transitions += len(actions)
+
+    def _successors(
+        self,
+        leaves: list[np.ndarray],
+        over: np.ndarray,
+        ids: np.ndarray,
+        infos: Mapping[str, Any],
+    ) -> list[np.ndarray]:
+        """The true next observations: under SAME_STEP the final ones where episodes ended."""
+        if self.autoreset_mode is not SAME_STEP or not over.any():
+            return leaves
+        finals = infos.get("final_obs")
+        following = [target[: len(ids)] for target in self._next]
+        for target, leaf in zip(following, leaves, strict=True):
+            np.copyto(target, leaf)
+        for row in np.flatnonzero(over).tolist():
+            final = _row_of(finals, row)
+            if final is None:
+                raise BufferMisuseError(
+                    f"the episode of env {ids[row]} ended, but infos['final_obs'] has nothing for "
+                    "it; with autoreset SAME_STEP pass the infos of the step as they are"
+                )
+            values = tree_leaves(self._space, final, "infos['final_obs']")
+            for target, leaf, value in zip(following, self._leaves, values, strict=True):
+                target[row] = read_array("final_obs", value, leaf.shape, leaf.dtype)
+        return following
+
+    def _require_reset(self, ids: np.ndarray) -> None:
+        unknown = ids[~self._is_known[ids]]
+        if len(unknown):
+            raise BufferMisuseError(
+                f"the observations envs {unknown.tolist()} began with are not known; call "
+                "reset(obs) with what envs.reset returned first"
+            )
+        if self.autoreset_mode is DISABLED and self._is_over[ids].any():
+            stuck = ids[self._is_over[ids]].tolist()
+            raise BufferMisuseError(
+                f"the episodes of envs {stuck} have ended and autoreset is disabled; call "
+                "reset(obs, mask) with what envs.reset returned after resetting them"
+            )
+
+    def _read_ids(self, env_ids: Any) -> np.ndarray:
+        if env_ids is None:
+            return self._all
+        ids = np.asarray(env_ids)
+        if ids.dtype == np.bool_ and ids.shape == (self.num_envs,):
+            return np.flatnonzero(ids)
+        return read_distinct_ids(ids, self.num_envs)
+
+    def _read_obs(self, name: str, obs: Any, count: int) -> list[np.ndarray]:
+        found = tree_leaves(self._space, obs, name)
+        return [
+            read_array(leaf.path, value, (count, *leaf.shape), leaf.dtype)
+            for leaf, value in zip(self._leaves, found, strict=True)
+        ]
+
+    def _read_actions(self, actions: Any, count: int) -> np.ndarray:
+        _, shape, dtype = self._action
+        return read_array("actions", actions, (count, *shape), dtype)
+
+
+def _takes_env_ids(add: Any) -> bool:
+    return "env_ids" in inspect.signature(add).parameters
+
+
+def _row_of(finals: Any, row: int) -> Any:
+    """One environment's part of `infos["final_obs"]`: an array of objects or rows, or a nest."""
+    if finals is None:
+        return None
+    if isinstance(finals, Mapping):
+        return {key: _row_of(value, row) for key, value in finals.items()}
+    if isinstance(finals, tuple):
+        return tuple(_row_of(value, row) for value in finals)
+    return finals[row]

@@ -1,0 +1,589 @@
+"""EpisodicReplayBuffer against brute force: bounds, laws of drawing, windows, goals, eviction."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
+from buffers import episodic_draw_kernels as draw_kernels
+from buffers import episodic_kernels as kernels
+from buffers.episodic_sampling import offsets_below
+
+SPACE = spaces.Box(-1, 10**6, (2,), np.float32)  # (number of the episode, step)
+ACTIONS = spaces.Discrete(1000)
+
+
+def make_buffer(capacity=1000, staged=False, **options):
+    return EpisodicReplayBuffer(
+        capacity, SPACE, ACTIONS, **{"seed": 0, "staged": staged, **options}
+    )
+
+
+def make_episode(number, length, boundaries=(), terminates=True):
+    steps = np.arange(length + 1)
+    flags = np.zeros(length, np.bool_)
+    flags[list(boundaries)] = True
+    last = steps[:-1] == length - 1
+    return {
+        "obs": np.stack([np.full(length + 1, number), steps], axis=1).astype(np.float32),
+        "actions": steps[:-1] % 1000,
+        "rewards": steps[:-1] + number / 8,
+        "terminations": last & terminates,
+        "truncations": last & (not terminates),
+        "boundaries": flags,
+    }
+
+
+def slow_bound(length, boundaries, t):
+    ahead = [place for place in sorted(boundaries) if place >= t]
+    return [length - 1, *ahead[:1], *ahead[1:2]][min(len(ahead), 2)]
+
+
+def chi_square_fits(counts, probabilities):
+    """Whether counts are within five standard deviations of what the law gives."""
+    counts, probabilities = np.asarray(counts, float), np.asarray(probabilities, float)
+    assert counts[probabilities == 0].sum() == 0
+    counts, probabilities = counts[probabilities > 0], probabilities[probabilities > 0]
+    expected = counts.sum() * probabilities / probabilities.sum()
+    assert expected.min() > 5
+    freedom = len(counts) - 1
+    return ((counts - expected) ** 2 / expected).sum() < freedom + 5 * np.sqrt(2 * freedom)
+
+
+@pytest.fixture(params=[False, True], ids=["compiled", "staged"])
+def staged(request):
+    return request.param
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bound_is_the_second_next_boundary_else_the_next_else_the_last_step(seed, staged):
+    rng = np.random.default_rng(seed)
+    buffer = make_buffer(staged=staged)
+    expected = []
+    for number in range(20):
+        length = int(rng.integers(1, 30))
+        boundaries = np.flatnonzero(rng.random(length) < rng.choice([0, 0.1, 0.5, 1]))
+        buffer.add_episode(make_episode(number, length, boundaries))
+        expected.append([slow_bound(length, boundaries, t) for t in range(length)])
+    found = [buffer.episode(i)["bounds"].tolist() for i in range(20)]
+    assert found == expected
+
+
+def test_a_boundary_at_the_start_counts_as_the_first():
+    buffer = make_buffer()
+    buffer.add_episode(make_episode(0, 8, [2, 5]))
+    assert buffer.episode(0)["bounds"].tolist() == [5, 5, 5, 5, 5, 5, 7, 7]
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_kernel_fills_rooms(length, load_kernels):
+    module = load_kernels(kernels)
+    rng = np.random.default_rng(length)
+    for density in (0, 0.3, 1):
+        boundaries = rng.random(length) < density
+        rooms = np.full(length, -1, np.int32)
+        module.fill_rooms(boundaries, rooms)
+        places = np.flatnonzero(boundaries)
+        assert rooms.tolist() == [slow_bound(length, places, t) - t for t in range(length)]
+
+
+def test_plain_kernels_draw_what_compiled_ones_do(load_kernels):
+    module = load_kernels(draw_kernels)
+    buffer = make_buffer(50, max_episodes=6)
+    for number in range(9):
+        buffer.add_episode(make_episode(number, 3 + number % 5, [1]))
+    batch = buffer.sample(7, 0.5)
+    sampler = buffer._sampler
+    block, state = np.zeros(len(batch.memory.block), np.int64), sampler.state.copy()
+    tables = sampler._sources[:-1]
+    with np.errstate(over="raise"):
+        module.draw_pairs(*tables, state, np.log(0.7), True, 2, 7, block)
+    again = buffer.sample(7, 0.7, over="episodes")
+    assert block.tolist() == again.memory.block.tolist()
+    assert state.tolist() == sampler.state.tolist()
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.6, 0.95, 1.0])
+def test_offsets_follow_the_truncated_geometric_law(discount, staged):
+    buffer = make_buffer(staged=staged)
+    boundaries, length = [4, 9, 20], 30
+    buffer.add_episode(make_episode(0, length, boundaries))
+    batch = buffer.sample(120_000, discount)
+    steps, offsets = batch.obs[:, 1].numpy().astype(int), batch.offsets.numpy()
+    np.testing.assert_array_equal(batch.future_obs[:, 1].numpy(), steps + offsets)
+    for t in range(length):
+        room = slow_bound(length, boundaries, t) - t
+        chosen = offsets[steps == t]
+        if room == 0:
+            assert len(chosen) == 0
+        elif discount == 0 or room == 1:
+            assert (chosen == 1).all()
+        else:
+            law = discount ** np.arange(room)
+            law[len(chosen) * law / law.sum() < 6] = 0  # too rare to test, but possible
+            counts = np.bincount(chosen - 1, minlength=room)
+            assert len(counts) == room
+            assert chi_square_fits(counts[law > 0], law[law > 0])
+    eligible = np.array([slow_bound(length, boundaries, t) > t for t in range(length)])
+    assert chi_square_fits(np.bincount(steps, minlength=length), eligible)
+
+
+@pytest.mark.parametrize("discount", [1e-300, 0.5, 1 - 1e-12, np.nextafter(1, 0)])
+def test_offsets_stay_within_room_for_extreme_numbers(discount):
+    uniforms = torch.tensor([0.0, 0.3, 1 - 2.0**-53], dtype=torch.float64).repeat(4)
+    rooms = torch.tensor([1, 2, 10**6, 2**31 - 2]).repeat_interleave(3)
+    by_torch = offsets_below(uniforms, rooms, discount)
+    compiled = [
+        draw_kernels._offset_below(u, room, np.log(discount))
+        for u, room in zip(uniforms.tolist(), rooms.tolist(), strict=True)
+    ]
+    assert ((by_torch >= 1) & (by_torch <= rooms)).all()
+    np.testing.assert_allclose(by_torch.numpy(), compiled, rtol=1e-6, atol=1)  # of rounding
+
+
+def test_draws_are_uniform_over_steps_or_over_episodes(staged):
+    buffer = make_buffer(staged=staged)
+    lengths = [2, 3, 1, 10, 25]
+    for number, length in enumerate(lengths):
+        buffer.add_episode(make_episode(number, length))
+    eligible = np.array(lengths) - 1  # without boundaries all but the last step
+    for over, law in (("steps", eligible), ("episodes", eligible > 0)):
+        batch = buffer.sample(40_000, 0.9, over=over)
+        counts = np.bincount(batch.obs[:, 0].numpy().astype(int), minlength=len(lengths))
+        assert chi_square_fits(counts, law)
+        steps = batch.obs[batch.obs[:, 0] == 4, 1].numpy().astype(int)
+        assert chi_square_fits(np.bincount(steps, minlength=24), np.ones(24))
+
+
+def test_pair_fields_belong_to_the_step():
+    buffer = make_buffer()
+    for number in range(5):
+        buffer.add_episode(make_episode(number, 6, [3], terminates=number % 2 == 0))
+    batch = buffer.sample(500, 1.0)
+    steps = batch.obs[:, 1]
+    torch.testing.assert_close(batch.future_obs[:, 0], batch.obs[:, 0])
+    torch.testing.assert_close(batch.actions, steps.long())
+    torch.testing.assert_close(batch.rewards, steps + batch.obs[:, 0] / 8)
+    assert not batch.terminations.any() and not batch.truncations.any()
+    assert batch.extras == {}
+
+
+def test_a_one_step_episode_is_never_drawn_and_alone_refused(staged):
+    buffer = make_buffer(staged=staged)
+    buffer.add_episode(make_episode(0, 1))
+    with pytest.raises(BufferMisuseError, match="none with a later one in its bound"):
+        buffer.sample(4)
+    assert buffer.sample_sequences(4, 1).obs.shape == (4, 1, 2)
+
+
+def test_oldest_episodes_make_room_and_capacity_is_exact(staged):
+    buffer = make_buffer(10, staged=staged)
+    for number, length in enumerate([4, 4, 2]):
+        buffer.add_episode(make_episode(number, length))
+    assert len(buffer) == 10
+    buffer.add_episode(make_episode(3, 1))
+    assert (len(buffer), buffer.num_episodes, buffer.first_episode) == (7, 3, 1)
+    buffer.add_episode(make_episode(4, 10))
+    assert buffer.episode_lengths.tolist() == [10]
+    assert buffer.episode(-1)["obs"][:, 0].unique().tolist() == [4]
+
+
+def test_ten_one_step_episodes_fit_into_ten_steps():
+    buffer = make_buffer(10)
+    for number in range(25):
+        buffer.add_episode(make_episode(number, 1))
+    assert [buffer.episode(i)["obs"][0, 0].item() for i in range(10)] == list(range(15, 25))
+    with pytest.raises(IndexError):
+        buffer.episode(10)
+
+
+def test_max_episodes_bounds_their_number():
+    buffer = make_buffer(100, max_episodes=3)
+    for number in range(5):
+        buffer.add_episode(make_episode(number, 2))
+    assert (buffer.num_episodes, buffer.first_episode, len(buffer)) == (3, 2, 6)
+
+
+def fill(buffer, count=40, seed=0):
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        length = int(rng.integers(1, 20))
+        boundaries = np.flatnonzero(rng.random(length) < 0.2)
+        buffer.add_episode(make_episode(number, length, boundaries))
+    return buffer
+
+
+def lengths_by_number(buffer):
+    episodes = map(buffer.episode, range(buffer.num_episodes))
+    return {int(e["obs"][0, 0]): len(e["rewards"]) for e in episodes}
+
+
+@pytest.mark.parametrize("length", [1, 4, 19])
+def test_sequences_are_contiguous_and_stay_in_one_episode(length, staged):
+    buffer = fill(make_buffer(150, staged=staged))
+    lengths = lengths_by_number(buffer)
+    batch = buffer.sample_sequences(300, length)
+    numbers, steps = batch.obs[..., 0], batch.obs[..., 1].long()
+    assert batch.mask.all()
+    assert (numbers == numbers[:, :1]).all()
+    assert (steps == steps[:, :1] + torch.arange(length)).all()
+    torch.testing.assert_close(batch.steps.long(), steps)
+    torch.testing.assert_close(batch.next_obs[..., 1].long(), steps + 1)
+    torch.testing.assert_close(batch.actions, steps)
+    ends = torch.tensor([lengths[int(n)] for n in numbers[:, 0]])[:, None]
+    torch.testing.assert_close(batch.terminations, steps == ends - 1)
+
+
+@pytest.mark.parametrize("over", ["steps", "episodes"])
+def test_windows_are_uniform(over, staged):
+    buffer = make_buffer(staged=staged)
+    lengths = [3, 2, 7, 5]
+    for number, length in enumerate(lengths):
+        buffer.add_episode(make_episode(number, length))
+    batch = buffer.sample_sequences(30_000, 3, over=over)
+    keys = (batch.obs[:, 0, 0] * 10 + batch.obs[:, 0, 1]).numpy().astype(int)
+    law = np.zeros(40)
+    for number, length in enumerate(lengths):
+        windows = max(length - 2, 0)
+        law[10 * number : 10 * number + windows] = 1 if over == "steps" else 1 / max(windows, 1)
+    assert chi_square_fits(np.bincount(keys, minlength=40), law)
+
+
+def test_padded_sequences_end_with_the_episode(staged):
+    buffer = fill(make_buffer(150, staged=staged))
+    lengths = lengths_by_number(buffer)
+    batch = buffer.sample_sequences(400, 8, pad=True)
+    first = batch.steps[:, 0].long()
+    left = torch.tensor([lengths[int(n)] for n in batch.obs[:, 0, 0]]) - first
+    torch.testing.assert_close(batch.mask, torch.arange(8) < left[:, None])
+    outside = ~batch.mask
+    for field in (batch.obs, batch.next_obs, batch.actions, batch.rewards, batch.terminations):
+        assert not field[outside].any()
+    assert (batch.next_obs[batch.mask][:, 1] == batch.obs[batch.mask][:, 1] + 1).all()
+
+
+def test_stacks_repeat_the_first_observation(staged):
+    buffer = fill(make_buffer(150, staged=staged))
+    batch = buffer.sample_stacks(300, 4)
+    back = torch.arange(3, -1, -1)
+    steps = batch.steps.long()[:, None]
+    torch.testing.assert_close(batch.obs[..., 1].long(), (steps - back).clamp(min=0))
+    torch.testing.assert_close(batch.next_obs[..., 1].long(), (steps + 1 - back).clamp(min=0))
+    assert (batch.obs[..., 0] == batch.next_obs[:, :1, 0]).all()
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_goals_are_observations_the_episode_had(strategy, staged):
+    buffer = make_buffer(staged=staged)
+    length = 6
+    for number in range(3):
+        buffer.add_episode(make_episode(number, length))
+    batch = buffer.sample_goals(60_000, strategy, relabel_ratio=0.3)
+    steps, goals = batch.obs[:, 1].long(), batch.goal_obs[:, 1].long()
+    assert (batch.goal_obs[:, 0] == batch.obs[:, 0]).all()
+    torch.testing.assert_close(batch.goal_offsets, goals - steps)
+    assert abs(batch.relabelled.float().mean().item() - 0.3) < 0.01
+    law = {"future": lambda t, g: g > t, "final": lambda t, g: g == length}
+    law["episode"] = lambda t, g: g >= 1
+    for t in range(length):
+        allowed = np.array([law[strategy](t, g) for g in range(length + 1)], float)
+        counts = np.bincount(goals[steps == t].numpy(), minlength=length + 1)
+        assert (counts[allowed == 0] == 0).all()
+        if allowed.sum() > 1:
+            assert chi_square_fits(counts, allowed)
+
+
+GOAL_SPACE = spaces.Dict(
+    observation=spaces.Box(-1, 99, (2,), np.float64),
+    achieved_goal=spaces.Box(-1, 99, (1,), np.float32),
+    desired_goal=spaces.Box(-1, 99, (1,), np.float32),
+)
+
+
+def goal_episode(number, length):
+    steps = np.arange(length + 1.0)
+    return {
+        "obs": {
+            "observation": np.stack([np.full(length + 1, number), steps], axis=1),
+            "achieved_goal": steps[:, None],
+            "desired_goal": np.full((length + 1, 1), 50.0),
+        },
+        "actions": np.zeros(length, int),
+        "rewards": np.full(length, -1.0),
+    }
+
+
+def test_goals_are_put_into_dict_observations_and_rewards_computed(staged):
+    buffer = EpisodicReplayBuffer(100, GOAL_SPACE, ACTIONS, seed=0, staged=staged)
+    for number in range(4):
+        buffer.add_episode(goal_episode(number, 5))
+    calls = []
+
+    def compute_reward(achieved, desired, info):
+        calls.append(info)
+        return -(achieved != desired).float()[:, 0]
+
+    batch = buffer.sample_goals(500, "future", relabel_ratio=0.5, compute_reward=compute_reward)
+    goals, mask = batch.goal_obs["achieved_goal"], batch.relabelled
+    for obs in (batch.obs, batch.next_obs):
+        assert (obs["desired_goal"][mask] == goals[mask]).all()
+        assert (obs["desired_goal"][~mask] == 50).all()
+    reached = batch.next_obs["achieved_goal"][:, 0] == goals[:, 0]
+    assert (batch.rewards[mask] == torch.where(reached, 0.0, -1.0)[mask]).all()
+    assert (batch.rewards[~mask] == -1).all() and len(calls) == 1
+    assert buffer.episode(0)["obs"]["desired_goal"].unique().tolist() == [50]
+
+
+def test_every_kind_of_space_comes_back(staged):
+    nested = spaces.Dict(
+        image=spaces.Box(0, 255, (3, 2, 2), np.uint8),
+        pair=spaces.Tuple([spaces.Discrete(5), spaces.Box(-1, 1, (), np.float64)]),
+        bits=spaces.MultiBinary(3),
+    )
+    extra = {"log_probs": spaces.Box(-9, 9, ()), "mask": spaces.MultiBinary(2)}
+    buffer = EpisodicReplayBuffer(
+        60,
+        nested,
+        spaces.Box(-1, 1, (3,), np.float16),
+        extra_columns=extra,
+        seed=1,
+        staged=staged,
+    )
+    nested.seed(0)
+    rng = np.random.default_rng(0)
+    episodes = []
+    for length in (20, 3, 30, 25):
+        obs = [nested.sample() for _ in range(length + 1)]
+        episode = {
+            "obs": {
+                "image": np.stack([o["image"] for o in obs]),
+                "pair": tuple(np.stack([o["pair"][i] for o in obs]) for i in range(2)),
+                "bits": np.stack([o["bits"] for o in obs]),
+            },
+            "actions": rng.normal(size=(length, 3)).astype(np.float16),
+            "rewards": rng.normal(size=length),
+            "log_probs": rng.normal(size=length).astype(np.float32),
+            "mask": rng.integers(0, 2, (length, 2), dtype=np.int8),
+        }
+        episodes.append(episode)
+        buffer.add_episode(episode)
+    assert buffer.episode_lengths.tolist() == [3, 30, 25]
+    for index, episode in enumerate(episodes[1:]):
+        found = buffer.episode(index)
+        np.testing.assert_array_equal(found["obs"]["image"], episode["obs"]["image"])
+        for i in range(2):
+            np.testing.assert_array_equal(found["obs"]["pair"][i], episode["obs"]["pair"][i])
+        for name in ("actions", "log_probs", "mask"):
+            np.testing.assert_array_equal(found[name], episode[name])
+        assert found["truncations"].tolist() == [False] * (len(episode["rewards"]) - 1) + [True]
+    batch = buffer.sample(16, 0.9)
+    assert batch.obs["image"].shape == batch.future_obs["image"].shape == (16, 3, 2, 2)
+    assert batch.obs["pair"][1].dtype == torch.float64
+    assert (batch.extras["mask"].shape, batch.extras["log_probs"].shape) == ((16, 2), (16,))
+
+
+def test_out_is_overwritten_and_refused_if_it_does_not_fit(staged):
+    buffer = fill(make_buffer(150, staged=staged))
+    batch = buffer.sample(8, 0.9)
+    before = batch.obs.clone()
+    assert buffer.sample(8, 0.9, out=batch) is batch
+    assert not torch.equal(before, batch.obs)
+    with pytest.raises(BufferMisuseError, match="out has 8 rows, expected 9"):
+        buffer.sample(9, 0.9, out=batch)
+    with pytest.raises(BufferMisuseError, match="expected a PairBatch"):
+        fill(make_buffer(150)).sample(8, 0.9, out=batch)
+
+
+def test_draws_depend_on_the_seed_alone(staged):
+    torch.manual_seed(3)
+    first, second = (fill(make_buffer(staged=staged, seed=5)) for _ in range(2))
+    state = torch.get_rng_state()
+    np.random.default_rng(0)
+    a, b = first.sample(32, 0.9), second.sample(32, 0.9)
+    assert torch.equal(a.memory.block, b.memory.block)
+    assert not torch.equal(first.sample(32, 0.9).obs, a.obs)
+    other = fill(make_buffer(staged=staged, seed=6)).sample(32, 0.9)
+    assert not torch.equal(other.obs, a.obs)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_bytes_are_known_beforehand_and_refused_if_too_many(staged, monkeypatch):
+    buffer = make_buffer(500, staged=staged)
+    columns = {"rows", "starts", "episodes", "drawable", "counters"}
+    held = sum(size for name, size in buffer.memory().items() if name in columns)
+    assert held == EpisodicReplayBuffer.nbytes_for(500, SPACE, ACTIONS, staged=staged)
+    assert buffer.nbytes == sum(buffer.memory().values())
+    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: 10_000)
+    monkeypatch.setattr("buffers.episodic_storage.free_bytes", lambda device: 10_000)
+    with pytest.raises(BufferMemoryError, match=r"a capacity of \d+ would fit"):
+        make_buffer(500, staged=staged)
+
+
+GOOD = make_episode(0, 4, [1])
+NO_FLAGS = {key: GOOD[key] for key in ("obs", "actions", "rewards")}
+BAD_EPISODES = {
+    "a column is missing": ({**NO_FLAGS, "rewards": None}, "rewards has shape"),
+    "obs too short": ({**GOOD, "obs": GOOD["obs"][:4]}, r"obs has shape \(4, 2\), expected \(5, 2"),
+    "wrong actions": ({**GOOD, "actions": np.zeros((4, 1), int)}, r"actions has shape \(4, 1\)"),
+    "float actions": ({**GOOD, "actions": np.zeros(4)}, "actions has dtype float64"),
+    "complex obs": ({**GOOD, "obs": GOOD["obs"] * 1j}, "obs has dtype complex64"),
+    "NaN reward": ({**GOOD, "rewards": [0, 0, np.nan, 0]}, "rewards has NaN in row 2"),
+    "unknown": ({**GOOD, "reward": np.zeros(4)}, r"unknown: \['reward'\]"),
+    "missing": ({"obs": GOOD["obs"], "rewards": GOOD["rewards"]}, r"missing: \['actions'\]"),
+    "ends within": ({**GOOD, "truncations": [False, True, False, False]}, "ends in step 1"),
+    "number flags": ({**GOOD, "terminations": np.zeros(4)}, "terminations has dtype float64"),
+    "no step": ({"obs": np.zeros((1, 2)), "actions": [], "rewards": []}, "has no step"),
+    "too long": (make_episode(0, 21), "the capacity is 20"),
+    "no dict": ([1, 2], "must be a dict"),
+    "other successors": (
+        {**GOOD, "obs": GOOD["obs"][:4], "next_obs": GOOD["obs"][1:] * [1, 2]},
+        "next_obs of step 0 differs from obs of step 1",
+    ),
+}
+
+
+def snapshot(buffer):
+    state = buffer.state_dict()
+    return {
+        key: value.tolist() if isinstance(value, torch.Tensor) else value
+        for key, value in state.items()
+    }
+
+
+@pytest.mark.parametrize("episode, message", BAD_EPISODES.values(), ids=BAD_EPISODES)
+def test_bad_episodes_are_refused_and_change_nothing(episode, message):
+    buffer = fill(make_buffer(20))
+    before = snapshot(buffer)
+    with pytest.raises(BufferMisuseError, match=message):
+        buffer.add_episode(episode)
+    assert snapshot(buffer) == before
+
+
+BAD_CALLS = {
+    "batch size": (lambda b: b.sample(0), "batch_size must be a positive integer"),
+    "discount": (lambda b: b.sample(4, 1.5), "discount is 1.5"),
+    "NaN discount": (lambda b: b.sample(4, float("nan")), "discount is nan"),
+    "over": (lambda b: b.sample(4, over="rows"), "over is 'rows'"),
+    "length": (lambda b: b.sample_sequences(4, 99), "none of the .* episodes has 99 steps"),
+    "zero length": (lambda b: b.sample_sequences(4, 0), "sequence_length must be"),
+    "strategy": (lambda b: b.sample_goals(4, "past"), "strategy is 'past'"),
+    "ratio": (lambda b: b.sample_goals(4, relabel_ratio=2), "relabel_ratio is 2"),
+    "no keys": (lambda b: b.sample_goals(4, compute_reward=max), "needs a Dict observation"),
+    "ids": (lambda b: b.cut_episodes([0]), "env_ids is"),
+    "unknown envs": (lambda b: b.add(env_ids=[0], **one_step(1)), "give num_envs"),
+}
+
+
+@pytest.mark.parametrize("call, message", BAD_CALLS.values(), ids=BAD_CALLS)
+def test_bad_calls_are_refused(call, message):
+    with pytest.raises(BufferMisuseError, match=message):
+        call(fill(make_buffer(100)))
+
+
+BAD_OPTIONS = {
+    "capacity": ({"capacity": 0}, "capacity must be a positive integer, got 0"),
+    "no integer": ({"capacity": 2.5}, "capacity must be a positive integer, got 2.5"),
+    "huge": ({"capacity": 2**31}, "more rows than"),
+    "max_episodes": ({"max_episodes": -1}, "max_episodes must be"),
+    "num_envs": ({"num_envs": 0}, "num_envs must be"),
+    "extra": ({"extra_columns": {"obs": SPACE}}, "extra column 'obs'"),
+    "nested extra": ({"extra_columns": {"x": spaces.Dict(a=SPACE)}}, "one column for each array"),
+}
+
+
+@pytest.mark.parametrize("options, message", BAD_OPTIONS.values(), ids=BAD_OPTIONS)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(BufferMisuseError, match=message):
+        make_buffer(**options)
+
+
+def one_step(count, step=0, over=False):
+    obs = np.full((count, 2), step, np.float32)
+    flags = np.full(count, over)
+    return {
+        "obs": obs,
+        "next_obs": obs + 1,
+        "actions": np.zeros(count, int),
+        "rewards": np.zeros(count),
+        "terminations": flags,
+        "truncations": np.zeros(count, np.bool_),
+    }
+
+
+BAD_STEPS = {
+    "twice": ({"env_ids": [1, 1]}, r"env_ids is \[1, 1\]"),
+    "out of range": ({"env_ids": [0, 3]}, "expected different numbers from 0 to 2"),
+    "too few": ({}, "got 2 steps for 2 of 3 envs|pass one step per env"),
+    "break": ({"env_ids": [1, 2], "obs": np.full((2, 2), 7, np.float32)}, "obs of env 1 differs"),
+    "NaN": ({"env_ids": [1, 2], "rewards": [0, np.nan]}, "rewards has NaN in row 1"),
+    "shape": ({"env_ids": [1, 2], "obs": np.zeros((2, 3))}, "obs has shape"),
+}
+
+
+@pytest.mark.parametrize("change, message", BAD_STEPS.values(), ids=BAD_STEPS)
+def test_bad_steps_are_refused_and_change_nothing(change, message):
+    buffer = make_buffer(num_envs=3)
+    buffer.add(**one_step(3))
+    before = snapshot(buffer)
+    with pytest.raises(BufferMisuseError, match=message):
+        buffer.add(**{**one_step(2, step=1), **change})
+    assert snapshot(buffer) == before
+    buffer.add(**one_step(3, step=1))
+    assert buffer.open_lengths.tolist() == [2, 2, 2]
+
+
+def test_an_episode_as_long_as_the_capacity_is_stored_in_pieces(staged):
+    buffer = make_buffer(5, staged=staged)
+    for step in range(12):
+        buffer.add(**one_step(1, step, over=step == 11))
+    assert buffer.episode_lengths.tolist() == [2]
+    assert buffer.first_episode == 2
+    assert buffer.episode(0)["obs"][:, 0].tolist() == [10, 11, 12]
+
+
+def test_an_episode_skipped_takes_all_older_ones_with_it(staged):
+    buffer = make_buffer(8, staged=staged)
+    buffer.add_episode(make_episode(0, 2))
+    for step in range(5):
+        buffer.add(**one_step(2, step, over=step == 4))
+    assert buffer.episode_lengths.tolist() == [5]
+    assert buffer.first_episode == 2
+
+
+def test_more_steps_than_capacity_ending_at_once_leave_the_newest_episodes(staged):
+    buffer = make_buffer(50, staged=staged)
+    for step in range(20):
+        columns = one_step(6, step, over=step == 19)
+        columns["actions"][:] = np.arange(6)
+        buffer.add(**columns)
+    assert buffer.episode_lengths.tolist() == [20, 20]
+    assert [buffer.episode(i)["actions"][0].item() for i in range(2)] == [4, 5]
+    assert buffer.first_episode == 4
+    buffer.clear()
+    assert (len(buffer), buffer.num_episodes) == (0, 0)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_pairs_are_drawn_without_waiting_and_in_a_graph():
+    buffer = fill(make_buffer(150, device="cuda"))
+    lengths = lengths_by_number(buffer)
+    out = buffer.sample(4096, 0.9)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        buffer.sample(4096, 0.9, out=out)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(buffer._sampler.generator)
+    with torch.cuda.graph(graph):
+        buffer.sample(4096, 0.9, out=out)
+    seen = []
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        seen.append(out.obs.cpu())
+        assert torch.equal(out.future_obs[:, 1], out.obs[:, 1] + out.offsets)
+        assert torch.equal(out.future_obs[:, 0], out.obs[:, 0])
+        assert all(step < lengths[int(n)] - 1 for n, step in seen[-1].tolist())
+    assert not torch.equal(seen[0], seen[1])

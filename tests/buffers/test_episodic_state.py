@@ -1,0 +1,296 @@
+"""EpisodicReplayBuffer against a model of lists, through any order of calls and checkpoints."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from buffers import BufferMisuseError, EpisodicReplayBuffer
+
+SPACE = spaces.Box(-1, 10**9, (2,), np.float64)  # (id of the episode, step)
+NUM_ENVS = 3
+
+
+class ListModel:
+    """Episodes as lists of (id, step, boundary), the oldest first."""
+
+    def __init__(self, capacity, max_episodes):
+        self.capacity, self.max_episodes = capacity, max_episodes
+        self.episodes, self.num_added = [], 0
+        self.open = [[] for _ in range(NUM_ENVS)]
+
+    def store(self, steps, terminates):
+        self.episodes.append((list(steps), terminates))
+        self.num_added += 1
+        while (
+            sum(len(steps) for steps, _ in self.episodes) > self.capacity
+            or len(self.episodes) > self.max_episodes
+        ):
+            self.episodes.pop(0)
+
+    def cut(self, env_id, terminates=False):
+        if self.open[env_id]:
+            self.store(self.open[env_id], terminates)
+            self.open[env_id] = []
+
+
+def bounds(flags):
+    found = []
+    for t in range(len(flags)):
+        ahead = [place for place in range(t, len(flags)) if flags[place]][:2]
+        found.append(ahead[-1] if ahead else len(flags) - 1)
+    return found
+
+
+class EpisodicMachine(RuleBasedStateMachine):
+    @initialize(capacity=st.integers(1, 25), max_episodes=st.integers(1, 25), staged=st.booleans())
+    def make(self, capacity, max_episodes, staged):
+        self.options = {"num_envs": NUM_ENVS, "seed": 0, "staged": staged}
+        self.sizes = capacity, max_episodes
+        self.buffer = self.new_buffer()
+        self.model = ListModel(capacity, min(max_episodes, capacity))
+        self.next_id = 0
+        self.ids = [None] * NUM_ENVS
+
+    def new_buffer(self):
+        capacity, max_episodes = self.sizes
+        return EpisodicReplayBuffer(
+            capacity, SPACE, spaces.Discrete(99), max_episodes=max_episodes, **self.options
+        )
+
+    def new_id(self):
+        self.next_id += 1
+        return self.next_id
+
+    @rule(flags=st.lists(st.booleans(), min_size=1, max_size=12), terminates=st.booleans())
+    def add_episode(self, flags, terminates):
+        length, number = len(flags), self.new_id()
+        steps = np.arange(length + 1)
+        episode = {
+            "obs": np.stack([np.full(length + 1, number), steps], axis=1).astype(float),
+            "actions": steps[:-1],
+            "rewards": np.zeros(length),
+            "terminations": (steps[:-1] == length - 1) & terminates,
+            "boundaries": flags,
+        }
+        if length > self.sizes[0]:
+            with pytest.raises(BufferMisuseError, match="the capacity is"):
+                self.buffer.add_episode(episode)
+            return
+        self.buffer.add_episode(episode)
+        self.model.store([(number, t, flags[t]) for t in range(length)], terminates)
+
+    @rule(
+        env_ids=st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, unique=True),
+        ends=st.lists(st.sampled_from("nntu"), min_size=NUM_ENVS, max_size=NUM_ENVS),
+        flags=st.lists(st.booleans(), min_size=NUM_ENVS, max_size=NUM_ENVS),
+    )
+    def add_steps(self, env_ids, ends, flags):
+        for env_id in env_ids:
+            if not self.model.open[env_id]:
+                self.ids[env_id] = self.new_id()
+        ages = [len(self.model.open[env_id]) for env_id in env_ids]
+        firsts = [self.model.open[i][0][1] if self.model.open[i] else 0 for i in env_ids]
+        steps = np.add(ages, firsts)
+        obs = np.stack([[self.ids[i] for i in env_ids], steps], axis=1).astype(float)
+        ends, flags = ends[: len(env_ids)], flags[: len(env_ids)]
+        self.buffer.add(
+            env_ids=env_ids,
+            obs=obs,
+            next_obs=np.add(obs, [0, 1]),
+            actions=steps,
+            rewards=np.zeros(len(env_ids)),
+            terminations=np.array(ends) == "t",
+            truncations=np.array(ends) == "u",
+            boundaries=flags,
+        )
+        for row, env_id in enumerate(env_ids):
+            self.model.open[env_id].append((self.ids[env_id], steps[row], flags[row]))
+            if ends[row] != "n" or len(self.model.open[env_id]) >= self.sizes[0]:
+                self.model.cut(env_id, ends[row] == "t")
+
+    @rule(env_ids=st.lists(st.integers(0, NUM_ENVS - 1), unique=True))
+    def cut(self, env_ids):
+        self.buffer.cut_episodes(np.array(env_ids, int))
+        for env_id in env_ids:
+            self.model.cut(env_id)
+
+    @rule()
+    def save_and_load(self):
+        other = self.new_buffer()
+        other.load_state_dict(self.buffer.state_dict())
+        if self.num_drawable:
+            old, new = self.buffer.sample(5, 0.9), other.sample(5, 0.9)
+            torch.testing.assert_close(old.obs, new.obs)
+        self.buffer = other
+
+    @property
+    def num_drawable(self):
+        return sum(
+            bound > t
+            for steps, _ in self.model.episodes
+            for t, bound in enumerate(bounds([flag for _, _, flag in steps]))
+        )
+
+    @rule(discount=st.sampled_from([0, 0.5, 1]), over=st.sampled_from(["steps", "episodes"]))
+    def sample(self, discount, over):
+        if not self.num_drawable:
+            with pytest.raises(BufferMisuseError):
+                self.buffer.sample(3, discount, over=over)
+            return
+        batch = self.buffer.sample(20, discount, over=over)
+        held = {steps[0][0]: steps for steps, _ in self.model.episodes}
+        rows = zip(batch.obs.tolist(), batch.future_obs.tolist(), batch.offsets, strict=True)
+        for (number, step), (future_number, future_step), offset in rows:
+            steps = held[number]
+            t = int(step) - steps[0][1]
+            assert future_number == number and future_step == step + offset
+            assert 1 <= offset <= bounds([flag for _, _, flag in steps])[t] - t
+
+    @rule(length=st.integers(1, 5))
+    def sequences(self, length):
+        lengths = [len(steps) for steps, _ in self.model.episodes]
+        if max(lengths, default=0) < length:
+            with pytest.raises(BufferMisuseError):
+                self.buffer.sample_sequences(3, length)
+            return
+        batch = self.buffer.sample_sequences(10, length)
+        held = {(n, t) for steps, _ in self.model.episodes for n, t, _ in steps}
+        assert {tuple(map(int, row)) for row in batch.obs.reshape(-1, 2).tolist()} <= held
+        assert (batch.obs.diff(dim=1) == torch.tensor([0, 1])).all()
+
+    @invariant()
+    def same_as_model(self):
+        model, buffer = self.model, self.buffer
+        assert buffer.num_episodes == len(model.episodes)
+        assert len(buffer) == sum(len(steps) for steps, _ in model.episodes)
+        assert buffer.first_episode == model.num_added - len(model.episodes)
+        assert buffer.open_lengths.tolist() == [len(steps) for steps in model.open]
+        for index, (steps, terminates) in enumerate(model.episodes):
+            found = buffer.episode(index)
+            number, first, _ = steps[0]
+            expected = [[number, first + t] for t in range(len(steps) + 1)]
+            assert found["obs"].tolist() == expected
+            assert found["terminations"].tolist()[-1] == terminates
+            assert found["boundaries"].tolist() == [flag for _, _, flag in steps]
+            assert found["bounds"].tolist() == bounds([flag for _, _, flag in steps])
+
+
+TestEpisodicMachine = EpisodicMachine.TestCase
+TestEpisodicMachine.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def make_buffer(capacity=200, space=SPACE, **options):
+    options = {"num_envs": NUM_ENVS, "seed": 0, **options}
+    return EpisodicReplayBuffer(capacity, space, spaces.Discrete(99), **options)
+
+
+def run(buffer, num_steps, seed=0, start=0):
+    """Random episodes of all envs; their observations are (id of the episode, step)."""
+    rng = np.random.default_rng(seed)
+    over = np.ones(NUM_ENVS, bool)
+    obs = np.zeros((NUM_ENVS, 2))
+    for step in range(start + num_steps):
+        obs[over] = np.stack([step * NUM_ENVS + np.flatnonzero(over), np.zeros(over.sum())], 1)
+        over = rng.random(NUM_ENVS) < 0.1
+        columns = {
+            "obs": obs.copy(),
+            "next_obs": np.add(obs, [0, 1]),
+            "actions": rng.integers(0, 99, NUM_ENVS),
+            "rewards": rng.normal(size=NUM_ENVS),
+            "terminations": over,
+            "truncations": np.zeros(NUM_ENVS, bool),
+        }
+        obs += [0, 1]
+        if step >= start:
+            buffer.add(**columns)
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["compiled", "staged"])
+def test_a_run_goes_on_from_a_file_bit_for_bit(staged, tmp_path):
+    buffer = make_buffer(staged=staged)
+    run(buffer, 300)
+    buffer.sample(10, 0.9)
+    path = tmp_path / "episodes.buffer"
+    buffer.save(path)
+    other = make_buffer(staged=staged, seed=9, num_envs=None)
+    other.load(path)
+    for each in (buffer, other):
+        run(each, 100, start=300)
+    assert buffer.first_episode == other.first_episode > 0
+    for index in range(buffer.num_episodes):
+        old, new = buffer.episode(index), other.episode(index)
+        assert all(torch.equal(old[name], new[name]) for name in old)
+    for draw in (
+        lambda b: b.sample(64, 0.9).memory.block[:-64],  # the last are positions in the ring
+        lambda b: b.sample(64, 1.0, over="episodes").obs,
+        lambda b: b.sample_sequences(16, 4).obs,
+        lambda b: b.sample_goals(16).goal_obs,
+    ):
+        assert torch.equal(draw(buffer), draw(other))
+
+
+def test_a_state_is_a_copy_of_plain_values():
+    buffer = make_buffer()
+    run(buffer, 100)
+    state = buffer.state_dict()
+    rows = state["rows"].clone()
+    buffer.clear()
+    assert torch.equal(state["rows"], rows)
+    assert {type(value) for value in state.values()} <= {torch.Tensor, int, str, list}
+
+
+def test_a_larger_buffer_takes_the_state_of_a_smaller(tmp_path):
+    small, large = make_buffer(50), make_buffer(500)
+    run(small, 200)
+    small.save(tmp_path / "small")
+    large.load(tmp_path / "small")
+    assert large.episode_lengths.tolist() == small.episode_lengths.tolist()
+    with pytest.raises(BufferMisuseError, match="load it into a larger one"):
+        make_buffer(20).load(tmp_path / "small")
+
+
+def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
+    buffer = make_buffer()
+    run(buffer, 100)
+    path = tmp_path / "file"
+    buffer.save(path)
+    contents = path.read_bytes()
+    before = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in buffer.state_dict().items()}
+    damaged = bytearray(contents)
+    damaged[len(contents) // 2] ^= 1
+    for broken in (damaged, contents[:-9], b"", b"no buffer at all" * 9):
+        path.write_bytes(broken)
+        with pytest.raises(BufferMisuseError, match="checkpoint"):
+            buffer.load(path)
+    path.write_bytes(contents)
+    other = make_buffer(space=spaces.Box(-1, 1, (3,), np.float64))
+    with pytest.raises(BufferMisuseError, match="with the same spaces"):
+        other.load(path)
+    with pytest.raises(BufferMisuseError, match="generator of another device"):
+        make_buffer(staged=True).load(path)
+    after = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in buffer.state_dict().items()}
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"state_version": 7}, "version 7"),
+        ({"lengths": torch.tensor([3])}, "contradicts itself"),
+        ({"open_lengths": torch.tensor([3])}, "contradicts itself"),
+        ({"rows": None}, "state has no"),
+    ],
+)
+def test_states_that_do_not_fit_are_refused(change, message):
+    buffer = make_buffer()
+    run(buffer, 60)
+    state = {**buffer.state_dict(), **change}
+    state = {key: value for key, value in state.items() if value is not None}
+    lengths = buffer.episode_lengths.tolist()
+    with pytest.raises(BufferMisuseError, match=message):
+        buffer.load_state_dict(state)
+    assert buffer.episode_lengths.tolist() == lengths

@@ -1,0 +1,142 @@
+"""TrajectoryBuffer: where steps lie, what it refuses, and that it allocates nothing."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from buffers import BufferMemoryError, BufferMisuseError, TrajectoryBuffer
+
+SPACE, ACTIONS = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(5)
+EXTRA = {"log_probs": spaces.Box(-9, 9, ())}
+
+
+def make_buffer(capacity=10, space=SPACE, **options):
+    return TrajectoryBuffer(capacity, space, ACTIONS, **{"extra_columns": EXTRA, **options})
+
+
+def make_trajectory(steps, seed=0, as_tensors=False):
+    rng = np.random.default_rng(seed)
+    trajectory = {
+        "obs": rng.random((steps, 3), np.float32),
+        "actions": rng.integers(0, 5, steps),
+        "rewards": rng.random(steps, np.float32),
+        "terminations": rng.random(steps) < 0.1,
+        "truncations": rng.random(steps) < 0.1,
+        "log_probs": rng.random(steps, np.float32),
+    }
+    if as_tensors:
+        return {name: torch.from_numpy(array) for name, array in trajectory.items()}
+    return trajectory
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_trajectories_lie_one_behind_the_other(as_tensors):
+    buffer = make_buffer()
+    for seed, lengths in enumerate([[3, 5], [1, 0, 40, 7], [2], []]):
+        trajectories = [make_trajectory(n, 10 * seed + n, as_tensors) for n in lengths]
+        stats = buffer.update(trajectories)
+        assert stats.num_steps == len(buffer) == sum(lengths)
+        assert buffer.offsets.tolist() == [0, *np.cumsum(lengths)]
+        for name in make_trajectory(1):
+            parts = [np.asarray(trajectory[name]) for trajectory in trajectories]
+            expected = np.concatenate(parts) if parts else np.zeros(0)
+            assert buffer[name].flatten().tolist() == expected.flatten().tolist()
+        if lengths:
+            rewards = np.concatenate([np.asarray(t["rewards"]) for t in trajectories])
+            assert stats.mean_reward == pytest.approx(rewards.mean(dtype=np.float64), rel=1e-6)
+    assert stats.mean_reward == 0
+
+
+def test_memory_doubles_at_least_and_stays_otherwise():
+    buffer = make_buffer(10)
+    capacities = []
+    for steps in (8, 10, 11, 20, 100, 5):
+        buffer.update([make_trajectory(steps)])
+        capacities.append(buffer.capacity)
+    assert capacities == [10, 10, 20, 20, 100, 100]
+    pointer = buffer["obs"].data_ptr()
+    buffer.update([make_trajectory(60), make_trajectory(40)])
+    assert buffer["obs"].data_ptr() == pointer
+    assert buffer.nbytes == TrajectoryBuffer.nbytes_for(100, SPACE, ACTIONS, extra_columns=EXTRA)
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_updates_take_no_further_memory():
+    steps = 100_000
+    trajectories = [make_trajectory(steps, seed) for seed in range(4)]
+    buffer = make_buffer(4 * steps)
+    buffer.update(trajectories)
+    before, peak = resident_bytes(), 0
+    for shift in range(4):
+        buffer.update(trajectories[shift:] + trajectories[:shift])
+        peak = max(peak, resident_bytes() - before)
+    assert peak < 0.05 * buffer.nbytes
+    with torch.profiler.profile(profile_memory=True) as profile:
+        buffer.update(trajectories)
+    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profile.key_averages())
+    assert allocated < 1000
+
+
+def test_nested_observations():
+    space = spaces.Dict(a=SPACE, b=spaces.Tuple([spaces.Discrete(3)]))
+    buffer = make_buffer(space=space)
+    trajectory = {**make_trajectory(4), "obs": {"a": np.ones((4, 3)), "b": (np.arange(4) % 3,)}}
+    buffer.update([trajectory, trajectory])
+    assert buffer["obs"]["b"][0].tolist() == [0, 1, 2, 0] * 2
+    assert buffer["obs"]["a"].dtype == torch.float32
+
+
+GOOD = make_trajectory(4)
+BAD = {
+    "missing": ({k: GOOD[k] for k in GOOD if k != "actions"}, r"trajectory 1 has the columns"),
+    "unknown": ({**GOOD, "reward": GOOD["rewards"]}, "trajectory 1 has the columns"),
+    "no dict": ([1, 2], "trajectory 1 has the columns <class 'list'>"),
+    "lengths": ({**GOOD, "actions": np.zeros(3, int)}, r"actions has shape \(3,\) .* \(4,\)"),
+    "shape": ({**GOOD, "obs": np.zeros((4, 2))}, r"obs has shape \(4, 2\) .* expected \(4, 3\)"),
+    "scalar": ({**GOOD, "obs": 1.0}, r"obs has shape \(\)"),
+    "dtype": ({**GOOD, "actions": np.zeros(4)}, "dtype torch.float64, expected .* torch.int64"),
+    "complex": ({**GOOD, "rewards": np.zeros(4, complex)}, "rewards has shape .* torch.complex128"),
+    "text": ({**GOOD, "rewards": np.array(list("abcd"))}, "rewards must be an array or a tensor"),
+    "NaN": ({**GOOD, "rewards": np.array([0, np.nan, 0, 0])}, "trajectory 1: rewards has NaN"),
+    "device": ({**GOOD, "actions": torch.zeros(4, dtype=int, device="meta")}, "lies on meta"),
+}
+
+
+@pytest.mark.parametrize("bad, message", BAD.values(), ids=BAD)
+def test_bad_trajectories_are_refused_and_change_nothing(bad, message):
+    buffer = make_buffer()
+    buffer.update([make_trajectory(3, seed=5)])
+    with pytest.raises(BufferMisuseError, match=message):
+        buffer.update([GOOD, bad])
+    assert len(buffer) == 3
+    assert buffer["obs"].tolist() == make_trajectory(3, seed=5)["obs"].tolist()
+
+
+def test_bad_arguments_are_refused(monkeypatch):
+    for capacity in (0, -1, 1.5):
+        with pytest.raises(BufferMisuseError, match="capacity must be a positive integer"):
+            make_buffer(capacity)
+    buffer = make_buffer(4)
+    buffer.update([GOOD])
+    for name in ("next_obs", "obs['a']"):
+        with pytest.raises(BufferMisuseError, match="no column"):
+            buffer[name]
+    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: 100)
+    with pytest.raises(BufferMemoryError, match="a trajectory buffer of 8 steps needs"):
+        buffer.update([GOOD, GOOD])
+    assert buffer["rewards"].tolist() == GOOD["rewards"].tolist()
+
+
+def test_gradients_are_dropped():
+    trajectory = make_trajectory(4, as_tensors=True)
+    trajectory["log_probs"].requires_grad_()
+    buffer = make_buffer()
+    buffer.update([trajectory])
+    assert not buffer["log_probs"].requires_grad

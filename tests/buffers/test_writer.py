@@ -1,0 +1,342 @@
+"""TransitionWriter against what each environment did by itself, whatever resets it.
+
+A counter env observes (name, episode, step), so what its transitions are is known beforehand: they
+are the same under every autoreset mode and however the steps were split into sends.
+"""
+
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import MODES, CounterEnv, counters, mode_id
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+import buffers
+import vecenv
+from buffers import BufferMisuseError, EpisodicReplayBuffer, TransitionWriter
+
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode
+LENGTHS = [3, 1, 5, 2]
+MAKERS = {"gymnasium": gym.vector.SyncVectorEnv, "vecenv": vecenv.SyncVectorEnv}
+
+
+class Recorder:
+    """Copies every transition out, row by row."""
+
+    def __init__(self):
+        self.rows = []
+
+    def add(self, *, env_ids, **columns):
+        count = len(env_ids)
+        assert all(len(column) == count for column in columns.values())
+        for row in range(count):
+            values = {name: np.array(column[row]) for name, column in columns.items()}
+            self.rows.append((int(env_ids[row]), values))
+
+    def of_env(self, env_id):
+        return [values for found, values in self.rows if found == env_id]
+
+
+def make_envs(maker, mode, lengths=LENGTHS, **kwargs):
+    return MAKERS[maker](counters(lengths, **kwargs), autoreset_mode=mode, copy=False)
+
+
+def check_against_model(rows, name, length, truncates, actions):
+    """Compare one env's transitions with what the env does by itself."""
+    env = CounterEnv(name, length, truncates)
+    obs, _ = env.reset()
+    for row, action in zip(rows, actions, strict=True):
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        assert row["obs"].tolist() == obs.tolist()
+        assert row["next_obs"].tolist() == next_obs.tolist()
+        assert (row["actions"], row["rewards"]) == (action, reward)
+        assert (row["terminations"], row["truncations"]) == (terminated, truncated)
+        obs = next_obs if not terminated | truncated else env.reset()[0]
+
+
+def reset_ended(envs, writer, over):
+    if writer.autoreset_mode is DISABLED and over.any():
+        obs, _ = envs.reset(options={"reset_mask": over.copy()})
+        writer.reset(obs, over)
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_full_steps_give_the_transitions_of_each_env(maker, mode, truncates):
+    # Gymnasium's own vector env loses final observations of envs that reuse their memory.
+    reuses_obs = maker == "vecenv" or mode is not SAME_STEP
+    envs = make_envs(maker, mode, truncates=truncates, reuses_obs=reuses_obs)
+    recorder = Recorder()
+    writer = TransitionWriter(envs, recorder)
+    rng = np.random.default_rng(0)
+    writer.reset(envs.reset(seed=0)[0])
+    taken = [[] for _ in LENGTHS]
+    over_before = np.zeros(4, bool)
+    for _ in range(40):
+        actions = rng.integers(0, 10, 4)
+        result = envs.step(actions)
+        writer.step(actions, *result)
+        for i in np.flatnonzero(~(over_before & (mode is NEXT_STEP))):
+            taken[i].append(actions[i])
+        over_before = result[2] | result[3]
+        reset_ended(envs, writer, over_before)
+    for i, length in enumerate(LENGTHS):
+        check_against_model(recorder.of_env(i), i, length, truncates, taken[i])
+    assert writer.num_transitions == len(recorder.rows) == sum(map(len, taken))
+
+
+@pytest.mark.parametrize("min_envs", [1, 3])
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_first_ready_batches_give_the_transitions_of_each_env(mode, min_envs):
+    envs, recorder = make_envs("vecenv", mode), Recorder()
+    writer = TransitionWriter(envs, recorder)
+    rng = np.random.default_rng(min_envs)
+    writer.reset(envs.reset(seed=0)[0])
+    taken, over = [[] for _ in LENGTHS], np.zeros(4, bool)
+    idle, sent = list(range(4)), {}
+    for _ in range(60):
+        if mode is DISABLED and over[idle].any():
+            mask = np.zeros(4, bool)
+            mask[idle] = over[idle]
+            writer.reset(envs.reset(options={"reset_mask": mask})[0], np.flatnonzero(mask))
+            over[mask] = False
+        chosen = rng.permutation(idle)[: rng.integers(1, len(idle) + 1)] if idle else []
+        if len(chosen):
+            actions = rng.integers(0, 10, len(chosen))
+            envs.send(actions, chosen)
+            writer.sent(actions, chosen)
+            sent |= dict(zip(chosen.tolist(), actions.tolist(), strict=True))
+            actions[:] = -1  # the caller may use the memory again
+            idle = [i for i in idle if i not in sent]
+        if len(sent) < min_envs:
+            continue
+        batch = envs.recv(min_envs)
+        writer.received(batch)
+        for i, ended in zip(batch.env_ids, batch.terminations | batch.truncations, strict=True):
+            if not (over[i] and mode is NEXT_STEP):
+                taken[i].append(sent[i])
+            over[i] = ended
+            del sent[i]
+            idle.append(int(i))
+    assert min(map(len, taken)) > 5
+    for i, length in enumerate(LENGTHS):
+        check_against_model(recorder.of_env(i), i, length, False, taken[i])
+
+
+class DictCounter(CounterEnv):
+    observation_space = spaces.Dict(
+        count=CounterEnv.observation_space, pair=spaces.Tuple([spaces.Discrete(99)] * 2)
+    )
+
+    def _observe(self):
+        return {"count": super()._observe(), "pair": (self.episode, self.step_number)}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_nested_observations(maker, mode):
+    factories = [lambda i=i: DictCounter(i, i + 1) for i in range(3)]
+    envs = MAKERS[maker](factories, autoreset_mode=mode, copy=False)
+    space, actions = envs.single_observation_space, np.zeros(3, np.int64)
+    buffer = EpisodicReplayBuffer(500, space, envs.single_action_space, num_envs=3, seed=0)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=0)[0])
+    for _ in range(30):
+        result = envs.step(actions)
+        writer.step(actions, *result)
+        reset_ended(envs, writer, result[2] | result[3])
+    assert len(buffer) + buffer.open_lengths.sum() == writer.num_transitions
+    for index in range(buffer.num_episodes):
+        episode = buffer.episode(index)
+        name, number, _ = episode["obs"]["count"][0].tolist()
+        steps = list(range(int(name) + 2))
+        assert episode["obs"]["count"].tolist() == [[name, number, step] for step in steps]
+        assert episode["obs"]["pair"][1].tolist() == steps
+        assert episode["obs"]["pair"][0].unique().tolist() == [number]
+
+
+class EpisodeSink:
+    """A buffer of another make that takes whole episodes only."""
+
+    def __init__(self):
+        self.episodes = []
+
+    def add_episode(self, episode):
+        self.episodes.append(episode)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_buffers_with_add_episode_alone_get_whole_episodes(mode):
+    envs, sink = make_envs("vecenv", mode), EpisodeSink()
+    writer = TransitionWriter(envs, sink)
+    writer.reset(envs.reset(seed=0)[0])
+    for _ in range(20):
+        result = envs.step(np.zeros(4, int))
+        writer.step(np.zeros(4, int), *result)
+        reset_ended(envs, writer, result[2] | result[3])
+    writer.reset(envs.reset(seed=0)[0])  # cuts what is open
+    assert sum(len(e["rewards"]) for e in sink.episodes) == writer.num_transitions
+    for episode in sink.episodes:
+        name, number, _ = episode["obs"][0]
+        steps = len(episode["rewards"])
+        assert episode["obs"].tolist() == [[name, number, t] for t in range(steps + 1)]
+        assert not episode["terminations"][:-1].any()
+        assert episode["terminations"][-1] == (steps == LENGTHS[int(name)])
+    buffer = EpisodicReplayBuffer(99, envs.single_observation_space, envs.single_action_space)
+    for episode in sink.episodes:
+        buffer.add_episode(episode)
+
+
+def test_resetting_in_mid_episode_cuts_it():
+    envs = make_envs("vecenv", NEXT_STEP, lengths=[9, 9])
+    buffer = EpisodicReplayBuffer(
+        99, envs.single_observation_space, envs.single_action_space, num_envs=2
+    )
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=0)[0])
+    for _ in range(4):
+        writer.step(np.zeros(2, int), *envs.step(np.zeros(2, int)))
+    mask = np.array([False, True])
+    writer.reset(envs.reset(options={"reset_mask": mask})[0], mask)
+    writer.step(np.zeros(2, int), *envs.step(np.zeros(2, int)))
+    assert (buffer.episode_lengths.tolist(), buffer.open_lengths.tolist()) == ([4], [5, 1])
+    assert not buffer.episode(0)["terminations"].any()
+    assert not buffer.episode(0)["truncations"].any()
+
+
+@pytest.mark.parametrize("mode", [None, "sometimes", "missing"])
+def test_an_unknown_autoreset_mode_is_refused(mode):
+    envs = make_envs("vecenv", NEXT_STEP)
+    envs.metadata = {} if mode == "missing" else {"autoreset_mode": mode}
+    with pytest.raises(BufferMisuseError, match="expected one of 'NextStep', 'SameStep'"):
+        TransitionWriter(envs, Recorder())
+
+
+def make_writer(mode=SAME_STEP):
+    envs, recorder = make_envs("vecenv", mode), Recorder()
+    writer = TransitionWriter(envs, recorder)
+    writer.reset(envs.reset(seed=0)[0])
+    return envs, writer, recorder
+
+
+def ended_result(infos):
+    obs = np.zeros((4, 3), np.float32)
+    flags = np.array([False, True, False, False])
+    return obs, np.zeros(4), flags, np.zeros(4, bool), infos
+
+
+BAD_RESULTS = {
+    "no final_obs": (ended_result({}), "the episode of env 1 ended, but infos"),
+    "empty final_obs": (ended_result({"final_obs": np.full(4, None)}), "the episode of env 1"),
+    "final_obs of wrong shape": (
+        ended_result({"final_obs": [None, np.zeros(2, np.float32), None, None]}),
+        r"final_obs has shape \(2,\), expected \(3,\)",
+    ),
+    "too few rows": ((np.zeros((3, 3)), *ended_result({})[1:]), r"obs has shape \(3, 3\)"),
+    "rewards": ((*ended_result({})[:1], np.zeros(3), *ended_result({})[2:]), "rewards has shape"),
+    "flags": (
+        (*ended_result({})[:2], np.zeros(4), *ended_result({})[3:]),
+        "terminations has dtype",
+    ),
+}
+
+
+@pytest.mark.parametrize("result, message", BAD_RESULTS.values(), ids=BAD_RESULTS)
+def test_bad_results_are_refused_and_change_nothing(result, message):
+    envs, writer, recorder = make_writer()
+    actions = np.zeros(4, int)
+    with pytest.raises(BufferMisuseError, match=message):
+        writer.step(actions, *result)
+    assert recorder.rows == []
+    writer.step(actions, *envs.step(actions))
+    assert [row["obs"][2] for _, row in recorder.rows] == [0, 0, 0, 0]
+
+
+def test_a_buffer_that_refuses_leaves_the_writer_as_it_was():
+    envs, _, _ = make_writer()
+    buffer = EpisodicReplayBuffer(9, envs.single_observation_space, spaces.Discrete(10), num_envs=4)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=0)[0])
+    actions = np.zeros(4, int)
+    obs, rewards, *rest = envs.step(actions)
+    with pytest.raises(BufferMisuseError, match="rewards has NaN in row 2"):
+        writer.step(actions, obs, np.where(np.arange(4) == 2, np.nan, rewards), *rest)
+    assert writer.num_transitions == 0
+    writer.step(actions, obs, rewards, *rest)
+    assert writer.num_transitions == 4
+
+
+def test_calls_out_of_order_are_refused():
+    envs = make_envs("vecenv", DISABLED)
+    writer, actions = TransitionWriter(envs, Recorder()), np.zeros(4, int)
+    obs, _ = envs.reset(seed=0)
+    result = envs.step(actions)
+    with pytest.raises(BufferMisuseError, match=r"envs \[0, 1, 2, 3\] began with are not known"):
+        writer.step(actions, *result)
+    writer.reset(obs)
+    writer.step(actions, *result)
+    with pytest.raises(BufferMisuseError, match=r"envs \[1\] have ended and autoreset is disabled"):
+        writer.step(actions, *result)
+    with pytest.raises(BufferMisuseError, match="call sent"):
+        writer.received(SimpleNamespace(env_ids=np.array([0])))
+    writer.sent(actions[:1], [2])
+    with pytest.raises(BufferMisuseError, match=r"envs \[2\] are in flight"):
+        writer.sent(actions, None)
+    with pytest.raises(BufferMisuseError, match=r"step while envs \[2\] are in flight"):
+        writer.step(actions, *result)
+    with pytest.raises(BufferMisuseError, match="expected different numbers from 0 to 3"):
+        writer.reset(obs, [4])
+    with pytest.raises(BufferMisuseError, match="actions has dtype"):
+        writer.sent(np.zeros(1), [0])
+
+
+def test_env_ids_are_passed_only_to_buffers_that_take_them():
+    class Plain:
+        def add(self, *, obs, next_obs, actions, rewards, terminations, truncations):
+            self.count = len(obs)
+
+    envs = make_envs("gymnasium", NEXT_STEP)
+    plain = Plain()
+    writer = TransitionWriter(envs, plain)
+    writer.reset(envs.reset(seed=0)[0])
+    for expected in (4, 3):  # env 1 ended in the first step
+        writer.step(np.zeros(4, int), *envs.step(np.zeros(4, int)))
+        assert plain.count == expected
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("name", ["SharedReplayBuffer", "PerEnvReplayBuffer"])
+def test_ring_buffers_get_the_transitions_of_each_env(name, mode):
+    if not hasattr(buffers, name):
+        pytest.skip(f"there is no {name}")
+    envs, options = make_envs("gymnasium", mode), {"seed": 0, "num_envs": 4}
+    options |= {"track_env": True} if name == "SharedReplayBuffer" else {}
+    ring = getattr(buffers, name)(
+        400, envs.single_observation_space, envs.single_action_space, **options
+    )
+    writer, recorder = TransitionWriter(envs, ring), Recorder()
+    recording = TransitionWriter(envs, recorder)
+    rng, obs = np.random.default_rng(0), envs.reset(seed=0)[0]
+    for each in (writer, recording):
+        each.reset(obs)
+    for _ in range(30):
+        actions = rng.integers(0, 10, 4)
+        result = envs.step(actions)
+        for each in (writer, recording):
+            each.step(actions, *result)
+        over = result[2] | result[3]
+        if mode is DISABLED and over.any():
+            obs = envs.reset(options={"reset_mask": over.copy()})[0]
+            for each in (writer, recording):
+                each.reset(obs, over)
+    expected = {
+        (*row["obs"].tolist(), *row["next_obs"].tolist(), row["actions"].item())
+        for _, row in recorder.rows
+    }
+    batch = ring.sample(2000)
+    found = zip(batch.obs.tolist(), batch.next_obs.tolist(), batch.actions.tolist(), strict=True)
+    assert len(ring) == len(recorder.rows)
+    assert {(*before, *after, action) for before, after, action in found} == expected
