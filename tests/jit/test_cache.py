@@ -13,9 +13,10 @@ from numba import config, njit
 from numba.core.environment import Environment
 
 import vecenv
-from vecenv.jit import EnvKernels, JitVectorEnv, binding
-from vecenv.jit import fingerprint as module
-from vecenv.jit.fingerprint import cached_njit, fingerprint, is_jit_off
+from vecenv import fingerprint as module
+from vecenv.fingerprint import cached_njit, fingerprint, is_jit_off
+from vecenv.jit import EnvKernels, JitVectorEnv, binding, cache_files
+from vecenv.jit.cache_files import tidy
 
 if is_jit_off():
     pytest.skip("nothing is compiled", allow_module_level=True)
@@ -133,6 +134,25 @@ def test_code_of_functions_in_no_module_and_damaged_files(tmp_path, monkeypatch)
     (saved,) = tmp_path.rglob("driver.attend-*.nbc")
     saved.write_bytes(saved.read_bytes()[:500])
     assert [make_from_no_module(), make_from_no_module()] == [0, 1]
+
+
+def test_code_used_least_recently_is_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cache_files, "NUM_KEPT", 2)
+    functions = [cached_njit(closing_over(number)) for number in range(3)]
+    for age, function in enumerate(functions[:2]):
+        function(1)
+        tidy(function)
+        for index in tmp_path.rglob("*.nbi"):
+            os.utime(index, (0, 1000 * (2 - age)))  # the second function is older
+    again = cached_njit(closing_over(1))
+    assert again(1) == 2 and again.stats.cache_hits
+    tidy(again)  # and now it is not
+    functions[2](1)
+    tidy(functions[2])
+    kept = sorted(file.name for file in tmp_path.rglob("*.nb?"))
+    names = [function.py_func.__qualname__ for function in functions]
+    assert [sum(name in file for file in kept) for name in names] == [0, 2, 2]
 
 
 @pytest.mark.slow

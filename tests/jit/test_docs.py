@@ -1,7 +1,7 @@
 import re
 from pathlib import Path
 
-from vecenv.jit.fingerprint import is_jit_off
+from vecenv.fingerprint import is_jit_off
 
 PAGE = Path(__file__).parents[2] / "docs" / "compiled_envs.md"
 

@@ -10,8 +10,8 @@ from numba import njit
 
 from vecenv import ActionError, SlotError, StepSlot, SyncVectorEnv
 from vecenv.check import check_vector_env
+from vecenv.fingerprint import is_jit_off
 from vecenv.jit import JitVectorEnv, binding, runner, splitting
-from vecenv.jit.fingerprint import is_jit_off
 
 MODES = list(AutoresetMode)
 NUM_STEPS = 40

@@ -7,8 +7,8 @@ from numba import njit
 
 from vecenv import ActionError
 from vecenv.check import check_vector_env
+from vecenv.fingerprint import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, KernelCompileError, pack_record
-from vecenv.jit.fingerprint import is_jit_off
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
 

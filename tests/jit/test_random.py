@@ -3,8 +3,8 @@ import pytest
 from jit.toy_env import slow_word
 from numba import njit
 
+from vecenv.fingerprint import is_jit_off
 from vecenv.jit import random
-from vecenv.jit.fingerprint import is_jit_off
 
 SMALL = is_jit_off()  # in plain Python a word takes 10 us
 LIMIT_SIGMA = 5.0  # a right generator fails one of these tests in about a million

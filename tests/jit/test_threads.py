@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
+from vecenv.fingerprint import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, runner, splitting
 from vecenv.jit.cartpole import CartPoleVectorEnv
-from vecenv.jit.fingerprint import is_jit_off
 
 pytestmark = pytest.mark.skipif(is_jit_off(), reason="without compiled code there are no threads")
 

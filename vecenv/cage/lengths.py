@@ -18,7 +18,7 @@ from vecenv.jit.random import integers_at
 
 __all__ = ["LENGTH_FIELD", "add_lengths", "with_drawn_lengths"]
 
-LENGTH_FIELD = "padding"  # the field of the state that says which length an episode has drawn
+LENGTH_FIELD = "length_index"  # the field of the state that says which length an episode has drawn
 LENGTH_SLOT = CUSTOM_SLOT - 1
 # The new fields come first: Numba takes a record that another one begins with for its subtype, and
 # would run code compiled for the one with the other.
@@ -69,11 +69,11 @@ def with_drawn_lengths(kernels: EnvKernels) -> EnvKernels:
 def _make(core_reset: Any, core_step: Any) -> tuple[Any, Any]:
     def reset(state, rng, tables):
         core_reset(state, rng, tables)
-        state.padding = np.uint64(integers_at(rng, LENGTH_SLOT, tables.num_lengths))
+        state.length_index = np.uint64(integers_at(rng, LENGTH_SLOT, tables.num_lengths))
 
     def step(state, action, rng, tables):
         reward, terminated, _ = core_step(state, action, rng, tables)
-        length = tables.lengths[np.uint64(state.padding)]
+        length = tables.lengths[np.uint64(state.length_index)]
         return reward, terminated, np.uint64(state.step) >= np.uint64(length)
 
     return reset, step

@@ -17,7 +17,7 @@ from vecenv.cage.codes import B_LINE, BITS_PER_HOST, MEANDER, NONE
 from vecenv.cage.scenario import Scenario
 from vecenv.cage.state import STATE_DTYPE, decode, host_bits
 from vecenv.cage.tables import compile_tables
-from vecenv.jit.fingerprint import cached_njit
+from vecenv.fingerprint import cached_njit
 
 __all__ = ["RecordedStep", "Replay", "ReplayResult", "ReplayedStep", "replay_episodes"]
 

@@ -58,7 +58,7 @@ STATE_DTYPE = np.dtype(
         ("seen_scanned", np.uint16),  # blue's memory: hosts it has seen scanned,
         ("seen_last", np.uint16),  # and those in the latest step that had a scan
         ("fits", np.uint8),  # set of red agents that fit what blue has seen
-        ("padding", np.uint8),
+        ("length_index", np.uint8),  # which of several lengths the episode has drawn
         # --- second: ports and decoys ---
         ("red_ports", np.uint8, (MAX_HOSTS,)),  # that red saw at its last scan
         ("decoys", np.uint8, (MAX_HOSTS,)),  # set of decoys in place

@@ -14,13 +14,14 @@ from numba import types as numba_types
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaExperimentalFeatureWarning
 
-from vecenv.jit import driver
-from vecenv.jit.fingerprint import (
+from vecenv.fingerprint import (
     cached_njit,
     importable_dynamic_module,
     is_jit_off,
     without_own_caches,
 )
+from vecenv.jit import driver
+from vecenv.jit.cache_files import tidy
 from vecenv.jit.job import JOB_DTYPE, RUN_DTYPE
 from vecenv.jit.kernels import EnvKernels
 
@@ -134,6 +135,7 @@ def _compile_or_load(attend: Any) -> None:
         except Exception:
             attend._cache.flush()
             attend.compile(signature)
+    tidy(attend)
 
 
 def _bound_scope(compiled: dict[str, Any], constants: dict[str, Any]) -> dict[str, Any]:

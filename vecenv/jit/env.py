@@ -15,10 +15,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from vecenv.base import StepBatch, StepResult, VecEnv
+from vecenv.fingerprint import cached_njit, is_jit_off
 from vecenv.jit import random
 from vecenv.jit.actions import ActionReader
 from vecenv.jit.binding import bind_loop
-from vecenv.jit.fingerprint import cached_njit, is_jit_off
 from vecenv.jit.job import (
     DISABLED,
     MASK,

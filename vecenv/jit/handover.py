@@ -9,7 +9,7 @@ whatever helpers do not.
 
 from numba import njit
 
-from vecenv.jit.atomics import exchange, fetch_add, load, pause, store
+from vecenv.atomics import exchange, fetch_add, load, pause, store
 from vecenv.jit.job import ACTIVE, ENDED, FIRST_PART, LINE, OPEN, STEP, TICKET
 
 

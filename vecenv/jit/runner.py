@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from vecenv.fingerprint import cached_njit
 from vecenv.jit import handover
-from vecenv.jit.fingerprint import cached_njit
 from vecenv.jit.job import JOB_DTYPE, STEP, STOP, Batch, control_words
 from vecenv.jit.results import Outputs
 from vecenv.jit.splitting import SplitChoice, num_parts
