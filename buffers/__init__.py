@@ -10,8 +10,12 @@ from buffers.episodic_batches import GoalBatch, PairBatch, SequenceBatch, StackB
 from buffers.errors import BufferMemoryError, BufferMisuseError, CheckpointError
 from buffers.gae import gae
 from buffers.minibatches import RolloutBatch
+from buffers.per_env import PerEnvReplayBuffer
+from buffers.prioritized import PrioritizedReplayBuffer
+from buffers.replay_batch import ReplayBatch
 from buffers.rollout import EpisodeStats, RolloutBuffer
 from buffers.rollout_storage import RolloutSlot
+from buffers.shared import SharedReplayBuffer
 from buffers.trajectories import TrajectoryBuffer, TrajectoryStats
 from buffers.writer import TransitionWriter
 
@@ -23,10 +27,14 @@ __all__ = [
     "EpisodicReplayBuffer",
     "GoalBatch",
     "PairBatch",
+    "PerEnvReplayBuffer",
+    "PrioritizedReplayBuffer",
+    "ReplayBatch",
     "RolloutBatch",
     "RolloutBuffer",
     "RolloutSlot",
     "SequenceBatch",
+    "SharedReplayBuffer",
     "StackBatch",
     "TrajectoryBuffer",
     "TrajectoryStats",

@@ -11,10 +11,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["copy_bytes", "prefetch"]
+__all__ = ["copy_bytes", "prefetch", "prefetch_to_write"]
 
 _BYTE = ir.IntType(8)
 _INT32 = ir.IntType(32)
+# Into which cache lines are asked for: to be read, the second, where more requests can wait than in
+# the first (windows of several rows are gathered twice as fast); to be written, the first.
+_LOCALITY = (2, 3)
 
 
 def copy_bytes(target, target_offset, source, source_offset, count):
@@ -28,6 +31,10 @@ def copy_bytes(target, target_offset, source, source_offset, count):
 
 def prefetch(source, offset):
     """Ask for the cache line at a byte offset of an array; a hint without effect on results."""
+
+
+def prefetch_to_write(target, offset):
+    """The same for a line that is about to be written."""
 
 
 def _address(context, builder, array_type, array, offset):
@@ -46,17 +53,29 @@ def _copy_bytes(typing_context, target, target_offset, source, source_offset, co
     return types.void(target, types.intp, source, types.intp, types.intp), generate
 
 
+def _generate_prefetch(context, builder, signature, args, is_write):
+    start = _address(context, builder, signature.args[0], args[0], args[1])
+    pointer = _BYTE.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _INT32, _INT32, _INT32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+    builder.call(function, [start, _INT32(is_write), _INT32(_LOCALITY[is_write]), _INT32(1)])
+    return context.get_dummy_value()
+
+
 @intrinsic
 def _prefetch(typing_context, source, offset):
     def generate(context, builder, signature, args):
-        start = _address(context, builder, signature.args[0], args[0], args[1])
-        pointer = _BYTE.as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, _INT32, _INT32, _INT32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-        builder.call(function, [start, _INT32(0), _INT32(3), _INT32(1)])  # to read, all levels
-        return context.get_dummy_value()
+        return _generate_prefetch(context, builder, signature, args, 0)
 
     return types.void(source, types.intp), generate
+
+
+@intrinsic
+def _prefetch_to_write(typing_context, target, offset):
+    def generate(context, builder, signature, args):
+        return _generate_prefetch(context, builder, signature, args, 1)
+
+    return types.void(target, types.intp), generate
 
 
 @overload(copy_bytes, inline="always")
@@ -71,5 +90,13 @@ def _compile_copy_bytes(target, target_offset, source, source_offset, count):
 def _compile_prefetch(source, offset):
     def compiled(source, offset):
         _prefetch(source, offset)  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
+@overload(prefetch_to_write, inline="always")
+def _compile_prefetch_to_write(target, offset):
+    def compiled(target, offset):
+        _prefetch_to_write(target, offset)  # pyright: ignore[reportCallIssue]
 
     return compiled

@@ -11,6 +11,7 @@ import torch
 
 from buffers.errors import BufferMisuseError
 from buffers.free_memory import check_fits
+from buffers.huge_pages import zeroed_bytes
 
 __all__ = [
     "Allocate",
@@ -158,7 +159,9 @@ def _allocate_pages(
     if allocate is None or not spec.is_shared:
         # Memory of torch is aligned to cache lines; pinned, it can be copied without blocking.
         pinned = device.type == "cuda" and spec.place == "both"
-        return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), pin_memory=pinned).numpy()
+        if pinned:
+            return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), pin_memory=True).numpy()
+        return zeroed_bytes(spec.nbytes).numpy().view(spec.dtype).reshape(spec.shape)
     pages: Any = allocate(spec.shape, spec.dtype)
     if not isinstance(pages, np.ndarray):
         raise BufferMisuseError(

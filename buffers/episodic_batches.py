@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import Space
 
+from buffers.batch_memory import BatchArrays, BatchMemory
 from buffers.columns import torch_dtype
 from buffers.episodic_layout import HEADER_WORDS, RowField, RowLayout
 from buffers.errors import BufferMisuseError
@@ -112,12 +114,20 @@ def _plan_view(field: RowField, skip: int) -> _View:
     return _View(torch_dtype(field.dtype), 8 // size, field.shape, tuple(strides), start)
 
 
-class _PairPlan(NamedTuple):
-    """Where the fields of a PairBatch lie in its block."""
+class _PairField(NamedTuple):
+    """Where a field of a PairBatch lies in its block, in items of its dtype."""
 
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+
+
+class _PairPlan(NamedTuple):
+    fields: list[_PairField]
     num_words: int
-    dtypes: list[torch.dtype]
-    views: list[tuple[int, tuple[int, ...], tuple[int, ...], int]]  # number of dtype, as_strided
+    memory: BatchMemory
 
 
 class BatchShaper:
@@ -162,14 +172,17 @@ class BatchShaper:
         return torch.empty((*lead, width), dtype=torch.int64, device=self._device)
 
     def new_pairs(self, batch_size: int) -> PairBatch:
-        """A batch of pairs in fresh memory, not filled yet."""
+        """A batch of pairs in memory of its own, not filled yet."""
         plan = self._pair_plans.get(batch_size) or self._plan_pairs(batch_size)
-        block = torch.empty(plan.num_words, dtype=torch.int64, device=self._device)
-        bases = [block.view(dtype) for dtype in plan.dtypes]
-        views = [
-            bases[base].as_strided(size, strides, start)
-            for base, size, strides, start in plan.views
-        ]
+        if self._device.type == "cpu":
+            _, arrays = plan.memory.take()
+            block, *views = map(torch.from_numpy, arrays.values())
+        else:
+            block = torch.empty(plan.num_words, dtype=torch.int64, device=self._device)
+            views = [
+                block.view(torch_dtype(dtype)).as_strided(shape, strides, start)
+                for _, dtype, shape, strides, start in plan.fields
+            ]
         if self._is_nested:
             count = len(self.layout.obs_leaves)
             obs, future = views[:count], views[count : 2 * count]
@@ -179,27 +192,29 @@ class BatchShaper:
         return PairBatch._make([*views, extra, PairMemory(block, self.layout)])
 
     def _plan_pairs(self, batch_size: int) -> _PairPlan:
-        """How the fields of a batch of pairs lie in its block, which costs as much as drawing."""
+        """How the fields of a batch of pairs lie in its block."""
         layout = self.layout
         width, obs_width = layout.num_words, layout.obs_words
         future, offsets = batch_size * width, batch_size * (width + obs_width)
-        placed = [(view, width, 0) for view in self._obs_views]
-        placed += [(view, obs_width, future) for view in self._bare_obs_views]
-        placed.append((_View(torch.int64, 1, (), (), 0), 1, offsets))
-        names = [*_PAIR_FIELDS, *self._extra]
-        placed += [(self._views[name], width, 0) for name in names]
-        dtypes: list[torch.dtype] = []
-        views = []
-        for (dtype, per_word, shape, inner, start), row_words, begin in placed:
-            if dtype not in dtypes:
-                dtypes.append(dtype)
-            strides = (row_words * per_word, *inner)
-            place = (batch_size, *shape), strides, begin * per_word + start
-            views.append((dtypes.index(dtype), *place))
+        row, later = (width, 0, 0), (obs_width, future, HEADER_WORDS)
+        obs = [leaf.path for leaf in layout.obs_leaves]
+        placed = [(name, layout.fields[name], *row) for name in obs]
+        placed += [("future " + name, layout.fields[name], *later) for name in obs]
+        numbers = RowField("offsets", (), np.dtype(np.int64), 0)
+        placed.append(("offsets", numbers, 1, offsets, 0))
+        placed += [(n, layout.fields[n], *row) for n in (*_PAIR_FIELDS, *self._extra)]
+        fields = []
+        for name, field, row_words, begin, skip in placed:
+            view = _plan_view(field, skip)
+            strides = (row_words * view.per_word, *view.strides)
+            start = begin * view.per_word + view.start
+            shape = (batch_size, *field.shape)
+            fields.append(_PairField(name, field.dtype, shape, strides, start))
+        num_words = offsets + 2 * batch_size
         if len(self._pair_plans) >= _MAX_PLANS:
             self._pair_plans.clear()
-        plan = _PairPlan(offsets + 2 * batch_size, dtypes, views)
-        self._pair_plans[batch_size] = plan
+        memory = BatchMemory(8 * num_words, lambda pages: _view_pairs(pages, fields))
+        plan = self._pair_plans[batch_size] = _PairPlan(fields, num_words, memory)
         return plan
 
     def check_pairs(self, out: Any, batch_size: int) -> PairBatch:
@@ -212,6 +227,16 @@ class BatchShaper:
         if len(out.offsets) != batch_size:
             raise BufferMisuseError(f"out has {len(out.offsets)} rows, expected {batch_size}")
         return out
+
+
+def _view_pairs(pages: np.ndarray, fields: list[_PairField]) -> BatchArrays:
+    """Arrays over the block of a PairBatch: the block itself, int64, and then its fields."""
+    arrays = {"block": pages.view(np.int64)}
+    for name, dtype, shape, strides, start in fields:
+        size = dtype.itemsize
+        steps = [stride * size for stride in strides]
+        arrays[name] = np.ndarray(shape, dtype, pages, start * size, steps)
+    return arrays
 
 
 def _view_all(words: torch.Tensor, views: list[_View]) -> list[torch.Tensor]:

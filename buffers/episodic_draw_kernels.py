@@ -79,6 +79,9 @@ def _offset_below(uniform, room, log_discount):
     """
     if log_discount == 0.0:
         offset = int(uniform * room)
+    elif log_discount < -1e-4:  # the quicker functions still have twelve digits
+        mass = 1.0 - math.exp(room * log_discount)
+        offset = int(math.log(1.0 - uniform * mass) / log_discount)
     else:
         mass = -math.expm1(room * log_discount)  # of the law before it is truncated
         offset = int(math.log1p(-uniform * mass) / log_discount)

@@ -1,0 +1,274 @@
+"""PrioritizedReplayBuffer: transitions drawn in proportion to a power of their priority."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from buffers import indexing as at
+from buffers.errors import BufferMisuseError
+from buffers.replay_base import ReplayBuffer, ReplayOptions, plan_replay
+from buffers.replay_batch import ReplayBatch
+from buffers.replay_storage import storage_bytes
+from buffers.sum_tree import SumTree, level_sizes
+from buffers.sum_tree_kernels import check_update
+from buffers.sum_tree_torch import BlockSums
+
+__all__ = ["PrioritizedReplayBuffer"]
+
+_INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """The newest `capacity` transitions, drawn with probability proportional to priority ** alpha.
+
+    New transitions get the largest priority given so far (1 at first). A batch is stratified: its
+    b-th transition comes from the b-th of B equal parts of the sum. Its `weights` are
+    (N * probability) ** -beta, divided by the largest of the batch. Transitions with priority 0 are
+    never drawn.
+
+    Args:
+        capacity: Number of transitions held, exactly.
+        observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
+            Dict and Tuple of these.
+        action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
+        alpha: Exponent of the priorities; 0 draws all alike.
+        beta: Exponent of the weights, unless `sample` is given another.
+        num_envs: As in `SharedReplayBuffer`, like all that follow.
+        n_step: Length of the windows.
+        gamma: Discount per step.
+        store_next: Whether next observations are stored besides.
+        track_env: Keep env ids.
+        extra_columns: Names and spaces of further values per transition.
+        device: Where the transitions live.
+        seed: Of the generator.
+        staged: Do on the CPU what is done on other devices, to test it.
+
+    Raises:
+        BufferMisuseError: An argument that does not fit.
+        BufferMemoryError: More memory is needed than is free. Nothing was allocated.
+
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> buffer = PrioritizedReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2), seed=0)
+    >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
+    >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
+    >>> buffer.add(**step, terminations=flags, truncations=flags)
+    >>> buffer.update_priorities([0, 1, 2], [0.0, 1.0, 0.0])
+    >>> buffer.sample(4).indices.tolist()
+    [1, 1, 1, 1]
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        num_envs: int | None = None,
+        n_step: int = 1,
+        gamma: float | None = None,
+        store_next: bool = True,
+        track_env: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        staged: bool = False,
+    ):
+        self.alpha, self.beta = _check_exponent("alpha", alpha), _check_exponent("beta", beta)
+        options = plan_replay(
+            capacity,
+            observation_space,
+            action_space,
+            num_envs=num_envs,
+            is_per_env=False,
+            n_step=n_step,
+            gamma=gamma,
+            store_next=store_next,
+            track_env=track_env,
+            extra_columns=extra_columns,
+        )
+        super().__init__(options, device=device, seed=seed, staged=staged, has_weights=True)
+        is_staged = self._storage.is_staged
+        self._tree = None if is_staged else SumTree(self.capacity)
+        self._sums = BlockSums(self.capacity, self.device) if is_staged else None
+        self._largest = np.ones(1)
+
+    @staticmethod
+    def nbytes_for(
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int | None = None,
+        n_step: int = 1,
+        gamma: float | None = None,
+        store_next: bool = True,
+        track_env: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
+    ) -> int:
+        """Bytes the constructor would allocate; allocates nothing."""
+        options = plan_replay(
+            capacity,
+            observation_space,
+            action_space,
+            num_envs=num_envs,
+            is_per_env=False,
+            n_step=n_step,
+            gamma=gamma,
+            store_next=store_next,
+            track_env=track_env,
+            extra_columns=extra_columns,
+        )
+        return PrioritizedReplayBuffer._bytes_for(options)(options.capacity)
+
+    @staticmethod
+    def _bytes_for(options: ReplayOptions) -> Any:
+        def nbytes(capacity: int) -> int:
+            tree = 8 * sum(level_sizes(capacity))
+            return storage_bytes(options.layout, capacity, 1, options.num_envs, tree)
+
+        return nbytes
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, by what they are for, host and device together; batches not included."""
+        sums = self._tree if self._sums is None else self._sums
+        assert sums is not None
+        return {**self._storage.memory(), "priorities": sums.nbytes}
+
+    @property
+    def priorities(self) -> torch.Tensor:
+        """float64 (capacity,), priority ** alpha of every row; a copy, on the device."""
+        if self._tree is not None:
+            return torch.from_numpy(self._tree.leaves.copy())
+        assert self._sums is not None
+        return self._sums.leaves.clone()
+
+    @property
+    def num_refused(self) -> int:
+        """Priorities on a device that were left out as negative or not finite; waits for it."""
+        return 0 if self._sums is None else int(self._sums.num_refused)
+
+    def add(self, *, env_ids: Any = None, **columns: Any) -> None:
+        """Add K transitions with the largest priority so far; otherwise as `SharedReplayBuffer`."""
+        state = self._state
+        before = state[at.ADDED]
+        super().add(env_ids=env_ids, **columns)
+        count, end = state[at.ADDED] - before, state[state[at.POINTERS]]
+        if self._tree is not None:
+            self._tree.insert(end, count, self._largest[0] ** self.alpha)  # pyright: ignore[reportArgumentType]
+        elif self._sums is not None and count:
+            self._sums.insert(int(end), int(count), self.alpha)
+
+    def sample(
+        self, batch_size: int, out: ReplayBatch | None = None, *, beta: float | None = None
+    ) -> ReplayBatch:
+        """Draw transitions by their priorities, with replacement.
+
+        Args:
+            batch_size: B.
+            out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
+            beta: Exponent of the weights; None takes the constructor's.
+
+        Raises:
+            BufferMisuseError: The buffer is empty, or all priorities are 0 (found out on the CPU
+                only), or an argument does not fit.
+        """
+        exponent = self.beta if beta is None else _check_exponent("beta", beta)
+        tree = self._tree
+        if tree is not None and len(self) and not tree.total > 0:
+            raise BufferMisuseError(
+                "all priorities are 0; give some a positive one with update_priorities"
+            )
+        batch = self._batch(batch_size, out)
+        if tree is not None:
+            memory = batch.memory
+            tree.draw(self._reader.generator, memory.rows, memory.weights, exponent)
+        elif self._sums is not None:
+            self._sums.draw(self._reader.generator, batch.indices, batch.weights, exponent)
+        self._reader.gather(batch)
+        return batch
+
+    def update_priorities(self, indices: Any, priorities: Any) -> None:
+        """Give transitions new priorities.
+
+        Args:
+            indices: int (K,), rows: `batch.indices`. Rows overwritten since then hold other
+                transitions, so update before adding.
+            priorities: float (K,), finite and not negative: the error, plus a little if nothing is
+                to be forgotten. Of equal indices the last counts; on a device they should agree.
+                Tensors on a device are not looked at: what is negative or not finite there is left
+                out, and counted in `num_refused`.
+
+        Raises:
+            BufferMisuseError: An index or a priority does not fit; nothing was changed.
+        """
+        if self._sums is not None and _is_on(indices, priorities, self.device):
+            self._sums.update(indices, priorities, self.alpha)
+            return
+        rows = _as_array("indices", indices, _INT64)
+        given = _as_array("priorities", priorities, _FLOAT64)
+        if rows.ndim != 1 or rows.shape != given.shape:
+            raise BufferMisuseError(
+                f"indices has shape {rows.shape} and priorities {given.shape}, expected (K,) both"
+            )
+        wrong = check_update(rows, given, self._state[at.COUNT], self._largest)
+        if wrong >= 0:
+            raise BufferMisuseError(
+                f"indices[{wrong}] is {rows[wrong]} and priorities[{wrong}] {given[wrong]}, "
+                f"expected a row from 0 to {len(self) - 1} and a finite priority of 0 or more"
+            )
+        if self._tree is not None:
+            self._tree.update(rows, np.power(given, self.alpha))
+        elif self._sums is not None and len(rows):
+            found = torch.from_numpy(rows).to(self.device), torch.from_numpy(given).to(self.device)
+            self._sums.update(*found, self.alpha)
+
+    def _own_arrays(self) -> dict[str, np.ndarray]:
+        if self._tree is not None:
+            largest, values = self._largest[0], self._tree.leaves
+        else:
+            assert self._sums is not None
+            largest, values = float(self._sums.largest), self._sums.leaves.cpu().numpy()
+        exponents = np.array([largest, self.alpha, self.beta])
+        return {"exponents": exponents, "priorities": values}
+
+    def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        values = arrays["priorities"]
+        largest, self.alpha, self.beta = arrays["exponents"].tolist()
+        self._largest[0] = largest
+        if self._tree is not None:
+            self._tree.restore(values)
+        elif self._sums is not None:
+            self._sums.restore(torch.from_numpy(values).to(self.device))
+            self._sums.largest.fill_(largest)
+
+
+def _check_exponent(name: str, value: float) -> float:
+    if not 0.0 <= value < float("inf"):
+        raise BufferMisuseError(f"{name} is {value!r}, expected a finite number of 0 or more")
+    return float(value)
+
+
+def _is_on(indices: Any, priorities: Any, device: torch.device) -> bool:
+    """Whether both are tensors on a device that must not be waited for."""
+    if device.type == "cpu":
+        return False
+    tensors = isinstance(indices, torch.Tensor) and isinstance(priorities, torch.Tensor)
+    return tensors and indices.device.type == priorities.device.type == device.type
+
+
+def _as_array(name: str, given: Any, dtype: np.dtype) -> np.ndarray:
+    if isinstance(given, torch.Tensor):
+        given = given.detach().cpu().numpy()
+    array = np.asarray(given)
+    if array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable:
+        return array
+    if array.size and array.dtype.kind not in ("iu" if dtype == _INT64 else "fiu"):
+        raise BufferMisuseError(f"{name} has dtype {array.dtype}, expected {dtype}; convert it")
+    return np.array(array, dtype)

@@ -1,0 +1,356 @@
+"""What the replay buffers have in common: adding, gathering, memory and checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from buffers import indexing as at
+from buffers.errors import BufferMisuseError
+from buffers.indexing import mark_cut
+from buffers.record_layout import RecordLayout, field_view, plan_records
+from buffers.replay_batch import BatchPlanner, ReplayBatch
+from buffers.replay_input import read_columns, read_row_ids
+from buffers.replay_reader import CompiledReader
+from buffers.replay_state import ReplayState
+from buffers.replay_storage import ReplayStorage, check_room, storage_bytes
+from buffers.replay_torch import TorchReader
+from buffers.rollout_layout import check_count
+
+__all__ = ["ReplayBuffer", "ReplayOptions", "plan_replay"]
+
+_MAX_ROWS = 2**31 - 2  # links between rows are 32-bit, with a sign
+
+
+class ReplayOptions(NamedTuple):
+    """Checked arguments of a constructor, and what follows from them."""
+
+    layout: RecordLayout
+    action_space: Space
+    capacity: int  # rows of each ring
+    num_rings: int
+    num_envs: int  # 0 if no track of them is kept
+    num_steps: int
+    gamma: float | None
+
+    def nbytes(self, capacity: int) -> int:
+        """Bytes a buffer with these options and another capacity takes."""
+        return storage_bytes(self.layout, capacity, self.num_rings, self.num_envs)
+
+
+def plan_replay(
+    capacity: int,
+    observation_space: Space,
+    action_space: Space,
+    *,
+    num_envs: int | None,
+    is_per_env: bool,
+    n_step: int,
+    gamma: float | None,
+    store_next: bool,
+    track_env: bool,
+    extra_columns: Mapping[str, Space] | None,
+) -> ReplayOptions:
+    """Check the arguments of a replay buffer.
+
+    Raises:
+        BufferMisuseError: One of them is wrong, or two do not go together.
+    """
+    capacity, n_step = check_count("capacity", capacity), check_count("n_step", n_step)
+    if gamma is not None and not 0.0 <= gamma <= 1.0:
+        raise BufferMisuseError(f"gamma is {gamma!r}, expected a number from 0 to 1")
+    if n_step > 1 and gamma is None:
+        raise BufferMisuseError(f"n_step={n_step} needs gamma, the discount per step")
+    needs_envs = n_step > 1 or not store_next or track_env
+    if needs_envs and num_envs is None:
+        raise BufferMisuseError(
+            "n_step > 1, store_next=False and track_env=True need num_envs, to tell which rows "
+            "follow one another; with a single environment give num_envs=1"
+        )
+    number = 0 if num_envs is None else check_count("num_envs", num_envs)
+    num_rings = number if is_per_env else 1
+    if capacity * num_rings > _MAX_ROWS:
+        raise BufferMisuseError(
+            f"capacity {capacity} makes {capacity * num_rings} rows, expected at most {_MAX_ROWS}"
+        )
+    layout = plan_records(
+        observation_space,
+        action_space,
+        extra_columns,
+        store_next=store_next,
+        is_linked=n_step > 1 or not store_next,
+        has_env_ids=track_env or not store_next,
+    )
+    return ReplayOptions(layout, action_space, capacity, num_rings, number, n_step, gamma)
+
+
+class ReplayBuffer:
+    """Transitions in packed rows; see the classes that say how rows are used again and drawn."""
+
+    def __init__(
+        self,
+        options: ReplayOptions,
+        *,
+        device: torch.device | str,
+        seed: int | None,
+        staged: bool,
+        has_weights: bool = False,
+    ):
+        layout = options.layout
+        self.observation_space, self.action_space = layout.observation_space, options.action_space
+        self.capacity, self.device = options.capacity, torch.device(device)
+        self.num_envs = options.num_envs or None
+        self.n_step, self.gamma = options.num_steps, options.gamma
+        kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
+        check_room(kind, options.capacity, self._bytes_for(options), self.device)
+        with torch.inference_mode(False):  # the tensors outlive the mode they were made in
+            self._storage = ReplayStorage(
+                layout,
+                options.capacity,
+                options.num_rings,
+                options.num_envs,
+                self.device,
+                staged=is_staged,
+            )
+        self._reader = self._make_reader(is_staged, seed, has_weights)
+        self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays)
+        self._state, self._table = self._storage.state, self._storage.table
+        self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
+
+    @staticmethod
+    def _bytes_for(options: ReplayOptions) -> Any:
+        """Bytes by capacity."""
+        return options.nbytes
+
+    def _make_reader(self, is_staged: bool, seed: int | None, has_weights: bool) -> Any:
+        if is_staged:
+            return TorchReader(
+                self._storage,
+                num_steps=self.n_step,
+                gamma=self.gamma,
+                has_weights=has_weights,
+                seed=seed,
+            )
+        planner = BatchPlanner(
+            self._storage.layout,
+            num_steps=self.n_step,
+            has_discounts=self.gamma is not None,
+            has_weights=has_weights,
+        )
+        gamma = 1.0 if self.gamma is None else self.gamma
+        return CompiledReader(self._storage, planner, gamma, seed)
+
+    def __len__(self) -> int:
+        """Number of transitions held."""
+        return int(self._state[at.COUNT])
+
+    @property
+    def num_added(self) -> int:
+        """Number of transitions ever added."""
+        return int(self._state[at.ADDED])
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator on the device, to register with a CUDA graph; None on the CPU."""
+        return getattr(self._reader, "generator", None) if self._table.size == 0 else None
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, by what they are for, host and device together; batches not included."""
+        return self._storage.memory()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return sum(self.memory().values())
+
+    def add(
+        self,
+        *,
+        obs: Any = None,
+        next_obs: Any = None,
+        actions: Any = None,
+        rewards: Any = None,
+        terminations: Any = None,
+        truncations: Any = None,
+        env_ids: Any = None,
+        **extras: Any,
+    ) -> None:
+        """Add K transitions, any number of them; all are copied.
+
+        The quickest are C-contiguous NumPy arrays of the dtypes of the spaces.
+
+        Args:
+            obs: (K, *obs_shape), nested like the space.
+            next_obs: The same: the true observation after the step, also where the episode ended
+                (not that of a reset).
+            actions: (K, *action_shape).
+            rewards: float (K,), finite; stored as float32.
+            terminations: bool (K,).
+            truncations: bool (K,).
+            env_ids: int (K,), where each row comes from. None if the rows are whole steps of all
+                environments in order, or the buffer keeps no track of them.
+            extras: The extra columns, (K, ...).
+
+        Raises:
+            BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
+                reward that is not finite, or an env id is out of range. Nothing was changed.
+            BufferMemoryError: More memory is needed, and missing. Nothing was changed.
+        """
+        if self._add_rows is not None and not extras:
+            try:
+                if self._add_rows(
+                    self._table,
+                    self._state,
+                    self._no_ids if env_ids is None else env_ids,
+                    obs,
+                    next_obs,
+                    actions,
+                    rewards,
+                    terminations,
+                    truncations,
+                ):
+                    return
+            except TypeError:  # other types than those it was compiled for
+                pass
+        columns = {
+            "obs": obs,
+            "next_obs": next_obs,
+            "actions": actions,
+            "rewards": rewards,
+            "terminations": terminations,
+            "truncations": truncations,
+        }
+        given = {name: column for name, column in columns.items() if column is not None}
+        self._add_checked({**given, **extras}, env_ids)
+
+    def _add_checked(self, columns: Mapping[str, Any], env_ids: Any) -> None:
+        arrays = read_columns(columns, self._storage.layout, self.device)
+        num_envs = self.num_envs or 0
+        ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs)
+        self._storage.write(arrays, ids if num_envs else self._no_ids)
+
+    def cut_episodes(self, env_ids: Any = None) -> None:
+        """Say that environments were reset, or left, before their episodes ended.
+
+        What is added for them next follows on nothing. Not needed after a row with a flag set, nor
+        in a buffer that keeps no track of environments.
+
+        Args:
+            env_ids: int (K,); None for all.
+
+        Raises:
+            BufferMisuseError: An id is out of range; nothing was changed.
+        """
+        if self.num_envs is None:
+            return
+        ids = np.arange(self.num_envs) if env_ids is None else env_ids
+        mark_cut(self._state, read_row_ids(ids, len(ids), self.num_envs))
+
+    def new_batch(self, batch_size: int) -> ReplayBatch:
+        """Memory for `sample(batch_size, out=...)`, not initialised."""
+        return self._reader.new(check_count("batch_size", batch_size))
+
+    def _batch(self, batch_size: int, out: ReplayBatch | None) -> ReplayBatch:
+        """The batch to fill.
+
+        Raises:
+            BufferMisuseError: The buffer is empty, or an argument does not fit.
+        """
+        if not self._state[at.COUNT]:
+            raise BufferMisuseError("the buffer is empty; add transitions before sampling")
+        if type(batch_size) is not int or batch_size < 1:
+            batch_size = check_count("batch_size", batch_size)
+        return self._reader.new(batch_size) if out is None else self._reader.check(out, batch_size)
+
+    def _check_distinct(self, batch_size: int) -> None:
+        if batch_size > len(self):
+            raise BufferMisuseError(
+                f"batch_size is {batch_size} without replacement, but the buffer holds "
+                f"{len(self)} transitions; add more or draw fewer"
+            )
+
+    def rows(self) -> dict[str, Any]:
+        """Views of all rows by column: (num_rows, ...) tensors of the one allocation, not copies.
+
+        Rows that hold nothing yet are zero. `order` tells which hold transitions.
+        """
+        layout = self._storage.layout
+        views = {path: field_view(self._storage.rows, f) for path, f in layout.fields.items()}
+        found = {"obs": layout.build_obs([views[path] for path in layout.obs])}
+        if layout.next_obs:
+            found["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
+        others = set(views) - {*layout.obs, *layout.next_obs, "link"}
+        return {**found, **{name: views[name] for name in views if name in others}}
+
+    def order(self) -> torch.Tensor:
+        """int64 (len,) on the CPU: the rows that hold transitions, oldest first in each ring."""
+        return self._storage.oldest_first()
+
+    def get(self, indices: Any) -> ReplayBatch:
+        """The transitions in given rows, as `sample` would return them.
+
+        Args:
+            indices: int (B,), rows that hold transitions.
+
+        Raises:
+            BufferMisuseError: A row is out of range or holds nothing.
+        """
+        rows = np.asarray(torch.as_tensor(indices).cpu())
+        state, capacity = self._state, int(self._state[at.CAPACITY])
+        fits = rows.ndim == 1 and len(rows) > 0 and rows.dtype.kind in "iu"
+        if fits and rows.min() >= 0 and rows.max() < len(self._storage.rows):
+            totals = state[state[at.TOTALS] + rows // capacity]
+            fits = bool((rows % capacity < totals).all())
+        else:
+            fits = False
+        if not fits:
+            raise BufferMisuseError(
+                f"indices is {rows}, expected rows that hold transitions, (B,); see order()"
+            )
+        batch = self._reader.new(len(rows))
+        batch.indices.copy_(torch.from_numpy(rows.astype(np.int64)))
+        self._reader.gather(batch)
+        return batch
+
+    def _own_arrays(self) -> dict[str, np.ndarray]:
+        """Further arrays of a checkpoint."""
+        return {}
+
+    def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Restore them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Transitions and generator, as copies: tensors, ints, strings, lists."""
+        return self._saved.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the buffer stood that `state_dict` was called on.
+
+        Raises:
+            BufferMisuseError: The state is of another kind of buffer, version, spaces, capacity,
+                options or device; nothing was changed.
+        """
+        self._take_own_arrays(self._saved.load_state_dict(state))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write transitions and generator into a file, all or nothing.
+
+        Raises:
+            OSError: The disk is full or the folder is not there; a file that was there stays.
+        """
+        self._saved.save(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue where the buffer stood that `save` was called on.
+
+        Raises:
+            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer; nothing
+                was changed.
+            OSError: It cannot be opened.
+        """
+        self._take_own_arrays(self._saved.load(path))

@@ -1,0 +1,98 @@
+"""Checks of what users hand to a replay buffer; each returns it in the form to be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from buffers.episodic_input import check_names, read_array
+from buffers.errors import BufferMisuseError
+from buffers.record_layout import COLUMNS, RecordLayout
+from buffers.space_tree import tree_leaves
+
+__all__ = ["read_columns", "read_row_ids"]
+
+
+def read_columns(
+    columns: Mapping[str, Any], layout: RecordLayout, device: torch.device
+) -> dict[str, np.ndarray]:
+    """Arrays (K, ...) by path, C-contiguous and of the dtype of the storage.
+
+    If observations are stored once, the leaves of next_obs are there all the same.
+
+    Raises:
+        BufferMisuseError: A column is missing, unknown or does not fit.
+    """
+    check_names(columns, {*COLUMNS, *layout.extras}, set())
+    count = _count_rows(columns["rewards"])
+    given: dict[str, tuple[Any, str]] = {}
+    for name in ("obs", "next_obs"):
+        leaves = tree_leaves(layout.observation_space, columns[name], name)
+        prefix = name.removesuffix("obs")
+        given |= {
+            prefix + path: (leaf, path) for path, leaf in zip(layout.obs, leaves, strict=True)
+        }
+    others = ("actions", "rewards", "terminations", "truncations", *layout.extras)
+    given |= {name: (columns[name], name) for name in others}
+    arrays = {}
+    for path, (value, like) in given.items():
+        field = layout.fields[like]
+        array = read_array(path, value, (count, *field.shape), field.dtype, device)
+        with np.errstate(over="ignore"):  # reported below, by name
+            arrays[path] = np.ascontiguousarray(array, field.dtype)
+    _check_rewards(arrays["rewards"])
+    return arrays
+
+
+def _count_rows(rewards: Any) -> int:
+    shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else np.shape(rewards)
+    if len(shape) != 1:
+        raise BufferMisuseError(
+            f"rewards has shape {shape}, expected (K,): one number per transition"
+        )
+    return shape[0]
+
+
+def _check_rewards(rewards: np.ndarray) -> None:
+    wrong = np.flatnonzero(~np.isfinite(rewards))
+    if len(wrong):
+        raise BufferMisuseError(
+            f"rewards[{wrong[0]}] is {rewards[wrong[0]]} as float32, expected finite numbers; find "
+            "the step that makes it"
+        )
+
+
+def read_row_ids(env_ids: Any, num_rows: int, num_envs: int) -> np.ndarray:
+    """Env ids int64 (K,), one per row; or (0,) if the rows are whole steps of all envs.
+
+    Args:
+        env_ids: What the user gave; None for whole steps.
+        num_rows: K.
+        num_envs: Number of environments, 0 if the buffer keeps no track of them.
+
+    Raises:
+        BufferMisuseError: Ids that do not fit, or none where rows are no whole steps.
+    """
+    if env_ids is None:
+        if num_envs and num_rows % num_envs:
+            raise BufferMisuseError(
+                f"got {num_rows} rows without env_ids, expected a multiple of num_envs = "
+                f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
+            )
+        return np.zeros(0, np.int64)
+    ids = env_ids.detach().cpu().numpy() if isinstance(env_ids, torch.Tensor) else env_ids
+    ids = np.asarray(ids)
+    if ids.shape != (num_rows,) or (ids.size and ids.dtype.kind not in "iu"):
+        raise BufferMisuseError(
+            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers ({num_rows},)"
+        )
+    if num_envs and ids.size and (ids.min() < 0 or ids.max() >= num_envs):
+        wrong = int(ids[(ids < 0) | (ids >= num_envs)][0])
+        raise BufferMisuseError(
+            f"env_ids has {wrong}, expected numbers from 0 to {num_envs - 1}, as num_envs is "
+            f"{num_envs}"
+        )
+    return ids.astype(np.int64)

@@ -1,0 +1,84 @@
+"""Compiled drawing of batches from memory of the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from buffers.gather_kernels import draw_by_ring, draw_distinct, gather, sample_uniform
+from buffers.replay_batch import BatchPlanner, ReplayBatch
+from buffers.replay_storage import ReplayStorage
+from buffers.ring_state import new_generator
+
+__all__ = ["CompiledReader"]
+
+_DRAWS = {"rings": draw_by_ring, "distinct": draw_distinct}
+_NOTHING = np.zeros((1, 1), np.uint8)
+
+
+class CompiledReader:
+    """Draws rows and gathers batches.
+
+    Args:
+        storage: Where from.
+        planner: Makes the batches.
+        gamma: Discount per step.
+        seed: Of the generator.
+
+    Attributes:
+        generator: uint64 (2,), see `random_kernels`.
+    """
+
+    def __init__(
+        self, storage: ReplayStorage, planner: BatchPlanner, gamma: float, seed: int | None
+    ):
+        self._storage, self._gamma = storage, float(gamma)
+        self.generator = new_generator(seed)
+        self.new, self.check = planner.new, planner.check
+
+    def fill(self, batch: ReplayBatch, draw: str) -> None:
+        """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
+        storage, memory = self._storage, batch.memory
+        if draw == "rows":
+            sample_uniform(
+                storage.table,
+                storage.state,
+                self.generator,
+                memory.plan,
+                memory.pages,
+                self._gamma,
+                *self._kept(),
+            )
+            return
+        _DRAWS[draw](storage.state, self.generator, memory.rows)
+        self.gather(batch)
+
+    def gather(self, batch: ReplayBatch) -> None:
+        """Fill a batch from the rows it lists."""
+        storage, memory = self._storage, batch.memory
+        gather(
+            storage.table, storage.state, memory.plan, memory.pages, self._gamma, *self._kept()
+        )  # fmt: skip
+
+    def _kept(self) -> tuple[np.ndarray, np.ndarray]:
+        """The newest next observations, and final ones, if they are stored apart."""
+        kept = self._storage.successors
+        return (_NOTHING, _NOTHING) if kept is None else (kept.pending, kept.finals)
+
+    def get_state(self) -> np.ndarray:
+        """The generator as uint8 (16,)."""
+        return self.generator.view(np.uint8).copy()
+
+    def accepts_state(self, state: Any) -> bool:
+        """Whether `set_state` would take it."""
+        return isinstance(state, np.ndarray) and state.shape == (16,) and state.dtype == np.uint8
+
+    def set_state(self, state: np.ndarray) -> None:
+        """Continue where another generator stood."""
+        self.generator[:] = np.ascontiguousarray(state).view(np.uint64)
+
+    def view_generator(self) -> torch.Generator | None:
+        """None: the generator is no torch.Generator."""
+        return None

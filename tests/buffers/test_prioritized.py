@@ -1,0 +1,166 @@
+"""Prioritized sampling: its law, its sums after many updates, and the order of calls."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
+
+from buffers import BufferMisuseError, PrioritizedReplayBuffer
+from buffers.sum_tree import SumTree
+
+STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
+
+
+def filled(capacity, rows=None, staged=False, **options):
+    buffer = PrioritizedReplayBuffer(capacity, OBS, ACTIONS, seed=0, staged=staged, **options)
+    rows = capacity if rows is None else rows
+    if rows:
+        buffer.add(**columns_of(CountingEnvs(1).random_steps([0] * rows)))
+    return buffer
+
+
+def drawn(buffer, draws, size=50):
+    total = np.zeros(buffer.capacity)
+    for _ in range(draws):
+        total += np.bincount(buffer.sample(size).indices, minlength=buffer.capacity)
+    return total
+
+
+@STAGED
+@pytest.mark.parametrize("capacity", [1, 3, 7, 16, 100, 1025])
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_the_law_is_priority_to_the_alpha_and_zeros_are_never_drawn(capacity, alpha, staged):
+    buffer = filled(capacity, staged=staged, alpha=alpha)
+    priorities = np.random.default_rng(capacity).random(capacity) + 0.01
+    priorities[1::3] = 0
+    buffer.update_priorities(np.arange(capacity), priorities)
+    law = priorities**alpha
+    check_law(drawn(buffer, 40, 200), law)
+
+
+@STAGED
+def test_weights(staged):
+    buffer = filled(5, staged=staged, alpha=0.5, beta=0.7)
+    priorities = np.array([1.0, 2, 3, 4, 5])
+    buffer.update_priorities(np.arange(5), priorities)
+    probabilities = priorities**0.5 / (priorities**0.5).sum()
+    for beta in (None, 1.0, 0.0):
+        batch = buffer.sample(64, beta=beta)
+        exponent = 0.7 if beta is None else beta
+        expected = (5 * probabilities[batch.indices.numpy()]) ** -exponent
+        np.testing.assert_allclose(batch.weights, expected / expected.max(), rtol=1e-5)
+        assert batch.weights.dtype == torch.float32
+
+
+@STAGED
+def test_new_rows_get_the_largest_priority_and_rows_not_there_are_never_drawn(staged):
+    buffer = filled(10, 4, staged=staged, alpha=1.0)
+    check_law(drawn(buffer, 100), [1] * 4 + [0] * 6)
+    buffer.update_priorities([0, 1], [3.0, 0.5])
+    buffer.add(**columns_of(CountingEnvs(1).random_steps([0] * 2)))
+    assert buffer.priorities.tolist() == [3, 0.5, 1, 1, 3, 3, 0, 0, 0, 0]
+    buffer.add(**columns_of(CountingEnvs(1).random_steps([0] * 7)))
+    assert buffer.priorities.tolist() == [3, 3, 3, 1, 3, 3, 3, 3, 3, 3]
+    buffer.update_priorities(np.arange(10), np.arange(10.0))
+    buffer.add(**columns_of(CountingEnvs(1).random_steps([0] * 25)))
+    assert buffer.priorities.tolist() == [9] * 10
+
+
+@STAGED
+def test_rows_and_weights_belong_together_past_many_laps(staged):
+    buffer = filled(7, 0, staged=staged, num_envs=1, n_step=2, gamma=0.9)
+    envs, rng = CountingEnvs(1), np.random.default_rng(0)
+    for _ in range(60):
+        buffer.add(**columns_of(envs.random_steps([0] * int(rng.integers(1, 10)))))
+        batch = buffer.sample(16)
+        again = buffer.get(batch.indices)
+        assert batch.obs.equal(again.obs)
+        assert batch.next_obs.equal(again.next_obs)
+        assert batch.discounts.equal(again.discounts)
+        assert bool((batch.weights > 0).all())
+        buffer.update_priorities(batch.indices, rng.random(16))
+
+
+@STAGED
+@pytest.mark.parametrize(
+    ("indices", "priorities", "message"),
+    [
+        ([0, 4], [1.0, 1.0], r"indices\[1\] is 4 .* expected a row from 0 to 3"),
+        ([-1], [1.0], r"indices\[0\] is -1"),
+        ([0], [-0.5], r"priorities\[0\] -0.5, .* finite priority of 0 or more"),
+        ([0, 1], [1.0, np.nan], r"priorities\[1\] nan"),
+        ([0], [np.inf], r"priorities\[0\] inf"),
+        ([0, 1], [1.0], r"indices has shape \(2,\) and priorities \(1,\)"),
+        ([[0]], [[1.0]], r"expected \(K,\) both"),
+        ([0.5], [1.0], "indices has dtype float64"),
+        ([0], ["a"], "priorities has dtype"),
+    ],
+)
+def test_updates_that_do_not_fit_change_nothing(indices, priorities, message, staged):
+    buffer = filled(6, 4, staged=staged)
+    buffer.update_priorities([0, 1, 2], [0.1, 0.2, 0.3])
+    before = buffer.priorities
+    with pytest.raises(BufferMisuseError, match=message):
+        buffer.update_priorities(indices, priorities)
+    assert buffer.priorities.equal(before)
+
+
+def test_when_all_priorities_are_zero_nothing_can_be_drawn():
+    buffer = filled(3)
+    buffer.update_priorities([0, 1, 2], [0.0, 0.0, 0.0])
+    with pytest.raises(BufferMisuseError, match="all priorities are 0"):
+        buffer.sample(2)
+
+
+@pytest.mark.parametrize("options", [{"alpha": -1}, {"beta": float("nan")}, {"alpha": np.inf}])
+def test_exponents_are_checked(options):
+    with pytest.raises(BufferMisuseError, match=next(iter(options))):
+        filled(3, **options)
+
+
+def test_sums_do_not_drift_in_a_million_updates():
+    tree, rng = SumTree(1000), np.random.default_rng(0)
+    leaves = rng.integers(0, 1000, (1000, 1000))
+    values = 10.0 ** rng.uniform(-8, 8, (1000, 1000))
+    for k in range(1000):
+        tree.update(leaves[k], values[k])
+    tree.update(np.arange(1000), np.linspace(0, 1, 1000))
+    fresh = SumTree(1000)
+    fresh.update(np.arange(1000), np.linspace(0, 1, 1000))
+    assert (tree._tree == fresh._tree).all()
+    assert tree.total == pytest.approx(500)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    capacity=st.integers(1, 300),
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("insert"), st.integers(0, 299), st.integers(1, 400)),
+            st.tuples(st.just("update"), st.integers(0, 2**31), st.integers(1, 40)),
+        ),
+        max_size=8,
+    ),
+)
+def test_every_sum_is_that_of_its_leaves(capacity, steps):
+    tree, leaves = SumTree(capacity), np.zeros(capacity)
+    for kind, first, second in steps:
+        if kind == "insert":
+            end = first % capacity
+            tree.insert(end, second, float(second))
+            leaves[(end - 1 - np.arange(min(second, capacity))) % capacity] = second
+        else:
+            rng = np.random.default_rng(first)
+            chosen, values = rng.integers(0, capacity, second), rng.random(second)
+            tree.update(chosen, values)
+            for leaf, value in zip(chosen, values, strict=True):
+                leaves[leaf] = value
+        np.testing.assert_array_equal(tree.leaves, leaves)
+        level = np.concatenate([leaves, np.zeros(-capacity % 16)])
+        for start in tree._starts[1:]:
+            level = level.reshape(-1, 16).sum(1)
+            found = tree._tree[start : start + len(level)]
+            np.testing.assert_allclose(found, level, rtol=1e-13)
+            level = np.concatenate([level, np.zeros(-len(level) % 16)])

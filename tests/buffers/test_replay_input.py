@@ -1,0 +1,165 @@
+"""What replay buffers refuse, with the reason, and unchanged afterwards."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, Text
+from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, columns_of
+
+import buffers.free_memory
+from buffers import (
+    BufferMemoryError,
+    BufferMisuseError,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+)
+
+CLASSES = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]
+GOOD = columns_of(CountingEnvs(2).random_steps([0, 1, 0, 1]))
+WITH_NAN = np.array([0, 1, np.nan, 2], np.float32)
+
+
+def snapshot(buffer):
+    return {k: v.clone() for k, v in buffer.state_dict().items() if torch.is_tensor(v)}
+
+
+def check_refused(buffer, message, columns, error=BufferMisuseError):
+    before = snapshot(buffer)
+    with pytest.raises(error, match=message):
+        buffer.add(**columns)
+    after = snapshot(buffer)
+    assert all(after[name].equal(tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("store_next", [True, False])
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"obs": GOOD["obs"][:3]}, r"obs has shape \(3, 3\), expected \(4, 3\)"),
+        ({"next_obs": GOOD["obs"][:, :2]}, r"next_obs has shape \(4, 2\), expected \(4, 3\)"),
+        ({"obs": GOOD["obs"].astype(complex)}, "obs has dtype complex128, expected float32"),
+        ({"obs": {"a": GOOD["obs"]}}, "obs"),
+        ({"actions": GOOD["actions"][:, None]}, r"actions has shape \(4, 1\), expected \(4,\)"),
+        ({"actions": GOOD["actions"] + 0.5}, "actions has dtype float64, expected int64"),
+        ({"rewards": WITH_NAN}, r"rewards\[2\] is nan as float32, expected finite"),
+        ({"rewards": WITH_NAN.astype(float)}, r"rewards\[2\] is nan"),
+        ({"rewards": np.array([1, 2, 3, 1e300])}, r"rewards\[3\] is inf as float32"),
+        ({"rewards": np.float32(1)}, r"rewards has shape \(\), expected \(K,\)"),
+        ({"terminations": np.ones(4, int)}, "terminations has dtype int64, expected bool"),
+        ({"truncations": np.ones(3, bool)}, r"truncations has shape \(3,\), expected \(4,\)"),
+        ({"terminations": None}, "missing: ..terminations"),
+        ({"log_probs": np.ones(4)}, "unknown: ..log_probs"),
+        ({"env_ids": [0, 1, 2, 0]}, "env_ids has 2, expected numbers from 0 to 1"),
+        ({"env_ids": [0, 1, -1, 0]}, "env_ids has -1"),
+        ({"env_ids": [0, 1]}, r"env_ids has dtype int64 and shape \(2,\)"),
+        ({"env_ids": np.zeros(4)}, "env_ids has dtype float64"),
+        ({"obs": torch.zeros(4, 3, device="meta")}, "meta"),
+    ],
+)
+def test_columns_that_do_not_fit(cls, changes, message, store_next):
+    buffer = cls(3, OBS, ACTIONS, num_envs=2, seed=0, store_next=store_next)
+    buffer.add(**GOOD)
+    check_refused(buffer, message, {**GOOD, **changes})
+
+
+def test_rows_that_are_no_whole_steps():
+    buffer = SharedReplayBuffer(9, OBS, ACTIONS, num_envs=3)
+    check_refused(buffer, "got 4 rows without env_ids, expected a multiple of num_envs = 3", GOOD)
+
+
+@pytest.mark.parametrize("like", [list, torch.from_numpy, np.asfortranarray, "read-only", "wide"])
+def test_other_forms_of_good_columns_are_taken(like):
+    def changed(array):
+        if like == "read-only":
+            array = array.copy()
+            array.flags.writeable = False
+            return array
+        if like == "wide":
+            return np.stack([array, array], 1)[:, 0] if array.ndim == 1 else array[:, ::-1][:, ::-1]
+        return like(array)
+
+    buffers_made = [SharedReplayBuffer(9, OBS, ACTIONS, seed=0) for _ in range(2)]
+    buffers_made[0].add(**GOOD)
+    buffers_made[1].add(**{name: changed(array) for name, array in GOOD.items()})
+    left, right = map(snapshot, buffers_made)
+    assert all(left[name].equal(right[name]) for name in left)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capacity": 0}, "capacity"),
+        ({"capacity": -3}, "capacity"),
+        ({"capacity": 2.5}, "capacity"),
+        ({"capacity": 2**40}, "expected at most"),
+        ({"observation_space": Text(3)}, "obs is the space"),
+        ({"action_space": NESTED}, "action_space"),
+        ({"num_envs": 0}, "num_envs"),
+        ({"n_step": 0}, "n_step"),
+        ({"n_step": 3}, "n_step=3 needs gamma"),
+        ({"gamma": 1.5}, "gamma is 1.5"),
+        ({"extra_columns": {"obs": OBS}}, "extra column 'obs' has a name that is taken"),
+        ({"extra_columns": {"goal": NESTED}}, "expected a single array"),
+    ],
+)
+def test_constructors_refuse(cls, options, message):
+    given = {
+        "capacity": 4, "observation_space": OBS, "action_space": ACTIONS, "num_envs": 2, **options
+    }  # fmt: skip
+    with pytest.raises(BufferMisuseError, match=message):
+        cls(**given)
+
+
+@pytest.mark.parametrize(
+    "options", [{"n_step": 2, "gamma": 0.9}, {"store_next": False}, {"track_env": True}]
+)
+def test_following_rows_needs_the_number_of_envs(options):
+    with pytest.raises(BufferMisuseError, match="need num_envs"):
+        SharedReplayBuffer(4, OBS, ACTIONS, **options)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_sampling_too_early_or_wrongly(cls):
+    buffer = cls(4, OBS, ACTIONS, num_envs=2, seed=0)
+    with pytest.raises(BufferMisuseError, match="the buffer is empty"):
+        buffer.sample(1)
+    buffer.add(**GOOD)
+    for size in (0, -1, 1.5, "a"):
+        with pytest.raises(BufferMisuseError, match="batch_size"):
+            buffer.sample(size)
+    with pytest.raises(BufferMisuseError, match="out holds 3 transitions, expected 2"):
+        buffer.sample(2, buffer.new_batch(3))
+    other = cls(4, OBS, ACTIONS, num_envs=2, seed=0)
+    for out in ({}, other.new_batch(2)):
+        with pytest.raises(BufferMisuseError, match="expected a batch that new_batch"):
+            buffer.sample(2, out)
+    if cls is not PrioritizedReplayBuffer:
+        with pytest.raises(BufferMisuseError, match="batch_size is 9 without replacement"):
+            buffer.sample(9, replace=False)
+    for rows in ([8], [-1], [0.5], [[0]], []):
+        with pytest.raises(BufferMisuseError, match="indices is"):
+            buffer.get(np.array(rows))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("store_next", [True, False])
+def test_what_does_not_fit_is_refused_with_what_would(cls, store_next, monkeypatch):
+    spaces, options = (OBS, ACTIONS), {"num_envs": 2, "store_next": store_next}
+    free = cls.nbytes_for(1000, *spaces, **options)
+    for module in (buffers.free_memory, buffers.replay_storage):
+        monkeypatch.setattr(module, "free_bytes", lambda device: free)
+    with pytest.raises(BufferMemoryError, match="a capacity of 1000 would fit"):
+        cls(10**6, *spaces, **options)
+    made = cls(1000, *spaces, **options)
+    assert made.nbytes == sum(made.memory().values()) == free
+
+
+def test_nbytes_at_equal_numbers_of_transitions_are_equal():
+    space = Box(-1, 1, (52,))
+    shared = SharedReplayBuffer(2048 * 20, space, Discrete(7))
+    per_env = PerEnvReplayBuffer(20, space, Discrete(7), num_envs=2048)
+    assert shared.memory()["rows"] == per_env.memory()["rows"]
+    assert abs(per_env.nbytes / shared.nbytes - 1) < 0.01

@@ -1,0 +1,165 @@
+"""Shared and per-env buffers against lists: adding, wrapping round, successors and windows."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from replay_model import (
+    ACTIONS,
+    NESTED,
+    OBS,
+    CountingEnvs,
+    ListModel,
+    check_against,
+    columns_of,
+)
+
+from buffers import PerEnvReplayBuffer, SharedReplayBuffer
+
+CLASSES = {"shared": SharedReplayBuffer, "per_env": PerEnvReplayBuffer}
+OPTIONS = {
+    "plain": {},
+    "tracked": {"track_env": True},
+    "three steps": {"n_step": 3, "gamma": 0.5},
+    "stored once": {"store_next": False},
+    "stored once, four steps": {"store_next": False, "n_step": 4, "gamma": 0.5},
+    "discounts": {"gamma": 0.9},
+}
+
+
+def make(kind, capacity, num_envs, option, space=OBS, staged=False):
+    return CLASSES[kind](
+        capacity, space, ACTIONS, num_envs=num_envs, seed=0, staged=staged, **OPTIONS[option]
+    )
+
+
+def check(buffer, model, option):
+    choice = OPTIONS[option]
+    check_against(buffer, model, choice.get("n_step", 1), choice.get("gamma"))
+
+
+def no_rows(columns):
+    if isinstance(columns, dict):
+        return {name: no_rows(column) for name, column in columns.items()}
+    return columns[:0]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("capacity", [1, 7, 12])
+def test_several_laps_of_whole_steps(kind, option, capacity, staged):
+    envs, model = CountingEnvs(3), ListModel(capacity, 3, kind == "per_env")
+    buffer = make(kind, capacity, 3, option, staged=staged)
+    for _ in range(3 * capacity):
+        made = envs.random_steps(range(3))
+        buffer.add(**columns_of(made))
+        model.add(made)
+        check(buffer, model, option)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("space", [OBS, NESTED], ids=["flat", "nested"])
+def test_ragged_adds_also_larger_than_the_capacity(kind, option, space, staged):
+    rng = np.random.default_rng(1)
+    envs, model = CountingEnvs(4, seed=1), ListModel(10, 4, kind == "per_env")
+    buffer = make(kind, 10, 4, option, space, staged)
+    for size in (0, 3, 9, 1, 10, 11, 0, 25, 4, 100, 2, 1):
+        ids = rng.integers(0, 4, size)
+        made = envs.random_steps(ids)
+        columns = columns_of(made or CountingEnvs(1).random_steps([0]), space)
+        buffer.add(**(columns if made else no_rows(columns)), env_ids=ids)
+        model.add(made)
+        check(buffer, model, option)
+
+
+def test_an_env_that_pauses_for_a_lap_is_not_linked_to_what_took_its_rows():
+    for option in ("three steps", "stored once"):
+        envs, model = CountingEnvs(2), ListModel(5, 2, False)
+        buffer = make("shared", 5, 2, option)
+        for env in (0, 1, 1, 1, 1, 1, 0, 1, 0, 0):
+            made = [envs.step(env, False, False)]
+            buffer.add(**columns_of(made), env_ids=[env])
+            model.add(made)
+            check(buffer, model, option)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_many_final_observations_make_room_for_themselves(kind, staged):
+    envs, model = CountingEnvs(2), ListModel(200, 2, kind == "per_env")
+    buffer = make(kind, 200, 2, "stored once", staged=staged)
+    before = buffer.nbytes
+    for _ in range(40):
+        made = [envs.step(env % 2, False, True) for env in range(14)]
+        buffer.add(**columns_of(made))
+        model.add(made)
+    check(buffer, model, "stored once")
+    assert buffer.nbytes > before
+
+
+def test_the_order_of_rows_is_that_of_adding():
+    buffer = make("shared", 10, 1, "plain")
+    envs = CountingEnvs(1)
+    buffer.add(**columns_of(envs.random_steps([0] * 23)))
+    assert buffer.order().tolist() == [3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
+    assert buffer.num_added == 23
+    assert buffer.rows()["obs"].shape == (10, 3)
+
+
+class ReplayMachine(RuleBasedStateMachine):
+    """Any sequence of adds, cuts and checkpoints leaves what the lists have."""
+
+    @initialize(
+        kind=st.sampled_from(sorted(CLASSES)),
+        option=st.sampled_from(sorted(OPTIONS)),
+        capacity=st.integers(1, 9),
+        num_envs=st.integers(1, 3),
+        staged=st.booleans(),
+        space=st.sampled_from([OBS, NESTED]),
+    )
+    def start(self, kind, option, capacity, num_envs, staged, space):
+        self.made = kind, capacity, num_envs, option, space, staged
+        self.buffer = make(*self.made)
+        self.model = ListModel(capacity, num_envs, kind == "per_env")
+        self.envs = CountingEnvs(num_envs)
+        self.num_envs, self.option, self.space = num_envs, option, space
+
+    @rule(data=st.data(), size=st.integers(1, 12))
+    def add_some(self, data, size):
+        ids = data.draw(st.lists(st.integers(0, self.num_envs - 1), min_size=size, max_size=size))
+        made = self.envs.random_steps(ids, 0.3)
+        self.buffer.add(**columns_of(made, self.space), env_ids=np.array(ids))
+        self.model.add(made)
+
+    @rule(steps=st.integers(1, 3))
+    def add_whole_steps(self, steps):
+        made = self.envs.random_steps(list(range(self.num_envs)) * steps, 0.3)
+        self.buffer.add(**columns_of(made, self.space))
+        self.model.add(made)
+
+    @rule(data=st.data())
+    def cut(self, data):
+        env = data.draw(st.integers(0, self.num_envs - 1))
+        self.envs.cut(env)
+        self.buffer.cut_episodes([env])
+
+    @rule()
+    def reload(self):
+        state = self.buffer.state_dict()
+        self.buffer = make(*self.made)
+        self.buffer.load_state_dict(state)
+
+    @invariant()
+    def same(self):
+        if hasattr(self, "model"):
+            check(self.buffer, self.model, self.option)
+
+
+ReplayMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=15, deadline=None, derandomize=True
+)
+test_any_sequence = ReplayMachine.TestCase

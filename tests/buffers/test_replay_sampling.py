@@ -1,0 +1,206 @@
+"""Drawing from replay buffers: laws, reproducibility, caller's memory, checkpoints."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, check_law, columns_of, decode
+
+from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, ReplayBatch, SharedReplayBuffer
+
+STAGED = pytest.mark.parametrize("staged", [False, True], ids=["compiled", "torch"])
+CLASSES = {
+    "shared": SharedReplayBuffer,
+    "per_env": PerEnvReplayBuffer,
+    "prioritized": PrioritizedReplayBuffer,
+}
+
+
+def filled(kind="shared", rows=30, capacity=20, num_envs=2, space=OBS, **options):
+    buffer = CLASSES[kind](capacity, space, ACTIONS, num_envs=num_envs, **{"seed": 0, **options})
+    ids = np.arange(rows) % num_envs
+    buffer.add(**columns_of(CountingEnvs(num_envs).random_steps(ids), space), env_ids=ids)
+    return buffer
+
+
+def fields(batch):
+    return {
+        name: getattr(batch, name)
+        for name in ReplayBatch.__slots__
+        if name not in ("memory", "size", "extras")
+    }
+
+
+def assert_same(left, right):
+    torch.testing.assert_close(
+        {name: f for name, f in fields(left).items() if f is not None},
+        {name: f for name, f in fields(right).items() if f is not None},
+        rtol=0,
+        atol=0,
+    )
+
+
+def counts_of(buffer, draws=200, size=100, **options):
+    out = buffer.new_batch(size)
+    total = np.zeros(len(buffer._storage.rows))
+    for _ in range(draws):
+        drawn = buffer.sample(size, out, **options).indices.numpy()
+        total += np.bincount(drawn, minlength=len(total))
+    return total
+
+
+@STAGED
+@pytest.mark.parametrize("rows", [3, 20, 45])
+def test_shared_draws_are_uniform_over_what_is_held(rows, staged):
+    buffer = filled(rows=rows, staged=staged)
+    held = np.arange(20) < len(buffer)
+    check_law(counts_of(buffer), held.astype(float))
+
+
+@STAGED
+@pytest.mark.parametrize("over", ["transitions", "envs"])
+def test_per_env_draws(over, staged):
+    buffer = PerEnvReplayBuffer(8, OBS, ACTIONS, num_envs=4, over=over, seed=1, staged=staged)
+    ids = np.repeat([0, 1, 3], [3, 20, 1])
+    buffer.add(**columns_of(CountingEnvs(4).random_steps(ids)), env_ids=ids)
+    assert buffer.counts.tolist() == [3, 8, 0, 1]
+    weights = np.zeros((4, 8))
+    for env, count in enumerate(buffer.counts):
+        weights[env, :count] = 1 if over == "transitions" else 1 / max(count, 1)
+    check_law(counts_of(buffer), weights.reshape(-1))
+
+
+@STAGED
+@pytest.mark.parametrize("kind", ["shared", "per_env"])
+def test_draws_without_replacement_are_different_and_uniform(kind, staged):
+    buffer = filled(kind, rows=27, capacity=20, staged=staged)
+    everything = buffer.sample(len(buffer), replace=False).indices
+    assert sorted(everything.tolist()) == sorted(buffer.order().tolist())
+    total = np.zeros(len(buffer._storage.rows))
+    for _ in range(2000):
+        drawn = buffer.sample(3, replace=False).indices.tolist()
+        assert len(set(drawn)) == 3
+        total[drawn] += 1
+    held = np.isin(np.arange(len(total)), buffer.order().numpy())
+    check_law(total, held.astype(float))
+
+
+@STAGED
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("space", [OBS, NESTED], ids=["flat", "nested"])
+def test_out_and_fresh_batches_are_alike_and_fields_belong_together(kind, space, staged):
+    options = {"n_step": 3, "gamma": 0.9, "track_env": True, "staged": staged, "space": space}
+    fresh, reused = filled(kind, **options), filled(kind, **options)
+    out = reused.new_batch(64)
+    for _ in range(5):
+        batch = fresh.sample(64)
+        assert reused.sample(64, out) is out
+        assert_same(batch, out)
+        assert_same(batch, out if kind == "prioritized" else fresh.get(batch.indices))
+        assert (batch.actions.numpy() == decode(batch.obs) % 5).all()
+
+
+def test_memory_of_a_batch_is_not_used_again_while_anything_refers_to_it():
+    buffer = filled()
+    obs = buffer.sample(8).obs[2:]
+    before = obs.clone()
+    for _ in range(10):
+        buffer.sample(8)
+    assert obs.equal(before)
+
+
+@STAGED
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_global_generators_are_left_alone_and_a_seed_decides(kind, staged):
+    torch.manual_seed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    drawn = [filled(kind, seed=5, staged=staged).sample(50).indices for _ in range(2)]
+    assert drawn[0].equal(drawn[1])
+    assert not drawn[0].equal(filled(kind, seed=6, staged=staged).sample(50).indices)
+    assert torch.get_rng_state().equal(before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+
+
+@STAGED
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("rows", [7, 50])
+@pytest.mark.parametrize("way", ["file", "state"])
+def test_a_restored_buffer_goes_on_bit_for_bit(kind, rows, way, staged, tmp_path):
+    options = {"store_next": False, "n_step": 2, "gamma": 0.9, "staged": staged}
+    first, second = filled(kind, rows, **options), filled(kind, 0, seed=9, **options)
+    if kind == "prioritized":
+        first.update_priorities([0, 3], [5.0, 0.0])
+    first.sample(10)
+    if way == "file":
+        first.save(tmp_path / "a")
+        second.load(tmp_path / "a")
+    else:
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+    envs = CountingEnvs(2, seed=4)
+    for _ in range(4):
+        assert_same(first.sample(20), second.sample(20))
+        columns = columns_of(envs.random_steps([0, 1] * 3))
+        first.add(**columns)
+        second.add(**columns)
+    assert first.order().equal(second.order())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capacity": 21}, "state has constants"),
+        ({"store_next": False}, "state has fields|has no columns"),
+        ({"space": NESTED}, "state has fields"),
+        ({"num_envs": 3}, "state has constants"),
+        ({"kind": "per_env"}, "holds a SharedReplayBuffer, expected a PerEnvReplayBuffer"),
+        ({"staged": True}, "generator of another device"),
+    ],
+)
+def test_checkpoints_that_do_not_fit_change_nothing(options, message, tmp_path):
+    filled().save(tmp_path / "a")
+    other = filled(**{"rows": 12, **options})
+    before = other.state_dict()
+    with pytest.raises(ValueError, match=message):
+        other.load(tmp_path / "a")
+    after = other.state_dict()
+    assert all(torch.equal(after[k], v) for k, v in before.items() if torch.is_tensor(v))
+
+
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+
+
+@STAGED
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("store_next", [True, False])
+def test_every_dtype_comes_back_as_it_went_in(dtype, store_next, staged):
+    info = np.dtype(dtype)
+    low, high = (0, 1) if info.kind == "b" else (0, 100)
+    space = MultiBinary(5) if info.kind == "b" else Box(low, high, (5,), info.type)
+    space = Dict({"a": space, "b": MultiDiscrete([3, 4]), "c": Discrete(9)})
+    extra = {"noise": Box(-9, 9, (2,), np.float64)}
+    buffer = SharedReplayBuffer(
+        6, space, Box(-1, 1, (3,), np.float64), num_envs=1, store_next=store_next,
+        extra_columns=extra, seed=0, staged=staged,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+
+    def obs():
+        values = rng.integers(low, high + 1, (10, 5)).astype(space["a"].dtype)
+        return {"a": values, "b": rng.integers(0, 3, (10, 2)), "c": rng.integers(0, 9, 10)}
+
+    columns = {"obs": obs(), "next_obs": obs(), "actions": rng.random((10, 3))}
+    columns |= {"noise": rng.random((10, 2)), "rewards": rng.random(10)}
+    columns |= {name: rng.random(10) < 0.5 for name in ("terminations", "truncations")}
+    buffer.add(**columns)
+    batch = buffer.get(buffer.order())
+    for name in ("obs", "next_obs"):
+        for key in "abc":
+            found = getattr(batch, name)[key].numpy()
+            assert found.dtype == space[key].dtype
+            np.testing.assert_array_equal(found, columns[name][key][-6:])
+    np.testing.assert_array_equal(batch.noise, columns["noise"][-6:])
+    np.testing.assert_array_equal(batch.actions, columns["actions"][-6:])
+    np.testing.assert_array_equal(batch.rewards, columns["rewards"][-6:].astype(np.float32))
+    np.testing.assert_array_equal(batch.terminations, columns["terminations"][-6:])
