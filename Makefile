@@ -3,8 +3,8 @@
 # done again when pyproject.toml or constraints.txt has changed.
 
 PYTHON ?= python3
-# What `make demo` trains; `make demo DEMO_ARGS=--help` lists the options.
-DEMO_ARGS ?= --env-id CartPole-v1
+# Options of the demo; `make demo DEMO_ARGS=--help` lists them.
+DEMO_ARGS ?=
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
 PYTEST_ARGS ?=
 
@@ -22,8 +22,8 @@ export PIP_ROOT_USER_ACTION := ignore
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-demo  ## train PPO, print the result, draw the learning curve
-	$(RUN) examples/ppo.py $(DEMO_ARGS)
+demo: $(VENV)/.installed-demo  ## train a CAGE 2 defender, compare it with others, film it
+	$(RUN) examples/cage2_demo.py $(DEMO_ARGS)
 
 test: $(VENV)/.installed-test  ## the fast tests and the doctests
 	$(PYTEST) -m "$(FAST)"

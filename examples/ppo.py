@@ -2,16 +2,15 @@
 
     python examples/ppo.py --env-id CartPole-v1
 
-Collecting a rollout touches no Python object per env and computes only what the next step needs;
-the rest follows for all steps at once. Gradients are written out, as autograd takes longer to keep
-its books than small networks take to compute. Steps on which NEXT_STEP autoreset only resets an env
-count nowhere, and truncated episodes bootstrap with the value of their true end.
+Nothing is done per env in Python. Gradients are written out, as autograd keeps its books for longer
+than small networks compute. Resets by autoreset count nowhere; truncated episodes bootstrap.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
@@ -36,8 +34,8 @@ class Options:
     total_steps: int = 100_000  # env steps to train for, at most; 0 evaluates only
     num_envs: int = 8  # envs stepped side by side
     num_steps: int = 128  # steps of each env between two updates
-    num_epochs: int = 8  # passes over the rollout in an update
-    num_minibatches: int = 4  # gradient steps in a pass
+    num_epochs: int = 4  # passes over the rollout in an update
+    num_minibatches: int = 8  # gradient steps in a pass
     learning_rate: float = 1.5e-3  # of Adam at the start; it falls linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
@@ -53,6 +51,9 @@ class Options:
     save: Path = Path("runs")  # folder for the policy, its learning curve and TensorBoard files
     load: Path | None = None  # policy.pt of an earlier run to begin with
     tensorboard: bool = False  # write scalars for TensorBoard
+
+
+DEFAULTS: Any = {"vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256}}  # of other envs
 
 
 class Mlp:
@@ -116,7 +117,6 @@ class Policy:
             self.to_env = lambda actions: np.clip(actions, space.low, space.high)
             self.draw_noise = lambda *shape: torch.randn(*shape, len(sizes))
         self.log_std = torch.zeros(0 if self.is_discrete else len(sizes))
-        self.log_std.grad = torch.zeros_like(self.log_std)
         self.weights = [self.actor.weights, self.critic.weights, self.log_std]
         # Count of rollouts; means over them of mean and standard deviation of inputs, and returns.
         self.moments = torch.tensor([[0.0], [0.0], [1.0]]).repeat(1, num_inputs + 1)
@@ -162,11 +162,11 @@ class Policy:
         """Return the gradient of the outputs, given that of what `evaluate` returned last."""
         if self.is_discrete:
             log_p, p, index, entropies = self.kept
-            d_log_probs = d_log_probs[:, None, None]
-            d_logits = (log_p + entropies).mul_(d_entropy / len(p)).add_(d_log_probs).mul_(p).neg_()
+            d_log_probs, scale = d_log_probs[:, None, None], -d_entropy / len(p)
+            d_logits = torch.add(entropies * scale - d_log_probs, log_p, alpha=scale).mul_(p)
             return d_logits.scatter_add_(-1, index, d_log_probs.expand_as(index)).flatten(1)
         d_log_probs, z = d_log_probs[:, None], self.kept
-        torch.sum(d_log_probs * (z.square() - 1), 0, out=self.log_std.grad).add_(d_entropy)
+        self.log_std.grad = (d_log_probs * (z.square() - 1)).sum(0).add_(d_entropy)
         return d_log_probs * z / self.log_std.exp()
 
 
@@ -175,12 +175,14 @@ class Trainer:
 
     def __init__(self, options: Options, envs: VecEnv, policy: Policy) -> None:
         self.options, self.envs, self.policy = options, envs, policy
+        torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep what is freed later
         settings: dict[str, Any] = {"gamma": options.gamma, "gae_lambda": options.gae_lambda}
         settings |= {"autoreset_mode": envs.autoreset_mode, "allocate": envs.allocate}
         sizes = options.num_steps, options.num_envs
         self.rollout = RolloutBuffer(*sizes, *policy.spaces, seed=options.seed, **settings)
         self.rollout.start(envs.reset(seed=options.seed)[0])
         self.optimizer = torch.optim.Adam(policy.weights, eps=1e-5, fused=True)
+        self.pool = ThreadPoolExecutor(1)  # where the critic learns from large batches
         self.steps = 0
         self.curve: list[tuple[int, float]] = []  # steps made when an episode had ended, its return
 
@@ -216,23 +218,21 @@ class Trainer:
         for t, row in enumerate(rollout.actions.unbind(0)):
             with envs.timing.phase("policy"):
                 row.copy_(policy.act(rollout.obs_at(t), noise[t]).view_as(row))
-                actions = policy.to_env(rollout.env_actions(t))
             with envs.timing.phase("env"):
-                envs.step(actions, out=rollout.slot(t))
-        num_rows = max(1, 4096 // rollout.num_envs)  # few enough for the processor's cache
+                envs.step(policy.to_env(rollout.env_actions(t)), out=rollout.slot(t))
         fields = rollout.obs[:-1], rollout.actions, rollout.log_probs, rollout.values[:-1]
-        for part in zip(*(field.split(num_rows) for field in fields), strict=True):
-            obs, actions, log_probs, values = (field.flatten(0, 1) for field in part)
+        rows = (field.flatten(0, 1).split(4096) for field in fields)  # fits the processor's cache
+        for obs, actions, log_probs, values in zip(*rows, strict=True):
             x = policy.inputs(obs)
-            values[:] = policy.critic.forward(x).squeeze(1)
             log_probs[:] = policy.evaluate(policy.actor.forward(x), actions)[0]
+            values[:] = policy.critic.forward(x).squeeze(1)
 
     def learn(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """Make a gradient step on policy and value loss; return scalars of it."""
         options, policy, size = self.options, self.policy, len(batch.returns)
         x = policy.inputs(batch.obs)
         log_probs, entropy = policy.evaluate(policy.actor.forward(x), batch.actions)
-        errors = policy.critic.forward(x).squeeze(1) - batch.returns
+        critic = self.pool.submit(self.learn_values, x, batch.returns) if size >= 1024 else None
         log_ratio = log_probs - batch.log_probs
         ratio = log_ratio.exp()
         std, mean = torch.std_mean(batch.advantages)
@@ -241,11 +241,8 @@ class Trainer:
         clipped = advantages * ratio.clamp(1 - options.clip, 1 + options.clip)
         d_log_probs = gain * (gain <= clipped) / -size  # the lesser of the two counts
         policy.actor.backward(policy.differentiate(d_log_probs, -options.entropy_weight))
-        policy.critic.backward(errors[:, None] / size)
-        gradients: Any = [weights.grad for weights in policy.weights]
-        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
-        for gradient in gradients:
-            gradient *= (options.max_grad_norm / norm).clamp(max=1)
+        errors = critic.result() if critic else self.learn_values(x, batch.returns)
+        torch.nn.utils.clip_grad_norm_(policy.weights, options.max_grad_norm)
         self.optimizer.step()
         return {
             "value_loss": errors.square().mean() / 2,
@@ -254,6 +251,13 @@ class Trainer:
             "approx_kl": (ratio - 1 - log_ratio).mean(),
             "clipfrac": (gain > clipped).float().mean(),
         }
+
+    @torch.inference_mode()
+    def learn_values(self, x: Tensor, returns: Tensor) -> Tensor:
+        """Find the gradient of the value loss; return the errors (B,)."""
+        errors = self.policy.critic.forward(x).squeeze(1) - returns
+        self.policy.critic.backward(errors[:, None] / len(errors))
+        return errors
 
     def run(self, writer: Any) -> float:
         """Update while another rollout fits into the steps, or until Ctrl-C; return the seconds."""
@@ -276,9 +280,9 @@ class Trainer:
 
 
 @torch.inference_mode()
-def evaluate(policy: Policy, options: Options) -> np.ndarray:
+def evaluate(policy: Policy, options: Options, **env_kwargs: Any) -> np.ndarray:
     """Return the returns of the first episode, short or long, of each of `eval_episodes` envs."""
-    envs = make_vec(options.env_id, options.eval_episodes, backend=options.backend)
+    envs = make_vec(options.env_id, options.eval_episodes, backend=options.backend, **env_kwargs)
     obs, _ = envs.reset(seed=options.seed + 1_000_000)
     returns, is_playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
     while is_playing.any():
@@ -303,19 +307,17 @@ def draw_curve(curve: list[tuple[int, float]], title: str, path: Path) -> None:
     if not curve or not (matplotlib := optional("matplotlib.figure", "plots")):
         return
     steps, returns = np.array(curve).T
-    window = min(20, len(curve))
-    means = np.convolve(returns, np.ones(window) / window, "valid")
+    window = min(max(20, len(curve) // 100), len(curve))
     axes = (figure := matplotlib.Figure(figsize=(7, 4), layout="constrained")).subplots()
     axes.plot(steps, returns, ".", markersize=3, alpha=0.3)
-    axes.plot(steps[window - 1 :], means)
-    axes.set(title=title, xlabel="env steps", ylabel=f"return, and mean of {window}")
+    axes.plot(steps[window - 1 :], np.convolve(returns, np.full(window, 1 / window), "valid"))
+    axes.set(title=title, xlabel="steps", ylabel=f"return, mean of {window}", yscale="symlog")
     figure.savefig(path, dpi=150)
 
 
-def main(options: Options) -> np.ndarray:
+def main(options: Options, **env_kwargs: Any) -> np.ndarray:
     """Train, save, evaluate and report; return the returns of the evaluation."""
     torch.set_num_threads(options.torch_threads)
-    torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep what is freed later
     torch.manual_seed(options.seed)
     file = options.save / "policy.pt"
     try:
@@ -324,7 +326,7 @@ def main(options: Options) -> np.ndarray:
     except OSError as error:
         raise SystemExit(f"{error}: choose another folder with --save") from None
     board = optional("torch.utils.tensorboard", "tensorboard") if options.tensorboard else None
-    envs = make_vec(options.env_id, options.num_envs, backend=options.backend)
+    envs = make_vec(options.env_id, options.num_envs, backend=options.backend, **env_kwargs)
     policy = Policy(envs, options)
     if options.load is not None:
         saved = torch.load(options.load, weights_only=True)
@@ -337,12 +339,12 @@ def main(options: Options) -> np.ndarray:
     envs.close()
     torch.save({"kind": policy.kind, "tensors": [*policy.weights, policy.moments]}, file)
     draw_curve(trainer.curve, f"{options.env_id}, seed {options.seed}", options.save / "curve.png")
-    returns = evaluate(policy, options)
-    score = f"{returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes"
-    how = f"after {trainer.steps} steps, {seconds / 60:.2f} minutes; files in {options.save}"
-    Console().print(f"{options.env_id}, seed {options.seed}: return {score} {how}")
+    returns = evaluate(policy, options, **env_kwargs)
+    score = f"return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes"
+    print(f"{options.env_id}, seed {options.seed}: {score}; {seconds:.0f} s, see {options.save}")
     return returns
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    env_id = tyro.cli(Options, description=__doc__).env_id
+    main(tyro.cli(Options, default=Options(env_id, **DEFAULTS.get(env_id, {}))))

@@ -174,7 +174,7 @@ def test_observation_modes_pass(spaces_of_envs, mode, skipped):
 
 
 def test_a_wrapper_that_adds_infos_passes():
-    envs = RecordEpisodeStatistics(make_vec("CartPole-v1", 3))
+    envs = RecordEpisodeStatistics(make_vec("CartPole-v1", 3, backend="sync"))
     report = check_vector_env(envs)
     assert set(report.passed) >= ALWAYS
 
@@ -209,7 +209,7 @@ def test_envs_that_always_start_alike_are_held_to_it():
 
 
 def test_a_vector_env_that_has_been_reset_is_not_blamed():
-    envs = make_vec("CartPole-v1", 2)
+    envs = make_vec("CartPole-v1", 2, backend="sync")
     envs.reset()
     report = check_vector_env(envs)
     assert (
@@ -231,7 +231,10 @@ def test_what_cannot_be_checked_is_refused():
 
 
 def test_the_callers_action_space_is_not_disturbed():
-    envs, other = make_vec("CartPole-v1", 2), make_vec("CartPole-v1", 2)
+    envs, other = (
+        make_vec("CartPole-v1", 2, backend="sync"),
+        make_vec("CartPole-v1", 2, backend="sync"),
+    )
     envs.action_space.seed(3)
     other.action_space.seed(3)
     envs.reset()

@@ -100,18 +100,92 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
         (["watch", "--policy", "sleep", "--gif", "/nowhere/at/all.gif"], "/nowhere/at/all.gif"),
         (["check", "NoSuchEnv-v0"], "NoSuchEnv"),
         (["check", "CartPole-v1", "--num-envs", "0"], "num_envs is 0"),
+        (["compare", "NoSuchEnv-v0"], "there is no env 'NoSuchEnv-v0'; registered are Acrobot-v1"),
+        (["compare", "no_module:make"], "No module named 'no_module'"),
+        (["compare", "CartPole-v1", "--backends", "quick"], "'quick', expected some of loop, sync"),
+        (["compare", "CartPole-v1", "--num-envs", "many"], "num_envs is 'many', expected integers"),
+        (["compare", "CartPole-v1", "--num-envs", "4,0"], "num_envs is [4, 0]"),
+        (["compare", "CartPole-v1", "--env-kwargs", "3"], "'3', expected NAME=VALUE"),
+        (["compare", "CartPole-v1", "--json", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
+        (["compare", "CartPole-v1", "--plot", "/nowhere/at/all.png"], "/nowhere/at/all.png"),
+        (["compare", "CartPole-v1", "--trace", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
+        (["compare", "CartPole-v1", "--plot", "picture.abc"], "expected an ending of"),
+        (["trace", "NoSuchEnv-v0", "--out", "trace.json"], "registered are"),
+        (["trace", "CartPole-v1", "--out", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
+        (
+            ["trace", "CartPole-v1", "--out", "trace.json", "--backend", "loop"],
+            "one of sync, async",
+        ),
+        (["trace", "CartPole-v1", "--out", "trace.json", "--steps", "0"], "steps is 0"),
     ],
 )
-def test_what_can_not_be_done_is_said_in_one_line(args, words, capsys):
+def test_what_can_not_be_done_is_said_in_one_line(args, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    # What is wrong is found before anything is run.
+    monkeypatch.setattr("vecenv.compare.processes.subprocess.Popen", None)
     assert main(args) == 2
+    assert list(tmp_path.iterdir()) == []
     captured = capsys.readouterr()
     assert words in captured.err
     assert captured.err.startswith("vecenv: ")
     assert "Traceback" not in captured.err
 
 
+def test_compare_prints_tables_and_writes_files(capsys, tmp_path):
+    files = {name: tmp_path / f"compare.{name}" for name in ("json", "png", "trace")}
+    args = ["compare", "vecenv:Synthetic-v0", "--num-envs", "2", "--backends", "loop,sync,jit"]
+    args += ["--env-kwargs", "cpu_ms=0.05", "obs_shape=(2,)", "--rounds", "2", "--round-s", "0.02"]
+    args += ["--policy-ms", "0.02", "--json", str(files["json"]), "--plot", str(files["png"])]
+
+    assert main([*args, "--trace", str(files["trace"])]) == 0
+
+    out = capsys.readouterr().out
+    assert "vecenv:Synthetic-v0: env steps per second" in out
+    assert "Synthetic-v0 is not compiled" in out
+    numbers = json.loads(files["json"].read_text())
+    assert numbers["settings"]["env_kwargs"] == {"cpu_ms": 0.05, "obs_shape": [2]}
+    assert [case["status"] for case in numbers["cases"]] == ["ok", "ok", "unavailable"]
+    # 20 us of the policy for each 100 us of two envs.
+    assert numbers["cases"][1]["report"]["shares"]["policy"] > 0.08
+    with Image.open(files["png"]) as picture:
+        assert picture.format == "PNG"
+    assert json.loads(files["trace"].read_text())["traceEvents"]
+
+
+def test_compare_ends_with_an_error_if_nothing_ran(capsys):
+    args = ["compare", "Synthetic-v0", "--num-envs", "1", "--backends", "jit", "--no-diversity"]
+    assert main(args) == 2
+    captured = capsys.readouterr()
+    assert "skipped (1)" in captured.out
+    assert captured.err.startswith("vecenv: nothing could be run: Synthetic-v0 is not compiled")
+
+
+def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
+    (tmp_path / "my_own_env.py").write_text(
+        "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    args = ["trace", "my_own_env:make", "--num-envs", "2", "--backend", "sync", "--steps", "7"]
+    try:
+        assert main([*args, "--out", "trace.json"]) == 0
+    finally:
+        sys.modules.pop("my_own_env", None)
+    out = capsys.readouterr().out
+    assert "SyncVectorEnv, 2 envs" in out
+    assert "timeline: trace.json" in out
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert sum(event["name"] == "step" and event["ph"] == "X" for event in events) == 7
+
+
+def test_trace_says_why_a_backend_can_not_run(capsys, tmp_path):
+    args = ["trace", "Acrobot-v1", "--backend", "jit", "--out", str(tmp_path / "trace.json")]
+    assert main(args) == 2
+    assert "jit: Acrobot-v1 is not compiled" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
-    "args", [[], ["dance"], ["evaluate"], ["watch", "--policy", "sleep", "--x"]]
+    "args", [[], ["dance"], ["evaluate"], ["watch", "--policy", "sleep", "--x"], ["compare"]]
 )
 def test_wrong_options_end_the_command(args, capsys):
     with pytest.raises(SystemExit) as caught:

@@ -3,6 +3,7 @@
 import functools
 import logging
 import pickle
+import random
 from copy import deepcopy
 
 import gymnasium as gym
@@ -19,7 +20,12 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 
-from vecenv import EnvCreationError, SyncVectorEnv, make_vec
+import vecenv
+from vecenv import AsyncVectorEnv, EnvCreationError, SyncVectorEnv, make
+from vecenv.shm.choose import Choice
+
+# What "auto" chooses depends on the machine; tests of the choice call `vecenv.make_vec`.
+make_vec = functools.partial(vecenv.make_vec, backend="sync")
 
 
 def wrappers_of(env):
@@ -230,13 +236,106 @@ def test_a_failing_factory_is_named():
     assert isinstance(caught.value.__cause__, TypeError)
 
 
-def test_backends(caplog):
-    assert type(make_vec(CounterEnv, backend="sync")) is SyncVectorEnv
+def chosen(caplog, *args, **kwargs):
+    """Make a vector env with backend="auto"; return it and why that backend was chosen."""
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="vecenv"):
-        make_vec("CartPole-v1")
-    assert "'auto' chose 'sync'" in caplog.text
+        envs = vecenv.make_vec(*args, **kwargs)
+    (record,) = [r for r in caplog.records if r.getMessage().startswith("backend 'auto' chose")]
+    return envs, record.getMessage()
+
+
+def test_backends():
+    assert type(make_vec(CounterEnv)) is SyncVectorEnv
+    envs = make_vec(CounterEnv, 2, backend="async")
+    assert type(envs) is AsyncVectorEnv
+    envs.close()
     with pytest.raises(ValueError, match="backend is 'rocket', expected one of auto, sync"):
         make_vec(CounterEnv, backend="rocket")
+
+
+def test_a_single_env_is_stepped_here_and_made_once(caplog):
+    made = []
+
+    def factory():
+        made.append(CounterEnv(3))
+        return made[-1]
+
+    envs, why = chosen(caplog, factory)
+    assert envs.envs == made
+    assert "chose 'sync'" in why and "there is only one env" in why
+
+
+def test_arguments_of_workers_mean_workers(caplog):
+    envs, why = chosen(caplog, "CartPole-v1", 2, vector_kwargs={"num_workers": 1, "timeout": 60.0})
+    assert type(envs) is AsyncVectorEnv
+    assert envs.num_workers == 1
+    assert why.endswith("only AsyncVectorEnv takes num_workers, timeout")
+    again, why = chosen(caplog, envs.spec)
+    assert type(again) is AsyncVectorEnv
+    assert (again.num_envs, again.num_workers) == (2, 1)
+    envs.close()
+    again.close()
+
+
+def test_a_spec_names_the_backend_that_was_chosen(caplog, monkeypatch):
+    choices = [Choice("async", {}, "it pays")]
+    monkeypatch.setattr(make, "choose_backend", lambda *args, **kwargs: choices.pop())
+    envs, why = chosen(caplog, "CartPole-v1", 3)
+    assert why == "backend 'auto' chose 'async' for CartPole-v1: it pays"
+    again, why = chosen(caplog, envs.spec)
+    assert why.endswith("its spec says so")
+    for pool in (envs, again):
+        assert (type(pool), pool.num_envs) == (AsyncVectorEnv, 3)
+        assert pool.spec.kwargs["vectorization_mode"] == "async"
+        pool.close()
+
+
+def test_envs_that_cannot_be_made_twice_are_stepped_here(caplog):
+    own = [CounterEnv(3) for _ in range(2)]
+    envs, why = chosen(caplog, [lambda: own[0], lambda: own[1]])
+    assert envs.envs == own
+    assert "returns the same env twice" in why
+    in_use = set()
+
+    class Exclusive(CounterEnv):
+        def __init__(self, port):
+            super().__init__(3)
+            if port in in_use:
+                raise OSError(f"port {port} is in use")
+            in_use.add(port)
+            self.port = port
+
+        def close(self):
+            in_use.discard(self.port)
+
+    envs, why = chosen(caplog, [functools.partial(Exclusive, port) for port in range(3)])
+    assert type(envs) is SyncVectorEnv
+    assert "the trial failed with OSError: port 2 is in use" in why
+    envs.close()
+    assert not in_use
+
+
+def test_an_env_that_raises_says_so_as_without_a_trial(caplog):
+    def broken():
+        raise FileNotFoundError("no map")
+
+    with pytest.raises(EnvCreationError, match="env 1 of 2 failed with FileNotFoundError: no map"):
+        vecenv.make_vec([CounterEnv, broken])
+
+
+def test_the_trial_leaves_the_global_generators_alone():
+    class Careless(CounterEnv):
+        def __init__(self):
+            super().__init__(3)
+            self.height = random.random() + np.random.random()  # noqa: NPY002
+
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    expected = [Careless().height for _ in range(2)]
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    assert vecenv.make_vec(Careless, 2).get_attr("height") == tuple(expected)
 
 
 def test_render_mode_reaches_the_envs():

@@ -47,3 +47,6 @@ _gymnasium.register(
     disable_env_checker=True,
 )
 _gymnasium.register(id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv")
+_gymnasium.register(
+    id="Synthetic-v0", entry_point="vecenv.synthetic:SyntheticEnv", disable_env_checker=True
+)

@@ -1,7 +1,8 @@
 """Atomic access to an int64 array, and arrays at a memory address, for compiled code.
 
-Numba has neither on the CPU. All accesses are sequentially consistent: `handover` relies on every
-thread seeing them in one order. Nothing here can be called when the JIT is switched off.
+Numba has neither on the CPU. All accesses are sequentially consistent: `jit.handover` and
+`shm.kernels` rely on everybody seeing them in one order. Nothing here can be called when the JIT is
+switched off.
 """
 
 import platform
@@ -73,6 +74,20 @@ def fetch_add(typingctx, array, index, value):
 def exchange(typingctx, array, index, value):
     """Set `array[index] = value` and return what was there before."""
     return _read_modify_write("xchg", array) if _is_words(array) else None
+
+
+@intrinsic
+def compare_exchange(typingctx, array, index, expected, value):
+    """Set `array[index] = value` if it is `expected`; return whether it was."""
+    if not _is_words(array):
+        return None
+
+    def codegen(context, builder, signature, args):
+        pointer = _slot(context, builder, signature.args[0], args[0], args[1])
+        both = builder.cmpxchg(pointer, args[2], args[3], "seq_cst", "seq_cst")
+        return builder.extract_value(both, 1)
+
+    return types.boolean(array, types.intp, types.int64, types.int64), codegen
 
 
 @intrinsic

@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.errors import ObservationError
 from vecenv.infos import add_info
 from vecenv.rows import ObservationRows
+from vecenv.timing.stamps import EnvStamps, stamped
 
 __all__ = ["EnvGroup", "StepRows"]
 
@@ -69,6 +70,7 @@ class EnvGroup:
 
     def __init__(self, envs: list[Env], autoreset_mode: AutoresetMode) -> None:
         self.envs = envs
+        self._steppers: Sequence[Any] = envs  # the envs, or stand-ins that stamp their steps
         self.autoreset_mode = autoreset_mode
         self.ended: set[int] = set()
         self._indices = range(len(envs))
@@ -80,15 +82,19 @@ class EnvGroup:
         reset_mask: np.ndarray | None,
         rows: ObservationRows,
     ) -> dict[str, Any]:
-        """Reset all envs or those of `reset_mask`, write their rows, return the batched infos."""
+        """Reset all envs or those of `reset_mask`, write their rows, return the batched infos.
+
+        What an env raises passes through with its index as `env_index`; envs after it are not
+        reset.
+        """
         infos: dict[str, Any] = {}
         num_envs = len(self.envs)
         chosen = range(num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
         for index in chosen:
             try:
-                obs, info = self.envs[index].reset(seed=seeds[index], options=options)
+                obs, info = self._steppers[index].reset(seed=seeds[index], options=options)
             except Exception as error:
-                error.add_note(f"This came from env {index}, in reset(seed={seeds[index]}).")
+                _blame(error, index, f"This came from env {index}, in reset(seed={seeds[index]}).")
                 raise
             rows.write(index, obs)
             self.ended.discard(index)
@@ -108,8 +114,10 @@ class EnvGroup:
 
         Raises:
             ResetNeeded: Autoreset is disabled and an env's episode has ended; nothing was stepped.
+            Exception: Whatever an env raises, with its index as `env_index`; envs after it have not
+                been stepped.
         """
-        keys, envs = rows.obs.keys, self.envs
+        keys, envs = rows.obs.keys, self._steppers
         ended = self.ended
         if indices is not None:
             keys, envs = [keys[i] for i in indices], [envs[i] for i in indices]
@@ -142,13 +150,13 @@ class EnvGroup:
                 if info:
                     add_info(infos, info, index, len(self.envs))
         except Exception as error:
-            error.add_note(f"This came from env {index} of {len(self.envs)}.")
+            _blame(error, index, f"This came from env {index} of {len(self.envs)}.")
             raise
         return infos
 
     def _begin_episode(self, index: int, rows: StepRows) -> dict[str, Any]:
         """Reset an env instead of stepping it, as NEXT_STEP asks for; return the info."""
-        obs, info = self.envs[index].reset()
+        obs, info = self._steppers[index].reset()
         self.ended.discard(index)
         rows.obs.write(index, obs)
         rows.rewards[index] = 0.0
@@ -164,9 +172,13 @@ class EnvGroup:
         # The env may reuse the memory of its observation and info in reset, so copy before.
         final = {"final_obs": deepcopy(obs), "final_info": info}
         add_info(infos, final, index, len(self.envs))
-        obs, info = self.envs[index].reset()
+        obs, info = self._steppers[index].reset()
         rows.obs.write(index, obs)
         return info
+
+    def stamp(self, stamps: EnvStamps | None) -> None:
+        """Stamp the envs' steps and resets from now on, row i being env i's; None ends it."""
+        self._steppers = self.envs if stamps is None else stamped(self.envs, stamps)
 
     def require_reset_ended(self, indices: Iterable[int]) -> None:
         """Refuse to step envs whose episode has ended, if autoreset is disabled.
@@ -183,8 +195,14 @@ class EnvGroup:
             )
 
 
+def _blame(error: Exception, index: int, note: str) -> None:
+    """Say in an exception which env raised it: to programs as `env_index`, to readers in a note."""
+    vars(error)["env_index"] = index
+    error.add_note(note)
+
+
 def _clear_flags(rows: StepRows, indices: Sequence[int] | None) -> None:
-    chosen = slice(None) if indices is None else list(indices)
+    chosen = slice(None) if indices is None else list(indices) if len(indices) > 1 else indices[0]
     rows.terminations[chosen] = False
     rows.truncations[chosen] = False
     rows.has_ends = indices is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,13 @@ from vecenv.rows import aligned_zeros
 from vecenv.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.spaces import BatchedSpaces
 from vecenv.timing import Timing
+from vecenv.timing.calls import RECV, RESET, SEND, STEP, CallLog
+from vecenv.timing.control import WorkerProcess
+from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["StepBatch", "StepResult", "StepSlot", "VecEnv"]
+
+_NOT_LOGGED: AbstractContextManager[None] = nullcontext()
 
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
@@ -96,7 +102,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         self.autoreset_mode = autoreset_mode
         self.metadata = {**(metadata or {}), "autoreset_mode": autoreset_mode}
         self.render_mode = render_mode
-        self.timing = Timing()
+        self.timing = Timing(self)
+        self._log: CallLog | None = None  # while time is being taken
         self._calls = CallProtocol(num_envs)
         self._actions = ActionBatcher(self.single_action_space, self.action_space, num_envs)
 
@@ -124,7 +131,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         seed = checked_seed(seed, self.num_envs)
         reset_mask, rest = split_reset_mask(options, self.num_envs)
         self._calls.begin_reset(reset_mask)
-        result = self._reset(seed, rest, reset_mask)
+        with self._logged(RESET):
+            result = self._reset(seed, rest, reset_mask)
         self._calls.mark_reset()
         return result
 
@@ -149,7 +157,12 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         if not self._calls.is_ready:
             self._calls.require_ready("step")
-        return self._step(self._actions.check(actions), out)
+        log = self._log
+        if log is None:
+            return self._step(self._actions.check(actions), out)
+        with self._logged(STEP):
+            log.note_rows(self.num_envs)
+            return self._step(self._actions.check(actions), out)
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Start stepping some envs and return at once.
@@ -167,7 +180,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ClosedEnvironmentError: After `close`.
         """
         ids = self._calls.check_env_ids(env_ids)
-        self._send(self._actions.check(actions, ids), ids)
+        with self._logged(SEND):
+            self._send(self._actions.check(actions, ids), ids)
         self._calls.mark_sent(ids)
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> StepBatch:
@@ -183,10 +197,14 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             NoAsyncCallError: Nothing is in flight.
             ValueError: `min_envs` is below 1 or above the number in flight.
+            TypeError: `min_envs` is no integer.
             ClosedEnvironmentError: After `close`.
         """
         count = self._calls.check_recv(min_envs)
-        batch = self._recv(count, timeout)
+        with self._logged(RECV):
+            batch = self._recv(count, timeout)
+            if self._log is not None:
+                self._log.note_rows(len(batch.env_ids))
         self._calls.mark_received(batch.env_ids)
         return batch
 
@@ -196,9 +214,35 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def close(self, **kwargs: Any) -> None:
         """Close the envs; every later call raises ClosedEnvironmentError. May be called twice."""
-        super().close(**kwargs)
-        if hasattr(self, "_calls"):
-            self._calls.mark_closed()
+        try:
+            super().close(**kwargs)
+        finally:
+            self.closed = True
+            if hasattr(self, "_calls"):
+                self._calls.mark_closed()
+
+    def _logged(self, kind: int) -> AbstractContextManager[None]:
+        """Return a context that is logged as a call, if time is being taken."""
+        return _NOT_LOGGED if self._log is None else self.timing.call(kind)
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """Return a context in which the call that is logged waits for envs."""
+        return _NOT_LOGGED if self._log is None else self._log.waiting()
+
+    def _begin_stamps(self) -> EnvStamps | None:
+        """Begin to stamp env steps; return where, or None if single steps can't be told apart."""
+        return None
+
+    def _end_stamps(self) -> None:
+        """Stop stamping."""
+
+    def _env_chunks(self) -> list[int]:
+        """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
+        return [0, self.num_envs]
+
+    def _worker_processes(self) -> list[WorkerProcess | None]:
+        """Return the process of each worker; None where it is the caller."""
+        return [None]
 
     def _reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None

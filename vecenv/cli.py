@@ -1,4 +1,4 @@
-"""The command `vecenv`: evaluate and watch CAGE 2 policies, check vector envs."""
+"""The command `vecenv`: play and watch CAGE 2 policies; check, compare and trace vector envs."""
 
 from __future__ import annotations
 
@@ -144,13 +144,112 @@ def check(
     return 0
 
 
+def compare(
+    env: tyro.conf.Positional[str],
+    /,
+    *,
+    num_envs: str = "1,8,64",
+    backends: str = "loop,sync,async,async-first-ready,jit,gymnasium-sync,gymnasium-async",
+    env_kwargs: tuple[str, ...] = (),
+    policy_ms: float = 0.0,
+    seed: int = 0,
+    rounds: int = 5,
+    round_s: float = 0.15,
+    diversity: bool = True,
+    timeout: float = 60.0,
+    json: Path | None = None,
+    plot: Path | None = None,
+    trace: Path | None = None,
+) -> int:
+    """Run backends in turn on the same env and policy; print speed, where the time goes, memory.
+
+    Args:
+        env: Registered id, also "module:id", or "module:factory". "vecenv:Synthetic-v0" has set
+            proportions.
+        num_envs: Numbers of envs.
+        backends: Which.
+        env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
+        policy_ms: Milliseconds that the policy computes per call; its actions are random.
+        seed: Of envs and actions.
+        rounds: How often each backend runs.
+        round_s: Seconds per backend and round.
+        diversity: Compare the transitions from one env with those from several, too.
+        timeout: Longest wait for a backend, in seconds.
+        json: File to write the numbers to.
+        plot: File to draw a picture into.
+        trace: File for the timelines of a few steps, which ui.perfetto.dev opens.
+    """
+    from vecenv.compare import Options
+    from vecenv.compare.command import compare_and_show, read_list, read_numbers
+    from vecenv.compare.source import read_env_kwargs
+
+    options = Options(
+        env,
+        env_kwargs=read_env_kwargs(env_kwargs),
+        num_envs=read_numbers("num_envs", num_envs),
+        backends=read_list(backends),
+        seed=seed,
+        rounds=rounds,
+        round_s=round_s,
+        policy_ms=policy_ms,
+        diversity=diversity,
+        timeout=timeout,
+    )
+    result = compare_and_show(options, json_path=json, plot_path=plot, trace_path=trace)
+    if not result.measured:
+        raise RuntimeError(result.verdict)
+    return 0
+
+
+def trace(
+    env: tyro.conf.Positional[str],
+    /,
+    *,
+    out: Path,
+    num_envs: int = 8,
+    backend: str = "async",
+    steps: int = 100,
+    env_kwargs: tuple[str, ...] = (),
+    policy_ms: float = 0.0,
+    seed: int = 0,
+    timeout: float = 60.0,
+) -> int:
+    """Write the timeline of some steps, which ui.perfetto.dev opens; print where the time goes.
+
+    Args:
+        env: As for `compare`.
+        out: File to write.
+        num_envs: How many envs.
+        backend: sync, async, async-first-ready or jit.
+        steps: How often all envs are stepped, or batches received by async-first-ready.
+        env_kwargs: As for `compare`.
+        policy_ms: As for `compare`.
+        seed: Of envs and actions.
+        timeout: Longest wait, in seconds.
+    """
+    from vecenv.compare.command import trace_and_show
+    from vecenv.compare.serving import Setting
+    from vecenv.compare.source import read_env_kwargs
+
+    setting = Setting(env, read_env_kwargs(env_kwargs), backend, num_envs, seed, policy_ms)
+    trace_and_show(setting, num_steps=steps, out=out, timeout=timeout)
+    print(f"timeline: {out} (open it in ui.perfetto.dev)")
+    return 0
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 1 if a check failed, 2 for wrong arguments.
 
     Args:
         args: Arguments; None for those of the process.
     """
-    commands = {"evaluate": evaluate, "watch": watch, "check": check}
+    commands = {
+        "evaluate": evaluate,
+        "watch": watch,
+        "check": check,
+        "compare": compare,
+        "trace": trace,
+    }
     try:
         return tyro.extras.subcommand_cli_from_dict(commands, prog="vecenv", args=args)
     except _USER_ERRORS as error:

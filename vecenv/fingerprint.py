@@ -57,14 +57,19 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     written, the function is compiled anew in every process.
 
     Args:
-        function: A plain or an `njit` function; it is not changed.
+        function: A plain or an `njit` function; it is not changed. It may close over constants; if
+            it closes over compiled functions, Numba does not find its code again.
         **options: For `numba.njit`.
     """
     if is_jit_off():
         return function
     function = getattr(function, "py_func", function)
     copy = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     copy.__doc__ = function.__doc__
     copy.__module__ = function.__module__

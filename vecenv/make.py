@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy as copying
 import dataclasses
 import importlib
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from gymnasium.envs.registration import (
 from gymnasium.vector import AutoresetMode
 
 from vecenv.base import VecEnv
+from vecenv.shm.choose import Choice, choose_backend
 from vecenv.shm.env import AsyncVectorEnv
 from vecenv.spaces import ObservationMode
 from vecenv.sync import SyncVectorEnv
@@ -56,7 +58,11 @@ def make_vec(
             (called once per env), or a list of factories (one env each).
         num_envs: How many envs; 1 if not given, or the length of the list.
         backend: "sync" steps the envs in this process, "async" in worker processes; "jit" takes the
-            compiled vector env of the id; "auto" is "jit" where there is one, else "sync".
+            compiled vector env of the id. "auto" is "async" if an argument was given that only
+            `AsyncVectorEnv` has; else that of the vector env whose spec was given; else "jit" where
+            there is one; else "sync" for a single env, and for several what a trial finds faster
+            that steps envs made for it, for less than two seconds. The log says why. Where envs are
+            costly to make or must not be made twice, name the backend.
         wrappers: Applied to every env in this order; not with "jit".
         copy: Whether observations returned are the caller's to keep (the default).
         observation_mode: How observation spaces are batched, see `SyncVectorEnv`.
@@ -72,9 +78,9 @@ def make_vec(
         EnvCreationError: Making an env failed.
 
     Example:
-        >>> envs = make_vec("CartPole-v1", num_envs=4)
+        >>> envs = make_vec("CartPole-v1", num_envs=2)
         >>> envs
-        SyncVectorEnv(CartPole-v1, num_envs=4)
+        SyncVectorEnv(CartPole-v1, num_envs=2)
         >>> envs.close()
     """
     if backend not in _BACKENDS:
@@ -87,8 +93,10 @@ def make_vec(
         source.options["autoreset_mode"] = AutoresetMode(source.options["autoreset_mode"])
     is_compiled = source.spec is not None and _is_compiled(source.spec)
     if backend == "auto":
-        backend = "jit" if is_compiled and not source.wrappers else "sync"
-        _logger.info("backend 'auto' chose %r for %s", backend, env)
+        choice = _choose(source, can_be_compiled=is_compiled and not source.wrappers)
+        backend = choice.backend
+        source.options.update(choice.options)
+        _logger.info("backend 'auto' chose %r for %s: %s", backend, env, choice.reason)
     if backend != "jit":
         return _make_single(source, backend)
     if not is_compiled or source.wrappers:
@@ -106,17 +114,41 @@ class _Source(NamedTuple):
     spec: EnvSpec | None  # with the env's kwargs only
     wrappers: tuple[Wrapper, ...]
     options: dict[str, Any]  # for the vector env
+    backend: str | None = None  # that of the vector env whose spec was given
+
+
+def _choose(source: _Source, *, can_be_compiled: bool) -> Choice:
+    """Decide what "auto" means for these envs and these options."""
+    only_async = _parameters(AsyncVectorEnv) - _parameters(SyncVectorEnv)
+    if named := sorted(only_async & source.options.keys()):
+        return Choice("async", {}, f"only AsyncVectorEnv takes {', '.join(named)}")
+    if source.backend in ("sync", "async"):
+        return Choice(source.backend, {}, "its spec says so")
+    if can_be_compiled:
+        return Choice("jit", {}, "it is compiled")
+    factories = _wrapped_factories(source)
+    if source.spec is not None:  # all alike, but for the first one's checker
+        factories = factories[-1:] * len(factories)
+    observation_mode = source.options.get("observation_mode", "same")
+    return choose_backend(factories, observation_mode=observation_mode)
+
+
+def _parameters(vector_class: type) -> set[str]:
+    return set(inspect.signature(vector_class).parameters)
 
 
 def _make_single(source: _Source, backend: str) -> VecEnv:
     """Batch single envs, in this process or in workers."""
-    factories = source.factories
-    if source.wrappers:
-        factories = [_Wrapped(factory, source.wrappers) for factory in factories]
     vector_class = SyncVectorEnv if backend == "sync" else AsyncVectorEnv
-    envs = vector_class(factories, **source.options)
+    envs = vector_class(_wrapped_factories(source), **source.options)
     envs.spec = _vector_spec(source, backend)
     return envs
+
+
+def _wrapped_factories(source: _Source) -> list[EnvFactory]:
+    if not source.wrappers:
+        return source.factories
+    return [_Wrapped(factory, source.wrappers) for factory in source.factories]
 
 
 def _make_compiled(source: _Source) -> VecEnv:
@@ -195,7 +227,8 @@ def _read_source(
         factories = _spec_factories(spec, kwargs, count)
         wrappers = wrappers or tuple(stored["wrappers"] or ())
         options = dict(stored["vector_kwargs"] or {})
-        return _Source(factories, dataclasses.replace(spec, kwargs=kwargs), wrappers, options)
+        spec = dataclasses.replace(spec, kwargs=kwargs)
+        return _Source(factories, spec, wrappers, options, stored["vectorization_mode"])
     if kwargs:
         raise TypeError(
             f"Keyword arguments {sorted(kwargs)} go to the constructor of a registered env; "

@@ -184,12 +184,15 @@ class CallProtocol:
         Raises:
             NoAsyncCallError: Nothing was sent.
             ValueError: `min_envs` is below 1 or above what is in flight.
+            TypeError: `min_envs` is no integer.
         """
         self.require_open("recv")
         if self.num_in_flight == 0:
             raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
         if min_envs is None:
             return self.num_in_flight
+        if isinstance(min_envs, bool) or not isinstance(min_envs, int | np.integer):
+            raise TypeError(f"min_envs is {min_envs!r}, expected an integer")
         if not 1 <= min_envs <= self.num_in_flight:
             raise ValueError(
                 f"min_envs is {min_envs}, expected 1 to {self.num_in_flight}, the envs in flight"

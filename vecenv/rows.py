@@ -123,27 +123,30 @@ class ArrayRows(ObservationRows):
     def __init__(self, space: Space, array: np.ndarray) -> None:
         num_envs, *shape = array.shape
         self._space = space
-        self.array = array
         self._row_shape = tuple(shape)
-        self._is_flat = len(shape) < 2 and array.dtype.char in _MEMORYVIEW_FORMATS
-        self._is_flat &= array.dtype.isnative
-        self.keys = range(num_envs)
-        if self._is_flat and shape:
-            width = shape[0]
-            self.keys = [slice(i * width, (i + 1) * width) for i in range(num_envs)]
-        self.target = self._make_target(array)
+        width = int(np.prod(shape, dtype=np.int64))
+        self._slices = [slice(i * width, (i + 1) * width) for i in range(num_envs)]
+        self.keys = self._slices if len(shape) == 1 and _has_view(array) else range(num_envs)
+        self._bind(array)
 
-    def _make_target(self, array: np.ndarray) -> Any:
-        if not self._is_flat:
-            return self
-        return memoryview(array.reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
+    def _bind(self, array: np.ndarray) -> None:
+        self.array = array
+        self._flat: Any = None
+        if _has_view(array):
+            self._flat = memoryview(array.reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
+        self.target = self if self._flat is None or array.ndim > 2 else self._flat
 
     def __setitem__(self, index: int, obs: Any) -> None:
         """Write an observation of two or more dimensions, or of a dtype memoryviews don't know."""
         assert self.array is not None
-        if obs.shape != self._row_shape or obs.dtype != self.array.dtype:
+        if obs.shape != self._row_shape:
             raise ValueError("needs the checks of write()")
-        self.array[index] = obs
+        if self._flat is not None:
+            self._flat[self._slices[index]] = obs.ravel()  # which refuses other dtypes
+        elif obs.dtype != self.array.dtype:
+            raise ValueError("needs the checks of write()")
+        else:
+            self.array[index] = obs
 
     def write(self, index: int, obs: Any) -> None:
         assert self.array is not None
@@ -170,9 +173,9 @@ class ArrayRows(ObservationRows):
         assert self.array is not None
         check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
         rows = object.__new__(ArrayRows)
-        rows._space, rows._row_shape, rows.keys = self._space, self._row_shape, self.keys
-        rows._is_flat, rows.array = self._is_flat, batch
-        rows.target = rows._make_target(batch)
+        rows._space, rows._row_shape = self._space, self._row_shape
+        rows._slices, rows.keys = self._slices, self.keys
+        rows._bind(batch)
         return rows
 
     def load(self, other: ObservationRows) -> None:
@@ -192,12 +195,13 @@ class ObjectRows(ObservationRows):
         self.target[index] = obs
 
     def batch(self) -> Any:
-        return self._batched(self.target)
+        return self.batch_of(self.target)
 
     def take(self, env_ids: np.ndarray) -> Any:
-        return self._batched([deepcopy(self.target[index]) for index in env_ids])
+        return self.batch_of([deepcopy(self.target[index]) for index in env_ids])
 
-    def _batched(self, items: list[Any]) -> Any:
+    def batch_of(self, items: list[Any]) -> Any:
+        """Return a batch of these observations, as the batched space has it."""
         return concatenate(self._space, items, create_empty_array(self._space, n=len(items)))
 
     def over(self, batch: Any) -> ObjectRows:
@@ -210,11 +214,15 @@ class ObjectRows(ObservationRows):
 
 
 class TreeRows(ObservationRows):
-    """Rows of a Dict or Tuple space: the rows of its parts."""
+    """Rows of a Dict or Tuple space.
+
+    Attributes:
+        children: The rows of its parts, by key or position.
+    """
 
     def __init__(self, space: Space, children: dict[Any, ObservationRows], num_envs: int) -> None:
         self._space = space
-        self._children = children
+        self.children = children
         self._parts = [(name, rows, rows.target, rows.keys) for name, rows in children.items()]
         self.keys = range(num_envs)
         self.target = self
@@ -237,25 +245,25 @@ class TreeRows(ObservationRows):
             ) from error
 
     def batch(self) -> Any:
-        parts = {name: rows.batch() for name, rows in self._children.items()}
+        parts = {name: rows.batch() for name, rows in self.children.items()}
         return parts if isinstance(self._space, Dict) else tuple(parts.values())
 
     def take(self, env_ids: np.ndarray) -> Any:
-        parts = {name: rows.take(env_ids) for name, rows in self._children.items()}
+        parts = {name: rows.take(env_ids) for name, rows in self.children.items()}
         return parts if isinstance(self._space, Dict) else tuple(parts.values())
 
     def over(self, batch: Any) -> TreeRows:
         names = _part_names(batch)
-        if names is None or set(names) != set(self._children):
+        if names is None or set(names) != set(self.children):
             came = f"is {type(batch).__name__}" if names is None else f"has the parts {names}"
-            raise SlotError(f"out.obs {came}, expected {list(self._children)}")
-        children = {name: rows.over(batch[name]) for name, rows in self._children.items()}
+            raise SlotError(f"out.obs {came}, expected {list(self.children)}")
+        children = {name: rows.over(batch[name]) for name, rows in self.children.items()}
         return TreeRows(self._space, children, len(self.keys))
 
     def load(self, other: ObservationRows) -> None:
         assert isinstance(other, TreeRows)
-        for name, rows in self._children.items():
-            rows.load(other._children[name])
+        for name, rows in self.children.items():
+            rows.load(other.children[name])
 
 
 def check_slot_array(
@@ -282,6 +290,11 @@ def check_slot_array(
         f"out.{name} must be C-contiguous and writable memory (its strides are {array.strides}, "
         f"writeable={array.flags.writeable}); use `envs.allocate`"
     )
+
+
+def _has_view(array: np.ndarray) -> bool:
+    """Whether items of a memoryview of this array can be assigned."""
+    return array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative and array.size > 0
 
 
 def _shape(space: Space) -> tuple[int, ...]:

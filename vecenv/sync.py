@@ -12,16 +12,15 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.autoreset import EnvGroup, StepRows
 from vecenv.base import StepBatch, StepResult, VecEnv
-from vecenv.errors import EnvCreationError, SlotError
+from vecenv.errors import EnvCreationError
 from vecenv.infos import take_infos
-from vecenv.rows import ObservationRows, check_slot_array, copy_batch
+from vecenv.rows import ObservationRows, copy_batch
 from vecenv.seeding import Seed, seed_per_env
+from vecenv.slots import slot_rows
 from vecenv.spaces import ObservationMode, batch_env_spaces
+from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["SyncVectorEnv"]
-
-_REWARD_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
-_FLAG_DTYPES = (np.dtype(np.bool_),)
 
 
 class SyncVectorEnv(VecEnv):
@@ -111,7 +110,7 @@ class SyncVectorEnv(VecEnv):
         return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
-        rows = self._rows if out is None else self._slot_rows(out)
+        rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
         infos = self._group.step(self._actions.each(actions), rows)
         self._latest = rows.obs
         if out is not None:
@@ -123,22 +122,6 @@ class SyncVectorEnv(VecEnv):
             rows.truncations.copy(),
             infos,
         )
-
-    def _slot_rows(self, out: Any) -> StepRows:
-        """Check the caller's slot and return the rows in it."""
-        shape = (self.num_envs,)
-        try:
-            obs, rewards = out.obs, out.rewards
-            terminations, truncations = out.terminations, out.truncations
-        except AttributeError as error:
-            raise SlotError(
-                f"out is {type(out).__name__}, expected an object with the arrays obs, rewards, "
-                f"terminations, truncations such as StepSlot: {error}"
-            ) from None
-        check_slot_array("rewards", rewards, shape, _REWARD_DTYPES)
-        check_slot_array("terminations", terminations, shape, _FLAG_DTYPES)
-        check_slot_array("truncations", truncations, shape, _FLAG_DTYPES)
-        return StepRows(self._rows.obs.over(obs), rewards, terminations, truncations)
 
     def _own_rows(self) -> ObservationRows:
         """Return this env's own rows, holding the latest observations."""
@@ -181,6 +164,15 @@ class SyncVectorEnv(VecEnv):
             env_ids,
         )
 
+    def _begin_stamps(self) -> EnvStamps | None:
+        self._calls.require_open("timing.enable")
+        stamps = EnvStamps.make(self.num_envs)
+        self._group.stamp(stamps)
+        return stamps
+
+    def _end_stamps(self) -> None:
+        self._group.stamp(None)
+
     def render(self) -> tuple[Any, ...]:
         """Return what each env renders."""
         self._calls.require_idle("render")
@@ -214,9 +206,10 @@ class SyncVectorEnv(VecEnv):
             env.set_wrapper_attr(name, value)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the envs."""
-        for env in getattr(self, "envs", []):
-            env.close()
+        """Close all envs, also those after one that raises; then raise what the first raised."""
+        errors = _close_all(getattr(self, "envs", []))
+        if errors:
+            raise errors[0]
 
 
 def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
@@ -237,6 +230,13 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
     return envs
 
 
-def _close_all(envs: Sequence[Env]) -> None:
-    for env in envs:
-        env.close()
+def _close_all(envs: Sequence[Env]) -> list[Exception]:
+    """Close every env and return what some of them raised."""
+    errors = []
+    for index, env in enumerate(envs):
+        try:
+            env.close()
+        except Exception as error:
+            error.add_note(f"This came from env {index} of {len(envs)}, in close().")
+            errors.append(error)
+    return errors

@@ -10,7 +10,7 @@ from vecenv.cage.memory import observe_extended
 from vecenv.cage.observation import observe
 from vecenv.cage.state import STATE_DTYPE, shell_alerts
 from vecenv.cage.tables import compile_tables
-from vecenv.jit.fingerprint import cached_njit
+from vecenv.fingerprint import cached_njit
 from vecenv.jit.random import RNG_DTYPE, open_block, seed_key
 
 

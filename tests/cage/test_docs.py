@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vecenv.jit.fingerprint import is_jit_off
+from vecenv.fingerprint import is_jit_off
 
 ROOT = Path(__file__).parents[2]
 

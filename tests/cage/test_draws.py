@@ -13,7 +13,7 @@ from vecenv.cage.observation import observe
 from vecenv.cage.policies import make_policy
 from vecenv.cage.red import red_options
 from vecenv.cage.state import decode
-from vecenv.jit.fingerprint import cached_njit
+from vecenv.fingerprint import cached_njit
 from vecenv.jit.random import integers, open_block
 
 RESTORE_SERVER = 132 + 7

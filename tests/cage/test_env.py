@@ -18,7 +18,7 @@ from vecenv.cage.codes import B_LINE, CUSTOM, MEANDER, NO_RED
 from vecenv.cage.options import RED_AGENTS, STEP_INFOS, read_red_agents
 from vecenv.cage.state import COMPACT_FIELDS
 from vecenv.check import check_vector_env
-from vecenv.jit.fingerprint import is_jit_off
+from vecenv.fingerprint import is_jit_off
 
 MODES = list(AutoresetMode)
 NUM_ACTIONS = 145

@@ -12,7 +12,7 @@ from vecenv import ActionError
 from vecenv.cage import Cage2VectorEnv, evaluate, make_policy
 from vecenv.cage.evaluation import EPISODE_LENGTHS, EVALUATED_AGENTS, cell_seed
 from vecenv.cage.playing import Player, find_policy, play_episode
-from vecenv.jit.fingerprint import is_jit_off
+from vecenv.fingerprint import is_jit_off
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="takes too long without compiled code")
 NAMES_OF_AGENTS = {"b_line": "B_line", "meander": "Meander", "sleep": "Sleep"}

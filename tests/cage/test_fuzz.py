@@ -17,7 +17,7 @@ from vecenv.cage.codes import B_LINE, MEANDER, NO_RED
 from vecenv.cage.replay import replay_episodes
 from vecenv.cage.state import STATE_DTYPE, decode
 from vecenv.cage.tables import compile_tables
-from vecenv.jit.fingerprint import cached_njit
+from vecenv.fingerprint import cached_njit
 
 FOLDER = pathlib.Path(__file__).parent
 EDGES = np.array(

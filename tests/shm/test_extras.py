@@ -10,12 +10,15 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import SPACES, counters
+from envs import SPACES, RandomEnv, counters
+from equality import assert_same
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
 from shm.faulty_envs import FINE, RAISE, faulty
-from shm.twins import assert_same_results, twins
+from shm.twins import assert_steps_alike, twins
 
+from vecenv import SyncVectorEnv
 from vecenv.shm.choose import choose_backend
 from vecenv.shm.env import AsyncVectorEnv
 
@@ -42,15 +45,15 @@ def test_halves_stepped_in_turn_give_what_all_give(copy):
         for half in halves:
             result = half.step_wait(timeout=20)
             for part, full in zip(result[1:4], expected[1:4], strict=True):
-                assert_same_results(part, full[half.env_ids])
+                assert_same(part, full[half.env_ids])
             ids = half.env_ids
-            assert_same_results(result[0]["b"][0], expected[0]["b"][0][ids])
-            assert_same_results(result[0]["a"]["y"], expected[0]["a"]["y"][ids])
+            assert_same(result[0]["b"][0], expected[0]["b"][0][ids])
+            assert_same(result[0]["a"]["y"], expected[0]["a"]["y"][ids])
             if step < 9:
                 half.step_async(actions[step + 1, ids])
     with pytest.raises(NoAsyncCallError):
         halves[1].step_wait()
-    assert_same_results(pool.step(actions[0]), sync.step(actions[0]))
+    assert_same(pool.step(actions[0]), sync.step(actions[0]))
     pool.close()
 
 
@@ -126,7 +129,7 @@ def test_published_arrays_are_shared_memory_and_always_the_latest(caller_steps):
 
 
 def test_numeric_infos_stop_being_messages():
-    """After the first step nothing is pickled, and the infos stay the same."""
+    """Once every form of infos has been seen nothing is pickled, and they stay the same."""
     fns = [functools.partial(StatefulEnv, name) for name in range(3)]
     pool = AsyncVectorEnv(fns, num_workers=2)
     pool.reset()
@@ -138,16 +141,74 @@ def test_numeric_infos_stop_being_messages():
         assert infos["height"].tolist() == [0.5 * count] * 3
         assert infos["joints"].tolist() == [[0, 1], [1, 2], [2, 3]]
         assert ("odd" in infos) == bool(count % 2)
-        if count == 1:
-            assert len(received) == 2
-    assert len(received) == 2
+        assert len(received) == min(4, 2 * count)
     for _ in range(6):
         pool.send([0] * 3)
         while pool._calls.num_in_flight:
             batch = pool.recv(1)
             expected = [[name, name + 1] for name in batch.env_ids]
             assert batch.infos["joints"].tolist() == expected
-    assert len(received) == 2
+    assert len(received) == 4
+    pool.close()
+
+
+class RegularEnv(RandomEnv):
+    def _info(self, action):
+        return {"count": 3, "nested": {"depth": np.int16(4), "empty": {}}, "pair": (1, 0.5)}
+
+
+@pytest.mark.parametrize("name", ["float32(3,)", "nested", "discrete"])
+def test_final_observations_stop_being_messages(name):
+    fns = [functools.partial(RegularEnv, SPACES[name])] * 5
+    options = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    pool, sync = AsyncVectorEnv(fns, num_workers=2, **options), SyncVectorEnv(fns, **options)
+    assert_same(pool.reset(seed=2), sync.reset(seed=2))
+    assert_steps_alike(pool, sync, 40)
+    pool._exchange.pool.receive = None  # nothing is received any more
+    assert_steps_alike(pool, sync, 40)
+    pool.close()
+
+
+class InfoEnv(gym.Env):
+    """Every env has other keys, in another order, and values that change their kind."""
+
+    observation_space = Box(-1, 1, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), self.some_info()
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, self.some_info()
+
+    def some_info(self):
+        rng = self.rng
+        values = {
+            "pair": (rng.integers(5), {"x": float(rng.random())}),
+            "text": str(rng.integers(9)),
+            "number": int(rng.integers(9)),
+            "nested": {"z": rng.random(2)} if rng.random() < 0.5 else {},
+            "sometimes": None if rng.random() < 0.5 else (1, True),
+            "big": (int(2 ** int(rng.integers(50, 70))),),
+        }
+        keys = [key for key in values if rng.random() < 0.8]
+        return {key: values[key] for key in rng.permutation(keys).tolist()}
+
+
+@pytest.mark.parametrize("caller_steps", [False, True])
+def test_any_infos_come_in_the_order_in_which_one_process_has_them(caller_steps):
+    fns = [functools.partial(InfoEnv, seed) for seed in range(5)]
+    pool, sync = AsyncVectorEnv(fns, num_workers=2, caller_steps=caller_steps), SyncVectorEnv(fns)
+    assert_same(pool.reset(), sync.reset())
+    assert_steps_alike(pool, sync, 60)
+    for step in range(60):
+        pool.send([step % 2], [step % 5])
+        sync.send([step % 2], [step % 5])
+        assert_same(pool.recv().infos, sync.recv().infos)
     pool.close()
 
 
@@ -205,7 +266,7 @@ def test_rows_received_stay_for_three_rounds_without_copy():
         pool.send([0] * 4)
     pool.recv(4)
     for view, copied in kept:
-        assert_same_results(view, copied)
+        assert_same(view, copied)
     pool.close()
 
 
@@ -228,10 +289,10 @@ def test_everything_works_without_a_compiler():
     code = (
         "import sys; sys.path.insert(0, 'tests')\n"
         "from envs import SPACES, MODES\n"
-        "from shm.twins import twins, assert_steps_alike, assert_same_results\n"
+        "from shm.twins import twins, assert_steps_alike, assert_same\n"
         "import numpy as np\n"
         "pool, sync = twins(SPACES['nested'], num_workers=2)\n"
-        "assert_same_results(pool.reset(seed=2), sync.reset(seed=2))\n"
+        "assert_same(pool.reset(seed=2), sync.reset(seed=2))\n"
         "assert_steps_alike(pool, sync, 8)\n"
         "pool.send(np.zeros(5, int)); sync.send(np.zeros(5, int))\n"
         "a, b = pool.recv(), sync.recv()\n"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vecenv.shm.arena import Arena
 from vecenv.shm.cores import cgroup_quota, usable_cores
-from vecenv.shm.layout import ControlLayout, chunk_bounds, column_bits
+from vecenv.shm.layout import ControlLayout, chunk_bounds
 from vecenv.shm.shares import checked_threads, worker_shares
 
 
@@ -29,13 +29,8 @@ def test_control_words_do_not_overlap(num_workers):
     assert starts[0] == starts[1]
     assert np.diff(starts[1:]).tolist() == [8] * (2 * num_workers - 1)
     assert layout.queues == starts[-1] + 8
-    assert layout.ring == layout.queues + 5 * num_workers
+    assert layout.ring == layout.queues + (8 + 5) * num_workers  # a line before each queue
     assert layout.num_words == layout.ring + 4 * 20
-
-
-def test_column_bits():
-    assert column_bits(0) == []
-    assert column_bits(1 << 57 | 1) == [0, 57]
 
 
 def test_arena_allocates_zeroed_aligned_separate_memory():

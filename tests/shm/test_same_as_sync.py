@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from envs import MODES, NUM_ENVS, SPACES, arrays_in, counters, mode_id, restart_ended
+from equality import assert_same
 from gymnasium.vector.utils import create_empty_array
-from shm.twins import assert_same_results, assert_steps_alike, twins
+from shm.twins import assert_steps_alike, twins
 
 from vecenv import StepSlot
 from vecenv.batches import take_rows
@@ -25,7 +26,7 @@ ONE_OF_A_KIND = ["float32(3,)", "uint8 image", "nested", "dict with objects", "t
 @pytest.mark.parametrize("name", [n for n in SPACES if n not in ONE_OF_A_KIND])
 def test_any_space(name):
     pool, sync = twins(SPACES[name], num_workers=2)
-    assert_same_results(pool.reset(seed=2), sync.reset(seed=2))
+    assert_same(pool.reset(seed=2), sync.reset(seed=2))
     assert_steps_alike(pool, sync, 6)
     pool.close()
 
@@ -35,11 +36,11 @@ def test_any_space(name):
 @pytest.mark.parametrize("name", ["float32(3,)", "dict with objects"])
 def test_any_number_of_workers_and_threads(name, options, mode):
     pool, sync = twins(SPACES[name], mode, **OPTIONS[options])
-    assert_same_results(pool.reset(seed=2), sync.reset(seed=2))
+    assert_same(pool.reset(seed=2), sync.reset(seed=2))
     assert_steps_alike(pool, sync, 15)
     mask = np.array([True, False, False, True, False])
     options = {"reset_mask": mask}
-    assert_same_results(
+    assert_same(
         pool.reset(seed=[7, None, 8, 9, 1], options=options),
         sync.reset(seed=[7, None, 8, 9, 1], options=options),
     )
@@ -55,7 +56,7 @@ def test_any_split_into_sends(name, options, mode):
     space = SPACES[name]
     pool, sync = twins(space, mode, **OPTIONS[options])
     rng = np.random.default_rng(8)
-    assert_same_results(pool.reset(seed=2), sync.reset(seed=2))
+    assert_same(pool.reset(seed=2), sync.reset(seed=2))
     for step in range(12):
         actions = rng.integers(0, 4, NUM_ENVS)
         expected = sync.step(actions)
@@ -69,12 +70,12 @@ def test_any_split_into_sends(name, options, mode):
             ids = batch.env_ids
             received += ids.tolist()
             path = f"step {step} envs {ids}"
-            assert_same_results(batch.obs, take_rows(space, expected[0], ids), path)
+            assert_same(batch.obs, take_rows(space, expected[0], ids), path)
             for came, full in zip(batch[1:4], expected[1:4], strict=True):
-                assert_same_results(came, full[ids], path)
+                assert_same(came, full[ids], path)
             assert_rows(batch.infos, take_infos(expected[4], ids))
         assert sorted(received) == list(range(NUM_ENVS))
-        assert_same_results(restart_ended(pool, expected), restart_ended(sync, expected))
+        assert_same(restart_ended(pool, expected), restart_ended(sync, expected))
     assert_steps_alike(pool, sync, 3)
     pool.close()
 
@@ -86,7 +87,7 @@ def assert_rows(infos, expected):
             assert_rows(infos.get(key, {}), value)
         elif key.startswith("_") or (mask := expected[f"_{key}"]).any():
             if key in infos:
-                assert_same_results(infos[key], value, key)
+                assert_same(infos[key], value, key)
             else:
                 assert not value.any(), key
         else:
@@ -113,7 +114,7 @@ def foreign_slot(envs):
 def test_steps_into_slots(name, options, mode):
     """Slots of allocated memory, float32 rewards, and memory that workers have not."""
     pool, sync = twins(SPACES[name], mode, **OPTIONS[options])
-    assert_same_results(pool.reset(seed=3), sync.reset(seed=3))
+    assert_same(pool.reset(seed=3), sync.reset(seed=3))
     slots = [make_slot(pool), make_slot(pool, np.float32), foreign_slot(pool)]
     for step in range(12):
         actions = np.full(NUM_ENVS, step % 4)
@@ -125,8 +126,8 @@ def test_steps_into_slots(name, options, mode):
         result = pool.step(actions, out=slot)
         assert all(came is own for came, own in zip(result[:4], slot, strict=True))
         rewards = expected[1].astype(slot.rewards.dtype)
-        assert_same_results(result, (expected[0], rewards, *expected[2:]), f"step {step}")
-        assert_same_results(restart_ended(pool, expected), restart_ended(sync, expected))
+        assert_same(result, (expected[0], rewards, *expected[2:]), f"step {step}")
+        assert_same(restart_ended(pool, expected), restart_ended(sync, expected))
     assert_steps_alike(pool, sync, 3)
     pool.close()
 
@@ -154,10 +155,10 @@ def test_actions_keep_their_dtype(dtype):
         envs.reset(seed=1)
     actions = np.arange(NUM_ENVS).astype(dtype) % 4
     for _ in range(5):
-        assert_same_results(pool.step(actions), sync.step(actions))
+        assert_same(pool.step(actions), sync.step(actions))
         pool.send(actions, None)
         sync.send(actions, None)
         received, expected = pool.recv(), sync.recv()
         order = np.argsort(received.env_ids)
-        assert_same_results(received.obs[order], expected.obs)
+        assert_same(received.obs[order], expected.obs)
     pool.close()

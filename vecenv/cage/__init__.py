@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vecenv.cage.actions import action_index, blue_actions
+    from vecenv.cage.blue_memory import BlueMemory, blue_choices
     from vecenv.cage.cage2 import cage2_scenario
+    from vecenv.cage.defender import DefenderPolicy, load_defender, save_defender
     from vecenv.cage.env import Cage2VectorEnv
     from vecenv.cage.evaluation import Evaluation, evaluate
     from vecenv.cage.playing import BatchedPolicy, play_episode, save_episode_gif
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchedPolicy",
+    "BlueMemory",
     "BluePolicy",
     "Cage2Env",
     "Cage2VectorEnv",
+    "DefenderPolicy",
     "Evaluation",
     "RecordedStep",
     "Replay",
@@ -32,18 +36,23 @@ __all__ = [
     "ScenarioError",
     "action_index",
     "blue_actions",
+    "blue_choices",
     "cage2_scenario",
     "decode",
     "evaluate",
+    "load_defender",
     "make_policy",
     "play_episode",
     "replay_episodes",
+    "save_defender",
     "save_episode_gif",
 ]
 
 _MODULES = {
     "actions": ("action_index", "blue_actions"),
+    "blue_memory": ("BlueMemory", "blue_choices"),
     "cage2": ("cage2_scenario",),
+    "defender": ("DefenderPolicy", "load_defender", "save_defender"),
     "env": ("Cage2VectorEnv",),
     "evaluation": ("Evaluation", "evaluate"),
     "playing": ("BatchedPolicy", "play_episode", "save_episode_gif"),

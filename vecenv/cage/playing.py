@@ -10,8 +10,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.cage2 import cage2_scenario
+from vecenv.cage.defender import is_defender_file, load_defender
 from vecenv.cage.env import Cage2VectorEnv
 from vecenv.cage.policies import POLICY_NAMES, make_policy
+from vecenv.cage.saved import load_policy
 from vecenv.cage.scenario import Scenario
 from vecenv.cage.snapshot import Snapshot
 
@@ -80,9 +82,10 @@ def find_policy(
             raise ValueError(
                 f"policy is {str(policy)!r}, expected one of {names}, or a file with a saved policy"
             )
-        from vecenv.cage.saved import load_policy
-
-        return load_policy(policy, cage2_scenario() if scenario is None else scenario)
+        scenario = cage2_scenario() if scenario is None else scenario
+        if is_defender_file(policy):
+            return load_defender(policy, scenario)
+        return load_policy(policy, scenario)
     if isinstance(policy, BatchedPolicy):
         return policy
     if callable(policy):

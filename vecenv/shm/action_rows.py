@@ -159,7 +159,8 @@ class ActionReader:
         """Return the actions of all envs of the chunk, for a batch written in one go."""
         if self._is_single:
             assert self._rows is not None and self._code_view is not None
-            return self._rows.view(self._code_view[0]).copy()
+            view = self._rows.view(self._code_view[0])
+            return view if view.ndim == 1 else view.copy()  # its items are copies anyway
         parts = [(path, rows.view(int(rows.codes[0])).copy()) for path, rows in self._leaves]
         return iterate(self._space, _nested(self._space, dict(parts)))
 

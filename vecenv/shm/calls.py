@@ -8,23 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.error import NoAsyncCallError
 
-from vecenv.base import VecEnv
 from vecenv.shm.deadline import Deadline
+from vecenv.shm.stamping import StampedPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vecenv.shm.exchange import Exchange
-
 __all__ = ["RemoteCalls"]
 
 
-class RemoteCalls(VecEnv):
+class RemoteCalls(StampedPool):
     """The part of `AsyncVectorEnv` that reads, sets and calls attributes of envs."""
 
     num_workers: int
     _workers: range
-    _exchange: Exchange
     _timeout: float | None
     _pending_own: Callable[[], Any] | None
 
@@ -61,13 +58,12 @@ class RemoteCalls(VecEnv):
     def _begin_call(self, kind: str, requests: list[Any]) -> None:
         exchange = self._exchange
         exchange.finish_announcement()
-        news = exchange.news()
         self._pending_own = None
         if exchange.own is not None:
             method = getattr(exchange.own, kind)
             self._pending_own = lambda: method(*requests[0])
         for worker in self._workers:
-            exchange.ask(worker, {"kind": kind, "request": requests[worker + 1], **news})
+            exchange.ask(worker, {"kind": kind, "request": requests[worker + 1]})
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +20,17 @@ from vecenv.sync import SyncVectorEnv
 
 __all__ = ["Choice", "choose_backend"]
 
-_MAKING_S = 0.35  # for the envs of the first trial
-_TRIAL_S = 0.06  # of stepping, per candidate and round
+_PROBE_S = 0.015  # of stepping a single env
+_MAKING_S = 0.5  # for the envs that are stepped side by side
+_TRIAL_S = 0.04  # of stepping, per candidate and round
 _ROUNDS = 3
-_BUDGET_S = 1.7
-_HANDOVER_S = 15e-6  # a step of all envs that takes less is not worth handing over
+_BUDGET_S = 1.2  # after which no further candidate or round is begun
+# Seconds that a step of all envs takes in one process: with less, handing it over can't pay; with
+# more, it surely does. The third number decides where it can't be tried out.
+_CHEAP_S, _COSTLY_S, _WORTHWHILE_S = 30e-6, 10e-3, 200e-6
 _CLEARLY = 1.05  # how much faster than stepping here it must be
+
+Factories = Sequence[Callable[[], Env]]
 
 
 class Choice(NamedTuple):
@@ -39,138 +47,178 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose_backend(
-    env_fns: Sequence[Callable[[], Env]],
-    *,
-    context: str | None = None,
-    observation_mode: Any = "same",
-) -> Choice:
-    """Step the envs with random actions, for less than two seconds in all; pick what is fastest.
+class _Probe(NamedTuple):
+    """What stepping a single env has shown."""
 
-    Envs that mostly wait (sleep, network, disk) get a thread each in workers. The envs of the trial
-    are made for it and closed again.
+    make_s: float
+    step_s: float
+    is_waiting: bool
+
+
+def choose_backend(env_fns: Factories, *, observation_mode: Any = "same") -> Choice:
+    """Step envs with random actions, for less than two seconds in all; pick what is fastest.
+
+    The envs of the trial are made for it and closed again, at most as many as were asked for at a
+    time in this process. Cheap envs are known after a few steps of one; envs that mostly wait
+    (sleep, network, disk) go to workers, which overlap their waiting. If anything fails, such as
+    making an env twice, envs are stepped here. The global random generators of Python and NumPy are
+    left as they were.
 
     Args:
         env_fns: One factory per env.
-        context: Start method of the workers.
         observation_mode: As for the vector env to be made.
     """
+    if len(env_fns) == 1:
+        return Choice("sync", {}, "there is only one env")
+    if _is_daemon():
+        return Choice("sync", {}, "this process is a daemon and can't have workers")
+    try:
+        with _undisturbed():
+            return _by_trial(env_fns, observation_mode)
+    except Exception as error:  # whatever users' envs raise: the vector env will say it better
+        return Choice("sync", {}, f"the trial failed with {type(error).__name__}: {error}")
+
+
+def _is_daemon() -> bool:
+    import multiprocess
+
+    return multiprocess.current_process().daemon  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hide the trial from the global generators and from the filters of warnings."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - envs may use it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
+def _by_trial(env_fns: Factories, observation_mode: Any) -> Choice:
+    num_envs, cores = len(env_fns), usable_cores()
+    probe = _probe(env_fns[-1])
+    if probe is None:
+        return Choice("sync", {}, "a factory returns the same env twice")
+    all_s = probe.step_s * num_envs
+    told = f"a step of all {num_envs} envs takes about {all_s * 1e6:.0f} us in one process"
+    if probe.is_waiting:
+        return Choice("async", {}, "the envs mostly wait, which workers overlap")
+    if cores == 1:
+        return Choice("sync", {}, "there is only one core, and the envs do not wait")
+    if all_s < _CHEAP_S:
+        return Choice("sync", {}, f"{told}, too little to be handed over")
+    if all_s > _COSTLY_S:
+        return Choice("async", {}, f"{told}, enough to be shared by {cores} workers")
+    # Each env is made once for this process, and by the workers of each candidate side by side.
+    making_s = probe.make_s * (1 + 2 / cores)
+    count = min(num_envs, int(_MAKING_S / max(making_s, 1e-9)))
+    if count < min(num_envs, 2 * cores) or not _can_fork():
+        if all_s > _WORTHWHILE_S:
+            return Choice("async", {}, f"{told}, and {cores} workers can share it")
+        return Choice("sync", {}, f"{told}, and trying workers out would take too long")
+    return _measured(env_fns[:count], cores, observation_mode, num_envs)
+
+
+def _can_fork() -> bool:
+    """Whether workers start in milliseconds."""
+    import multiprocess
+
+    return multiprocess.get_start_method() == "fork"  # type: ignore[attr-defined]
+
+
+def _probe(env_fn: Callable[[], Env]) -> _Probe | None:
+    """Make and step one env; None if the factory always returns the same one."""
     begin = time.perf_counter()
-    cores = usable_cores()
-    some = _as_many_as_time_allows(env_fns)
+    env = env_fn()
+    make_s = time.perf_counter() - begin
+    is_own = True
+    try:
+        if make_s < _MAKING_S:
+            other = env_fn()
+            is_own = other.unwrapped is not env.unwrapped
+            if not is_own:
+                return None  # it is the caller's, so it is neither stepped nor closed
+            other.close()
+        env.reset()
+        return _Probe(make_s, *_step_alone(env))
+    finally:
+        if is_own:
+            env.close()
+
+
+def _step_alone(env: Env) -> tuple[float, bool]:
+    """Return seconds per step, of the fastest of some blocks of steps, and whether it waits."""
+    actions = [env.action_space.sample() for _ in range(64)]
+    meter, fastest, steps, block = WaitMeter(), float("inf"), 0, 1
+    begin = time.perf_counter()
+    while (
+        steps < 3
+        or time.perf_counter() - begin < _PROBE_S
+        or (meter.found_waiting and meter.is_measuring)
+    ):
+        meter.begin()
+        now = time.perf_counter()
+        for number in range(block):
+            result = env.step(actions[(steps + number) % len(actions)])
+            if result[2] or result[3]:
+                env.reset()
+        block_s = time.perf_counter() - now
+        meter.end(block)
+        steps += block
+        fastest = min(fastest, block_s / block)
+        block = 2 * block if block_s < 5e-4 else block
+    return fastest, meter.found_waiting
+
+
+def _measured(env_fns: Factories, cores: int, observation_mode: Any, num_envs: int) -> Choice:
+    """Let the candidates step in turn, and pick by the best round of each."""
+    candidates = {
+        f"this process and {cores - 1} workers": {"caller_steps": True},
+        f"{cores} workers": {},
+    }
     options: dict[str, Any] = {
         "copy": False,
         "observation_mode": observation_mode,
         "autoreset_mode": AutoresetMode.NEXT_STEP,
     }
-    sync = SyncVectorEnv(some, **options)
-    try:
-        sync.reset()
-        seconds = _time_steps(sync, _Actions(sync), _TRIAL_S)
-        is_waiting = _mostly_waits(sync)
-    finally:
-        sync.close()
-    making_s, here_s = time.perf_counter() - begin, seconds * len(env_fns) / len(some)
-    if is_waiting and len(env_fns) > 1:
-        return Choice(
-            "async",
-            {"context": context},
-            "the envs compute less than half of the time, so workers overlap their waiting",
-        )
-    if here_s < _HANDOVER_S or len(env_fns) == 1 or cores == 1:
-        return Choice(
-            "sync",
-            {},
-            f"a step of all {len(env_fns)} envs takes {here_s * 1e6:.0f} us in one process",
-        )
-    candidates = _candidates(cores, context)
-    if making_s > _BUDGET_S / 3:
-        name, chosen = next(iter(candidates.items()))
-        why = f"a step of all envs takes {here_s * 1e6:.0f} us here, and making envs takes long"
-        return Choice("async", chosen, f"{name}: {why}")
-    return _measured(some, candidates, options, len(env_fns))
-
-
-def _candidates(cores: int, context: str | None) -> dict[str, dict[str, Any]]:
-    """Return the ways to use workers that are tried, by name."""
-    workers = {"num_workers": cores, "context": context}
-    with_caller = {"num_workers": cores - 1, "caller_steps": True, "context": context}
-    return {f"{cores} workers": workers, f"this process and {cores - 1} workers": with_caller}
-
-
-def _measured(
-    env_fns: Sequence[Callable[[], Env]],
-    candidates: dict[str, dict[str, Any]],
-    options: dict[str, Any],
-    num_envs: int,
-) -> Choice:
-    """Let the candidates step in turn, and pick by the best round of each."""
-    pools: dict[str, Any] = {"one process": SyncVectorEnv(env_fns, **options)}
+    here = "one process"
+    begin = time.perf_counter()
+    pools: dict[str, Any] = {here: SyncVectorEnv(env_fns, **options)}
     try:
         for name, choice in candidates.items():
-            pools[name] = AsyncVectorEnv(env_fns, **choice, **options)
+            if time.perf_counter() - begin < _BUDGET_S / 2:
+                pools[name] = AsyncVectorEnv(env_fns, **choice, **options)
         times: dict[str, float] = dict.fromkeys(pools, float("inf"))
         for pool in pools.values():
             pool.reset()
-        begin = time.perf_counter()
         for number in range(_ROUNDS):
             for name, pool in pools.items():
-                if number == 0 or time.perf_counter() - begin < _BUDGET_S / 2:
-                    actions = _Actions(pool)
-                    times[name] = min(times[name], _time_steps(pool, actions, _TRIAL_S))
+                if number == 0 or time.perf_counter() - begin < _BUDGET_S:
+                    times[name] = min(times[name], _time_steps(pool))
     finally:
         for pool in pools.values():
             pool.close()
     scale = num_envs / len(env_fns) * 1e6
-    report = ", ".join(f"{name} {times[name] * scale:.0f}" for name in pools)
+    report = ", ".join(f"{name} {seconds * scale:.0f}" for name, seconds in times.items())
     reason = f"microseconds per step of all {num_envs} envs: {report}"
-    best = min(candidates, key=times.__getitem__)
-    if times[best] * _CLEARLY < times["one process"]:
+    best = min(times, key=times.__getitem__)
+    if times[best] * _CLEARLY < times[here]:
         return Choice("async", candidates[best], f"{best}; {reason}")
     return Choice("sync", {}, reason)
 
 
-class _Actions:
-    """Random batches of actions, drawn beforehand."""
-
-    def __init__(self, envs: Any) -> None:
-        self._batches = [envs.action_space.sample() for _ in range(8)]
-        self._next = 0
-
-    def __call__(self) -> Any:
-        self._next = (self._next + 1) % len(self._batches)
-        return self._batches[self._next]
-
-
-def _time_steps(envs: Any, actions: _Actions, seconds: float) -> float:
+def _time_steps(envs: Any) -> float:
     """Return the median seconds per step."""
-    envs.step(actions())
+    actions = [envs.action_space.sample() for _ in range(4)]
+    envs.step(actions[0])
     times: list[float] = []
     begin = time.perf_counter()
-    while len(times) < 3 or time.perf_counter() - begin < seconds:
+    while len(times) < 3 or time.perf_counter() - begin < _TRIAL_S:
         now = time.perf_counter()
-        envs.step(actions())
+        envs.step(actions[len(times) % 4])
         times.append(time.perf_counter() - now)
     return float(np.median(times))
-
-
-def _mostly_waits(envs: Any) -> bool:
-    """Whether the envs wait (sleep, network) for more than half of their time."""
-    meter, actions = WaitMeter(), _Actions(envs)
-    while meter.is_measuring:
-        meter.begin()
-        envs.step(actions())
-        meter.end(envs.num_envs)
-    return meter.found_waiting
-
-
-def _as_many_as_time_allows(env_fns: Sequence[Callable[[], Env]]) -> list[Callable[[], Env]]:
-    """Return so many of the factories as can be called in the time for making; at least one."""
-    begin = time.perf_counter()
-    each_s = 0.0
-    for count, env_fn in enumerate(env_fns[:16], 1):
-        env_fn().close()
-        each_s = (time.perf_counter() - begin) / count
-        if each_s * (count + 1) > _MAKING_S / 4:
-            break
-    return list(env_fns[: max(1, int(_MAKING_S / max(each_s, 1e-9)))])

@@ -10,20 +10,22 @@ import numpy as np
 from gymnasium import Env
 
 from vecenv.autoreset import EnvGroup, StepRows
-from vecenv.infos import take_infos
 from vecenv.shm.action_rows import ActionReader
 from vecenv.shm.arena import Arena
 from vecenv.shm.columns import ColumnWriter
-from vecenv.shm.faults import EnvFault, env_of
+from vecenv.shm.faults import EnvFault
 from vecenv.shm.guard import unguarded
-from vecenv.shm.layout import HAS_ERROR, HAS_MESSAGE
+from vecenv.shm.layout import HAS_ERROR, HAS_MESSAGE, Leaf
 from vecenv.shm.messages import Answer, Layout, ResetRequest, SlotLeaves
 from vecenv.shm.slots import object_rows, reward_bits, slot_rows, unwritten
+from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["Chunk", "Outcome"]
 
-# Status bits, info bits, and what has to be said beyond them (None for nothing).
+# Status bits, form of the infos, and what has to be said beyond them (None for nothing).
 Outcome = tuple[int, int, Answer | None]
+# Rows of a slot, and how to mark rewards as unwritten: a function and its argument.
+_Slot = tuple[StepRows, Callable[[int], None], int]
 _RESERVED = ("reset", "step", "close")
 
 
@@ -47,8 +49,7 @@ class Chunk:
         self._space = layout.observation_space
         self._arena = arena
         own = slot_rows(arena, self._space, layout.own, first, self.last)
-        self._slots: dict[int, StepRows] = {0: own}
-        self._reward_bits = {0: reward_bits(own.rewards)}
+        self._slots: dict[int, _Slot] = {0: _slot(own)}
         self._own = own
         self._slot_leaves: dict[int, SlotLeaves] = {}
         self._objects = list(object_rows(own.obs))
@@ -59,7 +60,8 @@ class Chunk:
             self.actions = ActionReader(
                 layout.action_space, layout.actions, arena.view, first, self.last
             )
-        self.ring_leaves = arena.view(layout.ring_leaves)
+        # What is copied into the ring with a row without infos, and with one that has some.
+        self.bare_leaves = self.ring_leaves = arena.view(layout.ring_leaves)
         self._published = [
             (name, arena.view(leaf)[first : self.last]) for name, leaf in layout.published.items()
         ]
@@ -67,27 +69,39 @@ class Chunk:
     def learn(self, news: dict[str, Any]) -> None:
         """Take notice of new slots, columns and ring leaves."""
         self._slot_leaves.update(news.get("slots", ()))
-        self.columns.add(news.get("columns", []))
+        self.columns.add(news.get("columns", ()), news.get("forms", ()))
+        if "stamps" in news:
+            self._stamp(news["stamps"])
         if "ring_leaves" in news:
             self.ring_leaves = self._arena.view(news["ring_leaves"])
 
+    def _stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
+        """Stamp the envs' steps into the rings and counts given; None ends it."""
+        if leaves is None:
+            self.group.stamp(None)
+            return
+        rings, counts = map(self._arena.view, leaves)
+        self.group.stamp(EnvStamps(rings, counts).part(self.first, self.last))
+
     def rows(self, slot: int) -> StepRows:
         """Return the rows of this chunk in a slot."""
-        rows = self._slots.get(slot)
-        if rows is None:
+        return self._slot(slot)[0]
+
+    def _slot(self, slot: int) -> _Slot:
+        found = self._slots.get(slot)
+        if found is None:
             leaves = self._slot_leaves[slot]
             rows = slot_rows(self._arena, self._space, leaves, self.first, self.last)
-            self._reward_bits[slot] = reward_bits(rows.rewards)
-            self._slots[slot] = rows
-        return rows
+            found = self._slots[slot] = _slot(rows)
+        return found
 
     def step_all(self, slot: int, actions: Iterable[Any] | None = None) -> Outcome:
         """Step every env once; `actions` are given only if they came by message."""
         if actions is None:
             assert self.actions is not None
             actions = self.actions.all()
-        rows = self._slots.get(slot) or self.rows(slot)
-        self.mark_unwritten(slot)
+        rows, mark_rewards, mark = self._slots.get(slot) or self._slot(slot)
+        mark_rewards(mark)
         if slot:
             rows.has_ends = True  # it is the caller's memory: who knows what is in it
         faults: Sequence[EnvFault] = ()
@@ -103,8 +117,8 @@ class Chunk:
 
     def mark_unwritten(self, slot: int) -> None:
         """Mark the rewards of a slot, so that it shows which envs have not been stepped yet."""
-        bits = self._reward_bits[slot]
-        bits.fill(unwritten(bits))
+        _, mark_rewards, mark = self._slot(slot)
+        mark_rewards(mark)
 
     def _step_rest(
         self, error: Exception, actions: list[Any], rows: StepRows
@@ -113,7 +127,7 @@ class Chunk:
         faults: list[EnvFault] = []
         count = len(self.group.envs)
         while True:
-            index = env_of(error, 0)
+            index = getattr(error, "env_index", 0)
             action = actions[index] if index < len(actions) else None
             faults.append(EnvFault.of(error, self.first + index, self.worker, "step", action))
             if index + 1 >= count or index + 1 >= len(actions):
@@ -143,20 +157,20 @@ class Chunk:
         infos, faults = self.step_env(index, action)
         if not infos and not faults and not self._objects:
             return 0, 0, None
-        bits, rest = self.columns.write(infos, index) if infos else (0, infos)
+        form, rest = self.columns.write(infos, index) if infos else (0, {})
         if not rest and not faults and not self._objects:
-            return 0, bits, None
+            return 0, form, None
         objects = [[leaf.target[index]] for leaf in self._objects]
-        answer = Answer(None, take_infos(rest, np.array([index])), objects, faults)
-        return HAS_MESSAGE | (HAS_ERROR if faults else 0), bits, answer
+        answer = Answer(None, rest, objects, faults)
+        return HAS_MESSAGE | (HAS_ERROR if faults else 0), form, answer
 
     def outcome(self, infos: dict[str, Any], faults: Sequence[EnvFault]) -> Outcome:
         """Put infos into columns as far as possible, and the rest into an answer."""
-        bits, rest = self.columns.write(infos) if infos else (0, infos)
+        form, rest = self.columns.write(infos) if infos else (0, {})
         if not rest and not faults and not self._objects:
-            return 0, bits, None
+            return 0, form, None
         answer = Answer(None, rest, [leaf.target for leaf in self._objects], faults)
-        return HAS_MESSAGE | (HAS_ERROR if faults else 0), bits, answer
+        return HAS_MESSAGE | (HAS_ERROR if faults else 0), form, answer
 
     def reset(self, request: ResetRequest) -> Outcome:
         """Reset the envs asked for; those after one that has raised are reset too."""
@@ -170,7 +184,7 @@ class Chunk:
                 infos = self.group.reset(seeds, request.options, wanted, self._own.obs)
                 break
             except Exception as error:
-                index = seeds.current
+                index = getattr(error, "env_index", 0)
                 faults.append(EnvFault.of(error, self.first + index, self.worker, "reset"))
                 wanted = wanted & (np.arange(count) > index)
         if self._published:
@@ -231,6 +245,11 @@ class Chunk:
                 unguarded(env).close()
 
 
+def _slot(rows: StepRows) -> _Slot:
+    bits = reward_bits(rows.rewards)
+    return rows, bits.fill, unwritten(bits)
+
+
 def _first(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {key: _first(part) for key, part in batch.items()}
@@ -240,15 +259,13 @@ def _first(batch: Any) -> Any:
 
 
 class _AnnouncedSeeds(Sequence[int | None]):
-    """Seeds that say for which env they are being read."""
+    """Seeds that announce the env for which they are being read."""
 
     def __init__(self, seeds: Sequence[int | None], chunk: Chunk) -> None:
         self._seeds = seeds
         self._chunk = chunk
-        self.current = 0
 
     def __getitem__(self, index: Any) -> Any:
-        self.current = index
         self._chunk.announce(self._chunk.first + index)
         return self._seeds[index]
 

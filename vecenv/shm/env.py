@@ -22,6 +22,7 @@ from vecenv.shm.faults import WorkerDiedError, raise_faults
 from vecenv.shm.layout import COMMANDS
 from vecenv.shm.messages import ResetRequest
 from vecenv.spaces import ObservationMode
+from vecenv.timing.calls import SEND, STEP
 
 if TYPE_CHECKING:
     from vecenv.shm.chunk import Outcome
@@ -191,7 +192,6 @@ class AsyncVectorEnv(RemoteCalls):
         exchange = self._exchange
         exchange.finish_announcement()
         is_full = reset_mask is None or bool(reset_mask.all())
-        news = exchange.news()
         bounds = exchange.pool.bounds
         requests = [
             ResetRequest(
@@ -205,7 +205,7 @@ class AsyncVectorEnv(RemoteCalls):
         own = exchange.own
         self._pending_own = None if own is None else lambda: own.reset(requests[0])
         for worker in self._workers:
-            exchange.ask(worker, {"kind": "reset", "request": requests[worker + 1], **news})
+            exchange.ask(worker, {"kind": "reset", "request": requests[worker + 1]})
         self._drops_rows = is_full
         chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
         self._resetting: Sequence[int] = chosen
@@ -221,24 +221,12 @@ class AsyncVectorEnv(RemoteCalls):
 
     # -- step --------------------------------------------------------------------------------
 
-    def step(self, actions: Any, *, out: Any = None) -> StepResult:
-        """Step every env once, see `VecEnv.step`.
-
-        As in Gymnasium's class, a step before the first reset is not refused here: actions go to
-        the envs unchecked, and those from `gymnasium.make` raise ResetNeeded.
-        """
-        if not self._calls.is_ready:
-            self._calls.require_idle("step")
-            self._begin_step(actions, out, is_checked=False)
-            self._calls.begin_async("step")
-            return self.step_wait()
-        return self._step(self._actions.check(actions), out)
-
     def step_async(self, actions: Any, *, out: Any = None) -> None:
         """Start stepping every env once; see `step`."""
-        self._calls.require_idle("step_async")
+        self._calls.require_ready("step_async")
         self._ended.require_reset_ended(range(self.num_envs))
-        self._begin_step(self._actions.check(actions), out)
+        with self._logged(SEND):
+            self._begin_step(self._actions.check(actions), out)
         self._calls.begin_async("step")
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
@@ -249,7 +237,8 @@ class AsyncVectorEnv(RemoteCalls):
             StepTimeoutError: Some env has not answered; the step stays pending.
         """
         self._require_pending("step")
-        return self._finish_step(self._finish("step", self._deadline(timeout))[0])
+        with self._logged(STEP):
+            return self._finish_step(self._finish("step", self._deadline(timeout))[0])
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         if self._is_disabled:
@@ -264,7 +253,8 @@ class AsyncVectorEnv(RemoteCalls):
         self._writer.write(actions)
         self._out = (out, rows)
         try:
-            status, outcome = exchange.step_at_once(slot)
+            with self._waiting():
+                status, outcome = exchange.step_at_once(slot)
         except BaseException:
             self._calls.begin_async("step")
             raise
@@ -274,12 +264,12 @@ class AsyncVectorEnv(RemoteCalls):
             return self._finish_step(self._finish("step", self._deadline(None))[0])
         return self._finish_step({})
 
-    def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
+    def _begin_step(self, actions: Any, out: Any) -> None:
         exchange = self._exchange
         slot, rows = (0, self._rows) if out is None else exchange.slots.find(out)
         messages = None
         own_actions = None
-        if self._writer is not None and is_checked:
+        if self._writer is not None:
             self._writer.write(actions)
         else:
             each = list(iterate(self.action_space, actions))
@@ -325,7 +315,8 @@ class AsyncVectorEnv(RemoteCalls):
             self._own_outcome = own()
         doing = f"{call} {exchange.steps}" if call == "step" else call
         try:
-            status = exchange.wait(COMMANDS, self._workers, deadline, doing)
+            with self._waiting():
+                status = exchange.wait(COMMANDS, self._workers, deadline, doing)
         except WorkerDiedError as error:
             self._calls.end_async()
             self.close(terminate=True)

@@ -10,10 +10,10 @@ import numpy as np
 
 from vecenv.shm import layout as at
 from vecenv.shm.chunk import Chunk, Outcome
-from vecenv.shm.columns import ColumnReader, merge_infos
+from vecenv.shm.columns import ChunkInfos, ColumnReader
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import EnvFault, StepTimeoutError
-from vecenv.shm.layout import FLAG_MESSAGE, HAS_MESSAGE, LINE, OP_MESSAGE, OP_STEP
+from vecenv.shm.layout import FLAG_MESSAGE, HAS_MESSAGE, LINE, OP_MESSAGE, OP_STEP, Leaf
 from vecenv.shm.messages import Answer, Layout
 from vecenv.shm.pool import WorkerPool
 from vecenv.shm.ready import ReadyRing
@@ -61,43 +61,61 @@ class Exchange:
         self._command = [link.layout.command(worker) for worker in range(self.num_workers)]
         self._sent: list[Any] = [None] * self.num_workers  # message of the latest command
         self._stash: dict[tuple[int, int], Answer] = {}  # rows' answers by (worker, position)
+        self._untold: dict[int, dict[str, Any]] = {}  # news by worker
         self._announced = False
+        self._stamps: tuple[Leaf, Leaf] | None = None
         self.has_revived = False  # then rows of the ring may be void
 
     # -- commands ----------------------------------------------------------------------------
 
-    def news(self) -> dict[str, Any]:
-        """Return what workers have not been told yet: slots, columns, the ring's new leaves."""
+    def _gather_news(self) -> None:
+        """Put down for every worker what it has not been told: slots, columns, forms, leaves."""
         news: dict[str, Any] = {}
         if self.slots.unsent:
             news["slots"], self.slots.unsent = self.slots.unsent, []
-        if self.columns.unsent:
-            for column in self.columns.unsent:
-                number = self.columns.columns.index(column)
-                self.ring.add_leaf(column.values, self.columns.ring_arrays[number])
-            news["columns"], self.columns.unsent = self.columns.unsent, []
+        if self.columns.has_unsent:
+            news["columns"], news["forms"] = self.columns.take_unsent()
+            for column in news["columns"]:
+                arrays = self.columns.ring_arrays(column)
+                for leaf, array in zip(column.values, arrays, strict=True):
+                    self.ring.add_leaf(leaf, array)
             news["ring_leaves"] = self.ring.leaves()
-        if news and self.own is not None:
+        if not news:
+            return
+        if self.own is not None:
             self.own.learn(news)
-        return news
+        for worker in range(self.num_workers):
+            untold = self._untold.setdefault(worker, {})
+            for name, items in news.items():
+                is_list = isinstance(items, list)
+                untold[name] = [*untold.get(name, []), *items] if is_list else items
 
     @property
     def is_settled(self) -> bool:
         """Whether workers have been told everything."""
-        return not (self._announced or self.slots.unsent or self.columns.unsent)
+        return not (self._announced or self._untold or self.slots.unsent or self.columns.has_unsent)
 
     @property
     def has_news(self) -> bool:
         """Whether there is something that workers have not been told."""
-        return bool(self.slots.unsent or self.columns.unsent)
+        return bool(self._untold or self.slots.unsent) or self.columns.has_unsent
 
     def announce(self) -> None:
         """Tell the workers the news without waiting for them."""
         self.finish_announcement()
-        news = self.news()
         for worker in range(self.num_workers):
-            self.ask(worker, {"kind": "news", **news})
+            self.ask(worker, {"kind": "news"})
         self._announced = True
+
+    def stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
+        """Let the envs' steps be stamped into these rings and counts; None ends it."""
+        self._stamps = leaves
+        self.finish_announcement()
+        for worker in range(self.num_workers):
+            self.ask(worker, {"kind": "news", "stamps": leaves})
+        if self.own is not None:
+            self.own.learn({"stamps": leaves})
+        self.wait(at.COMMANDS, range(self.num_workers), Deadline(None), "timing")
 
     def finish_announcement(self) -> None:
         """Wait until the workers have taken notice, before their next command."""
@@ -106,7 +124,9 @@ class Exchange:
             self._announced = False
 
     def ask(self, worker: int, message: dict[str, Any]) -> None:
-        """Give one worker a command that comes by message."""
+        """Give one worker a command that comes by message, with the news it has not been told."""
+        self._gather_news()
+        message = {**message, **self._untold.pop(worker, {})}
         self._sent[worker] = message
         self.targets[at.COMMANDS] += 1
         self.link.post(worker, worker + 1, OP_MESSAGE, 0, 0, self.steps, at.COMMANDS)
@@ -127,9 +147,10 @@ class Exchange:
         self.finish_announcement()
         flags = 0
         if messages is not None or self.has_news:
-            flags, news = FLAG_MESSAGE, self.news()
-            for worker in range(self.num_workers):
-                self._sent[worker] = {"kind": "step", **news}
+            flags = FLAG_MESSAGE
+            self._gather_news()
+            for worker in range(first, last):
+                self._sent[worker] = {"kind": "step", **self._untold.pop(worker, {})}
                 if messages is not None:
                     self._sent[worker]["actions"] = messages[worker]
         self.targets[line] += last - first
@@ -236,36 +257,27 @@ class Exchange:
         infos: dict[str, Any] = {}
         faults: list[EnvFault] = []
         results: list[Any] = []
-        bits_of: list[tuple[int, int, int]] = []
-        parts: list[tuple[Answer, int, int]] = []
+        chunks: list[ChunkInfos] = []
+        parts: list[tuple[int, Answer | None, slice]] = []  # form, answer, rows
         if own is not None:
             assert self.own is not None
-            bits_of.append((own[1], self.own.first, self.own.last))
-            if own[2] is not None:
-                parts.append((own[2], self.own.first, self.own.last))
+            parts.append((own[1], own[2], slice(self.own.first, self.own.last)))
         for worker in workers:
             status = self._words[self._command[worker] + LINE + at.STATUS]
-            first, last = self.pool.bounds[worker], self.pool.bounds[worker + 1]
-            bits_of.append((status >> at.STATUS_BITS, first, last))
-            if status & HAS_MESSAGE:
-                parts.append((self._answer(worker), first, last))
-        for answer, first, last in parts:
-            self.take_answer(answer, first, last, infos, faults)
-            results.append(answer.result)
-        self.columns.learn(infos)
-        if any(bits for bits, _, _ in bits_of):
-            self.columns.collect(bits_of, infos)
+            rows = slice(self.pool.bounds[worker], self.pool.bounds[worker + 1])
+            answer = self._answer(worker) if status & HAS_MESSAGE else None
+            parts.append((status >> at.STATUS_BITS, answer, rows))
+        for form, answer, rows in parts:
+            message = {} if answer is None else answer.infos
+            if form or message:
+                chunks.append(ChunkInfos(form, message, rows))
+            if answer is not None:
+                faults += answer.errors
+                results.append(answer.result)
+                for leaf, items in zip(self.objects, answer.objects, strict=False):
+                    leaf.target[rows] = items
+        self.columns.collect(chunks, infos)
         return infos, faults, results
-
-    def take_answer(
-        self, answer: Answer, first: int, last: int, infos: dict[str, Any], faults: list[EnvFault]
-    ) -> None:
-        """Enter one chunk's answer into the batched infos, the faults and the object rows."""
-        faults += answer.errors
-        if answer.infos:
-            merge_infos(infos, answer.infos, first, self.num_envs)
-        for leaf, items in zip(self.objects, answer.objects, strict=False):
-            leaf.target[first:last] = items
 
     objects: Sequence[Any] = ()
 
@@ -330,8 +342,11 @@ class Exchange:
             raise opening.exception(self.steps)
         self.pool.send(worker, self.layout)
         message: dict[str, Any] = dict(self._sent[worker] or {"kind": "news"})
+        self._gather_news()
+        self._untold.pop(worker, None)
         message["slots"] = self.slots.all_sent()
-        message["columns"] = [c for c in self.columns.columns if c not in self.columns.unsent]
+        message["stamps"] = self._stamps
+        message["columns"], message["forms"] = self.columns.all_sent()
         message["ring_leaves"] = self.ring.leaves()
         self._words[self._command[worker] + at.FLAGS] |= FLAG_MESSAGE
         if self._is_done(worker):
@@ -352,6 +367,9 @@ class Exchange:
         command = self._command[worker]
         self._words[command + LINE + at.WORKER_ASLEEP] = 0
         self._words[command + LINE + at.WRITING] = 0
+        queue = self.link.layout.queue(worker)
+        for word in (at.THREADS, at.THREADS_ASLEEP, at.THREADS_DONE):
+            self._words[queue + word] = 0
         self._words[command + LINE + at.QUEUE_HEAD] = self._words[command + at.QUEUE_TAIL]
         others = [w for w in range(self.num_workers) if w != worker]
         give_up = time.monotonic() + 1.0

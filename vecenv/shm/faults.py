@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.context
-import re
 import signal
 import traceback
 from typing import Any, NamedTuple
@@ -94,6 +93,7 @@ class EnvFault(NamedTuple):
         error.add_note(
             f"Raised by env {self.env_id} in worker {self.worker}, {self.call} {step}{action}."
         )
+        vars(error)["env_index"] = self.env_id
         error.__cause__ = RemoteTraceback(self.trace)
         return error
 
@@ -120,15 +120,6 @@ def _pickled(error: BaseException) -> bytes:
 def shorten(text: str, most: int = 200) -> str:
     """Cut a text that is too long for a message."""
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-def env_of(error: BaseException, default: int) -> int:
-    """Return the index of the env that `EnvGroup` named in its note on the error."""
-    for note in reversed(getattr(error, "__notes__", [])):
-        found = re.match(r"This came from env (\d+)", note)
-        if found:
-            return int(found[1])
-    return default
 
 
 def raise_faults(faults: list[EnvFault], step: int) -> None:

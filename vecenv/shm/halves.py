@@ -15,6 +15,7 @@ from vecenv.rows import copy_batch
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import raise_faults
 from vecenv.shm.layout import COMMANDS, OTHER_HALF
+from vecenv.timing.calls import SEND, STEP
 
 if TYPE_CHECKING:
     from vecenv.shm.env import AsyncVectorEnv
@@ -71,10 +72,11 @@ class Half:
         envs._ended.require_reset_ended(self.env_ids.tolist())
         checked = self._actions.check(actions)
         assert envs._writer is not None
-        envs._own_rows()
-        envs._writer.write(checked, self.env_ids)
-        exchange.steps += 1
-        exchange.post_step(0, self._workers.start, self._workers.stop, self._line)
+        with envs._logged(SEND):
+            envs._own_rows()
+            envs._writer.write(checked, self.env_ids)
+            exchange.steps += 1
+            exchange.post_step(0, self._workers.start, self._workers.stop, self._line)
         self.is_pending = True
         envs._calls.begin_async("step of a half")
 
@@ -85,14 +87,20 @@ class Half:
             NoAsyncCallError: No step of this half is pending.
             StepTimeoutError: Some env has not answered; the step stays pending.
         """
-        envs, exchange = self._envs, self._exchange
+        envs = self._envs
         envs._calls.require_open("step_wait")
         if not self.is_pending:
             raise NoAsyncCallError(
                 "Calling `step_wait` without any prior call to `step_async`.", "step"
             )
+        with envs._logged(STEP):
+            return self._finish(timeout)
+
+    def _finish(self, timeout: float | None) -> StepResult:
+        envs, exchange = self._envs, self._exchange
         doing = f"step {exchange.steps}"
-        status = exchange.wait(self._line, self._workers, envs._deadline(timeout), doing)
+        with envs._waiting():
+            status = exchange.wait(self._line, self._workers, envs._deadline(timeout), doing)
         self.is_pending = False
         if not self._is_other_pending():
             envs._calls.end_async()

@@ -14,7 +14,7 @@ last initial value.
 
 from numba import njit, types
 
-from vecenv.jit.atomics import exchange, fetch_add, load, pause, store
+from vecenv.atomics import compare_exchange, exchange, fetch_add, load, pause, store
 from vecenv.shm.futex import FUTEX, FUTEX_WAIT, FUTEX_WAKE
 from vecenv.shm.layout import (
     BEGIN_NS,
@@ -32,7 +32,7 @@ from vecenv.shm.layout import (
     QUEUE_TAIL,
     RING_WORDS,
     ROW_ENV,
-    ROW_INFO_BITS,
+    ROW_FORM,
     ROW_SEQUENCE,
     ROW_STATUS,
     ROWS,
@@ -41,6 +41,9 @@ from vecenv.shm.layout import (
     STATUS,
     STATUS_BITS,
     STEP,
+    THREADS,
+    THREADS_ASLEEP,
+    THREADS_DONE,
     WAIT_LINE,
     WANTED,
     WORKER_ASLEEP,
@@ -59,43 +62,43 @@ system_call = types.ExternalFunction(
 copy_bytes = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
 
 
-@njit(cache=True)
+@njit
 def wake(words, index):
-    """Wake who sleeps on `words[index]`."""
+    """Wake one of those who sleep on `words[index]`."""
     system_call(FUTEX, words.ctypes.data + index * 8, FUTEX_WAKE, 1, 0, 0, 0)
 
 
-@njit(cache=True)
+@njit
 def sleep_on(words, index, seen, scratch):
     """Sleep while the low half of `words[index]` is that of `seen`, at most as `scratch` says."""
     address = words.ctypes.data + index * 8
     system_call(FUTEX, address, FUTEX_WAIT, seen & 0xFFFFFFFF, scratch.ctypes.data + 16, 0, 0)
 
 
-@njit(cache=True)
-def note_hit(scratch, spins):
-    """Spin for twice what is needed, with memory: one short wait says little about the next."""
-    scratch[0] = min(max(2 * spins, scratch[0] - scratch[0] // 8, _FEWEST_SPINS), scratch[1])
+@njit
+def note_hit(scratch):
+    """Spin for as long as allowed next time: waits that end in time cost nothing."""
+    scratch[0] = scratch[1]
     scratch[5] = 1
 
 
-@njit(cache=True)
+@njit
 def note_miss(scratch):
-    """Try longer spins; if the longest was in vain, go back, and try again ever later.
+    """Spin briefly for a while, ever longer while even the longest spins are in vain.
 
-    Spinning is in vain if the wait is long, or if the other side waits for our core.
+    They are if the wait is long, or if the other side waits for our core.
     """
     if scratch[4] > 0:
         scratch[4] -= 1
-    elif scratch[0] < scratch[1]:
-        scratch[0] = min(4 * max(scratch[0], _FEWEST_SPINS), scratch[1])
+        if scratch[4] == 0:
+            scratch[0] = scratch[1]
     else:
         scratch[0] = min(_FEWEST_SPINS, scratch[1])
-        scratch[5] = min(2 * max(scratch[5], 4), _MOST_PATIENCE)
+        scratch[5] = min(2 * scratch[5], _MOST_PATIENCE)
         scratch[4] = scratch[5]
 
 
-@njit(cache=True)
+@njit
 def ring_bell(words, command):
     """Tell a worker that its command line or its queue has changed."""
     fetch_add(words, command + BELL, 1)
@@ -106,7 +109,7 @@ def ring_bell(words, command):
         wake(words, command + BELL)
 
 
-@njit(cache=True)
+@njit
 def post(words, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
     """Give the workers first, ..., last - 1 one command each."""
     for worker in range(first, last):
@@ -120,7 +123,7 @@ def post(words, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR
         ring_bell(words, command)
 
 
-@njit(cache=True, nogil=True)
+@njit
 def wait_count(words, scratch, line, target):
     """Wait, spinning and then sleeping once, until the count of a caller's line reaches target.
 
@@ -128,9 +131,9 @@ def wait_count(words, scratch, line, target):
         Whether it has.
     """
     count = line * LINE + COUNT
-    for k in range(scratch[0]):
+    for _ in range(scratch[0]):
         if load(words, count) >= target:
-            note_hit(scratch, k)
+            note_hit(scratch)
             return True
         pause()
     words[line * LINE + WANTED] = target
@@ -143,7 +146,7 @@ def wait_count(words, scratch, line, target):
     return load(words, count) >= target
 
 
-@njit(cache=True)
+@njit
 def add_count(words, line):
     """Count a completion on a caller's line; wake the caller if that is what it sleeps for."""
     count = line * LINE + COUNT
@@ -157,7 +160,7 @@ def add_count(words, line):
         wake(words, count)
 
 
-@njit(cache=True)
+@njit
 def statuses(words, first, last):
     """Return the bits that any of these workers' last completions have set."""
     found = 0
@@ -167,7 +170,7 @@ def statuses(words, first, last):
     return found
 
 
-@njit(cache=True, nogil=True)
+@njit
 def wait_done(words, scratch, line, target, first, last):
     """Wait as `wait_count` does; return the workers' status bits, or -1 if not reached."""
     if not wait_count(words, scratch, line, target):
@@ -175,85 +178,124 @@ def wait_done(words, scratch, line, target, first, last):
     return statuses(words, first, last)
 
 
-@njit(cache=True, nogil=True)
+@njit
 def post_and_wait(words, scratch, target, last, slot, flags, step, opcode):  # noqa: PLR0917
     """Do what `post` and `wait_done` on line 0 do, for workers 0, ..., last - 1."""
     post(words, 0, last, opcode, slot, flags, step, 0)
     return wait_done(words, scratch, 0, target, 0, last)
 
 
-@njit(cache=True)
-def look(words, command, done):
-    """Return 1 if a worker has a command after `done`, 2 if it has queued ids, or 0."""
+@njit
+def look(words, command, done, takes_ids):
+    """Return 1 if a worker has a command after `done`, 2 if it is to take queued ids, or 0."""
     if load(words, command + SEQUENCE) != done:
         return 1
-    if load(words, command + QUEUE_TAIL) != words[command + LINE + QUEUE_HEAD]:
+    if takes_ids and load(words, command + QUEUE_TAIL) != load(words, command + LINE + QUEUE_HEAD):
         return 2
     return 0
 
 
-@njit(cache=True, nogil=True)
-def wait_command(words, scratch, command, done):
+@njit
+def wait_command(words, scratch, command, done, takes_ids):
     """Wait, spinning and then sleeping once, for what `look` looks for; return that."""
-    for k in range(scratch[0]):
-        found = look(words, command, done)
+    for _ in range(scratch[0]):
+        found = look(words, command, done, takes_ids)
         if found:
-            note_hit(scratch, k)
+            note_hit(scratch)
             return found
         pause()
     bell = load(words, command + BELL)
     store(words, command + LINE + WORKER_ASLEEP, 1)
-    found = look(words, command, done)
+    found = look(words, command, done, takes_ids)
     if found == 0:
         sleep_on(words, command + BELL, bell, scratch)
         note_miss(scratch)
-        found = look(words, command, done)
+        found = look(words, command, done, takes_ids)
     store(words, command + LINE + WORKER_ASLEEP, 0)
     return found
 
 
-@njit(cache=True)
-def complete(words, command, status, info_bits, begin_ns, end_ns):
+@njit
+def complete(words, command, status, form, begin_ns, end_ns):
     """Report that the worker has carried out the command in its line."""
     completion = command + LINE
-    words[completion + STATUS] = status | info_bits << STATUS_BITS
+    words[completion + STATUS] = status | form << STATUS_BITS
     words[completion + BEGIN_NS] = begin_ns
     words[completion + END_NS] = end_ns
     store(words, completion + DONE_SEQUENCE, words[command + SEQUENCE])
     add_count(words, words[command + WAIT_LINE])
 
 
-@njit(cache=True)
+@njit
+def call_for(words, command, queue):
+    """Tell a worker, or a thread of it, that ids are queued."""
+    if load(words, queue + THREADS) == 0:
+        ring_bell(words, command)
+    elif load(words, queue + THREADS_ASLEEP) > 0:
+        wake(words, command + QUEUE_TAIL)  # who finds more wakes the next
+
+
+@njit
 def push(words, env_ids, owners, queues, queue_rows):
-    """Queue env ids int64 (B,) at their owners int64 (num_envs,); then ring the bells."""
+    """Queue env ids int64 (B,) at their owners int64 (num_envs,); then tell these."""
     for k in range(env_ids.shape[0]):
         worker = owners[env_ids[k]]
         command = (FIRST_WORKER_LINE + 2 * worker) * LINE
+        queue = queues + worker * (LINE + queue_rows)
         tail = words[command + QUEUE_TAIL]
-        words[queues + worker * queue_rows + tail % queue_rows] = env_ids[k]
+        words[queue + LINE + tail % queue_rows] = env_ids[k]
         store(words, command + QUEUE_TAIL, tail + 1)
     last = -1
     for k in range(env_ids.shape[0]):
         worker = owners[env_ids[k]]
         if worker != last:
-            ring_bell(words, (FIRST_WORKER_LINE + 2 * worker) * LINE)
+            command = (FIRST_WORKER_LINE + 2 * worker) * LINE
+            call_for(words, command, queues + worker * (LINE + queue_rows))
             last = worker
 
 
-@njit(cache=True)
+@njit
 def pop(words, worker, queues, queue_rows):
-    """Take the oldest env id out of a worker's queue, or return -1."""
+    """Take the oldest env id out of a worker's queue, or return -1; threads may do so too."""
     command = (FIRST_WORKER_LINE + 2 * worker) * LINE
-    head = words[command + LINE + QUEUE_HEAD]
-    if load(words, command + QUEUE_TAIL) == head:
-        return -1
-    env_id = words[queues + worker * queue_rows + head % queue_rows]
-    store(words, command + LINE + QUEUE_HEAD, head + 1)
+    queue = queues + worker * (LINE + queue_rows)
+    while True:
+        head = load(words, command + LINE + QUEUE_HEAD)
+        if load(words, command + QUEUE_TAIL) == head:
+            return -1
+        env_id = words[queue + LINE + head % queue_rows]
+        if compare_exchange(words, command + LINE + QUEUE_HEAD, head, head + 1):
+            return env_id
+
+
+@njit
+def note_done(words, worker, queues, queue_rows):
+    """Count an id that a thread has done with."""
+    fetch_add(words, queues + worker * (LINE + queue_rows) + THREADS_DONE, 1)
+
+
+@njit
+def take(words, scratch, worker, queues, queue_rows):
+    """Do what `pop` does, as one of several threads, after sleeping once if there is nothing."""
+    env_id = pop(words, worker, queues, queue_rows)
+    if env_id >= 0:
+        return env_id
+    command = (FIRST_WORKER_LINE + 2 * worker) * LINE
+    asleep = queues + worker * (LINE + queue_rows) + THREADS_ASLEEP
+    tail = load(words, command + QUEUE_TAIL)
+    fetch_add(words, asleep, 1)
+    env_id = pop(words, worker, queues, queue_rows)
+    if env_id < 0:
+        sleep_on(words, command + QUEUE_TAIL, tail, scratch)
+        env_id = pop(words, worker, queues, queue_rows)
+    is_more = load(words, command + LINE + QUEUE_HEAD) != load(words, command + QUEUE_TAIL)
+    if fetch_add(words, asleep, -1) > 1 and is_more:
+        wake(words, command + QUEUE_TAIL)
     return env_id
 
 
-@njit(cache=True)
-def publish(words, ring, ring_rows, command, leaves, env_id, status, info_bits):  # noqa: PLR0917
+@njit
+def publish(words, ring, ring_rows, command, leaves, env_id, status, form):  # noqa: PLR0917
     """Copy an env's results into the next row of the ring and count it.
 
     Args:
@@ -264,7 +306,7 @@ def publish(words, ring, ring_rows, command, leaves, env_id, status, info_bits):
         leaves: int64 (L, 3): offset of the array with a row per env, of the ring's, row bytes.
         env_id: Whose results these are.
         status: Status bits.
-        info_bits: Info columns that are set.
+        form: Form of the infos.
 
     Returns:
         Number of the row, counted from the first ever.
@@ -279,14 +321,25 @@ def publish(words, ring, ring_rows, command, leaves, env_id, status, info_bits):
     place = ring + row * RING_WORDS
     words[place + ROW_ENV] = env_id
     words[place + ROW_STATUS] = status
-    words[place + ROW_INFO_BITS] = info_bits
+    words[place + ROW_FORM] = form
     store(words, place + ROW_SEQUENCE, position + 1)
     fetch_add(words, command + LINE + WRITING, -1)
     add_count(words, ROWS)
     return position
 
 
-@njit(cache=True)
+@njit
+def publish_and_take(  # noqa: PLR0917
+    words, scratch, worker, queues, queue_rows, ring, ring_rows, leaves, env_id, status, form
+):
+    """Do what `publish`, `note_done` and `take` do, for a thread that goes from env to env."""
+    command = (FIRST_WORKER_LINE + 2 * worker) * LINE
+    publish(words, ring, ring_rows, command, leaves, env_id, status, form)
+    note_done(words, worker, queues, queue_rows)
+    return take(words, scratch, worker, queues, queue_rows)
+
+
+@njit
 def count_ready(words, ring, ring_rows, head, limit):
     """Count the rows from position `head` on that are there without a gap, up to `limit`."""
     count = 0

@@ -6,18 +6,17 @@ each with one writer where that matters:
 - three lines on which the caller waits: two for commands (one per half), one for rows;
 - one line with the count of ring rows that have been claimed;
 - per worker a command line, written by the caller, and a completion line, written by the worker;
-- per worker a queue of env ids for first-ready stepping;
+- per worker a line about its threads, and a queue of env ids for first-ready stepping;
 - per ring row four words that say whose results are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["ControlLayout", "Leaf", "chunk_bounds", "column_bits"]
+__all__ = ["ControlLayout", "Leaf", "chunk_bounds"]
 
 LINE = 8  # words in a cache line
 WORD_BYTES = 8
@@ -32,12 +31,15 @@ FIRST_WORKER_LINE = 4
 # every push to the queue.
 BELL, SEQUENCE, OPCODE, SLOT, FLAGS, STEP, WAIT_LINE, QUEUE_TAIL = range(8)
 # Words of a completion line.
-# STATUS holds the status bits and, above them, the bits of the info columns; WRITING counts the
-# ring rows that the worker has claimed and not finished.
+# STATUS holds the status bits and, above them, the form of the infos; WRITING counts the ring rows
+# that the worker has claimed and not finished.
 DONE_SEQUENCE, STATUS, WRITING, WORKER_ASLEEP, QUEUE_HEAD, BEGIN_NS, END_NS, CURRENT = range(8)
+# Words of the line before a queue: how many threads take from it (0: the worker's loop does), how
+# many of them sleep, and how many ids they have done with.
+THREADS, THREADS_ASLEEP, THREADS_DONE = range(3)
 # Words of a ring row.
 RING_WORDS = 4
-ROW_SEQUENCE, ROW_ENV, ROW_STATUS, ROW_INFO_BITS = range(RING_WORDS)
+ROW_SEQUENCE, ROW_ENV, ROW_STATUS, ROW_FORM = range(RING_WORDS)
 
 # Opcodes.
 OP_STEP, OP_MESSAGE = 1, 2
@@ -45,9 +47,7 @@ OP_STEP, OP_MESSAGE = 1, 2
 FLAG_MESSAGE = 1  # a message with actions or column definitions is in the pipe
 # Bits of a status word.
 HAS_MESSAGE, HAS_ERROR = 1, 2
-STATUS_BITS = 4  # what is above them are the info columns
-
-MAX_COLUMNS = 58
+STATUS_BITS = 4  # what is above them is the form of the infos
 
 
 class Leaf(NamedTuple):
@@ -74,7 +74,7 @@ class ControlLayout(NamedTuple):
 
     Attributes:
         num_workers: Worker processes.
-        queue_rows: Capacity of each worker's queue; num_envs, as no env is in flight twice.
+        queue_rows: Capacity of each worker's queue: num_envs at least, as each is in flight once.
         ring_rows: Rows in which first-ready results are collected.
     """
 
@@ -84,13 +84,13 @@ class ControlLayout(NamedTuple):
 
     @property
     def queues(self) -> int:
-        """First word of the queues."""
+        """First word of all queues and the lines before them."""
         return (FIRST_WORKER_LINE + 2 * self.num_workers) * LINE
 
     @property
     def ring(self) -> int:
         """First word of the ring's rows."""
-        return self.queues + self.num_workers * self.queue_rows
+        return self.queue(self.num_workers)
 
     @property
     def num_words(self) -> int:
@@ -105,6 +105,10 @@ class ControlLayout(NamedTuple):
         """First word of a worker's completion line."""
         return self.command(worker) + LINE
 
+    def queue(self, worker: int) -> int:
+        """First word of the line before a worker's queue."""
+        return self.queues + worker * (LINE + self.queue_rows)
+
 
 def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
     """Cut envs into contiguous chunks whose sizes differ by at most one, larger ones first.
@@ -118,13 +122,3 @@ def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
     """
     size, longer = divmod(num_envs, num_chunks)
     return [size * chunk + min(chunk, longer) for chunk in range(num_chunks + 1)]
-
-
-def column_bits(bits: int) -> Sequence[int]:
-    """Return the positions of the bits that are set.
-
-    Example:
-        >>> column_bits(0b1010)
-        [1, 3]
-    """
-    return [position for position in range(bits.bit_length()) if bits >> position & 1]

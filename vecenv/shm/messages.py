@@ -11,6 +11,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from vecenv.shm.action_rows import ActionLeaves
+from vecenv.shm.fields import FlatInfos
 from vecenv.shm.layout import Leaf
 
 __all__ = [
@@ -66,16 +67,21 @@ class SlotLeaves(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A numeric info field with a place in shared memory.
+    """An info field with a place in shared memory.
 
     Attributes:
         path: Keys that lead to it in the batched infos.
-        values: (num_envs, *shape).
+        kind: "numbers" for an array of numbers; "objects" for an array of objects that all are
+            built alike, of numbers; "dict", of which only the mask is kept.
+        template: How the objects are built, see `fields.template_of`.
+        values: (num_envs, *shape) of each number or array of numbers in it.
         mask: bool (num_envs,).
     """
 
     path: tuple[str, ...]
-    values: Leaf
+    kind: str
+    template: Any
+    values: tuple[Leaf, ...]
     mask: Leaf
 
 
@@ -106,7 +112,7 @@ class Answer(NamedTuple):
 
     Attributes:
         result: Of a message; None for a step.
-        infos: Batched infos (chunk rows) that have no column.
+        infos: Fields of the batched infos (chunk rows) that could not be put into a column.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
         position: Ring row these belong to; -1 for a command.
@@ -114,7 +120,7 @@ class Answer(NamedTuple):
     """
 
     result: Any = None
-    infos: dict[str, Any] | None = None
+    infos: FlatInfos = {}
     objects: Sequence[Sequence[Any]] = ()
     errors: Sequence[Any] = ()
     position: int = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from vecenv.shm.deadline import Deadline
 from vecenv.shm.exchange import Exchange
 from vecenv.shm.faults import EnvFault
 from vecenv.shm.guard import guard_envs
-from vecenv.shm.layout import ControlLayout, chunk_bounds
+from vecenv.shm.layout import LINE, ControlLayout, chunk_bounds
 from vecenv.shm.messages import EnvSpaces, Layout
 from vecenv.shm.pool import WorkerPool
 from vecenv.shm.ready import ReadyRing, ring_size
@@ -129,7 +130,8 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
     context = multiprocess.get_context(options.context)  # type: ignore[attr-defined]
     num_envs = len(factories)
     num_workers = len(options.bounds) - 1
-    link = make_link(context, ControlLayout(num_workers, num_envs, ring_size(num_envs)))
+    queue_rows = -(-num_envs // LINE) * LINE
+    link = make_link(context, ControlLayout(num_workers, queue_rows, ring_size(num_envs)))
     arena = Arena()
     words = arena.allocate((link.layout.num_words,), np.int64)
     link.attach(words, is_caller=True, may_spin=options.may_spin)
@@ -178,6 +180,7 @@ def _make_all(pool: WorkerPool, factories: Factories, own_envs: list[Env]) -> li
             raise EnvCreationError(
                 f"{died} The first of them is env {first} of {len(factories)}"
             ) from died
+        pool.start_s[worker] += time.monotonic()
         if isinstance(report, EnvFault):
             faults.append(report)
         else:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait as wait_for_any
@@ -32,6 +33,7 @@ class WorkerPool:
     Attributes:
         bounds: Worker w has the envs bounds[w], ..., bounds[w + 1] - 1.
         processes: One per worker.
+        start_s: Seconds from the start of each worker until its envs were made.
         factories: One per env.
         restarts: int64 (num_envs,), how often each env was replaced; None if faults are raised.
     """
@@ -51,6 +53,7 @@ class WorkerPool:
     ) -> None:
         self.bounds = bounds
         self.processes: list[Any] = [None] * (len(bounds) - 1)
+        self.start_s = [0.0] * (len(bounds) - 1)
         self._pipes: list[Any] = [None] * (len(bounds) - 1)
         self._context = context
         self.factories = factories
@@ -69,6 +72,7 @@ class WorkerPool:
     def start(self, worker: int, lost_because: str | None = None) -> None:
         """Start one worker process."""
         first, last = self.bounds[worker], self.bounds[worker + 1]
+        self.start_s[worker] = -time.monotonic()
         here, there = self._context.Pipe()
         is_fork = self._context.get_start_method() == "fork"
         factories = list(self.factories[first:last])

@@ -81,12 +81,15 @@ class ReadyRing:
 
     def wait(self, count: int) -> int:
         """Return how many rows are ready after one wait for `count` of them."""
-        claimed = int(self._link.words[CLAIMS_LINE * LINE]) - self.head
-        if claimed < count:
-            self._link.wait_count(ROWS, self.head + count)
+        wanted = self.head + count
+        published = self.published()
+        if published < wanted:
+            self._link.wait_count(ROWS, wanted)
+            published = self.published()
         ready = self._link.count_ready(self.head, self.size)
-        if ready < count and self.published() >= self.head + count:
-            self._link.wait_count(ROWS, self.head + self.size)  # a writer is behind: give way
+        if ready < count and published >= wanted:  # a row before these is still being written
+            self._link.wait_count(ROWS, published + 1)
+            ready = self._link.count_ready(self.head, self.size)
         return ready
 
     def published(self) -> int:
@@ -134,11 +137,11 @@ def _select(
     space: Any, rows: ObservationRows, index: slice | np.ndarray, objects: Callable[[], list[Any]]
 ) -> Any:
     if isinstance(rows, ObjectRows):
-        return rows._batched(objects())
+        return rows.batch_of(objects())
     if isinstance(rows, TreeRows):
         parts = {
             name: _select(space.spaces[name], child, index, objects)
-            for name, child in rows._children.items()
+            for name, child in rows.children.items()
         }
         return parts if isinstance(space, Dict) else tuple(parts.values())
     assert rows.array is not None

@@ -9,14 +9,15 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from vecenv.base import StepBatch
 from vecenv.rows import copy_batch
-from vecenv.shm.columns import merge_infos
+from vecenv.shm.columns import ChunkInfos
 from vecenv.shm.faults import EnvFault, StepTimeoutError, WorkerDiedError, raise_faults
+from vecenv.shm.fields import FlatInfos
 from vecenv.shm.layout import (
     CLAIMS_LINE,
     HAS_MESSAGE,
     LINE,
     ROW_ENV,
-    ROW_INFO_BITS,
+    ROW_FORM,
     ROW_STATUS,
 )
 from vecenv.shm.ready import VOID
@@ -95,9 +96,10 @@ class Receiver:
         while self._own_queue:
             env_id, action = self._own_queue.pop(0)
             assert own is not None
-            status, bits, answer = own.step_one(env_id - own.first, action)
+            status, form, answer = own.step_one(env_id - own.first, action)
+            leaves = own.ring_leaves if form else own.bare_leaves
             position = self._exchange.link.publish(
-                (CLAIMS_LINE - 1) * LINE, own.ring_leaves, env_id, status, bits
+                (CLAIMS_LINE - 1) * LINE, leaves, env_id, status, form
             )
             if answer is not None:
                 self._exchange.keep_row_answer(position, answer)
@@ -110,7 +112,8 @@ class Receiver:
         """Return the rows that are ready, once there are at least `count`."""
         if self._own_queue:
             self._step_own()
-        ready = self._await(count, deadline)
+        with self._envs._waiting():
+            ready = self._await(count, deadline)
         ring = self._exchange.ring
         rows = ring.rows(ready)
         ids = rows[:, ROW_ENV].copy()
@@ -120,32 +123,32 @@ class Receiver:
             is_valid = ids != VOID
             rows, ids, positions = rows[is_valid], ids[is_valid], positions[is_valid]
             index = positions % ring.size
-        status, bits = rows[:, ROW_STATUS], rows[:, ROW_INFO_BITS]
+        status, forms = rows[:, ROW_STATUS], rows[:, ROW_FORM]
         infos: dict[str, Any] = {}
         objects: list[list[Any]] = []
         faults: list[EnvFault] = []
+        messages: dict[int, FlatInfos] = {}
         if status.any():
-            faults = self._messages(status, ids, positions, infos, objects)
-        if bits.any():
-            self._exchange.columns.collect_ring(bits, index, infos)
+            faults = self._messages(status, ids, positions, messages, objects)
+        if messages or forms.any():
+            self._exchange.columns.collect_ring(
+                _by_form(forms, messages), positions % ring.size, infos
+            )
         obs = ring.obs(index, lambda leaf: [parts[leaf] for parts in objects])
         rewards, terminations, truncations = ring.flags(index)
         if self._envs._is_disabled:
             self._envs.note_ended(terminations | truncations, ids)
+        flags = rewards, terminations, truncations
         if self._envs.copy:
             obs = copy_batch(obs) if isinstance(index, slice) else obs
-            rewards, terminations, truncations = (
-                rewards.copy(),
-                terminations.copy(),
-                truncations.copy(),
-            )
+            flags = rewards.copy(), terminations.copy(), truncations.copy()
         ring.head += ready
         if faults:
             self._envs._calls.mark_received(ids)
             raise_faults(faults, self._exchange.steps)
         if self._exchange.has_news:
             self._exchange.announce()
-        return StepBatch(obs, rewards, terminations, truncations, infos, ids)
+        return StepBatch(obs, *flags, infos, ids)
 
     def _await(self, count: int, deadline: Deadline) -> int:
         """Wait until `count` rows that are not void are ready; return how many rows these are."""
@@ -182,17 +185,31 @@ class Receiver:
         status: np.ndarray,
         ids: np.ndarray,
         positions: np.ndarray,
-        infos: dict[str, Any],
+        messages: dict[int, FlatInfos],
         objects: list[list[Any]],
     ) -> list[EnvFault]:
-        """Take in what came by message with these rows."""
+        """Take in what came by message with these rows; infos are left in `messages` by row."""
         faults: list[EnvFault] = []
         for row in np.flatnonzero(status & HAS_MESSAGE).tolist():
             worker = int(self._owners[ids[row]])
             answer = self._exchange.row_answer(worker, int(positions[row]))
             if answer.infos:
-                merge_infos(infos, answer.infos, row, len(ids))
+                messages[row] = answer.infos
             faults += answer.errors
             objects.append([leaf[0] for leaf in answer.objects])
-        self._exchange.columns.learn(infos)
         return faults
+
+
+def _by_form(forms: np.ndarray, messages: dict[int, FlatInfos]) -> list[ChunkInfos]:
+    """Put rows together whose infos have the same form, in the order of the first of each."""
+    chunks: list[ChunkInfos] = []
+    taken = set()
+    for row in range(len(forms)):
+        form = int(forms[row])
+        if row in messages:
+            chunks.append(ChunkInfos(form, messages[row], np.array([row])))
+        elif form and form not in taken:
+            taken.add(form)
+            same = [k for k in np.flatnonzero(forms == form).tolist() if k not in messages]
+            chunks.append(ChunkInfos(form, {}, np.array(same)))
+    return chunks

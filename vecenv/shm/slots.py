@@ -10,15 +10,14 @@ from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 
 from vecenv.autoreset import StepRows
-from vecenv.rows import ObjectRows, ObservationRows, TreeRows, check_slot_array
+from vecenv.rows import ObjectRows, ObservationRows, TreeRows
 from vecenv.shm.arena import Arena
 from vecenv.shm.layout import Leaf
 from vecenv.shm.messages import SlotLeaves
+from vecenv.slots import slot_rows as caller_rows
 
 __all__ = ["SlotTable", "make_slot", "object_rows", "reward_bits", "slot_rows", "unwritten"]
 
-_REWARD_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
-_FLAG_DTYPES = (np.dtype(np.bool_),)
 # Bit patterns (NaNs that no computation gives) of rewards that have not been written yet.
 _UNWRITTEN = {np.dtype(np.int64): 0x7FF800005EED0001, np.dtype(np.int32): 0x7FC5EED1}
 
@@ -63,7 +62,7 @@ def object_rows(rows: ObservationRows) -> Iterator[ObjectRows]:
     if isinstance(rows, ObjectRows):
         yield rows
     elif isinstance(rows, TreeRows):
-        for child in rows._children.values():
+        for child in rows.children.values():
             yield from object_rows(child)
 
 
@@ -107,21 +106,15 @@ class SlotTable:
         """Return the number of a slot (0: workers can't write there) and the caller's rows in it.
 
         Raises:
-            SlotError: The slot has an array of wrong shape, dtype or layout.
+            SlotError: See `vecenv.slots.slot_rows`.
         """
         seen = self._seen.get(id(out))
         if seen is not None and seen[0] is out:
             return seen[1], seen[2]
-        shape = (self._num_envs,)
-        check_slot_array("rewards", out.rewards, shape, _REWARD_DTYPES)
-        check_slot_array("terminations", out.terminations, shape, _FLAG_DTYPES)
-        check_slot_array("truncations", out.truncations, shape, _FLAG_DTYPES)
-        obs = self._own.obs.over(out.obs)
-        rows = StepRows(obs, out.rewards, out.terminations, out.truncations)
+        rows = caller_rows(out, self._own.obs, self._num_envs)
         number = self._number(out)
-        if isinstance(
-            out, tuple
-        ):  # its fields can't be replaced, so it need not be looked at again
+        # The fields of a tuple can't be replaced, so it need not be looked at again.
+        if isinstance(out, tuple):
             if len(self._seen) >= 1 << 14:
                 self._seen.clear()
             self._seen[id(out)] = (out, number, rows)

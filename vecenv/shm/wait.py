@@ -21,6 +21,7 @@ __all__ = ["CALLER_SLICE_S", "Link", "make_link"]
 # Longest sleep before the caller looks after its workers, and before a worker looks around.
 CALLER_SLICE_S = 0.05
 WORKER_SLICE_S = 0.5
+THREAD_SLICE_S = 60
 _MOST_SPINS = 2000  # 20 to 50 us
 
 
@@ -38,11 +39,14 @@ class Link:
     wait_count: Any  # (line, target) -> bool, after one sleep at the latest
     wait_done: Any  # (line, target, first, last) -> status bits or -1
     post_and_wait: Any  # (target, last, slot, flags, step, opcode) -> status bits or -1
-    wait_command: Any  # (command line, sequence seen) -> 0, 1 (command) or 2 (queue)
-    complete: Any  # (command line, status, info bits, begin ns, end ns)
+    wait_command: Any  # (command line, sequence seen, takes ids) -> 0, 1 (command) or 2 (queue)
+    complete: Any  # (command line, status, form, begin ns, end ns)
     push: Any  # (env ids, owners)
     pop: Any  # (worker) -> env id or -1
-    publish: Any  # (command line, leaves, env id, status, info bits) -> position
+    take: Any  # (worker) -> env id or -1, after one sleep at the latest; for threads
+    note_done: Any  # (worker): counts an id that a thread has done with
+    publish_and_take: Any  # (worker, leaves, env id, status, form) -> as take
+    publish: Any  # (command line, leaves, env id, status, form) -> position
     count_ready: Any  # (head, limit) -> rows
 
     def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
@@ -62,7 +66,7 @@ class FutexLink(Link):
         self.layout = layout
 
     def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
-        from vecenv.shm import kernels
+        from vecenv.shm import compiled
 
         self.words = words
         spins = _MOST_SPINS if may_spin else 0
@@ -71,16 +75,22 @@ class FutexLink(Link):
         self._scratch = scratch
         queue = (self.layout.queues, self.layout.queue_rows)
         ring = (self.layout.ring, self.layout.ring_rows)
-        self.post = partial(kernels.post, words)
-        self.wait_count = partial(kernels.wait_count, words, scratch)
-        self.wait_done = partial(kernels.wait_done, words, scratch)
-        self.post_and_wait = partial(kernels.post_and_wait, words, scratch)
-        self.wait_command = partial(kernels.wait_command, words, scratch)
-        self.complete = partial(kernels.complete, words)
-        self.push = lambda env_ids, owners: kernels.push(words, env_ids, owners, *queue)
-        self.pop = lambda worker: kernels.pop(words, worker, *queue)
-        self.publish = partial(kernels.publish, words, *ring)
-        self.count_ready = partial(kernels.count_ready, words, *ring)
+        self.post = partial(compiled.post, words)
+        self.wait_count = partial(compiled.wait_count, words, scratch)
+        self.wait_done = partial(compiled.wait_done, words, scratch)
+        self.post_and_wait = partial(compiled.post_and_wait, words, scratch)
+        self.wait_command = partial(compiled.wait_command, words, scratch)
+        self.complete = partial(compiled.complete, words)
+        self.push = lambda env_ids, owners: compiled.push(words, env_ids, owners, *queue)
+        self.pop = lambda worker: compiled.pop(words, worker, *queue)
+        threads_scratch = np.array([0, 0, THREAD_SLICE_S, 0, 0, 0], dtype=np.int64)
+        self.take = lambda worker: compiled.take(words, threads_scratch, worker, *queue)
+        self.note_done = lambda worker: compiled.note_done(words, worker, *queue)
+        self.publish_and_take = lambda worker, *row: compiled.publish_and_take(
+            words, threads_scratch, worker, *queue, *ring, *row
+        )
+        self.publish = partial(compiled.publish, words, *ring)
+        self.count_ready = partial(compiled.count_ready, words, *ring)
         if is_caller:
             self._warm_up()
 
@@ -89,9 +99,14 @@ class FutexLink(Link):
         own = FutexLink(self.layout)
         own.attach(np.zeros(self.layout.num_words, np.int64), is_caller=False, may_spin=False)
         own._scratch[2:4] = 0, 1
-        own.wait_command(own.layout.command(0), 0)
+        own.wait_command(own.layout.command(0), 0, True)
         own.complete(own.layout.command(0), 0, 0, 0, 0)
         own.pop(0)
+        own.push(np.zeros(1, np.int64), np.zeros(1, np.int64))
+        own.take(0)
+        own.push(np.zeros(1, np.int64), np.zeros(1, np.int64))
+        own.note_done(0)
+        own.publish_and_take(0, np.zeros((0, 3), np.int64), 0, 0, 0)
         own.publish(own.layout.command(0), np.zeros((0, 3), np.int64), 0, 0, 0)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,13 +123,16 @@ class PortableLink(Link):
         self.layout = layout
         self._bells = [context.Semaphore(0) for _ in range(layout.num_workers)]
         self._caller_bell = context.Semaphore(0)
-        self._lock = context.Lock()  # counts and claims have several writers
+        self._queue_bells = [context.Semaphore(0) for _ in range(layout.num_workers)]
+        self._lock = context.Lock()  # counts, claims and queues have several writers
 
     def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
         self.words = words
         self.post, self.wait_count, self.wait_done = self._post, self._wait_count, self._wait_done
         self.post_and_wait, self.wait_command = self._post_and_wait, self._wait_command
-        self.complete, self.push, self.pop = self._complete, self._push, self._pop
+        self.complete, self.push = self._complete, self._push
+        self.pop, self.take, self.note_done = self._pop, self._take, self._note_done
+        self.publish_and_take = self._publish_and_take
         self.publish, self.count_ready = self._publish, self._count_ready
 
     def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
@@ -151,18 +169,18 @@ class PortableLink(Link):
         self._post(0, last, opcode, slot, flags, step, at.COMMANDS)
         return self._wait_done(at.COMMANDS, target, 0, last)
 
-    def _look(self, command: int, done: int) -> int:
+    def _look(self, command: int, done: int, takes_ids: bool) -> int:
         if self.words[command + at.SEQUENCE] != done:
             return 1
         has_ids = self.words[command + at.QUEUE_TAIL] != self.words[command + LINE + at.QUEUE_HEAD]
-        return 2 if has_ids else 0
+        return 2 if takes_ids and has_ids else 0
 
-    def _wait_command(self, command: int, done: int) -> int:
-        found = self._look(command, done)
+    def _wait_command(self, command: int, done: int, takes_ids: bool) -> int:
+        found = self._look(command, done, takes_ids)
         if not found:
             worker = (command // LINE - at.FIRST_WORKER_LINE) // 2
             self._bells[worker].acquire(timeout=WORKER_SLICE_S)
-            found = self._look(command, done)
+            found = self._look(command, done, takes_ids)
         return found
 
     def _add_count(self, line: int) -> None:
@@ -170,9 +188,9 @@ class PortableLink(Link):
             self.words[line * LINE + at.COUNT] += 1
         self._caller_bell.release()
 
-    def _complete(self, command, status, info_bits, begin_ns, end_ns):
+    def _complete(self, command, status, form, begin_ns, end_ns):
         completion = command + LINE
-        self.words[completion + at.STATUS] = status | info_bits << at.STATUS_BITS
+        self.words[completion + at.STATUS] = status | form << at.STATUS_BITS
         self.words[completion + at.BEGIN_NS] = begin_ns
         self.words[completion + at.END_NS] = end_ns
         self.words[completion + at.DONE_SEQUENCE] = self.words[command + at.SEQUENCE]
@@ -181,22 +199,40 @@ class PortableLink(Link):
     def _push(self, env_ids: np.ndarray, owners: np.ndarray) -> None:
         for env_id, worker in zip(env_ids.tolist(), owners[env_ids].tolist(), strict=True):
             tail = self.layout.command(worker) + at.QUEUE_TAIL
-            queue = self.layout.queues + worker * self.layout.queue_rows
-            self.words[queue + self.words[tail] % self.layout.queue_rows] = env_id
+            queue = self.layout.queue(worker)
+            self.words[queue + LINE + self.words[tail] % self.layout.queue_rows] = env_id
             self.words[tail] += 1
-            self._bells[worker].release()
+            has_threads = self.words[queue + at.THREADS] > 0
+            (self._queue_bells if has_threads else self._bells)[worker].release()
 
     def _pop(self, worker: int) -> int:
         command = self.layout.command(worker)
-        head = self.words[command + LINE + at.QUEUE_HEAD]
-        if self.words[command + at.QUEUE_TAIL] == head:
-            return -1
-        queue = self.layout.queues + worker * self.layout.queue_rows
-        env_id = int(self.words[queue + head % self.layout.queue_rows])
-        self.words[command + LINE + at.QUEUE_HEAD] = head + 1
+        with self._lock:
+            head = self.words[command + LINE + at.QUEUE_HEAD]
+            if self.words[command + at.QUEUE_TAIL] == head:
+                return -1
+            place = self.layout.queue(worker) + LINE + head % self.layout.queue_rows
+            env_id = int(self.words[place])
+            self.words[command + LINE + at.QUEUE_HEAD] = head + 1
         return env_id
 
-    def _publish(self, command, leaves, env_id, status, info_bits):
+    def _take(self, worker: int) -> int:
+        env_id = self._pop(worker)
+        if env_id < 0:
+            self._queue_bells[worker].acquire(timeout=THREAD_SLICE_S)
+            env_id = self._pop(worker)
+        return env_id
+
+    def _note_done(self, worker: int) -> None:
+        with self._lock:
+            self.words[self.layout.queue(worker) + at.THREADS_DONE] += 1
+
+    def _publish_and_take(self, worker, leaves, env_id, status, form):
+        self._publish(self.layout.command(worker), leaves, env_id, status, form)
+        self._note_done(worker)
+        return self._take(worker)
+
+    def _publish(self, command, leaves, env_id, status, form):
         import ctypes
 
         with self._lock:
@@ -207,7 +243,7 @@ class PortableLink(Link):
             for source, target, size in leaves.tolist():
                 ctypes.memmove(base + target + row * size, base + source + env_id * size, size)
             place = self.layout.ring + row * at.RING_WORDS
-            self.words[place : place + at.RING_WORDS] = position + 1, env_id, status, info_bits
+            self.words[place : place + at.RING_WORDS] = position + 1, env_id, status, form
         self._add_count(at.ROWS)
         return position
 

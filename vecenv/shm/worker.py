@@ -17,6 +17,7 @@ from vecenv.shm.arena import Arena
 from vecenv.shm.chunk import Chunk, Outcome
 from vecenv.shm.faults import EnvFault
 from vecenv.shm.guard import GuardedEnv, guard_envs
+from vecenv.shm.inbox import Inbox
 from vecenv.shm.layout import (
     CURRENT,
     DONE_SEQUENCE,
@@ -187,7 +188,7 @@ class _Worker:
         self._done = int(self._words[self._command + LINE + DONE_SEQUENCE])
         self._chunk = Chunk(envs, seat.worker, seat.first, layout, seat.arena)
         self._chunk.announce = self._announce
-        self._actions: dict[int, Any] = {}  # that came by message, by env id
+        self._inbox = Inbox(seat.pipe)
         self._threads: EnvThreads | None = None
         self._meter = WaitMeter()
         self._num_threads = seat.threads
@@ -213,38 +214,28 @@ class _Worker:
         """Carry out commands and queued steps until a message says to stop."""
         wait, words, command = self._link.wait_command, self._words, self._command
         while True:
-            found = wait(command, self._done)
+            found = wait(command, self._done, self._threads is None)
             if found == 1:
                 self._done += 1
                 if words[command + OPCODE] == OP_STEP:
                     self._step()
-                elif not self._carry_out(self._receive()):
+                elif not self._carry_out(self._inbox.message()):
                     return
             elif found == 2:
                 self._step_queued()
-
-    def _receive(self) -> dict[str, Any]:
-        """Take the message of a command out of the pipe, and actions that come before it."""
-        while True:
-            message = loads(self._pipe.recv_bytes())
-            if message["kind"] != "actions":
-                return message
-            self._actions.update(message["actions"])
 
     def _action(self, env_id: int) -> Any:
         """Return the action of a queued env."""
         if self._chunk.actions is not None:
             return self._chunk.actions.one(env_id - self._chunk.first)
-        while env_id not in self._actions:
-            self._actions.update(loads(self._pipe.recv_bytes())["actions"])
-        return self._actions.pop(env_id)
+        return self._inbox.action(env_id)
 
     def _step(self) -> None:
         begin_ns = perf_counter_ns()
         words, command = self._words, self._command
         actions = None
         if words[command + FLAGS] & FLAG_MESSAGE:
-            news = self._receive()
+            news = self._inbox.message()
             self._chunk.learn(news)
             actions = news.get("actions")
         slot = words[command + SLOT]
@@ -259,8 +250,8 @@ class _Worker:
             )
         else:
             outcome = self._chunk.step_all(slot, actions)
-        status, bits, answer = outcome
-        self._link.complete(command, status, bits, begin_ns, perf_counter_ns())
+        status, form, answer = outcome
+        self._link.complete(command, status, form, begin_ns, perf_counter_ns())
         if answer is not None:
             self._send(answer._replace(sequence=self._done))
 
@@ -269,45 +260,47 @@ class _Worker:
         self._meter.begin()
         outcome = step()
         self._meter.end(num_steps)
-        if self._meter.found_waiting:
+        if self._meter.found_waiting and not self._meter.is_measuring:
             self._start_threads(MOST_THREADS)
         return outcome
 
     def _start_threads(self, most: int) -> None:
         num_threads = min(most, len(self._chunk.group.envs))
         if num_threads > 1:
-            self._threads = EnvThreads(self._chunk, num_threads, self._deliver)
+            self._threads = EnvThreads(
+                self._chunk,
+                self._index,
+                num_threads,
+                self._link,
+                action_of=self._action,
+                deliver=self._deliver,
+            )
 
     def _step_queued(self) -> None:
-        """Step the env that was queued first, or hand over to threads all that are queued."""
-        while (env_id := self._link.pop(self._index)) >= 0:
-            index = env_id - self._chunk.first
-            action = self._action(env_id)
-            if self._threads is not None:
-                self._threads.begin(index, action)
-                continue
-            self._announce(env_id)
-            if self._meter.is_measuring:
-                outcome = self._measured(partial(self._chunk.step_one, index, action), 1)
-            else:
-                outcome = self._chunk.step_one(index, action)
-            self._deliver(index, outcome)
-            return  # a command may have come
+        """Step the env that was queued first."""
+        env_id = self._link.pop(self._index)
+        index, action = env_id - self._chunk.first, self._action(env_id)
+        self._announce(env_id)
+        if self._meter.is_measuring:
+            outcome = self._measured(partial(self._chunk.step_one, index, action), 1)
+        else:
+            outcome = self._chunk.step_one(index, action)
+        self._deliver(index, outcome)
 
     def _deliver(self, index: int, outcome: Outcome) -> None:
         """Put the results of one env into the ring."""
-        status, bits, answer = outcome
+        status, form, answer = outcome
         env_id = self._chunk.first + index
         if answer is None:
-            self._publish(env_id, status, bits)
+            self._publish(env_id, status, form)
             return
         with self._pipe_lock:
-            position = self._publish(env_id, status, bits)
+            position = self._publish(env_id, status, form)
             self._pipe.send_bytes(dumps(answer._replace(position=position)))
 
-    def _publish(self, env_id: int, status: int, bits: int) -> int:
-        leaves = self._chunk.ring_leaves
-        return self._link.publish(self._command, leaves, env_id, status, bits)
+    def _publish(self, env_id: int, status: int, form: int) -> int:
+        leaves = self._chunk.ring_leaves if form else self._chunk.bare_leaves
+        return self._link.publish(self._command, leaves, env_id, status, form)
 
     def _send(self, answer: Answer) -> None:
         try:
@@ -329,27 +322,27 @@ class _Worker:
             self._chunk.close()
             self._link.complete(self._command, 0, 0, begin_ns, perf_counter_ns())
             return False
-        status, bits, answer = 0, 0, None
+        status, form, answer = 0, 0, None
         if message["kind"] == "reset":
-            status, bits, answer = self._reset(request)
+            status, form, answer = self._reset(request)
         elif message["kind"] == "call":
-            status, bits, answer = self._chunk.call(*request)
+            status, form, answer = self._chunk.call(*request)
         elif message["kind"] == "set_attr":
-            status, bits, answer = self._chunk.set_attr(*request)
+            status, form, answer = self._chunk.set_attr(*request)
         if answer is not None:
             status |= HAS_MESSAGE
-        self._link.complete(self._command, status, bits, begin_ns, perf_counter_ns())
+        self._link.complete(self._command, status, form, begin_ns, perf_counter_ns())
         if answer is not None:
             self._send(answer._replace(sequence=self._done))
         return True
 
     def _reset(self, request: ResetRequest) -> Outcome:
         if request.drop:
-            while self._link.pop(self._index) >= 0:
-                pass
-            self._actions.clear()
             if self._threads is not None:
                 self._threads.drop()
+            while self._link.pop(self._index) >= 0:
+                pass
+            self._inbox.drop_actions()
         return self._chunk.reset(request)
 
 

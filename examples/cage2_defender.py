@@ -1,0 +1,252 @@
+"""A defender for CAGE Challenge 2, trained from nothing with PPO in less than half an hour.
+
+    python examples/cage2_defender.py
+
+Blue sees the challenge's 52 bits. What it has seen and done before is kept by `BlueMemory`, and it
+chooses from 44 things instead of 145: the next decoy on a host rather than one of eight. One policy
+plays against both attackers; what it remembers tells it which one it has to do with.
+
+The score of the challenge is the sum of mean returns over 30, 50 and 100 steps. These are the first
+steps of one and the same episode, so what happens in the first 30 steps counts three times, up to
+step 50 twice, and then once: with these weights on the rewards PPO maximises the score itself.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from buffers import gae
+from vecenv.cage import BlueMemory, Cage2VectorEnv, evaluate, load_defender, save_defender
+
+NUM_STEPS = 100  # of an episode; a rollout is one episode of every env
+CELLS = (30, 50, 100)  # lengths of the challenge's episodes
+LEADERBOARD_BEST = -54.57  # total of the challenge's winner
+
+
+@dataclass
+class Options:
+    total_steps: int = 60_000_000  # env steps to train for
+    num_envs: int = 512  # games played side by side
+    hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
+    num_epochs: int = 4  # passes over the rollout in an update
+    num_minibatches: int = 8  # gradient steps in a pass
+    learning_rate: float = 1.5e-3  # of Adam at the start; it falls linearly to 0
+    gamma: float = 0.995  # discount
+    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
+    entropy_weight: float = 0.004  # of the entropy bonus at the start; it falls linearly to 0
+    max_grad_norm: float = 0.5  # longer gradients are shortened to this
+    red_agent: str = "mixed"  # who attacks in training; "mixed": either, drawn for every episode
+    rules: str = "faithful"  # or "debugged"; scores under different rules are not comparable
+    eval_episodes: int = 1000  # per cell of the table at the end
+    seed: int = 1
+    torch_threads: int = 2
+    save: Path = Path("runs/cage2_defender")  # folder for policy, table and curve
+    load: Path | None = None  # defender.npz of an earlier run to begin with
+
+
+class Agent:
+    """Actor and critic over the features of a `BlueMemory`."""
+
+    def __init__(self, options: Options, memory: BlueMemory) -> None:
+        self.actor = network(memory.num_features, options.hidden, len(memory.choices), gain=0.01)
+        self.critic = network(memory.num_features, options.hidden, 1, gain=1.0)
+        self.parameters = [*self.actor.parameters(), *self.critic.parameters()]
+
+    def log_probs(self, features: Tensor, useless: Tensor) -> Tensor:
+        """Return log-probabilities (B, choices) for features (B, F); useless choices have none."""
+        return self.actor(features).masked_fill(useless, -1e9).log_softmax(1)
+
+    def layers(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the actor as `save_defender` takes it."""
+        linear = [x for x in self.actor if isinstance(x, nn.Linear)]
+        return [(x.weight.detach().numpy().T, x.bias.detach().numpy()) for x in linear]
+
+    def load(self, layers: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Take over an actor that was saved."""
+        linear = [x for x in self.actor if isinstance(x, nn.Linear)]
+        with torch.no_grad():
+            for layer, (weight, bias) in zip(linear, layers, strict=True):
+                layer.weight.copy_(torch.from_numpy(weight.T.copy()))
+                layer.bias.copy_(torch.from_numpy(bias))
+
+
+def network(
+    num_inputs: int, hidden: tuple[int, ...], num_outputs: int, gain: float
+) -> nn.Sequential:
+    """Return tanh layers and a linear one, with orthogonal weights."""
+    layers: list[nn.Module] = []
+    widths = (num_inputs, *hidden, num_outputs)
+    for number, (a, b) in enumerate(pairwise(widths)):
+        layers += [nn.Tanh()] if number else []
+        linear = nn.Linear(a, b)
+        nn.init.orthogonal_(linear.weight, gain if number == len(hidden) else 2**0.5)
+        nn.init.zeros_(linear.bias)
+        layers.append(linear)
+    return nn.Sequential(*layers)
+
+
+class Trainer:
+    """PPO on whole episodes of many games."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, count = options, options.num_envs
+        self.envs = Cage2VectorEnv(
+            count,
+            red_agent=options.red_agent,
+            rules=options.rules,
+            episode_length=NUM_STEPS,
+            autoreset_mode="SameStep",
+            num_threads=1,
+        )
+        self.memory = BlueMemory(count, self.envs.scenario)
+        self.agent = Agent(options, self.memory)
+        self.optimizer = torch.optim.Adam(self.agent.parameters, lr=0.0, eps=1e-5, fused=True)
+        self.obs, _ = self.envs.reset(seed=options.seed)
+        self.weights = np.array([sum(step < end for end in CELLS) for step in range(NUM_STEPS)])
+        shape = (NUM_STEPS, count)
+        self.features = torch.zeros(*shape, self.memory.num_features)
+        self.useless = torch.zeros(*shape, len(self.memory.choices), dtype=torch.bool)
+        self.choices = torch.zeros(shape, dtype=torch.int64)
+        self.log_probs = torch.zeros(shape)
+        self.rewards = np.zeros(shape, dtype=np.float32)
+        self.steps = 0
+        self.curve: list[tuple[int, float]] = []  # steps made, score of a rollout
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Play one episode in every env."""
+        self.memory.forget()
+        for step in range(NUM_STEPS):
+            features, useless = self.features[step], self.useless[step]
+            self.memory.features(self.obs, out=features.numpy())
+            useless.numpy()[:] = self.memory.useless()
+            log_probs = self.agent.log_probs(features, useless)
+            noise = torch.empty_like(log_probs).exponential_().log_()
+            choices = (log_probs - noise).argmax(1)  # a draw from the distribution
+            self.choices[step] = choices
+            self.log_probs[step] = log_probs.gather(1, choices[:, None])[:, 0]
+            self.obs, rewards, *_ = self.envs.step(self.memory.act(choices.numpy()))
+            self.rewards[step] = rewards
+            self.memory.note(self.obs)
+        self.steps += self.choices.numel()
+        returns = self.rewards.cumsum(0).mean(1)
+        self.curve.append((self.steps, float(sum(returns[end - 1] for end in CELLS))))
+
+    def learn(self, left: float) -> None:
+        """Update actor and critic from the episodes; `left` falls from 1 to 0 over the training."""
+        options, size = self.options, self.choices.numel()
+        features = self.features.flatten(0, 1)
+        values = torch.zeros(NUM_STEPS + 1, options.num_envs)  # nothing after the last step counts
+        with torch.no_grad():
+            values[:-1] = self.agent.critic(features).view(self.choices.shape)
+        rewards = torch.from_numpy(self.rewards * self.weights[:, None] / len(CELLS)).float()
+        no_end = torch.zeros(self.choices.shape, dtype=torch.bool)
+        advantages, returns = gae(
+            rewards, values, no_end, no_end, gamma=options.gamma, gae_lambda=options.gae_lambda
+        )
+        rows = (
+            features,
+            self.useless.flatten(0, 1),
+            self.choices.flatten(),
+            self.log_probs.flatten(),
+            advantages.flatten(),
+            returns.flatten(),
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = options.learning_rate * left
+        for _ in range(options.num_epochs):
+            for chosen in torch.randperm(size).chunk(options.num_minibatches):
+                self.descend([column[chosen] for column in rows], options.entropy_weight * left)
+
+    def descend(self, rows: list[Tensor], entropy_weight: float) -> None:
+        """Make one gradient step."""
+        features, useless, choices, old_log_probs, advantages, returns = rows
+        all_log_probs = self.agent.log_probs(features, useless)
+        log_probs = all_log_probs.gather(1, choices[:, None])[:, 0]
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        ratio = (log_probs - old_log_probs).exp()
+        clipped = ratio.clamp(1 - self.options.clip, 1 + self.options.clip)
+        gain = torch.minimum(advantages * ratio, advantages * clipped).mean()
+        entropy = -(all_log_probs.exp() * all_log_probs.clamp(min=-50)).sum(1).mean()
+        error = (self.agent.critic(features)[:, 0] - returns).square().mean()
+        loss = error / 2 - gain - entropy_weight * entropy
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.agent.parameters, self.options.max_grad_norm)
+        self.optimizer.step()
+
+    def run(self) -> float:
+        """Train, and show how it goes, until done or Ctrl-C; return the seconds."""
+        options, begin = self.options, time.perf_counter()
+        num_updates = options.total_steps // self.choices.numel()
+        note = TextColumn("score {task.fields[score]:.2f}, best known {task.fields[best]}")
+        columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, note, console=Console(stderr=True)) as progress:
+            task = progress.add_task("training", total=num_updates, score=0.0, best="-27.3")
+            try:
+                for update in range(num_updates):
+                    self.collect()
+                    self.learn(1 - update / num_updates)
+                    score = np.mean([score for _, score in self.curve[-20:]])
+                    progress.update(task, advance=1, score=score)
+            except KeyboardInterrupt:
+                progress.console.print("Interrupted; what was learnt until now is saved.")
+        return time.perf_counter() - begin
+
+
+def draw(curve: list[tuple[int, float]], path: Path) -> None:
+    """Draw the learning curve."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    steps, scores = np.array(curve).T
+    width = max(1, len(scores) // 100)
+    smooth = np.convolve(scores, np.ones(width) / width, mode="valid")
+    axes.plot(steps[width - 1 :] / 1e6, smooth, color="#1d3557")
+    axes.axhline(LEADERBOARD_BEST / 2, color="#e76f51", linestyle="--")
+    axes.text(0, LEADERBOARD_BEST / 2 + 0.4, "winner of the challenge", color="#e76f51")
+    axes.set_ylim(max(float(smooth.min()), -60), 0)
+    axes.set_xlabel("env steps (millions)")
+    axes.set_ylabel("mean return over 30 + 50 + 100 steps")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+def main(options: Options) -> float:
+    """Train, evaluate and save; return the total over the nine cells."""
+    if options.total_steps and options.total_steps < NUM_STEPS * options.num_envs:
+        raise SystemExit(f"total_steps is less than one rollout, {NUM_STEPS * options.num_envs}")
+    options.save.mkdir(parents=True, exist_ok=True)  # before the training, in case it can't be
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(options.torch_threads)
+    trainer = Trainer(options)
+    if options.load is not None:
+        trainer.agent.load(load_defender(options.load).layers)
+    seconds = trainer.run()
+    policy = options.save / "defender.npz"
+    facts = {"steps": trainer.steps, "seed": options.seed, "rules": options.rules}
+    save_defender(policy, trainer.agent.layers(), **facts)
+    if trainer.curve:
+        print(f"{trainer.steps:,} steps in {seconds:.0f} s, {trainer.steps / seconds:,.0f} per s")
+        draw(trainer.curve, options.save / "curve.png")
+    result = evaluate(str(policy), episodes=options.eval_episodes, rules=options.rules)
+    Console().print(result)
+    result.to_json(options.save / "evaluation.json")
+    print(f"policy, curve and table: {options.save}; to watch it: vecenv watch --policy {policy}")
+    return result.total
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,85 @@
+"""Train a defender for CAGE Challenge 2, compare it with simple ones, and film it at work.
+
+    python examples/cage2_demo.py
+
+It learns with examples/ppo.py from the 52 bits of the observation, in episodes against B_line and
+against Meander. Ctrl-C ends the training early; what was learned until then is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import ppo
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from vecenv.cage import Evaluation, evaluate, save_episode_gif
+
+RIVALS = ("sleep", "random", "react-restore")
+
+
+@dataclass
+class Options:
+    total_steps: int = 10_000_000  # env steps to train for, about two minutes on two cores
+    num_envs: int = 256  # envs stepped side by side
+    seed: int = 1  # of training, evaluation and the film
+    episodes: int = 1000  # per cell of the table; the challenge plays 1000
+    save: Path = Path("runs/cage2")  # folder for the policy, its learning curve and the film
+
+
+def interval(mean: float, half_width: float) -> str:
+    """Write a confidence interval, tenths only where they matter."""
+    digits = 1 if abs(mean) < 100 else 0
+    return f"{mean:.{digits}f} ± {half_width:.{digits}f}"
+
+
+def compare(scores: list[Evaluation]) -> Table:
+    """Return a table with a row per cell of the challenge and a column per policy."""
+    title = f"mean return ± half of its 95 % interval, {scores[0].cells[0].episodes} episodes each"
+    table = Table("red agent", "steps", title=title, box=SIMPLE_HEAD)
+    for score in scores:
+        table.add_column(score.policy, justify="right")
+    for cells in zip(*(score.cells for score in scores), strict=True):
+        shown = (interval(cell.mean, cell.ci95) for cell in cells)
+        agent, length = cells[0].red_agent, cells[0].episode_length
+        table.add_row(agent, str(length), *shown, end_section=length == 100)
+    totals = (interval(score.total, score.total_ci95) for score in scores)
+    table.add_row("total", "", *totals, style="bold")
+    return table
+
+
+def main(options: Options) -> None:
+    """Train, compare, film, and say where everything is."""
+    console = Console()
+    console.print(
+        f"training {options.total_steps} steps against B_line and Meander (Ctrl-C ends it)"
+    )
+    settings = ppo.Options(
+        env_id="vecenv:Cage2-v0",
+        total_steps=options.total_steps,
+        num_envs=options.num_envs,
+        seed=options.seed,
+        save=options.save,
+    )
+    ppo.main(settings, red_agent="mixed")
+    trained = str(options.save / "policy.pt")
+    scores = []
+    with console.status("") as status:
+        for name, policy in (("trained", trained), *((name, name) for name in RIVALS)):
+            status.update(f"evaluating {name}")
+            scores.append(evaluate(policy, episodes=options.episodes, seed=options.seed, name=name))
+        status.update("filming an episode")
+        film = options.save / "episode.gif"
+        save_episode_gif(trained, film, red_agent="b_line", episode_length=30, seed=options.seed)
+    console.print(compare(scores))
+    scores[0].to_json(options.save / "scores.json")
+    for name in ("policy.pt", "curve.png", "scores.json", "episode.gif"):
+        console.print(f"{options.save / name}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

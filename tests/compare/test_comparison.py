@@ -1,0 +1,309 @@
+"""A whole comparison, in processes of its own: what it reports, and what it survives."""
+
+import json
+import multiprocessing
+import os
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from vecenv.compare import Options, run_comparison
+from vecenv.compare.memory import tree_memory_bytes
+from vecenv.compare.processes import RunnerError, RunnerProcess
+from vecenv.compare.result import Case, Comparison
+from vecenv.compare.sampling import Diversity
+from vecenv.compare.serving import BACKENDS, Runner, Setting, describe
+
+QUICK = {"rounds": 2, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
+TOYS = "compare.toy_envs"
+
+
+def as_text(result, width=120):
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(result)
+    return captured.get()
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    seen, events = [], []
+    result = run_comparison(
+        Options("CartPole-v1", num_envs=(3,), **QUICK),
+        on_progress=lambda what, share: seen.append((what, share)),
+        events=events,
+    )
+    return result, seen, events
+
+
+def test_every_backend_is_measured(cartpole):
+    result, _, _ = cartpole
+    assert [case.backend for case in result.cases] == list(BACKENDS)
+    for case in result.cases:
+        assert case.is_measured, case.reason
+        assert len(case.rates) == len(case.speed_ups) == 2
+        assert case.start_s > 0
+        assert case.memory_bytes > 2**20
+        is_ours = case.backend in {"sync", "async", "async-first-ready", "jit"}
+        assert (case.report is not None) == is_ours
+    assert result.cases[0].speed_up == 1.0
+    assert [found.num_envs for found in result.diversity] == [1, 3]
+
+
+def test_shares_of_the_time_add_up(cartpole):
+    for case in cartpole[0].cases:
+        if case.report is not None:
+            assert sum(case.report.shares.values()) == pytest.approx(1.0)
+            assert case.report.shares["policy"] > 0
+
+
+def test_the_tables_name_everything(cartpole):
+    text = as_text(cartpole[0])
+    for words in (
+        *BACKENDS,
+        "x loop",
+        "hand-",
+        "straggler",
+        "policy gradient variance",
+        "MiB",
+        "Fastest: ",
+    ):
+        assert words in text
+
+
+def test_progress_goes_from_nothing_to_all(cartpole):
+    shares = [share for _, share in cartpole[1]]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+
+
+def test_the_timelines_of_all_backends_are_in_one_trace(cartpole):
+    events = cartpole[2]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    for backend in ("sync", "async", "async-first-ready", "jit"):
+        assert f"{backend}, 3: caller" in names
+    pids = [e["pid"] for e in events if e["name"] == "process_name"]
+    assert len(set(pids)) == len(pids)
+    starts = [e["id"] for e in events if e["ph"] == "s"]
+    assert len(set(starts)) == len(starts)
+
+
+def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
+    result = cartpole[0]
+    result.to_json(tmp_path / "compare.json")
+    numbers = json.loads((tmp_path / "compare.json").read_text())
+    assert numbers["verdict"] == result.verdict
+    assert numbers["cases"][1]["steps_per_second"] == result.cases[1].steps_per_second
+    assert numbers["cases"][1]["report"]["shares"].keys() >= {"env compute", "hand-over"}
+    assert numbers["diversity"][1]["num_envs"] == 3
+    result.plot(tmp_path / "compare.png")
+    with Image.open(tmp_path / "compare.png") as picture:
+        assert picture.width > 800
+
+
+def test_an_env_that_raises_is_reported_and_the_others_finish():
+    options = Options(
+        f"{TOYS}:OnlyInMainProcess",
+        num_envs=(2,),
+        backends=("loop", "sync", "async"),
+        diversity=False,
+        **QUICK,
+    )
+    result = run_comparison(options)
+    assert [case.status for case in result.cases] == ["ok", "ok", "failed"]
+    assert result.cases[2].reason.startswith("RuntimeError: not in a worker; Raised by env ")
+    assert "Traceback" in result.cases[2].details
+    text = as_text(result)
+    assert re.search(r"async +│ +2 │ failed \(1\)", text)
+    assert "(1) RuntimeError: not in a worker" in text
+
+
+def test_a_process_that_is_killed_or_hangs_is_reported():
+    options = {"backends": ("sync",), "num_envs": (2,), "diversity": False, **QUICK}
+    kwargs = {"how": "kill", "after": 5}
+    result = run_comparison(Options(f"{TOYS}:Breaking", env_kwargs=kwargs, **options))
+    assert result.cases[0].reason == "its process was killed by signal SIGKILL (last words)"
+    assert result.verdict.startswith("nothing could be run: its process was killed")
+    options["timeout"] = 2.0
+    kwargs = {"how": "hang", "after": 5}
+    begin = time.monotonic()
+    result = run_comparison(Options(f"{TOYS}:Breaking", env_kwargs=kwargs, **options))
+    assert "no answer within 2 s while warming up" in result.cases[0].reason
+    assert time.monotonic() - begin < 60
+
+
+def test_what_fails_without_a_chance_is_said_once_for_each_reason():
+    result = run_comparison(
+        Options(f"{TOYS}:no_level", num_envs=(1, 2), backends=("loop", "sync", "jit"), **QUICK)
+    )
+    assert {case.status for case in result.cases} == {"failed", "unavailable"}
+    assert result.verdict == "nothing could be run: KeyError: 'no level 7'"
+    assert result.diversity_reason == "KeyError: 'no level 7'"
+    text = as_text(result)
+    assert re.search(r"jit +│ 1, 2 │ skipped", text)
+    assert "is a factory of single envs; compiled envs have ids" in text
+
+
+def test_envs_without_single_envs_run_compiled_only():
+    backends = ("loop", "jit")
+    result = run_comparison(Options("JitCartPole-v1", num_envs=(4,), backends=backends, **QUICK))
+    assert [case.status for case in result.cases] == ["unavailable", "ok"]
+    assert result.cases[1].speed_up is None
+    assert "has no single envs" in result.diversity_reason
+    assert "x one env in a loop" not in result.verdict
+    as_text(result)
+
+
+def test_the_loop_alone_and_no_loop():
+    result = run_comparison(
+        Options(f"{TOYS}:Counter", num_envs=(2,), backends=("loop",), diversity=False, **QUICK)
+    )
+    assert [case.name for case in result.measured] == ["loop"]
+    assert "no vector env is faster" in result.verdict
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"backends": ("sync", "quick")}, "backends has 'quick', expected some of loop, sync"),
+        ({"backends": ()}, "backends is empty"),
+        ({"num_envs": ()}, r"num_envs is \[\]"),
+        ({"num_envs": (4, 0)}, r"num_envs is \[4, 0\]"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"round_s": 0.0}, "round_s is 0.0"),
+        ({"timeout": np.inf}, "timeout is inf"),
+        ({"policy_ms": -1.0}, "policy_ms is -1.0"),
+    ],
+)
+def test_wrong_options_are_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        Options("CartPole-v1", **options)
+
+
+def test_unknown_envs_are_refused_before_anything_is_started():
+    with pytest.raises(ValueError, match="registered are"):
+        run_comparison(Options("NoSuchEnv-v0"))
+
+
+def test_an_interrupted_comparison_leaves_no_process(monkeypatch):
+    started = []
+    begin = RunnerProcess.__init__
+
+    def note(self):
+        begin(self)
+        started.append(self._process)
+
+    monkeypatch.setattr(RunnerProcess, "__init__", note)
+
+    def interrupt(what, share):
+        if "round" in what:
+            raise KeyboardInterrupt
+
+    options = Options("CartPole-v1", num_envs=(2,), backends=("loop", "async"), **QUICK)
+    with pytest.raises(KeyboardInterrupt):
+        run_comparison(options, on_progress=interrupt)
+    assert len(started) == 2
+    assert all(process.poll() is not None for process in started)
+
+
+def test_a_runner_steps_in_this_process_too():
+    runner = Runner()
+    setting = Setting(f"{TOYS}:Counter", {"length": 4}, "sync", 2, 0, 0.0)
+    assert runner.open(setting) > 0
+    assert runner.warm_up(0.01) > 2**20
+    assert runner.measure(0.01) > 0
+    assert runner.take_time(0.01).num_envs == 2
+    report, events = runner.trace(5)
+    assert report.num_steps == 8  # of 10 rows two are resets
+    assert {event["name"] for event in events} >= {"step", "policy", "env 0", "env 1"}
+    runner.close()
+    runner.open(setting._replace(backend="loop"))
+    runner.warm_up(0.001)
+    assert runner.take_time(0.01) is None
+    assert runner.trace() is None
+    runner.close()
+
+
+def test_calls_of_a_runner_that_raise_keep_it_alive():
+    process = RunnerProcess()
+    try:
+        with pytest.raises(RunnerError) as caught:
+            process.call("open", Setting("NoSuchEnv-v0", {}, "sync", 1, 0, 0.0), timeout=30)
+        assert "registered are" in str(caught.value)
+        assert not caught.value.is_unavailable
+        setting = Setting(f"{TOYS}:Counter", {}, "sync", 1, 0, 0.0)
+        assert process.call("open", setting, timeout=30) > 0
+    finally:
+        process.close()
+        process.close()
+
+
+def test_errors_are_described_in_one_line():
+    assert describe(ValueError("first\nsecond")) == "ValueError: first"
+    assert describe(EOFError()) == "EOFError"
+    error = ValueError("x")
+    error.add_note("several\nlines")
+    error.add_note("env 3")
+    assert describe(error) == "ValueError: x; env 3"
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no smaps_rollup")
+def test_memory_counts_the_children():
+    context = multiprocessing.get_context("spawn")
+    before = tree_memory_bytes(os.getpid())
+    child = context.Process(target=time.sleep, args=(60,))
+    child.start()
+    try:
+        deadline = time.monotonic() + 30
+        while tree_memory_bytes(os.getpid()) < before + 2**20 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert tree_memory_bytes(os.getpid()) > before + 2**20
+        assert 0 < tree_memory_bytes(child.pid) < tree_memory_bytes(os.getpid())
+    finally:
+        child.kill()
+        child.join()
+    assert tree_memory_bytes(2**22 + 1) is None
+
+
+def diverse(num_envs, variance, error):
+    return Diversity(num_envs, 1000, 1.0, 0.1, 0.2, 100, variance, error)
+
+
+@pytest.mark.parametrize(
+    ("variance", "words"),
+    [
+        (
+            1.0,
+            "from 64 envs have 0.5 times the variance of one env's, so each step is worth 2 of them",
+        ),
+        (4.0, "from 64 envs have 2 times the variance of one env's."),
+        (2.1, "from 64 envs vary no differently from those of one env."),
+        (None, ""),
+    ],
+)
+def test_the_verdict_says_what_several_envs_are_worth_if_that_is_certain(variance, words):
+    result = Comparison("Env-v0", {}, "", [Case("loop", 1, rates=[10.0], speed_ups=[1.0])])
+    result.diversity = [diverse(1, 2.0, 0.1), diverse(64, variance, 0.1)]
+    assert words in result.verdict
+    assert ("equal transitions" in result.verdict) == bool(words)
+
+
+def test_the_verdict_names_the_slowest_if_it_is_slower_than_a_loop():
+    cases = [
+        Case("loop", 1, rates=[100.0], speed_ups=[1.0]),
+        Case("sync", 8, rates=[95.0], speed_ups=[0.95]),
+        Case("async", 8, rates=[50.0], speed_ups=[0.5]),
+        Case("gymnasium-async", 8, rates=[300.0, 100.0, 200.0], speed_ups=[3.0, 1.0, 2.0]),
+    ]
+    result = Comparison("Env-v0", {}, "", cases)
+    assert result.verdict == (
+        "Fastest: gymnasium-async, 8 envs, 200 steps/s, 2 x one env in a loop. "
+        "Slower than one env in a loop: 1 of 4, async, 8 the most (2 x)."
+    )
+    assert cases[3].spread == 1.0

@@ -1,0 +1,63 @@
+"""Which env is meant by a name, and what is said if there is none."""
+
+import pickle
+
+import gymnasium as gym
+import pytest
+from compare.toy_envs import Counter
+
+from vecenv.compare.source import BackendUnavailableError, read_env_kwargs, read_source
+
+
+def test_ids_are_found_with_module_and_without_version():
+    for name in ("CartPole-v1", "CartPole", "vecenv:Synthetic-v0", "Synthetic-v0"):
+        source = read_source(name)
+        env = source.env_fn()()
+        assert isinstance(env, gym.Env)
+        env.close()
+
+
+def test_keyword_arguments_reach_the_env():
+    assert read_source("compare.toy_envs:Counter", {"length": 9}).env_fn()().length == 9
+    env = read_source("Synthetic-v0", {"episode_length": 9}).env_fn()()
+    assert env.unwrapped._length == 9
+
+
+def test_what_makes_envs_can_be_pickled():
+    made = pickle.loads(pickle.dumps(read_source("compare.toy_envs:Counter").env_fn()))()
+    assert isinstance(made, Counter)
+
+
+def test_cartpole_has_a_compiled_twin_and_other_envs_say_that_they_have_none():
+    envs = read_source("CartPole-v1").make_compiled(3)
+    assert (type(envs).__name__, envs.num_envs) == ("CartPoleVectorEnv", 3)
+    envs.close()
+    with pytest.raises(BackendUnavailableError, match="Acrobot-v1 is not compiled"):
+        read_source("Acrobot-v1").make_compiled(3)
+    with pytest.raises(BackendUnavailableError, match="is a factory of single envs"):
+        read_source("compare.toy_envs:Counter").make_compiled(3)
+    with pytest.raises(BackendUnavailableError, match="has no single envs"):
+        read_source("JitCartPole-v1").env_fn()
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("NoSuchEnv-v0", ValueError, "registered are .*CartPole-v1"),
+        ("compare.toy_envs:nothing", ValueError, "callables there: .*Counter.*no_level"),
+        ("compare.toy_envs:NOT_CALLABLE", ValueError, "is 3, expected a callable"),
+        ("no_such_module:Env-v0", ImportError, "no_such_module"),
+    ],
+)
+def test_unknown_names_are_answered_with_what_there_is(name, error, words):
+    with pytest.raises(error, match=words):
+        read_source(name)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [(["cpu_ms"], "'cpu_ms', expected NAME=VALUE"), (["a=1", "a=2"], "'a' twice"), (["=3"], "=3")],
+)
+def test_wrong_keyword_arguments_are_shown(texts, words):
+    with pytest.raises(ValueError, match=words):
+        read_env_kwargs(texts)

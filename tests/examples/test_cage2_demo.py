@@ -1,0 +1,107 @@
+"""examples/cage2_demo.py and examples/ppo.py on CAGE Challenge 2."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vecenv.cage import evaluate
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    """The demo as a module; like a script, it finds its neighbour ppo.py."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    spec = importlib.util.spec_from_file_location("cage2_demo", EXAMPLES / "cage2_demo.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "cage2_demo", module)  # dataclasses look their module up
+    before = torch.get_num_threads()
+    spec.loader.exec_module(module)
+    yield module
+    torch.set_num_threads(before)
+
+
+def small(demo, folder, **options):
+    settings = {"total_steps": 15_000, "num_envs": 32, "episodes": 20, "save": folder}
+    return demo.Options(**{**settings, **options})
+
+
+def test_demo_leaves_policy_curve_scores_and_film(demo, tmp_path, capsys):
+    demo.main(small(demo, tmp_path / "run"))
+
+    out = capsys.readouterr().out
+    for policy in ("trained", "sleep", "random", "react-restore"):
+        assert policy in out
+    for name in ("policy.pt", "curve.png", "scores.json", "episode.gif"):
+        assert str(tmp_path / "run" / name) in out
+    assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "run" / "episode.gif").read_bytes().startswith(b"GIF89a")
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    again = evaluate(str(tmp_path / "run" / "policy.pt"), episodes=20, seed=1)
+    assert scores["total"] == again.total
+    assert len(scores["cells"]) == 9
+
+
+def test_demo_stopped_by_ctrl_c_goes_on_with_what_it_has(demo, tmp_path, monkeypatch, capsys):
+    update = demo.ppo.Trainer.update
+
+    def interrupted(self):
+        if self.steps:
+            raise KeyboardInterrupt
+        return update(self)
+
+    monkeypatch.setattr(demo.ppo.Trainer, "update", interrupted)
+    monkeypatch.setattr(demo, "save_episode_gif", lambda *_, **__: None)
+    demo.main(small(demo, tmp_path))
+
+    assert "stopped by Ctrl-C" in capsys.readouterr().out
+    assert (tmp_path / "policy.pt").stat().st_size > 0
+    assert json.loads((tmp_path / "scores.json").read_text())["total"] < 0
+
+
+def test_table_fits_a_terminal(demo, capsys):
+    scores = [evaluate(name, episodes=2) for name in ("sleep", *demo.RIVALS)]
+    demo.Console(width=80).print(demo.compare(scores))
+    lines = capsys.readouterr().out.splitlines()
+    (header,) = (line for line in lines if "react-restore" in line)
+    assert len(header) <= 80
+    assert sum("±" in line for line in lines) == 11  # title, nine cells and the total
+
+
+def test_env_options_reach_the_envs(demo, tmp_path):
+    options = demo.ppo.Options(
+        env_id="vecenv:Cage2-v0", total_steps=0, eval_episodes=5, save=tmp_path
+    )
+    assert (demo.ppo.main(options, red_agent="sleep") == 0).all()
+
+
+def test_large_batches_learn_the_same_in_another_thread(demo):
+    """Batches of 1024 rows and more go to a thread; gradients may not depend on it."""
+    settings = {"env_id": "vecenv:Cage2-v0", "num_envs": 64, "num_minibatches": 4}
+    options = demo.ppo.Options(**settings)
+    weights = []
+    for is_serial in (False, True):
+        torch.manual_seed(1)
+        envs = demo.ppo.make_vec(options.env_id, options.num_envs)
+        trainer = demo.ppo.Trainer(options, envs, demo.ppo.Policy(envs, options))
+        submitted = []
+        submit = trainer.pool.submit
+
+        def run_here(work, *arguments, submitted=submitted, submit=submit, serial=is_serial):
+            future = submit(work, *arguments)
+            if serial:
+                future.result()  # wait before the actor's part begins
+            submitted.append(future)
+            return future
+
+        trainer.pool.submit = run_here
+        trainer.update()
+        envs.close()
+        assert len(submitted) == 16
+        weights.append(torch.cat(trainer.policy.weights))
+    assert torch.equal(*weights)

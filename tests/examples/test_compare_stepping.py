@@ -1,0 +1,116 @@
+"""examples/compare_stepping.py: all ways do the same, and everything asked for is shown."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "compare_stepping.py"
+
+
+def load_example():
+    spec = importlib.util.spec_from_file_location("compare_stepping_example", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["compare_stepping_example"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+example = load_example()
+QUICK = {"cpu_ms": 0.02, "rounds": 2, "round_s": 0.01}
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Makes ways that do not warm up, and closes them."""
+    monkeypatch.setattr(example.Way, "run", lambda self, seconds: 0.0)
+    ways = []
+
+    def make(way_class, num_envs):
+        ways.append(way_class(num_envs, example.Options(**QUICK)))
+        return ways[-1]
+
+    yield make
+    for way in ways:
+        way.close()
+
+
+@pytest.mark.parametrize("way_class", example.WAYS[1:])
+def test_every_way_leads_to_the_same_true_states(way_class, made):
+    num_envs = 1 if way_class is example.FirstReady else 3
+    way, loop = made(way_class, num_envs), made(example.OneByOne, num_envs)
+    for _ in range(12):
+        assert way.step() == loop.step() == num_envs
+        assert way.states.shape == (num_envs, 192)
+        np.testing.assert_array_equal(way.states, loop.states)
+
+
+def test_first_ready_hands_back_a_part_and_settles(made):
+    way = made(example.FirstReady, 8)
+    assert 2 <= way.step() <= 8
+    way.settle()
+    way.settle()
+    way.envs.step(way.actions)  # nothing is in flight
+
+
+def test_steps_take_their_time_by_the_clock_of_the_thread():
+    env = example.SlowCage(2.0)
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step(0)
+    assert env.cpu_ns == pytest.approx(6e6, rel=0.1)
+
+
+def test_all_figures_come_from_one_call(capsys, tmp_path):
+    path = tmp_path / "stepping.png"
+    found = example.main(example.Options(copies=(2, 1), out=path, **QUICK))
+
+    assert list(found) == [1, 2]
+    out = capsys.readouterr().out
+    for ways in found.values():
+        assert [type(way) for way in ways] == list(example.WAYS)
+        for way in ways:
+            assert len(way.rates) == 2
+            assert way.parts[example.COMPUTE] > 0
+            assert way.name in out
+            # The parts are shares of what a step takes.
+            assert sum(way.parts.values()) == pytest.approx(1e6 / way.rate)
+    for words in (
+        "copies: 1",
+        "copies: 2",
+        "x loop",
+        "x before",
+        "hand-over, µs",
+        "true state, µs",
+    ):
+        assert words in out
+    assert len(re.findall("^\\| compiled", out, re.MULTILINE)) == 2
+    with Image.open(path) as picture:
+        assert picture.width > 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"copies": (0,)}, "copies and rounds of at least 1"),
+        ({"copies": ()}, "copies and rounds of at least 1"),
+        ({"rounds": 0}, "copies and rounds of at least 1"),
+        ({"cpu_ms": float("nan")}, "cpu_ms of at least 0"),
+        ({"out": Path("/nowhere/at/all.png")}, "can't be written"),
+    ],
+)
+def test_wrong_options_end_it_at_once(options, words, monkeypatch):
+    monkeypatch.setattr(example, "measure", None)
+    with pytest.raises(SystemExit, match=words):
+        example.main(example.Options(**options))
+
+
+def test_help_lists_the_options():
+    command = [sys.executable, SCRIPT, "--help"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--cpu-ms" in run.stdout

@@ -1,0 +1,83 @@
+import threading
+
+import numpy as np
+import pytest
+
+from vecenv.timing import stamps as module
+from vecenv.timing.recorder import describe_latest
+from vecenv.timing.stamps import EnvStamps, stamped
+
+
+class Env:
+    def __init__(self, fails_at=None):
+        self.num_steps = 0
+        self.fails_at = fails_at
+
+    def step(self, action):
+        self.num_steps += 1
+        if self.num_steps == self.fails_at:
+            raise ZeroDivisionError
+        return action
+
+    def reset(self, seed=None):
+        return seed
+
+
+def small_stamps(num_envs, size):
+    return EnvStamps(np.zeros((num_envs, size, 3), np.int64), np.zeros(num_envs, np.int64))
+
+
+def test_steps_and_resets_are_stamped_in_order():
+    stamps = small_stamps(2, 8)
+    first, second = stamped([Env(), Env()], stamps)
+    assert (first.reset(seed=3), second.step(4), first.step(5)) == (3, 4, 5)
+    found = stamps.read()
+    assert found.env_ids.tolist() == [0, 1, 0]
+    assert found.is_reset.tolist() == [True, False, False]
+    assert (found.threads == threading.get_ident()).all()
+    assert (found.begin_ns <= found.end_ns).all() and (np.diff(found.begin_ns) > 0).all()
+    assert stamps.complete_since() == 0
+
+
+def test_a_full_ring_keeps_the_latest():
+    stamps = small_stamps(1, 4)
+    (env,) = stamped([Env()], stamps)
+    for action in range(11):
+        env.step(action)
+    found = stamps.read()
+    assert len(found.env_ids) == 4 and stamps.counts[0] == 11
+    assert stamps.complete_since() == found.begin_ns[1]
+
+
+def test_a_step_that_raises_stays_open_and_is_told_first():
+    envs = [Env(), Env(fails_at=2)]
+    stamps = small_stamps(2, 4)
+    first, second = stamped(envs, stamps)
+    second.step(0)
+    with pytest.raises(ZeroDivisionError):
+        second.step(0)
+    first.step(0)
+    assert (stamps.read().end_ns == 0).tolist() == [False, True, False]
+    lines = describe_latest(stamps, np.array([0, 1])).splitlines()
+    assert "env 1: step" in lines[1] and "has not ended" in lines[1]
+    assert "env 0: step" in lines[2] and "took" in lines[2]
+    assert describe_latest(stamps, np.array([5])) == ""
+
+
+def test_an_env_may_be_replaced():
+    envs = [Env(fails_at=1)]
+    (env,) = stamped(envs, small_stamps(1, 4))
+    envs[0] = Env()
+    assert env.step(7) == 7
+
+
+@pytest.mark.parametrize(("num_envs", "size"), [(1, 1 << 14), (200, 1310), (100_000, 64)])
+def test_memory_is_bounded(num_envs, size):
+    asked = []
+
+    def allocate(shape, dtype):
+        asked.append(shape)
+        return np.zeros((2, 2, 3), dtype)
+
+    EnvStamps.make(num_envs, allocate)
+    assert asked == [(num_envs, size, module.RECORD_WORDS), (num_envs,)]

@@ -1,0 +1,285 @@
+"""Timing of running vector envs: against independent counters, and around faults."""
+
+import json
+import math
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import AlreadyPendingCallError
+from gymnasium.spaces import Box, Discrete
+
+from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec
+from vecenv.timing.trace import trace_events
+
+BACKENDS = {
+    "sync": SyncVectorEnv,
+    "async": lambda fns: AsyncVectorEnv(fns, num_workers=2, threads_per_worker=1),
+    "caller": lambda fns: AsyncVectorEnv(
+        fns, num_workers=1, caller_steps=True, threads_per_worker=1
+    ),
+}
+
+
+class CountingEnv(gym.Env):
+    """Measures its own steps with another clock than the stamps do."""
+
+    observation_space = Box(-1, 1, (3,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, step_s=0.0, length=5, fails_at=None, hangs_at=None):
+        self.step_s = step_s
+        self.length = length
+        self.fails_at, self.hangs_at = fails_at, hangs_at
+        self.num_steps, self.spent_s, self.time_in_episode = 0, 0.0, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time_in_episode = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        begin = time.monotonic()
+        self.num_steps += 1
+        self.time_in_episode += 1
+        if self.num_steps == self.fails_at:
+            raise ArithmeticError("no such sum")
+        time.sleep(60 if self.num_steps == self.hangs_at else self.step_s)
+        self.spent_s += time.monotonic() - begin
+        is_over = self.time_in_episode == self.length
+        return np.zeros(3, np.float32), 0.0, False, is_over, {}
+
+
+def run(envs, num_steps):
+    rng = np.random.default_rng(0)
+    envs.reset(seed=1)
+    for _ in range(num_steps):
+        with envs.timing.phase("policy"):
+            actions = rng.integers(0, 2, envs.num_envs)
+        envs.step(actions)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
+    fns = [lambda k=k: CountingEnv(step_s=0.001 * (k + 1)) for k in range(4)]
+    envs = BACKENDS[backend](fns)
+    envs.timing.enable()
+    run(envs, 24)
+    report = envs.timing.report()
+    num_steps, spent_s = envs.get_attr("num_steps"), envs.get_attr("spent_s")
+    envs.close()
+
+    assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
+    assert all(share >= -1e-9 for share in report.shares.values())
+    assert report.num_steps == sum(num_steps) == 4 * 20  # every sixth step is a reset
+    assert report.envs.mean * 1e-9 * report.num_steps == pytest.approx(sum(spent_s), rel=0.05)
+    assert [times.name for times in report.slowest] == ["env 3", "env 2", "env 1", "env 0"]
+    assert report.slowest[0].p50 >= 4e6 > report.slowest[-1].p50 * 0.9
+    names = {
+        "sync": ["caller"],
+        "async": ["worker 0", "worker 1"],
+        "caller": ["caller", "worker 0"],
+    }
+    assert [worker.name for worker in report.workers] == names[backend]
+    if backend != "sync":
+        assert report.shares["straggler wait"] > 0.15  # envs 2 and 3 take 7 ms, 0 and 1 take 3
+        assert report.workers[-1].start_s > 0 and report.workers[-1].memory_bytes > 0
+
+
+def test_threads_that_wait_side_by_side_show_the_slowest_env():
+    fns = [lambda k=k: CountingEnv(step_s=0.02 if k == 5 else 0.002) for k in range(6)]
+    envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=3)
+    envs.timing.enable()
+    run(envs, 10)
+    report = envs.timing.report()
+    envs.close()
+    assert report.shares["straggler wait"] > 0.5
+    assert "slowest of 6 envs" in report.verdict
+    assert report.slowest[0].name == "env 5"
+
+
+def test_first_ready_waits_for_nobody():
+    fns = [lambda k=k: CountingEnv(step_s=0.01 if k == 0 else 0.001) for k in range(4)]
+    envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=2)
+    envs.timing.enable()
+    envs.reset(seed=1)
+    envs.send(np.zeros(4, int))
+    for _ in range(40):
+        batch = envs.recv(1)
+        envs.send(np.zeros(len(batch.env_ids), int), batch.env_ids)
+    envs.recv()
+    report = envs.timing.report()
+    envs.close()
+    assert report.first_ready
+    assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
+    assert report.shares["env compute"] > 0.5 > report.shares["straggler wait"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_are_the_same_with_timing_on_and_off_again(backend):
+    def trajectory(is_timed):
+        envs = BACKENDS[backend]([lambda: gym.make("CartPole-v1")] * 3)
+        found = []
+        if is_timed:
+            envs.timing.enable()
+        obs, _ = envs.reset(seed=3)
+        for step in range(30):
+            if step == 20:
+                envs.timing.disable()
+            obs, rewards, terminations, *_ = envs.step(np.array([0, 1, step % 2]))
+            found.append(np.concatenate([obs.ravel(), rewards, terminations]))
+        envs.close()
+        return np.array(found)
+
+    np.testing.assert_array_equal(trajectory(True), trajectory(False))
+
+
+def test_disabled_timing_records_nothing_more():
+    envs = SyncVectorEnv([CountingEnv] * 2)
+    with pytest.raises(RuntimeError, match=r"call envs.timing.enable\(\) before"):
+        envs.timing.report()
+    envs.timing.enable()
+    run(envs, 4)
+    envs.timing.disable()
+    count = envs.timing.report().num_steps
+    run(envs, 4)
+    assert envs.timing.report().num_steps == count == 8
+    envs.timing.clear()
+    with pytest.raises(RuntimeError, match="nothing has been recorded"):
+        envs.timing.report()
+    envs.close()
+
+
+def test_timing_is_not_switched_while_envs_are_in_flight():
+    envs = AsyncVectorEnv([CountingEnv] * 2, num_workers=1)
+    envs.reset(seed=1)
+    envs.send([0, 1])
+    with pytest.raises(AlreadyPendingCallError):
+        envs.timing.enable()
+    envs.recv()
+    envs.timing.enable()
+    envs.step_async([0, 1])
+    with pytest.raises(AlreadyPendingCallError):
+        envs.timing.disable()
+    envs.step_wait()
+    assert envs.timing.report().num_steps == 2
+    envs.close()
+    assert envs.timing.report().num_steps == 2  # what was recorded stays
+    envs.timing.disable()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium logs what an env raises
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exception_ends_with_the_latest_steps(backend):
+    envs = BACKENDS[backend]([lambda k=k: CountingEnv(fails_at=3 + k) for k in range(2)])
+    envs.timing.enable()
+    with pytest.raises(ArithmeticError) as e:
+        run(envs, 6)
+    assert "env 0: step" in e.value.__notes__[-1].splitlines()[1]
+    assert "has not ended" in e.value.__notes__[-1].splitlines()[1]
+    envs.close()
+
+
+def test_a_hang_is_reported_with_the_latest_steps():
+    fns = [lambda k=k: CountingEnv(hangs_at=3 if k == 1 else None) for k in range(4)]
+    envs = AsyncVectorEnv(fns, num_workers=2, timeout=1.0)
+    envs.timing.enable()
+    with pytest.raises(TimeoutError) as error:
+        run(envs, 6)
+    assert "env 1: step" in error.value.__notes__[-1].splitlines()[1]
+    envs.close(terminate=True)
+
+
+def test_the_trace_follows_the_format(tmp_path):
+    fns = [lambda k=k: CountingEnv(step_s=0.002 * (k + 1)) for k in range(4)]
+    envs = AsyncVectorEnv(fns, num_workers=2)
+    envs.timing.enable()
+    run(envs, 8)
+    envs.timing.write_trace(tmp_path / "trace.json")
+    envs.close()
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert all({"name", "cat", "ts", "dur", "pid", "tid"} <= event.keys() for event in slices)
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in slices)
+    assert {event["cat"] for event in slices} == {"call", "wait", "phase", "env", "reset"}
+    assert {e["pid"] for e in slices} == {0, 1, 2}
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names[0] == "caller" and names[2].startswith("worker 1 (pid ")
+    assert sum(event["cat"] == "env" for event in slices) == envs.timing.report().num_steps
+    check_nesting(slices)
+    check_flows(events, slices)
+
+
+def check_nesting(slices):
+    """Slices of one track are one after the other or one inside the other."""
+    for track in {(e["pid"], e["tid"]) for e in slices}:
+        ends = [math.inf]
+        mine = [e for e in slices if (e["pid"], e["tid"]) == track]
+        for event in sorted(mine, key=lambda e: (e["ts"], -e["dur"])):
+            while event["ts"] >= ends[-1]:
+                ends.pop()
+            end = event["ts"] + event["dur"]
+            assert end <= ends[-1] + 1e-3
+            ends.append(end)
+
+
+def check_flows(events, slices):
+    """Every arrow begins and ends inside a slice, and in that order."""
+    flows = {}
+    for event in events:
+        if event["ph"] in "stf":
+            flows.setdefault(event["id"], []).append(event)
+    assert flows
+    for flow in flows.values():
+        assert [event["ph"] for event in flow] == ["s", "t", "f"]
+        assert flow[0]["ts"] <= flow[1]["ts"] <= flow[2]["ts"]
+        for event in flow:
+            track = event["pid"], event["tid"]
+            assert any(
+                (s["pid"], s["tid"]) == track
+                and s["ts"] - 1e-3 <= event["ts"] <= s["ts"] + s["dur"] + 1e-3
+                for s in slices
+            )
+
+
+def test_a_long_trace_is_cut_to_the_latest_steps(monkeypatch):
+    envs = SyncVectorEnv([CountingEnv] * 2)
+    envs.timing.enable()
+    run(envs, 30)
+    monkeypatch.setattr("vecenv.timing.trace.MOST_STEPS", 10)
+    events = list(trace_events(envs.timing.recording()))
+    assert sum(event.get("cat") in {"env", "reset"} for event in events) == 10
+    envs.close()
+
+
+def test_compiled_envs_are_timed_as_one(tmp_path):
+    envs = make_vec("JitCartPole-v1", num_envs=8)
+    envs.timing.enable()
+    run(envs, 5)
+    report = envs.timing.report()
+    assert report.num_steps == 40 and report.workers == []
+    assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
+    envs.timing.write_trace(tmp_path / "trace.json")
+    report.plot(tmp_path / "report.png")
+    assert (tmp_path / "report.png").stat().st_size > 5_000
+    envs.close()
+
+
+def test_a_report_is_written_as_json_table_and_picture(tmp_path):
+    envs = SyncVectorEnv([CountingEnv] * 2)
+    envs.timing.enable()
+    run(envs, 5)
+    report = envs.timing.report()
+    envs.close()
+    numbers = json.loads(report.to_json(tmp_path / "report.json"))
+    assert json.loads((tmp_path / "report.json").read_text()) == numbers
+    assert numbers["num_steps"] == report.num_steps == 10
+    assert numbers["verdict"] == report.verdict
+    assert "durations_ns" not in numbers
+    text = str(report)
+    assert "where the time goes" in text and report.verdict[:30] in text
+    report.plot(tmp_path / "report.svg")
+    assert "<svg" in (tmp_path / "report.svg").read_text()
+    with pytest.raises(OSError, match="no-such-folder"):
+        report.to_json(tmp_path / "no-such-folder" / "report.json")

@@ -1,0 +1,121 @@
+"""A trained defender: a small network that chooses from what a blue agent remembers."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vecenv.cage.blue_memory import BlueMemory
+from vecenv.cage.cage2 import cage2_scenario
+from vecenv.cage.scenario import Scenario
+
+__all__ = ["DefenderPolicy", "is_defender_file", "load_defender", "save_defender"]
+
+_FORMAT = "vecenv cage defender 1"
+_IMPOSSIBLE = -1e9
+
+Layers = Sequence[tuple[np.ndarray, np.ndarray]]
+
+
+class DefenderPolicy:
+    """Plays the most likely choices of a network with tanh layers; see `BlueMemory`.
+
+    It sees the 52 bits and remembers what it did; `reset` begins episodes. All envs that it plays
+    in at the same time begin together.
+
+    Args:
+        layers: Weights float32 (a, b) and biases (b,) of each layer, kept.
+        scenario: What it plays in; CAGE 2 by default.
+
+    Raises:
+        ValueError: The layers do not fit each other, or not the scenario.
+
+    Attributes:
+        layers: As given.
+    """
+
+    observation = "bits"
+
+    def __init__(self, layers: Layers, scenario: Scenario | None = None) -> None:
+        self._scenario = cage2_scenario() if scenario is None else scenario
+        self.layers = list(layers)
+        self._memory: BlueMemory | None = None
+        self._has_acted = False
+        probe = BlueMemory(1, self._scenario)
+        widths = [probe.num_features, *(len(bias) for _, bias in self.layers)]
+        shapes = [weight.shape for weight, _ in self.layers]
+        expected = list(pairwise(widths))
+        if shapes != expected or widths[-1] != len(probe.choices):
+            raise ValueError(
+                f"layers of shapes {shapes}, expected {probe.num_features} inputs and "
+                f"{len(probe.choices)} outputs: they were trained for another scenario"
+            )
+
+    def reset(self) -> None:
+        """Begin new episodes in all envs."""
+        self._memory = None
+
+    def act(self, obs: np.ndarray, alerts: Any = None, /) -> np.ndarray:
+        """Return actions int64 (N,) for obs (N, 4 * hosts), what came of the last actions."""
+        obs = np.asarray(obs)
+        if self._memory is None:
+            self._memory = BlueMemory(len(obs), self._scenario)
+        else:
+            self._memory.note(obs)
+        x = self._memory.features(obs)
+        for number, (weight, bias) in enumerate(self.layers):
+            x = (np.tanh(x) if number else x) @ weight + bias
+        x[self._memory.useless()] = _IMPOSSIBLE
+        return self._memory.act(x.argmax(axis=1))
+
+
+def save_defender(path: str | Path, layers: Layers, **facts: Any) -> None:
+    """Write a defender's network, as float16, into an uncompressed NumPy archive without pickle.
+
+    Args:
+        path: File to write; the ending is taken as it is.
+        layers: Weights (a, b) and biases (b,) of each layer.
+        **facts: What else to keep, such as the steps it was trained for; as JSON.
+    """
+    arrays: dict[str, Any] = {}
+    for number, (weight, bias) in enumerate(layers):
+        arrays[f"weight{number}"] = np.asarray(weight, dtype=np.float16)
+        arrays[f"bias{number}"] = np.asarray(bias, dtype=np.float16)
+    with Path(path).open("wb") as file:
+        np.savez(file, format=np.array(_FORMAT), facts=np.array(json.dumps(facts)), **arrays)
+
+
+def load_defender(path: str | Path, scenario: Scenario | None = None) -> DefenderPolicy:
+    """Read what `save_defender` wrote.
+
+    Raises:
+        ValueError: The file holds something else, or a defender of another scenario.
+        OSError: The file can't be read.
+    """
+    try:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            if str(archive["format"]) != _FORMAT:
+                raise ValueError(f"its format is {archive['format']}, expected {_FORMAT!r}")
+            count = sum(name.startswith("weight") for name in archive.files)
+            layers = [
+                (archive[f"weight{n}"].astype(np.float32), archive[f"bias{n}"].astype(np.float32))
+                for n in range(count)
+            ]
+        return DefenderPolicy(layers, scenario)
+    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is no defender that can play here: {error}") from error
+
+
+def is_defender_file(path: str | Path) -> bool:
+    """Return whether a file looks like one that `save_defender` wrote."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "format.npy" in archive.namelist()
+    except (zipfile.BadZipFile, OSError):
+        return False

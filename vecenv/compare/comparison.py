@@ -1,0 +1,247 @@
+"""Running backends in turn on the same env and the same random policy."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vecenv.compare.processes import RunnerError, RunnerProcess
+from vecenv.compare.result import Case, Comparison
+from vecenv.compare.serving import BACKENDS, FAILED, UNAVAILABLE, Setting
+from vecenv.compare.source import read_source
+from vecenv.shm.cores import usable_cores
+
+__all__ = ["Options", "run_comparison"]
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is compared, and how.
+
+    Attributes:
+        env: Registered id, also "module:id", or "module:factory".
+        env_kwargs: For the env's constructor or the factory.
+        num_envs: Numbers of envs.
+        backends: Of `BACKENDS`.
+        seed: Of envs and actions.
+        rounds: In each, every backend runs once.
+        round_s: Seconds that a backend runs in a round, about; always at least one step.
+        warm_up_s: Seconds of stepping before; `AsyncVectorEnv` decides on its threads then.
+        timed_s: Seconds of stepping with timing on.
+        policy_ms: Milliseconds that the policy computes per call: once for all envs stepped at a
+            time.
+        diversity: Whether to compare the transitions of one env with those of several, too.
+        timeout: Seconds that anything asked of a backend may take.
+    """
+
+    env: str
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    num_envs: Sequence[int] = (1, 8, 64)
+    backends: Sequence[str] = BACKENDS
+    seed: int = 0
+    rounds: int = 5
+    round_s: float = 0.15
+    warm_up_s: float = 0.3
+    timed_s: float = 0.4
+    policy_ms: float = 0.0
+    diversity: bool = True
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check the values; the env is looked for by `run_comparison`."""
+        unknown = [name for name in self.backends if name not in BACKENDS]
+        if unknown or not self.backends:
+            what = f"has {unknown[0]!r}" if unknown else "is empty"
+            raise ValueError(f"backends {what}, expected some of {', '.join(BACKENDS)}")
+        if not self.num_envs or min(self.num_envs) < 1:
+            raise ValueError(f"num_envs is {list(self.num_envs)}, expected integers of at least 1")
+        for name, least in (("rounds", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        for name in ("round_s", "warm_up_s", "timed_s", "timeout"):
+            if not 0 < getattr(self, name) < np.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected seconds above 0")
+        if not 0 <= self.policy_ms < np.inf:
+            raise ValueError(f"policy_ms is {self.policy_ms}, expected milliseconds, 0 or more")
+
+
+def run_comparison(
+    options: Options,
+    *,
+    on_progress: Progress = lambda what, done: None,
+    events: list[dict[str, Any]] | None = None,
+) -> Comparison:
+    """Compare backends on an env; see docs/compare.md for what is measured.
+
+    Args:
+        options: What and how.
+        on_progress: Called with what is being done, and the share of all that is done, 0 to 1.
+        events: List to which the events of a timeline are appended, see `vecenv.timing.trace`.
+
+    Raises:
+        ValueError: There is no such env.
+        ImportError: Its module can't be imported.
+    """
+    read_source(options.env, options.env_kwargs)
+    result = Comparison(options.env, asdict(options), _machine())
+    numbers = sorted(set(options.num_envs))
+    names = [name for name in BACKENDS if name in options.backends]
+    result.cases = [Case("loop", 1)] if "loop" in names else []
+    result.cases += [Case(name, count) for count in numbers for name in names if name != "loop"]
+    with _Session(options, result.cases, on_progress) as session:
+        loop = result.cases[:1] if "loop" in names else []
+        session.open(loop)
+        rest = result.cases[len(loop) :]
+        for _, group in groupby(rest, key=lambda case: case.num_envs):
+            cases = list(group)
+            session.open(cases)
+            session.alternate(loop, cases)
+            session.take_time(cases, events)
+            session.close(cases)
+        if not rest:
+            session.alternate(loop, [])
+        session.close(loop)
+        if options.diversity:
+            session.compare_transitions(result, numbers)
+    return result
+
+
+class _Session:
+    """The processes of a comparison; all are ended when it is left."""
+
+    def __init__(self, options: Options, cases: Sequence[Case], on_progress: Progress) -> None:
+        self._options = options
+        self._on_progress = on_progress
+        self._stack = ExitStack()
+        self._processes: dict[int, RunnerProcess] = {}
+        num_groups = len({case.num_envs for case in cases if case.backend != "loop"})
+        num_loops = sum(case.backend == "loop" for case in cases)
+        # By what takes how long, in rounds: opening and warming up, the rounds, timing.
+        per_case = options.rounds + (2 * options.warm_up_s + options.timed_s) / options.round_s
+        self._total = per_case * len(cases) + options.rounds * num_loops * max(0, num_groups - 1)
+        self._done = 0.0
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if exc_info[0] is not None:  # Ctrl-C must not wait for envs
+            for process in self._processes.values():
+                process.kill()
+        self._stack.close()
+
+    def open(self, cases: Sequence[Case]) -> None:
+        """Start the processes side by side, then make the envs of one after the other."""
+        for case in cases:
+            process = RunnerProcess()
+            self._processes[id(case)] = process
+            self._stack.callback(process.close)
+        for case in cases:
+            options = self._options
+            setting = Setting(
+                options.env,
+                options.env_kwargs,
+                case.backend,
+                case.num_envs,
+                options.seed,
+                options.policy_ms,
+            )
+            self._note(f"{case.name}: making envs", 0)
+            case.start_s = self._ask(case, "open", setting)
+            self._note(f"{case.name}: warming up", self._options.warm_up_s / options.round_s)
+            case.memory_bytes = self._ask(case, "warm_up", self._options.warm_up_s)
+            self._note(f"{case.name}: warmed up", self._options.warm_up_s / options.round_s)
+
+    def alternate(self, loop: Sequence[Case], cases: Sequence[Case]) -> None:
+        """Let all run in turn, round by round."""
+        for number in range(self._options.rounds):
+            base = None
+            for case in [*loop, *cases]:
+                self._note(f"{case.name}: round {number + 1} of {self._options.rounds}", 1)
+                rate = self._ask(case, "measure", self._options.round_s)
+                if rate is None:
+                    continue
+                case.rates.append(rate)
+                if case.backend == "loop":
+                    base = rate
+                if base is not None:
+                    case.speed_ups.append(rate / base)
+
+    def take_time(self, cases: Sequence[Case], events: list[dict[str, Any]] | None) -> None:
+        """Let each run once with timing on."""
+        for case in cases:
+            self._note(
+                f"{case.name}: where the time goes", self._options.timed_s / self._options.round_s
+            )
+            case.report = self._ask(case, "take_time", self._options.timed_s)
+            if events is not None and (found := self._ask(case, "trace")) is not None:
+                _append(events, case, found[1])
+
+    def compare_transitions(self, result: Comparison, numbers: Sequence[int]) -> None:
+        """Compare the transitions of one env with those of several, in a process of its own."""
+        options = self._options
+        self._on_progress("diversity of the transitions", 1.0)
+        process = RunnerProcess()
+        self._stack.callback(process.close)
+        setting = Setting(options.env, options.env_kwargs, "loop", 1, options.seed, 0.0)
+        try:
+            result.diversity = process.call("diversity", setting, numbers, timeout=options.timeout)
+        except RunnerError as error:
+            result.diversity_reason = str(error)
+
+    def close(self, cases: Iterable[Case]) -> None:
+        """End the processes of some cases."""
+        for case in cases:
+            self._processes.pop(id(case)).close()
+
+    def _ask(self, case: Case, name: str, *args: Any) -> Any:
+        """Call a method of the case's runner; None if the case has failed before, or does now."""
+        if case.status in (FAILED, UNAVAILABLE):
+            return None
+        try:
+            return self._processes[id(case)].call(name, *args, timeout=self._options.timeout)
+        except RunnerError as error:
+            case.status = UNAVAILABLE if error.is_unavailable else FAILED
+            case.reason, case.details = str(error), error.details
+            return None
+
+    def _note(self, what: str, rounds: float) -> None:
+        self._on_progress(what, min(self._done / self._total, 1.0))
+        self._done += rounds
+
+
+def _append(events: list[dict[str, Any]], case: Case, found: list[dict[str, Any]]) -> None:
+    """Add the timeline of a case to those there are, under numbers of its own."""
+    first_pid = 1 + max((event["pid"] for event in events), default=-1)
+    first_flow = 1 + max((event["id"] for event in events if "id" in event), default=-1)
+    for event in found:
+        event["pid"] += first_pid
+        if "id" in event:
+            event["id"] += first_flow
+        if event["name"] == "process_name":
+            event["args"] = {"name": f"{case.name}: {event['args']['name']}"}
+        events.append(event)
+
+
+def _machine() -> str:
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    packages = ", ".join(f"{name} {version(name)}" for name in ("gymnasium", "numpy"))
+    return (
+        f"{model}, {usable_cores()} of {os.cpu_count()} cores usable, {platform.system()}, "
+        f"Python {platform.python_version()}, {packages}"
+    )

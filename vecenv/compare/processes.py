@@ -1,0 +1,131 @@
+"""The caller's side of a backend's process: ask, wait with a deadline, say what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from multiprocessing.connection import Pipe
+from time import monotonic
+from typing import Any
+
+from vecenv.compare.serving import OK, UNAVAILABLE
+from vecenv.shm.faults import describe_exit
+
+__all__ = ["RunnerError", "RunnerProcess"]
+
+_LOOK_S = 0.1  # between two looks at whether the process is alive
+_CLOSE_S = 5.0
+_DOING = {
+    "open": "making the envs",
+    "warm_up": "warming up",
+    "measure": "stepping",
+    "take_time": "stepping with timing on",
+    "trace": "stepping with timing on",
+    "diversity": "collecting transitions",
+}
+
+
+class RunnerError(Exception):
+    """A backend can't go on.
+
+    Attributes:
+        is_unavailable: Whether it can't be had for this env, rather than failed.
+        details: A traceback, or the last that the process wrote.
+    """
+
+    def __init__(self, reason: str, *, is_unavailable: bool = False, details: str = "") -> None:
+        super().__init__(reason)
+        self.is_unavailable = is_unavailable
+        self.details = details
+
+
+class RunnerProcess:
+    """A process with a `Runner`; what envs print there goes to a file and shows in errors.
+
+    It leads a process group of its own, which ends with it, workers included.
+    """
+
+    def __init__(self) -> None:
+        self._connection, theirs = Pipe()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+        serve = "from vecenv.compare.serving import serve"
+        is_main = threading.current_thread() is threading.main_thread()
+        script = f"{serve}; serve({theirs.fileno()}, {os.getpid()}, {is_main})"
+        places = os.pathsep.join(place or os.getcwd() for place in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": places},
+            start_new_session=True,
+        )
+        theirs.close()
+
+    def call(self, name: str, *args: Any, timeout: float) -> Any:
+        """Return what a method of the process's `Runner` returns.
+
+        Args:
+            name: Of the method.
+            *args: Its arguments; they are pickled.
+            timeout: Longest wait in seconds; after it the process is killed.
+
+        Raises:
+            RunnerError: The method raised, the process is gone, or there was no answer in time.
+        """
+        deadline = monotonic() + timeout
+        try:
+            self._connection.send((name, args))
+            while not self._connection.poll(_LOOK_S):
+                if self._process.poll() is not None and not self._connection.poll(0):
+                    raise EOFError
+                if monotonic() > deadline:
+                    self.kill()
+                    raise RunnerError(
+                        f"no answer within {timeout:g} s while {_DOING.get(name, name)}; an env "
+                        "hangs, or its steps take long: give it more time"
+                    )
+            status, result = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._gone() from error
+        if status == OK:
+            return result
+        reason, details = result
+        raise RunnerError(reason, is_unavailable=status == UNAVAILABLE, details=details)
+
+    def _gone(self) -> RunnerError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_S)
+        output = self._written()
+        reason = f"its process {describe_exit(self._process.returncode)}"
+        lines = output.strip().splitlines()
+        return RunnerError(f"{reason} ({lines[-1]})" if lines else reason, details=output)
+
+    def _written(self) -> str:
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")[-4000:]
+
+    def kill(self) -> None:
+        """End the process and its workers at once; harmless if it has ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """Let it close its envs, and see to it that it ends; may be called twice."""
+        if self._output.closed:
+            return
+        if self._process.poll() is None:
+            with contextlib.suppress(RunnerError):
+                self.call("close", timeout=_CLOSE_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_CLOSE_S)
+        self.kill()
+        self._connection.close()
+        self._output.close()

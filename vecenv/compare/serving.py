@@ -1,0 +1,232 @@
+"""What runs in the process of one backend: it makes the envs, steps them, and takes the time.
+
+Each backend has a process of its own, so that an env that takes its process down, or hangs, takes
+nothing else with it, and so that memory and start-up are those of this backend alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+
+from vecenv.compare.memory import tree_memory_bytes
+from vecenv.compare.sampling import Diversity, measure_diversity
+from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
+from vecenv.compare.stepping import (
+    BatchStepper,
+    FirstReadyStepper,
+    LoopStepper,
+    RandomPolicy,
+    Stepper,
+)
+from vecenv.shm.env import AsyncVectorEnv
+from vecenv.shm.orphans import end_with_caller
+from vecenv.sync import SyncVectorEnv
+from vecenv.timing import Timing, TimingReport
+
+__all__ = ["BACKENDS", "FAILED", "OK", "TIMED", "UNAVAILABLE", "Runner", "Setting", "serve"]
+
+BACKENDS = (
+    "loop",
+    "sync",
+    "async",
+    "async-first-ready",
+    "jit",
+    "gymnasium-sync",
+    "gymnasium-async",
+)
+TIMED = ("sync", "async", "async-first-ready", "jit")
+OK, UNAVAILABLE, FAILED = "ok", "unavailable", "failed"
+_MOST_CALLS = 50_000  # in a round: the flags of each are kept until it ends
+_TRACED_ROWS, _FEWEST_TRACED_CALLS, _TRACED_S = 1000, 8, 2.0
+
+
+class Setting(NamedTuple):
+    """What is run.
+
+    Attributes:
+        env: Id, or "module:factory".
+        env_kwargs: For its constructor.
+        backend: One of BACKENDS.
+        num_envs: How many; "loop" always steps one.
+        seed: Of envs and actions.
+        policy_ms: Milliseconds that the policy computes per call.
+    """
+
+    env: str
+    env_kwargs: dict[str, Any]
+    backend: str
+    num_envs: int
+    seed: int
+    policy_ms: float
+
+
+class Runner:
+    """Envs of one backend, stepped on command."""
+
+    def __init__(self) -> None:
+        self._stepper: Stepper | None = None
+        self._setting: Setting | None = None
+        self._call_s = 0.0  # of the latest run
+
+    def open(self, setting: Setting) -> float:
+        """Make the envs and reset them; return the seconds that it took, imports not counted.
+
+        Raises:
+            BackendUnavailableError: This env can't be run that way.
+            Exception: What making or resetting it raises.
+        """
+        source = read_source(setting.env, setting.env_kwargs)
+        self._setting = setting
+        _import_backend(setting.backend)
+        begin = perf_counter()
+        envs = _make_envs(source, setting.backend, setting.num_envs)
+        made_s = perf_counter() - begin
+        space = getattr(envs, "single_action_space", envs.action_space)
+        policy = RandomPolicy(space, setting.seed, setting.policy_ms, setting.num_envs)
+        kinds = {"loop": LoopStepper, "async-first-ready": FirstReadyStepper}
+        begin = perf_counter()
+        self._stepper = kinds.get(setting.backend, BatchStepper)(envs, policy, setting.seed)
+        return made_s + perf_counter() - begin
+
+    def warm_up(self, seconds: float) -> int | None:
+        """Step for about this long; return the memory in use then, in bytes."""
+        begin, count = perf_counter(), 1
+        while (left := seconds - (perf_counter() - begin)) > 0 or self._call_s == 0:
+            self._run(count)
+            count = max(1, min(2 * count, int(left / self._call_s), _MOST_CALLS))
+        return tree_memory_bytes(os.getpid())
+
+    def measure(self, seconds: float) -> float:
+        """Step for about this long; return env steps per second."""
+        steps, spent = self._run(self._calls_in(seconds))
+        return steps / spent
+
+    def take_time(self, seconds: float) -> TimingReport | None:
+        """Step for about this long with timing on; None for backends that have none."""
+        assert self._setting is not None
+        if self._setting.backend not in TIMED:
+            return None
+        return self._timed(self._calls_in(seconds), lambda timing: timing.report())
+
+    def trace(self, count: int | None = None) -> tuple[TimingReport, list[dict[str, Any]]] | None:
+        """Step `count` times with timing on; return the report, and the events of the timeline.
+
+        With None there are about a thousand env steps. None for backends without timing.
+        """
+        from vecenv.timing.trace import trace_events
+
+        assert self._setting is not None and self._stepper is not None
+        if self._setting.backend not in TIMED:
+            return None
+        if count is None:
+            count = max(_FEWEST_TRACED_CALLS, _TRACED_ROWS // self._stepper.rows_per_call)
+            count = min(count, self._calls_in(_TRACED_S))
+        return self._timed(count, lambda t: (t.report(), list(trace_events(t.recording()))))
+
+    def diversity(self, setting: Setting, num_envs: Sequence[int]) -> list[Diversity]:
+        """Compare the transitions of one env with those of several; see `measure_diversity`."""
+        source = read_source(setting.env, setting.env_kwargs)
+        return measure_diversity(source.env_fn(), num_envs, seed=setting.seed)
+
+    def close(self) -> None:
+        """Close the envs."""
+        if self._stepper is not None:
+            self._stepper.envs.close()
+
+    def _timed(self, count: int, read: Callable[[Timing], Any]) -> Any:
+        """Run with timing on, and return what `read` makes of it; the policy is a phase."""
+        stepper: Any = self._stepper
+        timing, act = stepper.envs.timing, stepper.act
+
+        def timed_act(num_envs: int) -> Any:
+            with timing.phase("policy"):
+                return act(num_envs)
+
+        stepper.settle()
+        timing.enable()
+        timing.clear()
+        stepper.act = timed_act
+        self._run(count)
+        found = read(timing)
+        stepper.act = act
+        stepper.settle()
+        timing.disable()
+        return found
+
+    def _calls_in(self, seconds: float) -> int:
+        return max(1, min(round(seconds / self._call_s), _MOST_CALLS))
+
+    def _run(self, count: int) -> tuple[int, float]:
+        assert self._stepper is not None
+        steps, seconds = self._stepper.run(count)
+        self._call_s = seconds / count
+        return steps, seconds
+
+
+def _import_backend(backend: str) -> None:
+    """Import what the backend needs, so that it does not count as its start."""
+    if backend.startswith("async"):
+        importlib.import_module("vecenv.shm.opening")
+    elif backend == "jit":
+        importlib.import_module("vecenv.jit")
+
+
+def _make_envs(source: EnvSource, backend: str, num_envs: int) -> Any:
+    """Make the envs of a backend."""
+    if backend == "jit":
+        return source.make_compiled(num_envs)
+    env_fn = source.env_fn()
+    if backend == "loop":
+        return env_fn()
+    vector_class = {
+        "sync": SyncVectorEnv,
+        "async": AsyncVectorEnv,
+        "async-first-ready": AsyncVectorEnv,
+        "gymnasium-sync": gym.vector.SyncVectorEnv,
+        "gymnasium-async": gym.vector.AsyncVectorEnv,
+    }[backend]
+    return vector_class([env_fn] * num_envs)
+
+
+def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> None:
+    """Do what the caller asks for over a connection, until it is closed.
+
+    A message is the name of a method of `Runner` with its arguments; the answer is OK with the
+    result, or UNAVAILABLE or FAILED with the reason in one line and a traceback.
+    """
+    end_with_caller(caller_pid, is_child_of_main_thread=is_child_of_main_thread)
+    connection, runner = Connection(file_number), Runner()
+    while True:
+        try:
+            name, args = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = OK, getattr(runner, name)(*args)
+        except BackendUnavailableError as error:
+            answer = UNAVAILABLE, (str(error), "")
+        except Exception as error:  # whatever an env raises
+            answer = FAILED, (describe(error), traceback.format_exc())
+        connection.send(answer)
+        if name == "close":
+            return
+
+
+def describe(error: BaseException) -> str:
+    """Say in one line what went wrong, and in which env.
+
+    Example:
+        >>> describe(ValueError("no such level"))
+        'ValueError: no such level'
+    """
+    text = f"{type(error).__name__}: {error}".split(" (raised by env_fns")[0]
+    notes = [note for note in getattr(error, "__notes__", []) if "\n" not in note]
+    return "; ".join([text.strip().splitlines()[0].rstrip(": "), *notes[:1]])

@@ -1,0 +1,145 @@
+"""Which env is compared: a registered id or "module:factory", read from text."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+from gymnasium import Env
+from gymnasium.envs.registration import EnvSpec
+
+from vecenv.make import find_spec, make_vec
+
+__all__ = ["BackendUnavailableError", "EnvSource", "read_env_kwargs", "read_source"]
+
+# Compiled vector envs of their own ids that do the same, step for step.
+_COMPILED_TWINS = {"CartPole-v1": "JitCartPole-v1"}
+
+
+class BackendUnavailableError(Exception):
+    """A backend that this env can't be run with; the message says why."""
+
+
+class EnvSource(NamedTuple):
+    """An env that can be made as often as needed.
+
+    Attributes:
+        name: As it was asked for.
+        spec: Of a registered env; None for a factory.
+        factory: Called with `kwargs`; None for a registered env.
+        kwargs: For the env's constructor or the factory.
+    """
+
+    name: str
+    spec: EnvSpec | None
+    factory: Callable[..., Any] | None
+    kwargs: dict[str, Any]
+
+    def env_fn(self) -> Callable[[], Env]:
+        """Return what makes one env, without Gymnasium's checker; it can be pickled.
+
+        Raises:
+            BackendUnavailableError: There are no single envs of this kind.
+        """
+        if self.factory is not None:
+            return partial(self.factory, **self.kwargs)
+        assert self.spec is not None
+        if self.spec.entry_point is None:
+            raise BackendUnavailableError(f"{self.spec.id} has no single envs")
+        return partial(gym.make, self.spec, **{"disable_env_checker": True, **self.kwargs})
+
+    def make_compiled(self, num_envs: int) -> Any:
+        """Make the compiled vector env.
+
+        Raises:
+            BackendUnavailableError: There is none.
+        """
+        if self.spec is None:
+            raise BackendUnavailableError(
+                f"{self.name} is a factory of single envs; compiled envs have ids"
+            )
+        entry = self.spec.vector_entry_point
+        is_compiled = isinstance(entry, str) and entry.startswith("vecenv.")
+        compiled = self.spec.id if is_compiled else _COMPILED_TWINS.get(self.spec.id)
+        if compiled is None:
+            raise BackendUnavailableError(
+                f"{self.spec.id} is not compiled; docs/compiled_envs.md says how to write one"
+            )
+        return make_vec(compiled, num_envs, backend="jit", **self.kwargs)
+
+
+def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource:
+    """Find a registered id (also "module:id"), or a callable in a module ("module:factory").
+
+    Modules are looked for in the working directory too.
+
+    Raises:
+        ValueError: There is no such env; the message lists what there is.
+        ImportError: The module can't be imported.
+    """
+    _look_in_working_directory()
+    module_name, _, attribute = name.rpartition(":")
+    module = importlib.import_module(module_name) if module_name else None
+    options = dict(kwargs or {})
+    try:
+        spec = find_spec(name)
+    except gym.error.Error as error:
+        factory = getattr(module, attribute, None)
+        if callable(factory):
+            return EnvSource(name, None, factory, options)
+        raise ValueError(_unknown(name, module, attribute)) from error
+    kept = {key: value for key, value in spec.kwargs.items() if key not in options}
+    spec.kwargs = {}
+    return EnvSource(name, spec, None, {**kept, **options})
+
+
+def _look_in_working_directory() -> None:
+    """Let modules beside the user be imported, as `python -m` does."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _unknown(name: str, module: Any, attribute: str) -> str:
+    there_is = f"registered are {', '.join(sorted(gym.registry))}"
+    if module is None:
+        return f"there is no env {name!r}; {there_is}; or give 'module:factory'"
+    if (found := getattr(module, attribute, None)) is not None:
+        return f"{name!r} is {found!r}, expected a callable that returns an env"
+    callables = [
+        key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+    ]
+    return (
+        f"module {module.__name__!r} has no callable {attribute!r}, and no env is registered as "
+        f"{attribute!r}; callables there: {', '.join(sorted(callables)) or 'none'}; {there_is}"
+    )
+
+
+def read_env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
+    """Read "name=value" arguments; values are Python literals, or else text.
+
+    Raises:
+        ValueError: Text without "=", or a name that comes twice.
+
+    Example:
+        >>> read_env_kwargs(["cpu_ms=0.2", "obs_shape=(84,84)", "wait_distribution=exponential"])
+        {'cpu_ms': 0.2, 'obs_shape': (84, 84), 'wait_distribution': 'exponential'}
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"env_kwargs has {text!r}, expected NAME=VALUE such as cpu_ms=0.2")
+        if name in found:
+            raise ValueError(f"env_kwargs has {name!r} twice")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found

@@ -1,0 +1,239 @@
+"""SyntheticEnv: an env with set proportions, to try out what they mean for a vector env."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Env
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Box, Discrete
+
+__all__ = ["WAIT_DISTRIBUTIONS", "SyntheticEnv", "lognormal_parameters"]
+
+WAIT_DISTRIBUTIONS = ("constant", "exponential", "lognormal")
+_P99 = 2.3263478740408408  # of the standard normal distribution
+_MOST_P99 = math.exp(_P99**2 / 2)  # p99 over mean of a lognormal distribution, at most
+_MOVING = 8  # numbers of the observation that change in a step, at most
+_MEMORY = 0.9  # what a moving number keeps of itself in a step
+_NOISE = math.sqrt(1 - _MEMORY**2)  # keeps its variance at 1
+_SPIN = range(16)  # loops between two looks at the clock, which takes most of a microsecond
+
+
+class SyntheticEnv(Env[np.ndarray, np.int64]):
+    """An env whose steps take as long as you say, computing or waiting.
+
+    A step computes for `cpu_ms` by the clock of its own thread, so that being kept from the
+    processor does not shorten the work, and then sleeps. Without `cpu_ms` it computes for a few
+    microseconds. What it returns depends on the seed and the actions only: the first eight numbers
+    of the observation follow a random walk that the actions push (0 down, 1 up, others nothing);
+    the others are drawn at random for each episode. The reward is the first number, or minus that
+    with action 0. An episode is truncated after `episode_length` steps.
+
+    Args:
+        cpu_ms: Milliseconds of computing per step.
+        wait_ms: Mean of the milliseconds that a step waits (sleeps; other threads can run).
+        wait_distribution: "constant", "exponential" or "lognormal" around that mean.
+        wait_p99_ms: 99th percentile of the lognormal distribution; above the mean, at
+            most 14.96 times of it.
+        obs_shape: Of the observation; a whole number for one axis.
+        obs_dtype: Of the observation: floating, or integer (filled around the middle of its range).
+        episode_length: Steps of an episode.
+        num_actions: At least 2.
+
+    Raises:
+        TypeError, ValueError: An argument is not what it should be; the message names it.
+
+    Example:
+        >>> env = SyntheticEnv(cpu_ms=0.05, obs_shape=(3,), episode_length=2)
+        >>> obs, info = env.reset(seed=1)
+        >>> obs.shape, obs.dtype
+        ((3,), dtype('float32'))
+        >>> [env.step(1)[3] for _ in range(2)]
+        [False, True]
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(
+        self,
+        *,
+        cpu_ms: float = 0.0,
+        wait_ms: float = 0.0,
+        wait_distribution: str = "constant",
+        wait_p99_ms: float | None = None,
+        obs_shape: int | Sequence[int] = (4,),
+        obs_dtype: Any = np.float32,
+        episode_length: int = 100,
+        num_actions: int = 2,
+    ) -> None:
+        self._cpu_ns = round(1e6 * _checked_ms("cpu_ms", cpu_ms))
+        self._draw_wait = _waiting(_checked_ms("wait_ms", wait_ms), wait_distribution, wait_p99_ms)
+        self._length = _checked_count("episode_length", episode_length, 1)
+        self.action_space = Discrete(_checked_count("num_actions", num_actions, 2))  # type: ignore[assignment]
+        shape, dtype = _checked_shape(obs_shape), _checked_dtype(obs_dtype)
+        low, high, self._middle, self._scale = _range(dtype)
+        self.observation_space = Box(low, high, shape, dtype)
+        self._obs = np.zeros(shape, dtype)
+        self._moving = np.zeros(min(_MOVING, self._obs.size))
+        self._limits = low, high
+        self._is_whole = np.issubdtype(dtype, np.integer)
+        self._left = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode; it takes no set time.
+
+        Args:
+            seed: Of the random stream; None lets it go on.
+            options: None are known.
+        """
+        if options:
+            raise ValueError(f"options has {sorted(options)}, but this env knows none")
+        super().reset(seed=seed)
+        drawn = self.np_random.standard_normal(self._obs.shape, np.float32)
+        self._obs[...] = self._converted(drawn)
+        self._moving[:] = self.np_random.standard_normal(len(self._moving))
+        self._left = self._length
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Compute, wait, and move on.
+
+        Args:
+            action: Integer from 0 to `num_actions` - 1.
+
+        Raises:
+            ValueError: There is no such action. Nothing was stepped.
+            ResetNeeded: Before the first `reset`, or the episode is over.
+        """
+        begin_ns = time.thread_time_ns()
+        if not self.action_space.contains(action):
+            expected = f"expected an integer from 0 to {self.action_space.n - 1}"  # type: ignore[attr-defined]
+            raise ValueError(f"action is {action!r}, {expected}")
+        if self._left == 0:
+            raise ResetNeeded("no episode is under way; call reset() before the next step")
+        self._left -= 1
+        noise = self.np_random.standard_normal(len(self._moving))
+        self._moving *= _MEMORY
+        self._moving += _NOISE * noise
+        if action < 2:
+            self._moving += 0.2 * action - 0.1
+        reward = float(self._moving[0]) if action != 0 else -float(self._moving[0])
+        obs = self._observation()
+        wait_s = self._draw_wait(self.np_random)
+        end_ns = begin_ns + self._cpu_ns
+        while time.thread_time_ns() < end_ns:
+            for _ in _SPIN:
+                pass
+        if wait_s > 0:
+            time.sleep(wait_s)
+        return obs, reward, False, self._left == 0, {}
+
+    def _observation(self) -> np.ndarray:
+        """Return a fresh copy of the observation, the moving numbers brought up to date."""
+        self._obs.reshape(-1)[: len(self._moving)] = self._converted(self._moving)
+        return self._obs.copy()
+
+    def _converted(self, values: np.ndarray) -> np.ndarray:
+        """Map numbers around 0 to the range of the dtype."""
+        if not self._is_whole:
+            return values
+        scaled = np.rint(self._middle + self._scale * values)
+        return np.clip(scaled, *self._limits).astype(self._obs.dtype)
+
+
+def lognormal_parameters(mean: float, p99: float) -> tuple[float, float]:
+    """Return mu and sigma of the lognormal distribution with this mean and 99th percentile.
+
+    Raises:
+        ValueError: There is none: p99 is not above the mean, or more than 14.96 times of it.
+
+    Example:
+        >>> mu, sigma = lognormal_parameters(2.0, 20.0)
+        >>> round(math.exp(mu + sigma**2 / 2), 6), round(math.exp(mu + 2.3263478740 * sigma), 6)
+        (2.0, 20.0)
+    """
+    if not mean < p99 <= _MOST_P99 * mean:
+        raise ValueError(
+            f"wait_p99_ms is {p99!r}, expected more than wait_ms ({mean!r}) and at most "
+            f"{_MOST_P99:.2f} times of it ({_MOST_P99 * mean:.3g})"
+        )
+    sigma = _P99 - math.sqrt(_P99**2 - 2 * math.log(p99 / mean))
+    return math.log(mean) - sigma**2 / 2, sigma
+
+
+def _waiting(
+    mean_ms: float, distribution: str, p99_ms: float | None
+) -> Callable[[np.random.Generator], float]:
+    """Return a function that draws how many seconds a step waits."""
+    if distribution not in WAIT_DISTRIBUTIONS:
+        raise ValueError(
+            f"wait_distribution is {distribution!r}, expected one of "
+            f"{', '.join(WAIT_DISTRIBUTIONS)}"
+        )
+    if distribution != "lognormal" and p99_ms is not None:
+        raise ValueError(
+            f"wait_p99_ms is {p99_ms!r}, but wait_distribution is {distribution!r}; only "
+            "'lognormal' takes a 99th percentile"
+        )
+    mean_s = mean_ms / 1e3
+    if distribution == "lognormal":
+        if p99_ms is None:
+            raise ValueError("wait_p99_ms is None, expected milliseconds for 'lognormal'")
+        p99_ms = _checked_ms("wait_p99_ms", p99_ms)
+        mu, sigma = lognormal_parameters(mean_ms, p99_ms)
+        return lambda rng: rng.lognormal(mu, sigma) / 1e3
+    if distribution == "exponential":
+        return lambda rng: rng.exponential(mean_s)
+    return lambda rng: mean_s
+
+
+def _checked_ms(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} is {value!r}, expected a number of milliseconds")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value!r}, expected milliseconds, 0 or more")
+    return float(value)
+
+
+def _checked_count(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is {value!r}, expected an integer")
+    if value < least:
+        raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
+    return int(value)
+
+
+def _checked_shape(value: Any) -> tuple[int, ...]:
+    if isinstance(value, numbers.Integral):
+        value = (value,)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(f"obs_shape is {value!r}, expected an integer or a sequence of integers")
+    return tuple(_checked_count(f"obs_shape[{k}]", length, 1) for k, length in enumerate(value))
+
+
+def _checked_dtype(value: Any) -> np.dtype:
+    expected = "expected a floating or integer dtype"
+    try:
+        dtype = np.dtype(value)
+    except TypeError as error:
+        raise TypeError(f"obs_dtype is {value!r}, {expected}") from error
+    if dtype.kind not in "fiu":
+        raise ValueError(f"obs_dtype is {value!r}, {expected}")
+    return dtype
+
+
+def _range(dtype: np.dtype) -> tuple[float, float, float, float]:
+    """Return lowest and highest value, and the middle and the scale of what is drawn."""
+    if dtype.kind == "f":
+        return -10.0, 10.0, 0.0, 1.0  # ten standard deviations: nothing needs clipping
+    limits = np.iinfo(dtype)
+    # Wide integers are used in part: far from the ends nothing is lost in floating point.
+    low, high = max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
+    return low, high, (low + high) / 2, (high - low) / 8

@@ -1,0 +1,12 @@
+"""Where the time of a training loop goes: stamps, a report, a picture, a timeline.
+
+Off by default. `envs.timing.enable()` stamps every env step where it happens, every call of the
+vector env, and the phases that the user names; `envs.timing.report()` says what it comes to.
+"""
+
+from __future__ import annotations
+
+from vecenv.timing.control import Timing
+from vecenv.timing.report import TimingReport
+
+__all__ = ["Timing", "TimingReport"]

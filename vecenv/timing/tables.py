@@ -1,0 +1,96 @@
+"""A report as rich tables with bars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from vecenv.timing.report import TimingReport
+
+__all__ = ["bar", "duration", "report_tables"]
+
+_BAR_WIDTH = 30
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def bar(share: float, width: int = _BAR_WIDTH) -> str:
+    """Draw a share, 0 to 1, as a bar of at most `width` characters.
+
+    Example:
+        >>> bar(0.5, 8)
+        '████'
+    """
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def duration(time_ns: float) -> str:
+    """Write a time with three digits, in the unit that suits it.
+
+    Example:
+        >>> duration(850), duration(42_345), duration(1_234_567), duration(2.5e9)
+        ('850 ns', '42.3 us', '1.23 ms', '2.5 s')
+    """
+    for limit_ns, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
+        if time_ns < limit_ns:
+            return f"{time_ns * 1e3 / limit_ns:.3g} {unit}"
+    return f"{time_ns / 1e9:.3g} s"
+
+
+def report_tables(report: TimingReport) -> Any:
+    """Return shares, workers, envs and the verdict, to be printed with rich."""
+    parts: list[Any] = [_shares(report)]
+    if report.workers:
+        parts.append(_workers(report))
+    if report.envs is not None:
+        parts.append(_envs(report))
+    parts.append(Text(report.verdict, style="bold"))
+    return Group(*parts)
+
+
+def _shares(report: TimingReport) -> Table:
+    title = (
+        f"{report.backend}, {report.num_envs} envs: {report.steps_per_second:,.0f} steps/s "
+        f"({report.num_steps:,} in {report.wall_s:.2f} s)"
+    )
+    table = Table(title=title, title_justify="left")
+    table.add_column("where the time goes")
+    table.add_column("share", justify="right")
+    table.add_column("", min_width=_BAR_WIDTH)
+    table.add_column("steps/s without it", justify="right")
+    for name, share in report.shares.items():
+        table.add_row(name, f"{share:.1%}", bar(share), f"{report.gains[name]:,.0f}")
+    return table
+
+
+def _workers(report: TimingReport) -> Table:
+    table = Table()
+    for column in ("process", "envs", "busy", "", "idle", "start", "memory"):
+        table.add_column(column, justify="right" if column not in {"process", ""} else "left")
+    for worker in report.workers:
+        table.add_row(
+            worker.name,
+            f"{worker.first_env}-{worker.last_env}",
+            f"{worker.busy:.1%}",
+            bar(worker.busy, 12),
+            f"{worker.idle:.1%}",
+            "" if worker.start_s is None else f"{worker.start_s:.2f} s",
+            "" if worker.memory_bytes is None else f"{worker.memory_bytes / 2**20:.0f} MiB",
+        )
+    return table
+
+
+def _envs(report: TimingReport) -> Table:
+    table = Table()
+    for column in ("step times", "steps", "mean", "p50", "p90", "p99", "max"):
+        table.add_column(column, justify="left" if column == "step times" else "right")
+    assert report.envs is not None
+    for index, times in enumerate([report.envs, *report.slowest]):
+        name = times.name if index == 0 else f"{times.name} (slow)"
+        lengths = (times.mean, times.p50, times.p90, times.p99, times.max)
+        table.add_row(name, f"{times.num_steps:,}", *map(duration, lengths))
+    return table
