@@ -278,10 +278,7 @@ def diverse(num_envs, variance, error):
 @pytest.mark.parametrize(
     ("variance", "words"),
     [
-        (
-            1.0,
-            "from 64 envs have 0.5 times the variance of one env's, so each step is worth 2 of them",
-        ),
+        (1.0, "0.5 times the variance of one env's, so each step is worth 2 of them."),
         (4.0, "from 64 envs have 2 times the variance of one env's."),
         (2.1, "from 64 envs vary no differently from those of one env."),
         (None, ""),
