@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+
+from vecenv.timing.memory import pss_bytes
 
 __all__ = ["tree_memory_bytes"]
 
@@ -18,15 +21,13 @@ def tree_memory_bytes(pid: int) -> int | None:
     pending = [pid]
     while pending:
         process = pending.pop()
-        try:
-            rollup = (_PROC / str(process) / "smaps_rollup").read_text()
-            for task in (_PROC / str(process) / "task").iterdir():
-                pending += [int(child) for child in (task / "children").read_text().split()]
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
+        own = pss_bytes(process)
+        if own is None:
             if process == pid:
                 return None
             continue  # it has ended meanwhile
-        total += sum(
-            1024 * int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")
-        )
+        total += own
+        with contextlib.suppress(OSError, ValueError):
+            for task in (_PROC / str(process) / "task").iterdir():
+                pending += [int(child) for child in (task / "children").read_text().split()]
     return total

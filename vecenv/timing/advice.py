@@ -43,6 +43,8 @@ def _about_compute(report: TimingReport) -> str:
         )
     if report.backend == "SyncVectorEnv":
         return "the envs themselves; make their step cheaper, or write it for the JIT kit"
+    if report.first_ready and sum(worker.busy for worker in report.workers) > 1:
+        return "the envs themselves; if they wait rather than compute, keep more of them in flight"
     return "the envs themselves, in every worker; more processors or a cheaper step are left"
 
 

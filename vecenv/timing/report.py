@@ -12,7 +12,8 @@ import numpy as np
 
 from vecenv.timing import attribution
 from vecenv.timing.advice import verdict
-from vecenv.timing.control import Recording, WorkerProcess
+from vecenv.timing.control import Recording
+from vecenv.timing.memory import pss_bytes
 
 __all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "make_report"]
 
@@ -185,18 +186,6 @@ def _workers(recording: Recording, wall_ns: int) -> list[WorkerTimes]:
         name = "caller" if process is None else f"worker {number}"
         number += process is not None
         start_s = None if process is None else process.start_s
-        memory_bytes = _memory_bytes(process)
+        memory_bytes = pss_bytes(None if process is None else process.pid)
         workers.append(WorkerTimes(name, first, last - 1, busy, 1 - busy, start_s, memory_bytes))
     return workers
-
-
-def _memory_bytes(process: WorkerProcess | None) -> int | None:
-    """Read a process's proportional set size; None where the system does not tell."""
-    try:
-        lines = Path(f"/proc/{'self' if process is None else process.pid}/smaps_rollup")
-        for line in lines.read_text().splitlines():
-            if line.startswith("Pss:"):
-                return 1024 * int(line.split()[1])
-    except (OSError, ValueError):
-        pass
-    return None
