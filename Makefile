@@ -5,6 +5,8 @@
 PYTHON ?= python3
 # Options of the demo; `make demo DEMO_ARGS=--help` lists them.
 DEMO_ARGS ?=
+# Options of `make cage2`; `make cage2 CAGE2_ARGS=--help` lists them.
+CAGE2_ARGS ?=
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
 PYTEST_ARGS ?=
 
@@ -16,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu test-ray coverage lint format format-check typecheck \
+.PHONY: help demo cage2 test test-slow test-gpu test-ray coverage lint format format-check typecheck \
 	bench constraints clean
 
 help:  ## list the targets
@@ -24,6 +26,9 @@ help:  ## list the targets
 
 demo: $(VENV)/.installed-demo  ## train a CAGE 2 defender, compare it with others, film it
 	$(RUN) examples/cage2_demo.py $(DEMO_ARGS)
+
+cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard, half an hour
+	$(RUN) examples/cage2_defender.py $(CAGE2_ARGS)
 
 test: $(VENV)/.installed-test  ## the fast tests and the doctests
 	$(PYTEST) -m "$(FAST)"

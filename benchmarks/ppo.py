@@ -25,6 +25,8 @@ import textbook_ppo as textbook
 import torch
 from measure import alternate, machine, markdown_table, median_ratio
 
+from vecenv.timing.attribution import ENV_SHARES
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 ppo: Any = import_module("ppo")  # the example, whose folder comes first now
 
@@ -52,7 +54,15 @@ def train_example(num_updates: int, *, is_timed: bool = False) -> tuple[int, dic
     for _ in range(num_updates):
         trainer.update()
     envs.close()
-    return trainer.steps, {name: spent / 1e9 for name, spent in envs.timing.total_ns.items()}
+    return trainer.steps, seconds_by_phase(envs) if is_timed else {}
+
+
+def seconds_by_phase(envs: Any) -> dict[str, float]:
+    """Seconds of the training in the envs, and in each phase of the example."""
+    report = envs.timing.report()
+    spent = {name: share * report.wall_s for name, share in report.shares.items()}
+    env = sum(spent.pop(name) for name in ENV_SHARES)
+    return {"env": env, "policy": spent["policy"], "update": spent["learner"]}
 
 
 def breakdown(num_updates: int) -> str:
@@ -91,7 +101,7 @@ def measure_cage2(num_updates: int, repetitions: int) -> str:
         rates.append((trainer.steps - before) / (perf_counter() - begin))
     envs.close()
     steps = trainer.steps - first
-    phases = {name: spent / 1e3 / steps for name, spent in envs.timing.total_ns.items()}
+    phases = {name: 1e6 * spent / steps for name, spent in seconds_by_phase(envs).items()}
     header = ["PPO on CAGE 2", "steps/s", "lowest - highest", *(f"{name}, us" for name in phases)]
     spread = f"{min(rates):,.0f} - {max(rates):,.0f}"
     name = f"{options.num_envs} envs x {options.num_steps}"

@@ -2,11 +2,8 @@
 
     python examples/ppo.py --env-id CartPole-v1
 
-Nothing is done per env in Python. Gradients are written out, as autograd keeps its books for longer
-than small networks compute. Resets by autoreset count nowhere; truncated episodes bootstrap.
+Gradients are written out, as autograd keeps its books for longer than small networks compute.
 """
-
-from __future__ import annotations
 
 import math
 import time
@@ -26,6 +23,8 @@ from torch import Tensor
 
 from buffers import RolloutBatch, RolloutBuffer
 from vecenv import VecEnv, make_vec
+
+DEFAULTS: Any = {"vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256}}  # of other envs
 
 
 @dataclass
@@ -51,9 +50,7 @@ class Options:
     save: Path = Path("runs")  # folder for the policy, its learning curve and TensorBoard files
     load: Path | None = None  # policy.pt of an earlier run to begin with
     tensorboard: bool = False  # write scalars for TensorBoard
-
-
-DEFAULTS: Any = {"vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256}}  # of other envs
+    profile: bool = False  # say after the training where its time went
 
 
 class Mlp:
@@ -190,15 +187,15 @@ class Trainer:
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars under their usual names."""
         options, policy, rollout = self.options, self.policy, self.rollout
-        share_left = 1 - self.steps / options.total_steps
-        self.optimizer.param_groups[0]["lr"] = options.learning_rate * share_left
+        lr = options.learning_rate * (1 - self.steps / options.total_steps)
+        self.optimizer.param_groups[0]["lr"] = lr
         self.collect()
-        with self.envs.timing.phase("update"):
+        with self.envs.timing.phase("learner"):
             episodes = rollout.episodes().returns.tolist()
             rollout.rewards /= (scale := policy.moments[2, -1].clone())
             last_obs = policy.inputs(rollout.obs_at(options.num_steps))
             rollout.compute_advantages(policy.critic.forward(last_obs).squeeze(1))
-            losses: dict[str, Tensor] = {}
+            losses: Any = {}
             for _ in range(options.num_epochs):
                 for batch in rollout.minibatches(options.num_minibatches):
                     losses = self.learn(batch)
@@ -218,8 +215,7 @@ class Trainer:
         for t, row in enumerate(rollout.actions.unbind(0)):
             with envs.timing.phase("policy"):
                 row.copy_(policy.act(rollout.obs_at(t), noise[t]).view_as(row))
-            with envs.timing.phase("env"):
-                envs.step(policy.to_env(rollout.env_actions(t)), out=rollout.slot(t))
+            envs.step(policy.to_env(rollout.env_actions(t)), out=rollout.slot(t))
         fields = rollout.obs[:-1], rollout.actions, rollout.log_probs, rollout.values[:-1]
         rows = (field.flatten(0, 1).split(4096) for field in fields)  # fits the processor's cache
         for obs, actions, log_probs, values in zip(*rows, strict=True):
@@ -335,7 +331,11 @@ def main(options: Options, **env_kwargs: Any) -> np.ndarray:
         for tensor, loaded in zip([*policy.weights, policy.moments], saved["tensors"], strict=True):
             tensor.copy_(loaded)
     trainer = Trainer(options, envs, policy)
+    if options.profile:
+        envs.timing.enable()
     seconds = trainer.run(board and board.SummaryWriter(str(options.save)))
+    if options.profile:
+        print(envs.timing.report())
     envs.close()
     torch.save({"kind": policy.kind, "tensors": [*policy.weights, policy.moments]}, file)
     draw_curve(trainer.curve, f"{options.env_id}, seed {options.seed}", options.save / "curve.png")

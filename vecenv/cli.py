@@ -37,8 +37,8 @@ def evaluate(
     """Let a CAGE 2 policy play the challenge's nine cells and print the table of its scores.
 
     Args:
-        policy: sleep, random, react-remove, react-restore, obs-remove, obs-restore, or a file with
-            a saved policy.
+        policy: sleep, random, react-remove, react-restore, obs-remove, obs-restore, defender (the
+            trained one that comes along), or a file with a saved policy.
         episodes: Per cell.
         seed: Of the episodes.
         rules: Scores under different rules are not comparable.

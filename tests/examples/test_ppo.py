@@ -311,7 +311,7 @@ def test_time_is_noted_by_phase():
     trainer = make_trainer()
     trainer.envs.timing.enable()
     trainer.update()
-    assert set(trainer.envs.timing.total_ns) == {"policy", "env", "update"}
+    assert set(trainer.envs.timing.total_ns) == {"policy", "learner"}
 
 
 def test_observations_are_written_into_the_rollout():

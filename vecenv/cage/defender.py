@@ -15,8 +15,15 @@ from vecenv.cage.blue_memory import BlueMemory
 from vecenv.cage.cage2 import cage2_scenario
 from vecenv.cage.scenario import Scenario
 
-__all__ = ["DefenderPolicy", "is_defender_file", "load_defender", "save_defender"]
+__all__ = [
+    "TRAINED_DEFENDER",
+    "DefenderPolicy",
+    "is_defender_file",
+    "load_defender",
+    "save_defender",
+]
 
+TRAINED_DEFENDER = Path(__file__).with_name("defender.npz")  # what `make cage2` has trained
 _FORMAT = "vecenv cage defender 1"
 _IMPOSSIBLE = -1e9
 

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.cage2 import cage2_scenario
-from vecenv.cage.defender import is_defender_file, load_defender
+from vecenv.cage.defender import TRAINED_DEFENDER, is_defender_file, load_defender
 from vecenv.cage.env import Cage2VectorEnv
 from vecenv.cage.policies import POLICY_NAMES, make_policy
 from vecenv.cage.saved import load_policy
@@ -63,8 +63,9 @@ def find_policy(
 
     Args:
         policy: Name of a ready-made policy ("react_restore" or "react-restore"; "random" is
-            "uniform"), name of a file with a saved policy, an object with `act` and `reset`, or a
-            function from observations (N, ...) to actions (N,).
+            "uniform"; "defender" the trained one that comes along), name of a file with a saved
+            policy, an object with `act` and `reset`, or a function from observations (N, ...) to
+            actions (N,).
         scenario: What it is to play in; CAGE 2 by default.
         seed: For ready-made policies that draw.
 
@@ -77,8 +78,11 @@ def find_policy(
         name = "uniform" if name == "random" else name
         if name in POLICY_NAMES:
             return make_policy(name, scenario, seed=seed)
+        if name == "defender":
+            return load_defender(TRAINED_DEFENDER, scenario)
         if not Path(policy).is_file():
-            names = ", ".join(known.replace("_", "-") for known in (*POLICY_NAMES, "random"))
+            known = (*POLICY_NAMES, "random", "defender")
+            names = ", ".join(name.replace("_", "-") for name in known)
             raise ValueError(
                 f"policy is {str(policy)!r}, expected one of {names}, or a file with a saved policy"
             )

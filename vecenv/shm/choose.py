@@ -24,6 +24,7 @@ _PROBE_S = 0.015  # of stepping a single env
 _MAKING_S = 0.5  # for the envs that are stepped side by side
 _TRIAL_S = 0.04  # of stepping, per candidate and round
 _ROUNDS = 3
+_THINKING_S = 100e-6  # between two steps, as a policy takes: workers fall asleep meanwhile
 _BUDGET_S = 1.2  # after which no further candidate or round is begun
 # Seconds that a step of all envs takes in one process: with less, handing it over can't pay; with
 # more, it surely does. The third number decides where it can't be tried out.
@@ -58,6 +59,8 @@ class _Probe(NamedTuple):
 def choose_backend(env_fns: Factories, *, observation_mode: Any = "same") -> Choice:
     """Step envs with random actions, for less than two seconds in all; pick what is fastest.
 
+    What counts is the time in `step` when the caller computes for a moment between steps, as it
+    does in training: a loop that does nothing else keeps workers awake and makes them look better.
     The envs of the trial are made for it and closed again, at most as many as were asked for at a
     time in this process. Cheap envs are known after a few steps of one; envs that mostly wait
     (sleep, network, disk) go to workers, which overlap their waiting. If anything fails, such as
@@ -212,12 +215,15 @@ def _measured(env_fns: Factories, cores: int, observation_mode: Any, num_envs: i
 
 
 def _time_steps(envs: Any) -> float:
-    """Return the median seconds per step."""
+    """Return the median seconds per step, the caller being busy for a moment between steps."""
     actions = [envs.action_space.sample() for _ in range(4)]
     envs.step(actions[0])
     times: list[float] = []
     begin = time.perf_counter()
     while len(times) < 3 or time.perf_counter() - begin < _TRIAL_S:
+        now = time.perf_counter()
+        while time.perf_counter() - now < _THINKING_S:
+            pass
         now = time.perf_counter()
         envs.step(actions[len(times) % 4])
         times.append(time.perf_counter() - now)
