@@ -4,7 +4,7 @@
 
 One step is one `env.step` of one env; envs here never end an episode, except CartPole, whose reset
 steps are counted for all alike. Vector envs run with copy=False. "L2" is what two independent
-processes reach that step half of the envs each, side by side, in the same run.
+processes reach side by side in the same run, each with half of the envs in a SyncVectorEnv.
 """
 
 from __future__ import annotations
@@ -19,134 +19,36 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from async_envs import (
+    BusyEnv,
+    LooseProcesses,
+    NullEnv,
+    PixelEnv,
+    SleepyEnv,
+    calibrate,
+    loop_over,
+    threads_over,
+)
 from measure import Rates, alternate, machine, markdown_table, median_ratio
 
-from vecenv import SyncVectorEnv
-from vecenv.shm.choose import choose_backend
-from vecenv.shm.env import AsyncVectorEnv
+from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec
 
-OBS_SIZE = 52
 L2, LOOP = "L2", "bare loop"
 GYM_ASYNC, GYM_SYNC, SYNC = "gymnasium async", "gymnasium sync", "vecenv sync"
 WORKERS, CALLER = "workers", "caller + workers"
 
 
-class NullEnv(gym.Env[np.ndarray, np.int64]):
-    """An env whose step does nothing."""
-
-    observation_space = Box(-1.0, 1.0, (OBS_SIZE,), np.float32)
-    action_space = Discrete(2)
-
-    def __init__(self) -> None:
-        space = self.observation_space
-        self._obs = np.zeros(space.shape or (), space.dtype)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        super().reset(seed=seed)
-        return self._obs, {}
-
-    def step(self, action: np.int64):
-        return self._obs, 0.0, False, False, {}
-
-
-class PixelEnv(NullEnv):
-    """An env whose step does nothing but return an Atari-sized stack of frames."""
-
-    observation_space = Box(0, 255, (84, 84, 4), np.uint8)
-
-
-class BusyEnv(NullEnv):
-    """About 0.2 ms of computing per step, and a true state besides the observation."""
-
-    publish = {"true_state": Box(-1.0, 1.0, (OBS_SIZE,), np.float32)}
-    rounds = 0  # set by `calibrate`
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.true_state = np.zeros(OBS_SIZE, np.float32)
-
-    def step(self, action: np.int64):
-        total = 0
-        for number in range(BusyEnv.rounds):
-            total += number
-        self.true_state[0] = total % 2
-        return super().step(action)
-
-
-class SleepyEnv(NullEnv):
-    """Waits: log-normal, mean 2 ms, 99th percentile about 20 ms."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        super().reset(seed=seed)
-        self.rng = np.random.default_rng(seed)
-        return self._obs, {}
-
-    def step(self, action: np.int64):
-        sigma = 1.4
-        time.sleep(0.002 * np.exp(sigma * self.rng.normal() - sigma**2 / 2))
-        return super().step(action)
-
-
-def calibrate(seconds: float = 2e-4) -> None:
-    """Set how many rounds make a busy step take about this long on an idle core."""
-    env = BusyEnv()
-    BusyEnv.rounds = 2000
-    times = []
-    for _ in range(200):
-        begin = time.perf_counter()
-        env.step(np.int64(0))
-        times.append(time.perf_counter() - begin)
-    BusyEnv.rounds = int(2000 * seconds / min(times))
-
-
-def loop_over(make_env: Callable[[], gym.Env], num_envs: int) -> Callable[[int], None]:
-    """Return a function that steps envs in a loop so many times."""
-    envs = [make_env() for _ in range(num_envs)]
-    for env in envs:
-        env.reset(seed=0)
-    action = np.int64(0)
+def sync_steps(make_env: Callable[[], gym.Env], num_envs: int) -> Callable[[int], None]:
+    """Return a function that steps a SyncVectorEnv so many times."""
+    envs = SyncVectorEnv([make_env] * num_envs, copy=False)
+    envs.reset(seed=0)
+    actions = np.zeros(num_envs, np.int64)
 
     def run(num_steps: int) -> None:
         for _ in range(num_steps):
-            for env in envs:
-                if (result := env.step(action))[2] or result[3]:
-                    env.reset()
+            envs.step(actions)
 
     return run
-
-
-class LooseProcesses:
-    """Two processes that step half of the envs each and know nothing of each other."""
-
-    def __init__(self, make_env: Callable[[], gym.Env], num_envs: int) -> None:
-        context = multiprocessing.get_context("fork")
-        self._pipes, self._processes = [], []
-        for half in (num_envs - num_envs // 2, num_envs // 2):
-            here, there = context.Pipe()
-            process = context.Process(target=self._work, args=(make_env, half, there), daemon=True)
-            process.start()
-            self._pipes.append(here)
-            self._processes.append(process)
-
-    @staticmethod
-    def _work(make_env: Callable[[], gym.Env], num_envs: int, pipe: Any) -> None:
-        run = loop_over(make_env, num_envs)
-        while (num_steps := pipe.recv()) is not None:
-            pipe.send(run(num_steps))
-
-    def run(self, num_steps: int) -> None:
-        """Let both step so many times, and wait for both."""
-        for pipe in self._pipes:
-            pipe.send(num_steps)
-        for pipe in self._pipes:
-            pipe.recv()
-
-    def close(self) -> None:
-        """End them."""
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
-            pipe.send(None)
-            process.join()
 
 
 def measure(
@@ -167,7 +69,7 @@ def measure(
         CALLER: lambda: AsyncVectorEnv(fns, copy=False, caller_steps=True),
     }
     pools = {name: make() for name, make in makers.items() if name not in without}
-    loose = LooseProcesses(make_env, num_envs)
+    loose = LooseProcesses(lambda half: sync_steps(make_env, half), num_envs)
     loop = loop_over(make_env, num_envs)
     space = next(iter(pools.values())).action_space
     space.seed(0)
@@ -186,7 +88,7 @@ def measure(
     units = dict.fromkeys(cases, num_steps * num_envs)
     for name, envs in pools.items():
         envs.reset(seed=0)
-        steps = max(2, num_steps // (20 if name == GYM_ASYNC and env_steps > 10_000 else 1))
+        steps = max(2, num_steps // (100 if name == GYM_ASYNC and env_steps > 10_000 else 1))
         cases[name] = lambda envs=envs, steps=steps: run(envs, steps)
         units[name] = steps * num_envs
     try:
@@ -281,9 +183,10 @@ def memory_bytes() -> int:
 
 
 def bench_sleep(options: argparse.Namespace) -> None:
-    """Envs that wait with a heavy tail: first-ready against the barrier."""
-    num_envs, num_recvs = 64, 200
+    """Envs that wait with a heavy tail: first-ready against the barrier, and bare threads."""
+    num_envs, seconds = 64, 1.0
     fns = [SleepyEnv] * num_envs
+    loose = LooseProcesses(lambda half: threads_over(SleepyEnv, half), num_envs)
     ready = AsyncVectorEnv(fns, copy=False)
     barrier = AsyncVectorEnv(fns, copy=False)
     theirs = gym.vector.AsyncVectorEnv(fns, copy=False)
@@ -292,54 +195,50 @@ def bench_sleep(options: argparse.Namespace) -> None:
         envs.reset(seed=0)
         for _ in range(5):
             envs.step(actions)
-    ready.send(actions)
-    counts: list[int] = []
 
-    def first_ready() -> None:
+    def first_ready() -> int:
         total = 0
-        while total < 40 * num_envs:
+        ready.send(actions)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
             batch = ready.recv(options.min_envs)
             total += len(batch.env_ids)
             ready.send(actions[: len(batch.env_ids)], batch.env_ids)
-        counts.append(total)
+        return total
 
-    def steps(envs: Any) -> None:
-        for _ in range(10):
+    def steps(envs: Any) -> int:
+        total, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
             envs.step(actions)
+            total += num_envs
+        return total
 
-    rates = alternate(
-        {
-            "first-ready": first_ready,
-            "barrier": lambda: steps(barrier),
-            "gymnasium": lambda: steps(theirs),
-        },
-        {"first-ready": 40 * num_envs, "barrier": 10 * num_envs, "gymnasium": 10 * num_envs},
-        options.repetitions,
-    )
+    rates: Rates = {"bare threads": [], "first-ready": [], "barrier": [], "gymnasium": []}
+    for _ in range(options.repetitions):
+        rates["bare threads"].append(sum(loose.run(seconds)) / seconds)
+        rates["first-ready"].append(first_ready() / seconds)
+        ready.recv()
+        rates["barrier"].append(steps(barrier) / seconds)
+        rates["gymnasium"].append(steps(theirs) / seconds)
     ideal = num_envs / 0.002
-    medians = {name: statistics.median(rate) for name, rate in rates.items()}
-    print(
-        f"sleep, 64: of 64 / mean sleep ({ideal:,.0f}/s): "
-        + ", ".join(f"{name} {rate:,.0f}/s = {rate / ideal:.0%}" for name, rate in medians.items())
-    )
+    rows = [
+        [name, f"{statistics.median(rate):,.0f}", f"{statistics.median(rate) / ideal:.0%}"]
+        for name, rate in rates.items()
+    ]
+    print(markdown_table(["64 sleeping envs", "steps/s", "of 64 / mean sleep"], rows))
+    loose.close()
     for envs in (ready, barrier, theirs):
         envs.close()
-    del num_recvs
 
 
 def bench_cartpole(options: argparse.Namespace) -> None:
-    """CartPole with the backend that `choose_backend` picks."""
+    """CartPole with the backend that "auto" picks."""
     rows = []
     for num_envs in (1, 8, 64, 512):
-        fns = [lambda: gym.make("CartPole-v1")] * num_envs
         begin = time.perf_counter()
-        choice = choose_backend(fns)
-        trial_s = time.perf_counter() - begin
-        kind: Any = AsyncVectorEnv if choice.backend == "async" else SyncVectorEnv
-        envs = {
-            "auto": kind(fns, copy=False, **choice.options),
-            "sync": SyncVectorEnv(fns, copy=False),
-        }
+        auto = make_vec("CartPole-v1", num_envs, copy=False)
+        made_s = time.perf_counter() - begin
+        envs = {"auto": auto, "sync": make_vec("CartPole-v1", num_envs, backend="sync", copy=False)}
         actions = np.random.default_rng(0).integers(0, 2, num_envs)
         for pool in envs.values():
             pool.reset(seed=0)
@@ -352,12 +251,10 @@ def bench_cartpole(options: argparse.Namespace) -> None:
         cases = {name: lambda pool=pool: run(pool) for name, pool in envs.items()}
         rates = alternate(cases, num_steps * num_envs, options.repetitions)
         ratio = median_ratio(rates, "auto", "sync")
-        rows.append(
-            [str(num_envs), choice.backend, f"{ratio:.2f}", f"{trial_s:.2f}", choice.reason]
-        )
+        rows.append([str(num_envs), type(auto).__name__, f"{ratio:.2f}", f"{made_s:.2f}"])
         for pool in envs.values():
             pool.close()
-    print(markdown_table(["CartPole envs", "chosen", "auto/sync", "trial s", "why"], rows))
+    print(markdown_table(["CartPole envs", "chosen", "auto/sync", "s to make"], rows))
 
 
 def bench_start(options: argparse.Namespace) -> None:
@@ -395,7 +292,7 @@ def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description="AsyncVectorEnv beside its peers.")
     parser.add_argument("benches", nargs="*", default=list(BENCHES), help=f"of {list(BENCHES)}")
-    parser.add_argument("--env-steps", type=int, default=40_000, help="env steps per repetition")
+    parser.add_argument("--env-steps", type=int, default=200_000, help="env steps per repetition")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--min-envs", type=int, default=2, help="of recv, for the sleeping envs")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Time of drawing pairs from episodes, and of laying trajectories in, against the usual ways.
+"""Time of drawing pairs from episodes against the usual ways.
 
     python benchmarks/episodic.py
 
@@ -7,9 +7,8 @@ from 1 000 episodes of 200 steps (52 float32 observed) with five boundaries each
 tensors. "loop" goes through the batch item by item; "table" keeps the boundaries of each episode in
 a table 100 wide, looks up the rows drawn, masks those before the step and sorts. All return
 observations, later observations, offsets, actions and rewards; `sample` returns flags besides.
-Growth: the same call for longer episodes and more boundaries at the same number of steps.
-Trajectories: what 16 workers collected, all fields, into one storage. "zip + cat" transposes the
-list and concatenates each field, as training code does. One thread.
+Growth: the same call for longer episodes and more boundaries at the same number of steps. One
+thread.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from measure import Rates, alternate, machine, markdown_table, median_ratio
 
-from buffers import EpisodicReplayBuffer, TrajectoryBuffer
+from buffers import EpisodicReplayBuffer
 
 BATCH, DISCOUNT, OBS_SIZE = 256, 0.95, 52
 TABLE_WIDTH = 100  # a table cannot know how many boundaries there will be
@@ -176,53 +175,8 @@ def growth_cases() -> dict[str, Callable[[], object]]:
     return cases
 
 
-def make_trajectories(mean_length: int, seed: int) -> list[dict[str, np.ndarray]]:
-    rng = np.random.default_rng(seed)
-    trajectories = []
-    for _ in range(16):
-        steps = int(mean_length * rng.uniform(0.75, 1.25))
-        trajectories.append({
-            "obs": rng.standard_normal((steps, OBS_SIZE), np.float32),
-            "actions": rng.integers(0, 7, steps),
-            "rewards": rng.standard_normal(steps, np.float32),
-            "terminations": rng.random(steps) < 0.01,
-            "truncations": np.zeros(steps, np.bool_),
-            "log_probs": rng.standard_normal(steps, np.float32),
-        })  # fmt: skip
-    return trajectories
-
-
-def zip_and_cat(trajectories: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], int, float]:
-    fields = [torch.cat(field, dim=0) for field in map(list, zip(*trajectories, strict=True))]
-    return fields, len(fields[2]), fields[2].mean().item()
-
-
-def trajectory_cases(mean_length: int) -> dict[str, Callable[[], object]]:
-    updates = [make_trajectories(mean_length, seed) for seed in range(3)]
-    tensors = [[{k: torch.from_numpy(v) for k, v in t.items()} for t in u] for u in updates]
-    lists = [[list(trajectory.values()) for trajectory in update] for update in tensors]
-    buffer = TrajectoryBuffer(
-        1, Box(-1, 1, (OBS_SIZE,)), Discrete(7), extra_columns={"log_probs": Box(-9, 9, ())}
-    )
-    kept = {}
-
-    def cat_all() -> None:
-        for update in lists:
-            kept["last"] = zip_and_cat(update)  # the old tensors live until the new ones are there
-
-    def update_all(given) -> None:
-        for update in given:
-            buffer.update(update)
-
-    return {
-        "update, tensors": lambda: update_all(tensors),
-        "update, arrays": lambda: update_all(updates),
-        "zip + cat": cat_all,
-    }
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time episodic sampling and trajectories.")
+    parser = argparse.ArgumentParser(description="Time episodic sampling.")
     parser.add_argument("--repetitions", type=int, default=15, help="rounds, after one to warm up")
     parser.add_argument("--seconds", type=float, default=0.02, help="time of a case in one round")
     options = parser.parse_args()
@@ -233,9 +187,6 @@ def main() -> None:
     print("\n" + report(f"pairs, B = {BATCH}", measure(pair_cases(), *arguments), SAMPLE))
     cases = growth_cases()
     print("\n" + report("growth", measure(cases, *arguments), next(iter(cases))))
-    for mean_length in (256, 4096, 16384):
-        rates = measure(trajectory_cases(mean_length), *arguments)
-        print("\n" + report(f"3 updates, 16 x {mean_length} steps", rates, "update, tensors"))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def save_checkpoint(
         "meta": dict(meta),
     }
     aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    _drop_cached(path)
     try:
         with open(aside, "xb", buffering=0) as file:
             _write_all(file, header, columns)
@@ -140,6 +141,17 @@ def _dtype_of(block: Block) -> np.dtype:
     if isinstance(block, np.ndarray):
         return block.dtype
     return block.new_empty(0, device="cpu").numpy().dtype
+
+
+def _drop_cached(path: Path) -> None:
+    """Let the system forget what it holds of a file that is to be replaced.
+
+    The new one then takes the same pages; others, which a virtual machine may first have to ask
+    its host for, took up to three times as long to write.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_folder(folder: Path) -> None:

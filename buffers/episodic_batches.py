@@ -23,15 +23,20 @@ _PAIR_FIELDS = ("actions", "rewards", "terminations", "truncations")
 
 
 class PairMemory(NamedTuple):
-    """What the views of a PairBatch lie in."""
+    """What the views of a PairBatch lie in: B rows, B observations, B offsets, B row numbers."""
 
-    block: torch.Tensor  # int64, B rows, B observations, B offsets, B row numbers
+    words: Any  # int64, NumPy array on the CPU, else tensor
+    size: int  # B
     layout: RowLayout
+
+    @property
+    def block(self) -> torch.Tensor:
+        """All of it as a tensor int64."""
+        return torch.from_numpy(self.words) if isinstance(self.words, np.ndarray) else self.words
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rows int64 (B, W), observations (B, V), offsets (B,) and row numbers (B,)."""
-        width, obs_width = self.layout.num_words, self.layout.obs_words
-        size = len(self.block) // (width + obs_width + 2)
+        width, obs_width, size = self.layout.num_words, self.layout.obs_words, self.size
         rows, observations, offsets, chosen = self.block.split(
             [size * width, size * obs_width, size, size]
         )
@@ -176,20 +181,23 @@ class BatchShaper:
         plan = self._pair_plans.get(batch_size) or self._plan_pairs(batch_size)
         if self._device.type == "cpu":
             _, arrays = plan.memory.take()
-            block, *views = map(torch.from_numpy, arrays.values())
+            words, *fields = arrays.values()
+            views = list(map(torch.from_numpy, fields))
         else:
-            block = torch.empty(plan.num_words, dtype=torch.int64, device=self._device)
+            words = torch.empty(plan.num_words, dtype=torch.int64, device=self._device)
             views = [
-                block.view(torch_dtype(dtype)).as_strided(shape, strides, start)
+                words.view(torch_dtype(dtype)).as_strided(shape, strides, start)
                 for _, dtype, shape, strides, start in plan.fields
             ]
         if self._is_nested:
             count = len(self.layout.obs_leaves)
             obs, future = views[:count], views[count : 2 * count]
             views[: 2 * count] = build_tree(self._space, obs), build_tree(self._space, future)
-        extra = dict(zip(self._extra, views[len(_PAIR_FIELDS) + 3 :], strict=True))
-        views[len(_PAIR_FIELDS) + 3 :] = ()
-        return PairBatch._make([*views, extra, PairMemory(block, self.layout)])
+        extra: dict[str, torch.Tensor] = {}
+        if self._extra:
+            extra = dict(zip(self._extra, views[len(_PAIR_FIELDS) + 3 :], strict=True))
+            views[len(_PAIR_FIELDS) + 3 :] = ()
+        return PairBatch._make([*views, extra, PairMemory(words, batch_size, self.layout)])
 
     def _plan_pairs(self, batch_size: int) -> _PairPlan:
         """How the fields of a batch of pairs lie in its block."""
@@ -224,14 +232,14 @@ class BatchShaper:
                 f"out is {type(out).__name__}, expected a PairBatch that sample of this buffer "
                 "returned"
             )
-        if len(out.offsets) != batch_size:
-            raise BufferMisuseError(f"out has {len(out.offsets)} rows, expected {batch_size}")
+        if out.memory.size != batch_size:
+            raise BufferMisuseError(f"out has {out.memory.size} rows, expected {batch_size}")
         return out
 
 
 def _view_pairs(pages: np.ndarray, fields: list[_PairField]) -> BatchArrays:
-    """Arrays over the block of a PairBatch: the block itself, int64, and then its fields."""
-    arrays = {"block": pages.view(np.int64)}
+    """Arrays over the words of a PairBatch: all of them, int64, and then its fields."""
+    arrays = {"": pages.view(np.int64)}
     for name, dtype, shape, strides, start in fields:
         size = dtype.itemsize
         steps = [stride * size for stride in strides]

@@ -97,8 +97,8 @@ class CompiledSampler:
     def fill_pairs(self, batch: PairBatch, discount: float, by_episode: bool) -> None:
         """Draw pairs into a batch."""
         log = math.log(discount) if discount > 0 else -math.inf
-        block = batch.memory.block.numpy()
-        draw_pairs(*self._sources, log, by_episode, HEADER_WORDS, len(batch.offsets), block)
+        words, size = batch.memory.words, batch.memory.size
+        draw_pairs(*self._sources, log, by_episode, HEADER_WORDS, size, words)
 
     def draw_windows(self, batch_size: int, by_episode: bool) -> torch.Tensor:
         """First rows int64 (B,) of windows of the length `windows` was prepared for."""

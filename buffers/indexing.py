@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from numba import njit
 
-__all__ = ["follow", "ids_fit", "live_row", "mark_cut", "skip_rows", "take_row", "tally"]
+__all__ = [
+    "follow",
+    "ids_fit",
+    "live_row",
+    "mark_cut",
+    "skip_rows",
+    "take_row",
+    "take_rows",
+    "tally",
+]
 
 CAPACITY, NUM_RINGS, NUM_ENVS = 0, 1, 2
 LINK_AT, REWARD_AT, OVER_AT, ENV_AT = 3, 4, 5, 6  # byte offsets in a row, -1 if there is none
@@ -68,6 +77,19 @@ def take_row(state, ring):
     state[state[TOTALS] + ring] += 1
     state[ADDED] += 1
     return ring * capacity + pointer
+
+
+@njit(nogil=True, cache=True)
+def take_rows(state, count):
+    """The same for `count` transitions at once, at most the capacity, if there is one ring."""
+    capacity, at = state[CAPACITY], state[POINTERS]
+    pointer, total = state[at], state[state[TOTALS]]
+    state[at] = (pointer + count) % capacity
+    state[state[TOTALS]] = total + count
+    state[COUNT] = min(total + count, capacity)
+    state[ADDED] += count
+    state[IS_TALLIED] = 0
+    return pointer
 
 
 @njit(nogil=True, cache=True)

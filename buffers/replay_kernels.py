@@ -7,7 +7,7 @@ from numba import njit
 
 from buffers import indexing as at
 from buffers.byte_copy import copy_bytes, prefetch_to_write
-from buffers.indexing import follow, ids_fit, skip_rows, take_row
+from buffers.indexing import follow, ids_fit, skip_rows, take_row, take_rows
 
 __all__ = [
     "add_rows",
@@ -96,12 +96,18 @@ def add_rows(
     ahead = _BYTES_AHEAD // stride * stride * (state[at.CAPACITY] if num_rings > 1 else 1)
     end = table.size - stride if ahead else -1
     first = skip_rows(state, num_rows)
+    at_once = num_rings == 1 and link_at < 0  # no row needs to know another
+    following = take_rows(state, num_rows - first) if at_once else 0
     step = first % num_envs if num_envs else 0
     for i in range(first, num_rows):
         env = env_ids[i] if env_ids.shape[0] else step
         step = step + 1 if step + 1 < num_envs else 0
         ring = env if num_rings > 1 else 0
-        row = take_row(state, ring)
+        if at_once:
+            row = following
+            following = row + 1 if row + 1 < state[at.CAPACITY] else 0
+        else:
+            row = take_row(state, ring)
         start = row * stride
         if start + ahead <= end:
             for offset in range(start + ahead, start + ahead + stride, 64):

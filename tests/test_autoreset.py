@@ -390,6 +390,7 @@ def test_an_exception_in_an_env_keeps_its_type_and_names_the_env(where):
     with pytest.raises(FloatingPointError, match="physics exploded") as caught:
         envs.reset(seed=4) if where == "reset" else envs.step([0, 0, 0])
     assert any("env 1" in note for note in caught.value.__notes__)
+    assert caught.value.env_index == 1
     envs.set_attr("is_broken", False)
     assert envs.reset()[0][:, 2].tolist() == [0, 0, 0]
     assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]

@@ -314,6 +314,15 @@ def test_recv_of_more_than_is_in_flight_is_refused(envs, min_envs):
     assert envs.recv(min_envs=2).env_ids.tolist() == [0, 2]
 
 
+@pytest.mark.parametrize("min_envs", [1.5, 1.0, True, "1", np.float64(2)])
+def test_recv_of_something_else_than_a_number_of_envs_is_refused(envs, min_envs):
+    envs.reset()
+    envs.send([0, 0], [0, 2])
+    with pytest.raises(TypeError, match="expected an integer"):
+        envs.recv(min_envs=min_envs)
+    assert envs.recv(min_envs=np.int32(2)).env_ids.tolist() == [0, 2]
+
+
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
 def test_every_call_after_close_is_refused(mode):
     envs = SyncVectorEnv(counters([9]), autoreset_mode=mode)

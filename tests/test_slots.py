@@ -20,7 +20,7 @@ from equality import assert_same
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
-from vecenv import SlotError, StepSlot, SyncVectorEnv
+from vecenv import AsyncVectorEnv, SlotError, StepSlot, SyncVectorEnv
 
 
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
@@ -135,6 +135,7 @@ def broken_slots():
 
     read_only = np.zeros(2)
     read_only.flags.writeable = False
+    flags = np.zeros(3, bool)
     no_rewards = slot()
     del no_rewards.rewards
     return {
@@ -154,20 +155,26 @@ def broken_slots():
             "out.terminations .*uint8, expected .* dtype bool",
         ),
         "flags shape": (slot(truncations=np.zeros(3, bool)), r"out.truncations has shape \(3,\)"),
+        "one array for both flags": (
+            slot(terminations=flags[:2], truncations=flags[1:]),
+            "out.terminations and out.truncations share memory",
+        ),
         "no rewards": (no_rewards, "rewards"),
         "a tuple": ((np.zeros((2, 3), np.float32),), "obs, rewards, terminations, truncations"),
     }
 
 
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("name", broken_slots())
-def test_wrong_slots_are_refused_and_nothing_is_stepped(name):
+def test_wrong_slots_are_refused_and_nothing_is_stepped(name, kind):
     slot, message = broken_slots()[name]
-    envs = SyncVectorEnv(counters([9, 9]))
+    envs = kind(counters([9, 9]))
     envs.reset()
     with pytest.raises(SlotError, match=message):
         envs.step([0, 0], out=slot)
     assert [len(calls) for calls in envs.get_attr("calls")] == [1, 1]
     assert envs.step([0, 0], out=make_slot(envs))[1].tolist() == [1, 1]
+    envs.close()
 
 
 @pytest.mark.parametrize("name", ["text", "custom", "dict with objects"])

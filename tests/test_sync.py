@@ -15,6 +15,7 @@ from envs import (
 )
 from equality import assert_same
 from gymnasium import spaces
+from gymnasium.error import ClosedEnvironmentError
 
 from vecenv import EnvCreationError, SyncVectorEnv
 
@@ -180,6 +181,22 @@ def test_call_and_attributes():
     with pytest.raises(AttributeError, match="weather"):
         envs.get_attr("weather")
     assert envs.render() == ("frame of 1", "frame of 2", "frame of 3")
+
+
+def test_close_closes_every_env_and_raises_the_first_error():
+    class Stuck(CounterEnv):
+        def close(self):
+            super().close()
+            raise OSError(f"port of {self.name} is stuck")
+
+    envs = SyncVectorEnv([CounterEnv, lambda: Stuck(1), lambda: Stuck(2), CounterEnv])
+    with pytest.raises(OSError, match="port of 1 is stuck") as caught:
+        envs.close()
+    assert caught.value.__notes__ == ["This came from env 1 of 4, in close()."]
+    assert [env.is_closed for env in envs.envs] == [True] * 4
+    envs.close()
+    with pytest.raises(ClosedEnvironmentError):
+        envs.reset()
 
 
 def test_envs_can_be_replaced_one_by_one():

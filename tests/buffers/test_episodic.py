@@ -587,3 +587,12 @@ def test_on_a_gpu_pairs_are_drawn_without_waiting_and_in_a_graph():
         assert torch.equal(out.future_obs[:, 0], out.obs[:, 0])
         assert all(step < lengths[int(n)] - 1 for n, step in seen[-1].tolist())
     assert not torch.equal(seen[0], seen[1])
+
+
+def test_memory_of_a_batch_is_not_used_again_while_anything_refers_to_it():
+    buffer = fill(make_buffer(150))
+    kept = [buffer.sample(8, 0.9).obs[2:], buffer.sample(8, 0.9).memory.block[5:]]
+    before = [tensor.clone() for tensor in kept]
+    for _ in range(10):
+        buffer.sample(8, 0.9)
+    assert all(map(torch.equal, kept, before))

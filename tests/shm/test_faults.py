@@ -67,6 +67,7 @@ def test_an_exception_names_env_worker_step_and_action(make, way, env_id):
     pool.step(actions(0, FINE))
     with pytest.raises(ValueError, match=f"^broken joint {env_id}") as raised:
         pool.step(actions(env_id, RAISE))
+    assert raised.value.env_index == env_id
     worker = {"2 workers": env_id // 2, "caller and 1": env_id // 2 - 1}[way]
     note = f"Raised by env {env_id} in worker {worker}, step 2, action (np.int64\\()?1"
     assert re.match(note, raised.value.__notes__[-1])
@@ -235,6 +236,22 @@ def test_a_timeout_of_the_constructor_holds_for_every_wait(make):
     assert pool.call_wait(timeout=10) == (0, 1, 2, 3)
 
 
+def test_steps_before_a_reset(make):
+    """Refused, but for a plain step before the first reset, which Gymnasium leaves to the envs."""
+    pool = make()
+    for step in (pool.step_async, pool.send):
+        with pytest.raises(ResetNeeded, match="before the first `reset`"):
+            step(actions(0, FINE))
+    with pytest.raises(ValueError, match="broken joint 1"):
+        pool.step([FINE, RAISE, FINE, FINE])
+    pool.reset()
+    assert pool.step(actions(0, FINE))[0][:, 1].tolist() == [1] * 4
+    with pytest.raises(ValueError, match="broken joint 1"):
+        pool.step([FINE, RAISE, FINE, FINE])
+    with pytest.raises(ResetNeeded):  # nobody knows in what state the envs are
+        pool.step(actions(0, FINE))
+
+
 def test_recv_names_the_envs_it_has_waited_for(make):
     pool = make()
     pool.reset()
@@ -245,8 +262,9 @@ def test_recv_names_the_envs_it_has_waited_for(make):
     assert pool.recv(timeout=10).obs.tolist() == [[3, 1]]
 
 
-def test_a_reset_gives_up_what_was_sent(make):
-    pool = make()
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_reset_gives_up_what_was_sent(make, threads):
+    pool = make(threads_per_worker=threads)
     pool.reset()
     pool.send(actions(2, HANG))
     assert pool.reset()[0][:, 1].tolist() == [0] * 4

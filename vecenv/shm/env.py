@@ -142,6 +142,7 @@ class AsyncVectorEnv(RemoteCalls):
         self._batch = self._rows.obs.batch() if not exchange.objects else None
         # Knows whose episode has ended where that is the caller's business; it has no envs.
         self._ended = EnvGroup([], self.autoreset_mode)
+        self._is_new = True  # never reset
         self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
         self._receiver = Receiver(self, exchange)
 
@@ -188,6 +189,7 @@ class AsyncVectorEnv(RemoteCalls):
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> None:
         seeds = seed_per_env(seed, self.num_envs)
+        self._is_new = False
         self._own_rows()
         exchange = self._exchange
         exchange.finish_announcement()
@@ -220,6 +222,19 @@ class AsyncVectorEnv(RemoteCalls):
         return self._observations(), infos
 
     # -- step --------------------------------------------------------------------------------
+
+    def step(self, actions: Any, *, out: Any = None) -> StepResult:
+        """Step every env once, see `VecEnv.step`.
+
+        As Gymnasium's tests want it, a step before the very first reset is left to the envs, with
+        actions unchecked; those from `gymnasium.make` raise ResetNeeded.
+        """
+        if self._is_new and not self._calls.is_ready:
+            self._calls.require_idle("step")
+            self._begin_step(actions, out, is_checked=False)
+            self._calls.begin_async("step")
+            return self.step_wait()
+        return super().step(actions, out=out)
 
     def step_async(self, actions: Any, *, out: Any = None) -> None:
         """Start stepping every env once; see `step`."""
@@ -264,12 +279,12 @@ class AsyncVectorEnv(RemoteCalls):
             return self._finish_step(self._finish("step", self._deadline(None))[0])
         return self._finish_step({})
 
-    def _begin_step(self, actions: Any, out: Any) -> None:
+    def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
         exchange = self._exchange
         slot, rows = (0, self._rows) if out is None else exchange.slots.find(out)
         messages = None
         own_actions = None
-        if self._writer is not None:
+        if self._writer is not None and is_checked:
             self._writer.write(actions)
         else:
             each = list(iterate(self.action_space, actions))

@@ -7,9 +7,9 @@ at the flag. Plain writes before an atomic store are seen by whoever reads the s
 and on arm64.
 
 Waits return after one sleep at the latest, so that Python can handle signals and check that the
-other side lives. `scratch` is int64 (6,), private to the process: spins now, most spins, the time
-(s, ns) of the longest sleep, waits to go until longer spins are tried again, and that number's
-last initial value.
+other side lives. `scratch` is int64 (7,), private to the process: spins now, most spins, the time
+(s, ns) of the longest sleep, waits to go until longer spins are tried again, that number's last
+initial value, and commands in a row that found a worker on the caller's core.
 """
 
 from numba import njit, types
@@ -21,6 +21,7 @@ from vecenv.shm.layout import (
     BELL,
     CALLER_ASLEEP,
     CLAIMS_LINE,
+    CORE_SHIFT,
     COUNT,
     DONE_SEQUENCE,
     END_NS,
@@ -51,7 +52,7 @@ from vecenv.shm.layout import (
 )
 
 _FEWEST_SPINS = 100
-_MOST_PATIENCE = 4096
+_MOST_PATIENCE = 256
 
 system_call = types.ExternalFunction(
     "syscall",
@@ -59,6 +60,7 @@ system_call = types.ExternalFunction(
         types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64
     ),
 )
+current_core = types.ExternalFunction("sched_getcpu", types.int32())
 copy_bytes = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
 
 
@@ -116,7 +118,7 @@ def post(words, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR
         command = (FIRST_WORKER_LINE + 2 * worker) * LINE
         words[command + OPCODE] = opcode
         words[command + SLOT] = slot
-        words[command + FLAGS] = flags
+        words[command + FLAGS] = flags | (current_core() + 1) << CORE_SHIFT
         words[command + STEP] = step
         words[command + WAIT_LINE] = wait_line
         store(words, command + SEQUENCE, words[command + SEQUENCE] + 1)
@@ -196,12 +198,22 @@ def look(words, command, done, takes_ids):
 
 
 @njit
+def note_core(words, scratch, command):
+    """Count how often in a row this process was on the caller's core when a command came."""
+    if scratch[1] > 0 and words[command + FLAGS] >> CORE_SHIFT == current_core() + 1:
+        scratch[6] += 1
+    else:
+        scratch[6] = 0
+
+
+@njit
 def wait_command(words, scratch, command, done, takes_ids):
     """Wait, spinning and then sleeping once, for what `look` looks for; return that."""
     for _ in range(scratch[0]):
         found = look(words, command, done, takes_ids)
         if found:
             note_hit(scratch)
+            note_core(words, scratch, command)
             return found
         pause()
     bell = load(words, command + BELL)
@@ -212,6 +224,8 @@ def wait_command(words, scratch, command, done, takes_ids):
         note_miss(scratch)
         found = look(words, command, done, takes_ids)
     store(words, command + LINE + WORKER_ASLEEP, 0)
+    if found:
+        note_core(words, scratch, command)
     return found
 
 

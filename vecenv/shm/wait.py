@@ -22,7 +22,9 @@ __all__ = ["CALLER_SLICE_S", "Link", "make_link"]
 CALLER_SLICE_S = 0.05
 WORKER_SLICE_S = 0.5
 THREAD_SLICE_S = 60
-_MOST_SPINS = 2000  # 20 to 50 us
+# About 200 us, which is longer than it takes both sides to wake up; with less, each may find the
+# other asleep again and again.
+_MOST_SPINS = 8000
 
 
 class Link:
@@ -31,10 +33,13 @@ class Link:
     Attributes:
         words: The control words, int64.
         layout: Where they are.
+        times_on_callers_core: One int64: how many commands in a row have found this worker on the
+            core that the caller was on, if there is one for each; the worker sets it to 0.
     """
 
     words: np.ndarray
     layout: ControlLayout
+    times_on_callers_core: Any
     post: Any  # (first, last, opcode, slot, flags, step, wait_line)
     wait_count: Any  # (line, target) -> bool, after one sleep at the latest
     wait_done: Any  # (line, target, first, last) -> status bits or -1
@@ -71,8 +76,9 @@ class FutexLink(Link):
         self.words = words
         spins = _MOST_SPINS if may_spin else 0
         slice_ns = int((CALLER_SLICE_S if is_caller else WORKER_SLICE_S) * 1e9)
-        scratch = np.array([0, spins, *divmod(slice_ns, 10**9), 0, 1], dtype=np.int64)
+        scratch = np.array([spins, spins, *divmod(slice_ns, 10**9), 0, 1, 0], dtype=np.int64)
         self._scratch = scratch
+        self.times_on_callers_core = memoryview(scratch[6:])  # type: ignore[arg-type]
         queue = (self.layout.queues, self.layout.queue_rows)
         ring = (self.layout.ring, self.layout.ring_rows)
         self.post = partial(compiled.post, words)
@@ -83,7 +89,7 @@ class FutexLink(Link):
         self.complete = partial(compiled.complete, words)
         self.push = lambda env_ids, owners: compiled.push(words, env_ids, owners, *queue)
         self.pop = lambda worker: compiled.pop(words, worker, *queue)
-        threads_scratch = np.array([0, 0, THREAD_SLICE_S, 0, 0, 0], dtype=np.int64)
+        threads_scratch = np.array([0, 0, THREAD_SLICE_S, 0, 0, 1, 0], dtype=np.int64)
         self.take = lambda worker: compiled.take(words, threads_scratch, worker, *queue)
         self.note_done = lambda worker: compiled.note_done(words, worker, *queue)
         self.publish_and_take = lambda worker, *row: compiled.publish_and_take(
@@ -133,6 +139,7 @@ class PortableLink(Link):
         self.complete, self.push = self._complete, self._push
         self.pop, self.take, self.note_done = self._pop, self._take, self._note_done
         self.publish_and_take = self._publish_and_take
+        self.times_on_callers_core = memoryview(np.zeros(1, np.int64))  # type: ignore[arg-type]
         self.publish, self.count_ready = self._publish, self._count_ready
 
     def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
