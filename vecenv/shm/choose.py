@@ -26,10 +26,13 @@ _TRIAL_S = 0.04  # of stepping, per candidate and round
 _ROUNDS = 3
 _THINKING_S = 100e-6  # between two steps, as a policy takes: workers fall asleep meanwhile
 _BUDGET_S = 1.2  # after which no further candidate or round is begun
-# Seconds that a step of all envs takes in one process: with less, handing it over can't pay; with
-# more, it surely does. The third number decides where it can't be tried out.
-_CHEAP_S, _COSTLY_S, _WORTHWHILE_S = 30e-6, 10e-3, 200e-6
-_CLEARLY = 1.05  # how much faster than stepping here it must be
+# Seconds that a step of all envs takes in one process. With less than the first, handing it over
+# can't pay (for few envs it is not tried with a little more either); with more than the third it
+# surely does. The last decides where it can't be tried out.
+_CHEAP_S, _CHEAP_AND_FEW_S, _COSTLY_S, _WORTHWHILE_S = 10e-6, 100e-6, 10e-3, 200e-6
+_FEW = 4
+# How much faster than stepping here it must be: one process is less at the mercy of others.
+_CLEARLY = 1.1
 
 Factories = Sequence[Callable[[], Env]]
 
@@ -112,7 +115,7 @@ def _by_trial(env_fns: Factories, observation_mode: Any) -> Choice:
         return Choice("async", {}, "the envs mostly wait, which workers overlap")
     if cores == 1:
         return Choice("sync", {}, "there is only one core, and the envs do not wait")
-    if all_s < _CHEAP_S:
+    if all_s < (_CHEAP_AND_FEW_S if num_envs <= _FEW else _CHEAP_S):
         return Choice("sync", {}, f"{told}, too little to be handed over")
     if all_s > _COSTLY_S:
         return Choice("async", {}, f"{told}, enough to be shared by {cores} workers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -16,6 +15,7 @@ from gymnasium import Env
 
 from vecenv.shm.arena import Arena
 from vecenv.shm.chunk import Chunk, Outcome
+from vecenv.shm.cores import CoreChoice
 from vecenv.shm.faults import EnvFault
 from vecenv.shm.guard import GuardedEnv, guard_envs
 from vecenv.shm.inbox import Inbox
@@ -40,7 +40,6 @@ from vecenv.shm.wait import Link
 __all__ = ["Seat", "env_spaces", "make_chunk_envs", "run_worker"]
 
 _PR_SET_TIMERSLACK = 29
-_CORE_PATIENCE = 8  # commands on the caller's core before leaving it
 
 Factories = list[Callable[[], Env]]
 
@@ -192,7 +191,6 @@ class _Worker:
         self._chunk = Chunk(envs, seat.worker, seat.first, layout, seat.arena)
         self._chunk.announce = self._announce
         self._inbox = Inbox(seat.pipe)
-        self._core_patience, self._left_core_at = _CORE_PATIENCE, 0
         self._threads: EnvThreads | None = None
         self._meter = WaitMeter()
         self._num_threads = seat.threads
@@ -218,31 +216,19 @@ class _Worker:
         """Carry out commands and queued steps until a message says to stop."""
         wait, words, command = self._link.wait_command, self._words, self._command
         times_on_callers_core = self._link.times_on_callers_core
+        core = CoreChoice(times_on_callers_core)
         while True:
             found = wait(command, self._done, self._threads is None)
             if found == 1:
                 self._done += 1
-                if times_on_callers_core[0] >= self._core_patience:
-                    self._leave_callers_core()
+                if times_on_callers_core[0] >= core.patience or core.is_watching:
+                    core.note_command(self._done, words[command + FLAGS] >> CORE_SHIFT)
                 if words[command + OPCODE] == OP_STEP:
                     self._step()
                 elif not self._carry_out(self._inbox.message()):
                     return
             elif found == 2:
                 self._step_queued()
-
-    def _leave_callers_core(self) -> None:
-        """Move to another core; the scheduler likes to keep whoever wakes and is woken together."""
-        self._link.times_on_callers_core[0] = 0
-        cores = os.sched_getaffinity(0)
-        others = cores - {(self._words[self._command + FLAGS] >> CORE_SHIFT) - 1}
-        if others and others != cores:
-            os.sched_setaffinity(0, others)
-            os.sched_setaffinity(0, cores)
-        # If that does not last, others need the core.
-        lasted = self._done - self._left_core_at > 64 * self._core_patience
-        self._core_patience = _CORE_PATIENCE if lasted else min(2 * self._core_patience, 4096)
-        self._left_core_at = self._done
 
     def _action(self, env_id: int) -> Any:
         """Return the action of a queued env."""
