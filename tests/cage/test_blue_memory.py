@@ -61,13 +61,12 @@ def test_choices_stand_for_actions_of_their_name():
     assert fallible == {h.name for h in scenario.hosts} - {"Defender", "User0"}
 
 
-def test_only_meander_wanders():
-    wandering = {
-        agent: [memory._is_wandering.mean() for memory, *_ in play(agent, 30, restores=False)]
-        for agent in ("b_line", "meander", "sleep")
-    }
-    assert max(wandering["b_line"]) == max(wandering["sleep"]) == 0
-    assert wandering["meander"][7] > 0.9
+@pytest.mark.parametrize("agent", ["b_line", "meander", "sleep"])
+def test_attackers_give_themselves_away(agent):
+    *_, (memory, *_) = play(agent, 50)
+    assert (memory._is_wandering == (agent == "meander")).all()
+    # A decoy may have caught the first exploit.
+    assert (memory._is_direct.mean() > 0.8) if agent == "b_line" else not memory._is_direct.any()
 
 
 def test_features_are_what_was_seen_and_remembered():
@@ -82,15 +81,16 @@ def test_features_are_what_was_seen_and_remembered():
     out = np.full((2, memory.num_features), np.nan, np.float32)
     features = memory.features(obs, out=out)
     assert features is out and not np.isnan(out).any()
-    groups = out[:, 52 : 52 + 6 * 13].reshape(2, 6, 13)
-    scanned, last, placed, full, exploits, stale = groups.transpose(1, 0, 2)
+    groups = out[:, 52 : 52 + 7 * 13].reshape(2, 7, 13)
+    scanned, last, placed, full, exploited, exploits, stale = groups.transpose(1, 0, 2)
     assert scanned.nonzero() == last.nonzero() == (np.array([1]), np.array([12]))
     assert placed[0, 11] == 0.5 and exploits[0, 11] == 0.5 and stale[0, 11] == 1
+    assert exploited.nonzero() == (np.array([0]), np.array([11]))
     assert full[0, 11] == 1 and full[1, 11] == 0
     memory.act(np.array([restore, 0]))
     memory.note(np.zeros_like(obs))
-    groups = memory.features(obs)[:, 52 : 52 + 6 * 13].reshape(2, 6, 13)
-    assert groups[0, 2, 11] == groups[0, 4, 11] == 0 and groups[0, 5, 11] == 1
+    groups = memory.features(obs)[:, 52 : 52 + 7 * 13].reshape(2, 7, 13)
+    assert groups[0, 2, 11] == groups[0, 4, 11] == groups[0, 5, 11] == 0 and groups[0, 6, 11] == 1
     assert groups[1, 0, 12] == groups[1, 1, 12] == 1  # still the last scan
 
 

@@ -20,7 +20,9 @@ from vecenv.cage.tables import compile_tables
 __all__ = ["BlueMemory", "Choice", "blue_choices"]
 
 _BOUNDS = (30, 50, 100)  # lengths that episodes of the challenge have
-_OPENING = 10  # steps in which the attacker gives itself away
+_OPENING = 6  # steps in which the attacker gives itself away
+_FIRST_EXPLOIT = 3  # step of B_line's; Meander scans the whole subnet before it
+_EARLY = 10
 _MANY = 4  # exploits seen since the last Restore; more count as this
 
 
@@ -132,9 +134,10 @@ class BlueMemory:
         self._num_exploits = np.zeros(shape, dtype=np.int64)  # seen since the last Restore
         self._is_stale = np.zeros(shape, dtype=np.bool_)  # changed by blue since its last scan
         self._is_wandering = np.zeros(num_envs, dtype=np.bool_)  # B_line would not do this
+        self._is_direct = np.zeros(num_envs, dtype=np.bool_)  # Meander would not do this
         self._step = np.zeros(num_envs, dtype=np.int64)
         self._chosen = np.zeros(num_envs, dtype=np.int64)
-        self.num_features = self._num_bits + 6 * num_hosts + 1 + 2 + 2 * (len(_BOUNDS) - 1) + 1
+        self.num_features = self._num_bits + 7 * num_hosts + 2 + 2 + 2 * (len(_BOUNDS) - 1) + 1
 
     def forget(self, begins: np.ndarray | None = None) -> None:
         """Forget the episodes of all envs, or of those where `begins` bool (N,) holds."""
@@ -146,6 +149,7 @@ class BlueMemory:
             self._num_exploits,
             self._is_stale,
             self._is_wandering,
+            self._is_direct,
             self._step,
         ):
             array[chosen] = 0
@@ -176,7 +180,10 @@ class BlueMemory:
         self._num_exploits += is_exploit
         self._step += 1
         num_first = (self._seen_scanned & self._first_hosts).sum(axis=1)
-        self._is_wandering |= (num_first > 1) | (is_active & ~self._plan_hosts).any(axis=1)
+        is_astray = (num_first > 1) | (is_active & ~self._plan_hosts).any(axis=1)
+        self._is_wandering |= is_astray & (self._step <= _OPENING)
+        is_early = (is_exploit & self._first_hosts).any(axis=1) & (self._step <= _FIRST_EXPLOIT)
+        self._is_direct |= is_early
 
     def _note_own(self) -> None:
         """Take in what blue has done to the hosts."""
@@ -207,15 +214,17 @@ class BlueMemory:
             self._last_scanned,
             self._placed / 2,
             self._num_decoys - self._placed == 0,
+            self._num_exploits > 0,
             np.minimum(self._num_exploits, _MANY) / 2,
             self._is_stale,
         ):
             out[:, at : at + self._num_hosts] = columns
             at += self._num_hosts
         out[:, at] = self._is_wandering
-        out[:, at + 1] = step / _BOUNDS[-1]
-        out[:, at + 2] = np.minimum(step, _OPENING) / _OPENING
-        at += 3
+        out[:, at + 1] = self._is_direct
+        out[:, at + 2] = step / _BOUNDS[-1]
+        out[:, at + 3] = np.minimum(step, _EARLY) / _EARLY
+        at += 4
         for bound in _BOUNDS[:-1]:
             out[:, at] = step < bound
             out[:, at + 1] = np.maximum(bound - step, 0) / bound

@@ -131,7 +131,7 @@ class TimingReport:
         """Return the tables as plain text."""
         from rich.console import Console
 
-        console = Console(width=100, color_system=None, highlight=False)
+        console = Console(width=100, color_system=None, highlight=False, force_jupyter=False)
         with console.capture() as captured:
             console.print(self)
         return captured.get()
