@@ -46,6 +46,8 @@ def count(**changes):
     [
         ({"state_dtype": np.float32}, "state_dtype must have named fields"),
         ({"state_dtype": [("total", object)]}, "field 'total' has dtype object"),
+        ({"state_dtype": [("a", np.bool_, (3,))]}, "arrays of bools inside of records"),
+        ({"state_dtype": [("a", [("b", bool, 2)], 2)]}, "arrays of bools inside of records"),
         ({"state_dtype": "nonsense"}, "state_dtype 'nonsense' is no NumPy dtype"),
         ({"observation_space": Dict(a=Discrete(2))}, "observation_space must be a Box, Discrete"),
         ({"action_space": Text(3)}, "action_space must be a Box, Discrete"),
@@ -76,6 +78,8 @@ def test_params_must_be_one_record_and_kernels_must_take_it():
     for field in ("text", None, np.zeros(0), [{}]):
         with pytest.raises(TypeError, match="field 'a' must be"):
             pack_record(a=field)
+    with pytest.raises(TypeError, match="array of bools"):
+        pack_record(a=np.ones(3, bool))
 
 
 def misspelt_step(state, action, rng):

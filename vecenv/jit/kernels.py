@@ -82,9 +82,21 @@ def _state_dtype(fields: Any) -> np.dtype:
         if base.hasobject or base.kind not in "biufcV":
             raise TypeError(
                 f"state_dtype field {name!r} has dtype {dtype[name]}; "
-                "expected numbers, bools, arrays of them, or records"
+                "expected numbers, bools, arrays of numbers, or records"
+            )
+        if _has_bool_array(dtype[name]):
+            raise TypeError(
+                f"state_dtype field {name!r} has dtype {dtype[name]}: arrays of bools inside of "
+                "records can't be compiled; use np.int8"
             )
     return dtype
+
+
+def _has_bool_array(dtype: np.dtype) -> bool:
+    """Whether bools stand in an array in this field, which Numba has no type for."""
+    if dtype.subdtype is not None and dtype.base.kind == "b":
+        return True
+    return any(_has_bool_array(dtype.base[name]) for name in dtype.base.names or ())
 
 
 def _check_space(name: str, space: Any) -> None:
@@ -100,7 +112,10 @@ def pack_record(**fields: Any) -> np.record:
     """Pack arrays and numbers into one record, to be given to kernels as `params`.
 
     Args:
-        **fields: Named arrays (any shape), numbers or bools; copied.
+        **fields: Named arrays of numbers (any shape), numbers or bools; copied.
+
+    Raises:
+        TypeError: Something else, or an array of bools, which can't be compiled inside a record.
 
     Example:
         >>> params = pack_record(gravity=9.8, masses=np.array([1.0, 0.1], dtype=np.float32))
@@ -113,6 +128,11 @@ def pack_record(**fields: Any) -> np.record:
             raise TypeError(
                 f"field {name!r} must be a number or a non-empty array of numbers, "
                 f"got {type(fields[name]).__name__} of dtype {array.dtype}, shape {array.shape}"
+            )
+        if array.ndim and array.dtype.kind == "b":
+            raise TypeError(
+                f"field {name!r} is an array of bools, which can't be compiled inside of a record; "
+                "pass it .astype(np.int8)"
             )
     layout = [(name, array.dtype, array.shape) for name, array in arrays.items()]
     record = np.zeros(1, np.dtype(layout, align=True)).view(np.recarray)
