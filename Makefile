@@ -19,7 +19,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .PHONY: help demo cage2 test test-slow test-gpu test-ray coverage lint format format-check typecheck \
-	bench constraints clean
+	docs check-wheel check-lowest bench constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,32 @@ format-check: $(VENV)/.installed-dev  ## fail if `make format` would change a fi
 
 typecheck: $(VENV)/.installed-dev  ## basedpyright
 	$(RUN) -m basedpyright
+
+docs: $(VENV)/.installed-docs  ## build the documentation site into build/site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	@echo "build/site/index.html"
+
+# In an environment of its own, so that nothing of the clone is found by accident.
+check-wheel: $(VENV)/.python  ## build wheel and sdist, install the wheel elsewhere, try it there
+	rm -rf dist build/wheel && mkdir -p build/wheel
+	$(RUN) -m pip install --quiet -c constraints.txt build
+	$(RUN) -m build --outdir dist .
+	$(PYTHON) -m venv build/wheel/venv || { $(PYTHON) -m venv --clear --without-pip build/wheel/venv && \
+		$(PYTHON) -m pip --python build/wheel/venv/bin/python install pip; }
+	build/wheel/venv/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[demo]" pytest
+	build/wheel/venv/bin/python -m pip check
+	cd build/wheel && venv/bin/python ../../examples/cage2_demo.py --total-steps 100000 --episodes 50
+	cd build/wheel && venv/bin/vecenv evaluate --policy defender --episodes 50
+	cd build/wheel && venv/bin/python -m pytest -q -p no:cacheprovider -W error --doctest-modules \
+		-o doctest_optionflags="NORMALIZE_WHITESPACE ELLIPSIS" --pyargs vecenv buffers
+
+# The oldest versions that pyproject.toml allows, on the oldest Python; with uv, which can resolve so.
+check-lowest: $(VENV)/.python  ## the fast tests with the lowest versions that pyproject.toml allows
+	rm -rf build/lowest && mkdir -p build/lowest
+	$(RUN) -m pip install --quiet uv
+	$(VENV)/bin/uv venv --quiet --python $(RUN) build/lowest/venv
+	$(VENV)/bin/uv pip install --quiet --python build/lowest/venv/bin/python --resolution lowest-direct -e ".[test]"
+	build/lowest/venv/bin/python -m pytest $(PYTEST_ARGS) -m "$(FAST)"
 
 bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine
 	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py); do \

@@ -1,8 +1,6 @@
 """PPO for Gymnasium envs with Box observations and Discrete, MultiDiscrete or Box actions.
 
-    python examples/ppo.py --env-id CartPole-v1
-
-Gradients are written out, as autograd keeps its books for longer than small networks compute.
+python examples/ppo.py --env-id CartPole-v1
 """
 
 import math
@@ -19,10 +17,10 @@ import torch
 import tyro
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from rich.progress import Progress
-from torch import Tensor
+from torch import Tensor, as_tensor
 
 from buffers import RolloutBatch, RolloutBuffer
-from vecenv import VecEnv, make_vec
+from vecenv import RayVectorEnv, VecEnv, make_vec
 
 DEFAULTS: Any = {"vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256}}  # of other envs
 
@@ -44,7 +42,9 @@ class Options:
     hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
     normalize: bool = False  # observations to mean 0 and variance 1, returns to variance 1
     seed: int = 1  # the same seed gives the same curve
-    backend: str = "auto"  # of vecenv.make_vec
+    backend: str = "auto"  # of vecenv.make_vec; with "ray" the policy acts in actors
+    num_workers: int | None = None  # processes (async) or actors (ray) for the envs
+    ray_address: str | None = None  # of a Ray cluster; without one, ray runs on this machine
     torch_threads: int = 1  # more pay for large minibatches only, and only on idle cores
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
     save: Path = Path("runs")  # folder for the policy, its learning curve and TensorBoard files
@@ -54,7 +54,7 @@ class Options:
 
 
 class Mlp:
-    """Tanh layers and a linear one. One vector holds their weights, one the gradient."""
+    """Tanh layers and a linear one, without autograd, which takes longer than small layers do."""
 
     def __init__(self, *widths: int, gain: float) -> None:
         counts = [(a + 1) * b for a, b in pairwise(widths)]
@@ -117,6 +117,8 @@ class Policy:
         self.weights = [self.actor.weights, self.critic.weights, self.log_std]
         # Count of rollouts; means over them of mean and standard deviation of inputs, and returns.
         self.moments = torch.tensor([[0.0], [0.0], [1.0]]).repeat(1, num_inputs + 1)
+        self.tensors = [*self.weights, self.moments]
+        self.load = lambda tensors: [a.copy_(b) for a, b in zip(self.tensors, tensors, strict=True)]
 
     def absorb(self, obs: Tensor, returns: Tensor) -> None:
         """Let the moments take in obs (B, *obs_shape) and returns (B,) of a rollout."""
@@ -127,21 +129,19 @@ class Policy:
 
     def inputs(self, obs: Tensor) -> Tensor:
         """Return observations (B, *obs_shape) as float32 (B, K), normalised if that is wanted."""
-        x = obs.flatten(1).float()
-        if self.normalizes:
-            x = ((x - self.moments[1, :-1]) / self.moments[2, :-1]).clamp_(-10, 10)
-        return x
+        x, (mean, std) = as_tensor(obs).flatten(1).float(), self.moments[1:, :-1]
+        return ((x - mean) / std).clamp_(-10, 10) if self.normalizes else x
 
     def act(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
         """Pick actions for obs (B, *obs_shape), the most likely ones if there is no noise."""
         outputs = self.actor.forward(self.inputs(obs))
         if not self.is_discrete:
-            return outputs if noise is None else outputs + noise * self.log_std.exp()
+            return outputs if noise is None else outputs + as_tensor(noise) * self.log_std.exp()
         outputs = outputs.view(-1, *self.shape)
         if noise is None:
             return outputs.argmax(-1)
         sums = outputs.softmax(-1).cumsum_(-1)
-        return torch.searchsorted(sums, noise * sums[..., -1:])
+        return torch.searchsorted(sums, as_tensor(noise) * sums[..., -1:])
 
     def evaluate(self, outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities (B,) and the mean entropy; keep what `differentiate` needs."""
@@ -177,11 +177,12 @@ class Trainer:
         settings |= {"autoreset_mode": envs.autoreset_mode, "allocate": envs.allocate}
         sizes = options.num_steps, options.num_envs
         self.rollout = RolloutBuffer(*sizes, *policy.spaces, seed=options.seed, **settings)
+        if isinstance(envs, RayVectorEnv):
+            envs.set_policy(lambda actor_envs: Policy(actor_envs, options))
         self.rollout.start(envs.reset(seed=options.seed)[0])
         self.optimizer = torch.optim.Adam(policy.weights, eps=1e-5, fused=True)
         self.pool = ThreadPoolExecutor(1)  # where the critic learns from large batches
-        self.steps = 0
-        self.curve: list[tuple[int, float]] = []  # steps made when an episode had ended, its return
+        self.steps, self.curve = 0, list[tuple[int, float]]()  # steps made at an end, return
 
     @torch.inference_mode()
     def update(self) -> dict[str, float]:
@@ -211,11 +212,15 @@ class Trainer:
     def collect(self) -> None:
         """Step all envs `num_steps` times, then compute what no step needed."""
         envs, rollout, policy = self.envs, self.rollout, self.policy
-        noise = policy.draw_noise(rollout.num_steps, rollout.num_envs).unbind(0)
-        for t, row in enumerate(rollout.actions.unbind(0)):
-            with envs.timing.phase("policy"):
-                row.copy_(policy.act(rollout.obs_at(t), noise[t]).view_as(row))
-            envs.step(policy.to_env(rollout.env_actions(t)), out=rollout.slot(t))
+        noise = policy.draw_noise(rollout.num_steps, rollout.num_envs)
+        if isinstance(envs, RayVectorEnv):
+            slots, fields = map(rollout.slot, range(len(noise))), {"actions": rollout.actions}
+            envs.collect(list(slots), policy.tensors, inputs=[noise], fields=fields)
+        else:
+            for t, (row, drawn) in enumerate(zip(rollout.actions, noise, strict=True)):
+                with envs.timing.phase("policy"):
+                    row.copy_(policy.act(rollout.obs_at(t), drawn).view_as(row))
+                envs.step(policy.to_env(rollout.env_actions(t)), out=rollout.slot(t))
         fields = rollout.obs[:-1], rollout.actions, rollout.log_probs, rollout.values[:-1]
         rows = (field.flatten(0, 1).split(4096) for field in fields)  # fits the processor's cache
         for obs, actions, log_probs, values in zip(*rows, strict=True):
@@ -229,24 +234,19 @@ class Trainer:
         x = policy.inputs(batch.obs)
         log_probs, entropy = policy.evaluate(policy.actor.forward(x), batch.actions)
         critic = self.pool.submit(self.learn_values, x, batch.returns) if size >= 1024 else None
-        log_ratio = log_probs - batch.log_probs
-        ratio = log_ratio.exp()
+        ratio = (log_ratio := log_probs - batch.log_probs).exp()
         std, mean = torch.std_mean(batch.advantages)
-        advantages = (batch.advantages - mean) / (std + 1e-8)
-        gain = advantages * ratio
+        gain = (advantages := (batch.advantages - mean) / (std + 1e-8)) * ratio
         clipped = advantages * ratio.clamp(1 - options.clip, 1 + options.clip)
         d_log_probs = gain * (gain <= clipped) / -size  # the lesser of the two counts
         policy.actor.backward(policy.differentiate(d_log_probs, -options.entropy_weight))
         errors = critic.result() if critic else self.learn_values(x, batch.returns)
         torch.nn.utils.clip_grad_norm_(policy.weights, options.max_grad_norm)
         self.optimizer.step()
-        return {
-            "value_loss": errors.square().mean() / 2,
-            "policy_loss": -torch.minimum(gain, clipped).mean(),
-            "entropy": entropy,
-            "approx_kl": (ratio - 1 - log_ratio).mean(),
-            "clipfrac": (gain > clipped).float().mean(),
-        }
+        scalars = {"value_loss": errors.square().mean() / 2, "entropy": entropy}
+        scalars["policy_loss"] = -torch.minimum(gain, clipped).mean()
+        scalars["approx_kl"] = (ratio - 1 - log_ratio).mean()
+        return {**scalars, "clipfrac": (gain > clipped).float().mean()}
 
     @torch.inference_mode()
     def learn_values(self, x: Tensor, returns: Tensor) -> Tensor:
@@ -322,14 +322,14 @@ def main(options: Options, **env_kwargs: Any) -> np.ndarray:
     except OSError as error:
         raise SystemExit(f"{error}: choose another folder with --save") from None
     board = optional("torch.utils.tensorboard", "tensorboard") if options.tensorboard else None
+    given = {"num_workers": options.num_workers, "address": options.ray_address}
+    env_kwargs["vector_kwargs"] = {name: value for name, value in given.items() if value}
     envs = make_vec(options.env_id, options.num_envs, backend=options.backend, **env_kwargs)
     policy = Policy(envs, options)
     if options.load is not None:
-        saved = torch.load(options.load, weights_only=True)
-        if saved["kind"] != policy.kind:
+        if (saved := torch.load(options.load, weights_only=True))["kind"] != policy.kind:
             raise SystemExit(f"{options.load} is for {saved['kind']}; expected {policy.kind}")
-        for tensor, loaded in zip([*policy.weights, policy.moments], saved["tensors"], strict=True):
-            tensor.copy_(loaded)
+        policy.load(saved["tensors"])
     trainer = Trainer(options, envs, policy)
     if options.profile:
         envs.timing.enable()
@@ -337,7 +337,7 @@ def main(options: Options, **env_kwargs: Any) -> np.ndarray:
     if options.profile:
         print(envs.timing.report())
     envs.close()
-    torch.save({"kind": policy.kind, "tensors": [*policy.weights, policy.moments]}, file)
+    torch.save({"kind": policy.kind, "tensors": policy.tensors}, file)
     draw_curve(trainer.curve, f"{options.env_id}, seed {options.seed}", options.save / "curve.png")
     returns = evaluate(policy, options, **env_kwargs)
     score = f"return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes"

@@ -13,8 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
 # Installed by an extra or not at all: inside functions of the one module that needs it.
-OPTIONAL = {"ray", "matplotlib", "tensorboard", "stable_baselines3", "tianshou", "pygame"}
-PUBLIC_ROOMS = {"vecenv.cage", "vecenv.jit"}  # whose names users import from there
+OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}
+OPTIONAL |= {"stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}
+# Whose names users import from there.
+PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.jit"}
 TEST_ONLY = {"jaxtyping", "beartype", "pytest", "hypothesis"}
 # Imports flow from later rows to earlier ones, and within a row only as WITHIN_ROW says: ray
 # spreads any backend, cage is a compiled environment. Modules not named here are not ordered.

@@ -13,6 +13,7 @@ from vecenv.errors import (
     SlotError,
 )
 from vecenv.make import make_vec
+from vecenv.ray.env import RayVectorEnv
 from vecenv.shm.env import AsyncVectorEnv
 from vecenv.shm.faults import EnvStepError, StepTimeoutError, WorkerDiedError
 from vecenv.sync import SyncVectorEnv
@@ -26,6 +27,7 @@ __all__ = [
     "EnvCreationError",
     "EnvStepError",
     "ObservationError",
+    "RayVectorEnv",
     "SlotError",
     "StepBatch",
     "StepSlot",

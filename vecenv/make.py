@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 import dataclasses
+import functools
 import importlib
 import inspect
 import logging
@@ -23,6 +24,7 @@ from gymnasium.envs.registration import (
 from gymnasium.vector import AutoresetMode
 
 from vecenv.base import VecEnv
+from vecenv.ray.env import RayVectorEnv
 from vecenv.shm.choose import Choice, choose_backend
 from vecenv.shm.env import AsyncVectorEnv
 from vecenv.spaces import ObservationMode
@@ -34,7 +36,7 @@ EnvFactory = Callable[[], Env]
 EnvSource = str | EnvSpec | EnvFactory | Sequence[EnvFactory]
 Wrapper = Callable[[Env], Env]
 
-_BACKENDS = ("auto", "sync", "async", "jit")
+_BACKENDS = ("auto", "sync", "async", "jit", "ray")
 _VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 _logger = logging.getLogger("vecenv")
 
@@ -58,7 +60,9 @@ def make_vec(
             (called once per env), or a list of factories (one env each).
         num_envs: How many envs; 1 if not given, or the length of the list.
         backend: "sync" steps the envs in this process, "async" in worker processes; "jit" takes the
-            compiled vector env of the id. "auto" is "async" if an argument was given that only
+            compiled vector env of the id; "ray" puts vector envs into actors of a Ray cluster, the
+            compiled one of the id if there is one and neither wrappers nor the `worker_backend` of
+            `RayVectorEnv` are given. "auto" is "async" if an argument was given that only
             `AsyncVectorEnv` has; else that of the vector env whose spec was given; else "jit" where
             there is one; else "sync" for a single env, and for several what a trial finds faster
             that steps envs made for it, for less than two seconds. The log says why. Where envs are
@@ -97,6 +101,8 @@ def make_vec(
         backend = choice.backend
         source.options.update(choice.options)
         _logger.info("backend 'auto' chose %r for %s: %s", backend, env, choice.reason)
+    if backend == "ray":
+        return _make_on_ray(source, is_compiled=is_compiled)
     if backend != "jit":
         return _make_single(source, backend)
     if not is_compiled or source.wrappers:
@@ -119,6 +125,8 @@ class _Source(NamedTuple):
 
 def _choose(source: _Source, *, can_be_compiled: bool) -> Choice:
     """Decide what "auto" means for these envs and these options."""
+    if source.backend == "ray":
+        return Choice("ray", {}, "its spec says so")
     only_async = _parameters(AsyncVectorEnv) - _parameters(SyncVectorEnv)
     if named := sorted(only_async & source.options.keys()):
         return Choice("async", {}, f"only AsyncVectorEnv takes {', '.join(named)}")
@@ -151,7 +159,29 @@ def _wrapped_factories(source: _Source) -> list[EnvFactory]:
     return [_Wrapped(factory, source.wrappers) for factory in source.factories]
 
 
+def _make_on_ray(source: _Source, *, is_compiled: bool) -> VecEnv:
+    """Spread single envs over the actors of a cluster, or compiled ones."""
+    if is_compiled and not source.wrappers and "worker_backend" not in source.options:
+        own = _parameters(RayVectorEnv)
+        rest = {name: value for name, value in source.options.items() if name not in own}
+        rest.setdefault("num_threads", max(1, int(source.options.get("cpus_per_worker", 1))))
+        maker = _compiled_maker(source._replace(options=rest))
+        options = {name: value for name, value in source.options.items() if name in own}
+        envs = RayVectorEnv(maker, num_envs=len(source.factories), **options)
+    else:
+        envs = RayVectorEnv(_wrapped_factories(source), **source.options)
+    envs.spec = _vector_spec(source, "ray")
+    return envs
+
+
 def _make_compiled(source: _Source) -> VecEnv:
+    envs = _compiled_maker(source)(num_envs=len(source.factories))
+    envs.spec = _vector_spec(source, "vector_entry_point")
+    return envs
+
+
+def _compiled_maker(source: _Source) -> Callable[..., VecEnv]:
+    """Return what makes the compiled vector env, given its `num_envs`."""
     spec = source.spec
     assert spec is not None and spec.vector_entry_point is not None
     # Results of compiled envs are the caller's anyway, and all envs have the same space.
@@ -161,9 +191,7 @@ def _make_compiled(source: _Source) -> VecEnv:
     entry = spec.vector_entry_point
     creator: Any = load_env_creator(entry) if isinstance(entry, str) else entry
     kwargs = {k: v for k, v in spec.kwargs.items() if k != "disable_env_checker"}
-    envs = creator(num_envs=len(source.factories), **{**options, **kwargs})
-    envs.spec = _vector_spec(source, "vector_entry_point")
-    return envs
+    return functools.partial(creator, **{**options, **kwargs})
 
 
 def _is_compiled(spec: EnvSpec) -> bool:

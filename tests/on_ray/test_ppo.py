@@ -1,0 +1,41 @@
+"""examples/ppo.py --backend ray: the policy acts in actors and learns what it learns here."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.ray
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "ppo.py"
+SMALL = ["--num-envs", "4", "--num-steps", "32", "--total-steps", "600", "--eval-episodes", "3"]
+
+
+def train(folder, env_id, *args):
+    """Run the script, as a user does; return the tensors of the policy and the last line."""
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--env-id",
+        env_id,
+        *SMALL,
+        "--save",
+        str(folder),
+        *args,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stderr
+    tensors = torch.load(folder / "policy.pt", weights_only=True)["tensors"]
+    return tensors, done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_the_same_policy_is_learned_in_actors(tmp_path, env_id):
+    expected, last_line = train(tmp_path / "here", env_id, "--backend", "sync")
+    ray_args = ["--backend", "ray", "--num-workers", "2"]
+    tensors, ray_line = train(tmp_path / "actors", env_id, *ray_args)
+    for found, wanted in zip(tensors, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    assert ray_line.partition(";")[0] == last_line.partition(";")[0]

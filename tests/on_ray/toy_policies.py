@@ -1,0 +1,30 @@
+"""Policies that actors make: one that does as it is told, and some that fail."""
+
+import numpy as np
+
+
+class Follower:
+    """Acts as its input says, shifted by its weight; records the observations it saw."""
+
+    def __init__(self, envs):
+        self.num_actions = envs.single_action_space.n
+        self.shift = 0
+
+    def load(self, weights):
+        self.shift = int(weights["shift"])
+
+    def act(self, obs, chosen):
+        return chosen[:, None], {"seen": obs.copy()}
+
+    def to_env(self, actions):
+        return (actions + self.shift) % self.num_actions
+
+
+class Failing(Follower):
+    def act(self, obs, chosen):
+        raise ArithmeticError("no idea what to do")
+
+
+class Odd(Follower):
+    def act(self, obs, chosen):
+        return chosen, {"triple": np.zeros(3)}

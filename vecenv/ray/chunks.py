@@ -1,0 +1,82 @@
+"""Rows of some envs inside batches of all: observations, infos and actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Dict, Tuple
+
+from vecenv.batches import take_row
+from vecenv.rows import ObservationRows, TreeRows
+
+__all__ = ["Where", "copy_rows", "place_infos", "place_rows", "take_range"]
+
+Where = slice | np.ndarray
+
+
+def take_range(single_space: Space, batch: Any, first: int, last: int) -> Any:
+    """Return the rows first, ..., last - 1 of a batch; arrays are views."""
+    if isinstance(single_space, Dict):
+        parts = single_space.items()
+        return {key: take_range(part, batch[key], first, last) for key, part in parts}
+    if isinstance(single_space, Tuple):
+        parts = enumerate(single_space)
+        return tuple(take_range(part, batch[k], first, last) for k, part in parts)
+    return batch[first:last]
+
+
+def place_rows(
+    rows: ObservationRows, single_space: Space, batch: Any, env_ids: Sequence[int] | np.ndarray
+) -> None:
+    """Write a batch of observations into the rows of these envs.
+
+    Args:
+        rows: Of all envs.
+        single_space: Of one observation.
+        batch: One observation per entry of `env_ids`, nested as the space is; only read.
+        env_ids: Whose they are; a range is written as one block.
+    """
+    if isinstance(rows, TreeRows):
+        parts = single_space.spaces  # type: ignore[attr-defined]
+        for name, child in rows.children.items():
+            place_rows(child, parts[name], batch[name], env_ids)
+    elif rows.array is not None:
+        is_block = isinstance(env_ids, range)
+        rows.array[slice(env_ids.start, env_ids.stop) if is_block else env_ids] = batch
+    else:
+        for row, env_id in enumerate(env_ids):
+            rows.target[env_id] = take_row(single_space, batch, row)
+
+
+def copy_rows(target: Any, source: Any, where: slice) -> None:
+    """Copy nested arrays into the rows `where` of others, nested alike."""
+    if isinstance(source, np.ndarray):
+        target[where] = source
+        return
+    keys = source if isinstance(source, dict) else range(len(source))
+    for key in keys:
+        copy_rows(target[key], source[key], where)
+
+
+def place_infos(infos: dict[str, Any], part: dict[str, Any], where: Where, num_rows: int) -> None:
+    """Enter the batched infos of some envs into those of all, in place.
+
+    Args:
+        infos: Batched infos so far, `num_rows` rows.
+        part: Batched infos of the envs of `where`; only read.
+        where: Their rows.
+        num_rows: Rows of every array.
+    """
+    for key, value in part.items():
+        if isinstance(value, dict):
+            place_infos(infos.setdefault(key, {}), value, where, num_rows)
+            continue
+        column = infos.get(key)
+        if column is None:
+            is_object = value.dtype == object
+            empty = None if is_object else np.zeros((), value.dtype)
+            column = infos[key] = np.full((num_rows, *value.shape[1:]), empty, value.dtype)
+        column[where] = value

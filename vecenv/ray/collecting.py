@@ -1,0 +1,184 @@
+"""Whole fragments at once: the policy acts in the actors, the caller's memory is filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from vecenv.autoreset import StepRows
+from vecenv.base import VecEnv
+from vecenv.ray.chunks import copy_rows, place_infos, place_rows
+from vecenv.ray.fragments import Fragment, step_of
+from vecenv.ray.remote import RemoteEnvs
+from vecenv.slots import slot_rows
+from vecenv.timing.calls import STEP
+
+if TYPE_CHECKING:
+    from vecenv.ray.worker import ActorPolicy
+
+__all__ = ["Collecting"]
+
+
+class Collecting(RemoteEnvs):
+    """The part of `RayVectorEnv` that lets policies act in the actors."""
+
+    _rows: StepRows
+    _has_policy = False
+
+    def _own_rows(self) -> None:
+        """Bring the own rows up to date after steps into `out`."""
+        raise NotImplementedError
+
+    def set_policy(self, policy_fn: Callable[[VecEnv], ActorPolicy]) -> None:
+        """Let every actor make a policy, for `collect`.
+
+        Args:
+            policy_fn: Called in each actor with its vector env; returns the policy, an object with
+                two or three methods. `load(weights)` takes over what is given to `collect`; arrays
+                in it are read-only. `act(obs, *inputs)` gets observations (n, *obs_shape) of the
+                actor's n envs, a view for the time of the call, and the step's rows of the inputs;
+                it returns actions (n, *action_shape), or a pair of actions and a dict of further
+                arrays (n, ...) to be recorded. `to_env(actions)`, if there is one, turns an array
+                of actions into what the envs take, by clipping for example. All may return CPU
+                tensors.
+
+        Raises:
+            TypeError: It can't be pickled.
+            Exception: What it raised in an actor.
+        """
+        from vecenv.ray.opening import pickled
+
+        self._calls.require_idle("set_policy")
+        policy = pickled(policy_fn, "policy_fn")
+        self._fleet.seats = [seat._replace(policy=policy) for seat in self._fleet.seats]
+        self._ask_all("set_policy", [(policy,)] * self.num_workers)
+        self._has_policy = True
+
+    def collect(
+        self,
+        slots: Sequence[Any],
+        weights: Any = None,
+        *,
+        inputs: Sequence[Any] = (),
+        fields: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> dict[int, dict[str, Any]]:
+        """Let the actors' policies step all envs T times, and fill the caller's memory.
+
+        Every actor goes on by itself and sends one message with all its results. It is written as
+        soon as it comes; with `on_error="restart"` an actor that is lost loses nothing but its own
+        envs' fragment, which another one collects anew.
+
+        Args:
+            slots: T slots such as `StepSlot`, where the results of each step are written, as with
+                `step(out=)`: for a `RolloutBuffer` `[rollout.slot(t) for t in range(num_steps)]`.
+            weights: For the policies' `load`: anything that can be pickled, put into Ray's object
+                store once. None leaves them as they are.
+            inputs: Arrays (T, num_envs, ...), of which each policy gets its rows at each step, such
+                as noise: so the results don't depend on the number of actors.
+            fields: Where to write what the policies record: by name arrays, or CPU tensors,
+                (T, num_envs, ...). What `act` returned is recorded as "actions".
+            timeout: Longest wait in seconds.
+
+        Returns:
+            Batched infos of the steps that had some, by step.
+
+        Raises:
+            StepTimeoutError: An actor is not ready. All envs have to be reset.
+            SlotError: A slot can't be written into. Nothing was stepped.
+            ValueError: An input or field has the wrong shape, there is no policy or no slot, or
+                autoreset is disabled. Nothing was stepped, unless a field is missing.
+            Exception: What an env or a policy raised.
+        """
+        self._calls.require_ready("collect")
+        size = len(slots), self.num_envs
+        self._check_collect(slots)
+        arrays = [_checked(f"inputs[{k}]", rows, size) for k, rows in enumerate(inputs)]
+        targets = {k: _checked(f"fields[{k!r}]", rows, size) for k, rows in (fields or {}).items()}
+        with self._logged(STEP):
+            if self._log is not None:
+                self._log.note_rows(len(slots) * self.num_envs)
+            return self._collect(slots, weights, arrays, targets, timeout)
+
+    def _check_collect(self, slots: Sequence[Any]) -> None:
+        if not self._has_policy:
+            raise ValueError("`collect` came before `set_policy`; actors need a policy to act")
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            raise ValueError(
+                "`collect` with autoreset 'Disabled' would need a reset between two steps; use "
+                "'NextStep' or 'SameStep'"
+            )
+        if len(slots) == 0:
+            raise ValueError("slots is empty, expected one for each step")
+        for slot in slots:
+            slot_rows(slot, self._rows.obs, self.num_envs)
+
+    def _collect(
+        self,
+        slots: Sequence[Any],
+        weights: Any,
+        inputs: list[np.ndarray],
+        fields: dict[str, np.ndarray],
+        timeout: float | None,
+    ) -> dict[int, dict[str, Any]]:
+        fleet, deadline = self._fleet, self._deadline(timeout)
+        self._own_rows()
+        reference = None if weights is None else fleet.cluster.put(weights)
+        for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
+            rows = [array[:, first:last] for array in inputs]
+            fleet.ask(worker, "collect", len(slots), reference, rows)
+        found: dict[int, dict[int, dict[str, Any]]] = {}  # infos by worker and step
+        try:
+            while len(found) < self.num_workers:
+                doing = f"the collection of steps {self._steps + 1}-{self._steps + len(slots)}"
+                replies = self._wait("collect", 1, deadline, doing)
+                self._raise_faults(replies)
+                for task, reply in replies:
+                    self._take_fragment(task.worker, reply.result, slots, fields)
+                    found[task.worker] = reply.result.infos
+        except BaseException:
+            fleet.forget()
+            self._calls.forget_reset()
+            raise
+        self._steps += len(slots)
+        infos: dict[int, dict[str, Any]] = {}
+        for worker in range(self.num_workers):
+            for t, part in found[worker].items():
+                place_infos(infos.setdefault(t, {}), part, self._rows_of(worker), self.num_envs)
+        return dict(sorted(infos.items()))
+
+    def _take_fragment(
+        self, worker: int, fragment: Fragment, slots: Sequence[Any], fields: dict[str, np.ndarray]
+    ) -> None:
+        """Copy an actor's fragment into the caller's memory."""
+        rows = self._rows_of(worker)
+        for name, target in fields.items():
+            came = fragment.fields.get(name)
+            if came is None or came.shape[2:] != target.shape[2:]:
+                shapes = {key: array.shape[2:] for key, array in fragment.fields.items()}
+                raise ValueError(
+                    f"fields[{name!r}] has the shape {target.shape[2:]} per step and env, but the "
+                    f"policy recorded {shapes}"
+                )
+            target[:, rows] = came
+        for t, slot in enumerate(slots):
+            copy_rows(slot.obs, step_of(fragment.obs, t), rows)
+            slot.rewards[rows] = fragment.rewards[t]
+            slot.terminations[rows] = fragment.terminations[t]
+            slot.truncations[rows] = fragment.truncations[t]
+        last = step_of(fragment.obs, len(slots) - 1)
+        place_rows(self._rows.obs, self.single_observation_space, last, self._chunk(worker))
+
+
+def _checked(name: str, rows: Any, size: tuple[int, int]) -> np.ndarray:
+    """Return an array over the memory of an array or tensor (T, N, ...)."""
+    if not hasattr(rows, "dtype"):
+        raise ValueError(f"{name} is a {type(rows).__name__}, expected an array or a CPU tensor")
+    array = np.asarray(rows)
+    if array.shape[:2] != size:
+        raise ValueError(f"{name} has shape {array.shape}, expected {size} first: (steps, envs)")
+    return array

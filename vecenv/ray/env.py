@@ -1,0 +1,301 @@
+"""RayVectorEnv: vector envs in actors, spread over a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import Env
+from gymnasium.vector import AutoresetMode
+
+from vecenv.autoreset import EnvGroup, StepRows
+from vecenv.base import StepBatch, StepResult, VecEnv
+from vecenv.batches import take_rows
+from vecenv.infos import take_infos
+from vecenv.ray.chunks import place_infos, place_rows, take_range
+from vecenv.ray.collecting import Collecting
+from vecenv.rows import ObservationRows, copy_batch
+from vecenv.seeding import Seed, seed_per_env
+from vecenv.shm.faults import StepTimeoutError
+from vecenv.slots import slot_rows
+from vecenv.spaces import ObservationMode, batch_env_spaces
+
+if TYPE_CHECKING:
+    from vecenv.ray.fleet import Task
+    from vecenv.ray.opening import RayOptions
+    from vecenv.ray.worker import Reply
+
+__all__ = ["RayVectorEnv"]
+
+
+class RayVectorEnv(Collecting):
+    """Envs in the actors of a Ray cluster, one vector env in each actor.
+
+    The interface of the other vector envs. As a message to an actor and back takes about a
+    millisecond, `step` pays for envs that take longer than that; where the policy is cheap to copy
+    let the actors act themselves, see `set_policy` and `collect`.
+
+    Args:
+        env_fns: One factory per env, called without arguments in an actor. Or one factory of vector
+            envs of this package, called with `num_envs=` in each actor, such as
+            `functools.partial(Cage2VectorEnv, episode_length=50)`.
+        copy: Whether observations returned are copies, the caller's to keep. With False they are
+            views of memory that the next call overwrites.
+        observation_mode: As in `SyncVectorEnv`.
+        autoreset_mode: "NextStep", "SameStep" or "Disabled".
+        num_envs: How many envs; only with a factory of vector envs.
+        num_workers: Actors; None for as many as there is room for.
+        worker_backend: "sync" or "async" vector envs in the actors; only with a list of factories.
+        worker_options: Further arguments of these, such as {"threads_per_worker": 4}; "async" has
+            one worker process for each of `cpus_per_worker`.
+        cpus_per_worker: CPUs that Ray sets aside for each actor.
+        address: Of the cluster: "host:port", "ray://host:port" or "auto"; None for the one that Ray
+            is connected to, that of the environment variable `RAY_ADDRESS`, or else one that is
+            started on this machine and ends with this process.
+        runtime_env: For the actors' processes, such as {"working_dir": "."}; see Ray.
+        on_error: "raise", or "restart": envs that raise and actors that are gone are replaced,
+            their episodes reported as truncated.
+        timeout: Longest wait in seconds of calls that are not given one; None waits for as long as
+            the actors live.
+        start_timeout: Longest wait in seconds until an actor's envs are made, restarts included.
+
+    Attributes:
+        restarts: int64 (num_envs,), how often each env has been replaced.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ConnectionError: There is no cluster at the address.
+        ValueError: More actors than the cluster has room for, or an unknown option.
+        TypeError: A factory can't be pickled; names the env.
+        EnvCreationError: A factory raised; names the env.
+        RuntimeError: The envs' spaces differ.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Env]] | Callable[..., VecEnv],
+        copy: bool = True,
+        observation_mode: ObservationMode = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        *,
+        num_envs: int | None = None,
+        num_workers: int | None = None,
+        worker_backend: str | None = None,
+        worker_options: Mapping[str, Any] | None = None,
+        cpus_per_worker: float = 1.0,
+        address: str | None = None,
+        runtime_env: dict[str, Any] | None = None,
+        on_error: str = "raise",
+        timeout: float | None = None,
+        start_timeout: float = 120.0,
+    ) -> None:
+        from vecenv.ray.opening import RayOptions, open_fleet
+
+        self.closed = True  # until there is something to close
+        self.env_fns, self.copy, self._timeout = env_fns, copy, timeout
+        self.observation_mode = observation_mode
+        options = RayOptions(
+            observation_mode,
+            AutoresetMode(autoreset_mode),
+            num_envs,
+            num_workers,
+            worker_backend,
+            dict(worker_options or {}),
+            cpus_per_worker,
+            address,
+            runtime_env,
+            on_error,
+            start_timeout,
+        )
+        self._fleet = open_fleet(env_fns, options)
+        self._prepare(options)
+
+    def _prepare(self, options: RayOptions) -> None:
+        """Batch the spaces and bind what the calls need; end the actors if the spaces differ."""
+        mode = options.autoreset_mode
+        openings = self._fleet.openings
+        pairs = [pair for opening in openings for pair in opening.spaces]
+        obs_spaces, action_spaces = map(list, zip(*pairs, strict=True))
+        about_spaces = obs_spaces, action_spaces, self.observation_mode, type(self).__name__
+        try:
+            spaces = batch_env_spaces(*about_spaces)
+        except Exception:
+            self._fleet.stop(0.0)
+            raise
+        about = openings[0]
+        self._set_up(len(pairs), spaces, mode, about.metadata, about.render_mode)
+        self.num_workers = len(openings)
+        num_envs = self.num_envs
+        self._rows = StepRows(
+            ObservationRows.make(self.single_observation_space, num_envs),
+            np.zeros(num_envs),
+            np.zeros(num_envs, np.bool_),
+            np.zeros(num_envs, np.bool_),
+        )
+        self._latest = self._rows.obs  # where the last observations are: there or in an `out`
+        # Knows whose episode has ended where that is the caller's business; it has no envs.
+        self._ended = EnvGroup([], mode)
+        self._is_disabled = mode is AutoresetMode.DISABLED
+        self._seeds = [None] * num_envs
+        self.restarts = np.zeros(num_envs, np.int64)
+        if options.on_error == "restart":
+            self._fleet.loss_of = self._loss_of
+        self.closed = False
+
+    # -- reset and step ----------------------------------------------------------------------
+
+    def _reset(
+        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
+    ) -> tuple[Any, dict[str, Any]]:
+        seeds = seed_per_env(seed, self.num_envs)
+        self._own_rows()
+        is_full = reset_mask is None or bool(reset_mask.all())
+        if is_full:
+            self._fleet.forget()  # what was in flight is given up
+        mask = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
+        count = 0
+        for worker in range(self.num_workers):
+            rows = self._rows_of(worker)
+            if mask[rows].any():
+                seeds_part = None if seed is None else seeds[rows]
+                self._fleet.ask(worker, "reset", seeds_part, options, mask[rows])
+                count += len(self._chunk(worker))
+        try:
+            replies = self._wait("reset", count, self._deadline(None), "`reset`")
+            self._raise_faults(replies)
+        except BaseException:
+            self._fleet.forget()
+            self._calls.give_up()
+            raise
+        for env_id in np.flatnonzero(mask).tolist():
+            if seeds[env_id] is not None:
+                self._seeds[env_id] = seeds[env_id]
+        return self._take_reset(replies, mask)
+
+    def _take_reset(
+        self, replies: list[tuple[Task, Reply]], mask: np.ndarray
+    ) -> tuple[Any, dict[str, Any]]:
+        """Write the observations of the envs that were reset into their rows."""
+        infos: dict[str, Any] = {}
+        space = self.single_observation_space
+        for task, reply in _by_worker(replies):
+            rows = self._rows_of(task.worker)
+            obs, chunk_infos = reply.result
+            chosen = np.flatnonzero(mask[rows])
+            obs = take_rows(space, obs, chosen.tolist())
+            place_rows(self._rows.obs, space, obs, chosen + rows.start)
+            place_infos(infos, chunk_infos, rows, self.num_envs)
+        self._ended.ended.difference_update(np.flatnonzero(mask).tolist())
+        return self._observations(), infos
+
+    def _step(self, actions: Any, out: Any) -> StepResult:
+        if self._is_disabled:
+            self._ended.require_reset_ended(range(self.num_envs))
+        rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+        self._steps += 1
+        space, fleet = self.single_action_space, self._fleet
+        for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
+            fleet.ask(worker, "step", take_range(space, actions, first, last), None)
+        try:
+            deadline, doing = self._deadline(None), f"step {self._steps}"
+            replies = self._wait("step", self.num_envs, deadline, doing)
+        except BaseException as error:  # Ctrl-C too
+            if not self.closed:
+                self._own_rows()
+                self._calls.mark_sent(np.arange(self.num_envs))
+            if isinstance(error, StepTimeoutError):
+                error.args = (f"{error.args[0]}. All envs are in flight: `recv` them, or close",)
+            raise
+        return self._take_step(replies, rows, out)
+
+    def _take_step(self, replies: list[tuple[Task, Reply]], rows: StepRows, out: Any) -> StepResult:
+        """Write the results of a step of all envs into their rows."""
+        if any(reply.faults for _, reply in replies):
+            self._own_rows()
+            self._calls.forget_reset()
+            self._raise_faults(replies)
+        infos: dict[str, Any] = {}
+        for task, reply in _by_worker(replies):
+            self._place(rows, self._chunk(task.worker), reply.result)
+            if reply.result[4]:
+                place_infos(infos, reply.result[4], self._rows_of(task.worker), self.num_envs)
+        self._latest = rows.obs
+        if self._is_disabled:
+            self._note_ended(rows, np.arange(self.num_envs))
+        if out is not None:
+            return out.obs, out.rewards, out.terminations, out.truncations, infos
+        return (
+            self._observations(),
+            rows.rewards.copy(),
+            rows.terminations.copy(),
+            rows.truncations.copy(),
+            infos,
+        )
+
+    def _place(self, rows: StepRows, env_ids: range | np.ndarray, result: Any) -> None:
+        """Write the results of some envs into their rows."""
+        where = slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
+        place_rows(rows.obs, self.single_observation_space, result[0], env_ids)
+        rows.rewards[where], rows.terminations[where], rows.truncations[where] = result[1:4]
+
+    def _note_ended(self, rows: StepRows, env_ids: np.ndarray) -> None:
+        is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
+        self._ended.ended.update(env_ids[is_over].tolist())
+
+    def _own_rows(self) -> None:
+        if self._latest is not self._rows.obs:
+            self._rows.obs.load(self._latest)
+            self._latest = self._rows.obs
+
+    def _observations(self) -> Any:
+        batch = self._rows.obs.batch()
+        return copy_batch(batch) if self.copy else batch
+
+    # -- send and recv -----------------------------------------------------------------------
+
+    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
+        self._ended.require_reset_ended(env_ids.tolist())
+        self._own_rows()
+        self._steps += 1
+        for worker, (first, last) in enumerate(pairwise(self._fleet.bounds)):
+            chosen = np.flatnonzero((env_ids >= first) & (env_ids < last))
+            if len(chosen):
+                part = take_rows(self.single_action_space, actions, chosen.tolist())
+                ids = env_ids[chosen] - first
+                self._fleet.ask(worker, "step", part, ids, num_envs=len(ids))
+
+    def _recv(self, count: int, timeout: float | None) -> StepBatch:
+        try:
+            replies = self._wait("step", count, self._deadline(timeout), "`recv`")
+        except StepTimeoutError as error:
+            error.args = (f"{error.args[0]}. They stay in flight",)
+            raise
+        if any(reply.faults for _, reply in replies):
+            # Some envs of that actor have been stepped and some not.
+            self._fleet.forget()
+            self._calls.give_up()
+            self._raise_faults(replies)
+        rows, infos, found = self._rows, {}, []
+        for task, reply in replies:
+            ids, first = reply.result[5], self._fleet.bounds[task.worker]
+            found.append(np.array(self._chunk(task.worker)) if ids is None else ids + first)
+            self._place(rows, found[-1], reply.result)
+            place_infos(infos, reply.result[4], found[-1], self.num_envs)
+        env_ids = np.concatenate(found)
+        if self._is_disabled:
+            self._note_ended(rows, env_ids)
+        return StepBatch(
+            rows.obs.take(env_ids),
+            rows.rewards[env_ids],
+            rows.terminations[env_ids],
+            rows.truncations[env_ids],
+            take_infos(infos, env_ids),
+            env_ids,
+        )
+
+
+def _by_worker(replies: list[tuple[Task, Reply]]) -> list[tuple[Task, Reply]]:
+    """Bring replies into the order of the envs, so that batched infos are built alike always."""
+    return sorted(replies, key=lambda pair: pair[0].worker)

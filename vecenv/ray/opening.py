@@ -1,0 +1,162 @@
+"""How the actors of a vector env come into being: options, what travels to them, who gets what."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import cloudpickle
+import gymnasium as gym
+from gymnasium import Env
+from gymnasium.vector import AutoresetMode
+
+from vecenv.base import VecEnv
+from vecenv.ray.cluster import Cluster
+from vecenv.ray.fleet import Fleet
+from vecenv.ray.worker import EnvChunk, Seat
+from vecenv.shm.layout import chunk_bounds
+from vecenv.spaces import ObservationMode
+
+__all__ = ["RayOptions", "open_fleet", "pickled"]
+
+Makers = Sequence[Callable[[], Env]] | Callable[..., VecEnv]
+
+
+class RayOptions(NamedTuple):
+    """The options of `RayVectorEnv`, see there."""
+
+    observation_mode: ObservationMode
+    autoreset_mode: AutoresetMode
+    num_envs: int | None
+    num_workers: int | None
+    worker_backend: str | None
+    worker_options: dict[str, Any]
+    cpus_per_worker: float
+    address: str | None
+    runtime_env: dict[str, Any] | None
+    on_error: str
+    start_timeout: float
+
+
+def open_fleet(env_fns: Makers, options: RayOptions) -> Fleet:
+    """Check the options, connect to the cluster, and start the actors.
+
+    Raises:
+        See `RayVectorEnv`.
+    """
+    num_envs = _checked(env_fns, options)
+    if not callable(env_fns):  # before Ray is started: it may take a while
+        _pickled_factories(env_fns, 0)
+    cluster = Cluster(options.address)
+    num_workers = options.num_workers
+    if num_workers is None:
+        num_workers = min(num_envs, max(1, cluster.free_places(options.cpus_per_worker)))
+    bounds = list(chunk_bounds(num_envs, num_workers))
+    registry = _pickled_registry()
+    seats = [
+        Seat(worker, first, _pickled_maker(env_fns, first, last, options), registry)
+        for worker, (first, last) in enumerate(pairwise(bounds))
+    ]
+    return Fleet(
+        cluster,
+        seats,
+        bounds,
+        cpus=options.cpus_per_worker,
+        runtime_env=options.runtime_env,
+        start_timeout=options.start_timeout,
+    )
+
+
+def _checked(env_fns: Makers, options: RayOptions) -> int:
+    """Check the options; return the number of envs."""
+    if options.on_error not in ("raise", "restart"):
+        raise ValueError(f"on_error is {options.on_error!r}, expected 'raise' or 'restart'")
+    if options.worker_backend not in (None, "sync", "async"):
+        raise ValueError(
+            f"worker_backend is {options.worker_backend!r}, expected 'sync' or 'async'; for "
+            "compiled envs pass a factory of vector envs instead of a list"
+        )
+    if not options.cpus_per_worker > 0:
+        raise ValueError(f"cpus_per_worker is {options.cpus_per_worker!r}, expected more than 0")
+    if callable(env_fns):
+        if options.num_envs is None:
+            raise ValueError("a factory of vector envs needs num_envs: how many to make in all")
+        if options.worker_backend is not None or options.worker_options:
+            raise ValueError(
+                "worker_backend and worker_options are for lists of factories of single envs; "
+                "bind arguments to a factory of vector envs with functools.partial"
+            )
+        num_envs = options.num_envs
+    else:
+        num_envs = len(env_fns)
+        if options.num_envs not in (None, num_envs):
+            raise ValueError(f"num_envs is {options.num_envs}, but there are {num_envs} factories")
+    if num_envs < 1:
+        raise ValueError("A vector env needs at least one env, got an empty list of factories")
+    num_workers = options.num_workers
+    if num_workers is not None and not 1 <= num_workers <= num_envs:
+        raise ValueError(f"num_workers is {num_workers!r}, expected 1 to {num_envs}, the envs")
+    return num_envs
+
+
+def _pickled_maker(env_fns: Makers, first: int, last: int, options: RayOptions) -> bytes:
+    """Return the pickled factory of the vector env with these envs."""
+    mode = options.autoreset_mode.value
+    if callable(env_fns):
+        return pickled(
+            functools.partial(env_fns, num_envs=last - first, autoreset_mode=mode), "env_fns"
+        )
+    backend = options.worker_backend or "sync"
+    own = {"num_workers": max(1, int(options.cpus_per_worker))} if backend == "async" else {}
+    shared = {"observation_mode": options.observation_mode, "autoreset_mode": mode}
+    chunk = EnvChunk(
+        list(env_fns[first:last]),
+        first,
+        backend,
+        {**own, **options.worker_options, **shared},
+        options.on_error == "restart",
+    )
+    try:
+        return pickled(chunk, "the factories")
+    except TypeError:
+        _pickled_factories(env_fns[first:last], first)
+        raise
+
+
+def _pickled_factories(env_fns: Sequence[Callable[[], Env]], first: int) -> None:
+    """Name the factory that can't be pickled, if there is one; equal ones are tried once."""
+    tried = set()
+    for index, env_fn in enumerate(env_fns):
+        if id(env_fn) not in tried:
+            tried.add(id(env_fn))
+            pickled(env_fn, f"env_fns[{first + index}]")
+
+
+def pickled(value: Any, name: str) -> bytes:
+    """Pickle what goes to an actor; functions and classes of scripts go by value.
+
+    Raises:
+        TypeError: It can't be pickled.
+    """
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:  # pickling runs code of users' classes
+        raise TypeError(
+            f"{name}, {value!r}, can't be pickled, and so can't be sent to an actor: "
+            f"{type(error).__name__}: {error}. Make what it holds (an env, a lock, a file) inside "
+            "of the factory instead"
+        ) from error
+
+
+def _pickled_registry() -> bytes:
+    """Pickle the specs of envs that were registered by others than Gymnasium."""
+    specs = []
+    for spec in gym.registry.values():
+        if not str(spec.entry_point).startswith(("gymnasium.", "vecenv.")):
+            try:
+                specs.append(cloudpickle.dumps(spec))
+            except Exception:  # it may not be needed; if it is, making the env says so
+                continue
+    return cloudpickle.dumps(specs)

@@ -1,0 +1,190 @@
+"""The part of `RayVectorEnv` that talks to its actors: waiting, faults, losses, calls, the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vecenv.base import VecEnv
+from vecenv.ray.revival import Loss
+from vecenv.rows import ObservationRows
+from vecenv.shm.deadline import Deadline
+from vecenv.shm.faults import WorkerDiedError, raise_faults
+from vecenv.timing.control import WorkerProcess
+
+if TYPE_CHECKING:
+    from vecenv.ray.fleet import Fleet, Task
+    from vecenv.ray.worker import Reply
+
+__all__ = ["RemoteEnvs"]
+
+_CLOSE_S = 5.0
+_RESERVED = ("reset", "step", "close")
+
+
+class RemoteEnvs(VecEnv):
+    """Envs in a fleet of actors.
+
+    Attributes:
+        num_workers: Actors.
+        restarts: int64 (num_envs,), how often each env has been replaced.
+    """
+
+    num_workers: int
+    restarts: np.ndarray
+    _fleet: Fleet
+    _latest: ObservationRows  # the last observations handed out
+    _seeds: list[int | None]  # of the latest resets
+    _timeout: float | None
+    _steps = 0
+
+    def _chunk(self, worker: int) -> range:
+        """Return the envs of a worker."""
+        return range(*self._fleet.bounds[worker : worker + 2])
+
+    def _rows_of(self, worker: int) -> slice:
+        return slice(*self._fleet.bounds[worker : worker + 2])
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self._timeout if timeout is None else timeout)
+
+    # -- replies -----------------------------------------------------------------------------
+
+    def _wait(
+        self, method: str, num_envs: int, deadline: Deadline, doing: str
+    ) -> list[tuple[Task, Reply]]:
+        """Wait for replies to calls of a method for so many envs; take those there are."""
+        try:
+            with self._waiting():
+                self._fleet.wait(method, num_envs, deadline, doing)
+        except WorkerDiedError as error:
+            self._end_with(error)
+        replies = self._fleet.take(method)
+        for task, reply in replies:
+            if reply.restarts is not None:
+                self.restarts[self._rows_of(task.worker)] = reply.restarts
+        return replies
+
+    def _end_with(self, error: WorkerDiedError) -> None:
+        """Close everything, as a worker is gone, and say so."""
+        self.close(terminate=True)
+        error.args = (f"{error.args[0]} The vector env is closed.",)
+        raise error
+
+    def _raise_faults(self, replies: Sequence[tuple[Task, Reply]]) -> None:
+        """Raise what went wrong in the envs, if something did."""
+        faults = [fault for _, reply in replies for fault in reply.faults]
+        if not faults:
+            return
+        try:
+            raise_faults(faults, self._steps)
+        except WorkerDiedError as error:
+            self._end_with(error)
+        except Exception as error:
+            if first := self._fleet.bounds[faults[-1].worker]:
+                name = self._fleet.name(faults[-1].worker)
+                error.add_note(f"Inside of {name}, env {first} may be called env 0.")
+            raise
+
+    def _ask_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of every actor; return the results in order."""
+        for worker, args in enumerate(arguments):
+            self._fleet.ask(worker, method, *args)
+        try:
+            replies = self._wait(method, self.num_envs, self._deadline(None), f"`{method}`")
+        except BaseException:
+            self._fleet.forget()
+            raise
+        self._raise_faults(replies)
+        return [reply.result for _, reply in sorted(replies, key=lambda pair: pair[0].worker)]
+
+    def _loss_of(self, worker: int, reason: str) -> Loss | None:
+        """Count the loss of an actor; return what its successor has to know, if anything."""
+        rows = self._rows_of(worker)
+        self.restarts[rows] += 1
+        if not self._calls.has_reset:
+            return None
+        restarts = self.restarts[rows].copy()
+        seeds = [
+            None if seed is None else int(np.random.SeedSequence([seed, k]).generate_state(1)[0])
+            for seed, k in zip(self._seeds[rows], restarts.tolist(), strict=True)
+        ]
+        return Loss(reason, self._latest.take(np.array(self._chunk(worker))), seeds, restarts)
+
+    # -- calls -------------------------------------------------------------------------------
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Seeds of the envs' generators."""
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Copies of the envs' generators."""
+        return self.get_attr("np_random")
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute, and return the results."""
+        self._calls.require_idle("call")
+        if name in _RESERVED:
+            raise ValueError(
+                f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
+            )
+        results = self._ask_all("call", [(name, args, kwargs)] * self.num_workers)
+        return tuple(result for part in results for result in part)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every env."""
+        return self.call(name)
+
+    def render(self) -> tuple[Any, ...]:
+        """Return what each env renders."""
+        return self.call("render")
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env, to one value or to one per env (a list or tuple).
+
+        Raises:
+            ValueError: The list has the wrong length.
+        """
+        self._calls.require_idle("set_attr")
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        bounds = self._fleet.bounds
+        self._ask_all("set_attr", [(name, list(values[a:b])) for a, b in pairwise(bounds)])
+
+    # -- timing and end ----------------------------------------------------------------------
+
+    def _env_chunks(self) -> list[int]:
+        return list(self._fleet.bounds)
+
+    def _worker_processes(self) -> list[WorkerProcess | None]:
+        return [
+            WorkerProcess(opening.local_pid, start_s)
+            for opening, start_s in zip(self._fleet.openings, self._fleet.start_s, strict=True)
+        ]
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs and end the actors, whatever state they are in; Ray itself goes on.
+
+        Args:
+            timeout: Seconds that envs have to finish and close, 5 if None; what still runs then is
+                killed.
+            terminate: Kill at once.
+        """
+        if hasattr(self, "_fleet"):
+            self._fleet.stop(0.0 if terminate else _CLOSE_S if timeout is None else timeout)
+
+    def __del__(self) -> None:
+        """End the actors of a vector env that was never closed."""
+        if not getattr(self, "closed", True) and not sys.is_finalizing():
+            self.close(terminate=True)

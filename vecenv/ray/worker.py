@@ -1,0 +1,350 @@
+"""RayRolloutWorker: a vector env, and perhaps a policy, in an actor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import Env, Space
+
+from vecenv.autoreset import StepRows
+from vecenv.base import VecEnv
+from vecenv.errors import EnvCreationError
+from vecenv.ray.chunks import copy_rows, place_rows
+from vecenv.ray.fragments import Fragment, FragmentMemory
+from vecenv.ray.revival import Loss, Successors
+from vecenv.rows import ObservationRows
+from vecenv.shm.env import AsyncVectorEnv
+from vecenv.shm.faults import EnvFault
+from vecenv.shm.guard import guard_envs
+from vecenv.shm.messages import loads
+from vecenv.sync import SyncVectorEnv
+
+__all__ = ["ActorPolicy", "EnvChunk", "Opening", "RayRolloutWorker", "Reply", "Seat"]
+
+
+class ActorPolicy(Protocol):
+    """What `RayVectorEnv.set_policy` wants the factory to return; see there."""
+
+    @property
+    def load(self) -> Callable[[Any], Any]:
+        """Takes over new weights."""
+        ...
+
+    @property
+    def act(self) -> Callable[..., Any]:
+        """Picks actions for observations and inputs."""
+        ...
+
+
+class Seat(NamedTuple):
+    """What an actor is started with.
+
+    Attributes:
+        worker: Its number.
+        first: Its first env.
+        maker: Pickled factory of its vector env.
+        registry: Pickled specs of envs that the caller has registered.
+        policy: Pickled factory of the policy, or None.
+        loss: What its envs take over, if it replaces another.
+    """
+
+    worker: int
+    first: int
+    maker: bytes
+    registry: bytes
+    policy: bytes | None = None
+    loss: Loss | None = None
+
+
+class Opening(NamedTuple):
+    """What an actor reports when its envs have been made.
+
+    Attributes:
+        spaces: (observation space, action space) of every env.
+        metadata, render_mode: Of the vector env.
+        host: Name of the machine.
+        pid: Of the process there.
+    """
+
+    spaces: list[tuple[Space, Space]]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    host: str
+    pid: int
+
+    @property
+    def local_pid(self) -> int:
+        """The process, if it is on this machine; else the negative of its number."""
+        return self.pid if self.host == socket.gethostname() else -self.pid
+
+
+class Reply(NamedTuple):
+    """What comes back from an actor.
+
+    Attributes:
+        result: Of the call; None if it failed.
+        faults: What went wrong.
+        restarts: int64 (n,), how often each env has been replaced, if that has changed.
+    """
+
+    result: Any
+    faults: Sequence[EnvFault] = ()
+    restarts: np.ndarray | None = None
+
+
+class EnvChunk(NamedTuple):
+    """Makes the vector env of an actor from factories of single envs; can be pickled.
+
+    Attributes:
+        env_fns: One per env.
+        first: Number of the first.
+        backend: "sync" or "async".
+        options: Of the vector env.
+        restarts_envs: Whether an env that raises is replaced.
+    """
+
+    env_fns: Sequence[Callable[[], Env]]
+    first: int
+    backend: str
+    options: dict[str, Any]
+    restarts_envs: bool
+
+    def __call__(self) -> VecEnv:
+        """Make it; what a factory raises has the env's number as `env_id`."""
+        env_fns = [_Numbered(env_fn, self.first + k) for k, env_fn in enumerate(self.env_fns)]
+        if self.backend == "async":
+            on_error = "restart" if self.restarts_envs else "raise"
+            return AsyncVectorEnv(env_fns, on_error=on_error, **self.options)
+        envs = SyncVectorEnv(env_fns, **self.options)
+        if self.restarts_envs:
+            counts = np.zeros(envs.num_envs, np.int64)
+            envs.envs[:] = guard_envs(envs.envs, env_fns, counts)
+            vars(envs)["restarts"] = counts
+        return envs
+
+
+class _Numbered:
+    """Factory that puts the number of its env into what it raises."""
+
+    def __init__(self, env_fn: Callable[[], Env], env_id: int) -> None:
+        self._env_fn, self._env_id = env_fn, env_id
+
+    def __call__(self) -> Env:
+        try:
+            return self._env_fn()
+        except Exception as error:
+            vars(error)["env_id"] = self._env_id
+            raise
+
+
+class RayRolloutWorker:
+    """A vector env, and perhaps a policy, in an actor; every call returns a `Reply`.
+
+    What goes wrong in the envs or the policy comes back in the reply: an exception that passed
+    through Ray would lose its type.
+    """
+
+    envs: VecEnv
+    _counts: np.ndarray | None = None  # restarts of envs
+    _reported: np.ndarray | None = None  # those that the caller knows of
+    _policy: ActorPolicy | None = None
+    _successors: Successors | None = None
+    _memory: tuple[int, FragmentMemory] | None = None
+
+    def open(self, seat: Seat) -> Reply:
+        """Make the vector env; the reply has an `Opening`."""
+        self._seat = seat
+        try:
+            for spec in map(loads, loads(seat.registry)):
+                gym.registry.setdefault(spec.id, spec)
+            self.envs = loads(seat.maker)()
+            self._start()
+            if seat.policy is not None:
+                self._policy = loads(seat.policy)(self.envs)
+            return Reply(self._opening())
+        except Exception as error:
+            if isinstance(error, EnvCreationError) and isinstance(error.__cause__, Exception):
+                error = error.__cause__
+            env_id = getattr(error, "env_id", seat.first + getattr(error, "env_index", 0))
+            return Reply(None, [EnvFault.of(error, env_id, seat.worker, "creation")])
+
+    def _start(self) -> None:
+        """Allocate what the calls need, and take over from another actor."""
+        envs = self.envs
+        self._rows = StepRows(
+            ObservationRows.make(envs.single_observation_space, envs.num_envs),
+            np.zeros(envs.num_envs),
+            np.zeros(envs.num_envs, np.bool_),
+            np.zeros(envs.num_envs, np.bool_),
+        )
+        self._counts = getattr(envs, "restarts", None)
+        if (loss := self._seat.loss) is not None:
+            if self._counts is not None:
+                self._counts[:] = loss.restarts
+            self._successors = Successors(envs, loss)
+            self._place(loss.last_obs, range(envs.num_envs))
+            self._reported = loss.restarts
+        elif self._counts is not None:
+            self._reported = self._counts.copy()
+
+    def _opening(self) -> Opening:
+        envs = self.envs
+        if isinstance(envs, SyncVectorEnv | AsyncVectorEnv):
+            pairs = zip(
+                envs.get_attr("observation_space"), envs.get_attr("action_space"), strict=True
+            )
+        else:
+            pair = envs.single_observation_space, envs.single_action_space
+            pairs = [pair] * envs.num_envs
+        return Opening(
+            list(pairs), dict(envs.metadata), envs.render_mode, socket.gethostname(), os.getpid()
+        )
+
+    def _place(self, obs: Any, env_ids: range | np.ndarray) -> None:
+        place_rows(self._rows.obs, self.envs.single_observation_space, obs, env_ids)
+
+    def reset(self, seed: Any, options: dict[str, Any] | None, mask: np.ndarray | None) -> Reply:
+        """Reset the envs; the result is obs and infos."""
+        if mask is not None:
+            options = {**(options or {}), "reset_mask": mask}
+        try:
+            obs, infos = self.envs.reset(seed=seed, options=options)
+        except Exception as error:
+            return self._failed(error, "reset")
+        if self._successors is not None:
+            self._successors.forget(mask)
+        self._place(obs, range(self.envs.num_envs))
+        return self._reply((obs, infos))
+
+    def step(self, actions: Any, env_ids: np.ndarray | None) -> Reply:
+        """Step all envs, or these (int64, counted from the actor's first); see `StepBatch`."""
+        try:
+            result = self._step(actions, env_ids)
+        except Exception as error:
+            return self._failed(error, "step", actions)
+        self._place(result[0], range(self.envs.num_envs) if env_ids is None else result[5])
+        return self._reply(result)
+
+    def _step(self, actions: Any, env_ids: np.ndarray | None) -> Any:
+        """Return obs, rewards, terminations, truncations, infos, and whose they are (or None)."""
+        envs = self.envs
+        if self._successors is not None and not self._successors.is_done:
+            is_all = env_ids is None
+            batch = self._successors.step(actions, np.arange(envs.num_envs) if is_all else env_ids)
+            return (*batch[:5], None if is_all else batch.env_ids)
+        if env_ids is None:
+            return (*envs.step(actions), None)
+        envs.send(actions, env_ids)
+        return tuple(envs.recv())
+
+    def set_policy(self, policy: bytes) -> Reply:
+        """Make the policy from its pickled factory."""
+        self._seat = self._seat._replace(policy=policy)
+        try:
+            self._policy = loads(policy)(self.envs)
+        except Exception as error:
+            return self._failed(error, "set_policy")
+        return Reply(None)
+
+    def collect(self, num_steps: int, weights: Any, inputs: Sequence[np.ndarray]) -> Reply:
+        """Let the policy act for so many steps; the result is a `Fragment`.
+
+        Args:
+            num_steps: T.
+            weights: For the policy; None leaves it as it is.
+            inputs: Arrays (T, n, ...), of which the policy gets the row of each step.
+        """
+        try:
+            return self._reply(self._collect(num_steps, weights, inputs))
+        except Exception as error:
+            return self._failed(error, "collect")
+
+    def _collect(self, num_steps: int, weights: Any, inputs: Sequence[np.ndarray]) -> Fragment:
+        envs, policy = self.envs, self._policy
+        assert policy is not None
+        if weights is not None:
+            policy.load(weights)
+        if self._memory is None or self._memory[0] != num_steps:
+            size = num_steps, envs.num_envs
+            memory = FragmentMemory(envs.single_observation_space, *size, envs.allocate)
+            self._memory = num_steps, memory
+        memory, infos = self._memory[1], {}
+        obs, to_env = self._rows.obs.batch(), getattr(policy, "to_env", None)
+        for t, slot in enumerate(memory.slots):
+            actions, fields = self._split(policy.act(obs, *(rows[t].copy() for rows in inputs)))
+            memory.put(t, fields)
+            found = self._step_into(actions if to_env is None else to_env(actions), slot)
+            if found:
+                infos[t] = found
+            obs = slot.obs
+        self._place(obs, range(envs.num_envs))
+        return memory.fragment(infos)
+
+    def _split(self, acted: Any) -> tuple[Any, dict[str, Any]]:
+        """Return actions (n, *action_shape), and what is to be recorded: these and the fields."""
+        actions, fields = acted if isinstance(acted, tuple) else (acted, {})
+        shape = self.envs.action_space.shape
+        if shape is None or isinstance(actions, dict | tuple):
+            return actions, fields
+        actions = np.asarray(actions).reshape(shape)
+        return actions, {"actions": actions, **fields}
+
+    def _step_into(self, actions: Any, slot: Any) -> dict[str, Any]:
+        """Step all envs into a slot; return the infos."""
+        if self._successors is None or self._successors.is_done:
+            return self.envs.step(actions, out=slot)[4]
+        obs, *results, infos, _ = self._step(self.envs._actions.check(actions), None)
+        copy_rows(slot.obs, obs, slice(None))
+        for target, found in zip(slot[1:], results, strict=True):
+            target[:] = found
+        return infos
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reply:
+        """Call a method of every env, or read an attribute."""
+        try:
+            if name in ("np_random_seed", "np_random"):
+                return self._reply(getattr(self.envs, name))
+            return self._reply(_methods(self.envs).call(name, *args, **kwargs))
+        except Exception as error:
+            return self._failed(error, "call")
+
+    def set_attr(self, name: str, values: list[Any]) -> Reply:
+        """Set an attribute of every env to a value of its own."""
+        try:
+            return self._reply(_methods(self.envs).set_attr(name, values))
+        except Exception as error:
+            return self._failed(error, "set_attr")
+
+    def close(self) -> Reply:
+        """Close the envs."""
+        with contextlib.suppress(Exception):  # nobody is left to be told
+            self.envs.close()
+        return Reply(None)
+
+    def _reply(self, result: Any) -> Reply:
+        if self._counts is None or (self._counts == self._reported).all():
+            return Reply(result)
+        self._reported = self._counts.copy()
+        return Reply(result, restarts=self._reported)
+
+    def _failed(self, error: Exception, call: str, actions: Any = None) -> Reply:
+        index = getattr(error, "env_index", 0)
+        action = None
+        if isinstance(actions, np.ndarray) and index < len(actions):
+            action = actions[index]
+        return Reply(
+            None, [EnvFault.of(error, self._seat.first + index, self._seat.worker, call, action)]
+        )
+
+
+def _methods(envs: VecEnv) -> Any:
+    """Return the vector env if the methods of its envs can be called."""
+    if not hasattr(envs, "set_attr"):
+        raise NotImplementedError(f"{type(envs).__name__} has no env objects that could be called")
+    return envs
