@@ -39,7 +39,7 @@ test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an ag
 test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device
 	$(PYTEST) -m gpu || test $$? -eq 5
 
-test-ray: $(VENV)/.installed-test  ## the tests that need the `ray` package
+test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray  ## the tests that need the `ray` package
 	$(PYTEST) -m ray || test $$? -eq 5
 
 coverage: $(VENV)/.installed-test  ## line and branch coverage, kernels included (JIT off; slow)

@@ -16,7 +16,7 @@ NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
 OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}
 OPTIONAL |= {"stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}
 # Whose names users import from there.
-PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.jit"}
+PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.jit", "vecenv.jit.random"}
 TEST_ONLY = {"jaxtyping", "beartype", "pytest", "hypothesis"}
 # Imports flow from later rows to earlier ones, and within a row only as WITHIN_ROW says: ray
 # spreads any backend, cage is a compiled environment. Modules not named here are not ordered.
@@ -119,7 +119,9 @@ def test_shared_memory_imports_flow_one_way(name):
 
 
 def public_names(package: str) -> set[str]:
-    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text())
+    path = ROOT / package.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = ast.parse(path.read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))
