@@ -28,6 +28,17 @@ import math
 import numpy as np
 from numba import njit
 
+# For kernels; the rest of this module is the driver's.
+__all__ = [
+    "integers",
+    "integers_at",
+    "next_word",
+    "normal",
+    "uniform",
+    "uniform_at",
+    "word_at",
+]
+
 RNG_DTYPE = np.dtype([("key", np.uint64), ("counter", np.uint64)])
 BLOCK_SIZE = 1 << 16  # words per step; a step that draws more runs on into the next block
 NUM_SLOTS = BLOCK_SIZE // 2  # slots of `word_at`, the upper half of a block
