@@ -90,7 +90,7 @@ bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise
 
 constraints: $(VENV)/.python  ## take the newest versions of everything but torch
 	rm -rf $(VENV)-pins && $(RUN) -m venv $(VENV)-pins
-	$(VENV)-pins/bin/python -m pip install "$$(grep ^torch== constraints.txt)" -e ".[dev]"
+	$(VENV)-pins/bin/python -m pip install "$$(grep ^torch== constraints.txt)" -e ".[dev,docs]"
 	{ sed -n '/^#/p' constraints.txt; \
 	  $(VENV)-pins/bin/python -m pip freeze --all --exclude-editable --exclude pip \
 	  | grep -Ev '^(nvidia-|cuda-|triton)' | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > $(VENV)-pins/new
