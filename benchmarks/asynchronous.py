@@ -128,9 +128,15 @@ HEADER = [
 
 
 def bench_null(options: argparse.Namespace) -> None:
-    """Do-nothing envs."""
+    """Do-nothing envs, bare and with the wrappers that `gymnasium.make` puts around them."""
+    gym.register("Null-v0", NullEnv, max_episode_steps=10**9, disable_env_checker=True)
+    kinds: dict[str, Callable[[], gym.Env]] = {
+        "null": NullEnv,
+        "null, by gymnasium.make": lambda: gym.make("Null-v0"),
+    }
     rows = [
-        row(f"null, {n}", measure(NullEnv, n, options.env_steps, options.repetitions))
+        row(f"{name}, {n}", measure(make, n, options.env_steps, options.repetitions))
+        for name, make in kinds.items()
         for n in (8, 64, 512)
     ]
     print(markdown_table(HEADER, rows))
