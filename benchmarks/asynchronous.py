@@ -129,7 +129,9 @@ HEADER = [
 
 def bench_null(options: argparse.Namespace) -> None:
     """Do-nothing envs, bare and with the wrappers that `gymnasium.make` puts around them."""
-    gym.register("Null-v0", NullEnv, max_episode_steps=10**9, disable_env_checker=True)
+    gym.register(
+        "Null-v0", lambda **_: NullEnv(), max_episode_steps=10**9, disable_env_checker=True
+    )
     kinds: dict[str, Callable[[], gym.Env]] = {
         "null": NullEnv,
         "null, by gymnasium.make": lambda: gym.make("Null-v0"),
