@@ -130,6 +130,7 @@ from shm.faulty_envs import FaultyEnv, FINE, HANG
 from vecenv.shm.env import AsyncVectorEnv
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell's job began
     envs = AsyncVectorEnv([lambda: FaultyEnv()] * 4, num_workers=2, context={context!r})
     envs.reset()
     print(*set(envs.call("pid")), flush=True)
