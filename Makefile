@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cage2 test test-slow test-gpu test-ray coverage lint format format-check typecheck \
+.PHONY: help demo cage2 test test-slow test-gpu test-ray test-adapters coverage lint format format-check typecheck \
 	docs check-wheel check-lowest bench constraints clean
 
 help:  ## list the targets
@@ -41,6 +41,11 @@ test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device
 
 test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray  ## the tests that need the `ray` package
 	$(PYTEST) -m ray || test $$? -eq 5
+
+# In an environment of its own: these libraries pull much that nothing else here needs.
+test-adapters:  ## the tests of the adapters, against the real libraries
+	$(MAKE) VENV=.venv-adapters .venv-adapters/.installed-test,sb3,torchrl,tianshou,minari
+	.venv-adapters/bin/python -m pytest $(PYTEST_ARGS) tests/adapters
 
 coverage: $(VENV)/.installed-test  ## line and branch coverage, kernels included (JIT off; slow)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "$(FAST)" --timeout=600 --cov --cov-report=term
