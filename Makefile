@@ -42,10 +42,12 @@ test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device
 test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray  ## the tests that need the `ray` package
 	$(PYTEST) -m ray || test $$? -eq 5
 
-# In an environment of its own: these libraries pull much that nothing else here needs.
-test-adapters:  ## the tests of the adapters, against the real libraries
-	$(MAKE) VENV=.venv-adapters .venv-adapters/.installed-test,sb3,torchrl,tianshou,minari
-	.venv-adapters/bin/python -m pytest $(PYTEST_ARGS) tests/adapters
+# In an environment of its own and without constraints.txt: these libraries bring other versions.
+test-adapters: $(VENV)/.python  ## the tests of the adapters, against the real libraries
+	test -d .venv-adapters || $(RUN) -m venv .venv-adapters
+	.venv-adapters/bin/python -m pip install --quiet "$$(grep ^torch== constraints.txt)" \
+		-e ".[test,sb3,torchrl,tianshou,minari]"
+	OMP_NUM_THREADS=1 .venv-adapters/bin/python -m pytest -m "not learn" $(PYTEST_ARGS) tests/adapters
 
 coverage: $(VENV)/.installed-test  ## line and branch coverage, kernels included (JIT off; slow)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "$(FAST)" --timeout=600 --cov --cov-report=term
@@ -78,7 +80,7 @@ check-wheel: $(VENV)/.python  ## build wheel and sdist, install the wheel elsewh
 	build/wheel/venv/bin/python -m pip check
 	cd build/wheel && venv/bin/python ../../examples/cage2_demo.py --total-steps 100000 --episodes 50
 	cd build/wheel && venv/bin/vecenv evaluate --policy defender --episodes 50
-	cd build/wheel && venv/bin/python -m pytest -q -p no:cacheprovider -W error --doctest-modules \
+	cd build/wheel && venv/bin/python -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider -W error --doctest-modules \
 		-o doctest_optionflags="NORMALIZE_WHITESPACE ELLIPSIS" --pyargs vecenv buffers
 
 # The oldest versions that pyproject.toml allows, on the oldest Python; with uv, which can resolve so.

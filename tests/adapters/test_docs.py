@@ -1,0 +1,42 @@
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "adapters.md"
+LIBRARIES = {
+    "stable-baselines3": "stable_baselines3",
+    "TorchRL": "torchrl",
+    "Tianshou": "tianshou",
+    "RLlib": "gymnasium",
+    "Minari": "minari",
+}
+# A title names what a block needs; tests/test_docs.py runs those without.
+BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def sections():
+    parts = re.split(r"^## (.*)\n", PAGE.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_section_with_code_is_run():
+    assert {name for name, text in sections().items() if BLOCK.search(text)} == set(LIBRARIES)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_the_code_of_the_page_runs(name, tmp_path, monkeypatch):
+    pytest.importorskip(LIBRARIES[name])
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    scope = {"__name__": "page"}
+    for title, block in BLOCK.findall(sections()[name]):
+        if "ray" in title and importlib.util.find_spec("ray") is None:
+            continue
+        exec(compile(block, str(PAGE), "exec"), scope)
+    if name == "RLlib":
+        assert scope["make_env"]({"num_envs": 3}).num_envs == 3
+        assert not hasattr(scope["make_env"]({}), "num_envs")
+    if name == "Minari":
+        assert scope["dataset"].total_steps == 50

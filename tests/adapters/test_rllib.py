@@ -1,0 +1,96 @@
+"""The recipe of docs/adapters.md: RLlib's env runners step a vector env of ours."""
+
+import gymnasium as gym
+import pytest
+
+import vecenv
+from vecenv.cage import Cage2VectorEnv
+
+pytest.importorskip("ray.rllib")
+import ray
+from ray import tune
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore"),  # Ray has many
+    pytest.mark.timeout(1200),
+]
+
+
+def make_pole(config):
+    """RLlib asks for a vector env with "num_envs", and without for a single one."""
+    if "num_envs" in config:
+        return vecenv.make_vec("CartPole-v1", config["num_envs"], backend="sync")
+    return gym.make("CartPole-v1")
+
+
+def make_network(config):
+    if "num_envs" in config:
+        return Cage2VectorEnv(config["num_envs"], episode_length=30)
+    return gym.make("vecenv:Cage2-v0", episode_length=30)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    tune.register_env("vecenv-pole", make_pole)
+    tune.register_env("vecenv-network", make_network)
+    yield
+    ray.shutdown()
+
+
+def build(env, num_envs, **training):
+    config = PPOConfig().environment(env)
+    config.env_runners(
+        num_env_runners=0,
+        num_envs_per_env_runner=num_envs,
+        gym_env_vectorize_mode="vector_entry_point",
+    )
+    config.learners(num_learners=0)
+    config.training(**training)
+    config.rl_module(
+        model_config=DefaultModelConfig(
+            fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False
+        )
+    )
+    config.debugging(seed=1)
+    return config.build_algo()
+
+
+def test_env_runners_hold_our_vector_env():
+    algorithm = build("vecenv-network", 8, train_batch_size=480, minibatch_size=240, num_epochs=1)
+    assert isinstance(algorithm.env_runner.env.unwrapped, Cage2VectorEnv)
+    result = algorithm.train()["env_runners"]
+    # 16 episodes of 30 steps: RLlib knows that the step which resets is none.
+    assert result["episode_len_mean"] == 30
+    assert result["num_env_steps_sampled"] >= 480
+    assert -400 < result["episode_return_mean"] < 0
+    algorithm.stop()
+
+
+@pytest.mark.learn
+def test_ppo_balances_the_pole():
+    algorithm = build(
+        "vecenv-pole",
+        8,
+        lr=1e-3,
+        train_batch_size=2048,
+        minibatch_size=256,
+        num_epochs=8,
+        gamma=0.99,
+        lambda_=0.95,
+        vf_loss_coeff=0.01,
+        entropy_coeff=0.0,
+        use_kl_loss=False,
+        grad_clip=0.5,
+    )
+    assert isinstance(algorithm.env_runner.env.unwrapped, vecenv.SyncVectorEnv)
+    best = 0
+    for _ in range(60):
+        best = max(best, algorithm.train()["env_runners"]["episode_return_mean"])
+        if best >= 450:
+            break
+    algorithm.stop()
+    assert best >= 450

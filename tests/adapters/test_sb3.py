@@ -1,0 +1,398 @@
+"""SB3VecEnv against stable-baselines3's own DummyVecEnv, on the points its tests check."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import CounterEnv, counters
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import TimeLimit
+
+import vecenv
+from vecenv.adapters.sb3 import SB3VecEnv, make_sb3_env
+from vecenv.cage import Cage2VectorEnv
+
+pytest.importorskip("stable_baselines3")
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecCheckNan,
+    VecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
+
+SAME_STEP = AutoresetMode.SAME_STEP
+LENGTHS = [2, 3, 5]
+
+
+class GoalEnv(CounterEnv):
+    """The same in a Dict, and with actions of another kind."""
+
+    observation_space = spaces.Dict(
+        where=CounterEnv.observation_space, parity=spaces.Discrete(2), bits=spaces.MultiBinary(2)
+    )
+    action_space = spaces.Box(-1, 1, (2,))
+
+    def _observe(self):
+        step = self.step_number
+        bits = np.array([step % 2, 1], np.int8)
+        return {"where": super()._observe(), "parity": step % 2, "bits": bits}
+
+
+def sync(lengths=LENGTHS, **kwargs):
+    return vecenv.SyncVectorEnv(counters(lengths, **kwargs), autoreset_mode=SAME_STEP)
+
+
+def backends():
+    options = {"autoreset_mode": SAME_STEP}
+    yield "sync", sync
+    yield "async", lambda: vecenv.AsyncVectorEnv(counters(LENGTHS), num_workers=2, **options)
+    yield "gymnasium", lambda: gym.vector.SyncVectorEnv(counters(LENGTHS), **options)
+    yield "jit", lambda: vecenv.make_vec("JitCartPole-v1", 3, **options)
+    yield "cage", lambda: Cage2VectorEnv(3, episode_length=4, step_infos="red_type", **options)
+
+
+@pytest.fixture(params=backends(), ids=lambda pair: pair[0])
+def envs(request):
+    envs = SB3VecEnv(request.param[1]())
+    yield envs
+    envs.close()
+
+
+def random_actions(envs):
+    return np.array([envs.action_space.sample() for _ in range(envs.num_envs)])
+
+
+def assert_infos_equal(ours, theirs):
+    for info, other in zip(ours, theirs, strict=True):
+        expected = dict(other)
+        if not expected.pop("TimeLimit.truncated"):  # DummyVecEnv says so at every step
+            info = {key: value for key, value in info.items() if key != "TimeLimit.truncated"}
+        else:
+            assert info.pop("TimeLimit.truncated") is True
+        if "episode" in expected:
+            expected["episode"]["t"] = info["episode"]["t"]
+        np.testing.assert_equal(info, expected)
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("kind", [CounterEnv, GoalEnv])
+def test_all_that_dummy_vec_env_returns(kind, truncates):
+    def make(name):
+        return lambda: Monitor(kind(name, LENGTHS[name], truncates=truncates))
+
+    theirs = DummyVecEnv([make(name) for name in range(3)])
+    plain = [lambda name=name: kind(name, LENGTHS[name], truncates=truncates) for name in range(3)]
+    ours = SB3VecEnv(vecenv.SyncVectorEnv(plain, autoreset_mode=SAME_STEP))
+    assert ours.observation_space == theirs.observation_space
+    assert ours.action_space == theirs.action_space
+    for envs in (ours, theirs):
+        envs.seed(3)
+    np.testing.assert_equal(ours.reset(), dict(e) if isinstance(e := theirs.reset(), dict) else e)
+    for _ in range(12):
+        actions = random_actions(theirs)
+        results = [envs.step(actions) for envs in (ours, theirs)]
+        for mine, other in zip(*(result[:3] for result in results), strict=True):
+            np.testing.assert_equal(mine, dict(other) if isinstance(other, dict) else other)
+            assert getattr(mine, "dtype", None) == getattr(other, "dtype", None)
+        assert_infos_equal(results[0][3], results[1][3])
+        np.testing.assert_equal(ours.reset_infos, theirs.reset_infos)
+    np.testing.assert_equal(
+        [env.calls for env in ours.envs.envs], theirs.get_attr("calls"), "the envs saw the same"
+    )
+
+
+def test_every_backend_keeps_the_form(envs):
+    assert isinstance(envs, VecEnv) and isinstance(envs, SB3VecEnv)
+    obs = envs.reset()
+    num_ended = 0
+    for _ in range(60):
+        before = obs.copy()
+        obs, rewards, dones, infos = envs.step(random_actions(envs))
+        assert obs.shape == (3, *envs.observation_space.shape)
+        assert obs.dtype == envs.observation_space.dtype
+        assert rewards.shape == dones.shape == (3,)
+        assert (rewards.dtype, dones.dtype) == (np.float32, np.bool_)
+        assert isinstance(infos, list) and all(type(info) is dict for info in infos)
+        for i in range(3):
+            assert ("terminal_observation" in infos[i]) == dones[i]
+            if dones[i]:
+                num_ended += 1
+                assert isinstance(infos[i]["TimeLimit.truncated"], bool)
+                assert infos[i]["terminal_observation"].shape == obs[i].shape
+                assert set(infos[i]["episode"]) == {"r", "l", "t"}
+                assert not np.array_equal(infos[i]["terminal_observation"], before)
+    assert num_ended > 3
+
+
+def test_arrays_and_infos_are_the_callers(envs):
+    first = envs.reset()
+    copied = first.copy()
+    obs, rewards, dones, infos = envs.step(random_actions(envs))
+    infos[0]["mark"] = True
+    kept = [array.copy() for array in (obs, rewards, dones)]
+    later = envs.step(random_actions(envs))
+    np.testing.assert_equal(first, copied)
+    for array, copy in zip((obs, rewards, dones), kept, strict=True):
+        np.testing.assert_equal(array, copy)
+    assert "mark" not in later[3][0]
+
+
+def test_time_limit_is_told_from_the_end():
+    envs = SB3VecEnv(sync([3], truncates=True))
+    assert _last_info(envs)["TimeLimit.truncated"] is True
+    assert _last_info(SB3VecEnv(sync([3])))["TimeLimit.truncated"] is False
+
+
+def test_who_ends_and_is_cut_at_once_has_terminated():
+    factory = [lambda: TimeLimit(CounterEnv(0, 3), 3)]
+    envs = SB3VecEnv(vecenv.SyncVectorEnv(factory, autoreset_mode=SAME_STEP))
+    assert _last_info(envs)["TimeLimit.truncated"] is False
+
+
+def _last_info(envs):
+    envs.reset()
+    infos = [envs.step(np.array([0]))[3][0] for _ in range(3)]
+    assert "TimeLimit.truncated" not in infos[1]
+    return infos[-1]
+
+
+def test_infos_of_the_end_and_of_the_beginning_are_kept_apart():
+    envs = SB3VecEnv(sync([2, 3]))
+    envs.reset()
+    assert [info["episode"] for info in envs.reset_infos] == [0, 0]
+    envs.step(np.zeros(2, int))
+    *_, infos = envs.step(np.zeros(2, int))
+    assert infos[0]["step"] == 2
+    assert envs.reset_infos == [{"episode": 1}, {"episode": 0}]
+
+
+def test_monitoring_counts_episodes():
+    envs = make_sb3_env(counters_without_infos([2, 3]), backend="sync")
+    envs.reset()
+    found = [[], []]
+    for _ in range(6):
+        *_, infos = envs.step(np.zeros(2, int))
+        for i, info in enumerate(infos):
+            if "episode" in info:
+                found[i].append((info["episode"]["r"], info["episode"]["l"]))
+    assert found == [[(3.0, 2)] * 3, [(6.0, 3)] * 2]
+
+
+def test_a_reset_in_mid_episode_starts_counting_anew():
+    envs = make_sb3_env(counters_without_infos([3]), backend="sync")
+    envs.reset()
+    envs.step(np.array([0]))
+    envs.reset()
+    infos = [envs.step(np.array([0]))[3][0] for _ in range(3)]
+    assert (infos[-1]["episode"]["r"], infos[-1]["episode"]["l"]) == (6.0, 3)
+
+
+def counters_without_infos(lengths):
+    class Silent(CounterEnv):
+        def reset(self, **kwargs):
+            return super().reset(**kwargs)[0], {}
+
+        def step(self, action):
+            return (*super().step(action)[:4], {})
+
+    return [lambda name=n, length=k: Silent(name, length) for n, k in enumerate(lengths)]
+
+
+def test_episodes_that_wrappers_report_are_kept():
+    from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+    envs = vecenv.SyncVectorEnv(counters_without_infos([2, 3]), autoreset_mode=SAME_STEP)
+    wrapped = SB3VecEnv(RecordEpisodeStatistics(envs), monitor=False)
+    wrapped.reset()
+    wrapped.step(np.zeros(2, int))
+    *_, infos = wrapped.step(np.zeros(2, int))
+    assert (infos[0]["episode"]["r"], infos[0]["episode"]["l"]) == (3.0, 2)
+    assert "episode" not in infos[1] and "episode" not in wrapped.reset_infos[0]
+
+
+def test_without_monitoring_vec_monitor_counts():
+    envs = VecMonitor(make_sb3_env(counters_without_infos([2]), backend="sync", monitor=False))
+    envs.reset()
+    infos = [envs.step(np.array([0]))[3][0] for _ in range(2)]
+    assert "episode" not in infos[0] and infos[1]["episode"]["r"] == 3.0
+
+
+def test_seeds_count_for_one_reset(envs):
+    assert list(envs.seed(7)) == [7, 8, 9]
+    first = envs.reset().copy()
+    envs.seed(7)
+    np.testing.assert_equal(envs.reset()[:, :1], first[:, :1])
+    envs.seed(7)
+    envs.reset()
+    assert envs._seeds == [None] * 3
+
+
+def test_seeds_and_options_reach_the_envs_once():
+    envs = SB3VecEnv(sync([3, 3]))
+    envs.seed(5)
+    envs.set_options({"level": 2})
+    envs.reset()
+    envs.reset()
+    assert [env.calls for env in envs.envs.envs] == [
+        [("reset", 5 + i, {"level": 2}), ("reset", None, None)] for i in range(2)
+    ]
+
+
+def test_options_per_env_are_refused_and_equal_ones_are_not():
+    envs = SB3VecEnv(sync([3, 3]))
+    envs.set_options([{"level": 1}, {"level": 1}])
+    envs.reset()
+    envs.set_options([{"level": 1}, {"level": 2}])
+    with pytest.raises(ValueError, match="different options for different envs"):
+        envs.reset()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_attributes_and_methods_of_single_envs(backend):
+    envs = make_sb3_env(counters([3, 3, 3]), backend=backend)
+    assert envs.get_attr("name") == [0, 1, 2]
+    assert envs.get_attr("name", indices=1) == [1]
+    assert envs.get_attr("name", indices=[2, 0]) == [2, 0]
+    assert envs.env_method("double", 5, indices=[0, 2], offset=1) == [11, 13]
+    envs.set_attr("length", 9)
+    assert envs.get_attr("length") == [9, 9, 9]
+    envs.set_attr("length", [1, 2], indices=[1])
+    assert envs.get_attr("length") == [9, [1, 2], 9]
+    assert envs.has_attr("name") and not envs.has_attr("nothing")
+    envs.close()
+
+
+def test_attributes_of_compiled_envs():
+    envs = SB3VecEnv(Cage2VectorEnv(3, autoreset_mode=SAME_STEP))
+    envs.reset()
+    assert envs.get_attr("num_envs") == [3, 3, 3]
+    assert envs.get_attr("last_lengths", indices=[1]) == [0]
+    with pytest.raises(TypeError, match="rows of arrays"):
+        envs.set_attr("anything", 1)
+    assert not envs.has_attr("nothing")
+
+
+def test_action_masks_of_compiled_envs_come_one_per_env():
+    class Masked(type(vecenv.make_vec("JitCartPole-v1", 1))):
+        def action_masks(self):
+            return np.arange(8).reshape(4, 2) % 3 == 0
+
+    envs = SB3VecEnv(Masked(4, autoreset_mode=SAME_STEP))
+    envs.reset()
+    assert envs.has_attr("action_masks")
+    masks = np.stack(envs.env_method("action_masks", indices=[3, 0]))  # as sb3-contrib does it
+    assert masks.tolist() == [[True, False], [True, False]]
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_wrappers_are_known(backend):
+    factories = [CounterEnv, lambda: TimeLimit(CounterEnv(), 3)]
+    envs = make_sb3_env(factories, backend=backend, monitor=False)
+    assert envs.env_is_wrapped(TimeLimit) == [False, True]
+    assert envs.env_is_wrapped(TimeLimit, indices=[1]) == [True]
+    assert envs.env_is_wrapped(Monitor) == [False, False]
+    envs.close()
+
+
+def test_monitoring_counts_as_monitor():
+    envs = make_sb3_env("JitCartPole-v1", 2)
+    assert envs.env_is_wrapped(Monitor) == [True, True]
+    assert envs.env_is_wrapped(TimeLimit) == [False, False]
+
+
+def test_frames_are_tiled():
+    envs = make_sb3_env("vecenv:Cage2-v0", 2, render_mode="rgb_array")
+    envs.reset()
+    frames = envs.get_images()
+    assert len(frames) == 2 and frames[0].dtype == np.uint8
+    height, width, _ = frames[0].shape
+    assert envs.render().shape in {(2 * height, width, 3), (height, 2 * width, 3)}
+    assert SB3VecEnv(sync()).get_images() == [None] * 3
+
+
+def test_closing_closes_the_envs_and_may_come_twice():
+    envs = SB3VecEnv(sync())
+    singles = envs.envs.envs
+    envs.close()
+    envs.close()
+    assert all(env.is_closed for env in singles)
+
+
+def test_actions_of_policies_for_bits():
+    class Bits(CounterEnv):
+        action_space = spaces.MultiBinary(3)
+
+    envs = SB3VecEnv(vecenv.SyncVectorEnv([Bits], autoreset_mode=SAME_STEP))
+    envs.reset()
+    envs.step(np.array([[0.0, 1.0, 1.0]], np.float32))
+    action = envs.envs.envs[0].calls[-1][1]
+    assert action.tolist() == [0, 1, 1] and action.dtype == np.int8
+
+
+def test_wrappers_of_sb3_go_around_it():
+    envs = make_sb3_env("Pendulum-v1", 3, backend="sync")
+    envs = VecNormalize(VecFrameStack(VecCheckNan(envs, raise_exception=True), 2))
+    assert envs.reset().shape == (3, 6)
+    for _ in range(201):
+        obs, _, dones, infos = envs.step(random_actions(envs))
+    assert obs.shape == (3, 6) and not dones.any()
+    assert infos[0] == {}
+
+
+def test_evaluate_policy_counts_whole_episodes_without_a_warning():
+    class Left:
+        def predict(self, obs, **kwargs):
+            return np.zeros(len(obs), int), None
+
+    envs = make_sb3_env(counters_without_infos([2, 3]), backend="sync")
+    returns, lengths = evaluate_policy(Left(), envs, 4, return_episode_rewards=True)
+    assert sorted(returns) == [3.0, 3.0, 6.0, 6.0] and sorted(lengths) == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+def test_other_autoreset_modes_are_refused(mode):
+    with pytest.raises(ValueError, match=r"autoreset_mode.*SAME_STEP.*autoreset_mode=.SameStep"):
+        SB3VecEnv(vecenv.SyncVectorEnv(counters([3]), autoreset_mode=mode))
+
+
+def test_observations_that_are_overwritten_are_refused():
+    envs = vecenv.SyncVectorEnv(counters([3]), copy=False, autoreset_mode=SAME_STEP)
+    with pytest.raises(ValueError, match="copy=True"):
+        SB3VecEnv(envs)
+
+
+def test_single_envs_are_refused():
+    with pytest.raises(TypeError, match=r"CounterEnv.*VectorEnv.*make_sb3_env"):
+        SB3VecEnv(CounterEnv())
+
+
+BAD_SPACES = {
+    "observation_space is Text": ("observation_space", spaces.Text(4)),
+    "observation_space is Tuple": ("observation_space", spaces.Tuple([spaces.Discrete(2)])),
+    r"observation_space\['a'\] is Dict": (
+        "observation_space",
+        spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))),
+    ),
+    "action_space is Dict": ("action_space", spaces.Dict(a=spaces.Discrete(2))),
+    "counts actions from 0": ("action_space", spaces.Discrete(3, start=1)),
+}
+
+
+@pytest.mark.parametrize("message", BAD_SPACES)
+def test_spaces_that_sb3_has_no_use_for_are_refused(message):
+    name, space = BAD_SPACES[message]
+    made = []
+
+    class Odd(CounterEnv):
+        def __init__(self):
+            super().__init__()
+            setattr(self, name, space)
+            made.append(self)
+
+    with pytest.raises(TypeError, match=message):
+        make_sb3_env(Odd, 1, backend="sync")
+    assert made[0].is_closed

@@ -1,0 +1,55 @@
+"""Scripts of the CleanRL kind: with one import line changed they do the same."""
+
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parent / "single_file_ppo.py"
+IMPORT_LINE = "from gymnasium import vector\n"
+CHANGED_LINE = "import vecenv as vector\n"
+
+
+def load(*, changed):
+    """The script as a module."""
+    text = SCRIPT.read_text()
+    assert text.count(IMPORT_LINE) == 1
+    if changed:
+        text = text.replace(IMPORT_LINE, CHANGED_LINE)
+    module = types.ModuleType(f"script_{changed}")
+    sys.modules[module.__name__] = module
+    exec(compile(text, str(SCRIPT), "exec"), module.__dict__)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_every_number_is_the_same(asynchronous):
+    agents, episodes = [], []
+    for changed in (False, True):
+        script = load(changed=changed)
+        args = script.Args(total_timesteps=3 * 1024, asynchronous=asynchronous)
+        agent, ended = script.main(args)
+        agents.append(agent.state_dict())
+        episodes.append(ended)
+    assert episodes[0] == episodes[1] and len(episodes[0]) > 50
+    for name, tensor in agents[0].items():
+        assert torch.equal(tensor, agents[1][name])
+
+
+@pytest.mark.learn
+@pytest.mark.timeout(400)
+def test_it_balances_the_pole():
+    script = load(changed=True)
+    _, episodes = script.main(script.Args(total_timesteps=200_000))
+    assert np.mean([reward for _, reward, _ in episodes[-30:]]) >= 475

@@ -1,0 +1,90 @@
+import sys
+
+import numpy as np
+import pytest
+from envs import NUM_ENVS, RandomEnv, random_envs
+from gymnasium import spaces
+
+from vecenv.adapters import bind_base, load_library, split_infos
+
+ROWS = np.arange(3)
+
+
+def test_masks_say_who_has_a_key():
+    infos = {"a": ROWS, "_a": ROWS != 1, "b": ROWS * 2.0}
+    assert split_infos(infos, 3) == [{"a": 0, "b": 0.0}, {"b": 2.0}, {"a": 2, "b": 4.0}]
+
+
+def test_nested_infos_and_private_keys_without_a_partner():
+    infos = {"deep": {"x": ROWS, "_x": ROWS == 2}, "_deep": ROWS > 0, "_alone": ROWS}
+    assert split_infos(infos, 3) == [
+        {"_alone": 0},
+        {"deep": {}, "_alone": 1},
+        {"deep": {"x": 2}, "_alone": 2},
+    ]
+
+
+def test_only_the_chosen_envs_have_infos():
+    infos = {"a": ROWS, "deep": {"x": ROWS, "_x": ROWS == 2}, "b": ROWS, "_b": ROWS < 2}
+    assert split_infos(infos, 3, np.array([2, 0])) == [
+        {"a": 2, "deep": {"x": 2}},
+        {"a": 0, "deep": {}, "b": 0},
+    ]
+
+
+def test_dicts_are_new_and_of_their_own():
+    first, second = split_infos({}, 2)
+    assert first == second == {}
+    assert first is not second
+
+
+def test_splitting_undoes_batching():
+    envs = random_envs(spaces.Discrete(3))
+    twins = [RandomEnv(spaces.Discrete(3)) for _ in range(NUM_ENVS)]
+    _, infos = envs.reset(seed=5)
+    expected = [twin.reset(seed=5 + i)[1] for i, twin in enumerate(twins)]
+    for info, original in zip(split_infos(infos, NUM_ENVS), expected, strict=True):
+        np.testing.assert_equal(info, original)
+    envs.close()
+
+
+def test_a_missing_library_names_the_extra():
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs nosuchlib.*pip install 'vecenv\[nosuch\]'"
+    ):
+        load_library("nosuchlib.part", "nosuch")
+
+
+def test_what_the_library_itself_misses_is_not_blamed_on_it(tmp_path, monkeypatch):
+    (tmp_path / "halfway.py").write_text("import nosuchlib")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'nosuchlib'"):
+        load_library("halfway", "extra")
+    sys.modules.pop("halfway", None)
+
+
+def test_bound_classes_are_made_once_and_go_first():
+    class Base:
+        name = "base"
+
+    class Adapter:
+        name = "adapter"
+
+    bound = bind_base(Adapter, Base)
+    assert bound is bind_base(Adapter, Base) is bind_base(bound, Base)
+    assert issubclass(bound, Base) and bound.name == "adapter"
+
+
+@pytest.mark.parametrize("module", ["sb3", "tianshou", "torchrl", "minari"])
+def test_adapters_load_no_library_when_imported(module):
+    import subprocess
+
+    script = (
+        f"import sys, vecenv.adapters.{module}; "
+        "print({'stable_baselines3', 'tianshou', 'torchrl', 'tensordict', 'minari', 'torch'}"
+        " & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"

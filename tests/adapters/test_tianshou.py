@@ -1,0 +1,322 @@
+"""TianshouVectorEnv against Tianshou's own DummyVectorEnv, and in its collectors."""
+
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import CounterEnv, counters
+from gymnasium import spaces
+
+import vecenv
+from vecenv.adapters.tianshou import TianshouVectorEnv, make_tianshou_env
+
+pytest.importorskip("tianshou")
+from tianshou.data import AsyncCollector, Batch, Collector, CollectStats, VectorReplayBuffer
+from tianshou.env import BaseVectorEnv, DummyVectorEnv, VectorEnvNormObs
+
+LENGTHS = [2, 3, 5, 9]
+SIMPLE = {"autoreset_mode": "Disabled"}
+
+
+class DictEnv(CounterEnv):
+    observation_space = spaces.Dict(where=CounterEnv.observation_space, parity=spaces.Discrete(2))
+
+    def _observe(self):
+        return {"where": super()._observe(), "parity": np.int64(self.step_number % 2)}
+
+
+class SlowEnv(CounterEnv):
+    """Takes as many hundredths of a second as its name says."""
+
+    def step(self, action):
+        time.sleep(0.01 * self.name)
+        return super().step(action)
+
+
+def factories(kind):
+    return [lambda name=n, length=k: kind(name, length) for n, k in enumerate(LENGTHS)]
+
+
+def assert_same(ours, theirs):
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert type(mine) is type(other) is np.ndarray
+        np.testing.assert_equal(mine.tolist(), other.tolist())
+        assert mine.shape == other.shape and mine.dtype == other.dtype
+
+
+@pytest.mark.parametrize("kind", [CounterEnv, DictEnv])
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_all_that_dummy_vector_env_returns(kind, backend):
+    ours = make_tianshou_env(factories(kind), backend=backend)
+    theirs = DummyVectorEnv(factories(kind))
+    assert len(ours) == len(theirs) == 4
+    assert_same(ours.reset(), theirs.reset())
+    rng = np.random.default_rng(1)
+    for _ in range(30):
+        ids = rng.permutation(4)[: rng.integers(1, 5)]
+        actions = rng.integers(10, size=len(ids))
+        results = [envs.step(actions, ids) for envs in (ours, theirs)]
+        assert_same(*results)
+        if len(over := ids[results[1][2] | results[1][3]]):
+            assert_same(ours.reset(over), theirs.reset(over))
+    ours.close()
+
+
+def test_all_envs_at_once_and_one_by_number():
+    ours = make_tianshou_env(counters(LENGTHS), backend="sync")
+    theirs = DummyVectorEnv(counters(LENGTHS))
+    for envs in (ours, theirs):
+        envs.reset()
+    assert_same(ours.step(np.arange(4)), theirs.step(np.arange(4)))
+    assert_same(ours.step([7], 2), theirs.step([7], 2))
+    assert_same(ours.reset(2), theirs.reset(2))
+    done = [[call[0] for call in env.calls] for env in ours.envs.envs]
+    assert done == [[call[0] for call in calls] for calls in theirs.get_env_attr("calls")]
+
+
+def test_a_first_reset_of_some_envs():
+    envs = make_tianshou_env("JitCartPole-v1", 3)
+    obs, infos = envs.reset([2, 0])
+    assert obs.shape == (2, 4) and infos.tolist() == [{}, {}]
+
+
+def test_seeds_count_for_the_next_reset_of_each_env():
+    envs = make_tianshou_env(counters([3, 3, 3]), backend="sync")
+    assert envs.seed(5) == [[5], [6], [7]]
+    envs.reset()
+    envs.reset()
+    envs.seed([1, 2, 3])
+    envs.reset([2])
+    envs.reset(options={"level": 1})
+    assert envs.seed() == [None] * 3
+    calls = [[call[1:] for call in env.calls] for env in envs.envs.envs]
+    assert calls[0] == [(5, None), (None, None), (1, {"level": 1})]
+    assert calls[2] == [(7, None), (None, None), (3, {}), (None, {"level": 1})]
+    with pytest.raises(ValueError, match="2 seeds for 3 envs"):
+        envs.seed([1, 2])
+
+
+def test_attributes():
+    envs = make_tianshou_env(counters([3, 3, 3]), backend="sync")
+    assert isinstance(envs, BaseVectorEnv) and isinstance(envs, TianshouVectorEnv)
+    assert envs.action_space == [spaces.Discrete(10)] * 3
+    assert envs.observation_space == [CounterEnv.observation_space] * 3
+    assert envs.metadata[0]["autoreset_mode"] is vecenv.AutoresetMode.DISABLED
+    assert envs.spec == [None] * 3
+    assert envs.get_env_attr("name", [2, 0]) == [2, 0]
+    envs.set_env_attr("length", 7, id=1)
+    assert envs.get_env_attr("length") == [3, 7, 3]
+    assert envs.render() == ["frame of 0", "frame of 1", "frame of 2"]
+    envs.close()
+    envs.close()
+
+
+def test_first_ready_with_wait_num():
+    envs = vecenv.AsyncVectorEnv(
+        [lambda name=name: SlowEnv(name, 99) for name in (30, 1, 2, 40)], num_workers=4, **SIMPLE
+    )
+    envs = TianshouVectorEnv(envs, wait_num=2)
+    assert envs.is_async
+    obs, _ = envs.reset()
+    obs, rewards, _, _, infos = envs.step(np.zeros(4, int))
+    assert sorted(info["env_id"] for info in infos) == [1, 2]
+    assert sorted(obs[:, 0]) == [1.0, 2.0] and rewards.tolist() == [1.0, 1.0]
+    assert sorted(envs.waiting_id) == [0, 3] and sorted(envs.ready_id) == [1, 2]
+    with pytest.raises(RuntimeError, match=r"envs \[0\] are under way"):
+        envs.step([0, 0], [0, 1])
+    with pytest.raises(RuntimeError, match=r"\[3\] are under way"):
+        envs.reset([3])
+    envs.reset([1])
+    obs, _, _, _, infos = envs.step(None)
+    assert sorted(info["env_id"] for info in infos) == [0, 3]
+    assert envs.waiting_id == [] and sorted(envs.ready_id) == [0, 1, 2, 3]
+    envs.close()
+
+
+def test_a_timeout_returns_who_is_ready():
+    factories = [lambda name=name: SlowEnv(name, 99) for name in (60, 0, 0)]
+    envs = vecenv.AsyncVectorEnv(factories, num_workers=3, **SIMPLE)
+    envs = TianshouVectorEnv(envs, timeout=0.2)
+    envs.reset()
+    *_, infos = envs.step(np.zeros(3, int))
+    assert sorted(info["env_id"] for info in infos) == [1, 2]
+    *_, infos = envs.step(None)  # nobody in time: the first to come
+    assert [info["env_id"] for info in infos] == [0]
+    envs.close()
+
+
+def test_a_full_reset_gives_up_who_is_under_way():
+    envs = make_tianshou_env(counters([9, 9, 9]), wait_num=1, backend="sync")
+    envs.reset()
+    envs.step(np.zeros(3, int))
+    assert len(envs.waiting_id) == 2
+    envs.reset()
+    assert envs.waiting_id == [] and envs.ready_id == [0, 1, 2]
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "JitCartPole-v1", "vecenv:Cage2-v0"])
+def test_collectors_take_it(env_id):
+    options = {"episode_length": 20} if "Cage" in env_id else {"backend": "auto"}
+    envs = make_tianshou_env(env_id, 4, **options)
+    buffer = VectorReplayBuffer(4000, 4)
+    collector = Collector[CollectStats](random_policy(envs), envs, buffer)
+    collector.reset()
+    stats = collector.collect(n_episode=10)
+    assert stats.n_collected_episodes == 10
+    stats = collector.collect(n_step=100)
+    assert stats.n_collected_steps == 100
+    ended = buffer.done
+    assert (np.abs(buffer.obs_next[:-1] - buffer.obs[1:]).sum(1)[~ended[:-1]] < 1e-6).mean() > 0.9
+    envs.close()
+
+
+@pytest.mark.filterwarnings("ignore:Using async setting may collect extra transitions")
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_async_collectors_take_it(backend):
+    envs = make_tianshou_env(counters([4, 5, 6, 7]), wait_num=2, backend=backend)
+    buffer = VectorReplayBuffer(4000, 4)
+    collector = AsyncCollector(random_policy(envs), envs, buffer)
+    collector.reset()
+    collector.collect(n_step=200)
+    for ring in buffer.buffers:
+        name, _, steps = ring.obs[: len(ring)].T
+        assert len(set(name)) == 1  # nothing of another env
+        np.testing.assert_array_equal(ring.obs_next[: len(ring), 2], steps + 1)
+        np.testing.assert_array_equal(ring.rew[: len(ring)], steps + 1)
+    envs.close()
+
+
+def test_wrappers_of_tianshou_go_around_it():
+    envs = VectorEnvNormObs(make_tianshou_env("JitCartPole-v1", 3))
+    envs.reset()
+    for _ in range(5):
+        obs = envs.step(np.ones(3, int))[0]
+    assert obs.shape == (3, 4) and envs.action_space[0] == spaces.Discrete(2)
+
+
+def random_policy(envs):
+    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
+    from tianshou.utils.net.common import Net
+
+    class WithEntry(DiscreteQLearningPolicy):
+        """With what AsyncCollector of Tianshou 2.0.1 can't do without, on its own envs either."""
+
+        def forward(self, batch, state=None, model=None):
+            result = super().forward(batch, None, model)
+            result.state = np.zeros((len(batch.obs), 1))
+            result.policy = Batch(mark=np.ones(len(batch.obs)))
+            return result
+
+    space = envs.observation_space[0]
+    net = Net(state_shape=space.shape, action_shape=envs.action_space[0].n, hidden_sizes=[8])
+    return WithEntry(model=net, action_space=envs.action_space[0], observation_space=space)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_other_autoreset_modes_are_refused(mode):
+    with pytest.raises(ValueError, match=r"expected DISABLED.*autoreset_mode=.Disabled"):
+        TianshouVectorEnv(vecenv.SyncVectorEnv(counters([3]), autoreset_mode=mode))
+
+
+def test_vector_envs_of_others_are_refused():
+    with pytest.raises(TypeError, match=r"SyncVectorEnv, expected a vecenv\.VecEnv"):
+        TianshouVectorEnv(gym.vector.SyncVectorEnv(counters([3])))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"wait_num": 5}, "wait_num is 5, expected 1 to 2"), ({"timeout": 0}, "timeout is 0")],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_tianshou_env(counters([3, 3]), backend="sync", **options)
+
+
+def test_observations_that_are_overwritten_are_refused():
+    envs = vecenv.SyncVectorEnv(counters([3]), copy=False, **SIMPLE)
+    with pytest.raises(ValueError, match="copy=True"):
+        TianshouVectorEnv(envs)
+
+
+def test_tuples_are_refused():
+    class Odd(CounterEnv):
+        observation_space = spaces.Tuple([spaces.Discrete(2)])
+
+    with pytest.raises(TypeError, match="takes arrays and dicts"):
+        make_tianshou_env(Odd, 1, backend="sync")
+
+
+def test_wrong_numbers_of_actions_are_refused():
+    envs = make_tianshou_env(counters([3, 3]), backend="sync")
+    envs.reset()
+    with pytest.raises(ValueError, match="1 rows for 2 envs"):
+        envs.step([1])
+    with pytest.raises(ValueError, match="action is None"):
+        envs.step(None)
+
+
+@pytest.mark.learn
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("backend", ["sync", "jit"])
+def test_ppo_balances_the_pole(backend):
+    import torch
+    from tianshou.trainer import OnPolicyTrainerParams
+
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002 - what Tianshou draws from
+    env_id = {"sync": "CartPole-v1", "jit": "JitCartPole-v1"}[backend]
+    training, testing = (make_tianshou_env(env_id, n, backend=backend) for n in (8, 50))
+    training.seed(1)
+    testing.seed(100)
+    algorithm = ppo_for(training.action_space[0])
+    buffer = VectorReplayBuffer(2048, 8)
+    result = algorithm.run_training(
+        OnPolicyTrainerParams(
+            training_collector=Collector[CollectStats](algorithm, training, buffer),
+            test_collector=Collector[CollectStats](algorithm, testing),
+            max_epochs=10,
+            epoch_num_steps=20_480,
+            collection_step_num_env_steps=1024,
+            update_step_num_repetitions=8,
+            test_step_num_episodes=50,
+            batch_size=256,
+            stop_fn=lambda mean_return: mean_return >= 475,
+            verbose=False,
+            show_progress=False,
+        )
+    )
+    assert result.best_score >= 475
+    training.close()
+    testing.close()
+
+
+def ppo_for(action_space):
+    from tianshou.algorithm.modelfree.ppo import PPO
+    from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
+    from torch.distributions import Categorical
+
+    actor, critic = (Net(state_shape=(4,), hidden_sizes=[64, 64]) for _ in range(2))
+    policy = ProbabilisticActorPolicy(
+        actor=DiscreteActor(
+            preprocess_net=actor, action_shape=int(action_space.n), softmax_output=False
+        ),
+        dist_fn=lambda logits: Categorical(logits=logits),
+        deterministic_eval=True,
+        action_space=action_space,
+        action_scaling=False,
+        action_bound_method=None,
+    )
+    return PPO(
+        policy=policy,
+        critic=DiscreteCritic(preprocess_net=critic),
+        optim=AdamOptimizerFactory(lr=1e-3),
+        gamma=0.99,
+        gae_lambda=0.95,
+        max_grad_norm=0.5,
+        ent_coef=0.0,
+    )

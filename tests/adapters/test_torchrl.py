@@ -1,0 +1,390 @@
+"""TorchRL over our vector envs, and its losses over our buffers."""
+
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import CounterEnv, counters
+from gymnasium import spaces
+
+import vecenv
+from buffers import (
+    EpisodicReplayBuffer,
+    PrioritizedReplayBuffer,
+    RolloutBuffer,
+    SharedReplayBuffer,
+    TransitionWriter,
+)
+from vecenv.adapters.torchrl import as_tensordict
+from vecenv.cage import Cage2VectorEnv
+
+pytest.importorskip("torchrl")
+import torch
+
+with warnings.catch_warnings(action="ignore"):  # TorchRL deprecates classes of its own
+    from torchrl.collectors import Collector
+from tensordict.nn import TensorDictModule
+from torchrl.envs import GymWrapper, check_env_specs
+from torchrl.modules import MLP, ProbabilisticActor, QValueActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss, DQNLoss
+from torchrl.objectives.value import GAE
+
+# Raised in TorchRL's own code: conversions of spaces, and checks of versions.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torchrl"),
+]
+
+
+class DictEnv(CounterEnv):
+    observation_space = spaces.Dict(where=CounterEnv.observation_space, parity=spaces.Discrete(2))
+
+    def _observe(self):
+        return {"where": super()._observe(), "parity": np.int64(self.step_number % 2)}
+
+
+class SilentEnv(CounterEnv):
+    """Without infos: under SAME_STEP TorchRL can't do with keys that come and go."""
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], {}
+
+    def step(self, action):
+        return (*super().step(action)[:4], {})
+
+
+def silent():
+    return [lambda name=name, length=k: SilentEnv(name, length) for name, k in enumerate([2, 3, 5])]
+
+
+def backends():
+    yield "sync", lambda mode: vecenv.SyncVectorEnv(silent(), autoreset_mode=mode)
+    yield "vocal", lambda mode: vecenv.SyncVectorEnv(counters([2, 3, 5]), autoreset_mode=mode)
+    yield (
+        "async",
+        lambda mode: vecenv.AsyncVectorEnv(silent(), num_workers=2, autoreset_mode=mode),
+    )
+    yield "jit", lambda mode: vecenv.make_vec("JitCartPole-v1", 3, autoreset_mode=mode)
+    yield "cage", lambda mode: Cage2VectorEnv(3, episode_length=4, autoreset_mode=mode)
+    yield (
+        "continuous",
+        lambda mode: vecenv.make_vec("Pendulum-v1", 3, backend="sync", autoreset_mode=mode),
+    )
+
+
+@pytest.fixture(params=backends(), ids=lambda pair: pair[0])
+def make_envs(request):
+    made = []
+
+    def make(mode):
+        made.append(request.param[1](mode))
+        return made[-1]
+
+    yield make
+    for envs in made:
+        envs.close()
+
+
+@pytest.mark.parametrize("mode", ["Disabled", "SameStep"])
+def test_its_checker_passes_and_a_collector_collects(make_envs, mode, request):
+    if mode == "SameStep" and "vocal" in request.node.name:
+        pytest.skip("TorchRL wants the same infos at every step, of Gymnasium's envs too")
+    env = GymWrapper(make_envs(mode))
+    check_env_specs(env)
+    collector = Collector(env, policy=None, frames_per_batch=60, total_frames=180)
+    batches = list(collector)
+    assert [batch.shape for batch in batches] == [(3, 20)] * 3
+    collector.shutdown()
+
+
+def test_dicts_pass_the_checker():
+    factories = [lambda length=n: DictEnv(0, length) for n in (2, 3)]
+    env = GymWrapper(vecenv.SyncVectorEnv(factories, autoreset_mode="Disabled"))
+    check_env_specs(env)
+    assert env.rollout(3, break_when_any_done=False)["where"].shape == (2, 3, 3)
+
+
+def test_the_default_mode_is_refused_by_torchrl():
+    with pytest.raises(RuntimeError, match="must be one of SAME_STEP or DISABLED"):
+        GymWrapper(vecenv.SyncVectorEnv(counters([3])))
+
+
+@pytest.mark.parametrize("mode", ["Disabled", "SameStep"])
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_rollouts_are_those_of_gymnasiums_vector_env(mode, backend):
+    """Observation, reward and flags of every step, and the true observation after the last."""
+    ours = GymWrapper(vecenv.make_vec(silent(), backend=backend, autoreset_mode=mode))
+    theirs = gym.vector.AutoresetMode(mode)
+    theirs = GymWrapper(gym.vector.SyncVectorEnv(silent(), autoreset_mode=theirs))
+    rollouts = []
+    for env in (ours, theirs):
+        torch.manual_seed(0)
+        rollouts.append(env.rollout(12, break_when_any_done=False))
+    for key in ("observation", *((("next", k)) for k in ("observation", "reward", "done"))):
+        assert torch.equal(rollouts[0][key], rollouts[1][key]), key
+    names, _, steps = rollouts[0]["next", "observation"].unbind(-1)
+    assert torch.equal(
+        rollouts[0]["next", "done"].squeeze(-1), steps == torch.tensor([[2], [3], [5]])
+    )
+    assert (names == torch.arange(3).unsqueeze(1)).all()
+    ours.close()
+
+
+def batch_of(kind, num_steps=50, **options):
+    envs = vecenv.make_vec("CartPole-v1", 4, backend="sync")
+    single = envs.single_observation_space, envs.single_action_space
+    buffer = kind(1000, *single, num_envs=4, seed=1, **options)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=1)[0])
+    for _ in range(num_steps):
+        actions = envs.action_space.sample()
+        writer.step(actions, *envs.step(actions))
+    return buffer
+
+
+def shares_memory(one, other):
+    return one.data_ptr() == other.data_ptr()
+
+
+@pytest.mark.parametrize("kind", [SharedReplayBuffer, PrioritizedReplayBuffer])
+def test_batches_are_viewed_under_torchrls_names(kind):
+    batch = batch_of(kind).sample(32)
+    found = as_tensordict(batch)
+    assert found.batch_size == (32,)
+    pairs = {
+        "observation": batch.obs,
+        "action": batch.actions,
+        "indices": batch.indices,
+        ("next", "observation"): batch.next_obs,
+        ("next", "reward"): batch.rewards,
+        ("next", "terminated"): batch.terminations,
+        ("next", "truncated"): batch.truncations,
+    }
+    for name, tensor in pairs.items():
+        assert shares_memory(found[name], tensor), name
+    assert found["next", "reward"].shape == (32, 1)
+    over = batch.terminations | batch.truncations
+    assert torch.equal(found["next", "done"].squeeze(-1), over)
+    assert ("weights" in found) == (kind is PrioritizedReplayBuffer)
+
+
+def test_batches_of_episodes():
+    buffer = batch_of(EpisodicReplayBuffer, 200)
+    pairs = buffer.sample(16)
+    found = as_tensordict(pairs)
+    assert shares_memory(found["future_obs"], pairs.future_obs)
+    assert found["offsets"].shape == (16,)
+    runs = buffer.sample_sequences(8, 5)
+    found = as_tensordict(runs)
+    assert found.batch_size == (8, 5) and shares_memory(found["mask"], runs.mask)
+    assert shares_memory(found["next", "observation"], runs.next_obs)
+
+
+def test_extra_columns_and_nested_observations():
+    space = spaces.Dict(near=spaces.Box(-1, 1, (2,)), far=spaces.Dict(x=spaces.Discrete(9)))
+    extra = {"option": spaces.Discrete(5)}
+    buffer = SharedReplayBuffer(10, space, spaces.Discrete(2), extra_columns=extra)
+    obs = {"near": np.ones((3, 2), np.float32), "far": {"x": np.arange(3)}}
+    flags = np.zeros(3, bool)
+    step = {"obs": obs, "next_obs": obs, "actions": flags * 1, "rewards": flags * 1.0}
+    buffer.add(**step, terminations=flags, truncations=flags, option=np.full(3, 4))
+    batch = buffer.sample(6)
+    found = as_tensordict(batch)
+    assert shares_memory(found["near"], batch.obs["near"])
+    assert shares_memory(found["far", "x"], batch.obs["far"]["x"])
+    assert shares_memory(found["next", "far", "x"], batch.next_obs["far"]["x"])
+    assert found["option"].tolist() == [4] * 6
+
+
+def rollout_of(mode, num_steps=8):
+    envs = vecenv.make_vec("CartPole-v1", 4, backend="sync", autoreset_mode=mode)
+    rollout = RolloutBuffer(
+        num_steps,
+        4,
+        envs.single_observation_space,
+        envs.single_action_space,
+        autoreset_mode=mode,
+        allocate=envs.allocate,
+    )
+    rollout.start(envs.reset(seed=1)[0])
+    for t in range(num_steps):
+        actions = torch.ones(4, dtype=torch.int64)
+        policy = {"log_probs": torch.full((4,), -0.7), "values": torch.zeros(4)}
+        envs.step(rollout.put(t, actions=actions, **policy), out=rollout.slot(t))
+    return rollout
+
+
+def test_a_rollout_is_viewed_while_it_is_filled():
+    rollout = rollout_of("NextStep")
+    found = as_tensordict(rollout)
+    assert found.batch_size == (8, 4)
+    assert shares_memory(found["observation"], rollout.obs)
+    assert shares_memory(found["next", "observation"], rollout.obs[1:])
+    assert shares_memory(found["next", "reward"], rollout.rewards)
+    assert shares_memory(found["action_log_prob"], rollout.log_probs)
+    assert found["state_value"].shape == found["advantage"].shape == (8, 4, 1)
+    rollout.compute_advantages(torch.ones(4))
+    assert found["advantage"].abs().sum() > 0
+    assert shares_memory(found["value_target"], rollout.returns)
+    (batch,) = rollout.minibatches(1)
+    rows = as_tensordict(batch)
+    assert rows.batch_size == (rollout.num_valid,)
+    assert shares_memory(rows["advantage"], batch.advantages)
+    assert "next" not in rows
+
+
+def test_rollouts_of_other_modes_have_no_wrong_next_observation():
+    found = as_tensordict(rollout_of("SameStep"))
+    assert set(found["next"].keys()) == {"reward", "terminated", "truncated", "done"}
+
+
+def test_gae_of_torchrl_is_ours():
+    rollout = rollout_of("NextStep", 6)  # shorter than an episode
+    rollout.values[:] = torch.rand(7, 4)
+    rollout.compute_advantages(rollout.values[6].clone())
+    found = as_tensordict(rollout).transpose(0, 1)
+    found["next", "state_value"] = rollout.values[1:].transpose(0, 1).unsqueeze(-1)
+    expected = rollout.advantages.clone()
+    GAE(gamma=0.99, lmbda=0.95, value_network=None)(found)
+    torch.testing.assert_close(found["advantage"].squeeze(-1).T, expected)
+
+
+def test_losses_take_the_views():
+    batch = as_tensordict(batch_of(SharedReplayBuffer).sample(32))
+    net = MLP(in_features=4, out_features=2, num_cells=[16])
+    actor = QValueActor(net, in_keys=["observation"], action_space="categorical")
+    loss = DQNLoss(actor, action_space="categorical", delay_value=True)
+    loss.make_value_estimator(gamma=0.99)
+    loss(batch)["loss"].backward()
+    assert all(p.grad.abs().sum() > 0 for p in list(net.parameters())[-2:])
+
+    rollout = rollout_of("NextStep")
+    rollout.compute_advantages(torch.zeros(4))
+    (rows,) = rollout.minibatches(1)
+    result = ClipPPOLoss(*actor_and_critic(2))(as_tensordict(rows))
+    (result["loss_objective"] + result["loss_critic"]).backward()
+
+
+@pytest.mark.parametrize("source", [{}, np.zeros(3), "buffer"])
+def test_what_has_no_tensors_is_refused(source):
+    if isinstance(source, str):
+        source = batch_of(SharedReplayBuffer)
+    with pytest.raises(TypeError, match=r"expected a batch of a buffer.*`sample` returned"):
+        as_tensordict(source)
+
+
+def test_tuples_are_refused():
+    space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])
+    buffer = EpisodicReplayBuffer(10, space, spaces.Discrete(2))
+    obs = (np.zeros(4, int), np.zeros(4, int))
+    buffer.add_episode({"obs": obs, "actions": np.zeros(3, int), "rewards": np.zeros(3)})
+    with pytest.raises(TypeError, match="can't hold; use a Dict space"):
+        as_tensordict(buffer.sample(2))
+
+
+def actor_and_critic(num_actions):
+    def net(outputs):
+        return MLP(
+            in_features=4, out_features=outputs, num_cells=[64, 64], activation_class=torch.nn.Tanh
+        )
+
+    logits = TensorDictModule(net(num_actions), in_keys=["observation"], out_keys=["logits"])
+    actor = ProbabilisticActor(
+        logits,
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    return actor, ValueOperator(net(1), in_keys=["observation"])
+
+
+@pytest.mark.learn
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("mode", ["Disabled", "SameStep"])
+def test_ppo_balances_the_pole(mode):
+    torch.manual_seed(1)
+    num_updates = 60
+    envs = vecenv.make_vec("CartPole-v1", 8, backend="sync", autoreset_mode=mode)
+    env = GymWrapper(envs, categorical_action_encoding=True)
+    env.set_seed(1)
+    actor, critic = actor_and_critic(2)
+    collector = Collector(
+        env,
+        actor,
+        frames_per_batch=2048,
+        total_frames=2048 * num_updates,
+        auto_register_policy_transforms=False,
+    )
+    advantage = GAE(gamma=0.98, lmbda=0.9, value_network=critic, average_gae=True)
+    loss = ClipPPOLoss(actor, critic, entropy_coeff=0.0, critic_coeff=0.5)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
+    for number, rollout in enumerate(collector):
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - number / num_updates)
+        for _ in range(8):
+            with torch.no_grad():
+                advantage(rollout)
+            rows = rollout.reshape(-1)
+            for chosen in torch.randperm(len(rows)).split(256):
+                result = loss(rows[chosen])
+                total = sum(result[name] for name in ("loss_objective", "loss_critic"))
+                optimizer.zero_grad()
+                total.backward()
+                torch.nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
+                optimizer.step()
+    collector.shutdown()
+    assert mean_return(actor) >= 475
+
+
+@pytest.mark.learn
+@pytest.mark.timeout(400)
+def test_dqn_loss_over_our_buffer_balances_the_pole():
+    torch.manual_seed(1)
+    envs = vecenv.make_vec("JitCartPole-v1", 8)
+    single = envs.single_observation_space, envs.single_action_space
+    buffer = SharedReplayBuffer(100_000, *single, seed=1)
+    writer = TransitionWriter(envs, buffer)
+    net = MLP(4, 2, num_cells=[256, 256], activation_class=torch.nn.ReLU)
+    actor = QValueActor(net, in_keys=["observation"], action_space="categorical")
+    loss = DQNLoss(actor, action_space="categorical", delay_value=True, loss_function="smooth_l1")
+    loss.make_value_estimator(gamma=0.99)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=2.3e-3)
+    obs, _ = envs.reset(seed=1)
+    writer.reset(obs)
+    rng = np.random.default_rng(1)
+    batch, best = None, 0.0
+    for step in range(1, 10_001):
+        with torch.no_grad():
+            actions = net(torch.from_numpy(obs)).argmax(-1).numpy()
+        explores = rng.random(8) < max(0.04, 1 - step / 1000)
+        actions = np.where(explores, rng.integers(2, size=8), actions)
+        obs, *results = envs.step(actions)
+        writer.step(actions, obs, *results)
+        if step < 128 or step % 32:
+            continue
+        for _ in range(128):
+            batch = buffer.sample(64, out=batch)
+            optimizer.zero_grad()
+            loss(as_tensordict(batch))["loss"].backward()
+            torch.nn.utils.clip_grad_norm_(loss.parameters(), 10)
+            optimizer.step()
+        loss.target_value_network_params.data.copy_(loss.value_network_params.data)
+        if step >= 3000 and step % 320 == 0:
+            best = max(best, float(mean_return(actor)))
+            if best >= 475:
+                break
+    assert best >= 475
+
+
+def mean_return(actor, num_envs=50):
+    """Mean return of the deterministic policy over the first episode of each env."""
+    from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+    envs = vecenv.make_vec("JitCartPole-v1", num_envs, autoreset_mode="Disabled")
+    env = GymWrapper(envs, categorical_action_encoding=True)
+    env.set_seed(100)
+    with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+        rollout = env.rollout(500, actor, break_when_any_done=False)
+    rewards, done = rollout["next", "reward"].squeeze(-1), rollout["next", "done"].squeeze(-1)
+    is_first = done.cumsum(1) - done.int() == 0
+    return (rewards * is_first).sum(1).mean()

@@ -1,0 +1,126 @@
+"""Adapters: vector envs in the forms that other libraries ask for; see docs/adapters.md.
+
+One module per library, which is imported by nobody but its users and loads the library when it is
+first used. Here is what the modules share; it serves adapters to further libraries as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+__all__ = ["bind_base", "load_library", "read_attr", "rows_of", "split_infos", "write_attr"]
+
+_bound: dict[tuple[type, type], type] = {}
+
+
+def load_library(module: str, extra: str) -> types.ModuleType:
+    """Import a module of an optional library.
+
+    Args:
+        module: Dotted name.
+        extra: The extra of this package that installs the library.
+
+    Raises:
+        ModuleNotFoundError: The library is not installed; says how to install it.
+    """
+    library = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != library:
+            raise  # something that the library needs
+        raise ModuleNotFoundError(
+            f"this adapter needs {library}, which is not installed: pip install 'vecenv[{extra}]'",
+            name=error.name,
+        ) from None
+
+
+def bind_base(cls: type, base: type) -> type:
+    """Return `cls` with a base class of a library that is loaded only now; `cls` comes first."""
+    if issubclass(cls, base):
+        return cls
+    if (cls, base) not in _bound:
+        names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        _bound[cls, base] = type(cls)(cls.__name__, (cls, base), {**names, "__doc__": cls.__doc__})
+    return _bound[cls, base]
+
+
+def split_infos(
+    infos: dict[str, Any], num_envs: int, env_ids: np.ndarray | None = None
+) -> list[dict[str, Any]]:
+    """Turn batched infos into one dict per env.
+
+    Args:
+        infos: Batched infos; a mask `_key` says which envs have a `key`, without one all have it.
+        num_envs: Rows of every array.
+        env_ids: int (B,), the envs wanted; None for all in order.
+
+    Returns:
+        New dicts, B or `num_envs`; array values are views of the batched arrays.
+
+    Example:
+        >>> split_infos({"lives": np.array([3, 0]), "_lives": np.array([True, False])}, 2)
+        [{'lives': np.int64(3)}, {}]
+    """
+    ids = list(range(num_envs)) if env_ids is None else env_ids.tolist()
+    rows: list[dict[str, Any]] = [{} for _ in ids]
+    for key, values in infos.items():
+        if key[:1] == "_" and key[1:] in infos:
+            continue
+        if isinstance(values, dict):
+            found = split_infos(values, num_envs, env_ids)
+        else:
+            found = values if env_ids is None else [values[index] for index in ids]
+        mask = infos.get(f"_{key}")
+        has_key = [True] * len(ids) if mask is None else mask[ids].tolist()
+        for row, value, has in zip(rows, found, has_key, strict=True):
+            if has:
+                row[key] = value
+    return rows
+
+
+def rows_of(value: Any, num_envs: int) -> list[Any]:
+    """Return one value per env of what a vector env as a whole has.
+
+    An array, list or tuple of `num_envs` items is split; anything else is the same for all.
+    """
+    is_batched = isinstance(value, np.ndarray | list | tuple) and len(value) == num_envs
+    return list(value) if is_batched else [value] * num_envs
+
+
+def read_attr(envs: VectorEnv, name: str) -> list[Any]:
+    """Return an attribute of each env; compiled envs share theirs, see `rows_of`.
+
+    Raises:
+        AttributeError: There is none of this name.
+    """
+    whole: Any = envs.unwrapped
+    if hasattr(whole, "get_attr"):
+        return list(whole.get_attr(name))
+    return rows_of(getattr(whole, name), whole.num_envs)
+
+
+def write_attr(envs: VectorEnv, name: str, value: Any, env_ids: Sequence[int]) -> None:
+    """Set an attribute of some envs to one value.
+
+    Raises:
+        TypeError: Compiled envs, which have no attributes of their own.
+    """
+    whole: Any = envs.unwrapped
+    if not hasattr(whole, "set_attr"):
+        raise TypeError(
+            f"cannot set {name!r}: the envs of {type(whole).__name__} are rows of arrays and have "
+            "no attributes; change the vector env itself"
+        )
+    values = [value] * whole.num_envs
+    if len(env_ids) < whole.num_envs:
+        values = list(whole.get_attr(name))
+        for index in env_ids:
+            values[index] = value
+    whole.set_attr(name, values)

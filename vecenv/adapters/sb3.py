@@ -1,0 +1,306 @@
+"""SB3VecEnv: vector envs for stable-baselines3."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from vecenv import make_vec
+from vecenv.adapters import (
+    bind_base,
+    load_library,
+    read_attr,
+    rows_of,
+    split_infos,
+    write_attr,
+)
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingImports]
+        VecEnv as _Base,
+    )
+else:
+    _Base = object  # until an env is made: stable-baselines3 imports torch
+
+__all__ = ["SB3VecEnv", "make_sb3_env"]
+
+Indices = int | Sequence[int] | None
+_FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
+_SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class SB3VecEnv(_Base):
+    """A Gymnasium vector env as a stable-baselines3 `VecEnv`.
+
+    Where an episode ends, `infos[i]` is its last info with "terminal_observation",
+    "TimeLimit.truncated" and, from `monitor`, "episode"; the first info of the next episode is
+    `reset_infos[i]`. Elsewhere `infos[i]` is the env's info, often empty; empty ones may be those
+    of the step before, unless somebody wrote into them.
+
+    Args:
+        envs: Vector env in autoreset mode SAME_STEP whose observations are the caller's to keep;
+            closed together with this one.
+        monitor: Add "episode", the return "r", length "l" and time "t" of each episode that ends,
+            as `Monitor` does, from which SB3 takes `ep_rew_mean`. Infos that have it keep theirs.
+
+    Attributes:
+        envs: The vector env.
+
+    Raises:
+        ModuleNotFoundError: stable-baselines3 is not installed.
+        TypeError: `envs` is no Gymnasium vector env, or stable-baselines3 has no use for its
+            spaces.
+        ValueError: Another autoreset mode, or `copy=False`.
+
+    Example:
+        envs = vecenv.make_vec("CartPole-v1", 8, autoreset_mode="SameStep")
+        model = PPO("MlpPolicy", SB3VecEnv(envs)).learn(100_000)
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> SB3VecEnv:
+        """Make an instance that is a `stable_baselines3.common.vec_env.VecEnv` as well."""
+        base = load_library("stable_baselines3.common.vec_env", "sb3").VecEnv
+        return object.__new__(bind_base(cls, base))
+
+    def __init__(self, envs: VectorEnv, *, monitor: bool = True) -> None:
+        _check(envs)
+        self.envs = envs
+        self.monitor = monitor
+        self._returns = np.zeros(envs.num_envs)
+        self._lengths = np.zeros(envs.num_envs, np.int64)
+        self._started = time.time()
+        self._actions: Any = None
+        self._empty: list[dict[str, Any]] = [{} for _ in range(envs.num_envs)]
+        self._is_binary = isinstance(envs.single_action_space, spaces.MultiBinary)
+        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        self.metadata = {**(envs.metadata or {}), **self.metadata}
+
+    # -- stepping ----------------------------------------------------------------------------
+
+    def reset(self) -> Any:
+        """Reset all envs with what `seed` and `set_options` left; return the observations."""
+        seeds: Any = None if all(seed is None for seed in self._seeds) else list(self._seeds)
+        obs, infos = self.envs.reset(seed=seeds, options=self._shared_options())
+        self.reset_infos = split_infos(infos, self.num_envs)
+        self._returns[:] = 0
+        self._lengths[:] = 0
+        self._reset_seeds()
+        self._reset_options()
+        return obs
+
+    def _shared_options(self) -> dict[str, Any] | None:
+        first = self._options[0]
+        if any(options != first for options in self._options):
+            raise ValueError(
+                "set_options was given different options for different envs; vector envs pass one "
+                "dict to all: set_options({...})"
+            )
+        return first or None
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Keep the actions for `step_wait`; `num_envs` of them."""
+        self._actions = actions
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Step all envs with the actions of `step_async`.
+
+        Returns:
+            obs (N, *obs_shape), rewards float32 (N,), dones bool (N,), which are the caller's, and
+            one info per env.
+        """
+        actions, self._actions = self._actions, None
+        if self._is_binary:  # SB3's policies draw floats 0.0 and 1.0
+            actions = np.asarray(actions, self.action_space.dtype)
+        obs, rewards, terminations, truncations, infos = self.envs.step(actions)
+        dones = terminations | truncations
+        if self.monitor:
+            self._returns += rewards
+            self._lengths += 1
+        going_on = {name: value for name, value in infos.items() if name not in _FINAL}
+        rows = split_infos(going_on, self.num_envs) if going_on else self._empty_infos()
+        ended = np.flatnonzero(dones)
+        if len(ended):
+            self._end_episodes(infos, ended, terminations, rows)
+        return obs, rewards.astype(np.float32), dones, rows
+
+    def _empty_infos(self) -> list[dict[str, Any]]:
+        """Return one empty dict per env, the same as last time unless somebody wrote into them."""
+        if any(self._empty):
+            self._empty = [{} for _ in range(self.num_envs)]
+        return self._empty.copy()
+
+    def _end_episodes(
+        self,
+        infos: dict[str, Any],
+        ended: np.ndarray,
+        terminations: np.ndarray,
+        rows: list[dict[str, Any]],
+    ) -> None:
+        """Put the last infos of the episodes that ended into `rows`, the first of the next apart.
+
+        Args:
+            infos: Batched infos.
+            ended: int64 (E,), the envs.
+            terminations: bool (num_envs,).
+            rows: One info per env; those of `ended` are replaced.
+        """
+        final_obs = infos["final_obs"]
+        final_infos = split_infos(infos.get("final_info", {}), self.num_envs, ended)
+        episodes = self._episodes(ended)
+        for i, info, episode in zip(ended.tolist(), final_infos, episodes, strict=True):
+            first = self.reset_infos[i] = rows[i]
+            # Vector wrappers report the episode that has ended in the infos of the next one.
+            if isinstance(first.get("episode"), dict):
+                info.setdefault("episode", first.pop("episode"))
+            if self.monitor and "episode" not in info:
+                info["episode"] = episode
+            info["terminal_observation"] = final_obs[i]
+            info["TimeLimit.truncated"] = not terminations[i]
+            rows[i] = info
+
+    def _episodes(self, ended: np.ndarray) -> list[dict[str, Any]]:
+        """Return what `Monitor` would say of the episodes that ended, and begin new ones."""
+        returns = self._returns[ended].round(6).tolist()
+        lengths = self._lengths[ended].tolist()
+        self._returns[ended] = 0
+        self._lengths[ended] = 0
+        seconds = round(time.time() - self._started, 6)
+        return [{"r": r, "l": n, "t": seconds} for r, n in zip(returns, lengths, strict=True)]
+
+    def close(self) -> None:
+        """Close the envs; may be called twice."""
+        self.envs.close()
+
+    # -- the envs themselves -----------------------------------------------------------------
+
+    def get_images(self) -> list[np.ndarray | None]:
+        """Return a frame of each env, uint8 (height, width, 3); None without "rgb_array"."""
+        if self.render_mode != "rgb_array":
+            return [None] * self.num_envs
+        return list(self.envs.render())  # type: ignore[arg-type]
+
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
+        """Return an attribute of each env.
+
+        Compiled envs share theirs: an array with one row per env is split into rows, anything else
+        is the same for all.
+
+        Raises:
+            AttributeError: There is none of this name.
+        """
+        values = read_attr(self.envs, attr_name)
+        return [values[i] for i in self._chosen(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
+        """Set an attribute of the envs of `indices` to one value.
+
+        Raises:
+            TypeError: Compiled envs, which have no attributes of their own.
+        """
+        write_attr(self.envs, attr_name, value, self._chosen(indices))
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of each env and return what the envs of `indices` returned.
+
+        All envs are called. With compiled envs the method of the vector env is called once, and an
+        array with one row per env split, which serves sb3-contrib's "action_masks".
+        """
+        if hasattr(self.envs.unwrapped, "call"):
+            called = self.envs.unwrapped.call  # type: ignore[attr-defined]
+            values = called(method_name, *method_args, **method_kwargs)
+        else:
+            method = getattr(self.envs.unwrapped, method_name)
+            values = rows_of(method(*method_args, **method_kwargs), self.num_envs)
+        return [values[i] for i in self._chosen(indices)]
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
+        """Return which envs are wrapped in `wrapper_class`.
+
+        With `monitor` all are, as far as SB3's `Monitor` is concerned. Wrappers of envs in worker
+        processes are known by their names only, without subclasses.
+        """
+        chosen = self._chosen(indices)
+        monitors = load_library("stable_baselines3.common.monitor", "sb3").Monitor
+        if self.monitor and issubclass(wrapper_class, monitors):
+            return [True] * len(chosen)
+        envs: Any = self.envs.unwrapped
+        if hasattr(envs, "envs"):
+            is_wrapped = load_library("stable_baselines3.common.env_util", "sb3").is_wrapped
+            return [is_wrapped(envs.envs[i], wrapper_class) for i in chosen]
+        if not hasattr(envs, "call"):
+            return [False] * len(chosen)
+        texts = envs.call("__str__")  # "<Outer<Inner<Env<id>>>>"
+        return [wrapper_class.__name__ in texts[i].split("<") for i in chosen]
+
+    def _chosen(self, indices: Indices) -> list[int]:
+        return list(self._get_indices(indices))
+
+
+def make_sb3_env(
+    env: Any, num_envs: int | None = None, *, monitor: bool = True, **options: Any
+) -> SB3VecEnv:
+    """Make a vector env and adapt it: `make_vec` in the autoreset mode that SB3 wants.
+
+    Args:
+        env: A registered id, an `EnvSpec`, a factory or a list of factories, as in `make_vec`.
+        num_envs: How many envs.
+        monitor: See `SB3VecEnv`.
+        **options: Further arguments of `make_vec`, such as `backend` and the env's own.
+    """
+    load_library("stable_baselines3.common.vec_env", "sb3")  # before anything is made
+    envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
+    try:
+        return SB3VecEnv(envs, monitor=monitor)
+    except BaseException:
+        envs.close()
+        raise
+
+
+def _check(envs: VectorEnv) -> None:
+    """Refuse vector envs that SB3 would get wrong."""
+    if not isinstance(envs, VectorEnv):
+        raise TypeError(
+            f"envs is {type(envs).__name__}, expected a gymnasium.vector.VectorEnv; "
+            "make_sb3_env takes ids and factories"
+        )
+    mode = (envs.metadata or {}).get("autoreset_mode")
+    if mode is not AutoresetMode.SAME_STEP:
+        raise ValueError(
+            f"envs has autoreset_mode {mode}, expected SAME_STEP: stable-baselines3 wants the "
+            'first observation of the next episode at once; pass autoreset_mode="SameStep"'
+        )
+    if getattr(envs.unwrapped, "copy", True) is False:
+        raise ValueError(
+            "envs has copy=False: stable-baselines3 keeps observations over the next step, which "
+            "would overwrite them; make the envs with copy=True"
+        )
+    _check_spaces(envs.single_observation_space, envs.single_action_space)
+
+
+def _check_spaces(observations: spaces.Space, actions: spaces.Space) -> None:
+    parts = observations.spaces if isinstance(observations, spaces.Dict) else {"": observations}
+    for name, part in parts.items():
+        if not isinstance(part, _SIMPLE):
+            where = f"observation_space[{name!r}]" if name else "observation_space"
+            raise TypeError(
+                f"{where} is {part}, but stable-baselines3 takes Box, Discrete, MultiDiscrete, "
+                "MultiBinary, or one Dict of these; flatten it, e.g. with "
+                "gymnasium.wrappers.FlattenObservation"
+            )
+    if not isinstance(actions, _SIMPLE):
+        raise TypeError(
+            f"action_space is {actions}, but stable-baselines3 takes Box, Discrete, "
+            "MultiDiscrete or MultiBinary"
+        )
+    if np.any(np.asarray(getattr(actions, "start", 0)) != 0):
+        raise TypeError(
+            f"action_space is {actions}, but stable-baselines3 counts actions from 0; wrap the "
+            "envs in gymnasium.wrappers.TransformAction"
+        )
