@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -220,6 +221,17 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             self.closed = True
             if hasattr(self, "_calls"):
                 self._calls.mark_closed()
+
+    def _value_per_env(self, values: Any) -> Sequence[Any]:
+        """Return what `set_attr` was given, as one value per env, or raise ValueError."""
+        if not isinstance(values, list | tuple):
+            return [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        return values
 
     def _logged(self, kind: int) -> AbstractContextManager[None]:
         """Return a context that is logged as a call, if time is being taken."""

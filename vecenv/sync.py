@@ -195,13 +195,7 @@ class SyncVectorEnv(VecEnv):
             ValueError: The list has the wrong length.
         """
         self._calls.require_idle("set_attr")
-        if not isinstance(values, list | tuple):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
-            )
+        values = self._value_per_env(values)
         for env, value in zip(self.envs, values, strict=True):
             env.set_wrapper_attr(name, value)
 

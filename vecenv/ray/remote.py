@@ -152,13 +152,7 @@ class RemoteEnvs(VecEnv):
             ValueError: The list has the wrong length.
         """
         self._calls.require_idle("set_attr")
-        if not isinstance(values, list | tuple):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
-            )
+        values = self._value_per_env(values)
         bounds = self._fleet.bounds
         self._ask_all("set_attr", [(name, list(values[a:b])) for a, b in pairwise(bounds)])
 

@@ -86,13 +86,7 @@ class RemoteCalls(StampedPool):
             ValueError: The list has the wrong length.
         """
         self._calls.require_idle("set_attr")
-        if not isinstance(values, list | tuple):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
-            )
+        values = self._value_per_env(values)
         bounds = [0, *self._exchange.pool.bounds]
         self._begin_call(
             "set_attr", [(name, values[first:last]) for first, last in pairwise(bounds)]
