@@ -195,16 +195,19 @@ def bench_sleep(options: argparse.Namespace) -> None:
     num_envs, seconds = 64, 1.0
     fns = [SleepyEnv] * num_envs
     loose = LooseProcesses(lambda half: threads_over(SleepyEnv, half), num_envs)
-    ready = AsyncVectorEnv(fns, copy=False)
-    barrier = AsyncVectorEnv(fns, copy=False)
-    theirs = gym.vector.AsyncVectorEnv(fns, copy=False)
+    pools = {
+        "first-ready": AsyncVectorEnv(fns, copy=False),
+        "first-ready, 4 workers": AsyncVectorEnv(fns, copy=False, num_workers=4),
+        "barrier": AsyncVectorEnv(fns, copy=False),
+        "gymnasium": gym.vector.AsyncVectorEnv(fns, copy=False),
+    }
     actions = np.zeros(num_envs, np.int64)
-    for envs in (ready, barrier, theirs):
+    for envs in pools.values():
         envs.reset(seed=0)
         for _ in range(5):
             envs.step(actions)
 
-    def first_ready() -> int:
+    def first_ready(ready: Any) -> int:
         total = 0
         ready.send(actions)
         end = time.perf_counter() + seconds
@@ -212,6 +215,7 @@ def bench_sleep(options: argparse.Namespace) -> None:
             batch = ready.recv(options.min_envs)
             total += len(batch.env_ids)
             ready.send(actions[: len(batch.env_ids)], batch.env_ids)
+        ready.recv()
         return total
 
     def steps(envs: Any) -> int:
@@ -221,13 +225,12 @@ def bench_sleep(options: argparse.Namespace) -> None:
             total += num_envs
         return total
 
-    rates: Rates = {"bare threads": [], "first-ready": [], "barrier": [], "gymnasium": []}
+    rates: Rates = {name: [] for name in ("bare threads", *pools)}
     for _ in range(options.repetitions):
         rates["bare threads"].append(sum(loose.run(seconds)) / seconds)
-        rates["first-ready"].append(first_ready() / seconds)
-        ready.recv()
-        rates["barrier"].append(steps(barrier) / seconds)
-        rates["gymnasium"].append(steps(theirs) / seconds)
+        for name, envs in pools.items():
+            count = first_ready if name.startswith("first-ready") else steps
+            rates[name].append(count(envs) / seconds)
     ideal = num_envs / 0.002
     rows = [
         [name, f"{statistics.median(rate):,.0f}", f"{statistics.median(rate) / ideal:.0%}"]
@@ -235,7 +238,7 @@ def bench_sleep(options: argparse.Namespace) -> None:
     ]
     print(markdown_table(["64 sleeping envs", "steps/s", "of 64 / mean sleep"], rows))
     loose.close()
-    for envs in (ready, barrier, theirs):
+    for envs in pools.values():
         envs.close()
 
 
@@ -302,7 +305,7 @@ def main() -> None:
     parser.add_argument("benches", nargs="*", default=list(BENCHES), help=f"of {list(BENCHES)}")
     parser.add_argument("--env-steps", type=int, default=200_000, help="env steps per repetition")
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--min-envs", type=int, default=2, help="of recv, for the sleeping envs")
+    parser.add_argument("--min-envs", type=int, default=1, help="of recv, for the sleeping envs")
     options = parser.parse_args()
     print(machine("gymnasium", "numpy"), end="\n\n")
     for name in options.benches:

@@ -38,6 +38,7 @@ class CallProtocol:
         self.pending: str | None = None
         self.in_flight = np.zeros(num_envs, dtype=np.bool_)
         self.num_in_flight = 0
+        self._seen = np.zeros(num_envs, dtype=np.bool_)  # all False between calls
 
     def _update(self) -> None:
         """Derive `is_ready`, which is kept because every step asks for it."""
@@ -143,7 +144,7 @@ class CallProtocol:
         if not self.has_reset:
             raise ResetNeeded("`send` was called before the first `reset`; call `reset` first")
         ids = np.arange(self.num_envs) if env_ids is None else self._distinct_ids(env_ids)
-        if self.num_in_flight and self.in_flight[ids].any():
+        if self.num_in_flight and np.count_nonzero(self.in_flight[ids]):
             env_id = int(ids[np.argmax(self.in_flight[ids])])
             raise AlreadyPendingCallError(
                 f"`send` for env {env_id}, which is in flight since an earlier `send`; "
@@ -161,14 +162,16 @@ class CallProtocol:
         if ids.dtype.kind not in "iu":
             raise TypeError(f"env_ids must be integers, got dtype {ids.dtype}")
         ids = ids.astype(np.int64)  # a copy: the caller may go on using theirs
-        if ids.min() < 0 or ids.max() >= self.num_envs:
+        # As unsigned numbers negative ids are too large as well.
+        if np.maximum.reduce(ids.view(np.uint64)) >= self.num_envs:
             bad = ids[(ids < 0) | (ids >= self.num_envs)][0]
             raise ValueError(f"env_ids has {bad}, expected ids from 0 to {self.num_envs - 1}")
-        seen = np.zeros(self.num_envs, dtype=np.bool_)
-        seen[ids] = True
-        if np.count_nonzero(seen) != len(ids):
+        self._seen[ids] = True
+        num_distinct = np.count_nonzero(self._seen)
+        self._seen[ids] = False
+        if num_distinct != len(ids):
             raise ValueError(
-                f"env_ids has repeated ids: {len(ids)} ids, {seen.sum()} different ones"
+                f"env_ids has repeated ids: {len(ids)} ids, {num_distinct} different ones"
             )
         return ids
 

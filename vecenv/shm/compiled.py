@@ -7,7 +7,6 @@ from vecenv.shm import kernels
 
 __all__ = [
     "complete",
-    "count_ready",
     "note_done",
     "pop",
     "post",
@@ -15,6 +14,7 @@ __all__ = [
     "publish",
     "publish_and_take",
     "push",
+    "read_ready",
     "take",
     "wait_command",
     "wait_count",
@@ -22,12 +22,12 @@ __all__ = [
 ]
 
 complete = cached_njit(kernels.complete)
-count_ready = cached_njit(kernels.count_ready)
 note_done = cached_njit(kernels.note_done)
 pop = cached_njit(kernels.pop)
 post = cached_njit(kernels.post)
 publish = cached_njit(kernels.publish)
 push = cached_njit(kernels.push)
+read_ready = cached_njit(kernels.read_ready)
 # Those that may sleep let other threads of their process run.
 post_and_wait = cached_njit(kernels.post_and_wait, nogil=True)
 publish_and_take = cached_njit(kernels.publish_and_take, nogil=True)

@@ -354,12 +354,26 @@ def publish_and_take(  # noqa: PLR0917
 
 
 @njit
-def count_ready(words, ring, ring_rows, head, limit):
-    """Count the rows from position `head` on that are there without a gap, up to `limit`."""
-    count = 0
-    while count < limit:
-        row = (head + count) % ring_rows
-        if load(words, ring + row * RING_WORDS + ROW_SEQUENCE) != head + count + 1:
+def read_ready(words, ring, ring_rows, head, env_ids):
+    """Read the env ids of the rows from position `head` on that are there without a gap.
+
+    Args:
+        words: Control words.
+        ring: First word of the ring's rows.
+        ring_rows: Their number.
+        head: Position of the first row.
+        env_ids: int64 (ring_rows,), written from its beginning.
+
+    Returns:
+        Four times the number of rows, plus 1 if one has status bits, plus 2 if one has infos.
+    """
+    count = status = form = 0
+    while count < ring_rows:
+        place = ring + (head + count) % ring_rows * RING_WORDS
+        if load(words, place + ROW_SEQUENCE) != head + count + 1:
             break
+        env_ids[count] = words[place + ROW_ENV]
+        status |= words[place + ROW_STATUS]
+        form |= words[place + ROW_FORM]
         count += 1
-    return count
+    return 4 * count + (status != 0) + 2 * (form != 0)

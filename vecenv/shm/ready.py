@@ -40,6 +40,7 @@ class ReadyRing:
     Attributes:
         size: How many rows it has.
         head: Position of the first row that has not been handed out.
+        has_status, has_forms: Whether a row that the last `wait` found has status bits, or infos.
     """
 
     def __init__(self, arena: Arena, link: Link, space: Space, own: SlotLeaves) -> None:
@@ -66,7 +67,11 @@ class ReadyRing:
         begin = link.layout.ring
         rows = link.words[begin : begin + size * RING_WORDS].reshape(size, RING_WORDS)
         self._rows = rows
+        self._ids = np.empty(size, np.int64)
+        # Reading one word takes half the time of the array's.
+        self._count: Any = memoryview(link.words[ROWS * LINE + COUNT :])  # type: ignore[arg-type]
         self.head = 0
+        self.has_status = self.has_forms = False
 
     def add_leaf(self, source: Leaf, array: np.ndarray) -> None:
         """Let another array (num_envs, ...) be copied into the ring with every row."""
@@ -80,21 +85,26 @@ class ReadyRing:
         return self._arena.leaf(table)
 
     def wait(self, count: int) -> int:
-        """Return how many rows are ready after one wait for `count` of them."""
+        """Return how many rows are ready after one wait for `count` of them; note what they are."""
         wanted = self.head + count
         published = self.published()
         if published < wanted:
             self._link.wait_count(ROWS, wanted)
             published = self.published()
-        ready = self._link.count_ready(self.head, self.size)
+        ready = self._read()
         if ready < count and published >= wanted:  # a row before these is still being written
             self._link.wait_count(ROWS, published + 1)
-            ready = self._link.count_ready(self.head, self.size)
+            ready = self._read()
         return ready
+
+    def _read(self) -> int:
+        found = self._link.read_ready(self.head, self._ids)
+        self.has_status, self.has_forms = bool(found & 1), bool(found & 2)
+        return found >> 2
 
     def published(self) -> int:
         """Return how many rows have been written since the beginning."""
-        return int(self._link.words[ROWS * LINE + COUNT])
+        return self._count[0]
 
     def skip(self) -> None:
         """Give up all rows that are there; nobody may be writing."""
@@ -108,13 +118,17 @@ class ReadyRing:
                 self._rows[row] = position + 1, VOID, 0, 0
         self._link.words[ROWS * LINE + COUNT] = self._link.words[CLAIMS_LINE * LINE]
 
-    def rows(self, count: int) -> np.ndarray:
-        """Return the words of the next rows, int64 (count, 4): views, unless they wrap."""
-        return self._rows[self.index(count)]
+    def words(self, index: slice | np.ndarray) -> np.ndarray:
+        """Return the words of some rows, int64 (count, 4)."""
+        return self._rows[index]
 
     def ids(self, count: int) -> np.ndarray:
         """Return the env ids of the next rows; some may be void."""
-        return self.rows(count)[:, ROW_ENV].copy()
+        return self._rows[self.index(count)][:, ROW_ENV].copy()
+
+    def read_ids(self, count: int) -> np.ndarray:
+        """Do what `ids` does, for rows that the last `wait` has found."""
+        return self._ids[:count].copy()
 
     def index(self, count: int) -> slice | np.ndarray:
         """Return where the next rows are: a slice, unless they wrap."""

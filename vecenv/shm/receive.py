@@ -16,7 +16,6 @@ from vecenv.shm.layout import (
     CLAIMS_LINE,
     HAS_MESSAGE,
     LINE,
-    ROW_ENV,
     ROW_FORM,
     ROW_STATUS,
 )
@@ -115,25 +114,15 @@ class Receiver:
         with self._envs._waiting():
             ready = self._await(count, deadline)
         ring = self._exchange.ring
-        rows = ring.rows(ready)
-        ids = rows[:, ROW_ENV].copy()
-        positions = ring.head + np.arange(ready)
-        index = ring.index(ready)
+        ids, index = ring.read_ids(ready), ring.index(ready)
         if self._exchange.has_revived and (ids == VOID).any():
-            is_valid = ids != VOID
-            rows, ids, positions = rows[is_valid], ids[is_valid], positions[is_valid]
-            index = positions % ring.size
-        status, forms = rows[:, ROW_STATUS], rows[:, ROW_FORM]
+            chosen = np.flatnonzero(ids != VOID)
+            ids, index = ids[chosen], (ring.head + chosen) % ring.size
         infos: dict[str, Any] = {}
         objects: list[list[Any]] = []
         faults: list[EnvFault] = []
-        messages: dict[int, FlatInfos] = {}
-        if status.any():
-            faults = self._messages(status, ids, positions, messages, objects)
-        if messages or forms.any():
-            self._exchange.columns.collect_ring(
-                _by_form(forms, messages), positions % ring.size, infos
-            )
+        if ring.has_status or ring.has_forms:
+            faults = self._more(ids, index, infos, objects)
         obs = ring.obs(index, lambda leaf: [parts[leaf] for parts in objects])
         rewards, terminations, truncations = ring.flags(index)
         if self._envs._is_disabled:
@@ -179,6 +168,25 @@ class Receiver:
                     f"{count} results: waiting for envs {', '.join(map(str, late[:8]))}. They stay "
                     "in flight"
                 )
+
+    def _more(
+        self,
+        ids: np.ndarray,
+        index: slice | np.ndarray,
+        infos: dict[str, Any],
+        objects: list[list[Any]],
+    ) -> list[EnvFault]:
+        """Collect what rows have beyond numbers: put infos and objects there, return faults."""
+        ring = self._exchange.ring
+        words = ring.words(index)
+        places = np.arange(ring.size)[index]
+        messages: dict[int, FlatInfos] = {}
+        positions = ring.head + (places - ring.head) % ring.size
+        faults = self._messages(words[:, ROW_STATUS], ids, positions, messages, objects)
+        forms = words[:, ROW_FORM]
+        if messages or forms.any():
+            self._exchange.columns.collect_ring(_by_form(forms, messages), places, infos)
+        return faults
 
     def _messages(
         self,

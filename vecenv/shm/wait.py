@@ -52,7 +52,7 @@ class Link:
     note_done: Any  # (worker): counts an id that a thread has done with
     publish_and_take: Any  # (worker, leaves, env id, status, form) -> as take
     publish: Any  # (command line, leaves, env id, status, form) -> position
-    count_ready: Any  # (head, limit) -> rows
+    read_ready: Any  # (head, env ids to fill) -> 4 rows + 1 (status bits) + 2 (infos)
 
     def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
         """Bind this process's end to the control words."""
@@ -96,7 +96,7 @@ class FutexLink(Link):
             words, threads_scratch, worker, *queue, *ring, *row
         )
         self.publish = partial(compiled.publish, words, *ring)
-        self.count_ready = partial(compiled.count_ready, words, *ring)
+        self.read_ready = partial(compiled.read_ready, words, *ring)
         if is_caller:
             self._warm_up()
 
@@ -140,7 +140,7 @@ class PortableLink(Link):
         self.pop, self.take, self.note_done = self._pop, self._take, self._note_done
         self.publish_and_take = self._publish_and_take
         self.times_on_callers_core = memoryview(np.zeros(1, np.int64))  # type: ignore[arg-type]
-        self.publish, self.count_ready = self._publish, self._count_ready
+        self.publish, self.read_ready = self._publish, self._read_ready
 
     def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
         for worker in range(first, last):
@@ -254,11 +254,15 @@ class PortableLink(Link):
         self._add_count(at.ROWS)
         return position
 
-    def _count_ready(self, head: int, limit: int) -> int:
-        count = 0
-        while count < limit:
+    def _read_ready(self, head: int, env_ids: np.ndarray) -> int:
+        count = status = form = 0
+        while count < self.layout.ring_rows:
             place = self.layout.ring + (head + count) % self.layout.ring_rows * at.RING_WORDS
-            if self.words[place + at.ROW_SEQUENCE] != head + count + 1:
+            sequence, env_id, row_status, row_form = self.words[place : place + 4].tolist()
+            if sequence != head + count + 1:
                 break
+            env_ids[count] = env_id
+            status |= row_status
+            form |= row_form
             count += 1
-        return count
+        return 4 * count + bool(status) + 2 * bool(form)
