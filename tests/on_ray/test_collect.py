@@ -1,6 +1,7 @@
 """Fragments: policies act in the actors and the caller's memory is filled."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -146,7 +147,8 @@ def test_what_goes_wrong_in_an_actor():
     spread.set_policy(Failing)
     with pytest.raises(ArithmeticError, match="no idea") as raised:
         spread.collect(slots, inputs=[chosen])
-    assert "collect" in raised.value.__notes__[0]
+    assert re.fullmatch(r"Raised in worker [01], collect \d+\.", raised.value.__notes__[0])
+    assert not hasattr(raised.value, "env_index")
     spread.set_policy(Odd)
     spread.reset(seed=1)
     with pytest.raises(ValueError, match="expected one row per env"):

@@ -85,7 +85,8 @@ class RemoteEnvs(VecEnv):
         except WorkerDiedError as error:
             self._end_with(error)
         except Exception as error:
-            if first := self._fleet.bounds[faults[-1].worker]:
+            first = self._fleet.bounds[faults[-1].worker]
+            if first and faults[-1].env_id >= 0:
                 name = self._fleet.name(faults[-1].worker)
                 error.add_note(f"Inside of {name}, env {first} may be called env 0.")
             raise

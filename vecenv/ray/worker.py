@@ -27,6 +27,8 @@ from vecenv.sync import SyncVectorEnv
 
 __all__ = ["ActorPolicy", "EnvChunk", "Opening", "RayRolloutWorker", "Reply", "Seat"]
 
+_OF_POLICIES = ("set_policy", "collect")  # calls in which not only envs can raise
+
 
 class ActorPolicy(Protocol):
     """What `RayVectorEnv.set_policy` wants the factory to return; see there."""
@@ -334,13 +336,13 @@ class RayRolloutWorker:
         return Reply(result, restarts=self._reported)
 
     def _failed(self, error: Exception, call: str, actions: Any = None) -> Reply:
-        index = getattr(error, "env_index", 0)
-        action = None
-        if isinstance(actions, np.ndarray) and index < len(actions):
+        index, action = getattr(error, "env_index", None), None
+        if index is None and call not in _OF_POLICIES:
+            index = 0
+        if index is not None and isinstance(actions, np.ndarray) and index < len(actions):
             action = actions[index]
-        return Reply(
-            None, [EnvFault.of(error, self._seat.first + index, self._seat.worker, call, action)]
-        )
+        env_id = -1 if index is None else self._seat.first + index
+        return Reply(None, [EnvFault.of(error, env_id, self._seat.worker, call, action)])
 
 
 def _methods(envs: VecEnv) -> Any:

@@ -50,7 +50,7 @@ class EnvFault(NamedTuple):
     """An exception that an env raised in a worker.
 
     Attributes:
-        env_id: Which env.
+        env_id: Which env; negative if it was none, but a policy for example.
         worker: Which worker.
         call: What it was doing, such as "step".
         action: Short text of the action, or "".
@@ -88,14 +88,17 @@ class EnvFault(NamedTuple):
         except Exception:  # unpickling runs code of the exception's class
             error = None
         if not isinstance(error, BaseException):
-            error = EnvStepError(f"env {self.env_id} raised {self.text}")
+            error = EnvStepError(f"{self._who()} raised {self.text}")
         action = f", action {self.action}" if self.action else ""
-        error.add_note(
-            f"Raised by env {self.env_id} in worker {self.worker}, {self.call} {step}{action}."
-        )
-        vars(error)["env_index"] = self.env_id
+        by = "" if self.env_id < 0 else f" by env {self.env_id}"
+        error.add_note(f"Raised{by} in worker {self.worker}, {self.call} {step}{action}.")
+        if self.env_id >= 0:
+            vars(error)["env_index"] = self.env_id
         error.__cause__ = RemoteTraceback(self.trace)
         return error
+
+    def _who(self) -> str:
+        return f"worker {self.worker}" if self.env_id < 0 else f"env {self.env_id}"
 
 
 def _own_part(error: BaseException) -> Any:
@@ -128,9 +131,8 @@ def raise_faults(faults: list[EnvFault], step: int) -> None:
         return
     with contextlib.suppress(Warning):  # they are warnings, which may be set to raise
         for fault in faults:
-            logger.error(
-                f"Received the following error from Worker-{fault.env_id} - Shutting it down"
-            )
+            number = fault.worker if fault.env_id < 0 else fault.env_id
+            logger.error(f"Received the following error from Worker-{number} - Shutting it down")
             logger.error(f"{fault.trace}")
         logger.error("Raising the last exception back to the main process.")
     raise faults[-1].exception(step)
