@@ -6,52 +6,15 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, Res
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from jit.toy_env import PARAMS, TOY, SlowToy
+from jit.toy_rolls import assert_same, make, random_actions, roll, slot_for
 from numba import njit
 
-from vecenv import ActionError, SlotError, StepSlot, SyncVectorEnv
+from vecenv import ActionError, SlotError, SyncVectorEnv
 from vecenv.check import check_vector_env
 from vecenv.fingerprint import is_jit_off
-from vecenv.jit import JitVectorEnv, binding, runner, splitting
+from vecenv.jit import binding, runner, splitting
 
 MODES = list(AutoresetMode)
-NUM_STEPS = 40
-
-
-def make(num_envs=5, **options):
-    return JitVectorEnv(TOY, num_envs, params=PARAMS, **options)
-
-
-def random_actions(num_envs, num_steps=NUM_STEPS, seed=0):
-    return np.random.default_rng(seed).integers(-1, 2, (num_steps, num_envs))
-
-
-def slot_for(envs):
-    shape, kind = envs.observation_space.shape, envs.observation_space.dtype
-    num_envs = envs.num_envs
-    return StepSlot(
-        envs.allocate(shape, kind),
-        envs.allocate((num_envs,), np.float32),
-        envs.allocate((num_envs,), np.bool_),
-        envs.allocate((num_envs,), np.bool_),
-    )
-
-
-def roll(envs, actions, seed=3):
-    """Reset and step with these actions; with autoreset disabled, reset what has ended."""
-    frames = [envs.reset(seed=seed)[0]]
-    for row in actions:
-        *arrays, _ = envs.step(row)
-        over = arrays[2] | arrays[3]
-        if envs.autoreset_mode is AutoresetMode.DISABLED and over.any():
-            arrays.append(envs.reset(options={"reset_mask": over})[0])
-        frames.extend(arrays)
-    return frames
-
-
-def assert_same(frames, others):
-    assert len(frames) == len(others)
-    for frame, other in zip(frames, others, strict=True):
-        np.testing.assert_array_equal(frame, other)
 
 
 @pytest.fixture
@@ -400,60 +363,6 @@ def test_final_obs_are_there_without_objects():
     over = infos["_final_obs"]
     assert over.sum() >= 3
     np.testing.assert_array_equal(np.stack(infos["final_obs"][over]), envs.final_obs[over])
-
-
-@pytest.mark.parametrize("mode", MODES[:2])
-def test_goes_on_bit_for_bit_from_a_saved_state(mode, tmp_path):
-    envs, actions = make(9, autoreset_mode=mode), random_actions(9)
-    roll(envs, actions[:17])
-    np.savez(tmp_path / "state.npz", **envs.state_dict())
-    expected = [envs.observe(), *(array for row in actions[17:] for array in envs.step(row)[:4])]
-    other = make(9, autoreset_mode=mode)
-    other.load_state_dict(np.load(tmp_path / "state.npz"))
-    assert other.np_random_seed == envs.np_random_seed
-    assert_same(
-        [other.observe(), *(array for row in actions[17:] for array in other.step(row)[:4])],
-        expected,
-    )
-
-
-def test_saved_states_of_other_envs_are_refused():
-    envs = make(2)
-    with pytest.raises(ResetNeeded):
-        envs.state_dict()
-    envs.reset(seed=0)
-    with pytest.raises(ValueError, match=r"'states'.*\(3,\).*2 envs"):
-        other = make(3)
-        other.reset()
-        envs.load_state_dict(other.state_dict())
-    with pytest.raises(KeyError, match="runs"):
-        envs.load_state_dict({"states": envs.states})
-    envs.send([0], [1])
-    with pytest.raises(AlreadyPendingCallError):
-        envs.load_state_dict({})
-
-
-def test_states_are_live():
-    envs = make(3)
-    envs.reset(seed=0)
-    envs.states.position[1] = 40
-    envs.states.trail[2] = (7, 8, 9)
-    out = np.zeros((3, 3), np.float32)
-    assert envs.observe(out=out) is out
-    assert out[1, 0] == 40 and out[2, 2] == 9
-    with pytest.raises(SlotError):
-        envs.observe(out=out[:2])
-
-
-def test_action_masks():
-    envs = make(3)
-    envs.reset(seed=0)
-    envs.states.position = [0, 3, 6]
-    expected = [[False, True, True], [True, True, True], [True, True, False]]
-    np.testing.assert_array_equal(envs.action_masks(), expected)
-    out = np.zeros((3, 3), bool)
-    assert envs.action_masks(out=out) is out
-    np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize(

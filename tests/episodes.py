@@ -1,0 +1,52 @@
+"""Episodes whose observations say where they come from, and buffers full of them."""
+
+import numpy as np
+from gymnasium import spaces
+
+from buffers import EpisodicReplayBuffer
+
+SPACE = spaces.Box(-1, 10**6, (2,), np.float32)  # (number of the episode, step)
+ACTIONS = spaces.Discrete(1000)
+
+
+def make_buffer(capacity=1000, staged=False, **options):
+    return EpisodicReplayBuffer(
+        capacity, SPACE, ACTIONS, **{"seed": 0, "staged": staged, **options}
+    )
+
+
+def make_episode(number, length, boundaries=(), terminates=True):
+    steps = np.arange(length + 1)
+    flags = np.zeros(length, np.bool_)
+    flags[list(boundaries)] = True
+    last = steps[:-1] == length - 1
+    return {
+        "obs": np.stack([np.full(length + 1, number), steps], axis=1).astype(np.float32),
+        "actions": steps[:-1] % 1000,
+        "rewards": steps[:-1] + number / 8,
+        "terminations": last & terminates,
+        "truncations": last & (not terminates),
+        "boundaries": flags,
+    }
+
+
+def fill(buffer, count=40, seed=0):
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        length = int(rng.integers(1, 20))
+        boundaries = np.flatnonzero(rng.random(length) < 0.2)
+        buffer.add_episode(make_episode(number, length, boundaries))
+    return buffer
+
+
+def one_step(count, step=0, over=False):
+    obs = np.full((count, 2), step, np.float32)
+    flags = np.full(count, over)
+    return {
+        "obs": obs,
+        "next_obs": obs + 1,
+        "actions": np.zeros(count, int),
+        "rewards": np.zeros(count),
+        "terminations": flags,
+        "truncations": np.zeros(count, np.bool_),
+    }
