@@ -76,28 +76,28 @@ class Mlps:
         """Return a @ b, (count, M, K) by (count, K, N)."""
         if b.shape[2] < min(32, a.shape[1]):  # libraries are slow at a few columns
             return (b.mT @ a.mT).mT
-        if self.is_half and min(a.shape[1:]) >= 64:
-            return (a.bfloat16() @ b.bfloat16()).float()
-        return a @ b
+        return (a @ b).float()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return outputs (count, B, N) for x (B, K); keep what `backward` needs."""
-        x = x.expand(len(self.layers[0][0]), *x.shape)
-        self.inputs: list[Tensor] = []
-        for weight, bias in self.layers:
-            self.inputs.append(x.relu_() if self.inputs else x)
-            x = self.multiply(x, weight).add_(bias)
+        self.inputs, x = [], x.expand(len(self.layers[0][0]), *x.shape)
+        for weight, bias in self.layers:  # keep x, and both factors as they were multiplied
+            x, is_large = x.relu_() if self.inputs else x, min(len(x[0]), *weight[0].shape) >= 64
+            factors = [v.bfloat16() if self.is_half and is_large else v for v in (x, weight)]
+            self.inputs.append((x, *factors))
+            x = self.multiply(*factors).add_(bias)
         return x
 
     def backward(self, d_x: Tensor, rows: slice = slice(None), first: int | None = None) -> Tensor:
         """Fill `grad`, or return the gradient of x from a column on, given that of the outputs."""
         for k in reversed(range(len(self.layers))):
-            x, (weight, _), (d_weight, d_bias) = self.inputs[k], self.layers[k], self.d_layers[k]
+            (x, x_factor, weight), (d_weight, d_bias) = self.inputs[k], self.d_layers[k]
+            d_factor = d_x.to(weight.dtype)
             if first is None:
-                d_weight.copy_(self.multiply(x[:, rows].mT, d_x))
+                d_weight.copy_(self.multiply(x_factor[:, rows].mT, d_factor))
                 torch.sum(d_x, 1, keepdim=True, out=d_bias)
             if k or first is not None:
-                d_x = self.multiply(d_x, weight[:, 0 if k else first :].mT)
+                d_x = self.multiply(d_factor, weight[:, 0 if k else first :].mT)
             if k:
                 d_x = torch.ops.aten.threshold_backward(d_x, x[:, rows], 0)
         return d_x

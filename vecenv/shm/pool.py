@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import multiprocessing
+import multiprocessing.resource_sharer
 import os
 import sys
 import threading
 import time
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any
@@ -92,6 +96,7 @@ class WorkerPool:
             restarts=None if self.restarts is None else self._arena.leaf(self.restarts),
             lost_because=lost_because,
             entropy=self._entropy,
+            authkey=bytes(multiprocessing.current_process().authkey),
         )
         process = self._context.Process(
             target=run_worker, args=(seat,), name=f"vecenv-worker-{worker}", daemon=self._daemon
@@ -209,10 +214,39 @@ def _global_entropy() -> int:
 
 
 def _pickled(factories: list[Any]) -> bytes:
-    """Pickle factories by value as far as needed: lambdas, closures, classes of `__main__`."""
-    import cloudpickle
+    """Pickle factories by value as far as needed: lambdas, closures, classes of `__main__`.
 
-    return cloudpickle.dumps(factories)
+    Locks, queues, pipes and shared values are handed over as if a process of theirs were started.
+    """
+    import cloudpickle
+    import multiprocess.context
+
+    kinds = (multiprocessing, multiprocess)
+    tables: Any = [kind.reduction.ForkingPickler._extra_reducers for kind in kinds]
+    reducers = ChainMap(*tables, cloudpickle.Pickler.dispatch_table)  # type: ignore[arg-type]
+
+    class Pickler(cloudpickle.Pickler):
+        dispatch_table = reducers
+
+    file = io.BytesIO()
+    for kind in kinds:
+        kind.context.set_spawning_popen(_Spawning)
+    try:
+        Pickler(file).dump(factories)
+    finally:
+        for kind in kinds:
+            kind.context.set_spawning_popen(None)
+    return file.getvalue()
+
+
+class _Spawning:
+    """Stands for a process being started; file descriptors reach it by a thread and a socket."""
+
+    DupFd = staticmethod(multiprocessing.resource_sharer.DupFd)
+
+    @staticmethod
+    def duplicate_for_child(fd: int) -> int:
+        return fd
 
 
 def _pickled_registry() -> bytes:

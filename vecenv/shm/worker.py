@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import signal
 import sys
 import threading
@@ -60,6 +61,7 @@ class Seat(NamedTuple):
         restarts: Counts of all envs in shared memory; None if faults are raised.
         lost_because: Why the former worker is gone, for a worker that replaces one.
         entropy: For the global random generators.
+        authkey: The caller's, for the managers of `multiprocessing` that envs talk to.
     """
 
     worker: int
@@ -76,6 +78,7 @@ class Seat(NamedTuple):
     restarts: Leaf | None
     lost_because: str | None
     entropy: int
+    authkey: bytes
 
 
 def run_worker(seat: Seat) -> None:
@@ -84,6 +87,7 @@ def run_worker(seat: Seat) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_caller(seat.caller_pid, is_child_of_main_thread=seat.is_child_of_main_thread)
     _sharpen_timers()
+    _settle_multiprocessing(seat)
     _reseed(seat.entropy + seat.worker)
     try:
         envs = _make_envs(seat)
@@ -93,6 +97,20 @@ def run_worker(seat: Seat) -> None:
         _Worker(seat, envs, layout).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the caller is gone
+    finally:
+        # Such as what writes out the queues of envs; not the caller's, which a fork inherits.
+        multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
+
+
+def _settle_multiprocessing(seat: Seat) -> None:
+    """Tell the standard library that this is a process of its own, which `multiprocess` does not.
+
+    Envs that share its queues, or talk to its managers, would use the caller's connections.
+    """
+    process = multiprocessing.current_process()
+    process.name = f"vecenv-worker-{seat.worker}"
+    process.authkey = seat.authkey
+    multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]
 
 
 def _sharpen_timers() -> None:
