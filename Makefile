@@ -9,6 +9,9 @@ DEMO_ARGS ?=
 CAGE2_ARGS ?=
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
 PYTEST_ARGS ?=
+# More arguments of `uv pip install` in check-lowest: `--torch-backend cpu` takes torch without CUDA,
+# `--override FILE` other versions than the lowest.
+LOWEST_ARGS ?=
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -84,12 +87,14 @@ check-wheel: $(VENV)/.python  ## build wheel and sdist, install the wheel elsewh
 		-o doctest_optionflags="NORMALIZE_WHITESPACE ELLIPSIS" --pyargs vecenv buffers
 
 # The oldest versions that pyproject.toml allows, on the oldest Python; with uv, which can resolve so.
+# What these need in turn is new, and deprecates how they use it: such warnings are no errors here.
 check-lowest: $(VENV)/.python  ## the fast tests with the lowest versions that pyproject.toml allows
 	rm -rf build/lowest && mkdir -p build/lowest
 	$(RUN) -m pip install --quiet uv
 	$(VENV)/bin/uv venv --quiet --python $(RUN) build/lowest/venv
-	$(VENV)/bin/uv pip install --quiet --python build/lowest/venv/bin/python --resolution lowest-direct -e ".[test]"
-	build/lowest/venv/bin/python -m pytest $(PYTEST_ARGS) -m "$(FAST)"
+	$(VENV)/bin/uv pip install --quiet --python build/lowest/venv/bin/python --resolution lowest-direct \
+		$(LOWEST_ARGS) -e ".[test]"
+	build/lowest/venv/bin/python -m pytest -W ignore::DeprecationWarning $(PYTEST_ARGS) -m "$(FAST)"
 
 bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine
 	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py); do \

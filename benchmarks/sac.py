@@ -155,7 +155,9 @@ def draw(paths: list[Path], file: Path) -> None:
         for steps, returns in found:
             window = min(10, len(returns))
             means = np.convolve(returns, np.full(window, 1 / window), "valid")
-            axes.plot(steps[window - 1 :] / 1000, means)
+            ends = steps[window - 1 :]
+            is_last = np.append(np.diff(ends) > 0, True)  # of those that ended in the same step
+            axes.plot(ends[is_last] / 1000, means[is_last])
         axes.set(title=env_id, xlabel="thousand env steps", ylabel="return, mean of 10 episodes")
     figure.savefig(file, dpi=120)
 

@@ -188,7 +188,7 @@ class Trainer:
 
     def run(self) -> float:
         """Train, and show how it goes, until done or Ctrl-C; return the seconds."""
-        options, begin = self.options, time.perf_counter()
+        options, begin, minutes = self.options, time.perf_counter(), 0
         num_updates = options.total_steps // self.choices.numel()
         note = TextColumn(f"score {{task.fields[score]:.2f}}, winner {LEADERBOARD_BEST / 2:.2f}")
         columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
@@ -202,6 +202,12 @@ class Trainer:
                     self.learn(1 - update / num_updates)
                     score = np.mean([score for _, score in self.curve[-20:]])
                     progress.update(task, advance=1, score=score)
+                    seconds = time.perf_counter() - begin
+                    if not progress.console.is_terminal and seconds > 60 * (minutes + 1):
+                        minutes = int(seconds // 60)
+                        left = seconds / 60 * (num_updates / (update + 1) - 1)
+                        about = f"{update + 1} of {num_updates} updates, score {score:.2f}"
+                        progress.console.print(f"{about}, {minutes} min gone, {left:.0f} to go")
             except KeyboardInterrupt:
                 progress.console.print("Interrupted; what was learnt until now is saved.")
         return time.perf_counter() - begin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from copy import deepcopy
+from inspect import signature
 
 import gymnasium as gym
 import numpy as np
@@ -138,7 +139,6 @@ ARRAY_SPACES = {
     **BOXES,
     "discrete": spaces.Discrete(5),
     "discrete from -2": spaces.Discrete(5, start=-2),
-    "discrete int8": spaces.Discrete(5, dtype=np.int8),
     "multi-discrete": spaces.MultiDiscrete([3, 4, 2]),
     "multi-discrete from 5": spaces.MultiDiscrete([3, 4], start=[5, -5]),
     "multi-discrete table": spaces.MultiDiscrete([[3, 4], [5, 6]], dtype=np.int16),
@@ -151,6 +151,8 @@ ARRAY_SPACES = {
         a=spaces.Dict(z=spaces.Box(-1, 1, ()), y=spaces.MultiDiscrete([2, 2])),
     ),
 }
+if "dtype" in signature(spaces.Discrete).parameters:  # Gymnasium 1.3 and newer
+    ARRAY_SPACES["discrete int8"] = spaces.Discrete(5, dtype=np.int8)
 OBJECT_SPACES = {
     "text": spaces.Text(6),
     "sequence": spaces.Sequence(spaces.Box(-1, 1, (2,))),

@@ -20,6 +20,7 @@ from vector_envs import (
     DriftVectorEnv,
     OneBuffer,
 )
+from versions import needs
 
 from vecenv import SyncVectorEnv, make_vec
 from vecenv.check import CheckReport, check_vector_env
@@ -102,6 +103,10 @@ def test_ours_passes(mode, num_envs):
     assert report.remarks == ()
 
 
+REFUSES = needs("gymnasium", "1.2.1", "takes too few actions, or waits for ever")
+
+
+@REFUSES
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
 @pytest.mark.parametrize("copy", [True, False])
 def test_gymnasiums_sync_passes(mode, copy):
@@ -115,6 +120,7 @@ def test_gymnasiums_sync_passes(mode, copy):
     )
 
 
+@REFUSES
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_gymnasiums_async_passes_and_its_workers_end(mode, shared_memory):

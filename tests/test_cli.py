@@ -127,7 +127,7 @@ def test_what_can_not_be_done_is_said_in_one_line(args, words, capsys, monkeypat
     assert list(tmp_path.iterdir()) == []
     captured = capsys.readouterr()
     assert words in captured.err
-    assert captured.err.startswith("vecenv: ")
+    assert captured.err.lstrip().startswith("vecenv: ")
     assert "Traceback" not in captured.err
 
 
@@ -157,7 +157,9 @@ def test_compare_ends_with_an_error_if_nothing_ran(capsys):
     assert main(args) == 2
     captured = capsys.readouterr()
     assert "skipped (1)" in captured.out
-    assert captured.err.startswith("vecenv: nothing could be run: Synthetic-v0 is not compiled")
+    assert captured.err.lstrip().startswith(
+        "vecenv: nothing could be run: Synthetic-v0 is not compiled"
+    )
 
 
 def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import vector as wrappers
+from versions import needs
 
 from vecenv.check import check_vector_env
 from vecenv.jit.cartpole import CARTPOLE, CartPoleVectorEnv
@@ -65,7 +66,10 @@ def test_keeps_the_rules_of_vector_envs(mode):
     check_vector_env(CartPoleVectorEnv(3, autoreset_mode=mode, max_episode_steps=30))
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+COUNTS = needs("gymnasium", "1.4", "counts the steps of later episodes wrongly under SAME_STEP")
+
+
+@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=COUNTS)])
 def test_gymnasiums_vector_wrappers_work(mode):
     envs = CartPoleVectorEnv(4, autoreset_mode=mode)
     wrapped = wrappers.RecordEpisodeStatistics(envs)
@@ -89,6 +93,7 @@ def test_gymnasiums_vector_wrappers_work(mode):
     wrapped.close()
 
 
+@needs("gymnasium", "1.2.2", "wants a mask for every entry of a nested info")
 def test_wrappers_with_statistics_and_of_infos_work():
     wrapped = wrappers.NormalizeObservation(CartPoleVectorEnv(3, max_episode_steps=4))
     wrapped.reset(seed=0)
