@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.batches import is_same, merge_rows, short, take_row, take_rows
-from vecenv.check_rules import Findings, Frame, Watch
+from vecenv.check.rules import Findings, Frame, Watch
 
 __all__ = ["Runs"]
 

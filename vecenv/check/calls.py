@@ -16,8 +16,8 @@ from gymnasium.spaces import Dict, Tuple
 
 from vecenv.base import StepBatch, StepSlot, VecEnv
 from vecenv.batches import ARRAY_SPACES, is_same, join_rows, take_rows
-from vecenv.check_rules import Findings, Frame
-from vecenv.check_runs import Runs
+from vecenv.check.rules import Findings, Frame
+from vecenv.check.runs import Runs
 from vecenv.errors import ActionError
 
 __all__ = ["CallChecks", "check_before_reset", "check_closed"]

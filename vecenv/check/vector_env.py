@@ -1,4 +1,4 @@
-"""check_vector_env: does a vector env do what Gymnasium's interface says?"""
+"""The check itself: what is tried, in which order, and what is reported."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv.base import VecEnv
-from vecenv.check_calls import CallChecks, check_before_reset, check_closed
-from vecenv.check_rules import Findings, GiveUpError
-from vecenv.check_runs import Runs
+from vecenv.check.calls import CallChecks, check_before_reset, check_closed
+from vecenv.check.rules import Findings, GiveUpError
+from vecenv.check.runs import Runs
 
 __all__ = ["CheckReport", "VectorEnvCheckError", "check_vector_env"]
 
