@@ -11,6 +11,14 @@ from gymnasium.spaces import Box, Discrete
 from vecenv import AsyncVectorEnv
 
 NUM_ENVS, NUM_STEPS = 4, 3
+METHODS = ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
+
+LIBRARIES = [
+    (multiprocessing, "fork"),
+    (multiprocessing, "spawn"),
+    pytest.param(multiprocess, "spawn", marks=pytest.mark.slow),
+    pytest.param(multiprocess, "forkserver", marks=pytest.mark.slow),
+]
 
 
 class Calling(gym.Env):
@@ -40,7 +48,7 @@ def run(call, method):
     envs.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_manager_the_caller_has_talked_to(method):
     with multiprocessing.get_context(method).Manager() as manager:
         counter, lock = manager.Value("i", 0), manager.Lock()
@@ -56,10 +64,10 @@ def test_a_manager_the_caller_has_talked_to(method):
 
 
 @pytest.mark.parametrize("is_used", [False, True])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_what_envs_put_into_queues_is_there_after_close(method, is_used):
     queue = multiprocessing.get_context(method).Queue()
-    if is_used:
+    if is_used:  # its thread that writes is not there after a fork
         queue.put("the caller's")
         assert queue.get(timeout=10) == "the caller's"
     run(lambda: queue.put("an env's"), method)
@@ -68,8 +76,7 @@ def test_what_envs_put_into_queues_is_there_after_close(method, is_used):
     queue.join_thread()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-@pytest.mark.parametrize("library", [multiprocessing, multiprocess])
+@pytest.mark.parametrize("library, method", LIBRARIES)
 def test_locks_events_values_and_pipes(library, method):
     context = library.get_context(method)
     lock, event, counter = context.Lock(), context.Event(), context.Value("i", 100)
