@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from gymnasium import Space
 
 from buffers import indexing as at
 from buffers.errors import BufferMisuseError
-from buffers.replay_base import ReplayBuffer, plan_replay
+from buffers.replay_base import ReplayBuffer, RowOptions, plan_replay
 from buffers.replay_batch import ReplayBatch
 
 __all__ = ["PerEnvReplayBuffer"]
@@ -93,26 +94,12 @@ class PerEnvReplayBuffer(ReplayBuffer):
         action_space: Space,
         *,
         num_envs: int,
-        n_step: int = 1,
-        gamma: float | None = None,
-        store_next: bool = True,
-        track_env: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
+        **options: Unpack[RowOptions],
     ) -> int:
-        """Bytes the constructor would allocate; allocates nothing."""
-        options = plan_replay(
-            capacity,
-            observation_space,
-            action_space,
-            num_envs=num_envs,
-            is_per_env=True,
-            n_step=n_step,
-            gamma=gamma,
-            store_next=store_next,
-            track_env=track_env,
-            extra_columns=extra_columns,
-        )
-        return options.nbytes(options.capacity)
+        """Bytes the constructor would allocate with these arguments; allocates nothing."""
+        spaces = observation_space, action_space
+        plan = plan_replay(capacity, *spaces, num_envs=num_envs, is_per_env=True, **options)
+        return plan.nbytes(plan.capacity)
 
     @property
     def counts(self) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from gymnasium import Space
 
 from buffers import indexing as at
 from buffers.errors import BufferMisuseError
-from buffers.replay_base import ReplayBuffer, ReplayOptions, plan_replay
+from buffers.replay_base import ReplayBuffer, ReplayOptions, RowOptions, plan_replay
 from buffers.replay_batch import ReplayBatch
 from buffers.replay_storage import storage_bytes
 from buffers.sum_tree import SumTree, level_sizes
@@ -86,7 +86,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             observation_space,
             action_space,
             num_envs=num_envs,
-            is_per_env=False,
             n_step=n_step,
             gamma=gamma,
             store_next=store_next,
@@ -106,26 +105,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         action_space: Space,
         *,
         num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        store_next: bool = True,
-        track_env: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
+        **options: Unpack[RowOptions],
     ) -> int:
-        """Bytes the constructor would allocate; allocates nothing."""
-        options = plan_replay(
-            capacity,
-            observation_space,
-            action_space,
-            num_envs=num_envs,
-            is_per_env=False,
-            n_step=n_step,
-            gamma=gamma,
-            store_next=store_next,
-            track_env=track_env,
-            extra_columns=extra_columns,
-        )
-        return PrioritizedReplayBuffer._bytes_for(options)(options.capacity)
+        """Bytes the constructor would allocate with these arguments; allocates nothing."""
+        spaces = observation_space, action_space
+        plan = plan_replay(capacity, *spaces, num_envs=num_envs, **options)
+        return PrioritizedReplayBuffer._bytes_for(plan)(plan.capacity)
 
     @staticmethod
     def _bytes_for(options: ReplayOptions) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from buffers.replay_storage import ReplayStorage, check_room, storage_bytes
 from buffers.replay_torch import TorchReader
 from buffers.rollout_layout import check_count
 
-__all__ = ["ReplayBuffer", "ReplayOptions", "plan_replay"]
+__all__ = ["ReplayBuffer", "ReplayOptions", "RowOptions", "plan_replay"]
 
 _MAX_ROWS = 2**31 - 2  # links between rows are 32-bit, with a sign
 
@@ -43,18 +43,28 @@ class ReplayOptions(NamedTuple):
         return storage_bytes(self.layout, capacity, self.num_rings, self.num_envs)
 
 
+class RowOptions(TypedDict, total=False):
+    """Arguments of replay buffers on which the bytes of a row depend."""
+
+    n_step: int
+    gamma: float | None
+    store_next: bool
+    track_env: bool
+    extra_columns: Mapping[str, Space] | None
+
+
 def plan_replay(
     capacity: int,
     observation_space: Space,
     action_space: Space,
     *,
     num_envs: int | None,
-    is_per_env: bool,
-    n_step: int,
-    gamma: float | None,
-    store_next: bool,
-    track_env: bool,
-    extra_columns: Mapping[str, Space] | None,
+    is_per_env: bool = False,
+    n_step: int = 1,
+    gamma: float | None = None,
+    store_next: bool = True,
+    track_env: bool = False,
+    extra_columns: Mapping[str, Space] | None = None,
 ) -> ReplayOptions:
     """Check the arguments of a replay buffer.
 

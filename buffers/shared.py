@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 from gymnasium import Space
 
-from buffers.replay_base import ReplayBuffer, plan_replay
+from buffers.replay_base import ReplayBuffer, RowOptions, plan_replay
 from buffers.replay_batch import ReplayBatch
 
 __all__ = ["SharedReplayBuffer"]
@@ -70,7 +71,6 @@ class SharedReplayBuffer(ReplayBuffer):
             observation_space,
             action_space,
             num_envs=num_envs,
-            is_per_env=False,
             n_step=n_step,
             gamma=gamma,
             store_next=store_next,
@@ -86,31 +86,17 @@ class SharedReplayBuffer(ReplayBuffer):
         action_space: Space,
         *,
         num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        store_next: bool = True,
-        track_env: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
+        **options: Unpack[RowOptions],
     ) -> int:
-        """Bytes the constructor would allocate; allocates nothing.
+        """Bytes the constructor would allocate with these arguments; allocates nothing.
 
         >>> from gymnasium.spaces import Box, Discrete
         >>> SharedReplayBuffer.nbytes_for(500_000, Box(-1, 1, (52,)), Discrete(7))
         224000240
         """
-        options = plan_replay(
-            capacity,
-            observation_space,
-            action_space,
-            num_envs=num_envs,
-            is_per_env=False,
-            n_step=n_step,
-            gamma=gamma,
-            store_next=store_next,
-            track_env=track_env,
-            extra_columns=extra_columns,
-        )
-        return options.nbytes(options.capacity)
+        spaces = observation_space, action_space
+        plan = plan_replay(capacity, *spaces, num_envs=num_envs, **options)
+        return plan.nbytes(plan.capacity)
 
     def sample(
         self, batch_size: int, out: ReplayBatch | None = None, *, replace: bool = True
