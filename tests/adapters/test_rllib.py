@@ -34,6 +34,7 @@ def make_network(config):
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
+    ray.shutdown()  # a snippet of the docs may have started one
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     tune.register_env("vecenv-pole", make_pole)
     tune.register_env("vecenv-network", make_network)
