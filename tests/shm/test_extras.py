@@ -310,3 +310,14 @@ def test_everything_works_without_a_compiler():
         check=False,
     )
     assert done.stdout.split() == ["PortableLink", "False"], done.stderr
+
+
+def test_envs_with_a_worker_function_are_gymnasiums():
+    worker = gym.vector.async_vector_env._async_worker
+    envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, worker=worker)
+    assert type(envs) is gym.vector.AsyncVectorEnv
+    obs, _ = envs.reset(seed=1)
+    assert obs.shape[0] == 2
+    envs.close()
+    with pytest.raises(TypeError, match="num_workers"):
+        AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, worker=worker, num_workers=1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Env, Space, logger
+from gymnasium.vector import AsyncVectorEnv as OneProcessPerEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv"]
 
 _CLOSE_TIMEOUT_S = 5.0
+_WORKER = 5  # place of the argument
 
 
 class AsyncVectorEnv(RemoteCalls):
@@ -52,7 +54,9 @@ class AsyncVectorEnv(RemoteCalls):
             there are envs have come back.
         context: "fork", "forkserver" or "spawn"; None for the system's default.
         daemon: Flag of the processes; False lets envs start processes of their own.
-        worker: Must be None: there is no worker per env that could be replaced.
+        worker: A function for Gymnasium's class to run in a process per env. Envs with one are made
+            by, and are, `gymnasium.vector.AsyncVectorEnv`, which has none of the arguments from
+            `num_workers` on.
         observation_mode: As in `SyncVectorEnv`.
         autoreset_mode: As in `SyncVectorEnv`.
         max_concurrency: Most envs that are stepped at any one time.
@@ -75,6 +79,13 @@ class AsyncVectorEnv(RemoteCalls):
         RuntimeError: The envs' spaces differ.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Leave envs with a worker function, which speaks Gymnasium's protocol, to its class."""
+        worker = args[_WORKER] if len(args) > _WORKER else kwargs.get("worker")
+        if worker is None or cls is not AsyncVectorEnv:
+            return super().__new__(cls)
+        return OneProcessPerEnv(*args, **kwargs)
+
     def __init__(  # noqa: PLR0917 - Gymnasium's arguments in Gymnasium's order
         self,
         env_fns: Sequence[Callable[[], Env]],
@@ -82,7 +93,7 @@ class AsyncVectorEnv(RemoteCalls):
         copy: bool = True,
         context: str | None = None,
         daemon: bool = True,
-        worker: None = None,
+        worker: Callable[..., Any] | None = None,
         observation_mode: ObservationMode = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
@@ -98,7 +109,7 @@ class AsyncVectorEnv(RemoteCalls):
 
         self.closed = True  # until there is something to close
         if worker is not None:
-            raise ValueError("worker must be None: envs are stepped in chunks, not one by one")
+            raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self._timeout = context, daemon, timeout
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
