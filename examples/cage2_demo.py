@@ -9,6 +9,7 @@ against Meander. Ctrl-C ends the training early; what was learned until then is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import ppo
@@ -55,6 +56,8 @@ def compare(scores: list[Evaluation]) -> Table:
 def main(options: Options) -> None:
     """Train, compare, film, and say where everything is."""
     console = Console()
+    if find_spec("PIL") is None or find_spec("matplotlib") is None:
+        raise SystemExit("the demo draws and films: pip install 'vecenv[demo]'")
     console.print(
         f"training {options.total_steps} steps against B_line and Meander (Ctrl-C ends it)"
     )

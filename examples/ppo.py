@@ -295,7 +295,7 @@ def optional(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        print(f"{module} is missing: pip install 'vecenv[{extra}]'")
+        print(f"{module.partition('.')[0]} is missing: pip install 'vecenv[{extra}]'")
 
 
 def draw_curve(curve: list[tuple[int, float]], title: str, path: Path) -> None:

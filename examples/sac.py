@@ -8,7 +8,7 @@ Gradients are written out, as autograd keeps its books for longer than small net
 import math
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Options:
     backend: str = "auto"  # of vecenv.make_vec
     first_ready: bool = False  # envs step while the learner learns; for the backend async
     device: str = "cpu"  # of networks and replay
-    torch_threads: int = field(default_factory=lambda: min(4, torch.get_num_threads()))
+    torch_threads: int = 1  # more is faster on idle cores, and several times slower on busy ones
     bfloat16: bool = False  # multiply large matrices in bfloat16; twice as fast on some processors
     compile: bool = False  # torch.compile the update, with CUDA graphs where there is a GPU
     eval_episodes: int = 100  # episodes of the deterministic policy at the end

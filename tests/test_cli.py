@@ -93,14 +93,22 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["evaluate", "--policy", "nobody"], "policy is 'nobody', expected one of sleep"),
+        (["evaluate", "--policy", "nobody"], "policy is 'nobody', but there is no such file"),
         (["evaluate", "--policy", "sleep", "--episodes", "1"], "episodes is 1"),
         (["watch", "--policy", "sleep", "--steps", "0"], "episode_length is 0"),
         (["watch", "--policy", "sleep", "--fps", "0"], "fps is 0"),
         (["watch", "--policy", "sleep", "--gif", "/nowhere/at/all.gif"], "/nowhere/at/all.gif"),
         (["check", "NoSuchEnv-v0"], "NoSuchEnv"),
         (["check", "CartPole-v1", "--num-envs", "0"], "num_envs is 0"),
-        (["compare", "NoSuchEnv-v0"], "there is no env 'NoSuchEnv-v0'; registered are Acrobot-v1"),
+        (["compare", "CartPole-v2"], "there is no env 'CartPole-v2'; did you mean CartPole-v1"),
+        (
+            ["evaluate", "--policy", "sleep", "--json", "/nowhere/at/all.json"],
+            "/nowhere/at/all.json",
+        ),
+        (
+            ["watch", "--policy", "sleep", "--gif", "film.mp4"],
+            "'film.mp4', expected a name",
+        ),
         (["compare", "no_module:make"], "No module named 'no_module'"),
         (["compare", "CartPole-v1", "--backends", "quick"], "'quick', expected some of loop, sync"),
         (["compare", "CartPole-v1", "--num-envs", "many"], "num_envs is 'many', expected integers"),
@@ -110,7 +118,7 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
         (["compare", "CartPole-v1", "--plot", "/nowhere/at/all.png"], "/nowhere/at/all.png"),
         (["compare", "CartPole-v1", "--trace", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
         (["compare", "CartPole-v1", "--plot", "picture.abc"], "expected an ending of"),
-        (["trace", "NoSuchEnv-v0", "--out", "trace.json"], "registered are"),
+        (["trace", "NoSuchEnv-v0", "--out", "trace.json"], "gymnasium.registry has all ids"),
         (["trace", "CartPole-v1", "--out", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
         (
             ["trace", "CartPole-v1", "--out", "trace.json", "--backend", "loop"],
@@ -213,3 +221,22 @@ def test_runs_as_a_module():
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert "policy is 'nobody'" in run.stderr
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("vecenv 0.")
+
+
+def test_check_takes_factories(capsys):
+    assert main(["check", "compare.toy_envs:Counter", "--num-steps", "20"]) == 0
+    assert "passed" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_a_command_in_one_line(capsys, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vecenv.cage.evaluation.evaluate", interrupted)
+    assert main(["evaluate", "--policy", "sleep"]) == 130
+    assert capsys.readouterr().err == "vecenv: stopped by Ctrl-C\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from gymnasium.error import Error as GymnasiumError
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vecenv.files import require_writable
 
 __all__ = ["main"]
 
@@ -49,6 +52,8 @@ def evaluate(
     from vecenv.cage.evaluation import EPISODE_LENGTHS, EVALUATED_AGENTS
     from vecenv.cage.evaluation import evaluate as play_all
 
+    if json is not None:
+        require_writable(json)
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -128,16 +133,19 @@ def check(
     """Check that a vector env keeps the rules of Gymnasium's interface.
 
     Args:
-        env: Registered id, also "module:id".
+        env: Registered id, also "module:id", or "module:factory".
         num_envs: How many envs the vector env has.
         num_steps: Length of a run.
         seed: Of the resets and the actions.
     """
     from vecenv.check import VectorEnvCheckError, check_vector_env
+    from vecenv.compare.source import read_source
     from vecenv.make import make_vec
 
+    source = read_source(env)
+    envs = make_vec(env if source.factory is None else source.factory, num_envs)
     try:
-        print(check_vector_env(make_vec(env, num_envs), num_steps=num_steps, seed=seed))
+        print(check_vector_env(envs, num_steps=num_steps, seed=seed))
     except VectorEnvCheckError as error:
         print(error)
         return 1
@@ -238,7 +246,9 @@ def trace(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 1 if a check failed, 2 for wrong arguments.
+    """Run the command and return its exit status.
+
+    It is 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
 
     Args:
         args: Arguments; None for those of the process.
@@ -250,8 +260,14 @@ def main(args: Sequence[str] | None = None) -> int:
         "compare": compare,
         "trace": trace,
     }
+    if list(sys.argv[1:] if args is None else args) == ["--version"]:
+        print(f"vecenv {importlib.metadata.version('vecenv')}")
+        return 0
     try:
         return tyro.extras.subcommand_cli_from_dict(commands, prog="vecenv", args=args)
+    except KeyboardInterrupt:
+        print("vecenv: stopped by Ctrl-C", file=sys.stderr)
+        return 130
     except _USER_ERRORS as error:
         print(f"vecenv: {error}", file=sys.stderr)
         return 2

@@ -75,10 +75,24 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     copy.__module__ = function.__module__
     copy.__qualname__ = f"{function.__name__}-{fingerprint([function])}"
     try:
-        return njit(copy, cache=True, **options)
+        return _with_patient_cache(njit(copy, cache=True, **options))
     except RuntimeError as error:  # "cannot cache function ...: no locator available"
         _logger.warning("compiled code is not kept on disk: %s", error)
         return njit(copy, **options)
+
+
+def _with_patient_cache(dispatcher: Any) -> Any:
+    """Let code be used that can't be written to disk, because that is full for example."""
+    save = dispatcher._cache.save_overload
+
+    def save_if_possible(signature: Any, overload: Any) -> None:
+        try:
+            save(signature, overload)
+        except OSError as error:
+            _logger.warning("compiled code is not kept on disk: %s", error)
+
+    dispatcher._cache.save_overload = save_if_possible
+    return dispatcher
 
 
 @contextlib.contextmanager

@@ -160,7 +160,7 @@ def test_green_agent_disturbs():
         ({"red_agents": ["bline"]}, ValueError, "red_agents has 'bline'"),
         ({"red_agents": []}, ValueError, "red_agents is empty"),
         ({"episode_lengths": [0]}, ValueError, "episode_length is 0"),
-        ({"policy": "nobody"}, ValueError, "policy is 'nobody'.*react-restore.*or a file"),
+        ({"policy": "nobody"}, ValueError, "policy is 'nobody'.*no such file.*react-restore"),
         ({"policy": 3}, TypeError, "policy is 3"),
         ({"policy": lambda obs: obs}, ActionError, "actions has shape"),
         ({"policy": lambda obs: np.full(len(obs), 145)}, ActionError, "is 145"),

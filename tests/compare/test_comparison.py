@@ -187,7 +187,7 @@ def test_wrong_options_are_named(options, words):
 
 
 def test_unknown_envs_are_refused_before_anything_is_started():
-    with pytest.raises(ValueError, match="registered are"):
+    with pytest.raises(ValueError, match="there is no env"):
         run_comparison(Options("NoSuchEnv-v0"))
 
 
@@ -235,7 +235,7 @@ def test_calls_of_a_runner_that_raise_keep_it_alive():
     try:
         with pytest.raises(RunnerError) as caught:
             process.call("open", Setting("NoSuchEnv-v0", {}, "sync", 1, 0, 0.0), timeout=30)
-        assert "registered are" in str(caught.value)
+        assert "there is no env" in str(caught.value)
         assert not caught.value.is_unavailable
         setting = Setting(f"{TOYS}:Counter", {}, "sync", 1, 0, 0.0)
         assert process.call("open", setting, timeout=30) > 0

@@ -43,7 +43,7 @@ def test_cartpole_has_a_compiled_twin_and_other_envs_say_that_they_have_none():
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        ("NoSuchEnv-v0", ValueError, "registered are .*CartPole-v1"),
+        ("CartPole-v2", ValueError, "did you mean CartPole-v1"),
         ("compare.toy_envs:nothing", ValueError, "callables there: .*Counter.*no_level"),
         ("compare.toy_envs:NOT_CALLABLE", ValueError, "is 3, expected a callable"),
         ("no_such_module:Env-v0", ImportError, "no_such_module"),

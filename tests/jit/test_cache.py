@@ -263,3 +263,13 @@ def test_fingerprint_knows_the_settings_of_numba(monkeypatch):
     before = fingerprint([double])
     monkeypatch.setattr(module.config, "BOUNDSCHECK", 1 - (module.config.BOUNDSCHECK or 0))
     assert fingerprint([double]) != before
+
+
+def test_code_that_can_not_be_written_is_used_all_the_same(monkeypatch, caplog):
+    def no_space(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", no_space)
+    kernel = cached_njit(lambda x: x + 1)
+    assert kernel(1) == 2
+    assert "not kept on disk" in caplog.text and "No space left" in caplog.text

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.files import whole_file
+
 __all__ = ["Canvas", "save_gif"]
 
 _SCALE = 2  # drawn so many times larger, then made smaller: smooth edges
@@ -132,15 +134,16 @@ def save_gif(frames: Iterable[np.ndarray], path: str | Path, *, fps: float = 2.0
         raise ValueError("frames is empty, expected at least one picture")
     milliseconds = [round(1000 / fps)] * len(pictures)
     milliseconds[-1] += 2000
-    pictures[0].save(
-        path,
-        format="GIF",
-        save_all=True,
-        append_images=pictures[1:],
-        duration=milliseconds,
-        loop=0,
-        optimize=True,  # write only what changes
-    )
+    with whole_file(path) as aside:
+        pictures[0].save(
+            aside,
+            format="GIF",
+            save_all=True,
+            append_images=pictures[1:],
+            duration=milliseconds,
+            loop=0,
+            optimize=True,  # write only what changes
+        )
 
 
 def _with_one_palette(frames: Iterable[np.ndarray]) -> list[Any]:

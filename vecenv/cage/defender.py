@@ -14,6 +14,7 @@ import numpy as np
 from vecenv.cage.blue_memory import BlueMemory
 from vecenv.cage.cage2 import cage2_scenario
 from vecenv.cage.scenario import Scenario
+from vecenv.files import whole_file
 
 __all__ = [
     "TRAINED_DEFENDER",
@@ -94,7 +95,7 @@ def save_defender(path: str | Path, layers: Layers, **facts: Any) -> None:
     for number, (weight, bias) in enumerate(layers):
         arrays[f"weight{number}"] = np.asarray(weight, dtype=np.float16)
         arrays[f"bias{number}"] = np.asarray(bias, dtype=np.float16)
-    with Path(path).open("wb") as file:
+    with whole_file(path) as aside, aside.open("wb") as file:
         np.savez(file, format=np.array(_FORMAT), facts=np.array(json.dumps(facts)), **arrays)
 
 

@@ -19,6 +19,7 @@ from vecenv.cage.env import Cage2VectorEnv
 from vecenv.cage.options import RED_AGENTS, read_episode_lengths, read_scenario
 from vecenv.cage.playing import BatchedPolicy, Player, Policy, find_policy
 from vecenv.cage.scenario import Scenario
+from vecenv.files import write_text
 
 __all__ = ["Cell", "Evaluation", "cell_seed", "evaluate"]
 
@@ -89,7 +90,7 @@ class Evaluation:
         """Return all of it as JSON, and write it to a file if a path is given."""
         text = json.dumps(asdict(self), indent=2)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            write_text(path, text + "\n")
         return text
 
     def table(self) -> Table:

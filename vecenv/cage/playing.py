@@ -81,10 +81,11 @@ def find_policy(
         if name == "defender":
             return load_defender(TRAINED_DEFENDER, scenario)
         if not Path(policy).is_file():
-            known = (*POLICY_NAMES, "random", "defender")
-            names = ", ".join(name.replace("_", "-") for name in known)
+            known = (*(set(POLICY_NAMES) - {"uniform"}), "random", "defender")
+            names = ", ".join(sorted(name.replace("_", "-") for name in known))
             raise ValueError(
-                f"policy is {str(policy)!r}, expected one of {names}, or a file with a saved policy"
+                f"policy is {str(policy)!r}, but there is no such file; expected a file with a "
+                f"saved policy, or one of {names}"
             )
         scenario = cage2_scenario() if scenario is None else scenario
         if is_defender_file(policy):
@@ -157,15 +158,20 @@ def save_episode_gif(policy: Policy, path: str | Path, *, fps: float = 2.0, **op
         **options: As for `play_episode`.
 
     Raises:
+        ValueError: The name of the file does not end in .gif.
         FileNotFoundError: There is no folder for the file.
         ImportError: Pictures need the extra `plots`.
     """
     from vecenv.cage.canvas import save_gif
     from vecenv.cage.drawing import draw_snapshot
 
+    if Path(path).suffix.lower() != ".gif":
+        raise ValueError(
+            f"the animation's file is {str(path)!r}, expected a name that ends in .gif"
+        )
     if not Path(path).parent.is_dir():
         raise FileNotFoundError(
-            f"path is {str(path)!r}, but there is no folder {Path(path).parent}"
+            f"the animation's file is {str(path)!r}, but {Path(path).parent} is no folder"
         )
     snapshots = play_episode(policy, **options)
     save_gif((draw_snapshot(snapshot).to_array() for snapshot in snapshots), path, fps=fps)

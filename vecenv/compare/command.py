@@ -16,6 +16,7 @@ from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Comparison
 from vecenv.compare.serving import TIMED, Setting
 from vecenv.compare.source import read_source
+from vecenv.files import require_writable, whole_file
 
 __all__ = ["compare_and_show", "read_list", "read_numbers", "trace_and_show"]
 
@@ -97,22 +98,9 @@ def _progress_bar() -> Iterator[tuple[Progress, Any]]:
         yield bar, bar.add_task("starting", total=1.0)
 
 
-def require_writable(path: Path) -> None:
-    """Find out now whether a file can be written; one that exists keeps what is in it.
-
-    Raises:
-        OSError: It can't.
-    """
-    existed = path.exists()
-    with path.open("a"):
-        pass
-    if not existed:
-        path.unlink()
-
-
 def write_events(events: Sequence[dict[str, Any]], path: Path) -> None:
     """Write a timeline as Chrome trace JSON."""
-    with path.open("w") as file:
+    with whole_file(path) as aside, aside.open("w") as file:
         json.dump({"displayTimeUnit": "ms", "traceEvents": events}, file, separators=(",", ":"))
         file.write("\n")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vecenv.compare.result import Case, Comparison
+from vecenv.files import whole_file
 from vecenv.timing.plot import draw_shares, new_figure
 
 __all__ = ["check_picture", "plot_comparison"]
@@ -54,7 +55,8 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
         draw_shares(next(parts).subplots(), reports)
     if comparison.diversity:
         _draw_diversity(next(parts), comparison)
-    figure.savefig(path, dpi=130)
+    with whole_file(path) as aside:
+        figure.savefig(aside, dpi=130)
 
 
 def _draw_rates(axes: Any, comparison: Comparison) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from vecenv.compare.sampling import Diversity
 from vecenv.compare.serving import FAILED, OK, UNAVAILABLE
+from vecenv.files import write_text
 from vecenv.timing import TimingReport
 
 __all__ = ["Case", "Comparison"]
@@ -167,7 +168,7 @@ class Comparison:
         }
         text = json.dumps(content, indent=1, default=str)
         if path is not None:
-            Path(path).write_text(text + "\n")
+            write_text(path, text + "\n")
         return text
 
     def plot(self, path: str | Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import os
 import sys
@@ -107,7 +108,8 @@ def _look_in_working_directory() -> None:
 
 
 def _unknown(name: str, module: Any, attribute: str) -> str:
-    there_is = f"registered are {', '.join(sorted(gym.registry))}"
+    close = difflib.get_close_matches(attribute, gym.registry, 4, 0.5)
+    there_is = f"did you mean {' or '.join(close)}" if close else "gymnasium.registry has all ids"
     if module is None:
         return f"there is no env {name!r}; {there_is}; or give 'module:factory'"
     if (found := getattr(module, attribute, None)) is not None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vecenv.files import whole_file
+
 if TYPE_CHECKING:
     from vecenv.timing.report import TimingReport
 
@@ -42,7 +44,8 @@ def plot_reports(reports: Mapping[str, TimingReport], path: str | Path) -> None:
     bars, times = figure.subplots(2, 1, height_ratios=heights)
     draw_shares(bars, reports)
     _draw_times(times, reports)
-    figure.savefig(path, dpi=130)
+    with whole_file(path) as aside:
+        figure.savefig(aside, dpi=130)
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.files import write_text
 from vecenv.timing import attribution
 from vecenv.timing.advice import verdict
 from vecenv.timing.control import Recording
@@ -108,7 +109,7 @@ class TimingReport:
         del numbers["durations_ns"]
         text = json.dumps({**numbers, "verdict": self.verdict}, indent=1)
         if path is not None:
-            Path(path).write_text(text + "\n")
+            write_text(path, text + "\n")
         return text
 
     def plot(self, path: str | Path) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bar", "duration", "report_tables"]
 
-_BAR_WIDTH = 30
+_BAR_WIDTH = 24
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.files import whole_file
 from vecenv.timing.attribution import ended, thread_numbers
 from vecenv.timing.calls import ENV_CALLS, RECV, RESET, SEND, STEP
 from vecenv.timing.control import Recording
@@ -32,7 +33,7 @@ def write_trace(recording: Recording, path: str | Path) -> None:
     Raises:
         OSError: The file can't be written.
     """
-    with Path(path).open("w") as file:
+    with whole_file(path) as aside, aside.open("w") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, event in enumerate(trace_events(recording)):
             file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
