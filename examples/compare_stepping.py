@@ -50,7 +50,7 @@ class Options:
     rounds: int = 5  # in each, every way runs once
     round_s: float = 0.5  # seconds per way and round
     seed: int = 0  # of the envs and the actions
-    out: Path | None = Path("docs/stepping.png")  # picture to draw; None for the tables only
+    out: Path | None = Path("stepping.png")  # picture to draw; None for the tables only
 
 
 class SlowCage(gym.Wrapper):
@@ -330,7 +330,7 @@ def main(options: Options) -> dict[int, list[Way]]:
     if min(*options.copies, options.rounds, len(options.copies)) < 1 or not options.cpu_ms >= 0:
         sys.exit(f"expected copies and rounds of at least 1 and cpu_ms of at least 0: {options}")
     if options.out is not None and not os.access(options.out.parent, os.W_OK):
-        sys.exit(f"out is {str(options.out)!r}: its folder can't be written to")
+        sys.exit(f"out is {str(options.out)!r}: its folder is missing or can't be written to")
     found, console = {}, Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(options.copies) * len(WAYS) * (options.rounds + 2))

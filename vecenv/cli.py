@@ -58,7 +58,8 @@ def evaluate(
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar:
-        task = bar.add_task(policy, total=len(EPISODE_LENGTHS) * len(EVALUATED_AGENTS))
+        first = f"{policy} (the first time ever the simulator is compiled, 15 s)"
+        task = bar.add_task(first, total=len(EPISODE_LENGTHS) * len(EVALUATED_AGENTS))
         result = play_all(
             policy,
             episodes=episodes,
@@ -66,7 +67,7 @@ def evaluate(
             rules=rules,
             observation=observation,
             green=green,
-            on_cell=lambda cell: bar.advance(task),
+            on_cell=lambda cell: bar.update(task, advance=1, description=policy),
         )
     Console().print(result.table())
     if json is not None:
