@@ -1,7 +1,4 @@
-"""PPO for Gymnasium envs with Box observations and Discrete, MultiDiscrete or Box actions.
-
-python examples/ppo.py --env-id CartPole-v1
-"""
+"""PPO for Box observations and Discrete, MultiDiscrete or Box actions: --env-id CartPole-v1."""
 
 import math
 import time
@@ -318,7 +315,7 @@ def main(options: Options, **env_kwargs: Any) -> np.ndarray:
     file = options.save / "policy.pt"
     try:
         options.save.mkdir(parents=True, exist_ok=True)
-        file.touch()
+        file.with_suffix(".partial").touch()
     except OSError as error:
         raise SystemExit(f"{error}: choose another folder with --save") from None
     board = optional("torch.utils.tensorboard", "tensorboard") if options.tensorboard else None
@@ -337,7 +334,8 @@ def main(options: Options, **env_kwargs: Any) -> np.ndarray:
     if options.profile:
         print(envs.timing.report())
     envs.close()
-    torch.save({"kind": policy.kind, "tensors": policy.tensors}, file)
+    torch.save({"kind": policy.kind, "tensors": policy.tensors}, file.with_suffix(".partial"))
+    file.with_suffix(".partial").replace(file)
     draw_curve(trainer.curve, f"{options.env_id}, seed {options.seed}", options.save / "curve.png")
     returns = evaluate(policy, options, **env_kwargs)
     score = f"return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes"
