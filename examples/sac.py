@@ -1,6 +1,4 @@
-"""SAC for Gymnasium envs with Box observations and bounded Box actions.
-
-    python examples/sac.py --env-id Pendulum-v1
+"""SAC for Box observations and bounded Box actions: --env-id Pendulum-v1.
 
 Gradients are written out, as autograd keeps its books for longer than small networks compute.
 """
@@ -82,8 +80,9 @@ class Mlps:
         """Return outputs (count, B, N) for x (B, K); keep what `backward` needs."""
         self.inputs, x = [], x.expand(len(self.layers[0][0]), *x.shape)
         for weight, bias in self.layers:  # keep x, and both factors as they were multiplied
-            x, is_large = x.relu_() if self.inputs else x, min(len(x[0]), *weight[0].shape) >= 64
-            factors = [v.bfloat16() if self.is_half and is_large else v for v in (x, weight)]
+            x = x.relu_() if self.inputs else x
+            is_half = self.is_half and min(len(x[0]), *weight[0].shape) >= 64  # else it is slower
+            factors = [v.bfloat16() if is_half else v for v in (x, weight)]
             self.inputs.append((x, *factors))
             x = self.multiply(*factors).add_(bias)
         return x
@@ -97,7 +96,8 @@ class Mlps:
                 d_weight.copy_(self.multiply(x_factor[:, rows].mT, d_factor))
                 torch.sum(d_x, 1, keepdim=True, out=d_bias)
             if k or first is not None:
-                d_x = self.multiply(d_factor, weight[:, 0 if k else first :].mT)
+                d_factor, weight = (d_factor, weight) if k else (d_x, self.layers[0][0][:, first:])
+                d_x = self.multiply(d_factor, weight.mT)
             if k:
                 d_x = torch.ops.aten.threshold_backward(d_x, x[:, rows], 0)
         return d_x

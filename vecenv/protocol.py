@@ -164,12 +164,13 @@ class CallProtocol:
         ids = ids.astype(np.int64)  # a copy: the caller may go on using theirs
         # As unsigned numbers negative ids are too large as well.
         if np.maximum.reduce(ids.view(np.uint64)) >= self.num_envs:
-            bad = ids[(ids < 0) | (ids >= self.num_envs)][0]
+            bad = np.asarray(env_ids)[(ids < 0) | (ids >= self.num_envs)][0]
             raise ValueError(f"env_ids has {bad}, expected ids from 0 to {self.num_envs - 1}")
         self._seen[ids] = True
         num_distinct = np.count_nonzero(self._seen)
         self._seen[ids] = False
         if num_distinct != len(ids):
+            self._seen[:] = False  # also what a Ctrl-C may have left there
             raise ValueError(
                 f"env_ids has repeated ids: {len(ids)} ids, {num_distinct} different ones"
             )

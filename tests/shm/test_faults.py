@@ -168,7 +168,7 @@ def test_no_env_at_all_is_refused():
         AsyncVectorEnv([])
 
 
-@pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"worker": print}])
+@pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"threads_per_worker": 0}])
 def test_unknown_options_are_refused(options):
     with pytest.raises(ValueError, match="|".join(options)):
         AsyncVectorEnv(faulty(2), **options)
@@ -302,6 +302,27 @@ def test_restarted_envs_report_truncation_and_go_on(make, action, mode):
         obs, _, terminations, truncations, _ = pool.step(actions(0, FINE))
         assert not truncations.any()
     assert obs[is_lost, 1].tolist() == [3] * len(lost)
+
+
+def test_threads_of_a_new_worker_step_nothing_before_the_episodes_are_lost(make):
+    pool = make(num_workers=1, threads_per_worker=4, on_error="restart")
+    pool.reset(seed=1)
+    for _ in range(5):
+        pool.send(actions(1, DIE))
+        truncated = np.zeros(4, np.int64)
+        restarts = pool.restarts.copy()
+        while pool._calls.num_in_flight:
+            batch = pool.recv(1, timeout=30)
+            truncated[batch.env_ids] += batch.truncations
+            assert np.isfinite(batch.rewards).all()
+        # An env whose result was there before the worker died tells of the loss a step later.
+        pool.send(actions(0, FINE))
+        batch = pool.recv(timeout=30)
+        truncated[batch.env_ids] += batch.truncations
+        assert truncated.tolist() == [1, 1, 1, 1]
+        assert (pool.restarts == restarts + 1).all()
+        pool.send(actions(0, FINE))  # episodes begin anew
+        pool.recv(timeout=30)
 
 
 @pytest.mark.parametrize("action", [RAISE, DIE])

@@ -1,14 +1,19 @@
 """Envs that share the standard library's locks, queues, pipes and managers with the caller."""
 
+import concurrent.futures
+import functools
 import multiprocessing
+import os
+import time
 
 import gymnasium as gym
 import multiprocess
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Discrete
 
-from vecenv import AsyncVectorEnv
+from vecenv import AsyncVectorEnv, EnvCreationError
 
 NUM_ENVS, NUM_STEPS = 4, 3
 METHODS = ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
@@ -36,6 +41,14 @@ class Calling(gym.Env):
     def step(self, action):
         self.call()
         return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+class Starting(Calling):
+    """Starts something that lives until its process ends."""
+
+    def __init__(self, start):
+        super().__init__(lambda: None)
+        self.started = start()
 
 
 def run(call, method):
@@ -95,3 +108,76 @@ def test_locks_events_values_and_pipes(library, method):
     assert names == {"vecenv-worker-0", "vecenv-worker-1"}
     here.close()
     there.close()
+
+
+class Maker:
+    def __make(self):
+        return Calling(lambda: None)
+
+    def factories(self):
+        return [self.__make] * 2
+
+
+def test_factories_are_pickled_by_cloudpickle_all_the_same():
+    tensor = torch.zeros(2)
+    bumped = functools.partial(Calling, lambda: tensor.add_(1))
+    functools.update_wrapper(bumped, Calling)
+
+    def make():
+        assert bumped.__name__ == "Calling"
+        return bumped()
+
+    envs = AsyncVectorEnv([*Maker().factories(), make, make], num_workers=2, context="spawn")
+    envs.reset()
+    envs.step(np.zeros(NUM_ENVS, np.int64))
+    envs.close()
+    assert tensor.tolist() == [0, 0] and not tensor.is_shared()
+
+
+def test_what_can_not_be_unpickled_is_said():
+    envs = [functools.partial(Unpicklable().make)] * 2
+    with pytest.raises(EnvCreationError, match="not here") as raised:
+        AsyncVectorEnv(envs, num_workers=1, context="spawn")
+    assert isinstance(raised.value.__cause__, ArithmeticError)
+
+
+class Unpicklable:
+    def __reduce__(self):
+        return broken, ()
+
+    def make(self):
+        raise AssertionError
+
+
+def broken():
+    raise ArithmeticError("not here")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_that_envs_have_started_end_with_them(method):
+    def executor():
+        pool = concurrent.futures.ProcessPoolExecutor(1)
+        pids.put(pool.submit(os.getpid).result())
+        return pool
+
+    def daemon():
+        process = multiprocessing.Process(target=time.sleep, args=(60,), daemon=True)
+        process.start()
+        pids.put(process.pid)
+        return process
+
+    pids = multiprocessing.get_context(method).Queue()
+    with multiprocessing.get_context(method).Pool(1) as own:
+        factories = [lambda: Starting(executor), lambda: Starting(daemon)]
+        envs = AsyncVectorEnv(factories, num_workers=1, context=method, timeout=60)
+        envs.reset()
+        started = [pids.get(timeout=30) for _ in factories]
+        envs.close(timeout=30)
+        for pid in started:
+            with pytest.raises(ProcessLookupError):
+                for _ in range(100):
+                    os.kill(pid, 0)
+                    time.sleep(0.05)
+        assert own.apply(abs, (-1,)) == 1  # the caller's live on
+    pids.close()
+    pids.join_thread()

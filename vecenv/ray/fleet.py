@@ -116,6 +116,7 @@ class Fleet:
 
     def _creation_error(self, fault: EnvFault) -> Exception:
         cause = fault.exception(0)
+        what = f"env {fault.env_id} of {self.bounds[-1]}" if fault.env_id >= 0 else "the policy"
         advice = ""
         if isinstance(cause, ImportError):
             advice = (
@@ -123,8 +124,7 @@ class Fleet:
                 "or pass runtime_env={'py_modules': [...]} or {'env_vars': {'PYTHONPATH': ...}}"
             )
         error = EnvCreationError(
-            f"Making env {fault.env_id} of {self.bounds[-1]} failed with {fault.text} in "
-            f"{self.name(fault.worker)}{advice}"
+            f"Making {what} failed with {fault.text} in {self.name(fault.worker)}{advice}"
         )
         error.__cause__ = cause
         return error

@@ -167,14 +167,17 @@ class RayRolloutWorker:
                 gym.registry.setdefault(spec.id, spec)
             self.envs = loads(seat.maker)()
             self._start()
-            if seat.policy is not None:
-                self._policy = loads(seat.policy)(self.envs)
-            return Reply(self._opening())
         except Exception as error:
             if isinstance(error, EnvCreationError) and isinstance(error.__cause__, Exception):
                 error = error.__cause__
             env_id = getattr(error, "env_id", seat.first + getattr(error, "env_index", 0))
             return Reply(None, [EnvFault.of(error, env_id, seat.worker, "creation")])
+        try:
+            if seat.policy is not None:
+                self._policy = loads(seat.policy)(self.envs)
+        except Exception as error:
+            return self._failed(error, "set_policy")
+        return Reply(self._opening())
 
     def _start(self) -> None:
         """Allocate what the calls need, and take over from another actor."""

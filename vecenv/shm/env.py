@@ -401,7 +401,7 @@ class AsyncVectorEnv(RemoteCalls):
 
         Args:
             timeout: Seconds that envs have to finish and close, 5 if None; what still runs then is
-                killed.
+                killed, also a worker whose envs have put more into a queue than was read from it.
             terminate: Kill at once.
         """
         exchange = self._exchange

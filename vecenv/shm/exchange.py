@@ -12,7 +12,7 @@ from vecenv.shm import layout as at
 from vecenv.shm.chunk import Chunk, Outcome
 from vecenv.shm.columns import ChunkInfos, ColumnReader
 from vecenv.shm.deadline import Deadline
-from vecenv.shm.faults import EnvFault, StepTimeoutError
+from vecenv.shm.faults import EnvFault, StepTimeoutError, WorkerDiedError
 from vecenv.shm.layout import FLAG_MESSAGE, HAS_MESSAGE, LINE, OP_MESSAGE, OP_STEP, Leaf
 from vecenv.shm.messages import Answer, Layout
 from vecenv.shm.pool import WorkerPool
@@ -332,8 +332,14 @@ class Exchange:
         self._repair(worker)
         lost = self.before_revival()
         first, last = self.pool.bounds[worker], self.pool.bounds[worker + 1]
+        try:
+            self.pool.start(worker, lost_because=reason)
+        except Exception as error:  # factories are pickled again, unless forked
+            raise WorkerDiedError(
+                f"{reason} It could not be replaced: {type(error).__name__}: {error}. What "
+                "env_fns hold, such as pipes, must stay open here."
+            ) from error
         self.restarts[first:last] += 1
-        self.pool.start(worker, lost_because=reason)
         try:
             opening = self.pool.receive(worker, Deadline(None))
         except EOFError:

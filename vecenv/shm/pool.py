@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import multiprocessing
-import multiprocessing.resource_sharer
 import os
 import sys
 import threading
 import time
 import weakref
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any
@@ -23,6 +19,7 @@ from vecenv.shm.arena import Arena
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import WorkerDiedError, describe_exit
 from vecenv.shm.messages import dumps, loads
+from vecenv.shm.standard import authkey, pickled
 from vecenv.shm.wait import CALLER_SLICE_S, Link
 from vecenv.shm.worker import Seat, run_worker
 
@@ -83,7 +80,7 @@ class WorkerPool:
         seat = Seat(
             worker=worker,
             first=first,
-            factories=factories if is_fork else _pickled(factories),
+            factories=factories if is_fork else pickled(factories),
             registry=None if is_fork else _pickled_registry(),
             link=self._link,
             arena=self._arena,
@@ -96,7 +93,7 @@ class WorkerPool:
             restarts=None if self.restarts is None else self._arena.leaf(self.restarts),
             lost_because=lost_because,
             entropy=self._entropy,
-            authkey=bytes(multiprocessing.current_process().authkey),
+            authkey=authkey(),
         )
         process = self._context.Process(
             target=run_worker, args=(seat,), name=f"vecenv-worker-{worker}", daemon=self._daemon
@@ -211,42 +208,6 @@ def _global_entropy() -> int:
     """Return a number that depends on NumPy's global generator without advancing it."""
     state: Any = np.random.get_state()  # noqa: NPY002
     return int(np.random.SeedSequence([*state[1][:8].tolist(), int(state[2])]).generate_state(1)[0])
-
-
-def _pickled(factories: list[Any]) -> bytes:
-    """Pickle factories by value as far as needed: lambdas, closures, classes of `__main__`.
-
-    Locks, queues, pipes and shared values are handed over as if a process of theirs were started.
-    """
-    import cloudpickle
-    import multiprocess.context
-
-    kinds = (multiprocessing, multiprocess)
-    tables: Any = [kind.reduction.ForkingPickler._extra_reducers for kind in kinds]
-    reducers = ChainMap(*tables, cloudpickle.Pickler.dispatch_table)  # type: ignore[arg-type]
-
-    class Pickler(cloudpickle.Pickler):
-        dispatch_table = reducers
-
-    file = io.BytesIO()
-    for kind in kinds:
-        kind.context.set_spawning_popen(_Spawning)
-    try:
-        Pickler(file).dump(factories)
-    finally:
-        for kind in kinds:
-            kind.context.set_spawning_popen(None)
-    return file.getvalue()
-
-
-class _Spawning:
-    """Stands for a process being started; file descriptors reach it by a thread and a socket."""
-
-    DupFd = staticmethod(multiprocessing.resource_sharer.DupFd)
-
-    @staticmethod
-    def duplicate_for_child(fd: int) -> int:
-        return fd
 
 
 def _pickled_registry() -> bytes:

@@ -250,13 +250,16 @@ class PortableLink(Link):
             for source, target, size in leaves.tolist():
                 ctypes.memmove(base + target + row * size, base + source + env_id * size, size)
             place = self.layout.ring + row * at.RING_WORDS
-            self.words[place : place + at.RING_WORDS] = position + 1, env_id, status, form
+            self.words[place + 1 : place + at.RING_WORDS] = env_id, status, form
+            self.words[place] = position + 1
         self._add_count(at.ROWS)
         return position
 
     def _read_ready(self, head: int, env_ids: np.ndarray) -> int:
         count = status = form = 0
-        while count < self.layout.ring_rows:
+        with self._lock:  # what is there has been written before it was let go
+            ready = int(self.words[at.ROWS * LINE + at.COUNT]) - head
+        while count < min(ready, self.layout.ring_rows):
             place = self.layout.ring + (head + count) % self.layout.ring_rows * at.RING_WORDS
             sequence, env_id, row_status, row_form = self.words[place : place + 4].tolist()
             if sequence != head + count + 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
 import signal
 import sys
 import threading
@@ -35,6 +34,7 @@ from vecenv.shm.layout import (
 )
 from vecenv.shm.messages import Answer, EnvSpaces, Layout, ResetRequest, dumps, loads
 from vecenv.shm.orphans import end_with_caller
+from vecenv.shm.standard import end_own, settle
 from vecenv.shm.threads import MOST_THREADS, EnvThreads, WaitMeter
 from vecenv.shm.wait import Link
 
@@ -87,7 +87,7 @@ def run_worker(seat: Seat) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_caller(seat.caller_pid, is_child_of_main_thread=seat.is_child_of_main_thread)
     _sharpen_timers()
-    _settle_multiprocessing(seat)
+    settle(seat.worker, seat.authkey)
     _reseed(seat.entropy + seat.worker)
     try:
         envs = _make_envs(seat)
@@ -98,19 +98,7 @@ def run_worker(seat: Seat) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the caller is gone
     finally:
-        # Such as what writes out the queues of envs; not the caller's, which a fork inherits.
-        multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
-
-
-def _settle_multiprocessing(seat: Seat) -> None:
-    """Tell the standard library that this is a process of its own, which `multiprocess` does not.
-
-    Envs that share its queues, or talk to its managers, would use the caller's connections.
-    """
-    process = multiprocessing.current_process()
-    process.name = f"vecenv-worker-{seat.worker}"
-    process.authkey = seat.authkey
-    multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]
+        end_own()
 
 
 def _sharpen_timers() -> None:
@@ -134,7 +122,12 @@ def _make_envs(seat: Seat) -> list[Env] | None:
     factories = seat.factories
     if isinstance(factories, bytes):
         _register(seat.registry)
-        factories = loads(factories)
+        try:
+            factories = loads(factories)
+        except Exception as error:
+            fault = EnvFault.of(error, seat.first, seat.worker, "creation")
+            seat.pipe.send_bytes(dumps(fault))
+            return None
     envs, fault = make_chunk_envs(factories, seat.first, seat.worker)
     if fault is None:
         try:
@@ -208,6 +201,8 @@ class _Worker:
         self._done = int(self._words[self._command + LINE + DONE_SEQUENCE])
         self._chunk = Chunk(envs, seat.worker, seat.first, layout, seat.arena)
         self._chunk.announce = self._announce
+        if seat.lost_because is not None:  # before threads step what has been queued meanwhile
+            self._lose_episodes(seat.lost_because)
         self._inbox = Inbox(seat.pipe)
         self._threads: EnvThreads | None = None
         self._meter = WaitMeter()
@@ -216,8 +211,6 @@ class _Worker:
             self._meter.is_measuring = False
             if seat.threads > 1:
                 self._start_threads(seat.threads)
-        if seat.lost_because is not None:
-            self._lose_episodes(seat.lost_because)
 
     def _announce(self, env_id: int) -> None:
         self._words[self._command + LINE + CURRENT] = env_id
