@@ -1,6 +1,7 @@
 """Halves, published arrays, numeric infos, waiting envs, the choice of a backend, both links."""
 
 import functools
+import inspect
 import os
 import subprocess
 import sys
@@ -321,3 +322,9 @@ def test_envs_with_a_worker_function_are_gymnasiums():
     envs.close()
     with pytest.raises(TypeError, match="num_workers"):
         AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, worker=worker, num_workers=1)
+
+
+def test_the_signature_is_that_of_gymnasiums_class_and_more():
+    ours = list(inspect.signature(AsyncVectorEnv).parameters)
+    theirs = list(inspect.signature(gym.vector.AsyncVectorEnv).parameters)
+    assert ours[: len(theirs)] == theirs

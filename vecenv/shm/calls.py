@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.error import NoAsyncCallError
+from gymnasium.vector import AsyncVectorEnv as OneProcessPerEnv
 
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.stamping import StampedPool
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteCalls"]
 
+_WORKER = 5  # place of the argument
+
 
 class RemoteCalls(StampedPool):
     """The part of `AsyncVectorEnv` that reads, sets and calls attributes of envs."""
@@ -24,6 +27,14 @@ class RemoteCalls(StampedPool):
     _workers: range
     _timeout: float | None
     _pending_own: Callable[[], Any] | None
+
+    # Not in AsyncVectorEnv, whose signature would be this one then.
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Leave envs with a worker function, which speaks Gymnasium's protocol, to its class."""
+        worker = args[_WORKER] if len(args) > _WORKER else kwargs.get("worker")
+        if worker is None or cls.__module__ != "vecenv.shm.env":  # a subclass
+            return super().__new__(cls)
+        return OneProcessPerEnv(*args, **kwargs)
 
     def _finish(self, call: str, deadline: Deadline) -> Any:
         raise NotImplementedError

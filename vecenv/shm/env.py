@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Env, Space, logger
-from gymnasium.vector import AsyncVectorEnv as OneProcessPerEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv"]
 
 _CLOSE_TIMEOUT_S = 5.0
-_WORKER = 5  # place of the argument
 
 
 class AsyncVectorEnv(RemoteCalls):
@@ -78,13 +76,6 @@ class AsyncVectorEnv(RemoteCalls):
         EnvCreationError: A factory raised; names the env.
         RuntimeError: The envs' spaces differ.
     """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Leave envs with a worker function, which speaks Gymnasium's protocol, to its class."""
-        worker = args[_WORKER] if len(args) > _WORKER else kwargs.get("worker")
-        if worker is None or cls is not AsyncVectorEnv:
-            return super().__new__(cls)
-        return OneProcessPerEnv(*args, **kwargs)
 
     def __init__(  # noqa: PLR0917 - Gymnasium's arguments in Gymnasium's order
         self,
