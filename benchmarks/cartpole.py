@@ -94,7 +94,7 @@ def envpool_cases(actions: np.ndarray, num_steps: int) -> dict[str, Callable[[],
     """Return EnvPool's cases, none if it is not installed."""
     if find_spec("envpool") is None:
         return {}
-    import envpool  # type: ignore[import-not-found]
+    import envpool  # type: ignore[import-not-found]  # not among the extras
 
     cases, num_envs = {}, actions.shape[1]
     threads = {ENVPOOL_ALONE: 1} if num_envs == 1 else {ENVPOOL: os.cpu_count(), ENVPOOL_ALONE: 1}

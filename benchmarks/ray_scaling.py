@@ -165,7 +165,8 @@ def recovery() -> None:
         begin = time.perf_counter()
         rollouts.update()
         undisturbed = time.perf_counter() - begin
-        os.kill(rollouts.envs._fleet.openings[1].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        envs: Any = rollouts.envs
+        os.kill(envs._fleet.openings[1].pid, signal.SIGKILL)
         begin = time.perf_counter()
         rollouts.update()
         seconds.append(time.perf_counter() - begin - undisturbed)

@@ -17,7 +17,11 @@ Columns = dict[str, np.ndarray]
 
 
 class Peer:
-    """What a buffer is asked to do; a constructor that raises NotImplementedError has it not."""
+    """What a buffer is asked to do.
+
+    A constructor raises NotImplementedError where the library has no such buffer; the table then
+    has a gap there.
+    """
 
     def __init__(self, capacity: int, num_envs: int, prioritized: bool, n_step: int):
         raise NotImplementedError
@@ -39,7 +43,7 @@ class StableBaselines3(Peer):
         from stable_baselines3.common import buffers  # pyright: ignore[reportMissingImports]
 
         if prioritized:
-            raise NotImplementedError
+            raise NotImplementedError  # the library has none
         options = {"n_envs": num_envs, "handle_timeout_termination": True}
         if n_step > 1:
             self._buffer = buffers.NStepReplayBuffer(
@@ -65,7 +69,7 @@ class Cpprb(Peer):
         import cpprb  # pyright: ignore[reportMissingImports]
 
         if n_step > 1 and num_envs > 1:
-            raise NotImplementedError
+            raise NotImplementedError  # the library has none
         env_dict = {
             "obs": {"shape": 52, "dtype": np.float32},
             "next_obs": {"shape": 52, "dtype": np.float32},
@@ -112,7 +116,7 @@ class TorchRL(Peer):
         )
 
         if n_step > 1:
-            raise NotImplementedError
+            raise NotImplementedError  # the library has none
         storage = LazyTensorStorage(capacity)
         if prioritized:
             self._buffer = TensorDictPrioritizedReplayBuffer(
@@ -139,7 +143,7 @@ class Tianshou(Peer):
         from tianshou.data import PrioritizedVectorReplayBuffer, VectorReplayBuffer  # pyright: ignore[reportMissingImports]
 
         if n_step > 1:
-            raise NotImplementedError
+            raise NotImplementedError  # the library has none
         if prioritized:
             self._buffer = PrioritizedVectorReplayBuffer(capacity, num_envs, alpha=ALPHA, beta=BETA)
         else:

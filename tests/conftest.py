@@ -42,3 +42,14 @@ def pytest_runtest_setup(item):
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device; torch sees none")
+
+
+@pytest.fixture
+def one_torch_thread():
+    """More only wait for each other on networks so small, for long on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,19 +16,22 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     """Give another path to write to, and put that file in the place of `path` at the end.
 
     If something goes wrong on the way, on a full disk for example, `path` is as it was. The other
-    name has the same ending. What is no regular file, such as /dev/stdout, is written to itself.
+    name has the same ending. What is no regular file, such as /dev/stdout, is written to itself,
+    and so is a file in a folder where no other can be made.
 
     Raises:
         OSError: It can't be written; names the file.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
+    final = path.resolve()  # of a link, what it leads to
+    if path.exists() and not (path.is_file() and os.access(final.parent, os.W_OK)):
         yield path
         return
-    final = path.resolve()  # of a link, what it leads to
     aside = final.with_name(f".{final.stem}.{os.getpid()}{final.suffix}")
     try:
         yield aside
+        if final.exists():
+            shutil.copymode(final, aside)
         aside.replace(final)
     except OSError as error:
         if error.filename in (None, str(aside)):

@@ -7,20 +7,13 @@ from vecenv.adapters.sb3 import make_sb3_env
 from vecenv.cage import Cage2VectorEnv
 
 pytest.importorskip("stable_baselines3")
-import torch
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 # Against B_line for 30 steps a defender who does nothing gets -218, `react-restore` -31, and what
 # `make demo` trains -3.8 (docs/ppo.md).
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def score(model, envs, episodes=50):

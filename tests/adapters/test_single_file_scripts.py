@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SCRIPT = Path(__file__).parent / "single_file_ppo.py"
 IMPORT_LINE = "from gymnasium import vector\n"
 CHANGED_LINE = "import vecenv as vector\n"
@@ -23,14 +25,6 @@ def load(*, changed):
     sys.modules[module.__name__] = module
     exec(compile(text, str(SCRIPT), "exec"), module.__dict__)
     return module
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

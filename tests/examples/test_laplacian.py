@@ -10,6 +10,8 @@ import torch
 
 from vecenv.check import check_vector_env
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "laplacian.py"
 MOVES = [(0, 1), (0, -1), (1, 0), (-1, 0)]  # of the actions: rows, columns
 LAYOUTS = {
@@ -30,14 +32,6 @@ def load_example():
 
 
 laplacian = load_example()
-
-
-@pytest.fixture(autouse=True)
-def torch_threads_stay():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_rooms(name):

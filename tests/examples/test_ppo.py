@@ -16,6 +16,8 @@ from torch.distributions import Categorical, Normal
 from buffers import RolloutBatch
 from vecenv import SyncVectorEnv
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "ppo.py"
 SMALL = {"num_envs": 4, "num_steps": 32, "total_steps": 600, "eval_episodes": 3}
 
@@ -58,15 +60,6 @@ class Countdown(gym.Env):
         is_over = self.left == 0
         ends = (False, is_over) if self.truncates else (is_over, False)
         return obs.astype(self.observation_space.dtype), 1.0, *ends, {}
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread():
-    """More only wait for each other on networks so small, for long on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -126,7 +126,7 @@ def shorten(text: str, most: int = 200) -> str:
 
 
 def raise_faults(faults: list[EnvFault], step: int) -> None:
-    """Log every fault as Gymnasium's AsyncVectorEnv does, and raise the first."""
+    """Log every fault as Gymnasium's AsyncVectorEnv does, and raise the last."""
     if not faults:
         return
     with contextlib.suppress(Warning):  # they are warnings, which may be set to raise

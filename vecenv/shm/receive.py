@@ -17,6 +17,7 @@ from vecenv.shm.layout import (
     HAS_MESSAGE,
     LINE,
     ROW_FORM,
+    ROW_SEQUENCE,
     ROW_STATUS,
 )
 from vecenv.shm.ready import VOID
@@ -148,7 +149,7 @@ class Receiver:
             if ready >= wanted:
                 if not exchange.has_revived:
                     return ready
-                voids = int((ring.ids(ready) == VOID).sum())
+                voids = int((ring.read_ids(ready) == VOID).sum())
                 if ready - voids >= count:
                     return ready
                 wanted = count + voids
@@ -179,13 +180,14 @@ class Receiver:
         """Collect what rows have beyond numbers: put infos and objects there, return faults."""
         ring = self._exchange.ring
         words = ring.words(index)
-        places = np.arange(ring.size)[index]
+        positions = words[:, ROW_SEQUENCE] - 1
         messages: dict[int, FlatInfos] = {}
-        positions = ring.head + (places - ring.head) % ring.size
         faults = self._messages(words[:, ROW_STATUS], ids, positions, messages, objects)
         forms = words[:, ROW_FORM]
         if messages or forms.any():
-            self._exchange.columns.collect_ring(_by_form(forms, messages), places, infos)
+            self._exchange.columns.collect_ring(
+                _by_form(forms, messages), positions % ring.size, infos
+            )
         return faults
 
     def _messages(
