@@ -150,10 +150,10 @@ class SyncVectorEnv(VecEnv):
             self._sent.popleft()
         try:
             infos = self._group.step((action for _, action in chosen), rows, indices)
-        except Exception:
+        except Exception as error:
             # Some envs have been stepped and some not: what was in flight is given up.
             self._sent.clear()
-            self._calls.give_up()
+            self._calls.give_up(RuntimeError(f"{type(error).__name__}: {error}"))
             raise
         return StepBatch(
             rows.obs.take(env_ids),

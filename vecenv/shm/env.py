@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +114,9 @@ class AsyncVectorEnv(RemoteCalls):
             on_error=on_error,
             publish=publish,
         )
-        self.num_workers = len(options.bounds) - 1
-        self._prepare(open_pool(env_fns, options), options.autoreset_mode)
+        opened = open_pool(env_fns, options)
+        self.num_workers = opened.exchange.num_workers
+        self._prepare(opened, options.autoreset_mode)
 
     def _prepare(self, opened: Opened, mode: AutoresetMode) -> None:
         """Bind what the calls need."""
@@ -147,6 +149,8 @@ class AsyncVectorEnv(RemoteCalls):
         self._is_new = True  # never reset
         self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
         self._receiver = Receiver(self, exchange)
+        exchange.timeout = self._timeout
+        exchange.break_down = _Breakdown(self)
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
         """Return zeroed shared memory that workers write into; it outlives this vector env.
@@ -208,8 +212,7 @@ class AsyncVectorEnv(RemoteCalls):
         ]
         own = exchange.own
         self._pending_own = None if own is None else lambda: own.reset(requests[0])
-        for worker in self._workers:
-            exchange.ask(worker, {"kind": "reset", "request": requests[worker + 1]})
+        exchange.ask_all("reset", requests[1:])
         self._drops_rows = is_full
         chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
         self._resetting: Sequence[int] = chosen
@@ -331,14 +334,10 @@ class AsyncVectorEnv(RemoteCalls):
             self._own_outcome = (0, 0, None)  # if it is interrupted, it is not repeated
             self._own_outcome = own()
         doing = f"{call} {exchange.steps}" if call == "step" else call
-        try:
-            with self._waiting():
-                status = exchange.wait(COMMANDS, self._workers, deadline, doing)
-        except WorkerDiedError as error:
-            self._calls.end_async()
-            self.close(terminate=True)
-            error.args = (f"{error.args[0]} The vector env is closed.",)
-            raise
+        if call == "call" and deadline.is_limit:  # of steps, not of what users call
+            deadline = Deadline(deadline.timeout)
+        with self._waiting():
+            status = exchange.wait(COMMANDS, self._workers, deadline, doing)
         self._calls.end_async()
         own_outcome, self._own_outcome = self._own_outcome, None
         if not status and own_outcome in (None, (0, 0, None)):
@@ -346,9 +345,18 @@ class AsyncVectorEnv(RemoteCalls):
         gathered = exchange.gather(self._workers, own_outcome)
         if gathered[1]:
             if call != "call":
-                self._calls.forget_reset()
+                self._calls.forget_reset(gathered[1][-1].exception(exchange.steps))
             raise_faults(gathered[1], exchange.steps)
         return gathered
+
+    def _break_down(self, error: Exception) -> None:
+        """Close everything after an error that can't be survived, and remember that error."""
+        told = WorkerDiedError(*error.args)
+        told.__cause__ = error.__cause__
+        self._calls.note_fault(told)
+        self._calls.end_async()
+        self.close(terminate=True)
+        error.args = (f"{error.args[0]} The vector env is closed.",)
 
     def note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None) -> None:
         """Remember whose episode has ended, where autoreset is disabled."""
@@ -416,3 +424,15 @@ class AsyncVectorEnv(RemoteCalls):
         """Kill the workers of a vector env that was never closed."""
         if not getattr(self, "closed", True) and not sys.is_finalizing():
             self.close(terminate=True)
+
+
+class _Breakdown:
+    """Closes a vector env; does not keep it alive."""
+
+    def __init__(self, envs: AsyncVectorEnv) -> None:
+        self._envs = weakref.ref(envs)
+
+    def __call__(self, error: Exception) -> None:
+        envs = self._envs()
+        if envs is not None:
+            envs._break_down(error)

@@ -12,8 +12,7 @@ from vecenv.actions import ActionBatcher
 from vecenv.base import StepResult
 from vecenv.infos import take_infos
 from vecenv.rows import copy_batch
-from vecenv.shm.deadline import Deadline
-from vecenv.shm.faults import raise_faults
+from vecenv.shm.faults import StepTimeoutError, raise_faults
 from vecenv.shm.layout import COMMANDS, OTHER_HALF
 from vecenv.timing.calls import SEND, STEP
 
@@ -108,8 +107,8 @@ class Half:
         if status:
             gathered, faults, _ = exchange.gather(self._workers, None)
             if faults:
+                envs._calls.forget_reset(faults[-1].exception(exchange.steps))
                 self._settle_others()
-                envs._calls.forget_reset()
                 raise_faults(faults, exchange.steps)
             infos = take_infos(gathered, self.env_ids)
         return self._results(infos)
@@ -119,9 +118,13 @@ class Half:
 
     def _settle_others(self) -> None:
         """Wait for the other half's step, which nobody will ask for after a fault."""
+        deadline = self._envs._deadline(None)
         for half in self._others:
             if half.is_pending:
-                self._exchange.wait(half._line, half._workers, Deadline(None), "the other half")
+                try:
+                    self._exchange.wait(half._line, half._workers, deadline, "the other half")
+                except StepTimeoutError:
+                    return  # it stays pending, and the fault is what is told
                 self._exchange.gather(half._workers, None)
                 half.is_pending = False
         self._envs._calls.end_async()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,21 +16,21 @@ from vecenv.errors import EnvCreationError
 from vecenv.rows import is_array_space
 from vecenv.shm.action_rows import action_leaves
 from vecenv.shm.arena import Arena
-from vecenv.shm.chunk import Chunk
+from vecenv.shm.chunk import Chunk, run_here
 from vecenv.shm.columns import ColumnReader
 from vecenv.shm.cores import usable_cores
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.exchange import Exchange
-from vecenv.shm.faults import EnvFault
+from vecenv.shm.faults import EnvFault, WorkerDiedError
 from vecenv.shm.guard import guard_envs
-from vecenv.shm.layout import LINE, ControlLayout, chunk_bounds
-from vecenv.shm.messages import EnvSpaces, Layout
+from vecenv.shm.layout import ControlLayout, chunk_bounds
+from vecenv.shm.messages import EnvSpaces, Layout, dumps
 from vecenv.shm.pool import WorkerPool
 from vecenv.shm.ready import ReadyRing, ring_size
 from vecenv.shm.shares import checked_threads, worker_shares
 from vecenv.shm.slots import SlotTable, make_slot
 from vecenv.shm.wait import Link, make_link
-from vecenv.shm.worker import env_spaces, make_chunk_envs
+from vecenv.shm.worker import close_envs, env_spaces, make_chunk_envs
 from vecenv.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Opened", "PoolOptions", "open_pool", "pool_options"]
 
 Factories = Sequence[Callable[[], Env]]
+_CLOSE_S = 2.0  # for envs to close that others have kept from being used
 
 
 class PoolOptions(NamedTuple):
@@ -130,8 +130,8 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
     context = multiprocess.get_context(options.context)  # type: ignore[attr-defined]
     num_envs = len(factories)
     num_workers = len(options.bounds) - 1
-    queue_rows = -(-num_envs // LINE) * LINE
-    link = make_link(context, ControlLayout(num_workers, queue_rows, ring_size(num_envs)))
+    threads = max(1, options.threads)
+    link = make_link(context, ControlLayout.of(options.bounds, threads, ring_size(num_envs)))
     arena = Arena()
     words = arena.allocate((link.layout.num_words,), np.int64)
     link.attach(words, is_caller=True, may_spin=options.may_spin)
@@ -142,7 +142,6 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
         link,
         arena,
         daemon=options.daemon,
-        threads=options.threads,
         may_spin=options.may_spin,
         restarts=arena.allocate((num_envs,), np.int64) if options.restart_envs else None,
     )
@@ -152,41 +151,38 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
             pool.start(worker)
         reports = _make_all(pool, factories, own_envs)
         return _lay_out(pool, link, arena, reports, own_envs, options)
-    except BaseException:
-        pool.stop(Deadline(0))
-        for env in own_envs:
-            env.close()
+    except BaseException as error:
+        pool.dismiss(Deadline(_CLOSE_S if isinstance(error, Exception) else 0))
+        close_envs(own_envs, run_here)
         arena.close()
         raise
 
 
 def _make_all(pool: WorkerPool, factories: Factories, own_envs: list[Env]) -> list[EnvSpaces]:
     """Make the caller's own envs and wait for the workers'; return the reports in env order."""
-    faults: list[EnvFault] = []
     reports: list[EnvSpaces] = []
     own_factories = list(factories[: pool.bounds[0]])
     if own_factories:
-        envs, fault = make_chunk_envs(own_factories, 0, -1)
+        envs, fault = make_chunk_envs(own_factories, 0, -1, run_here)
         own_envs += envs
         if fault is not None:
             raise _creation_error(fault, factories)
         reports.append(env_spaces(envs))
-    for worker in range(len(pool.processes)):
-        try:
-            report = pool.receive(worker, Deadline(None))
-        except EOFError:
-            first = pool.bounds[worker]
-            died = pool.epitaph(worker, "the creation of its envs")
-            raise EnvCreationError(
-                f"{died} The first of them is env {first} of {len(factories)}"
-            ) from died
-        pool.start_s[worker] += time.monotonic()
-        if isinstance(report, EnvFault):
-            faults.append(report)
-        else:
-            reports.append(report)
-    if faults:
-        raise _creation_error(faults[0], factories)
+    outcomes = pool.receive_openings(range(len(pool.processes)))
+    for _, outcome in sorted(outcomes.items()):
+        if isinstance(outcome, EnvFault):
+            raise _creation_error(outcome, factories)
+    for worker, outcome in sorted(outcomes.items()):
+        if isinstance(outcome, WorkerDiedError):
+            env_id = pool.at_env(worker)
+            error = EnvCreationError(
+                f"{outcome} It was making env {env_id} of {len(factories)} "
+                f"(env_fns[{env_id}], {factories[env_id]!r})"
+            )
+            vars(error)["env_index"] = env_id
+            raise error from outcome
+        assert isinstance(outcome, EnvSpaces)
+        reports.append(outcome)
     return reports
 
 
@@ -197,6 +193,7 @@ def _creation_error(fault: EnvFault, factories: Factories) -> EnvCreationError:
         f"(raised by env_fns[{env_id}], {factories[env_id]!r})"
     )
     error.__cause__ = fault.exception(0)
+    vars(error)["env_index"] = env_id
     return error
 
 
@@ -228,8 +225,9 @@ def _lay_out(
         published={name: arena.leaf(array) for name, array in published.items()},
         autoreset_mode=options.autoreset_mode,
     )
+    pickled = dumps(layout)
     for worker in range(len(pool.processes)):
-        pool.send(worker, layout)
+        pool.send(worker, pickled)
     if own_envs and pool.restarts is not None:
         own_envs = guard_envs(own_envs, pool.factories[: len(own_envs)], pool.restarts)
     own = Chunk(own_envs, -1, 0, layout, arena) if own_envs else None

@@ -1,140 +1,213 @@
-"""Threads inside a worker, for envs that wait rather than compute."""
+"""Threads inside a worker, for envs that wait rather than compute, and how to find these out."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
-from vecenv.infos import take_infos
 from vecenv.shm.chunk import Chunk, Outcome
-from vecenv.shm.faults import EnvFault
-from vecenv.shm.fields import merge_infos
-from vecenv.shm.layout import QUEUE_HEAD, QUEUE_TAIL, THREADS, THREADS_DONE
-from vecenv.shm.wait import Link
+from vecenv.shm.layout import LANE_CURRENT, LANE_HEAD, LANE_TAIL
+from vecenv.shm.wait import JOB, Link
 
-__all__ = ["MOST_THREADS", "EnvThreads", "WaitMeter"]
+__all__ = ["MOST_THREADS", "Lanes", "WaitMeter"]
 
 MOST_THREADS = 256
 _MEASURED_STEPS, _MEASURED_NS = 64, 200_000_000
 _WAITING_SHARE = 0.5
 _WORTHWHILE_NS = 200_000  # handing a step to a thread costs a tenth of this
+_EXIT_CODE = 70  # of a worker one of whose threads has failed: EX_SOFTWARE
 
 
-class _Barrier:
-    """A step of all envs that threads share."""
+class Lanes:
+    """The threads of a worker that own its envs: env i of the chunk is thread i % num_lanes's.
 
-    def __init__(self, slot: int, actions: Sequence[Any]) -> None:
-        self.slot = slot
-        self.actions = actions
-        self.results: list[Any] = [None] * len(actions)
-        self.is_done = threading.Event()
-        self._left = len(actions)
-        self._lock = threading.Lock()
-
-    def note_done(self) -> None:
-        """Count an env; the last one ends the step."""
-        with self._lock:
-            self._left -= 1
-            if not self._left:
-                self.is_done.set()
-
-
-class EnvThreads:
-    """Threads that take env ids out of the worker's queue and step these envs.
-
-    Each waits on the queue itself, so whoever queues an id wakes the thread that steps the env, and
-    the worker's own loop has no part in it.
+    An env is made, called and closed by its own thread and by no other, as many simulators, OpenGL
+    contexts and database connections want it. The worker's main thread gives jobs and waits for
+    them; ids of envs to be stepped first-ready are taken by each thread from a queue of its own, so
+    whoever queues an id wakes the thread that steps the env.
 
     Args:
-        chunk: The envs.
-        worker: Whose queue.
-        num_threads: Envs stepped at a time.
-        link: Way to the queue.
-        action_of: Returns the action of an env that was queued by the caller.
-        deliver: Takes the outcome of a step that has more to say than numbers.
+        num_lanes: Number of threads.
     """
 
-    def __init__(
+    def __init__(self, num_lanes: int) -> None:
+        self.num_lanes = num_lanes
+        self._lanes = [_Lane(number) for number in range(num_lanes)]
+        for lane in self._lanes:
+            lane.start()
+
+    def run_each(self, function: Callable[[int], Any], indices: Sequence[int]) -> list[Any]:
+        """Call `function` with each index, in the thread that owns this env; wait for all.
+
+        Returns:
+            The results, in the order of `indices`.
+        """
+        job = _Job(function, len(indices))
+        shares: dict[int, list[tuple[int, int]]] = {}
+        for place, index in enumerate(indices):
+            shares.setdefault(index % self.num_lanes, []).append((place, index))
+        for number, share in shares.items():
+            self._lanes[number].give(job.part(share))
+        job.wait()
+        return job.results
+
+    def begin(
         self,
         chunk: Chunk,
         worker: int,
-        num_threads: int,
         link: Link,
+        words: Any,
         *,
-        action_of: Callable[[int], Any],
+        step: Callable[[int], Outcome],
         deliver: Callable[[int, Outcome], None],
     ) -> None:
-        self._chunk, self._worker, self._link = chunk, worker, link
-        self._action_of, self._deliver = action_of, deliver
-        self._env_ids = np.arange(chunk.first, chunk.last)
-        self._owners = np.full(chunk.last, worker)
-        self._barrier: _Barrier | None = None
-        self._head = link.layout.completion(worker) + QUEUE_HEAD
-        self._given_up = int(link.words[self._head])  # ids that no thread has stepped
-        self._queue = link.layout.queue(worker)
-        link.words[self._queue + THREADS_DONE] = 0
-        link.words[self._queue + THREADS] = num_threads
-        for number in range(num_threads):
-            threading.Thread(target=self._work, daemon=True, name=f"env-steps-{number}").start()
+        """Let the threads take ids from their queues from now on.
 
-    def step_all(self, slot: int, actions: Sequence[Any]) -> Outcome:
-        """Step every env of the chunk, as many at a time as there are threads."""
-        self._chunk.rows(slot).has_ends = True
-        self._chunk.mark_unwritten(slot)
-        barrier = self._barrier = _Barrier(slot, actions)
-        self._link.push(self._env_ids, self._owners)
-        barrier.is_done.wait()
-        self.settle()
-        self._barrier = None
-        infos: dict[str, Any] = {}
-        faults: list[EnvFault] = []
-        for index, (env_infos, env_faults) in enumerate(barrier.results):
-            faults += env_faults
-            if env_infos:
-                rows = np.array([index])
-                merge_infos(infos, take_infos(env_infos, rows), rows, len(actions))
-        return self._chunk.outcome(infos, faults)
+        Args:
+            chunk: The envs.
+            worker: Number of this worker.
+            link: Way to the queues.
+            words: The control words.
+            step: Steps an env that was queued by the caller.
+            deliver: Takes the outcome of a step that has more to say than numbers.
+        """
+        for lane, queue in zip(self._lanes, link.layout.lane_queues(worker), strict=True):
+            lane.begin(chunk, worker, link, words, queue, step, deliver)
 
-    def settle(self) -> None:
-        """Wait until no step is running or queued."""
-        tail = self._link.layout.command(self._worker) + QUEUE_TAIL
-        words = self._link.words
-        while words[self._queue + THREADS_DONE] + self._given_up < words[tail]:
-            time.sleep(1e-4)
+    def drop(self, index: int) -> None:
+        """Give up what is queued for an env's thread; to be called in that thread."""
+        self._lanes[index % self.num_lanes].drop()
+
+    def announce(self, env_id: int) -> None:
+        """Say at which env the calling thread is."""
+        lane = threading.current_thread()
+        assert isinstance(lane, _Lane)
+        lane.announce(env_id)
+
+    def end(self) -> None:
+        """End the threads, which must have closed their envs."""
+        for lane in self._lanes:
+            lane.give(None)
+        for lane in self._lanes:
+            lane.join(1)
+
+
+class _Job:
+    """Calls that several threads share."""
+
+    def __init__(self, function: Callable[[int], Any], count: int) -> None:
+        self.results: list[Any] = [None] * count
+        self._function = function
+        self._left = count
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._is_done = threading.Event()
+        if not count:
+            self._is_done.set()
+
+    def part(self, share: list[tuple[int, int]]) -> Callable[[], None]:
+        """Return what one thread is to do: the calls for its (place, index) pairs."""
+
+        def run() -> None:
+            for place, index in share:
+                try:
+                    self.results[place] = self._function(index)
+                except BaseException as error:  # goes to the main thread, as if called there
+                    self._error = self._error or error
+            with self._lock:
+                self._left -= len(share)
+                if not self._left:
+                    self._is_done.set()
+
+        return run
+
+    def wait(self) -> None:
+        """Wait until all calls are done; raise what one of them has raised."""
+        self._is_done.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class _Lane(threading.Thread):
+    """A thread that owns envs."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(daemon=True, name=f"envs-{number}")
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._give: Callable[[], None] = lambda: None
+        self._step: Callable[[], None] | None = None
+        self._words: Any = None
+        self._queue = 0
+
+    def give(self, job: Callable[[], None] | None) -> None:
+        """Let the thread do this next; None ends it."""
+        self._jobs.put(job)
+        self._give()
+
+    def announce(self, env_id: int) -> None:
+        self._words[self._queue + LANE_CURRENT] = env_id + 1
 
     def drop(self) -> None:
-        """Give up the steps that no thread has begun, and wait for the others."""
-        while self._link.pop(self._worker) >= 0:
-            self._given_up += 1
-        self.settle()
+        self._words[self._queue + LANE_HEAD] = self._words[self._queue + LANE_TAIL]
 
-    def _work(self) -> None:
-        link, worker, chunk = self._link, self._worker, self._chunk
-        env_id = link.take(worker)
-        while True:
-            if env_id < 0:
-                env_id = link.take(worker)
-                continue
-            index = env_id - chunk.first
-            if (barrier := self._barrier) is not None:
-                action = barrier.actions[index]
-                barrier.results[index] = chunk.step_env(index, action, barrier.slot)
-                link.note_done(worker)
-                barrier.note_done()
-                env_id = link.take(worker)
-                continue
-            status, form, answer = chunk.step_one(index, self._action_of(env_id))
-            if answer is None:
-                leaves = chunk.ring_leaves if form else chunk.bare_leaves
-                env_id = link.publish_and_take(worker, leaves, env_id, status, form)
-            else:
-                self._deliver(index, (status, form, answer))
-                link.note_done(worker)
-                env_id = link.take(worker)
+    def run(self) -> None:
+        try:
+            while self._step is None:
+                job = self._jobs.get()
+                if job is None:
+                    return
+                job()
+            self._step()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            os._exit(0)  # the caller is gone
+        except BaseException:  # nobody could be told, and the caller would wait for ever
+            traceback.print_exc()
+            os._exit(_EXIT_CODE)
+
+    def begin(  # noqa: PLR0917
+        self,
+        chunk: Chunk,
+        worker: int,
+        link: Link,
+        words: Any,
+        queue: int,
+        step: Callable[[int], Outcome],
+        deliver: Callable[[int, Outcome], None],
+    ) -> None:
+        command = link.layout.command(worker)
+
+        def serve() -> None:
+            jobs = 0
+            env_id = link.take(queue, jobs)
+            while True:
+                if env_id == JOB:
+                    jobs += 1
+                    job = self._jobs.get()
+                    if job is None:
+                        return
+                    job()
+                    del job
+                elif env_id >= 0:
+                    status, form, answer = step(env_id)
+                    if answer is None:
+                        leaves = chunk.ring_leaves if form else chunk.bare_leaves
+                        env_id = link.publish_and_take(
+                            command, queue, jobs, leaves, env_id, status, form
+                        )
+                        continue
+                    deliver(env_id, (status, form, answer))
+                env_id = link.take(queue, jobs)
+
+        def prepare() -> None:
+            self._words, self._queue, self._step = words, queue, serve
+
+        self._jobs.put(prepare)
+        self._give = lambda: link.give_job(queue)
 
 
 class WaitMeter:
