@@ -217,10 +217,16 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
             envs.append(env)
         except Exception as error:
             _close_all(envs)
-            raise EnvCreationError(
+            failed = EnvCreationError(
                 f"Making env {index} of {len(env_fns)} failed with "
                 f"{type(error).__name__}: {error} (raised by env_fns[{index}], {env_fn!r})"
-            ) from error
+            )
+            if envs:
+                failed.add_note(
+                    'If a process can hold only one env of this kind, use backend="async" '
+                    "(AsyncVectorEnv): it falls back to one env per worker process."
+                )
+            raise failed from error
     return envs
 
 

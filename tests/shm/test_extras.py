@@ -232,7 +232,7 @@ class NapEnv(gym.Env):
 
 
 def test_envs_that_wait_get_threads():
-    pool = AsyncVectorEnv([NapEnv] * 12, num_workers=2)
+    pool = AsyncVectorEnv([NapEnv] * 12, num_workers=2, threads_per_worker=6)
     pool.reset()
     for _ in range(12):
         pool.step([0] * 12)

@@ -170,7 +170,7 @@ def test_a_failing_factory_closes_the_others_in_their_threads(tmp_path):
 
     env_fns = [functools.partial(owned, name, str(diary)) for name in range(NUM_ENVS)]
     env_fns[4] = failing
-    with pytest.raises(EnvCreationError, match="env 4 of 5 .*no licence"):
+    with pytest.raises(EnvCreationError, match=r"env 4 of 5 .*no licence"):
         AsyncVectorEnv(env_fns, num_workers=2, threads_per_worker=3)
     lines = diary.read_text().splitlines()
     assert sum(line.startswith("made") for line in lines) >= 4

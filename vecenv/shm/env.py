@@ -60,12 +60,15 @@ class AsyncVectorEnv(RemoteCalls):
         autoreset_mode: As in `SyncVectorEnv`.
         max_concurrency: Most envs that are stepped at any one time.
         num_workers: Processes; None for one per usable core (affinity and cgroup quota).
-        threads_per_worker: Envs that one worker steps at a time. "auto" takes one thread per env
-            if the first steps spend less than half of their time computing.
+        threads_per_worker: Envs that one worker steps at a time, each in the one thread that makes
+            it, calls it and closes it. "auto" takes one thread per env if envs mostly wait.
         caller_steps: Whether the calling process steps a share of the envs itself, in `step`.
         on_error: "raise" an env's exception, or "restart": make a new env, report the episode as
             truncated, and go on; the same for the envs of a worker that is gone.
-        timeout: Longest wait in seconds of calls that are not given one; None waits.
+        timeout: Longest wait in seconds of calls that are not given one; None waits for as long as
+            the workers live. With `on_error="restart"` it is what an env may take for a step or a
+            reset: a worker that takes longer is killed and replaced like one that is gone. A
+            timeout given to a call only ends that wait.
         publish: Named spaces of arrays that are read from the attributes of these names after every
             step; None for the envs' own class attribute `publish`.
 
@@ -97,7 +100,7 @@ class AsyncVectorEnv(RemoteCalls):
         timeout: float | None = None,
         publish: dict[str, Space] | None = None,
     ) -> None:
-        from vecenv.shm.opening import open_pool, pool_options
+        from vecenv.shm.opening import open_workers, pool_options
 
         self.closed = True  # until there is something to close
         if worker is not None:
@@ -114,7 +117,7 @@ class AsyncVectorEnv(RemoteCalls):
             on_error=on_error,
             publish=publish,
         )
-        opened = open_pool(env_fns, options)
+        opened = open_workers(env_fns, options)
         self.num_workers = opened.exchange.num_workers
         self._prepare(opened, options.autoreset_mode)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,9 +37,10 @@ from vecenv.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
 if TYPE_CHECKING:
     from vecenv.shm.env import AsyncVectorEnv
 
-__all__ = ["Opened", "PoolOptions", "open_pool", "pool_options"]
+__all__ = ["Opened", "PoolOptions", "open_workers", "pool_options"]
 
 Factories = Sequence[Callable[[], Env]]
+_logger = logging.getLogger("vecenv")
 _CLOSE_S = 2.0  # for envs to close that others have kept from being used
 
 
@@ -54,6 +56,7 @@ class PoolOptions(NamedTuple):
         restart_envs: Whether faults are survived.
         refuse_custom: Whether custom observation spaces are refused.
         publish: Named spaces of arrays that envs publish, or None to ask the first env.
+        most_workers: As many as there may be, if envs need a process each.
         owner: Class name, for messages.
     """
 
@@ -65,6 +68,7 @@ class PoolOptions(NamedTuple):
     restart_envs: bool
     refuse_custom: bool
     publish: dict[str, Space] | None
+    most_workers: int
     observation_mode: ObservationMode
     autoreset_mode: AutoresetMode
     owner: str
@@ -111,10 +115,61 @@ def pool_options(
         restart_envs=on_error == "restart",
         refuse_custom=envs.shared_memory is True,
         publish=publish,
+        most_workers=num_envs if envs.max_concurrency is None else int(envs.max_concurrency),
         observation_mode=envs.observation_mode,
         autoreset_mode=envs.autoreset_mode,
         owner=type(envs).__name__,
     )
+
+
+def open_workers(factories: Factories, options: PoolOptions) -> Opened:
+    """Open a pool; if no process can hold two of the envs, one with a worker for each.
+
+    That is so if an env can't be made where another was, and can where there is none.
+
+    Raises:
+        EnvCreationError: A factory raised, or a worker ended while its envs were made.
+        RuntimeError: The envs' spaces differ.
+        ValueError: A custom observation space is refused.
+    """
+    try:
+        return open_pool(factories, options)
+    except EnvCreationError as error:
+        failed = error
+    env_id: int = vars(failed).get("env_index", 0)
+    has_own = options.bounds[0] > 0
+    singly = list(range(int(has_own), len(factories) + 1))
+    if env_id in (0, *options.bounds) or not _can_be_made_alone(factories[env_id], options):
+        raise failed
+    if len(singly) - 1 > options.most_workers:
+        failed.add_note(
+            f"In a process of its own env {env_id} can be made; max_concurrency="
+            f"{options.most_workers} does not allow {len(factories)} workers."
+        )
+        raise failed
+    try:
+        opened = open_pool(factories, options._replace(bounds=singly, threads=1))
+    except Exception:  # the first error is the one to be told
+        raise failed from failed.__cause__
+    _logger.warning(
+        "%s. A process of its own can hold it, so every env gets one: %d workers",
+        failed,
+        len(singly) - 1,
+    )
+    return opened
+
+
+def _can_be_made_alone(factory: Callable[[], Env], options: PoolOptions) -> bool:
+    """Whether an env can be made in a process that has no other."""
+    try:
+        opened = open_pool([factory], options._replace(bounds=[0, 1], threads=1))
+    except Exception:  # the error that led here says what is wrong
+        return False
+    deadline = Deadline(_CLOSE_S)
+    opened.exchange.ask_to_close(deadline)
+    opened.exchange.pool.stop(deadline)
+    opened.arena.close()
+    return True
 
 
 def open_pool(factories: Factories, options: PoolOptions) -> Opened:
