@@ -331,7 +331,7 @@ from shm.test_lifecycle import ServedEnv
 from vecenv.shm.env import AsyncVectorEnv
 
 if __name__ == "__main__":
-    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if {ignores} else ""
+    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if {ignores} else "pass"
     envs = AsyncVectorEnv(
         [partial(ServedEnv, k, "", ignores) for k in range(2)], num_workers=2, context={context!r}
     )
