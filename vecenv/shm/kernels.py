@@ -294,10 +294,11 @@ def push_lanes(words, env_ids, owners, queues, queue_rows):
 
 
 @njit
-def give_job(words, lane):
-    """Count a job for the thread whose line begins at word `lane`, and tell it."""
-    fetch_add(words, lane + LANE_JOBS, 1)
-    ring_lane(words, lane)
+def give_jobs(words, lanes):
+    """Count a job for each thread whose line begins at a word of `lanes`, int64 (K,); tell it."""
+    for k in range(lanes.shape[0]):
+        fetch_add(words, lanes[k] + LANE_JOBS, 1)
+        ring_lane(words, lanes[k])
 
 
 @njit

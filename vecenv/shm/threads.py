@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+
 from vecenv.shm.chunk import Chunk, Outcome
 from vecenv.shm.layout import LANE_CURRENT, LANE_HEAD, LANE_TAIL
 from vecenv.shm.wait import JOB, Link
@@ -17,6 +19,8 @@ from vecenv.shm.wait import JOB, Link
 __all__ = ["MOST_THREADS", "Lanes", "WaitMeter"]
 
 MOST_THREADS = 256
+# A thread's part of a job: its number, and the (place, index) pairs of its calls.
+_Share = tuple[int, list[tuple[int, int]]]
 _MEASURED_STEPS, _MEASURED_NS = 64, 200_000_000
 _WAITING_SHARE = 0.5
 _WORTHWHILE_NS = 200_000  # handing a step to a thread costs a tenth of this
@@ -38,6 +42,9 @@ class Lanes:
     def __init__(self, num_lanes: int) -> None:
         self.num_lanes = num_lanes
         self._lanes = [_Lane(number) for number in range(num_lanes)]
+        self._shares: tuple[Sequence[int], list[_Share]] = ((), [])  # of the latest indices
+        self._lines = np.zeros(num_lanes, np.int64)  # of the queues
+        self._give_jobs: Callable[[np.ndarray], None] | None = None
         for lane in self._lanes:
             lane.start()
 
@@ -47,14 +54,30 @@ class Lanes:
         Returns:
             The results, in the order of `indices`.
         """
-        job = _Job(function, len(indices))
-        shares: dict[int, list[tuple[int, int]]] = {}
-        for place, index in enumerate(indices):
-            shares.setdefault(index % self.num_lanes, []).append((place, index))
-        for number, share in shares.items():
-            self._lanes[number].give(job.part(share))
+        if self._shares[0] != indices:
+            self._shares = indices, self._share_out(indices)
+        shares = self._shares[1]
+        job = _Job(function, len(indices), len(shares))
+        for number, pairs in shares:
+            self._lanes[number].jobs.put((job, pairs))
+        self._call(shares)
         job.wait()
         return job.results
+
+    def _share_out(self, indices: Sequence[int]) -> list[_Share]:
+        """Return which thread is to do what: pairs of (place in `indices`, index)."""
+        pairs: dict[int, list[tuple[int, int]]] = {}
+        for place, index in enumerate(indices):
+            pairs.setdefault(index % self.num_lanes, []).append((place, index))
+        return list(pairs.items())
+
+    def _call(self, shares: Sequence[tuple[int, Any]]) -> None:
+        """Wake the threads that have been given a job."""
+        if self._give_jobs is not None:
+            lines = self._lines
+            if len(shares) < self.num_lanes:
+                lines = lines[[number for number, _ in shares]]
+            self._give_jobs(lines)
 
     def begin(
         self,
@@ -76,8 +99,10 @@ class Lanes:
             step: Steps an env that was queued by the caller.
             deliver: Takes the outcome of a step that has more to say than numbers.
         """
-        for lane, queue in zip(self._lanes, link.layout.lane_queues(worker), strict=True):
-            lane.begin(chunk, worker, link, words, queue, step, deliver)
+        self._lines[:] = link.layout.lane_queues(worker)
+        for lane, line in zip(self._lanes, self._lines.tolist(), strict=True):
+            lane.begin(chunk, worker, link, words, line, step, deliver)
+        self._give_jobs = link.give_jobs
 
     def drop(self, index: int) -> None:
         """Give up what is queued for an env's thread; to be called in that thread."""
@@ -92,7 +117,8 @@ class Lanes:
     def end(self) -> None:
         """End the threads, which must have closed their envs."""
         for lane in self._lanes:
-            lane.give(None)
+            lane.jobs.put(None)
+        self._call([(number, None) for number in range(self.num_lanes)])
         for lane in self._lanes:
             lane.join(1)
 
@@ -100,69 +126,61 @@ class Lanes:
 class _Job:
     """Calls that several threads share."""
 
-    def __init__(self, function: Callable[[int], Any], count: int) -> None:
+    def __init__(self, function: Callable[[int], Any], count: int, num_shares: int) -> None:
         self.results: list[Any] = [None] * count
         self._function = function
-        self._left = count
+        self._left = num_shares
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._is_done = threading.Event()
-        if not count:
-            self._is_done.set()
 
-    def part(self, share: list[tuple[int, int]]) -> Callable[[], None]:
-        """Return what one thread is to do: the calls for its (place, index) pairs."""
-
-        def run() -> None:
-            for place, index in share:
-                try:
-                    self.results[place] = self._function(index)
-                except BaseException as error:  # goes to the main thread, as if called there
-                    self._error = self._error or error
-            with self._lock:
-                self._left -= len(share)
-                if not self._left:
-                    self._is_done.set()
-
-        return run
+    def run(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Make the calls of one thread: (place, index) of each."""
+        for place, index in pairs:
+            try:
+                self.results[place] = self._function(index)
+            except BaseException as error:  # goes to the main thread, as if called there
+                self._error = self._error or error
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self._is_done.set()
 
     def wait(self) -> None:
         """Wait until all calls are done; raise what one of them has raised."""
-        self._is_done.wait()
+        if self.results:
+            self._is_done.wait()
         if self._error is not None:
             raise self._error
 
 
 class _Lane(threading.Thread):
-    """A thread that owns envs."""
+    """A thread that owns envs.
+
+    Attributes:
+        jobs: What it is to do: calls of a job; None to end.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(daemon=True, name=f"envs-{number}")
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._give: Callable[[], None] = lambda: None
-        self._step: Callable[[], None] | None = None
+        self.jobs: SimpleQueue[Any] = SimpleQueue()
+        self._serve: Callable[[], None] | None = None
         self._words: Any = None
-        self._queue = 0
-
-    def give(self, job: Callable[[], None] | None) -> None:
-        """Let the thread do this next; None ends it."""
-        self._jobs.put(job)
-        self._give()
+        self._line = 0
 
     def announce(self, env_id: int) -> None:
-        self._words[self._queue + LANE_CURRENT] = env_id + 1
+        self._words[self._line + LANE_CURRENT] = env_id + 1
 
     def drop(self) -> None:
-        self._words[self._queue + LANE_HEAD] = self._words[self._queue + LANE_TAIL]
+        self._words[self._line + LANE_HEAD] = self._words[self._line + LANE_TAIL]
 
     def run(self) -> None:
         try:
-            while self._step is None:
-                job = self._jobs.get()
-                if job is None:
-                    return
-                job()
-            self._step()
+            while self._serve is None:
+                job, pairs = self.jobs.get()
+                job.run(pairs)
+                del job
+            self._serve()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             os._exit(0)  # the caller is gone
         except BaseException:  # nobody could be told, and the caller would wait for ever
@@ -175,39 +193,39 @@ class _Lane(threading.Thread):
         worker: int,
         link: Link,
         words: Any,
-        queue: int,
+        line: int,
         step: Callable[[int], Outcome],
         deliver: Callable[[int, Outcome], None],
     ) -> None:
+        """Let the thread wait for ids and jobs on its line of the control words."""
         command = link.layout.command(worker)
 
         def serve() -> None:
-            jobs = 0
-            env_id = link.take(queue, jobs)
+            num_jobs = 0
+            env_id = link.take(line, num_jobs)
             while True:
                 if env_id == JOB:
-                    jobs += 1
-                    job = self._jobs.get()
-                    if job is None:
+                    num_jobs += 1
+                    given = self.jobs.get()
+                    if given is None:
                         return
-                    job()
-                    del job
+                    given[0].run(given[1])
+                    del given
                 elif env_id >= 0:
                     status, form, answer = step(env_id)
                     if answer is None:
                         leaves = chunk.ring_leaves if form else chunk.bare_leaves
                         env_id = link.publish_and_take(
-                            command, queue, jobs, leaves, env_id, status, form
+                            command, line, num_jobs, leaves, env_id, status, form
                         )
                         continue
                     deliver(env_id, (status, form, answer))
-                env_id = link.take(queue, jobs)
+                env_id = link.take(line, num_jobs)
 
-        def prepare() -> None:
-            self._words, self._queue, self._step = words, queue, serve
+        def prepare(_: int) -> None:
+            self._words, self._line, self._serve = words, line, serve
 
-        self._jobs.put(prepare)
-        self._give = lambda: link.give_job(queue)
+        self.jobs.put((_Job(prepare, 1, 1), [(0, 0)]))
 
 
 class WaitMeter:

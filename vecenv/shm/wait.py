@@ -50,7 +50,7 @@ class Link:
     complete: Any  # (command line, status, form, begin ns, end ns)
     push: Any  # (env ids, lanes by env id)
     pop: Any  # (worker) -> env id or -1, for a worker of one lane
-    give_job: Any  # (lane's line): tells its thread that there is one job more
+    give_jobs: Any  # (lanes' lines, int64): tells their threads that there is one job more
     # For the thread of a lane, after one sleep at the latest: env id, -1 (nothing) or JOB.
     take: Any  # (lane's line, jobs seen)
     publish_and_take: Any  # (command line, lane's line, jobs seen, leaves, env id, status, form)
@@ -94,7 +94,7 @@ class FutexLink(Link):
         self.push = lambda env_ids, owners: push(words, env_ids, owners, *queue)
         self.pop = lambda worker: compiled.pop(words, worker, *queue)
         threads_scratch = np.array([0, 0, THREAD_SLICE_S, 0, 0, 1, 0], dtype=np.int64)
-        self.give_job = partial(compiled.give_job, words)
+        self.give_jobs = partial(compiled.give_jobs, words)
         self.take = partial(compiled.take, words, threads_scratch, queue[1])
         self.publish_and_take = partial(
             compiled.publish_and_take, words, threads_scratch, queue[1], *ring
@@ -117,7 +117,7 @@ class FutexLink(Link):
         else:
             lane = own.layout.queue(0)
             own.take(lane, 0)
-            own.give_job(lane)
+            own.give_jobs(np.array([lane]))
             row = np.zeros((0, 3), np.int64), 0, 0, 0
             own.publish_and_take(own.layout.command(0), lane, 0, *row)
         own.publish(own.layout.command(0), np.zeros((0, 3), np.int64), 0, 0, 0)
@@ -145,7 +145,7 @@ class PortableLink(Link):
         self.post, self.wait_count, self.wait_done = self._post, self._wait_count, self._wait_done
         self.post_and_wait, self.wait_command = self._post_and_wait, self._wait_command
         self.complete, self.push = self._complete, self._push
-        self.pop, self.take, self.give_job = self._pop, self._take, self._give_job
+        self.pop, self.take, self.give_jobs = self._pop, self._take, self._give_jobs
         self.publish_and_take = self._publish_and_take
         self.times_on_callers_core = memoryview(np.zeros(1, np.int64))  # type: ignore[arg-type]
         self.publish, self.read_ready = self._publish, self._read_ready
@@ -236,9 +236,10 @@ class PortableLink(Link):
     def _lane_bell(self, lane: int) -> Any:
         return self._lane_bells[(lane - self.layout.queues) // (LINE + self.layout.queue_rows)]
 
-    def _give_job(self, lane: int) -> None:
-        self.words[lane + at.LANE_JOBS] += 1
-        self._lane_bell(lane).release()
+    def _give_jobs(self, lanes: np.ndarray) -> None:
+        for lane in lanes.tolist():
+            self.words[lane + at.LANE_JOBS] += 1
+            self._lane_bell(lane).release()
 
     def _take(self, lane: int, jobs: int) -> int:
         found = self._look_lane(lane, jobs)
