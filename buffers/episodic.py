@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 
+from buffers.copies import Rebuilt
 from buffers.episodic_batches import BatchShaper, GoalBatch, PairBatch, SequenceBatch, StackBatch
 from buffers.episodic_draws import EpisodicDraws
 from buffers.episodic_input import read_distinct_ids, read_episode, read_steps
@@ -27,7 +28,7 @@ __all__ = ["EpisodicReplayBuffer"]
 _FLAGS = ("terminations", "truncations", "boundaries")
 
 
-class EpisodicReplayBuffer:
+class EpisodicReplayBuffer(Rebuilt):
     """Whole episodes of any length, flat in one ring; the oldest make room for new ones.
 
     An episode of T steps has T + 1 observations, each stored once. It comes in whole
@@ -101,6 +102,17 @@ class EpisodicReplayBuffer:
         self._open: OpenEpisodes | None = None
         if self.num_envs is not None:
             self._open = OpenEpisodes(self.num_envs, self._storage)
+        self._remember(
+            EpisodicReplayBuffer,
+            capacity=capacity,
+            observation_space=observation_space,
+            action_space=action_space,
+            num_envs=num_envs,
+            max_episodes=max_episodes,
+            extra_columns=extra_columns,
+            device=device,
+            staged=staged,
+        )
 
     @staticmethod
     def nbytes_for(
@@ -393,6 +405,12 @@ class EpisodicReplayBuffer:
             width = self._row.num_words
             lengths = np.zeros(self._open.num_envs, np.int64)
             self._open.restore(lengths, np.zeros((0, width), np.int64))
+
+    def _copied_state(self) -> dict[str, Any]:
+        return self._state.copied_state(self._open)
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        self._restore_open(self._state.take_copied_state(state))
 
     def state_dict(self) -> dict[str, Any]:
         """Episodes, open ones too, and generator, as copies: tensors, ints, strings, lists."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from buffers.checkpoint import open_checkpoint, save_checkpoint
+from buffers.copies import fill_block
 from buffers.episodic_layout import RowLayout
 from buffers.episodic_sampling import CompiledSampler, TorchSampler
 from buffers.episodic_storage import EpisodicStorage
@@ -62,6 +63,21 @@ class EpisodicState:
         }
         columns["rows"] = self._storage.live_rows()
         save_checkpoint(path, _KIND, self._meta(), columns)
+
+    def copied_state(self, opened: OpenEpisodes | None) -> dict[str, Any]:
+        """Everything, the rows as views of the blocks they lie in."""
+        blocks = [block.cpu().numpy() for block in self._storage.live_rows()]
+        return {**self._meta(), **self._small_columns(opened), "rows": blocks}
+
+    def take_copied_state(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Replace all by what a buffer made with the same arguments held; as `load_state_dict`."""
+        small = {name: np.array(state[name]) for name in _SMALL}
+        begin = 0
+        for pages in state["rows"]:
+            fill_block(self._storage.rows[begin : begin + len(pages)], pages)
+            begin += len(pages)
+        self._commit(state, small)
+        return small
 
     def load_state_dict(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Replace ring, tables and generator; return what is to become the open episodes."""

@@ -86,6 +86,21 @@ class PerEnvReplayBuffer(ReplayBuffer):
         )
         super().__init__(options, device=device, seed=seed, staged=staged)
         self.over = over
+        self._remember(
+            PerEnvReplayBuffer,
+            capacity=capacity,
+            observation_space=observation_space,
+            action_space=action_space,
+            over=over,
+            num_envs=num_envs,
+            n_step=n_step,
+            gamma=gamma,
+            store_next=store_next,
+            track_env=track_env,
+            extra_columns=extra_columns,
+            device=device,
+            staged=staged,
+        )
 
     @staticmethod
     def nbytes_for(

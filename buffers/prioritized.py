@@ -97,6 +97,22 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._tree = None if is_staged else SumTree(self.capacity)
         self._sums = BlockSums(self.capacity, self.device) if is_staged else None
         self._largest = np.ones(1)
+        self._remember(
+            PrioritizedReplayBuffer,
+            capacity=capacity,
+            observation_space=observation_space,
+            action_space=action_space,
+            alpha=alpha,
+            beta=beta,
+            num_envs=num_envs,
+            n_step=n_step,
+            gamma=gamma,
+            store_next=store_next,
+            track_env=track_env,
+            extra_columns=extra_columns,
+            device=device,
+            staged=staged,
+        )
 
     @staticmethod
     def nbytes_for(

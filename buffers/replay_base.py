@@ -11,6 +11,7 @@ import torch
 from gymnasium import Space
 
 from buffers import indexing as at
+from buffers.copies import Rebuilt
 from buffers.errors import BufferMisuseError
 from buffers.indexing import mark_cut
 from buffers.record_layout import RecordLayout, field_view, plan_records
@@ -99,7 +100,7 @@ def plan_replay(
     return ReplayOptions(layout, action_space, capacity, num_rings, number, n_step, gamma)
 
 
-class ReplayBuffer:
+class ReplayBuffer(Rebuilt):
     """Transitions in packed rows; see the classes that say how rows are used again and drawn."""
 
     def __init__(
@@ -302,7 +303,7 @@ class ReplayBuffer:
         return self._storage.oldest_first()
 
     def get(self, indices: Any) -> ReplayBatch:
-        """The transitions in given rows, as `sample` would return them.
+        """The transitions in given rows, as `sample` would return them; all weights are 1.
 
         Args:
             indices: int (B,), rows that hold transitions.
@@ -324,6 +325,8 @@ class ReplayBuffer:
             )
         batch = self._reader.new(len(rows))
         batch.indices.copy_(torch.from_numpy(rows.astype(np.int64)))
+        if batch.weights is not None:
+            batch.weights.fill_(1.0)
         self._reader.gather(batch)
         return batch
 
@@ -333,6 +336,12 @@ class ReplayBuffer:
 
     def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore them."""
+
+    def _copied_state(self) -> dict[str, Any]:
+        return self._saved.copied_state()
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        self._take_own_arrays(self._saved.take_copied_state(state))
 
     def state_dict(self) -> dict[str, Any]:
         """Transitions and generator, as copies: tensors, ints, strings, lists."""

@@ -11,6 +11,7 @@ import torch
 
 from buffers import indexing as at
 from buffers.checkpoint import open_checkpoint, save_checkpoint
+from buffers.copies import fill_block
 from buffers.errors import BufferMisuseError
 from buffers.replay_storage import ReplayStorage
 from buffers.ring_state import constant_part
@@ -65,6 +66,19 @@ class ReplayState:
         columns: dict[str, Any] = {name: [array] for name, array in self._small().items()}
         columns["rows"] = self._storage.live_blocks()
         save_checkpoint(path, self._kind, self._meta(), columns)
+
+    def copied_state(self) -> dict[str, Any]:
+        """Everything, the rows as views of the blocks they lie in."""
+        blocks = [block.cpu().numpy() for block in self._storage.live_blocks()]
+        return {**self._small(), "rows": blocks}
+
+    def take_copied_state(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Replace everything by what a buffer made with the same arguments held."""
+        small = {name: np.array(state[name]) for name in self._small()}
+        self._restore(small)
+        for block, pages in zip(self._storage.live_blocks(), state["rows"], strict=True):
+            fill_block(block, pages)
+        return small
 
     def load_state_dict(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Replace everything; return the buffer's own arrays."""

@@ -78,6 +78,20 @@ class SharedReplayBuffer(ReplayBuffer):
             extra_columns=extra_columns,
         )
         super().__init__(options, device=device, seed=seed, staged=staged)
+        self._remember(
+            SharedReplayBuffer,
+            capacity=capacity,
+            observation_space=observation_space,
+            action_space=action_space,
+            num_envs=num_envs,
+            n_step=n_step,
+            gamma=gamma,
+            store_next=store_next,
+            track_env=track_env,
+            extra_columns=extra_columns,
+            device=device,
+            staged=staged,
+        )
 
     @staticmethod
     def nbytes_for(

@@ -12,6 +12,7 @@ import torch
 from gymnasium import Space
 
 from buffers.columns import foreach_copy, torch_dtype
+from buffers.copies import Rebuilt, fill_block
 from buffers.episodic_layout import pack_rows
 from buffers.errors import BufferMisuseError
 from buffers.free_memory import check_fits
@@ -31,7 +32,7 @@ class TrajectoryStats(NamedTuple):
     mean_reward: float
 
 
-class TrajectoryBuffer:
+class TrajectoryBuffer(Rebuilt):
     """The steps of one update, as trajectories of different lengths, in memory used again.
 
     `update` replaces what was there. Trajectory after trajectory is copied to its place; nothing is
@@ -85,6 +86,25 @@ class TrajectoryBuffer:
         self._capacity = 0
         self._ends: list[int] = []
         self._allocate(check_count("capacity", capacity))
+        self._remember(
+            TrajectoryBuffer,
+            capacity=capacity,
+            observation_space=observation_space,
+            action_space=action_space,
+            extra_columns=extra_columns,
+            device=device,
+        )
+
+    def _copied_state(self) -> dict[str, Any]:
+        columns = [column[: len(self)].cpu().numpy() for column in self._storage]
+        return {"capacity": self._capacity, "ends": list(self._ends), "columns": columns}
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        if state["capacity"] > self._capacity:
+            self._allocate(state["capacity"])
+        for column, pages in zip(self._storage, state["columns"], strict=True):
+            fill_block(column[: len(pages)], pages)
+        self._ends = state["ends"]
 
     @staticmethod
     def nbytes_for(
