@@ -185,7 +185,7 @@ def test_a_copied_trajectory_buffer_has_memory_of_its_own(duplicate):
 
 def test_a_copied_writer_feeds_the_buffer_copied_with_it():
     class Envs:
-        metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+        metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         num_envs, single_observation_space, single_action_space = 2, Box(-1, 1, (1,)), ACTIONS
 
     buffer = SharedReplayBuffer(20, Envs.single_observation_space, ACTIONS, num_envs=2)
