@@ -26,20 +26,20 @@ class Rebuilt:
 
     A class takes part by:
 
-    - calling `self._remember(TheClass, **arguments)` as the last line of its constructor, with the
-      keyword arguments that make an empty buffer of the same kind. Leave out `seed` (the generator
-      is part of the state) and `allocate`.
+    - calling `self._remember(TheClass, *arguments)` as the last line of its constructor, with the
+      arguments, also by name, that make an empty buffer of the same kind. Leave out `seed` (the
+      generator is part of the state) and `allocate`.
     - `_copied_state()`: all that is held, as a dict of what pickles well: NumPy arrays, numbers,
       lists of them. Views of the buffer's memory will do, they are read at once.
     - `_take_copied_state(state)`: copies that into a buffer fresh from the constructor. Arrays may
       be read-only. Nothing need be checked.
     """
 
-    _made_by: tuple[type, dict[str, Any]]
+    _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
     _own_names: frozenset[str]
 
-    def _remember(self, maker: type, **arguments: Any) -> None:
-        self._made_by = maker, arguments
+    def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:
+        self._made_by = maker, arguments, options
         self._own_names = frozenset(vars(self)) | {"_own_names"}
 
     def _added(self) -> dict[str, Any]:
@@ -62,8 +62,8 @@ class Rebuilt:
         vars(self).update(added)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        maker, arguments = self._made_by
-        made = memo[id(self)] = rebuild(type(self), maker, copy.deepcopy(arguments, memo))
+        maker, arguments, options = copy.deepcopy(self._made_by, memo)
+        made = memo[id(self)] = rebuild(type(self), maker, arguments, options)
         made.__setstate__((self._copied_state(), copy.deepcopy(self._added(), memo)))
         return made
 
@@ -74,10 +74,12 @@ class Rebuilt:
         return made
 
 
-def rebuild(cls: type, maker: type, arguments: Mapping[str, Any]) -> Any:
+def rebuild(
+    cls: type[Any], maker: type[Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
     """An object of a class, as the constructor of `maker`, one of its bases, leaves it."""
-    made = cls.__new__(cls)
-    maker.__init__(made, **arguments)
+    made = object.__new__(cls)
+    maker.__init__(made, *arguments, **options)
     return made
 
 

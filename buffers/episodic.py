@@ -103,16 +103,9 @@ class EpisodicReplayBuffer(Rebuilt):
         if self.num_envs is not None:
             self._open = OpenEpisodes(self.num_envs, self._storage)
         self._remember(
-            EpisodicReplayBuffer,
-            capacity=capacity,
-            observation_space=observation_space,
-            action_space=action_space,
-            num_envs=num_envs,
-            max_episodes=max_episodes,
-            extra_columns=extra_columns,
-            device=device,
-            staged=staged,
-        )
+            EpisodicReplayBuffer, capacity, observation_space, action_space, num_envs=num_envs,
+            max_episodes=max_episodes, extra_columns=extra_columns, device=device, staged=staged,
+        )  # fmt: skip
 
     @staticmethod
     def nbytes_for(

@@ -72,35 +72,19 @@ class PerEnvReplayBuffer(ReplayBuffer):
     ):
         if over not in _DRAWS:
             raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
-        options = plan_replay(
-            capacity,
-            observation_space,
-            action_space,
-            num_envs=num_envs,
-            is_per_env=True,
-            n_step=n_step,
-            gamma=gamma,
-            store_next=store_next,
-            track_env=track_env,
-            extra_columns=extra_columns,
-        )
+        rows: RowOptions = {
+            "n_step": n_step,
+            "gamma": gamma,
+            "store_next": store_next,
+            "track_env": track_env,
+            "extra_columns": extra_columns,
+        }
+        spaces = observation_space, action_space
+        options = plan_replay(capacity, *spaces, num_envs=num_envs, is_per_env=True, **rows)
         super().__init__(options, device=device, seed=seed, staged=staged)
         self.over = over
-        self._remember(
-            PerEnvReplayBuffer,
-            capacity=capacity,
-            observation_space=observation_space,
-            action_space=action_space,
-            over=over,
-            num_envs=num_envs,
-            n_step=n_step,
-            gamma=gamma,
-            store_next=store_next,
-            track_env=track_env,
-            extra_columns=extra_columns,
-            device=device,
-            staged=staged,
-        )
+        made = {"device": device, "staged": staged, "num_envs": num_envs, **rows}
+        self._remember(PerEnvReplayBuffer, capacity, *spaces, over=over, **made)
 
     @staticmethod
     def nbytes_for(

@@ -81,38 +81,22 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         staged: bool = False,
     ):
         self.alpha, self.beta = _check_exponent("alpha", alpha), _check_exponent("beta", beta)
-        options = plan_replay(
-            capacity,
-            observation_space,
-            action_space,
-            num_envs=num_envs,
-            n_step=n_step,
-            gamma=gamma,
-            store_next=store_next,
-            track_env=track_env,
-            extra_columns=extra_columns,
-        )
+        rows: RowOptions = {
+            "n_step": n_step,
+            "gamma": gamma,
+            "store_next": store_next,
+            "track_env": track_env,
+            "extra_columns": extra_columns,
+        }
+        spaces = observation_space, action_space
+        options = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
         super().__init__(options, device=device, seed=seed, staged=staged, has_weights=True)
         is_staged = self._storage.is_staged
         self._tree = None if is_staged else SumTree(self.capacity)
         self._sums = BlockSums(self.capacity, self.device) if is_staged else None
         self._largest = np.ones(1)
-        self._remember(
-            PrioritizedReplayBuffer,
-            capacity=capacity,
-            observation_space=observation_space,
-            action_space=action_space,
-            alpha=alpha,
-            beta=beta,
-            num_envs=num_envs,
-            n_step=n_step,
-            gamma=gamma,
-            store_next=store_next,
-            track_env=track_env,
-            extra_columns=extra_columns,
-            device=device,
-            staged=staged,
-        )
+        made = {"device": device, "staged": staged, "num_envs": num_envs, **rows}
+        self._remember(PrioritizedReplayBuffer, capacity, *spaces, alpha=alpha, beta=beta, **made)
 
     @staticmethod
     def nbytes_for(
