@@ -88,6 +88,27 @@ def test_draws_without_replacement_are_different_and_uniform(kind, staged):
 
 
 @STAGED
+@pytest.mark.parametrize("kind", ["shared", "per_env"])
+@pytest.mark.parametrize(("size", "count"), [(2, 5), (2, 10), (2, 16), (4, 4)])
+def test_every_order_of_every_choice_is_drawn_equally_often(size, count, kind, staged):
+    buffer = filled(kind, rows=count, capacity=20, staged=staged, seed=size)
+    places = {row: place for place, row in enumerate(buffer.order().tolist())}
+    out, total = buffer.new_batch(size), np.zeros((count,) * size)
+    for _ in range(60 * count**2):
+        drawn = buffer.sample(size, out, replace=False).indices.tolist()
+        total[tuple(places[row] for row in drawn)] += 1
+    different = [len(set(choice)) == size for choice in np.ndindex(*total.shape)]
+    check_law(total.reshape(-1), np.array(different, float))
+
+
+@pytest.mark.parametrize(("size", "count"), [(700, 1000), (1000, 1000), (1, 7)])
+def test_large_draws_without_replacement_are_different(size, count):
+    buffer = filled(rows=count, capacity=count)
+    for _ in range(20):
+        assert len(set(buffer.sample(size, replace=False).indices.tolist())) == size
+
+
+@STAGED
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("space", [OBS, NESTED], ids=["flat", "nested"])
 def test_out_and_fresh_batches_are_alike_and_fields_belong_together(kind, space, staged):
