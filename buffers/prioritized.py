@@ -10,6 +10,7 @@ import torch
 from gymnasium import Space
 
 from buffers import indexing as at
+from buffers.arguments import as_array
 from buffers.errors import BufferMisuseError
 from buffers.replay_base import ReplayBuffer, ReplayOptions, RowOptions, plan_replay
 from buffers.replay_batch import ReplayBatch
@@ -196,8 +197,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if self._sums is not None and _is_on(indices, priorities, self.device):
             self._sums.update(indices, priorities, self.alpha)
             return
-        rows = _as_array("indices", indices, _INT64)
-        given = _as_array("priorities", priorities, _FLOAT64)
+        rows = _read_list("indices", indices, _INT64, self.device)
+        given = _read_list("priorities", priorities, _FLOAT64, self.device)
         if rows.ndim != 1 or rows.shape != given.shape:
             raise BufferMisuseError(
                 f"indices has shape {rows.shape} and priorities {given.shape}, expected (K,) both"
@@ -248,10 +249,8 @@ def _is_on(indices: Any, priorities: Any, device: torch.device) -> bool:
     return tensors and indices.device.type == priorities.device.type == device.type
 
 
-def _as_array(name: str, given: Any, dtype: np.dtype) -> np.ndarray:
-    if isinstance(given, torch.Tensor):
-        given = given.detach().cpu().numpy()
-    array = np.asarray(given)
+def _read_list(name: str, given: Any, dtype: np.dtype, device: torch.device) -> np.ndarray:
+    array = as_array(name, given, device)
     if array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable:
         return array
     if array.size and array.dtype.kind not in ("iu" if dtype == _INT64 else "fiu"):

@@ -11,6 +11,7 @@ import torch
 from gymnasium import Space
 
 from buffers import indexing as at
+from buffers.arguments import as_array, resolve_device
 from buffers.copies import Rebuilt
 from buffers.errors import BufferMisuseError
 from buffers.indexing import mark_cut
@@ -114,7 +115,7 @@ class ReplayBuffer(Rebuilt):
     ):
         layout = options.layout
         self.observation_space, self.action_space = layout.observation_space, options.action_space
-        self.capacity, self.device = options.capacity, torch.device(device)
+        self.capacity, self.device = options.capacity, resolve_device(device)
         self.num_envs = options.num_envs or None
         self.n_step, self.gamma = options.num_steps, options.gamma
         kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
@@ -242,7 +243,7 @@ class ReplayBuffer(Rebuilt):
     def _add_checked(self, columns: Mapping[str, Any], env_ids: Any) -> None:
         arrays = read_columns(columns, self._storage.layout, self.device)
         num_envs = self.num_envs or 0
-        ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs)
+        ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs, self.device)
         self._storage.write(arrays, ids if num_envs else self._no_ids)
 
     def cut_episodes(self, env_ids: Any = None) -> None:
@@ -259,8 +260,10 @@ class ReplayBuffer(Rebuilt):
         """
         if self.num_envs is None:
             return
-        ids = np.arange(self.num_envs) if env_ids is None else env_ids
-        mark_cut(self._state, read_row_ids(ids, len(ids), self.num_envs))
+        ids = np.arange(self.num_envs)
+        if env_ids is not None:
+            ids = as_array("env_ids", env_ids, self.device)
+        mark_cut(self._state, read_row_ids(ids, ids.size, self.num_envs))
 
     def new_batch(self, batch_size: int) -> ReplayBatch:
         """Memory for `sample(batch_size, out=...)`, not initialised."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from buffers.arguments import read_array, read_distinct_ids
 from buffers.episode_lists import EpisodeLists
-from buffers.episodic_input import read_array, read_distinct_ids
 from buffers.errors import BufferMisuseError
 from buffers.rollout_layout import parse_autoreset_mode
 from buffers.space_tree import action_leaf, build_tree, space_leaves, tree_leaves

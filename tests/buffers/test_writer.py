@@ -262,7 +262,7 @@ def test_a_buffer_that_refuses_leaves_the_writer_as_it_was():
     writer.reset(envs.reset(seed=0)[0])
     actions = np.zeros(4, int)
     obs, rewards, *rest = envs.step(actions)
-    with pytest.raises(BufferMisuseError, match="rewards has NaN in row 2"):
+    with pytest.raises(BufferMisuseError, match=r"rewards\[2\] is nan as float32"):
         writer.step(actions, obs, np.where(np.arange(4) == 2, np.nan, rewards), *rest)
     assert writer.num_transitions == 0
     writer.step(actions, obs, rewards, *rest)
