@@ -24,6 +24,7 @@ __all__ = [
     "extra_leaves",
     "read_array",
     "read_distinct_ids",
+    "read_flags",
     "resolve_device",
 ]
 
@@ -108,7 +109,7 @@ def read_array(
     if array.shape != shape:
         raise BufferMisuseError(f"{name} has shape {array.shape}, expected {shape}")
     if dtype == _BOOL and array.dtype.kind in "iu":
-        return _read_flags(name, array)
+        return read_flags(name, array)
     fits = np.can_cast(array.dtype, dtype, "same_kind")
     if fits and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype, "safe"):
         fits = bool((array.astype(dtype) == array).all())
@@ -122,12 +123,17 @@ def read_array(
     return array
 
 
-def _read_flags(name: str, array: np.ndarray) -> np.ndarray:
-    """Integers 0 and 1 as bool."""
-    flags = array.astype(np.bool_)
-    if not (flags == array).all():
-        wrong = array[flags != array].flat[0]
-        raise BufferMisuseError(f"{name} has {wrong}, expected bool, or integers 0 and 1")
+def read_flags(name: str, given: Any) -> Any:
+    """Bools of a tensor or array of any shape that has bools, or integers 0 and 1; where it lies.
+
+    Raises:
+        BufferMisuseError: It has other integers.
+    """
+    is_tensor = isinstance(given, torch.Tensor)
+    flags = given.bool() if is_tensor else given.astype(np.bool_, copy=False)
+    if flags is not given and not (flags == given).all():
+        wrong = given[flags != given].reshape(-1)[0]
+        raise BufferMisuseError(f"{name} has {int(wrong)}, expected bool, or integers 0 and 1")
     return flags
 
 

@@ -98,7 +98,7 @@ class EpisodicReplayBuffer(Rebuilt):
         self._sampler = sampler(self._storage, seed)
         self._shaper = BatchShaper(layout.row, observation_space, self.device)
         self._draws = EpisodicDraws(self._storage, self._sampler, self._shaper)
-        self._state = EpisodicState(self._storage, self._sampler)
+        self._state = EpisodicState(self._storage, self._sampler, self.num_envs)
         self._row = layout.row
         self._open: OpenEpisodes | None = None
         if self.num_envs is not None:

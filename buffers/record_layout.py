@@ -51,7 +51,7 @@ class RecordLayout(NamedTuple):
     stride: int
 
     def describe(self) -> list[list[Any]]:
-        """The fields as lists that survive JSON."""
+        """Path, shape, dtype and offset of each field, as lists that survive JSON."""
         return [
             [path, list(field.shape), field.dtype.str, field.offset]
             for path, field in self.fields.items()

@@ -130,7 +130,8 @@ class ReplayBuffer(Rebuilt):
                 staged=is_staged,
             )
         self._reader = self._make_reader(is_staged, seed, has_weights)
-        self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays)
+        settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
+        self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays, settings)
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
 
@@ -333,6 +334,10 @@ class ReplayBuffer(Rebuilt):
         self._reader.gather(batch)
         return batch
 
+    def _own_settings(self) -> dict[str, Any]:
+        """Further settings that a state must share with the buffer it is loaded into."""
+        return {}
+
     def _own_arrays(self) -> dict[str, np.ndarray]:
         """Further arrays of a checkpoint."""
         return {}
@@ -347,15 +352,16 @@ class ReplayBuffer(Rebuilt):
         self._take_own_arrays(self._saved.take_copied_state(state))
 
     def state_dict(self) -> dict[str, Any]:
-        """Transitions and generator, as copies: tensors, ints, strings, lists."""
+        """Transitions and generator, as copies: tensors, numbers, strings, lists, dicts."""
         return self._saved.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the buffer stood that `state_dict` was called on.
 
         Raises:
-            BufferMisuseError: The state is of another kind of buffer, version, spaces, capacity,
-                options or device; nothing was changed.
+            BufferMisuseError: The state is of another kind of buffer, version or device, or of one
+                with other spaces, sizes, `n_step`, `gamma` or options, which are listed; nothing
+                was changed.
         """
         self._take_own_arrays(self._saved.load_state_dict(state))
 
@@ -371,8 +377,8 @@ class ReplayBuffer(Rebuilt):
         """Continue where the buffer stood that `save` was called on.
 
         Raises:
-            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer; nothing
-                was changed.
+            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer, as in
+                `load_state_dict`; nothing was changed.
             OSError: It cannot be opened.
         """
         self._take_own_arrays(self._saved.load(path))
