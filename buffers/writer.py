@@ -93,6 +93,8 @@ class TransitionWriter:
         """Take note of the observations of a reset, of all environments or some.
 
         Open episodes of environments reset before their end are cut, if the buffer can do that.
+        So are those a writer does not know of, such as the ones in a buffer that was loaded: what
+        is written from now on never joins them.
 
         Args:
             obs: (N, *obs_shape) of all environments, nested like the space, as `envs.reset` returns
@@ -105,7 +107,7 @@ class TransitionWriter:
         """
         ids = self._read_ids(env_ids)
         leaves = self._read_obs("obs", obs, self.num_envs)
-        broken = ids[self._is_known[ids] & ~self._is_over[ids]]
+        broken = ids[~self._is_over[ids]]
         if len(broken) and self._cut is not None:
             self._cut(broken)
         for target, leaf in zip(self._obs, leaves, strict=True):
