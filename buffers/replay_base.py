@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -14,6 +15,7 @@ from buffers import indexing as at
 from buffers.arguments import as_array, resolve_device
 from buffers.copies import Rebuilt
 from buffers.errors import BufferMisuseError
+from buffers.free_memory import allocation
 from buffers.indexing import mark_cut
 from buffers.record_layout import RecordLayout, field_view, plan_records
 from buffers.replay_batch import BatchPlanner, ReplayBatch
@@ -120,7 +122,8 @@ class ReplayBuffer(Rebuilt):
         self.n_step, self.gamma = options.num_steps, options.gamma
         kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
         check_room(kind, options.capacity, self._bytes_for(options), self.device)
-        with torch.inference_mode(False):  # the tensors outlive the mode they were made in
+        # The tensors outlive the mode they were made in.
+        with self._allocation(options), torch.inference_mode(False):
             self._storage = ReplayStorage(
                 layout,
                 options.capacity,
@@ -134,6 +137,12 @@ class ReplayBuffer(Rebuilt):
         self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays, settings)
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
+
+    def _allocation(self, options: ReplayOptions) -> AbstractContextManager[None]:
+        """Around what allocates memory in the constructor."""
+        kind, needed = type(self).__name__, self._bytes_for(options)(options.capacity)
+        advice = "use a smaller capacity"
+        return allocation(kind, needed, self.device, advice, is_checked=True)
 
     @staticmethod
     def _bytes_for(options: ReplayOptions) -> Any:

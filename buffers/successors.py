@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from buffers import indexing as at
-from buffers.free_memory import check_fits
+from buffers.free_memory import allocation
 from buffers.record_layout import RecordLayout
 from buffers.replay_kernels import keep_successors
 
@@ -78,8 +78,9 @@ class Successors:
     def resize(self, num_slots: int) -> None:
         """Grow to a number of slots; the new ones are free."""
         size, before = self._layout.obs_bytes, len(self.finals)
-        check_fits(f"{num_slots} final observations", num_slots * size, self._device, _ADVICE)
-        finals, free = np.zeros((num_slots, size), np.uint8), np.zeros(num_slots, np.int64)
+        needed = num_slots * (size + 8)
+        with allocation(f"{num_slots} final observations", needed, self._device, _ADVICE):
+            finals, free = np.zeros((num_slots, size), np.uint8), np.zeros(num_slots, np.int64)
         finals[:before] = self.finals
         num_free = int(self._state[at.NUM_FREE])
         free[:num_free] = self.free[:num_free]
