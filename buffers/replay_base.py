@@ -14,7 +14,7 @@ from gymnasium import Space
 from buffers import indexing as at
 from buffers.arguments import as_array, resolve_device
 from buffers.copies import Rebuilt
-from buffers.errors import BufferMisuseError
+from buffers.errors import BufferMemoryError, BufferMisuseError
 from buffers.free_memory import allocation
 from buffers.indexing import mark_cut
 from buffers.record_layout import RecordLayout, field_view, plan_records
@@ -222,6 +222,8 @@ class ReplayBuffer(Rebuilt):
             BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
                 reward that is not finite, or an env id is out of range. Nothing was changed.
             BufferMemoryError: More memory is needed, and missing. Nothing was changed.
+            BufferMisuseError: More final observations than there is room for, which a CUDA graph
+                reads; see `reserve_final_obs`. Nothing was changed.
         """
         if self._add_rows is not None and not extras:
             try:
@@ -274,6 +276,28 @@ class ReplayBuffer(Rebuilt):
         if env_ids is not None:
             ids = as_array("env_ids", env_ids, self.device)
         mark_cut(self._state, read_row_ids(ids, ids.size, self.num_envs))
+
+    def reserve_final_obs(self, number: int) -> None:
+        """Make room for the observations episodes end with, where `store_next` is False.
+
+        Needed before `sample` is captured in a CUDA graph: the memory does not move afterwards, and
+        an `add` that needs more of it is refused. As many as the buffer has rows, and those of one
+        add, are always enough. A graph captured before must be captured again.
+
+        Args:
+            number: Observations there is to be room for; nothing is done if there is.
+
+        Raises:
+            BufferMemoryError: They would not fit into free memory; nothing was changed.
+        """
+        kept, number = self._storage.successors, check_count("number", number)
+        if kept is not None and number > len(kept.finals):
+            before, kept.is_captured = kept.is_captured, False
+            try:
+                kept.resize(number)
+            except BufferMemoryError:
+                kept.is_captured = before
+                raise
 
     def new_batch(self, batch_size: int) -> ReplayBatch:
         """Memory for `sample(batch_size, out=...)`, not initialised."""
