@@ -88,7 +88,7 @@ check-wheel: $(VENV)/.python  ## build wheel and sdist, install the wheel elsewh
 
 # The oldest versions that pyproject.toml allows, on the oldest Python; with uv, which can resolve so.
 # What these need in turn is new, and deprecates how they use it: such warnings are no errors here.
-check-lowest: $(VENV)/.python  ## the fast tests with the lowest versions that pyproject.toml allows
+check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that are allowed
 	rm -rf build/lowest && mkdir -p build/lowest
 	$(RUN) -m pip install --quiet uv
 	$(VENV)/bin/uv venv --quiet --python $(RUN) build/lowest/venv

@@ -180,7 +180,7 @@ for _count in (1, 64, 1024):
     stepping_row(
         f"jit CartPole {_count}",
         "compiled",
-        _compiled("vecenv.jit:CartPole-v1", _count, vector_kwargs=_one),
+        _compiled("JitCartPole-v1", _count, vector_kwargs=_one),
     )
 for _count, _threads in ((64, 1), (2048, 1), (2048, 2)):
     stepping_row(
@@ -193,7 +193,7 @@ for _count, _threads in ((64, 1), (2048, 1), (2048, 2)):
 
 @row("jit CartPole 64, send and recv", "compiled")
 def _jit_sends() -> Prepared:
-    envs = _compiled("vecenv.jit:CartPole-v1", 64, vector_kwargs={"num_threads": 1})()
+    envs = _compiled("JitCartPole-v1", 64, vector_kwargs={"num_threads": 1})()
     yield from _sends(envs, 16)
 
 
@@ -546,7 +546,7 @@ startup_row("import buffers", "import buffers")
 for _name, _what in {
     "sync CartPole 8": '"CartPole-v1", 8, backend="sync"',
     "async CartPole 8": '"CartPole-v1", 8, backend="async"',
-    "jit CartPole 64": '"vecenv.jit:CartPole-v1", 64, backend="jit"',
+    "jit CartPole 64": '"JitCartPole-v1", 64, backend="jit"',
     "CAGE 2 64": '"Cage2-v0", 64',
 }.items():
     _code = _FIRST_STEP.format(what=_what)
@@ -625,7 +625,7 @@ class Server:
 
     def __init__(self, tree: Path, folder: Path) -> None:
         command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(tree)]
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -716,11 +716,11 @@ class Load:
                 pid = int(path.parent.name)
                 parents[pid], spent[pid] = int(words[1]), sum(map(int, words[11:15]))
         total = 0
-        for pid in spent:
+        for pid, ticks in spent.items():
             ancestor: int | None = pid
             while ancestor and ancestor != os.getpid():
                 ancestor = parents.get(ancestor)
-            total += spent[pid] if ancestor else 0
+            total += ticks if ancestor else 0
         return total
 
 
@@ -937,7 +937,7 @@ def verdict(found: Sequence[Found]) -> str:
     lines = []
     slower = [one for one in measured if one.is_slower]
     lines.append(
-        f"{len(measured)} rows measured, {len(slower)} slower by more than {BAR:.0%} and the control"
+        f"{len(measured)} rows measured, {len(slower)} slower by more than {BAR:.0%} and control"
         + "".join(f"\n  {one.name}: {one.ratio:.3f}, control ± {one.control:.1%}" for one in slower)
     )
     medians = {one.name: one.median("B") for one in measured}
@@ -1058,7 +1058,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before = wait_for_idle(options.wait_idle)
         number = 0
         try:
-            for number in range(1, options.generations + 1):
+            while number < options.generations:
+                number += 1
                 since = time.monotonic()
                 run_generation(trees, found, options, Path(folder))
                 lasted = time.monotonic() - since
