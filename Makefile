@@ -109,7 +109,7 @@ constraints: $(VENV)/.python  ## take the newest versions of everything but torc
 	mv $(VENV)-pins/new constraints.txt && rm -rf $(VENV)-pins
 
 clean:  ## remove .venv, caches and build products
-	rm -rf $(VENV) $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
+	rm -rf $(VENV) $(VENV)-adapters $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
 	find vecenv buffers tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The environment, then one stamp for each extra of pyproject.toml (demo, test, dev).
