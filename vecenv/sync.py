@@ -27,7 +27,7 @@ class SyncVectorEnv(VecEnv):
     """Gymnasium envs stepped one after the other in this process.
 
     A drop-in replacement for `gymnasium.vector.SyncVectorEnv`: same arguments, attributes, methods,
-    results and errors, a third of the overhead, and the additions of `VecEnv`.
+    results and errors, less overhead, and the additions of `VecEnv`.
 
     Args:
         env_fns: One factory per env, called without arguments.
