@@ -7,6 +7,7 @@ writes a digest of every env's row of every step, so that two runs can be compar
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -165,6 +166,7 @@ def run(name: str, backend: str) -> dict[str, Any]:
 
 
 def left_behind() -> dict[str, int]:
+    gc.collect()
     own = Path("/proc/self")
     children = own / "task" / str(os.getpid()) / "children"
     pages = int((own / "statm").read_text().split()[1])

@@ -41,6 +41,7 @@ def _try_out(name: str, backend: str, file: Path, environ: dict[str, str]) -> di
         capture_output=True,
         text=True,
         timeout=_DEADLINE_S,
+        check=False,
     )
     assert done.returncode == 0, f"{name} on {backend}: {done.returncode}\n{done.stderr[-3000:]}"
     return json.loads(file.read_text())
@@ -52,7 +53,9 @@ def _offscreen() -> str | None:
     code = "import mujoco; mujoco.GLContext(8, 8).make_current()"
     for library in ("egl", "osmesa"):
         environ = {**os.environ, "MUJOCO_GL": library}
-        done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environ, capture_output=True, check=False
+        )
         if done.returncode == 0:
             return library
     return None
