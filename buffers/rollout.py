@@ -32,7 +32,7 @@ __all__ = ["EpisodeStats", "RolloutBuffer"]
 _BATCH_FIELDS = ("actions", "log_probs", "values", "advantages", "returns")
 
 _COUNTS = (
-    *("gamma", "gae_lambda", "_is_started", "_open_steps"),
+    *("gamma", "gae_lambda", "_is_started", "_open_steps", "_has_marks"),
     *("_is_computed", "_is_counted", "_num_valid", "_num_episodes"),
 )
 
@@ -52,10 +52,10 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
     Everything is allocated by the constructor, except that `minibatches` allocates its batch when
     first asked for a larger one; after that no update allocates memory for arrays.
 
-    A rollout begins with rewards, log_probs and values marked as not written; they read as NaN.
-    What the environment did not write into `slot(t)`, or the policy's outputs that were neither
-    `put` nor written into the tensors below, is an error when advantages are computed, never
-    trained on.
+    A rollout begins with log_probs and values marked as not written; they read as NaN. Its first
+    slot marks the rewards likewise. What the environment did not write into `slot(t)`, or the
+    policy's outputs that were neither `put` nor written into the tensors below, is an error when
+    advantages are computed, never trained on.
 
     Which rows are transitions follows from the autoreset mode. NEXT_STEP: the step after the end of
     an episode only resets; it is left out (`valid` False), and as the final observation is the next
@@ -220,7 +220,8 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
 
-        Rewards, log_probs and values are marked as not written.
+        Log_probs and values are marked as not written; `obs`, `rewards`, flags, `advantages` and
+        `returns` can be read until they are written anew.
 
         Raises:
             BufferMisuseError: An environment has not written a step yet; nothing was changed.

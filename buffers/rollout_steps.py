@@ -85,7 +85,7 @@ class RolloutSteps:
         self._is_uploaded = bytearray(self.num_steps + 1)
         # T while steps may be written, else 0: one comparison checks both the range and the time.
         self._open_steps = 0
-        self._is_started = False
+        self._is_started = self._has_marks = False
 
     def start(self, obs: Any) -> None:
         """Begin with the observations of a reset of all environments; drops what was collected.
@@ -107,7 +107,8 @@ class RolloutSteps:
         self._storage.wait_for_device()
         for marks in (self._has_policy, self._is_uploaded, *self._has_extras.values()):
             marks[:] = bytes(len(marks))
-        self._storage.mark_unwritten()
+        self._storage.mark_policy_outputs()
+        self._has_marks = False  # rewards can be read until the first slot is taken
         self.valid_pages.fill(True)
         if self._layout.uses_final_values:
             self._storage.columns["has_final"].host.fill(False)
@@ -249,15 +250,18 @@ class RolloutSteps:
         """Where the environment writes the results of step t.
 
         Observations go into row t + 1, the rest into row t. The views are made once and written
-        anew in every rollout. Asking for a slot does not count as filling it: a rollout begins with
-        all rewards marked as not written (they read as NaN), and `compute_advantages`, `episodes`
-        and `advance` refuse while such marks are left, as after an environment that raised. Take
-        the slot again then, and step into it.
+        anew in every rollout. Asking for a slot does not count as filling it: the first one taken
+        in a rollout marks all rewards as not written (they read as NaN), and `compute_advantages`,
+        `episodes` and `advance` refuse while such marks are left, as after an environment that
+        raised. Take the slot again then, and step into it.
 
         Raises:
             BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
         """
         if 0 <= t < self._open_steps:
+            if not self._has_marks:
+                self._storage.mark_rewards()
+                self._has_marks = True
             return self._slots[t]
         raise self._refusal("slot", t, self.num_steps - 1)
 
@@ -293,7 +297,7 @@ class RolloutSteps:
 
     def _has_any_results(self) -> bool:
         """Whether anything was written into a slot since the rollout began."""
-        return bool((self._storage.reward_bits != UNWRITTEN).any())
+        return self._has_marks and bool((self._storage.reward_bits != UNWRITTEN).any())
 
     def _require_results(self, method: str) -> None:
         """Raise unless every environment has written every step, with a finite reward where valid.
@@ -301,10 +305,10 @@ class RolloutSteps:
         Complete `valid` between the two: flags of steps that nobody wrote must not clear it.
         """
         bits = self._storage.reward_bits
-        if are_all_finite(bits.reshape(-1)):
+        if self._has_marks and are_all_finite(bits.reshape(-1)):
             self._mark_valid()
             return
-        unwritten = bits == UNWRITTEN
+        unwritten = (bits == UNWRITTEN) | (not self._has_marks)  # no slot was taken
         if unwritten.any():
             raise BufferMisuseError(
                 f"{method} needs all {self.num_steps} steps, but {_missing_rows(unwritten)} no "

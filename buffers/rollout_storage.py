@@ -148,9 +148,12 @@ class RolloutStorage:
         for column, leaf in zip(self.obs, leaves, strict=True):
             column.host[t] = leaf
 
-    def mark_unwritten(self) -> None:
-        """Mark rewards, log_probs and values as not written yet; they read as NaN."""
+    def mark_rewards(self) -> None:
+        """Mark all rewards as not written yet; they read as NaN."""
         self.reward_bits.fill(UNWRITTEN)
+
+    def mark_policy_outputs(self) -> None:
+        """Mark log_probs and values as not written yet; they read as NaN."""
         for bits in self.policy_bits:
             bits.fill_(UNWRITTEN)
 

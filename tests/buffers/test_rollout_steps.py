@@ -102,6 +102,9 @@ def test_advance_moves_the_last_observations_to_the_front():
     rollout.advance()
     assert first.tolist() == [[3.0, 3.0], [3.0, 3.0]]
     assert rollout.obs_at(0) is first
+    assert not rollout.rewards.any(), "what was collected can be read until it is written anew"
+    rollout.slot(1)
+    assert rollout.rewards.isnan().all()
 
 
 def test_allocate_supplies_what_the_environment_touches():
