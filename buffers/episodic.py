@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from gymnasium import Space
 
+from buffers.arguments import read_distinct_ids, resolve_device
 from buffers.copies import Rebuilt
 from buffers.episodic_batches import BatchShaper, GoalBatch, PairBatch, SequenceBatch, StackBatch
 from buffers.episodic_draws import EpisodicDraws
-from buffers.episodic_input import read_distinct_ids, read_episode, read_steps
+from buffers.episodic_input import read_episode, read_steps
 from buffers.episodic_layout import plan_episodic
 from buffers.episodic_sampling import CompiledSampler, TorchSampler
 from buffers.episodic_state import EpisodicState
@@ -88,7 +89,7 @@ class EpisodicReplayBuffer(Rebuilt):
         )
         self.capacity, self.max_episodes = layout.capacity, layout.max_episodes
         self.observation_space, self.action_space = observation_space, action_space
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
         self.num_envs = None if num_envs is None else check_count("num_envs", num_envs)
         is_staged = staged or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
@@ -97,7 +98,7 @@ class EpisodicReplayBuffer(Rebuilt):
         self._sampler = sampler(self._storage, seed)
         self._shaper = BatchShaper(layout.row, observation_space, self.device)
         self._draws = EpisodicDraws(self._storage, self._sampler, self._shaper)
-        self._state = EpisodicState(self._storage, self._sampler)
+        self._state = EpisodicState(self._storage, self._sampler, self.num_envs)
         self._row = layout.row
         self._open: OpenEpisodes | None = None
         if self.num_envs is not None:
@@ -213,7 +214,8 @@ class EpisodicReplayBuffer(Rebuilt):
             columns, self._row, self.observation_space, self.device
         )
         opened = self._opened(env_ids, count)
-        ids = read_distinct_ids(np.arange(count) if env_ids is None else env_ids, opened.num_envs)
+        ids = np.arange(count) if env_ids is None else env_ids
+        ids = read_distinct_ids(ids, opened.num_envs, self.device)
         if len(ids) != count or (env_ids is None and count != opened.num_envs):
             raise BufferMisuseError(
                 f"got {count} steps for {len(ids)} of {opened.num_envs} envs; pass one step per "
@@ -252,8 +254,9 @@ class EpisodicReplayBuffer(Rebuilt):
         Raises:
             BufferMisuseError: An id is out of range or repeated; nothing was changed.
         """
-        num_envs = 0 if self.num_envs is None else self.num_envs
-        ids = read_distinct_ids(np.arange(num_envs) if env_ids is None else env_ids, num_envs)
+        num_envs = 2**31 if self.num_envs is None else self.num_envs  # not known before any step
+        ids = np.arange(self.num_envs or 0) if env_ids is None else env_ids
+        ids = read_distinct_ids(ids, num_envs, self.device)
         if self._open is not None:
             ids = ids[self._open.lengths[ids] > 0]
             if len(ids):
