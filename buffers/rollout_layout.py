@@ -10,9 +10,10 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
+from buffers.arguments import extra_leaves
 from buffers.columns import ColumnSpec, spec_bytes
 from buffers.errors import BufferMisuseError
-from buffers.space_tree import Leaf, action_leaf, extra_leaves, space_leaves
+from buffers.space_tree import Leaf, action_leaf, space_leaves
 
 __all__ = ["RolloutLayout", "check_count", "parse_autoreset_mode", "plan_rollout"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 
 from buffers.errors import BufferMisuseError
 
-__all__ = ["Leaf", "action_leaf", "build_tree", "extra_leaves", "space_leaves", "tree_leaves"]
+__all__ = ["Leaf", "action_leaf", "build_tree", "space_leaves", "tree_leaves"]
 
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -76,33 +76,6 @@ def action_leaf(space: Space) -> Leaf:
             "flatten nested actions with a wrapper first"
         )
     return space_leaves(space, "actions")[0]
-
-
-def extra_leaves(extra_columns: Mapping[str, Space] | None, taken: Collection[str]) -> list[Leaf]:
-    """The arrays of the columns that a user adds.
-
-    Args:
-        extra_columns: Names and spaces.
-        taken: Names that mean something else in this buffer.
-
-    Raises:
-        BufferMisuseError: A name is taken or no identifier, or a space is no single array.
-    """
-    return [_extra_leaf(name, space, taken) for name, space in (extra_columns or {}).items()]
-
-
-def _extra_leaf(name: str, space: Space, taken: Collection[str]) -> Leaf:
-    if not isinstance(name, str) or name in taken or not name.isidentifier():
-        raise BufferMisuseError(
-            f"extra column {name!r} has a name that is taken or is no identifier; choose another"
-        )
-    leaves = space_leaves(space, name)
-    if len(leaves) != 1 or leaves[0].path != name:
-        raise BufferMisuseError(
-            f"extra column {name!r} has the space {space}, expected a single array; give each part "
-            "a column"
-        )
-    return leaves[0]
 
 
 def build_tree(space: Space, leaves: Sequence[Any]) -> Any:
