@@ -17,9 +17,9 @@ class Batch:
 
     Built-in columns are attributes, such as ``batch.obs``. Columns that the user declared by
     `extra_columns` are in the dict ``batch.extras`` (``batch.extras["costs"]``, and as an attribute
-    too). Unpacking gives the built-in columns in the order in which the class lists them, up to the
-    last that every batch of the class has: ``obs, actions, *_ = batch``. Other entries (`indices`,
-    `weights`, `env_ids`, `extras`) are reached by name only. ``len(batch)`` is the number of rows.
+    too). Unpacking gives the built-in columns that every batch of the class has, in the order in
+    which it lists them: ``obs, actions, *_ = batch``. Other entries (`indices`, `weights`,
+    `env_ids`, `extras`) are reached by name only. ``len(batch)`` is the number of rows.
 
     Batches can be copied (`copy.copy`, `copy.deepcopy`) and pickled: a copy has tensors of its own,
     and is no `out` for the buffer.

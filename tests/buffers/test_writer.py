@@ -431,7 +431,8 @@ class EpisodeRecorder:
 
     def add_episode(self, episode):
         columns = {name: column for name, column in episode.items() if name != "obs"}
-        self.rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values())]
+        for k in range(len(columns["actions"])):
+            self.rows.append({name: column[k] for name, column in columns.items()})
 
 
 def twice(actions):
@@ -513,7 +514,10 @@ def test_bad_extra_columns_are_refused_and_change_nothing():
     actions = np.zeros(4, int)
     result = envs.step(actions)
     for extras, message in [
-        ({"twice": np.zeros((3, 2))}, r"twice has shape \(3, 2\), expected \(4, ...\): one row per"),
+        (
+            {"twice": np.zeros((3, 2))},
+            r"twice has shape \(3, 2\), expected \(4, ...\): one row per",
+        ),
         ({"twice": np.zeros((4, 2))}, r"missing: \['thrice'\]"),
         ({}, r"missing: \['thrice', 'twice'\]"),
         ({"twice": twice(actions), "thrice": np.zeros(4), "x": np.zeros(4)}, r"unknown: \['x'\]"),
