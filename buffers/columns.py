@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from buffers.copies import fill_block
 from buffers.errors import BufferMisuseError
 from buffers.free_memory import allocation, check_fits
 from buffers.huge_pages import zeroed_bytes
@@ -104,6 +105,17 @@ class Column:
         if self.is_twofold:
             assert self._host_tensor is not None
             self.tensor.copy_(self._host_tensor, non_blocking=True)
+
+    def copied_pages(self) -> list[np.ndarray]:
+        """What a copy of the column is made of: its memory, on host and device, as host arrays."""
+        host = [] if self._pages is None else [self._pages]
+        return [self.tensor.cpu().numpy(), *host] if self.is_twofold or not host else host
+
+    def take_copied_pages(self, pages: list[np.ndarray]) -> None:
+        """Copy what `copied_pages` of an equal column returned into this one."""
+        fill_block(self.tensor, pages[0])
+        if self.is_twofold:
+            np.copyto(self.host, pages[1])
 
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:

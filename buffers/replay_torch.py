@@ -233,7 +233,8 @@ def _shape_batch(memory: TorchMemory, layout: RecordLayout, size: int) -> Replay
     found["actions"] = field_view(memory.own, fields["actions"])
     has_sums = memory.rewards is not None
     found["rewards"] = memory.rewards if has_sums else field_view(memory.own, fields["rewards"])
-    found["discounts"] = memory.discounts
+    if memory.discounts is not None:
+        found["discounts"] = memory.discounts
     if "env_ids" in fields:
         found["env_ids"] = field_view(memory.own, fields["env_ids"])
     for name in ("terminations", "truncations"):

@@ -24,6 +24,7 @@ __all__ = ["TrajectoryBuffer", "TrajectoryStats"]
 
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
 _FLAGS = ("terminations", "truncations")
+_BUILT_IN = ("actions", "rewards", *_FLAGS)
 
 
 class TrajectoryStats(NamedTuple):
@@ -157,6 +158,36 @@ class TrajectoryBuffer(Rebuilt):
             if leaf.path == name and name in self._others:
                 return view
         raise BufferMisuseError(f"no column {name!r}, only {sorted(self._keys)}")
+
+    @property
+    def obs(self) -> Any:
+        """All observations (num_steps, *obs_shape), nested like the space; views, as all here."""
+        return self["obs"]
+
+    @property
+    def actions(self) -> torch.Tensor:
+        """Actions of the steps, (num_steps, *action_shape)."""
+        return self["actions"]
+
+    @property
+    def rewards(self) -> torch.Tensor:
+        """Rewards of the steps, float32 (num_steps,)."""
+        return self["rewards"]
+
+    @property
+    def terminations(self) -> torch.Tensor:
+        """Where episodes terminated, bool (num_steps,)."""
+        return self["terminations"]
+
+    @property
+    def truncations(self) -> torch.Tensor:
+        """Where episodes were cut off, bool (num_steps,)."""
+        return self["truncations"]
+
+    @property
+    def extras(self) -> dict[str, torch.Tensor]:
+        """The extra columns by name, (num_steps, ...)."""
+        return {name: self[name] for name in self._others if name not in _BUILT_IN}
 
     @torch.no_grad()
     def update(self, trajectories: Sequence[Mapping[str, Any]]) -> TrajectoryStats:

@@ -115,6 +115,7 @@ class Collecting(RemoteEnvs):
         if len(slots) == 0:
             raise ValueError("slots is empty, expected one for each step")
         for slot in slots:
+            self._check_slot_mode(slot)
             slot_rows(slot, self._rows.obs, self.num_envs)
 
     def _collect(
