@@ -95,9 +95,7 @@ def test_limits_of_the_process_count(machine, monkeypatch, tmp_path, limit, held
 )
 def test_memory_that_the_system_refuses_gives_the_same_error(refusal):
     with (
-        pytest.raises(
-            BufferMemoryError, match=r"^this needs 9 bytes on cpu, which .*no more; wait"
-        ),
+        pytest.raises(BufferMemoryError, match=r"^this needs 9 bytes on cpu, which .* more; wait"),
         free_memory.allocation("this", 9, CPU, "wait"),
     ):
         raise refusal
