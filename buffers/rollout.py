@@ -154,8 +154,6 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
             extra_columns=extra_columns,
         )
         self.gamma, self.gae_lambda = gamma, gae_lambda
-        mode = self.autoreset_mode.value
-        self._settings = {"autoreset_mode": mode, "gamma": gamma, "gae_lambda": gae_lambda}
         self._gae_inputs = self._storage.gae_inputs()
         storage = self._storage
         self._sampler = MinibatchSampler(
@@ -387,7 +385,13 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"
             )
-        return rollout_state(self._storage, self._sampler.state, self._settings)
+        return rollout_state(self._storage, self._sampler.state, self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        """Settings that a state must share with the buffer it is loaded into."""
+        _, _, made = self._made_by  # gamma and lambda may have been changed since
+        settings = {name: made[name] for name in ("gamma", "gae_lambda")}
+        return {"autoreset_mode": self.autoreset_mode.value, **settings}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin a rollout where the buffer stood that `state_dict` was called on.
@@ -397,5 +401,5 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
                 autoreset mode, discount, lambda, space or number of environments; nothing was
                 changed.
         """
-        restore_rollout_state(self._storage, self._sampler.state, self._settings, state)
+        restore_rollout_state(self._storage, self._sampler.state, self._settings(), state)
         self._begin()
