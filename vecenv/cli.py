@@ -24,7 +24,7 @@ Rules = Literal["faithful", "debugged"]
 Observation = Literal["bits", "extended"]
 EnvName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 
-_DESCRIPTION = """Vectorized Gymnasium envs: play and watch CAGE 2 policies; check, compare and trace.
+_DESCRIPTION = """Check, compare and trace Gymnasium's vector envs; play and watch CAGE 2 policies.
 
 `vecenv COMMAND --help` says more about a command, `vecenv --version` which version this is."""
 
