@@ -246,7 +246,7 @@ def main(options: Options) -> float:
     seconds = trainer.run()
     policy = options.save / "defender.npz"
     facts = {"steps": trainer.steps, "seed": options.seed, "rules": options.rules}
-    save_defender(policy, trainer.agent.layers(), **facts)
+    save_defender(policy, trainer.agent.layers(), trainer.envs.scenario, **facts)
     if trainer.curve:
         print(f"{trainer.steps:,} steps in {seconds:.0f} s, {trainer.steps / seconds:,.0f} per s")
         draw(trainer.curve, options.save / "curve.png")

@@ -334,7 +334,10 @@ def main(options: Options, **env_kwargs: Any) -> np.ndarray:
     if options.profile:
         print(envs.timing.report())
     envs.close()
-    torch.save({"kind": policy.kind, "tensors": policy.tensors}, file.with_suffix(".partial"))
+    saved = {"kind": policy.kind, "tensors": policy.tensors}
+    if identity := getattr(getattr(envs, "scenario", None), "identity", None):
+        saved["made_for"] = identity()  # CAGE 2: by which tables and rules
+    torch.save(saved, file.with_suffix(".partial"))
     file.with_suffix(".partial").replace(file)
     draw_curve(trainer.curve, f"{options.env_id}, seed {options.seed}", options.save / "curve.png")
     returns = evaluate(policy, options, **env_kwargs)
