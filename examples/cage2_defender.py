@@ -50,7 +50,7 @@ class Options:
     rules: str = "faithful"  # or "debugged"; scores under different rules are not comparable
     eval_episodes: int = 1000  # per cell of the table at the end
     seed: int = 1
-    torch_threads: int = 1  # two are 1.6 times as fast on idle cores, and far slower on busy ones
+    torch_threads: int = 1  # two are faster on idle cores, and far slower on busy ones
     save: Path = Path("runs/cage2_defender")  # folder for policy, table and curve
     load: Path | None = None  # defender.npz of an earlier run to begin with
 
