@@ -212,24 +212,17 @@ def evaluate(
         >>> print(evaluate("sleep", episodes=20, red_agents=["sleep"]).total)
         0.0
     """
-    if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 2:
-        raise ValueError(f"episodes is {episodes!r}, expected an integer of at least 2")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed is {seed!r}, expected an integer of at least 0")
+    _check_count("episodes", episodes, 2)
+    _check_count("seed", seed, 0)
     agents, lengths = _read_table(red_agents, episode_lengths)
     scenario = read_scenario(scenario, rules)
     player = find_policy(policy, scenario, seed=seed)
     wanted = observation or getattr(player, "observation", "bits")
-    options = {
-        "scenario": scenario,
-        "observation": wanted,
-        "green": green,
-        "num_threads": num_threads,
-    }
+    options = {"scenario": scenario, "observation": wanted, "green": green}
     cells = []
     for (agent, red_agent), length in product(agents.items(), lengths):
-        envs_seed = cell_seed(seed, agent, length)
-        totals = _play_cell(player, red_agent, length, episodes, envs_seed, **options)
+        options |= {"red_agent": red_agent, "episode_length": length, "num_threads": num_threads}
+        totals = _play_cell(player, episodes, cell_seed(seed, agent, length), **options)
         cells.append(_cell(agent, length, totals))
         if on_cell is not None:
             on_cell(cells[-1])
@@ -244,6 +237,11 @@ def evaluate(
         total=total,
         total_ci95=total_ci95,
     )
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
 
 
 def _read_table(red_agents: Any, episode_lengths: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -282,19 +280,17 @@ def cell_seed(seed: int, red_agent: str, episode_length: int) -> int:
 
 
 def _play_cell(
-    policy: BatchedPolicy, red_agent: Any, length: int, episodes: int, seed: int, **options: Any
+    policy: BatchedPolicy, episodes: int, seed: int, *, episode_length: int, **options: Any
 ) -> np.ndarray:
     """Play the episodes of one cell and return their total rewards, float64 (episodes,)."""
     mode = AutoresetMode.DISABLED
-    envs = Cage2VectorEnv(
-        episodes, red_agent=red_agent, episode_length=length, autoreset_mode=mode, **options
-    )
+    envs = Cage2VectorEnv(episodes, episode_length=episode_length, autoreset_mode=mode, **options)
     try:
         blue = Player(policy, envs)
         obs, _ = envs.reset(seed=seed)
         blue.begin()
         totals = np.zeros(episodes)
-        for _ in range(length):
+        for _ in range(episode_length):
             # Without `out`: every observation is an array of its own, which the policy may keep.
             obs, rewards, *_ = envs.step(blue.act(obs))
             totals += rewards

@@ -80,37 +80,13 @@ def find_policy(
         TypeError: Something else.
         ImportError: There is no such module, or a library that a file needs is missing.
     """
+    scenario = cage2_scenario() if scenario is None else scenario
     if isinstance(policy, str | Path):
-        name = str(policy).replace("-", "_")
-        name = "uniform" if name == "random" else name
-        if name in POLICY_NAMES:
-            return make_policy(name, scenario, seed=seed)
-        if name == "defender":
-            return load_defender(TRAINED_DEFENDER, scenario)
-        if not Path(policy).is_file():
-            if ":" in str(policy):
-                found = read_object("policy", str(policy))
-                if isinstance(found, str | Path):
-                    raise TypeError(f"policy is {policy!r}, which is {found!r}, no policy")
-                return find_policy(found, scenario, seed=seed)
-            known = (*(set(POLICY_NAMES) - {"uniform"}), "random", "defender")
-            names = ", ".join(sorted(name.replace("_", "-") for name in known))
-            raise ValueError(
-                f"policy is {str(policy)!r}, but there is no such file; expected a file with a "
-                f"saved policy, 'module:object', or one of {names}"
-            )
-        scenario = cage2_scenario() if scenario is None else scenario
-        if is_defender_file(policy):
-            return load_defender(policy, scenario)
-        if is_sb3_file(policy):
-            return load_sb3_policy(policy, scenario)
-        return load_policy(policy, scenario)
+        return _named_policy(str(policy), scenario, seed)
     if isinstance(policy, type):
-        scenario = cage2_scenario() if scenario is None else scenario
         given: dict[str, Any] = {"scenario": scenario, "seed": seed}
-        known_names = inspect.signature(policy).parameters
-        made: Any = policy(**{name: given[name] for name in given if name in known_names})
-        return find_policy(made, scenario, seed=seed)
+        wanted = inspect.signature(policy).parameters
+        policy = policy(**{name: value for name, value in given.items() if name in wanted})
     if isinstance(policy, BatchedPolicy):
         return policy
     if callable(policy):
@@ -118,6 +94,31 @@ def find_policy(
     raise TypeError(
         f"policy is {policy!r}, expected a name, a file, an object with `act` and `reset`, or a "
         "function from observations to actions"
+    )
+
+
+def _named_policy(text: str, scenario: Scenario, seed: int | None) -> BatchedPolicy:
+    """Return the policy of a name, of a file, or of "module:object"."""
+    name = text.replace("-", "_")
+    name = "uniform" if name == "random" else name
+    if name in POLICY_NAMES:
+        return make_policy(name, scenario, seed=seed)
+    if name == "defender":
+        return load_defender(TRAINED_DEFENDER, scenario)
+    if Path(text).is_file():
+        if is_defender_file(text):
+            return load_defender(text, scenario)
+        return load_sb3_policy(text, scenario) if is_sb3_file(text) else load_policy(text, scenario)
+    if ":" in text:
+        found = read_object("policy", text)
+        if isinstance(found, str | Path):
+            raise TypeError(f"policy is {text!r}, which is {found!r}, no policy")
+        return find_policy(found, scenario, seed=seed)
+    known = (*(set(POLICY_NAMES) - {"uniform"}), "random", "defender")
+    names = ", ".join(sorted(name.replace("_", "-") for name in known))
+    raise ValueError(
+        f"policy is {text!r}, but there is no such file; expected a file with a saved policy, "
+        f"'module:object', or one of {names}"
     )
 
 

@@ -32,15 +32,20 @@ __all__ = [
     "warn_of_other",
 ]
 
-# Version of the simulator. It is raised when the same tables, actions and random numbers no longer
-# give the same observations and rewards: scores of different versions are not comparable.
 RULES_VERSION = 1
+"""Version of the simulator.
+
+It is raised when the same tables, actions and random numbers no longer give the same observations
+and rewards: scores of different versions are not comparable.
+"""
 
 PRIVILEGED_USERS = ("root", "SYSTEM")
 
-# Targets of a plan step that depend on the user host drawn for the episode.
 FIRST_HOST = "@first"
+"""Target of a plan step: the user host drawn for the episode."""
+
 NEXT_HOST = "@next"
+"""Target of a plan step: the host that the one drawn for the episode leads to."""
 
 
 class ScenarioError(ValueError):
