@@ -40,8 +40,8 @@ class Collecting(RemoteEnvs):
             policy_fn: Called in each actor with its vector env; returns the policy, an object with
                 two or three methods. `load(weights)` takes over what is given to `collect`; arrays
                 in it are read-only. `act(obs, *inputs)` gets observations (n, *obs_shape) of the
-                actor's n envs, a view for the time of the call, and the step's rows of the inputs;
-                it returns actions (n, *action_shape), or a pair of actions and a dict of further
+                actor's n envs and the step's rows of the inputs, copies which it may keep; it
+                returns actions (n, *action_shape), or a pair of actions and a dict of further
                 arrays (n, ...) to be recorded. `to_env(actions)`, if there is one, turns an array
                 of actions into what the envs take, by clipping for example. All may return CPU
                 tensors.
