@@ -21,7 +21,7 @@ __all__ = ["Choice", "choose_backend"]
 
 _logger = logging.getLogger("vecenv")
 
-_PROBE_S, _MEASURING_S = 5.0, 10.0  # after which a trial is given up
+_PROBE_S, _MEASURING_S = 10.0, 10.0  # after which a trial is given up
 _MAKING_S = 0.5  # for the envs that are stepped side by side
 _TRIAL_S = 0.04  # of stepping, per candidate and round
 _ROUNDS = 3

@@ -46,7 +46,7 @@ __all__ = ["Opened", "PoolOptions", "open_pool", "pool_options"]
 
 Factories = Sequence[Callable[[], Env]]
 _logger = logging.getLogger("vecenv")
-_PROBE_S = 5.0  # for making and stepping one env, after which it counts as computing
+_PROBE_S = 10.0  # for making and stepping one env, after which it counts as computing
 
 
 class PoolOptions(NamedTuple):
@@ -183,9 +183,11 @@ def _threads_for(factories: Factories, options: PoolOptions) -> int:
     most = min(largest, options.most_threads, MOST_THREADS)
     if most < 2:
         return 1
+    # The server's children are as clean as spawned ones, and sooner there.
+    method = "forkserver" if options.context == "spawn" else options.context
     try:
         is_waiting = run_apart(
-            mostly_wait, factories[-1:], timeout=_PROBE_S, method=options.context, is_worker=True
+            mostly_wait, factories[-1:], timeout=_PROBE_S, method=method, is_worker=True
         )
     except Exception as error:  # if it is the envs' fault, making them will say so
         _logger.log(

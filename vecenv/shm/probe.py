@@ -22,7 +22,9 @@ __all__ = [
     "run_apart",
 ]
 
-_STEPPING_S, _STEPPING_SLOWLY_S = 0.015, 0.5  # the latter for less than three steps
+_STEPPING_S = 0.015  # to tell how long a step takes
+_GLANCE_S = 0.003  # to tell that envs compute
+_SLOW_S = 0.5  # after which fewer than three steps must do
 _CHEAP_TO_MAKE_S = 0.5  # envs that are made a second time, to see that it is another one
 _START_S = 60.0  # until a process for a probe is there; it has not seen any user code then
 _SLICE_S = 0.05  # between looks whether it is alive
@@ -221,7 +223,7 @@ def probe_env(factories: Factories) -> Probe:
                 return Probe(make_s, 0.0, False, is_new=False)  # its owner steps and closes it
             other.close()
         env.reset()
-        return Probe(make_s, *_step_alone(env))
+        return Probe(make_s, *_step_alone(env, _STEPPING_S))
     finally:
         if is_own:
             env.close()
@@ -232,19 +234,19 @@ def mostly_wait(factories: Factories) -> bool:
     env = factories[-1]()
     try:
         env.reset()
-        return _step_alone(env)[1]
+        return _step_alone(env, _GLANCE_S)[1]
     finally:
         env.close()
 
 
-def _step_alone(env: Env) -> tuple[float, bool]:
+def _step_alone(env: Env, seconds: float) -> tuple[float, bool]:
     """Return seconds per step, of the fastest of some blocks of steps, and whether it waits."""
     actions = [env.action_space.sample() for _ in range(64)]
     meter, fastest, steps, block = WaitMeter(), float("inf"), 0, 1
     begin = time.perf_counter()
     while (
-        (steps < 3 and time.perf_counter() - begin < _STEPPING_SLOWLY_S)
-        or time.perf_counter() - begin < _STEPPING_S
+        (steps < 3 and time.perf_counter() - begin < _SLOW_S)
+        or time.perf_counter() - begin < seconds
         or (meter.found_waiting and meter.is_measuring)
     ):
         meter.begin()
@@ -266,7 +268,8 @@ class WaitMeter:
 
     Attributes:
         is_measuring: Whether more steps are wanted.
-        found_waiting: The verdict so far: less than half of the time was spent computing.
+        found_waiting: The verdict so far: less than half of the time was spent computing, be it in
+            threads of a library; so there must be nothing else in this process that computes.
     """
 
     def __init__(self) -> None:
@@ -278,13 +281,13 @@ class WaitMeter:
 
     def begin(self) -> None:
         """Note the clocks before some steps."""
-        self._begun = (time.perf_counter_ns(), time.thread_time_ns(), _voluntary_switches())
+        self._begun = (time.perf_counter_ns(), time.process_time_ns(), _voluntary_switches())
 
     def end(self, num_steps: int) -> None:
         """Note the clocks after `num_steps` env steps."""
         wall_ns, cpu_ns, switches = self._begun
         self._wall_ns += time.perf_counter_ns() - wall_ns
-        self._cpu_ns += time.thread_time_ns() - cpu_ns
+        self._cpu_ns += time.process_time_ns() - cpu_ns
         self._switches += _voluntary_switches() - switches
         self._steps += num_steps
         self.is_measuring = self._steps < _MEASURED_STEPS and self._wall_ns < _MEASURED_NS

@@ -81,7 +81,7 @@ class _Setting(NamedTuple):
         path, argv: Of `sys`.
         folder, original_folder: The current one, and the one of the program's start.
         cores: Processors that the calling thread may use; None if they can't be told.
-        filters: Of warnings, pickled.
+        filters: Of warnings, with module and name for the category.
         methods: Start methods that have been set, by library.
         streams: Which of the files passed stand for stdout and stderr.
         trackers: Which of them lead to the resource tracker of a library.
@@ -94,7 +94,7 @@ class _Setting(NamedTuple):
     folder: str | None
     original_folder: str | None
     cores: set[int] | None
-    filters: bytes
+    filters: list[tuple[Any, ...]]
     methods: dict[str, str]
     streams: dict[int, int]
     trackers: dict[str, int]
@@ -143,9 +143,9 @@ class _ServedPopen(multiprocess.popen_fork.Popen):
             os.close(child_input)
             os.close(child_status)
         self.pid = _read_number(self.sentinel, _PATIENCE_S)
-        with contextlib.suppress(BrokenPipeError):  # it has ended already, as its status will say
-            with open(to_child, "wb", closefd=False) as pipe:
-                pipe.write(file.getbuffer())
+        # If it has ended already, its status will say so.
+        with contextlib.suppress(BrokenPipeError), open(to_child, "wb", closefd=False) as pipe:
+            pipe.write(file.getbuffer())
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """Return the exit code, None while the child runs; wait for it if `flag` is 0."""
@@ -213,21 +213,14 @@ def _current_setting(process: Any, popen: _ServedPopen) -> _Setting:
         folder=folder,
         original_folder=multiprocess.process.ORIGINAL_DIR,
         cores=os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
-        filters=_pickled_filters(),
+        filters=[
+            (action, message, (category.__module__, category.__name__), module, line)
+            for action, message, category, module, line in warnings.filters
+        ],
         methods={name: method for name, method in methods.items() if method is not None},
         streams=streams,
         trackers={name: popen.duplicate_for_child(fd) for name, fd in trackers.items()},
     )
-
-
-def _pickled_filters() -> bytes:
-    import cloudpickle
-
-    filters = []
-    for entry in warnings.filters:
-        with contextlib.suppress(Exception):  # a category that can't be pickled
-            filters.append(cloudpickle.dumps(entry))
-    return pickle.dumps(filters)
 
 
 # -- the caller's side ----------------------------------------------------------------------------
@@ -475,6 +468,8 @@ def _take_over(setting: _Setting) -> None:
         tracker = importlib.import_module(f"{name}.resource_tracker")._resource_tracker
         tracker._fd = _passed[place]
     warnings.resetwarnings()
-    for entry in pickle.loads(setting.filters):
-        with contextlib.suppress(Exception):  # a category of the main script
-            warnings.filters.append(pickle.loads(entry))  # type: ignore[attr-defined]
+    for action, message, (home, name), module, line in setting.filters:
+        # Those of a module that has not been imported can't be given, but importing it may hurt.
+        category = getattr(sys.modules.get(home), name, None)
+        if category is not None:
+            warnings.filters.append((action, message, category, module, line))  # type: ignore[attr-defined]
