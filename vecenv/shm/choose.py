@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.shm.cores import usable_cores
 from vecenv.shm.env import AsyncVectorEnv
-from vecenv.shm.probe import Probe, ProbeError, probe_env, run_apart
+from vecenv.shm.probe import Probe, ProbeError, ProbeTimeout, probe_env, run_apart
 from vecenv.shm.threads import MOST_THREADS
 from vecenv.sync import SyncVectorEnv
 
@@ -79,10 +79,13 @@ def choose_backend(
         return Choice("sync", {}, "this process is a daemon and can't have workers")
     try:
         return _by_trial(env_fns, observation_mode, run)
+    except ProbeTimeout as error:
+        _logger.warning("the trial of the envs was given up: %s; name a backend to skip it", error)
+        return Choice("sync", {}, f"the trial failed: {error}")
     except ProbeError as error:
         if error.has_died:
             _logger.warning("the trial of the envs failed: %s; workers keep them apart", error)
-            return _workers(f"{error} in the trial, which must not happen to this process")
+            return _workers(f"the trial failed: {error}, which must not happen to this one")
         return Choice("sync", {}, f"the trial failed with {error}")
     except Exception as error:  # no process can be started, or pickled what is to be forked
         return Choice("sync", {}, f"the trial failed with {type(error).__name__}: {error}")

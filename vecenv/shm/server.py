@@ -20,6 +20,7 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import wait as wait_for_any
@@ -131,6 +132,16 @@ class _ServedPopen(multiprocess.popen_fork.Popen):
             multiprocess.reduction.dump(process_obj, file)
         finally:
             multiprocess.context.set_spawning_popen(None)
+        try:
+            to_child = self._request()
+        except EOFError:  # somebody has killed the server, so this is the first who needs another
+            to_child = self._request()
+        # If it has ended already, its status will say so.
+        with contextlib.suppress(BrokenPipeError), open(to_child, "wb", closefd=False) as pipe:
+            pipe.write(file.getbuffer())
+
+    def _request(self) -> int:
+        """Have a child forked; return the file that leads to it."""
         self.sentinel, child_status = os.pipe()
         child_input, to_child = os.pipe()
         # The end of `to_child` tells a child that its caller is gone.
@@ -142,10 +153,12 @@ class _ServedPopen(multiprocess.popen_fork.Popen):
         finally:
             os.close(child_input)
             os.close(child_status)
-        self.pid = _read_number(self.sentinel, _PATIENCE_S)
-        # If it has ended already, its status will say so.
-        with contextlib.suppress(BrokenPipeError), open(to_child, "wb", closefd=False) as pipe:
-            pipe.write(file.getbuffer())
+        try:
+            self.pid = _read_number(self.sentinel, _PATIENCE_S)
+        except BaseException:
+            self.finalizer()
+            raise
+        return to_child
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """Return the exit code, None while the child runs; wait for it if `flag` is 0."""
@@ -174,10 +187,16 @@ def _read_number(fd: int, timeout: float) -> int:
         RuntimeError: Nothing has come in time.
     """
     if not wait_for_any([fd], timeout):
-        raise RuntimeError(f"the process that starts workers has not answered for {timeout:.0f} s")
+        raise RuntimeError(
+            f"the process that forks workers has not answered for {timeout:.0f} s; "
+            "context='spawn' or 'fork' does without it"
+        )
     text = os.read(fd, _NUMBER.size)  # shorter than what pipes cut
     if len(text) < _NUMBER.size:
-        raise EOFError("the process that starts workers is gone")
+        raise EOFError(
+            "the process that forks workers is gone; what it has printed may say why, and "
+            "context='spawn' or 'fork' does without it"
+        )
     return _NUMBER.unpack(text)[0]
 
 
@@ -191,6 +210,7 @@ def _current_setting(process: Any, popen: _ServedPopen) -> _Setting:
             os.fstat(fd)
             streams[fd] = popen.duplicate_for_child(fd)
     # The standard library's is passed if there is one: it knows of shared memory made here.
+    filters: list[Any] = list(warnings.filters)
     trackers = {"multiprocess": multiprocess.resource_tracker.getfd()}
     theirs = getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None)
     if theirs is not None:
@@ -215,7 +235,7 @@ def _current_setting(process: Any, popen: _ServedPopen) -> _Setting:
         cores=os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
         filters=[
             (action, message, (category.__module__, category.__name__), module, line)
-            for action, message, category, module, line in warnings.filters
+            for action, message, category, module, line in filters
         ],
         methods={name: method for name, method in methods.items() if method is not None},
         streams=streams,
@@ -426,7 +446,7 @@ def _run_child(given: int, passed: list[int]) -> None:
             process = pickle.load(file)
         code = process._bootstrap(parent_sentinel=sentinel)
     except BaseException:
-        sys.excepthook(*sys.exc_info())
+        traceback.print_exc()
         multiprocess.util._flush_std_streams()
     finally:
         os._exit(code)

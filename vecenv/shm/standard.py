@@ -54,9 +54,8 @@ def pickled(factories: list[Any]) -> bytes:
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__":
-                name = getattr(obj, "__name__", None)
-                if main.get(name) is obj:
-                    of_main[name] = obj
+                if main.get(obj.__name__) is obj:
+                    of_main[obj.__name__] = obj
             return super().reducer_override(obj)
 
     file = io.BytesIO()
