@@ -63,7 +63,7 @@ class _ServedProcess(multiprocess.process.BaseProcess):
     _start_method = None  # children keep what the caller has set
 
     @staticmethod
-    def _Popen(process: Any) -> Any:
+    def _Popen(process: Any) -> Any:  # type: ignore[override]
         return _ServedPopen(process)
 
 
@@ -211,7 +211,7 @@ def _current_setting(process: Any, popen: _ServedPopen) -> _Setting:
             streams[fd] = popen.duplicate_for_child(fd)
     # The standard library's is passed if there is one: it knows of shared memory made here.
     filters: list[Any] = list(warnings.filters)
-    trackers = {"multiprocess": multiprocess.resource_tracker.getfd()}
+    trackers: dict[str, Any] = {"multiprocess": multiprocess.resource_tracker.getfd()}
     theirs = getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None)
     if theirs is not None:
         trackers["multiprocessing"] = theirs
@@ -318,7 +318,7 @@ def _running() -> _Server:
             # Absolute, as the server may be used from another folder.
             path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
             code = _PROLOGUE.format(path=path, file=there.fileno())
-            command = [os.fsencode(multiprocess.spawn.get_executable())]
+            command = [os.fsencode(multiprocess.spawn.get_executable() or sys.executable)]
             command += [
                 os.fsencode(flag) for flag in multiprocess.util._args_from_interpreter_flags()
             ]

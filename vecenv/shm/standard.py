@@ -53,9 +53,9 @@ def pickled(factories: list[Any]) -> bytes:
         dispatch_table: Any = ChainMap(theirs, cloudpickle.Pickler.dispatch_table)  # type: ignore[arg-type]
 
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__":
-                if main.get(obj.__name__) is obj:
-                    of_main[obj.__name__] = obj
+            is_named = isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__"
+            if is_named and main.get(obj.__name__) is obj:
+                of_main[obj.__name__] = obj
             return super().reducer_override(obj)
 
     file = io.BytesIO()
