@@ -14,6 +14,7 @@ from gymnasium.vector.utils import iterate
 
 from vecenv.autoreset import EnvGroup
 from vecenv.base import StepBatch, StepResult
+from vecenv.errors import InfoError
 from vecenv.rows import copy_batch
 from vecenv.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.shm.calls import RemoteCalls
@@ -343,7 +344,11 @@ class AsyncVectorEnv(RemoteCalls):
         own_outcome, self._own_outcome = self._own_outcome, None
         if not status and own_outcome in (None, (0, 0, None)):
             return {}, [], []
-        gathered = exchange.gather(self._workers, own_outcome)
+        try:
+            gathered = exchange.gather(self._workers, own_outcome)
+        except InfoError:
+            self._calls.forget_reset()
+            raise
         if gathered[1]:
             if call != "call":
                 self._calls.forget_reset()
