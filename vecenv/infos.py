@@ -7,6 +7,7 @@ the order of the rows. Backends whose envs are elsewhere bring those dicts here.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -152,22 +153,28 @@ class InfosApart(dict[int, list[dict[str, Any]]]):
     them, so that the batched infos are made only once.
     """
 
-    def enter(self, infos: dict[str, Any], rows: Any, num_rows: int, first_env: int = 0) -> None:
+    def enter(
+        self, infos: dict[str, Any], rows: Sequence[int], num_rows: int, env_ids: Sequence[int]
+    ) -> None:
         """Enter them into batched infos, in place.
 
         Args:
             infos: Batched infos so far, `num_rows` rows.
-            rows: Sequence that says which row of `infos` each of the rows here is.
+            rows: For each row here which row of `infos` it is.
             num_rows: Rows of every array.
-            first_env: Added to rows here gives the number by which errors call an env.
+            env_ids: For each row here whose it is, for errors.
         """
         for row, entries in self.items():
             for info in entries:
-                add_info(infos, info, int(rows[row]), num_rows, first_env + row)
+                add_info(infos, info, int(rows[row]), num_rows, int(env_ids[row]))
 
 
 def keep_info(
-    infos: InfosApart, info: dict[str, Any], index: int, num_envs: int, env_id: int | None = None
+    infos: dict[int, Any],
+    info: dict[str, Any],
+    index: int,
+    num_envs: int,
+    env_id: int | None = None,
 ) -> None:
     """Do what `add_info` does, without batching."""
     infos.setdefault(index, []).append(copy_value(info))

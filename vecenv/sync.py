@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.autoreset import EnvGroup, StepRows
 from vecenv.base import StepBatch, StepResult, VecEnv
 from vecenv.errors import EnvCreationError
+from vecenv.infos import keep_info
 from vecenv.rows import ObservationRows, copy_batch
 from vecenv.seeding import Seed, seed_per_env
 from vecenv.slots import slot_rows
@@ -170,6 +171,10 @@ class SyncVectorEnv(VecEnv):
             infos,
             env_ids,
         )
+
+    def _keep_infos_apart(self) -> bool:
+        self._group.enter = keep_info
+        return True
 
     def _begin_stamps(self) -> EnvStamps | None:
         self._calls.require_open("timing.enable")

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.autoreset import EnvGroup, StepRows
 from vecenv.base import StepBatch, StepResult, VecEnv
 from vecenv.batches import take_rows
-from vecenv.infos import take_infos
+from vecenv.errors import InfoError
 from vecenv.ray.chunks import place_infos, place_rows, take_range
 from vecenv.ray.collecting import Collecting
 from vecenv.rows import ObservationRows, copy_batch
@@ -186,7 +186,7 @@ class RayVectorEnv(Collecting):
             chosen = np.flatnonzero(mask[rows])
             obs = take_rows(space, obs, chosen.tolist())
             place_rows(self._rows.obs, space, obs, chosen + rows.start)
-            place_infos(infos, chunk_infos, rows, self.num_envs)
+            self._enter_infos(infos, chunk_infos, rows)
         self._ended.ended.difference_update(np.flatnonzero(mask).tolist())
         return self._observations(), infos
 
@@ -220,7 +220,7 @@ class RayVectorEnv(Collecting):
         for task, reply in _by_worker(replies):
             self._place(rows, self._chunk(task.worker), reply.result)
             if reply.result[4]:
-                place_infos(infos, reply.result[4], self._rows_of(task.worker), self.num_envs)
+                self._enter_infos(infos, reply.result[4], self._rows_of(task.worker))
         self._latest = rows.obs
         if self._is_disabled:
             self._note_ended(rows, np.arange(self.num_envs))
@@ -277,13 +277,22 @@ class RayVectorEnv(Collecting):
             self._fleet.forget()
             self._calls.give_up()
             self._raise_faults(replies)
-        rows, infos, found = self._rows, {}, []
+        rows, found = self._rows, []
         for task, reply in replies:
             ids, first = reply.result[5], self._fleet.bounds[task.worker]
             found.append(np.array(self._chunk(task.worker)) if ids is None else ids + first)
             self._place(rows, found[-1], reply.result)
-            place_infos(infos, reply.result[4], found[-1], self.num_envs)
         env_ids = np.concatenate(found)
+        infos: dict[str, Any] = {}
+        first_row, num_rows = 0, len(env_ids)
+        try:
+            for (_, reply), ids in zip(replies, found, strict=True):
+                where = slice(first_row, first_row := first_row + len(ids))
+                place_infos(infos, reply.result[4], where, num_rows, ids)
+        except InfoError:
+            self._fleet.forget()
+            self._calls.give_up()
+            raise
         if self._is_disabled:
             self._note_ended(rows, env_ids)
         return StepBatch(
@@ -291,7 +300,7 @@ class RayVectorEnv(Collecting):
             rows.rewards[env_ids],
             rows.terminations[env_ids],
             rows.truncations[env_ids],
-            take_infos(infos, env_ids),
+            infos,
             env_ids,
         )
 

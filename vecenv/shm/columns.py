@@ -510,7 +510,9 @@ class _Rows:
                 uses.setdefault(field.key, []).append((field, rows))
         for key, found in uses.items():
             first = found[0][0]
-            rows = found[0][1] if len(found) == 1 else np.sort(np.concatenate([r for _, r in found]))
+            rows = (
+                found[0][1] if len(found) == 1 else np.sort(np.concatenate([r for _, r in found]))
+            )
             is_dict = [field.kind == DICT for field, _ in found]
             if any(is_dict):
                 if not all(is_dict):

@@ -370,6 +370,10 @@ class AsyncVectorEnv(RemoteCalls):
             self._rows.obs.load(self._latest)
             self._latest = self._rows.obs
 
+    def _keep_infos_apart(self) -> bool:
+        self._exchange.columns.keeps_apart = True
+        return True
+
     def halves(self) -> tuple[Half, Half]:
         """Return the two halves of the envs, to step one while the policy thinks about the other.
 

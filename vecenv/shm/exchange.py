@@ -280,7 +280,7 @@ class Exchange:
                     leaf.target[rows] = items
         if faults or not chunks:
             return {}, faults, results
-        first = 0 if own is not None else self.pool.bounds[workers[0]]
+        first = 0 if self.own is not None else self.pool.bounds[workers[0]]  # halves have no own
         last = self.pool.bounds[workers[-1] + 1] if workers else self.pool.bounds[0]
         return self.columns.collect(chunks, first, last), faults, results
 
