@@ -14,7 +14,7 @@ import numpy as np
 
 from vecenv.errors import InfoError
 
-__all__ = ["InfosApart", "add_info", "copy_value", "keep_info", "take_infos"]
+__all__ = ["InfosApart", "add_info", "copy_value", "keep_info", "known_infos", "take_infos"]
 
 _SCALARS = (int, float, bool)
 _MUTABLE = frozenset((np.ndarray, list, tuple, dict, set))  # or what holds something mutable
@@ -168,6 +168,11 @@ class InfosApart(dict[int, list[dict[str, Any]]]):
             for info in entries:
                 add_info(infos, info, int(rows[row]), num_rows, int(env_ids[row]))
 
+    def part(self, first: int, last: int) -> InfosApart:
+        """Return the rows first, ..., last - 1, as rows 0, 1, ..."""
+        rows = self.items()
+        return InfosApart({row - first: found for row, found in rows if first <= row < last})
+
 
 def keep_info(
     infos: dict[int, Any],
@@ -194,3 +199,16 @@ def take_infos(infos: dict[str, Any], env_ids: np.ndarray) -> dict[str, Any]:
         key: take_infos(value, env_ids) if isinstance(value, dict) else value[env_ids]
         for key, value in infos.items()
     }
+
+
+def known_infos(infos: dict[str, Any]) -> dict[str, Any]:
+    """Return batched infos without the keys that no row has, after rows were selected."""
+    known = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        if isinstance(mask, np.ndarray) and not mask.any():
+            continue
+        if key[:1] == "_" and key[1:] in infos and not value.any():
+            continue
+        known[key] = known_infos(value) if isinstance(value, dict) else value
+    return known

@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from vecenv.autoreset import read_autoreset_mode
 from vecenv.base import StepBatch, StepResult, VecEnv
 from vecenv.fingerprint import cached_njit, is_jit_off
 from vecenv.jit import random
@@ -88,7 +89,7 @@ class JitVectorEnv(VecEnv):
         render_mode: str | None = None,
     ) -> None:
         num_envs = _count("num_envs", num_envs)
-        mode = AutoresetMode(autoreset_mode)
+        mode = read_autoreset_mode(autoreset_mode)
         limit = (
             NO_LIMIT
             if max_episode_steps is None
@@ -369,7 +370,7 @@ class JitVectorEnv(VecEnv):
             self._sent.clear()  # what a reset gave up that then failed
         self._sent.append((env_ids, self._reader.read(actions).copy()))
 
-    def _recv(self, count: int, timeout: float | None) -> StepBatch:
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the `count` envs that were sent first."""
         env_ids = np.concatenate([ids for ids, _ in self._sent])
         actions = np.concatenate([part for _, part in self._sent])
