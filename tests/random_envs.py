@@ -25,11 +25,11 @@ import numpy as np
 from envs import ARRAY_SPACES, MODES, SPACES
 from equality import assert_same
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from gymnasium.wrappers import vector as vector_wrappers
 
-from vecenv import AsyncVectorEnv, InfoError, RayVectorEnv, StepSlot, SyncVectorEnv
+from vecenv import AsyncVectorEnv, InfoError, StepSlot, SyncVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES
 MOST_ENVS = 6
@@ -124,7 +124,7 @@ REWARDS = {
     "float": float,
     "int": lambda x: int(8 * x),
     "float32": np.float32,
-    "array": lambda x: np.array(x),
+    "array": np.array,
     "bool": lambda x: x > 0,
     "NumPy bool": lambda x: np.bool_(x > 0),
     "large": lambda x: 10**30 if x > 0 else -(2**70),
@@ -188,10 +188,10 @@ def overwrite(kept, obs):
         return kept
     if type(obs) is tuple and type(kept) is tuple and len(obs) == len(kept):
         return tuple(overwrite(old, new) for old, new in zip(kept, obs, strict=True))
-    if isinstance(obs, np.ndarray) and isinstance(kept, np.ndarray) and kept.shape == obs.shape:
-        if kept.dtype == obs.dtype:
-            kept[...] = obs
-            return kept
+    is_alike = isinstance(obs, np.ndarray) and isinstance(kept, np.ndarray)
+    if is_alike and (kept.shape, kept.dtype) == (obs.shape, obs.dtype):
+        kept[...] = obs
+        return kept
     return obs
 
 
@@ -342,85 +342,108 @@ class Kept:
 def run_lockstep(number):
     """Compare step by step; return how many env steps were."""
     case = Case(number)
-    rng = case.rng
-    if case.mode is SAME_STEP and case.options["obs"] == "reused":
-        case.options["obs"] = "plain"  # Gymnasium's final_obs would be the next episode's
-    theirs = gym.vector.SyncVectorEnv(case.env_fns(), autoreset_mode=case.mode)
-    pairs = [SyncVectorEnv(case.env_fns(), bool(rng.random() < 0.7), autoreset_mode=case.mode)]
-    kwargs = {}
-    if case.options["infos"][0] < 3 or rng.random() < 0.5:
-        pool, kwargs = case.make_async(rng)
-        pairs.append(pool)
-    if case.outer != "none" and case.mode is DISABLED:
-        case.outer = "DictInfoToList"  # statistics after a reset by mask: see docs/gymnasium.md
-    if case.mode is SAME_STEP and case.outer == "NormalizeReward":
-        case.outer = "ClipReward"
-    if is_control(rng, case):
-        pairs.append(gym.vector.AsyncVectorEnv(case.env_fns(), shared_memory=False))
-    everyone = [OUTER[case.outer](envs) for envs in (theirs, *pairs)]
-    keeps = [Kept() if getattr(envs, "copy", True) else None for envs in (theirs, *pairs)]
-    where = f"case {number} ({case.mode.value}, {kwargs}, {case.options})"
-    theirs.action_space.seed(case.seed)
-    num_env_steps = 0
+    everyone, about = make_lockstep(case)
+    where = f"case {number} ({case.mode.value}, {about}, {case.options})"
     try:
-        seed = case.seed if rng.random() < 0.7 else [case.seed + 7 * k for k in range(case.num_envs)]
-        options = [None, {}, {"level": 3}][rng.integers(3)]
-        if not alike(everyone, keeps, lambda e: e.reset(seed=seed, options=options), where, case):
-            return num_env_steps
-        for step in range(case.num_steps):
-            actions = theirs.action_space.sample()
-            path = f"{where} step {step}"
-            result = alike(everyone, keeps, lambda e, a=actions: e.step(deepcopy(a)), path, case)
-            if result is None:
-                return num_env_steps
-            num_env_steps += case.num_envs * len(pairs)
-            over = result[2] | result[3]
-            mask = rng.random(case.num_envs) < 0.5
-            seeds = None if rng.random() < 0.5 else [step * 10 + k for k in range(case.num_envs)]
-            if case.mode is DISABLED and over.any():
-                mask = over | (mask & (rng.random() < 0.3))
-            elif not (mask.any() and rng.random() < 0.05):
-                continue
-            if not alike(
-                everyone,
-                keeps,
-                lambda e, m=mask, s=seeds: e.reset(seed=s, options={"reset_mask": m.copy()}),
-                f"{path}, reset of {mask}",
-                case,
-            ):
-                return num_env_steps
-        return num_env_steps
+        return Lockstep(case, everyone, where).run()
     finally:
         for envs in everyone:
             envs.close()
 
 
+def make_lockstep(case):
+    """Make Gymnasium's vector env and those to be compared with it."""
+    rng = case.rng
+    if case.mode is SAME_STEP and case.options["obs"] == "reused":
+        case.options["obs"] = "plain"  # Gymnasium's final_obs would be the next episode's
+    if case.outer != "none" and case.mode is DISABLED:
+        case.outer = "DictInfoToList"  # statistics after a reset by mask: see docs/gymnasium.md
+    if case.mode is SAME_STEP and case.outer == "NormalizeReward":
+        case.outer = "ClipReward"
+    everyone = [
+        gym.vector.SyncVectorEnv(case.env_fns(), autoreset_mode=case.mode),
+        SyncVectorEnv(case.env_fns(), bool(rng.random() < 0.7), autoreset_mode=case.mode),
+    ]
+    about = {}
+    if case.options["infos"][0] < 3 or rng.random() < 0.5:
+        pool, about = case.make_async(rng)
+        everyone.append(pool)
+    if is_control(rng, case):
+        everyone.append(gym.vector.AsyncVectorEnv(case.env_fns(), shared_memory=False))
+    return [OUTER[case.outer](envs) for envs in everyone], about
+
+
+class Lockstep:
+    """Vector envs that do the same; the first is Gymnasium's."""
+
+    def __init__(self, case, everyone, where):
+        self.case, self.everyone, self.where = case, everyone, where
+        self.keeps = [Kept() if getattr(envs, "copy", True) else None for envs in everyone]
+
+    def run(self):
+        case, rng, count = self.case, self.case.rng, 0
+        action_space = self.everyone[0].action_space
+        action_space.seed(case.seed)
+        seed = case.seed
+        if rng.random() < 0.3:
+            seed = [case.seed + 7 * k for k in range(case.num_envs)]
+        options = [None, {}, {"level": 3}][rng.integers(3)]
+        result = self.all_do(lambda e: e.reset(seed=seed, options=options), self.where)
+        for step in range(case.num_steps):
+            if result is None:
+                break
+            actions, path = action_space.sample(), f"{self.where} step {step}"
+            result = self.all_do(lambda e, a=actions: e.step(deepcopy(a)), path)
+            if result is not None:
+                count += case.num_envs * (len(self.everyone) - 1)
+                result = self.reset_some(result, path)
+        return count
+
+    def reset_some(self, result, path):
+        """Reset the envs that are over, where that is ours to do; now and then some others too."""
+        case, rng, over = self.case, self.case.rng, result[2] | result[3]
+        mask = rng.random(case.num_envs) < 0.5
+        seeds = None if rng.random() < 0.5 else rng.integers(99, size=case.num_envs).tolist()
+        if case.mode is DISABLED and over.any():
+            mask = over | (mask & (rng.random() < 0.3))
+        elif not (mask.any() and rng.random() < 0.05) or case.outer == "RecordEpisodeStatistics":
+            return result
+        return self.all_do(
+            lambda e: e.reset(seed=seeds, options={"reset_mask": mask.copy()}),
+            f"{path}, reset of {mask}",
+        )
+
+    def all_do(self, call, path):
+        """Return what Gymnasium returned; None if it could not, and ours said so too."""
+        try:
+            expected = comparable(call(self.everyone[0]))
+        except RAISED as error:
+            assert self.case.is_wild, f"{path}: {error!r}"
+            for envs in self.everyone[1:]:
+                refuse(call, envs, f"{path} {envs}, {error!r} in Gymnasium")
+            return None
+        for envs, keep in zip(self.everyone[1:], self.keeps[1:], strict=True):
+            result = call(envs)
+            assert_same(comparable(result), expected, f"{path} {envs}")
+            if keep is not None:
+                keep.add(result, path)
+        return expected
+
+
+def refuse(call, envs, path):
+    """Require that infos are refused, naming the env."""
+    try:
+        call(envs)
+    except InfoError as error:
+        assert "of env" in str(error), f"{path}: {error}"
+    else:
+        raise AssertionError(f"{path}: not refused here")
+
+
 def is_control(rng, case):
-    """Whether Gymnasium's AsyncVectorEnv is compared too; it enters final infos in another order."""
+    """Whether Gymnasium's AsyncVectorEnv is compared; its final infos have another order."""
     is_tame = case.options["infos"][0] < 3 and case.options["obs"] in ("plain", "wide")
     return case.mode is NEXT_STEP and is_tame and case.outer == "none" and rng.random() < 0.05
-
-
-def alike(everyone, keeps, call, path, case):
-    """Let all do the same; None if Gymnasium could not, and ours said so too."""
-    try:
-        expected = comparable(call(everyone[0]))
-    except RAISED as error:
-        assert case.is_wild, f"{path}: {error!r}"
-        for envs in everyone[1:]:
-            try:
-                call(envs)
-            except InfoError as found:
-                assert "of env" in str(found), f"{path}: {found}"
-            else:
-                raise AssertionError(f"{path}: {error!r} in Gymnasium, none here") from error
-        return None
-    for envs, keep in zip(everyone[1:], keeps[1:], strict=True):
-        result = call(envs)
-        assert_same(comparable(result), expected, f"{path} {envs}")
-        if keep is not None:
-            keep.add(result, path)
-    return expected
 
 
 # -- against envs stepped by hand ------------------------------------------------------------
@@ -538,7 +561,8 @@ def is_fixed(space):
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return all(map(is_fixed, parts))
-    return isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+    arrays = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    return isinstance(space, arrays)
 
 
 def can_halve(envs, case):
@@ -609,7 +633,7 @@ def by_halves(envs, model, space, rng, path, num_rounds=4):
 
 def make_slot(envs, rng):
     reward_dtype = [np.float32, np.float64][rng.integers(2)]
-    allocate = envs.allocate if rng.random() < 0.7 else lambda shape, dtype: np.ones(shape, dtype)
+    allocate = envs.allocate if rng.random() < 0.7 else np.ones
     obs = create_empty_array(envs.single_observation_space, envs.num_envs, allocate)
     flags = [allocate((envs.num_envs,), np.bool_) for _ in range(2)]
     return StepSlot(obs, allocate((envs.num_envs,), reward_dtype), *flags)
@@ -632,60 +656,22 @@ def by_slots(envs, model, space, rng, path, num_rounds=4):
 
 
 def run_buffers(number):
-    """What a TransitionWriter and a rollout write is what the envs did, row by row."""
-    from buffers import EpisodicReplayBuffer, SharedReplayBuffer, TransitionWriter
+    """What a TransitionWriter writes is what the envs did, row by row."""
+    from buffers import EpisodicReplayBuffer, SharedReplayBuffer
 
     case = Case(number, fixed_shape=True)
-    case.is_wild = False
     level, chance, underscores = case.options["infos"]
     case.options["infos"] = (min(level, 2), chance, underscores, False)
     case.options["wrappers"] = [n for n in case.options["wrappers"] if n != "FlattenObservation"]
     case.options["observation_space"] = buffer_space(case.rng)
     case.options["obs"] = str(case.rng.choice(["plain", "reused"]))
-    rng, mode, num_envs = case.rng, case.mode, case.num_envs
-    envs, kwargs = case.make_async(rng)
-    path = f"case {number} ({mode.value}, {kwargs}, {case.options})"
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    capacity = 4000
-    episodic = EpisodicReplayBuffer(capacity, obs_space, action_space, num_envs=num_envs, seed=0)
-    shared = SharedReplayBuffer(capacity, obs_space, action_space, seed=0)
-    recorders = [episodic, shared]
+    envs, kwargs = case.make_async(case.rng)
+    path = f"case {number} ({case.mode.value}, {kwargs}, {case.options})"
+    spaces_of = envs.single_observation_space, envs.single_action_space
+    episodic = EpisodicReplayBuffer(4000, *spaces_of, num_envs=case.num_envs, seed=0)
+    shared = SharedReplayBuffer(4000, *spaces_of, seed=0)
     try:
-        writers = [TransitionWriter(envs, buffer) for buffer in recorders]
-        model = ByHand(case)
-        for k in range(num_envs):
-            model.reset(k, case.seed + k)
-        obs, _ = envs.reset(seed=case.seed)
-        for writer in writers:
-            writer.reset(obs)
-        order = []
-        for _ in range(case.num_steps):
-            actions = rng.integers(0, 4, num_envs)
-            ids = np.arange(num_envs)
-            if rng.random() < 0.5:
-                result = envs.step(actions)
-                for writer in writers:
-                    writer.step(actions, *result)
-                order += step_model(model, ids, actions)
-            else:
-                ids = rng.permutation(num_envs)
-                envs.send(actions[ids], ids)
-                for writer in writers:
-                    writer.sent(actions[ids], ids)
-                left = num_envs
-                while left:
-                    batch = envs.recv(1, timeout=60)
-                    for writer in writers:
-                        writer.received(batch)
-                    left -= len(batch.env_ids)
-                    order += step_model(model, batch.env_ids, actions[batch.env_ids])
-            if mode is DISABLED and any(model.is_over):
-                mask = np.array(model.is_over)
-                obs, _ = envs.reset(options={"reset_mask": mask})
-                for k in np.flatnonzero(mask).tolist():
-                    model.reset(k)
-                for writer in writers:
-                    writer.reset(obs, mask)
+        order, model = write_steps(case, envs, (episodic, shared))
     finally:
         envs.close()
     assert len(shared) == len(order), path
@@ -696,7 +682,52 @@ def run_buffers(number):
         for name, column, wanted in zip(names, columns, transition, strict=True):
             assert_row(column, row, wanted, f"{path} row {row} of env {env_id}: {name}")
     check_episodes(episodic, model, path)
-    return case.num_steps * num_envs
+    return case.num_steps * case.num_envs
+
+
+def write_steps(case, envs, buffers):
+    """Step envs into buffers, and by hand; return the transitions in order, and the model."""
+    from buffers import TransitionWriter
+
+    rng, num_envs, model, order = case.rng, case.num_envs, ByHand(case), []
+    writers = [TransitionWriter(envs, buffer) for buffer in buffers]
+    for k in range(num_envs):
+        model.reset(k, case.seed + k)
+    obs, _ = envs.reset(seed=case.seed)
+    for writer in writers:
+        writer.reset(obs)
+    for _ in range(case.num_steps):
+        actions = rng.integers(0, 4, num_envs)
+        if rng.random() < 0.5:
+            result = envs.step(actions)
+            for writer in writers:
+                writer.step(actions, *result)
+            order += step_model(model, np.arange(num_envs), actions)
+        else:
+            ids = rng.permutation(num_envs)
+            for written in (*(writer.sent for writer in writers), envs.send):
+                written(actions[ids], ids)
+            order += receive_all(envs, writers, model, actions)
+        if case.mode is DISABLED and any(model.is_over):
+            mask = np.array(model.is_over)
+            obs, _ = envs.reset(options={"reset_mask": mask})
+            for k in np.flatnonzero(mask).tolist():
+                model.reset(k)
+            for writer in writers:
+                writer.reset(obs, mask)
+    return order, model
+
+
+def receive_all(envs, writers, model, actions):
+    """Write the envs in flight as they come; return the transitions in that order."""
+    left, order = envs.num_envs, []
+    while left:
+        batch = envs.recv(1, timeout=60)
+        for writer in writers:
+            writer.received(batch)
+        left -= len(batch.env_ids)
+        order += step_model(model, batch.env_ids, actions[batch.env_ids])
+    return order
 
 
 def buffer_space(rng):
@@ -777,7 +808,12 @@ def run_case(number):
     return RUNS[kinds[[0, 0, 0, 1, 1, 2][number % 6]]](number)
 
 
-def run_for(seconds, seed, least_steps=0, say=print):
+def say(line):
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def run_for(seconds, seed, least_steps=0):
     """Run cases until the time is up; return the number of env steps compared."""
     end, total, count = time.monotonic() + seconds, 0, 0
     numbers = np.random.default_rng(seed)
@@ -802,9 +838,9 @@ def main():
     parser.add_argument("--case", type=int, help="run only this one")
     args = parser.parse_args()
     if args.case is not None:
-        print(f"{run_case(args.case)} env steps without a difference")
+        say(f"{run_case(args.case)} env steps without a difference")
         return
-    print(f"seed {args.seed}", flush=True)
+    say(f"seed {args.seed}")
     run_for(args.seconds, args.seed)
 
 

@@ -119,7 +119,7 @@ class EnvGroup:
         options: dict[str, Any] | None,
         reset_mask: np.ndarray | None,
         rows: ObservationRows,
-    ) -> dict[str, Any]:
+    ) -> dict[Any, Any]:
         """Reset all envs or those of `reset_mask`, write their rows, return the batched infos.
 
         Every env has a copy of `options` of its own, dicts, lists and arrays in it included.
@@ -127,7 +127,7 @@ class EnvGroup:
         What an env raises passes through with its index as `env_index`; envs after it are not
         reset.
         """
-        infos: dict[str, Any] = {}
+        infos: dict[Any, Any] = {}
         num_envs = len(self.envs)
         chosen = range(num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
         for index in chosen:
@@ -149,7 +149,7 @@ class EnvGroup:
         rows: StepRows,
         indices: Sequence[int] | None = None,
         enter: Callable[[Any, Any, int, int], None] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[Any, Any]:
         """Step all envs, or those of `indices`, write their rows and return the batched infos.
 
         Args:
@@ -172,14 +172,13 @@ class EnvGroup:
         if rows.has_ends:
             _clear_flags(rows, indices)
         resets_next = bool(ended)  # NEXT_STEP only: elsewhere `ended` is empty here
-        infos: dict[str, Any] = {}
+        infos: dict[Any, Any] = {}
         target, rewards = rows.obs.target, rows.reward_view
         index = 0
         try:
             # Not strict=True: the actions have been counted, and it costs 0.7 us at the end.
-            for index, env, key, action in zip(  # noqa: B905
-                indices or self._indices, envs, keys, actions
-            ):
+            numbers = indices or self._indices
+            for index, env, key, action in zip(numbers, envs, keys, actions):  # noqa: B905
                 if resets_next and index in ended:
                     info = self._begin_episode(index, rows)
                 else:
@@ -208,7 +207,7 @@ class EnvGroup:
         rows.rewards[index] = 0.0
         return info
 
-    def _end_episode(  # noqa: PLR0917 - the state of a loop that runs at every step
+    def _end_episode(
         self,
         index: int,
         obs: Any,

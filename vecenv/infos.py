@@ -48,41 +48,41 @@ def add_info(
     Raises:
         InfoError: A value can't be assigned to the array that an earlier env's value has made.
     """
-    try:
-        items = info.items()
-    except AttributeError:
-        raise InfoError(
-            f"env {index if env_id is None else env_id} returned the infos {_short(info)} of type "
-            f"{type(info).__name__}, expected a dict"
-        ) from None
-    for key, value in items:
+    if not hasattr(info, "items"):
+        raise _no_dict(info, index if env_id is None else env_id)
+    for key, value in info.items():
         mask_key = f"_{key}"
-        if isinstance(value, dict) and key != "final_obs":
-            array = infos.setdefault(key, {})
-            if not isinstance(array, dict):
-                raise _misfit((*path, key), value, array, index if env_id is None else env_id)
-            add_info(array, value, index, num_envs, env_id, (*path, key))
-        else:
-            array = infos[key] if key in infos else None
-            try:
-                if array is None:
+        try:
+            if isinstance(value, dict) and key != "final_obs":
+                array = infos.setdefault(key, {})
+                if not isinstance(array, dict):
+                    raise TypeError("an array, and now a dict")
+                add_info(array, value, index, num_envs, env_id, (*path, key))
+            else:
+                if key in infos:
+                    array = infos[key]
+                else:
                     array = infos[key] = _new_column(key, value, num_envs)
                 if value.__class__ in _MUTABLE and _holds_objects(array):
-                    array[index] = copy_value(value)
-                else:
-                    array[index] = value
-            except (TypeError, ValueError, OverflowError) as error:
-                who = index if env_id is None else env_id
-                raise _misfit((*path, key), value, array, who) from error
-        if mask_key in infos:
-            mask = infos[mask_key]
-        else:
-            mask = infos[mask_key] = np.zeros(num_envs, dtype=np.bool_)
-        try:
+                    value = copy_value(value)
+                array[index] = value
+            if mask_key in infos:
+                mask = infos[mask_key]
+            else:
+                mask = infos[mask_key] = np.zeros(num_envs, dtype=np.bool_)
             mask[index] = True
-        except (TypeError, ValueError) as error:  # the user's own key of the mask's name
+        except InfoError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
             who = index if env_id is None else env_id
-            raise _misfit((*path, mask_key), True, mask, who) from error
+            raise _misfit((*path, key), value, infos.get(key), who) from error
+
+
+def _no_dict(info: Any, env_id: int) -> InfoError:
+    return InfoError(
+        f"env {env_id} returned the infos {_short(info)} of type {type(info).__name__}, "
+        "expected a dict"
+    )
 
 
 def _new_column(key: str, value: Any, num_envs: int) -> np.ndarray:
@@ -154,7 +154,11 @@ class InfosApart(dict[int, list[dict[str, Any]]]):
     """
 
     def enter(
-        self, infos: dict[str, Any], rows: Sequence[int], num_rows: int, env_ids: Sequence[int]
+        self,
+        infos: dict[str, Any],
+        rows: Sequence[int] | np.ndarray,
+        num_rows: int,
+        env_ids: Sequence[int] | np.ndarray,
     ) -> None:
         """Enter them into batched infos, in place.
 

@@ -12,28 +12,29 @@ have the same form they are the columns themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.infos import InfosApart, add_info, copy_value
+from vecenv.infos import add_info, copy_value
 from vecenv.shm.arena import Arena
 from vecenv.shm.fields import (
-    ANY,
     DICT,
     NUMBERS,
     OBJECT,
     OTHER,
+    Field,
     FormKey,
     Path,
+    compile_form,
     form_of,
     leaf_dtypes,
-    rebuild,
     store,
     template_of,
 )
+from vecenv.shm.info_rows import NO_INFO, FormsDiffer, InfoRows, Read, ReadyColumn, objects_of
 from vecenv.shm.layout import Leaf
 from vecenv.shm.messages import Column
 
@@ -42,7 +43,7 @@ __all__ = ["ChunkInfos", "ColumnReader", "ColumnWriter", "Noted"]
 _MOST_COLUMNS = 64
 _MOST_PER_PATH = 4  # arrays whose shape changes all the time shall not fill the memory
 _MOST_FORMS = 256
-NO_INFO, MIXED, _FIRST_FORM = range(3)  # numbers that chunks report in place of a form's
+MIXED, FIRST_FORM = 1, 2  # what chunks report in place of a form's number, and the first of these
 
 # What is noted of an env's info: its form; its form and what of it goes by message; or info dicts.
 Noted = int | tuple[int, list[Any]] | list[dict[str, Any]]
@@ -63,44 +64,6 @@ class ChunkInfos(NamedTuple):
     rows: slice
 
 
-class _Field(NamedTuple):
-    """A field of a form, compiled.
-
-    Attributes:
-        key, mask_key: In the batched infos.
-        kind: See `fields`.
-        template: Of the value; the fields of a dict; the position in the message of what goes there.
-        target: Where the values are.
-    """
-
-    key: Any
-    mask_key: str
-    kind: str
-    template: Any
-    target: Any
-
-
-Target = Callable[[Path, str, Any], Any]
-
-
-def _compile(form: FormKey, target: Target, others: Iterator[int], path: Path = ()) -> list[_Field]:
-    """Bind the fields of a form to where their values are; without a place they go by message."""
-    fields = []
-    for key, kind, template in form:
-        place = None
-        inner = (*path, key)
-        if kind == DICT:
-            template = _compile(template, target, others, inner)
-        elif kind != OTHER:
-            place = target(inner, kind, template)
-            if place is None:
-                kind = ANY
-        if kind in (OTHER, ANY):
-            template = next(others)
-        fields.append(_Field(key, f"_{key}", kind, template, place))
-    return fields
-
-
 # -- a worker's end --------------------------------------------------------------------------
 
 _SCALAR, _ARRAY = "scalar", "array"  # kinds of NUMBERS
@@ -117,12 +80,12 @@ class _Plan:
 
     __slots__ = ("keys", "number", "parts")
 
-    def __init__(self, number: int, fields: list[_Field]) -> None:
+    def __init__(self, number: int, fields: list[Field]) -> None:
         self.number = number
         self.keys = tuple(field.key for field in fields)
         self.parts = [self._part(field) for field in fields]
 
-    def _part(self, field: _Field) -> tuple[str, Any, Any]:
+    def _part(self, field: Field) -> tuple[str, Any, Any]:
         if field.kind == DICT:
             return DICT, None, _Plan(self.number, field.template)
         if field.kind == OBJECT:
@@ -142,7 +105,9 @@ class _Plan:
             memoryview(rows) if is_python else rows,
         )
 
-    def write(self, info: Any, row: int, others: list[Any]) -> bool:
+    def write(  # noqa: C901, PLR0912 - every env's info passes here at every step
+        self, info: Any, row: int, others: list[Any]
+    ) -> bool:
         """Write an info, and put what goes by message into `others`; return whether it fits."""
         if tuple(info) != self.keys:
             return False
@@ -206,9 +171,9 @@ class ColumnWriter:
             views = [self._view(leaf)[self._rows] for leaf in column.values]
             self._columns[column.path, column.kind, column.template] = views
         for form in forms:
-            number = _FIRST_FORM + self._num_forms
+            number = FIRST_FORM + self._num_forms
             self._num_forms += 1
-            fields = _compile(form, lambda *what: self._columns.get(what), count())
+            fields = compile_form(form, lambda *what: self._columns.get(what), count())
             plan = _Plan(number, fields)
             # A list of its own, as threads may be going through the one that is there.
             self._plans[plan.keys] = [*self._plans.get(plan.keys, ()), plan]
@@ -243,9 +208,8 @@ class ColumnWriter:
         """Return the form of the chunk's infos and what goes by message, see `ChunkInfos`."""
         num_envs = len(self._latest)
         first = noted.get(0)
-        if first.__class__ is int and len(noted) == num_envs:
-            if list(noted.values()).count(first) == num_envs:
-                return first, {}
+        if isinstance(first, int) and len(noted) == num_envs == list(noted.values()).count(first):
+            return first, {}
         message: dict[int, list[Any]] = {}
         forms = self._row_forms
         for index in range(num_envs):
@@ -264,26 +228,6 @@ class ColumnWriter:
 
 
 # -- the caller's end ------------------------------------------------------------------------
-
-
-class _ReadyColumn(NamedTuple):
-    """A column as the caller has it.
-
-    Attributes:
-        rows: (num_envs, ...) per number or array of numbers in a value.
-        ring: (ring rows, ...) likewise.
-    """
-
-    rows: list[np.ndarray]
-    ring: list[np.ndarray]
-
-
-class _FormsDiffer(Exception):
-    """A key is a dict in one env and something else in another."""
-
-
-# Returns the arrays of a column, with a row per row of the batch; views or copies.
-Read = Callable[[_ReadyColumn], Sequence[np.ndarray]]
 
 
 class ColumnReader:
@@ -306,11 +250,11 @@ class ColumnReader:
         self.columns: list[Column] = []
         self.forms: list[FormKey] = []
         self._numbers: dict[FormKey, int] = {}
-        self._fields: dict[int, list[_Field]] = {}  # by number of the form
+        self._fields: dict[int, list[Field]] = {}  # by number of the form
         self._num_others: dict[int, int] = {}
         self._sent = (0, 0)
         self.has_unsent = False
-        self._ready: dict[tuple[Path, str, Any], _ReadyColumn] = {}
+        self._ready: dict[tuple[Path, str, Any], ReadyColumn] = {}
         self._per_path: dict[Path, int] = {}
 
     def take_unsent(self) -> tuple[list[Column], list[FormKey]]:
@@ -335,14 +279,14 @@ class ColumnReader:
         form = form_of(info)
         if form is None or form in self._numbers:
             return
-        number = self._numbers[form] = _FIRST_FORM + len(self.forms)
+        number = self._numbers[form] = FIRST_FORM + len(self.forms)
         self.forms.append(form)
         others = count()
-        self._fields[number] = _compile(form, self._column, others)
+        self._fields[number] = compile_form(form, self._column, others)
         self._num_others[number] = next(others)
         self.has_unsent = True
 
-    def _column(self, path: Path, kind: str, template: Any) -> _ReadyColumn | None:
+    def _column(self, path: Path, kind: str, template: Any) -> ReadyColumn | None:
         """Return the column of a field, made now if there is none; None if there is no room."""
         found = self._ready.get((path, kind, template))
         if found is not None:
@@ -358,7 +302,7 @@ class ColumnReader:
             return None
         places = tuple(map(self._arena.leaf, rows))
         self.columns.append(Column(path, kind, template, places))
-        found = self._ready[path, kind, template] = _ReadyColumn(rows, ring)
+        found = self._ready[path, kind, template] = ReadyColumn(rows, ring)
         self._per_path[path] = num_alike + 1
         return found
 
@@ -374,7 +318,7 @@ class ColumnReader:
             covered += chunk.rows.stop - chunk.rows.start
             if chunk.form != form or chunk.message:
                 covered = -num_rows
-        if covered == num_rows and form >= _FIRST_FORM and not self.keeps_apart:
+        if covered == num_rows and form >= FIRST_FORM and not self.keeps_apart:
             return self._whole(
                 self._fields[form],
                 lambda column: [rows[first:last] for rows in column.rows],
@@ -416,7 +360,7 @@ class ColumnReader:
             forms, messages, lambda column: [rows[places] for rows in column.ring], env_ids
         )
 
-    def _whole(self, fields: list[_Field], read: Read, num_rows: int) -> dict[str, Any]:
+    def _whole(self, fields: list[Field], read: Read, num_rows: int) -> dict[str, Any]:
         """Return the infos of rows that all have one form, with nothing by message."""
         infos: dict[str, Any] = {}
         for key, mask_key, kind, template, column in fields:
@@ -425,7 +369,7 @@ class ColumnReader:
             elif kind == NUMBERS:
                 infos[key] = read(column)[0].copy()
             else:
-                infos[key] = _objects(template, read(column), range(num_rows), num_rows)
+                infos[key] = objects_of(template, read(column), range(num_rows), num_rows)
             infos[mask_key] = np.ones(num_rows, np.bool_)
         return infos
 
@@ -437,7 +381,7 @@ class ColumnReader:
         env_ids: Sequence[int] | np.ndarray,
     ) -> dict[str, Any]:
         """Return the infos of rows of any forms."""
-        rows = _Rows(forms, messages, read, env_ids, self._fields)
+        rows = InfoRows(forms, messages, read, env_ids, self._fields)
         rows.drop_lost(self._num_others)
         unknown = [row for row, rest in messages.items() if forms[row] == NO_INFO and rest]
         for row in unknown:
@@ -450,137 +394,6 @@ class ColumnReader:
             try:
                 rows.merge(infos, rows.by_form(), ())
                 return infos
-            except _FormsDiffer:
+            except FormsDiffer:
                 pass
         return rows.enter_each()
-
-
-class _Rows:
-    """Infos of the rows of a batch, wherever they are.
-
-    Args:
-        forms: int64 (B,).
-        messages: By row, see `ChunkInfos`.
-        read: Returns the arrays of a column.
-        env_ids: Whose the rows are.
-        fields: Of every form.
-    """
-
-    def __init__(
-        self,
-        forms: np.ndarray,
-        messages: dict[int, list[Any]],
-        read: Read,
-        env_ids: Sequence[int] | np.ndarray,
-        fields: dict[int, list[_Field]],
-    ) -> None:
-        self._forms, self._messages, self._env_ids = forms, messages, env_ids
-        self._read, self._fields = read, fields
-        self._arrays: dict[int, Sequence[np.ndarray]] = {}
-
-    def drop_lost(self, num_others: dict[int, int]) -> None:
-        """Leave out rows whose message was lost with a worker that died, and was replaced."""
-        for form in set(self._forms.tolist()) - {NO_INFO}:
-            if num_others[form]:
-                for row in np.flatnonzero(self._forms == form).tolist():
-                    if row not in self._messages:
-                        self._forms[row] = NO_INFO
-
-    def by_form(self) -> list[tuple[list[_Field], np.ndarray]]:
-        """Return the fields of every form and its rows, in the order of the first rows."""
-        found = dict.fromkeys(self._forms.tolist())
-        found.pop(NO_INFO, None)
-        return [(self._fields[form], np.flatnonzero(self._forms == form)) for form in found]
-
-    def merge(
-        self,
-        infos: dict[str, Any],
-        groups: list[tuple[list[_Field], np.ndarray]],
-        path: tuple[Any, ...],
-    ) -> None:
-        """Enter fields key by key: what all rows have in one column as a whole, others one by one.
-
-        Raises:
-            _FormsDiffer: A key is a dict for some rows only.
-        """
-        num_rows = len(self._forms)
-        uses: dict[Any, list[tuple[_Field, np.ndarray]]] = {}
-        for fields, rows in groups:
-            for field in fields:
-                uses.setdefault(field.key, []).append((field, rows))
-        for key, found in uses.items():
-            first = found[0][0]
-            rows = (
-                found[0][1] if len(found) == 1 else np.sort(np.concatenate([r for _, r in found]))
-            )
-            is_dict = [field.kind == DICT for field, _ in found]
-            if any(is_dict):
-                if not all(is_dict):
-                    raise _FormsDiffer
-                inner = infos[key] = {}
-                self.merge(inner, [(field.template, r) for field, r in found], (*path, key))
-            elif first.target is None or any(f.target is not first.target for f, _ in found):
-                for row, field in sorted(
-                    ((row, field) for field, r in found for row in r.tolist()), key=_first_item
-                ):
-                    info = {key: self._value(field, row)}
-                    add_info(infos, info, row, num_rows, int(self._env_ids[row]), path)
-                continue
-            elif first.kind == OBJECT:
-                leaves = self._leaves(first.target)
-                infos[key] = _objects(first.template, leaves, rows.tolist(), num_rows)
-            else:
-                (values,) = self._leaves(first.target)
-                array = infos[key] = np.zeros((num_rows, *values.shape[1:]), values.dtype)
-                array[rows] = values[rows]
-            mask = infos[first.mask_key] = np.zeros(num_rows, np.bool_)
-            mask[rows] = True
-
-    def _leaves(self, column: _ReadyColumn) -> Sequence[np.ndarray]:
-        found = self._arrays.get(id(column))
-        if found is None:
-            found = self._arrays[id(column)] = self._read(column)
-        return found
-
-    def _value(self, field: _Field, row: int) -> Any:
-        """Return what an env had in a field, with its type."""
-        if field.kind == DICT:
-            return {inner.key: self._value(inner, row) for inner in field.template}
-        if field.target is None:
-            return self._messages[row][field.template]
-        return rebuild(field.template, iter(self._leaves(field.target)), row)
-
-    def _infos_of(self, row: int) -> list[dict[str, Any]]:
-        """Return the info dicts of an env, mostly one."""
-        form = int(self._forms[row])
-        if form == NO_INFO:
-            return self._messages.get(row, [])
-        return [{field.key: self._value(field, row) for field in self._fields[form]}]
-
-    def apart(self) -> InfosApart:
-        """Return the info dicts."""
-        found = ((row, self._infos_of(row)) for row in range(len(self._forms)))
-        return InfosApart({row: infos for row, infos in found if infos})
-
-    def enter_each(self) -> dict[str, Any]:
-        """Return the infos batched one by one."""
-        infos: dict[str, Any] = {}
-        num_rows = len(self._forms)
-        for row in range(num_rows):
-            for info in self._infos_of(row):
-                add_info(infos, info, row, num_rows, int(self._env_ids[row]))
-        return infos
-
-
-def _first_item(pair: tuple[int, _Field]) -> int:
-    return pair[0]
-
-
-def _objects(
-    template: Any, leaves: Sequence[np.ndarray], rows: Sequence[int], num_rows: int
-) -> np.ndarray:
-    """Return an object array with the values of some rows, None in others."""
-    items = np.full(num_rows, None, dtype=object)
-    for row in rows:
-        items[row] = rebuild(template, iter(leaves), row)
-    return items

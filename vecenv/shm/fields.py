@@ -5,8 +5,8 @@ Two infos of the same form differ in numbers only, and in what is not built of n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,11 @@ __all__ = [
     "NUMBERS",
     "OBJECT",
     "OTHER",
+    "Field",
     "FormKey",
     "Path",
     "Template",
+    "compile_form",
     "form_of",
     "leaf_dtypes",
     "rebuild",
@@ -127,3 +129,43 @@ def rebuild(template: Template, leaves: Iterator[np.ndarray], row: int) -> Any:
     if kind == "array":
         return np.array(found)
     return _TO_PYTHON[about](found) if kind == "python" else found
+
+
+class Field(NamedTuple):
+    """A field of a form, compiled.
+
+    Attributes:
+        key, mask_key: In the batched infos.
+        kind: See `fields`.
+        template: Of the value; the fields of a dict; the place in the message of what goes there.
+        target: Where the values are.
+    """
+
+    key: Any
+    mask_key: str
+    kind: str
+    template: Any
+    target: Any
+
+
+Target = Callable[[Path, str, Any], Any]
+
+
+def compile_form(
+    form: FormKey, target: Target, others: Iterator[int], path: Path = ()
+) -> list[Field]:
+    """Bind the fields of a form to where their values are; without a place they go by message."""
+    fields = []
+    for key, kind, template in form:
+        place = None
+        inner = (*path, key)
+        if kind == DICT:
+            template = compile_form(template, target, others, inner)
+        elif kind != OTHER:
+            place = target(inner, kind, template)
+            if place is None:
+                kind = ANY
+        if kind in (OTHER, ANY):
+            template = next(others)
+        fields.append(Field(key, f"_{key}", kind, template, place))
+    return fields
