@@ -12,6 +12,9 @@ PYTEST_ARGS ?=
 # More arguments of `uv pip install` in check-lowest: `--torch-backend cpu` takes torch without CUDA,
 # `--override FILE` other versions than the lowest.
 LOWEST_ARGS ?=
+# The revision that `make against` measures this tree against, and options of benchmarks/against.py.
+REV ?= HEAD
+AGAINST_ARGS ?=
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -21,8 +24,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cage2 test test-slow test-gpu test-ray test-adapters coverage lint format format-check typecheck \
-	docs check-wheel check-lowest bench constraints clean
+.PHONY: help demo cage2 test test-slow test-gpu test-ray test-adapters test-real coverage lint format format-check typecheck \
+	docs check-wheel check-lowest bench against constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +40,7 @@ test: $(VENV)/.installed-test  ## the fast tests and the doctests
 	$(PYTEST) -m "$(FAST)"
 
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
-	$(PYTEST) -m "(slow or learn) and not gpu and not ray" || test $$? -eq 5  # 5: there are none
+	$(PYTEST) -m "(slow or learn) and not gpu and not ray and not real" || test $$? -eq 5  # 5: there are none
 
 test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device
 	$(PYTEST) -m gpu || test $$? -eq 5
@@ -51,6 +54,13 @@ test-adapters: $(VENV)/.python  ## the tests of the adapters, against the real l
 	.venv-adapters/bin/python -m pip install --quiet "$$(grep ^torch== constraints.txt)" \
 		-e ".[test,sb3,torchrl,tianshou,minari]"
 	OMP_NUM_THREADS=1 .venv-adapters/bin/python -m pytest -m "not learn" $(PYTEST_ARGS) tests/adapters
+
+# In an environment of its own too: what these envs need does not go with constraints.txt.
+test-real: $(VENV)/.python  ## envs that others wrote, beside Gymnasium's own vector envs
+	test -d .venv-real || $(RUN) -m venv .venv-real
+	.venv-real/bin/python -m pip install --quiet "$$(grep ^torch== constraints.txt)" \
+		-r tests/real/requirements.txt -e ".[test]"
+	.venv-real/bin/python -m pytest -m real $(PYTEST_ARGS) tests/real
 
 coverage: $(VENV)/.installed-test  ## line and branch coverage, kernels included (JIT off; slow)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "$(FAST)" --timeout=600 --cov --cov-report=term
@@ -73,7 +83,7 @@ docs: $(VENV)/.installed-docs  ## build the documentation site into build/site
 	@echo "build/site/index.html"
 
 # In an environment of its own, so that nothing of the clone is found by accident.
-check-wheel: $(VENV)/.python  ## build wheel and sdist, install the wheel elsewhere, try it there
+check-wheel: $(VENV)/.python  ## build wheel and sdist, install and try the wheel elsewhere
 	rm -rf dist build/wheel && mkdir -p build/wheel
 	$(RUN) -m pip install --quiet -c constraints.txt build
 	$(RUN) -m build --outdir dist .
@@ -88,7 +98,7 @@ check-wheel: $(VENV)/.python  ## build wheel and sdist, install the wheel elsewh
 
 # The oldest versions that pyproject.toml allows, on the oldest Python; with uv, which can resolve so.
 # What these need in turn is new, and deprecates how they use it: such warnings are no errors here.
-check-lowest: $(VENV)/.python  ## the fast tests with the lowest versions that pyproject.toml allows
+check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that are allowed
 	rm -rf build/lowest && mkdir -p build/lowest
 	$(RUN) -m pip install --quiet uv
 	$(VENV)/bin/uv venv --quiet --python $(RUN) build/lowest/venv
@@ -97,8 +107,11 @@ check-lowest: $(VENV)/.python  ## the fast tests with the lowest versions that p
 	build/lowest/venv/bin/python -m pytest -W ignore::DeprecationWarning $(PYTEST_ARGS) -m "$(FAST)"
 
 bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine
-	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py); do \
+	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | grep -v against); do \
 		echo "$(RUN) $$script"; PYTHONPATH=. $(RUN) $$script; done
+
+against: $(VENV)/.installed-test  ## time this tree against revision REV (AGAINST_ARGS for more)
+	$(RUN) benchmarks/against.py $(REV) $(AGAINST_ARGS)
 
 constraints: $(VENV)/.python  ## take the newest versions of everything but torch
 	rm -rf $(VENV)-pins && $(RUN) -m venv $(VENV)-pins
@@ -109,7 +122,7 @@ constraints: $(VENV)/.python  ## take the newest versions of everything but torc
 	mv $(VENV)-pins/new constraints.txt && rm -rf $(VENV)-pins
 
 clean:  ## remove .venv, caches and build products
-	rm -rf $(VENV) $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
+	rm -rf $(VENV) $(VENV)-adapters $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
 	find vecenv buffers tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The environment, then one stamp for each extra of pyproject.toml (demo, test, dev).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -11,7 +12,10 @@ import torch
 from gymnasium import Space
 
 from buffers import indexing as at
-from buffers.errors import BufferMisuseError
+from buffers.arguments import as_array, resolve_device
+from buffers.copies import Rebuilt
+from buffers.errors import BufferMemoryError, BufferMisuseError
+from buffers.free_memory import allocation
 from buffers.indexing import mark_cut
 from buffers.record_layout import RecordLayout, field_view, plan_records
 from buffers.replay_batch import BatchPlanner, ReplayBatch
@@ -99,7 +103,7 @@ def plan_replay(
     return ReplayOptions(layout, action_space, capacity, num_rings, number, n_step, gamma)
 
 
-class ReplayBuffer:
+class ReplayBuffer(Rebuilt):
     """Transitions in packed rows; see the classes that say how rows are used again and drawn."""
 
     def __init__(
@@ -113,12 +117,13 @@ class ReplayBuffer:
     ):
         layout = options.layout
         self.observation_space, self.action_space = layout.observation_space, options.action_space
-        self.capacity, self.device = options.capacity, torch.device(device)
+        self.capacity, self.device = options.capacity, resolve_device(device)
         self.num_envs = options.num_envs or None
         self.n_step, self.gamma = options.num_steps, options.gamma
         kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
         check_room(kind, options.capacity, self._bytes_for(options), self.device)
-        with torch.inference_mode(False):  # the tensors outlive the mode they were made in
+        # The tensors outlive the mode they were made in.
+        with self._allocation(options), torch.inference_mode(False):
             self._storage = ReplayStorage(
                 layout,
                 options.capacity,
@@ -128,9 +133,16 @@ class ReplayBuffer:
                 staged=is_staged,
             )
         self._reader = self._make_reader(is_staged, seed, has_weights)
-        self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays)
+        settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
+        self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays, settings)
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
+
+    def _allocation(self, options: ReplayOptions) -> AbstractContextManager[None]:
+        """Around what allocates memory in the constructor."""
+        kind, needed = type(self).__name__, self._bytes_for(options)(options.capacity)
+        advice = "use a smaller capacity"
+        return allocation(kind, needed, self.device, advice, is_checked=True)
 
     @staticmethod
     def _bytes_for(options: ReplayOptions) -> Any:
@@ -210,6 +222,8 @@ class ReplayBuffer:
             BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
                 reward that is not finite, or an env id is out of range. Nothing was changed.
             BufferMemoryError: More memory is needed, and missing. Nothing was changed.
+            BufferMisuseError: More final observations than there is room for, which a CUDA graph
+                reads; see `reserve_final_obs`. Nothing was changed.
         """
         if self._add_rows is not None and not extras:
             try:
@@ -241,7 +255,7 @@ class ReplayBuffer:
     def _add_checked(self, columns: Mapping[str, Any], env_ids: Any) -> None:
         arrays = read_columns(columns, self._storage.layout, self.device)
         num_envs = self.num_envs or 0
-        ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs)
+        ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs, self.device)
         self._storage.write(arrays, ids if num_envs else self._no_ids)
 
     def cut_episodes(self, env_ids: Any = None) -> None:
@@ -258,8 +272,32 @@ class ReplayBuffer:
         """
         if self.num_envs is None:
             return
-        ids = np.arange(self.num_envs) if env_ids is None else env_ids
-        mark_cut(self._state, read_row_ids(ids, len(ids), self.num_envs))
+        ids = np.arange(self.num_envs)
+        if env_ids is not None:
+            ids = as_array("env_ids", env_ids, self.device)
+        mark_cut(self._state, read_row_ids(ids, ids.size, self.num_envs))
+
+    def reserve_final_obs(self, number: int) -> None:
+        """Make room for the observations episodes end with, where `store_next` is False.
+
+        Needed before `sample` is captured in a CUDA graph: the memory does not move afterwards, and
+        an `add` that needs more of it is refused. As many as the buffer has rows, and those of one
+        add, are always enough. A graph captured before must be captured again.
+
+        Args:
+            number: Observations there is to be room for; nothing is done if there is.
+
+        Raises:
+            BufferMemoryError: They would not fit into free memory; nothing was changed.
+        """
+        kept, number = self._storage.successors, check_count("number", number)
+        if kept is not None and number > len(kept.finals):
+            before, kept.is_captured = kept.is_captured, False
+            try:
+                kept.resize(number)
+            except BufferMemoryError:
+                kept.is_captured = before
+                raise
 
     def new_batch(self, batch_size: int) -> ReplayBatch:
         """Memory for `sample(batch_size, out=...)`, not initialised."""
@@ -302,7 +340,7 @@ class ReplayBuffer:
         return self._storage.oldest_first()
 
     def get(self, indices: Any) -> ReplayBatch:
-        """The transitions in given rows, as `sample` would return them.
+        """The transitions in given rows, as `sample` would return them; all weights are 1.
 
         Args:
             indices: int (B,), rows that hold transitions.
@@ -324,8 +362,14 @@ class ReplayBuffer:
             )
         batch = self._reader.new(len(rows))
         batch.indices.copy_(torch.from_numpy(rows.astype(np.int64)))
+        if batch.weights is not None:
+            batch.weights.fill_(1.0)
         self._reader.gather(batch)
         return batch
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Further settings that a state must share with the buffer it is loaded into."""
+        return {}
 
     def _own_arrays(self) -> dict[str, np.ndarray]:
         """Further arrays of a checkpoint."""
@@ -334,16 +378,23 @@ class ReplayBuffer:
     def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore them."""
 
+    def _copied_state(self) -> dict[str, Any]:
+        return self._saved.copied_state()
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        self._take_own_arrays(self._saved.take_copied_state(state))
+
     def state_dict(self) -> dict[str, Any]:
-        """Transitions and generator, as copies: tensors, ints, strings, lists."""
+        """Transitions and generator, as copies: tensors, numbers, strings, lists, dicts."""
         return self._saved.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the buffer stood that `state_dict` was called on.
 
         Raises:
-            BufferMisuseError: The state is of another kind of buffer, version, spaces, capacity,
-                options or device; nothing was changed.
+            BufferMisuseError: The state is of another kind of buffer, version or device, or of one
+                with other spaces, sizes, `n_step`, `gamma` or options, which are listed; nothing
+                was changed.
         """
         self._take_own_arrays(self._saved.load_state_dict(state))
 
@@ -359,8 +410,8 @@ class ReplayBuffer:
         """Continue where the buffer stood that `save` was called on.
 
         Raises:
-            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer; nothing
-                was changed.
+            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer, as in
+                `load_state_dict`; nothing was changed.
             OSError: It cannot be opened.
         """
         self._take_own_arrays(self._saved.load(path))

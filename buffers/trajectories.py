@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from gymnasium import Space
 
+from buffers.arguments import as_array, check_place, check_rewards, resolve_device
 from buffers.columns import foreach_copy, torch_dtype
+from buffers.copies import Rebuilt, fill_block
 from buffers.episodic_layout import pack_rows
-from buffers.errors import BufferMisuseError
-from buffers.free_memory import check_fits
+from buffers.errors import BufferMemoryError, BufferMisuseError
+from buffers.free_memory import allocation, check_fits
 from buffers.rollout_layout import check_count
 from buffers.space_tree import Leaf, build_tree, tree_leaves
 
@@ -22,6 +24,7 @@ __all__ = ["TrajectoryBuffer", "TrajectoryStats"]
 
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
 _FLAGS = ("terminations", "truncations")
+_BUILT_IN = ("actions", "rewards", *_FLAGS)
 
 
 class TrajectoryStats(NamedTuple):
@@ -31,7 +34,7 @@ class TrajectoryStats(NamedTuple):
     mean_reward: float
 
 
-class TrajectoryBuffer:
+class TrajectoryBuffer(Rebuilt):
     """The steps of one update, as trajectories of different lengths, in memory used again.
 
     `update` replaces what was there. Trajectory after trajectory is copied to its place; nothing is
@@ -73,7 +76,7 @@ class TrajectoryBuffer:
         device: torch.device | str = "cpu",
     ):
         self.observation_space, self.action_space = observation_space, action_space
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
         self._obs_leaves, self._leaves = _plan(observation_space, action_space, extra_columns)
         self._is_flat = self._obs_leaves[0].path == "obs"
         self._others = [leaf.path for leaf in self._leaves[len(self._obs_leaves) :]]
@@ -85,6 +88,25 @@ class TrajectoryBuffer:
         self._capacity = 0
         self._ends: list[int] = []
         self._allocate(check_count("capacity", capacity))
+        self._remember(
+            TrajectoryBuffer,
+            capacity=capacity,
+            observation_space=observation_space,
+            action_space=action_space,
+            extra_columns=extra_columns,
+            device=device,
+        )
+
+    def _copied_state(self) -> dict[str, Any]:
+        columns = [column[: len(self)].cpu().numpy() for column in self._storage]
+        return {"capacity": self._capacity, "ends": list(self._ends), "columns": columns}
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        if state["capacity"] > self._capacity:
+            self._allocate(state["capacity"])
+        for column, pages in zip(self._storage, state["columns"], strict=True):
+            fill_block(column[: len(pages)], pages)
+        self._ends = state["ends"]
 
     @staticmethod
     def nbytes_for(
@@ -137,6 +159,36 @@ class TrajectoryBuffer:
                 return view
         raise BufferMisuseError(f"no column {name!r}, only {sorted(self._keys)}")
 
+    @property
+    def obs(self) -> Any:
+        """All observations (num_steps, *obs_shape), nested like the space; views, as all here."""
+        return self["obs"]
+
+    @property
+    def actions(self) -> torch.Tensor:
+        """Actions of the steps, (num_steps, *action_shape)."""
+        return self["actions"]
+
+    @property
+    def rewards(self) -> torch.Tensor:
+        """Rewards of the steps, float32 (num_steps,)."""
+        return self["rewards"]
+
+    @property
+    def terminations(self) -> torch.Tensor:
+        """Where episodes terminated, bool (num_steps,)."""
+        return self["terminations"]
+
+    @property
+    def truncations(self) -> torch.Tensor:
+        """Where episodes were cut off, bool (num_steps,)."""
+        return self["truncations"]
+
+    @property
+    def extras(self) -> dict[str, torch.Tensor]:
+        """The extra columns by name, (num_steps, ...)."""
+        return {name: self[name] for name in self._others if name not in _BUILT_IN}
+
     @torch.no_grad()
     def update(self, trajectories: Sequence[Mapping[str, Any]]) -> TrajectoryStats:
         """Replace all steps by those of some trajectories.
@@ -151,9 +203,10 @@ class TrajectoryBuffer:
             The number of steps and the mean of their rewards (0 for none).
 
         Raises:
-            BufferMisuseError: A column is missing, unknown or does not fit, or a reward is NaN;
-                nothing was changed.
-            BufferMemoryError: Larger memory is needed than is free; the old steps are kept.
+            BufferMisuseError: A column is missing, unknown or does not fit, or a reward is not
+                finite as float32; nothing was changed.
+            BufferMemoryError: Larger memory is needed than is free. The old steps are kept if that
+                was known beforehand; if the system refuses the memory later, the buffer is empty.
         """
         columns = self._read(trajectories)
         rewards = columns[self._reward_index]
@@ -202,15 +255,11 @@ class TrajectoryBuffer:
                 f"trajectory {number}: {leaf.path} has shape {tuple(tensor.shape)} and dtype "
                 f"{tensor.dtype}, expected {(steps, *leaf.shape)} and {dtype}"
             )
-        if tensor.device.type != "cpu" and tensor.device != self.device:
-            raise BufferMisuseError(
-                f"trajectory {number}: {leaf.path} lies on {tensor.device}, expected the CPU "
-                f"or {self.device}; move it"
-            )
+        check_place(f"trajectory {number}: {leaf.path}", tensor, self.device)
         return tensor
 
     def _sum_rewards(self, rewards: list[torch.Tensor]) -> float:
-        """Sum of all rewards; waits for the device once."""
+        """Sum of all rewards, which must be finite; waits for the device once."""
         if not rewards:
             return 0.0
         # Summed in their own dtype, pairwise: another one would make torch convert them all first.
@@ -218,26 +267,34 @@ class TrajectoryBuffer:
         if any(part.device != self.device or part.dtype != sums[0].dtype for part in sums):
             sums = [part.to(self.device, torch.float64) for part in sums]
         values = torch.stack(sums).tolist()
-        for number, value in enumerate(values):
-            if math.isnan(value):
-                raise BufferMisuseError(
-                    f"trajectory {number}: rewards has NaN, or infinity of both signs, expected "
-                    "numbers; find the step that makes it"
-                )
+        for number, (reward, value) in enumerate(zip(rewards, values, strict=True)):
+            if reward.dtype is torch.float64 or not math.isfinite(value):
+                what = f"trajectory {number}: "
+                check_rewards(as_array("rewards", reward, self.device), what)
+                values[number] = float(reward.double().sum())  # its own dtype may not hold the sum
         return math.fsum(values)
 
     def _allocate(self, capacity: int) -> None:
         """Replace the storage; what was in it need not be kept, so it is given back first."""
         needed = capacity * _step_bytes(self._leaves) - sum(c.nbytes for c in self._storage)
         what = f"a trajectory buffer of {capacity} steps"
-        check_fits(what, needed, self.device, "lay in fewer steps at once")
+        advice, before = "lay in fewer steps at once", self._capacity
+        check_fits(what, needed, self.device, advice)
         self._storage, self._ends, self._capacity = [], [], 0
+        try:
+            with allocation(what, needed, self.device, advice, is_checked=True):
+                self._storage = self._empty_columns(capacity)
+        except BufferMemoryError:  # what was free when it was checked has gone since
+            self._storage, self._capacity = self._empty_columns(before), before
+            raise
+        self._capacity = capacity
+
+    def _empty_columns(self, capacity: int) -> list[torch.Tensor]:
         with torch.inference_mode(False):
-            self._storage = [
+            return [
                 torch.empty((capacity, *leaf.shape), dtype=dtype, device=self.device)
                 for leaf, dtype in zip(self._leaves, self._dtypes, strict=True)
             ]
-        self._capacity = capacity
 
 
 def _plan(
@@ -277,6 +334,8 @@ def _holds(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether the dtype can hold the values: floats may lose precision, integers no value."""
     if tensor.dtype is dtype:
         return True
+    if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
+        return bool((tensor.bool() == tensor).all())  # 0 and 1
     if not torch.can_cast(tensor.dtype, dtype):
         return False
     if dtype.is_floating_point or dtype is torch.bool:

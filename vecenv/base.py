@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.actions import ActionBatcher
+from vecenv.errors import SlotError
 from vecenv.protocol import CallProtocol
 from vecenv.rows import aligned_zeros
 from vecenv.seeding import Seed, checked_seed, split_reset_mask
@@ -30,7 +31,8 @@ class StepSlot(NamedTuple):
     """Memory for the results of one step, to be passed as `out`.
 
     Any object with these attributes will do, such as what `buffers.RolloutBuffer.slot` returns. The
-    arrays are C-contiguous and stay the caller's; what was in them is overwritten.
+    arrays are C-contiguous and stay the caller's; what was in them is overwritten. A slot that has
+    an attribute `autoreset_mode` is refused by envs of another mode.
 
     Attributes:
         obs: (num_envs, *obs_shape) of the observation space's dtype, nested as the space is.
@@ -71,8 +73,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     Beyond `gymnasium.vector.VectorEnv`:
 
     - `step(actions, out=slot)` writes the results into the slot's arrays and returns those;
-    - `send(actions, env_ids)` starts stepping some envs, `recv(min_envs)` hands back who is ready
-      first;
+    - `send(actions, env_ids)` starts stepping some envs, `recv(min_envs, max_envs=)` hands back
+      who is ready first;
     - `allocate(shape, dtype)` returns memory that the backend writes into without a copy;
     - `timing` says where the time goes.
 
@@ -85,6 +87,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     autoreset_mode: AutoresetMode
     timing: Timing
+    _slot_type: type = type(None)  # of the last `out` whose autoreset mode was looked at
 
     def _set_up(
         self,
@@ -151,13 +154,16 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Raises:
             ActionError: Actions of wrong shape, dtype or count, or NaN. Nothing was stepped.
-            SlotError: `out` cannot be written into. Nothing was stepped.
+            SlotError: `out` cannot be written into, or is of a buffer for another autoreset mode.
+                Nothing was stepped.
             ResetNeeded: Before the first `reset`; an episode has ended and autoreset is disabled.
             AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
             ClosedEnvironmentError: After `close`.
         """
         if not self._calls.is_ready:
             self._calls.require_ready("step")
+        if type(out) is not self._slot_type:
+            self._check_slot_mode(out)
         log = self._log
         if log is None:
             return self._step(self._actions.check(actions), out)
@@ -185,25 +191,36 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             self._send(self._actions.check(actions, ids), ids)
         self._calls.mark_sent(ids)
 
-    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> StepBatch:
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        max_envs: int | None = None,
+    ) -> StepBatch:
         """Hand back the envs in flight that are ready first.
 
         Args:
-            min_envs: Wait until at least so many are ready; None for all in flight.
+            min_envs: Wait until at least so many are ready; None for all in flight, or for
+                `max_envs` of them if that is given and is fewer.
             timeout: Longest wait in seconds; None waits for as long as the envs take.
+            max_envs: Hand back at most so many; who else is ready is first at the next `recv`. None
+                for all that are ready. `recv(max_envs=16)` returns 16 envs each time, as long as so
+                many are in flight, so that batches have one shape.
 
         Returns:
             The results in the order in which they became ready, with their `env_ids`.
 
         Raises:
             NoAsyncCallError: Nothing is in flight.
-            ValueError: `min_envs` is below 1 or above the number in flight.
-            TypeError: `min_envs` is no integer.
+            ValueError: `min_envs` is below 1 or above the number in flight, or `max_envs` is below
+                1 or below `min_envs`.
+            TypeError: `min_envs` or `max_envs` is no integer.
             ClosedEnvironmentError: After `close`.
         """
-        count = self._calls.check_recv(min_envs)
+        count, most = self._calls.check_recv(min_envs, max_envs)
         with self._logged(RECV):
-            batch = self._recv(count, timeout)
+            batch = self._recv(count, most, timeout)
             if self._log is not None:
                 self._log.note_rows(len(batch.env_ids))
         self._calls.mark_received(batch.env_ids)
@@ -233,6 +250,22 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             )
         return values
 
+    def _check_slot_mode(self, out: Any) -> None:
+        """Raise SlotError if `out` says that it is for another autoreset mode.
+
+        A buffer bootstraps and leaves rows out as its mode says, so filled by envs of another it
+        would be learned from wrongly.
+        """
+        mode = getattr(out, "autoreset_mode", None)
+        if mode is not None and mode != self.autoreset_mode:
+            raise SlotError(
+                f"out is of a buffer with autoreset mode {getattr(mode, 'value', mode)!r}, but the "
+                f"envs have {self.autoreset_mode.value!r}; make the buffer with "
+                "autoreset_mode=envs.autoreset_mode"
+            )
+        if getattr(type(out), "autoreset_mode", None) is mode:  # so for all of this type
+            self._slot_type = type(out)
+
     def _logged(self, kind: int) -> AbstractContextManager[None]:
         """Return a context that is logged as a call, if time is being taken."""
         return _NOT_LOGGED if self._log is None else self.timing.call(kind)
@@ -247,6 +280,10 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _end_stamps(self) -> None:
         """Stop stamping."""
+
+    def _keep_infos_apart(self) -> bool:
+        """Return `InfosApart` for infos from now on; False if they are batched from the start."""
+        return False
 
     def _env_chunks(self) -> list[int]:
         """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
@@ -270,6 +307,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """Start stepping `env_ids`, int64 (B,); `actions` still are the caller's memory."""
         raise NotImplementedError
 
-    def _recv(self, count: int, timeout: float | None) -> StepBatch:
-        """Return at least `count` of the envs in flight."""
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        """Return at least `count` of the envs in flight, and at most `most`."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +23,9 @@ from gymnasium.envs.registration import (
 )
 from gymnasium.vector import AutoresetMode
 
+from vecenv.autoreset import read_autoreset_mode
 from vecenv.base import VecEnv
+from vecenv.errors import EnvCreationError
 from vecenv.ray.env import RayVectorEnv
 from vecenv.shm.choose import Choice, choose_backend
 from vecenv.shm.env import AsyncVectorEnv
@@ -65,8 +67,9 @@ def make_vec(
             `RayVectorEnv` are given. "auto" is "async" if an argument was given that only
             `AsyncVectorEnv` has; else that of the vector env whose spec was given; else "jit" where
             there is one; else "sync" for a single env, and for several what a trial finds faster
-            that steps envs made for it, for less than two seconds. The log says why. Where envs are
-            costly to make or must not be made twice, name the backend.
+            that steps envs made for it, for less than two seconds, in a process that is thrown
+            away. The log says why. Where envs are costly to make or must not be made twice, name
+            the backend.
         wrappers: Applied to every env in this order; not with "jit".
         copy: Whether observations returned are the caller's to keep (the default).
         observation_mode: How observation spaces are batched, see `SyncVectorEnv`.
@@ -94,23 +97,26 @@ def make_vec(
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
     source.options.update({**(vector_kwargs or {}), **options})
     if "autoreset_mode" in source.options:
-        source.options["autoreset_mode"] = AutoresetMode(source.options["autoreset_mode"])
+        source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
     is_compiled = source.spec is not None and _is_compiled(source.spec)
     if backend == "auto":
         choice = _choose(source, can_be_compiled=is_compiled and not source.wrappers)
         backend = choice.backend
         source.options.update(choice.options)
         _logger.info("backend 'auto' chose %r for %s: %s", backend, env, choice.reason)
-    if backend == "ray":
-        return _make_on_ray(source, is_compiled=is_compiled)
-    if backend != "jit":
-        return _make_single(source, backend)
-    if not is_compiled or source.wrappers:
+    if backend == "jit" and (not is_compiled or source.wrappers):
         raise ValueError(
             f"backend 'jit' needs an env with compiled kernels and no wrappers, got {env!r}"
             f" with {len(source.wrappers)} wrappers; use backend='sync'"
         )
-    return _make_compiled(source)
+    try:
+        if backend == "ray":
+            return _make_on_ray(source, is_compiled=is_compiled)
+        return _make_compiled(source) if backend == "jit" else _make_single(source, backend)
+    except (EnvCreationError, TypeError) as error:
+        if told := _about_options(env_kwargs):
+            error.add_note(f"If the env does not take it: {told}")
+        raise
 
 
 class _Source(NamedTuple):
@@ -258,10 +264,7 @@ def _read_source(
         spec = dataclasses.replace(spec, kwargs=kwargs)
         return _Source(factories, spec, wrappers, options, stored["vectorization_mode"])
     if kwargs:
-        raise TypeError(
-            f"Keyword arguments {sorted(kwargs)} go to the constructor of a registered env; "
-            "a factory takes none: bind them with functools.partial"
-        )
+        _refuse_kwargs(kwargs)
     if callable(env):
         factories = [env] * _checked_count(1 if num_envs is None else num_envs)
         return _Source(factories, None, wrappers, {})
@@ -274,6 +277,30 @@ def _read_source(
         raise ValueError(f"num_envs is {num_envs}, but {len(env)} factories were given")
     _checked_count(len(env))
     return _Source(list(env), None, wrappers, {})
+
+
+def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
+    """Say where keyword arguments belong that came with a factory."""
+    told = [_about_options(kwargs)]
+    if rest := sorted(kwargs.keys() - _vector_parameters()):
+        told.append(
+            f"{', '.join(rest)} would go to the constructor of a registered env; a factory takes "
+            "none: bind them with functools.partial"
+        )
+    raise TypeError(f"unexpected keyword arguments: {'; '.join(filter(None, told))}")
+
+
+def _about_options(kwargs: dict[str, Any]) -> str:
+    """Say how to pass those of the env's keyword arguments that are options of a vector env."""
+    options = {name: value for name, value in kwargs.items() if name in _vector_parameters()}
+    if not options:
+        return ""
+    names = f"{', '.join(sorted(options))} {'are options' if len(options) > 1 else 'is an option'}"
+    return f"{names} of vector envs: pass vector_kwargs={options!r}"
+
+
+def _vector_parameters() -> set[str]:
+    return _parameters(AsyncVectorEnv) | _parameters(RayVectorEnv) | {"num_threads"}
 
 
 def find_spec(env_id: str) -> EnvSpec:

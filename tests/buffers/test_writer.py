@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from envs import MODES, CounterEnv, counters, mode_id
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
@@ -262,7 +263,7 @@ def test_a_buffer_that_refuses_leaves_the_writer_as_it_was():
     writer.reset(envs.reset(seed=0)[0])
     actions = np.zeros(4, int)
     obs, rewards, *rest = envs.step(actions)
-    with pytest.raises(BufferMisuseError, match="rewards has NaN in row 2"):
+    with pytest.raises(BufferMisuseError, match=r"rewards\[2\] is nan as float32"):
         writer.step(actions, obs, np.where(np.arange(4) == 2, np.nan, rewards), *rest)
     assert writer.num_transitions == 0
     writer.step(actions, obs, rewards, *rest)
@@ -340,3 +341,199 @@ def test_ring_buffers_get_the_transitions_of_each_env(name, mode):
     found = zip(batch.obs.tolist(), batch.next_obs.tolist(), batch.actions.tolist(), strict=True)
     assert len(ring) == len(recorder.rows)
     assert {(*before, *after, action) for before, after, action in found} == expected
+
+
+class Endless:
+    """Envs whose episodes never end and whose observations never change."""
+
+    metadata = {"autoreset_mode": NEXT_STEP}
+    num_envs = 3
+    single_observation_space, single_action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+    obs = np.zeros((3, 1), np.float32)
+
+    def reset(self):
+        return self.obs
+
+    def step(self, actions):
+        flags = np.zeros(3, bool)
+        return self.obs, np.full(3, 10.0), flags, flags, {}
+
+
+def run_endless(buffer, steps):
+    """Steps from a reset on, by a writer of their own."""
+    envs, actions = Endless(), np.zeros(3, int)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset())
+    for _ in range(steps):
+        writer.step(actions, *envs.step(actions))
+
+
+RING_CLASSES = [
+    buffers.SharedReplayBuffer,
+    buffers.PerEnvReplayBuffer,
+    buffers.PrioritizedReplayBuffer,
+]
+
+
+@pytest.mark.parametrize("way", ["file", "state", "same buffer"])
+@pytest.mark.parametrize("store_next", [True, False])
+@pytest.mark.parametrize("kind", RING_CLASSES)
+def test_no_window_joins_a_resumed_run_with_what_was_open_when_it_was_saved(
+    kind, store_next, way, tmp_path
+):
+    def make():
+        return kind(
+            60, Endless.single_observation_space, Endless.single_action_space, num_envs=3,
+            n_step=3, gamma=0.9, store_next=store_next,
+        )  # fmt: skip
+
+    saved = make()
+    run_endless(saved, 4)
+    resumed = saved if way == "same buffer" else make()
+    if way == "file":
+        saved.save(tmp_path / "saved")
+        resumed.load(tmp_path / "saved")
+    elif way == "state":
+        resumed.load_state_dict(saved.state_dict())
+    run_endless(resumed, 4)
+
+    rewards = np.round(resumed.get(resumed.order()).rewards.tolist(), 4).tolist()
+    assert {reward: rewards.count(reward) for reward in set(rewards)} == {
+        27.1: 2 * 2 * 3,  # whole windows: the first two steps of each run
+        19.0: 2 * 3,
+        10.0: 2 * 3,  # the last step of each run, also at the seam
+    }
+
+
+def test_episodes_open_when_a_run_was_saved_are_stored_when_it_is_resumed(tmp_path):
+    def make():
+        given = Endless.single_observation_space, Endless.single_action_space
+        return EpisodicReplayBuffer(60, *given, num_envs=3)
+
+    saved, resumed = make(), make()
+    run_endless(saved, 4)
+    saved.save(tmp_path / "saved")
+    resumed.load(tmp_path / "saved")
+    run_endless(resumed, 2)
+    assert resumed.episode_lengths.tolist() == [4, 4, 4]
+    assert resumed.open_lengths.tolist() == [2, 2, 2]
+    assert not resumed.episode(0)["truncations"].any()
+
+
+# Extra columns.
+
+EXTRA = {"twice": spaces.Box(0, 100, (2,)), "thrice": spaces.Box(-100, 100, ())}
+
+
+class EpisodeRecorder:
+    def __init__(self):
+        self.rows = []
+
+    def add_episode(self, episode):
+        columns = {name: column for name, column in episode.items() if name != "obs"}
+        for k in range(len(columns["actions"])):
+            self.rows.append({name: column[k] for name, column in columns.items()})
+
+
+def twice(actions):
+    return np.stack([2 * actions, 2 * actions], 1).astype(np.float32)
+
+
+def check_extras(rows):
+    assert len(rows) > 10
+    for row in rows:
+        assert row["twice"].tolist() == [2 * row["actions"]] * 2
+        assert row["thrice"] == 3 * row["rewards"]
+
+
+def rows_of(buffer):
+    """Transitions a buffer holds, as dicts."""
+    if isinstance(buffer, Recorder):
+        return [values for _, values in buffer.rows]
+    if isinstance(buffer, EpisodeRecorder):
+        return buffer.rows
+    if isinstance(buffer, EpisodicReplayBuffer):
+        buffer.cut_episodes()
+        batch = buffer.sample_sequences(200, 1)
+        columns = [batch.actions, batch.rewards, batch.extras["twice"], batch.extras["thrice"]]
+        columns = [column[:, 0].numpy() for column in columns]
+    else:
+        batch = buffer.get(buffer.order())
+        columns = [batch.actions, batch.rewards, batch.extras["twice"], batch.extras["thrice"]]
+        columns = [column.numpy() for column in columns]
+    names = ["actions", "rewards", "twice", "thrice"]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def make_buffer(kind, envs):
+    given = envs.single_observation_space, envs.single_action_space
+    options = {"num_envs": 4, "extra_columns": EXTRA, "seed": 0}
+    return kind() if kind in (Recorder, EpisodeRecorder) else kind(400, *given, **options)
+
+
+BUFFERS = [*RING_CLASSES, EpisodicReplayBuffer, Recorder, EpisodeRecorder]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_extra_columns_stay_with_their_transitions(kind, mode):
+    envs, rng = make_envs("vecenv", mode), np.random.default_rng(0)
+    buffer = make_buffer(kind, envs)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=0)[0])
+    for _ in range(20):
+        actions = rng.integers(0, 10, 4)
+        result = envs.step(actions)
+        writer.step(actions, *result, twice=torch.from_numpy(twice(actions)), thrice=3 * result[1])
+        reset_ended(envs, writer, result[2] | result[3])
+    check_extras(rows_of(buffer))
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_extra_columns_wait_for_the_results_of_envs_in_flight(kind):
+    envs, rng = make_envs("vecenv", NEXT_STEP), np.random.default_rng(0)
+    buffer = make_buffer(kind, envs)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=0)[0])
+    ready = np.arange(4)
+    for _ in range(40):
+        actions = rng.integers(0, 10, len(ready))
+        envs.send(actions, ready)
+        writer.sent(actions, ready, twice=twice(actions))
+        batch = envs.recv(min_envs=2)
+        writer.received(batch, thrice=3 * batch.rewards)
+        ready = rng.permutation(batch.env_ids)
+    check_extras(rows_of(buffer))
+
+
+def test_bad_extra_columns_are_refused_and_change_nothing():
+    envs = make_envs("vecenv", NEXT_STEP)
+    buffer = make_buffer(buffers.SharedReplayBuffer, envs)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=0)[0])
+    actions = np.zeros(4, int)
+    result = envs.step(actions)
+    for extras, message in [
+        (
+            {"twice": np.zeros((3, 2))},
+            r"twice has shape \(3, 2\), expected \(4, ...\): one row per",
+        ),
+        ({"twice": np.zeros((4, 2))}, r"missing: \['thrice'\]"),
+        ({}, r"missing: \['thrice', 'twice'\]"),
+        ({"twice": twice(actions), "thrice": np.zeros(4), "x": np.zeros(4)}, r"unknown: \['x'\]"),
+    ]:
+        with pytest.raises(BufferMisuseError, match=message):
+            writer.step(actions, *result, **extras)
+    assert len(buffer) == writer.num_transitions == 0
+    writer.sent(actions[:2], [0, 1], twice=twice(actions[:2]))
+    with pytest.raises(BufferMisuseError, match="as for the envs in flight; give the same ones"):
+        writer.sent(actions[2:], [2, 3], thrice=np.zeros(2))
+    writer.sent(actions[2:], [2, 3], twice=twice(actions[2:]))
+
+
+def test_a_buffer_for_another_autoreset_mode_is_refused():
+    buffer = Recorder()
+    buffer.autoreset_mode = "SameStep"
+    TransitionWriter(make_envs("vecenv", SAME_STEP), buffer)
+    with pytest.raises(BufferMisuseError, match="mode 'SameStep', but the envs have 'NextStep'"):
+        TransitionWriter(make_envs("vecenv", NEXT_STEP), buffer)

@@ -10,12 +10,10 @@ import numpy as np
 from gymnasium import Env
 
 from vecenv.autoreset import EnvGroup, StepRows
-from vecenv.infos import add_info, take_infos
 from vecenv.shm.action_rows import ActionReader
 from vecenv.shm.arena import Arena
-from vecenv.shm.columns import ColumnWriter
+from vecenv.shm.columns import ColumnWriter, Noted
 from vecenv.shm.faults import EnvFault
-from vecenv.shm.fields import merge_infos
 from vecenv.shm.guard import GuardedEnv, unguarded
 from vecenv.shm.layout import HAS_ERROR, HAS_MESSAGE, Leaf
 from vecenv.shm.messages import Answer, Layout, ResetRequest, SlotLeaves
@@ -66,7 +64,8 @@ class Chunk:
         )
         self.worker = worker
         self.first, self.last = first, first + len(envs)
-        self.group = EnvGroup(envs, layout.autoreset_mode)
+        self.columns = ColumnWriter(arena.view, first, self.last, layout.row_forms)
+        self.group = EnvGroup(envs, layout.autoreset_mode, self.columns.note)
         self.announce: Callable[[int], None] = lambda env_id: None
         self._space = layout.observation_space
         self._arena = arena
@@ -76,7 +75,6 @@ class Chunk:
         self._slot_leaves: dict[int, SlotLeaves] = {}
         self._objects = list(object_rows(own.obs))
         self.has_objects = bool(self._objects)
-        self.columns = ColumnWriter(arena.view, first, self.last)
         self.actions: ActionReader | None = None
         if layout.actions is not None:
             self.actions = ActionReader(
@@ -91,11 +89,11 @@ class Chunk:
     def learn(self, news: dict[str, Any]) -> None:
         """Take notice of new slots, columns and ring leaves."""
         self._slot_leaves.update(news.get("slots", ()))
+        if "ring_leaves" in news:  # first, as threads may write columns as soon as they know them
+            self.ring_leaves = self._arena.view(news["ring_leaves"])
         self.columns.add(news.get("columns", ()), news.get("forms", ()))
         if "stamps" in news:
             self._stamp(news["stamps"])
-        if "ring_leaves" in news:
-            self.ring_leaves = self._arena.view(news["ring_leaves"])
 
     def _stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
         """Stamp the envs' steps into the rings and counts given; None ends it."""
@@ -145,19 +143,14 @@ class Chunk:
         mark_rewards(mark)
         rows.has_ends = True
         count = len(self.group.envs)
-        infos: dict[str, Any] = {}
+        infos: dict[int, Noted] = {}
         faults: list[EnvFault] = []
         results = self.run_each(
             lambda index: self.step_env(index, actions[index], slot), range(count)
         )
-        for index, (env_infos, env_faults) in enumerate(results):
+        for env_infos, env_faults in results:
             faults += env_faults
-            if env_infos:
-                row = np.array([index])
-                try:
-                    merge_infos(infos, take_infos(env_infos, row), row, count)
-                except Exception as error:
-                    faults.append(self._fault(error, index, "step"))
+            infos.update(env_infos)
         return self.outcome(infos, faults)
 
     def _fault(self, error: BaseException, index: int, call: str, action: Any = None) -> EnvFault:
@@ -168,7 +161,7 @@ class Chunk:
 
     def _step_rest(
         self, error: BaseException, actions: list[Any], rows: StepRows
-    ) -> tuple[dict[str, Any], list[EnvFault]]:
+    ) -> tuple[dict[int, Noted], list[EnvFault]]:
         """Step the envs that come after one that has raised, so that none is left out."""
         faults: list[EnvFault] = []
         count = len(self.group.envs)
@@ -186,10 +179,10 @@ class Chunk:
 
     def step_env(
         self, index: int, action: Any, slot: int = 0
-    ) -> tuple[dict[str, Any], Sequence[EnvFault]]:
+    ) -> tuple[dict[int, Noted], Sequence[EnvFault]]:
         """Step one env of the chunk; threads may do this at the same time for different envs."""
         faults: Sequence[EnvFault] = ()
-        infos: dict[str, Any] = {}
+        infos: dict[int, Noted] = {}
         try:
             infos = self.group.step((action,), self.rows(slot), (index,))
         except BaseException as error:
@@ -203,10 +196,10 @@ class Chunk:
         infos, faults = self.step_env(index, action)
         if not infos and not faults and not self._objects:
             return 0, 0, None
-        form, rest = 0, {}
+        form, rest = 0, []
         if infos:
             try:
-                form, rest = self.columns.write(infos, index)
+                form, rest = self.columns.split(infos[index])
             except Exception as error:
                 faults = [*faults, self._fault(error, index, "step", action)]
         if not rest and not faults and not self._objects:
@@ -221,12 +214,12 @@ class Chunk:
         fault = self._fault(error, index, call)
         return HAS_MESSAGE | HAS_ERROR, 0, Answer(objects=objects, errors=[fault])
 
-    def outcome(self, infos: dict[str, Any], faults: Sequence[EnvFault]) -> Outcome:
-        """Put infos into columns as far as possible, and the rest into an answer."""
+    def outcome(self, infos: dict[int, Noted], faults: Sequence[EnvFault]) -> Outcome:
+        """Say which forms the infos have, and put what is not in columns into an answer."""
         form, rest = 0, {}
         if infos:
             try:
-                form, rest = self.columns.write(infos)
+                form, rest = self.columns.pack(infos)
             except Exception as error:
                 faults = [*faults, EnvFault.of(error, -1, self.worker, "infos")]
         if not rest and not faults and not self._objects:
@@ -240,9 +233,9 @@ class Chunk:
         mask = request.reset_mask
         wanted = list(range(count)) if mask is None else np.flatnonzero(mask).tolist()
         faults: list[EnvFault] = []
-        infos: dict[str, Any] = {}
+        infos: dict[int, Noted] = {}
 
-        def reset(index: int) -> dict[str, Any] | EnvFault:
+        def reset(index: int) -> Any:
             self.announce(self.first + index)
             try:
                 if request.drop and self._lanes is not None:
@@ -257,7 +250,7 @@ class Chunk:
                 faults.append(info)
             elif info:
                 try:
-                    add_info(infos, info, index, count)
+                    self.group.enter(infos, info, index, count)
                 except Exception as error:
                     faults.append(self._fault(error, index, "reset"))
         if self._published:

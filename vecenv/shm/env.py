@@ -6,20 +6,21 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from gymnasium import Env, Space, logger
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from vecenv.autoreset import EnvGroup
+from vecenv.autoreset import EnvGroup, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult
 from vecenv.rows import copy_batch
 from vecenv.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.shm.calls import RemoteCalls
 from vecenv.shm.deadline import Deadline
-from vecenv.shm.faults import WorkerDiedError, raise_faults
+from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.shm.layout import COMMANDS
 from vecenv.shm.messages import ResetRequest
 from vecenv.spaces import ObservationMode
@@ -51,7 +52,10 @@ class AsyncVectorEnv(RemoteCalls):
         copy: Whether observations returned are copies, the caller's to keep. With False they are
             views: of `step` until the next call, of `recv` until three times as many results as
             there are envs have come back.
-        context: "fork", "forkserver" or "spawn"; None for the system's default.
+        context: "fork", "forkserver" or "spawn"; None for the one set by `set_start_method` of
+            `multiprocess` or `multiprocessing`, else for "fork" where that is harmless (this
+            process has one thread, and uses no GPU) and "forkserver" elsewhere. Workers never run
+            the main script again.
         daemon: Flag of the processes; False lets envs start processes of their own.
         worker: A function for Gymnasium's class to run in a process per env. Envs with one are made
             by, and are, `gymnasium.vector.AsyncVectorEnv`, which has none of the arguments from
@@ -61,7 +65,9 @@ class AsyncVectorEnv(RemoteCalls):
         max_concurrency: Most envs that are stepped at any one time.
         num_workers: Processes; None for one per usable core (affinity and cgroup quota).
         threads_per_worker: Envs that one worker steps at a time, each in the one thread that makes
-            it, calls it and closes it. "auto" takes one thread per env if envs mostly wait.
+            it, calls it and closes it. "auto" takes one thread per env if envs mostly wait, as one
+            shows that is made by the last factory and stepped in a process that is thrown away; a
+            number if envs must not be made once more.
         caller_steps: Whether the calling process steps a share of the envs itself, in `step`.
         on_error: "raise" an env's exception, or "restart": make a new env, report the episode as
             truncated, and go on; the same for the envs of a worker that is gone.
@@ -108,7 +114,7 @@ class AsyncVectorEnv(RemoteCalls):
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self._timeout = context, daemon, timeout
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = read_autoreset_mode(autoreset_mode)
         options = pool_options(
             self,
             num_workers=num_workers,
@@ -234,15 +240,31 @@ class AsyncVectorEnv(RemoteCalls):
     def step(self, actions: Any, *, out: Any = None) -> StepResult:
         """Step every env once, see `VecEnv.step`.
 
-        As Gymnasium's tests want it, a step before the very first reset is left to the envs, with
-        actions unchecked; those from `gymnasium.make` raise ResetNeeded.
+        Before the very first reset the envs are asked all the same, with actions unchecked: the
+        ResetNeeded that is raised then is also of the class of what an env raised, as Gymnasium's
+        tests want it.
         """
         if self._is_new and not self._calls.is_ready:
             self._calls.require_idle("step")
-            self._begin_step(actions, out, is_checked=False)
-            self._calls.begin_async("step")
-            return self.step_wait()
+            self._refuse_unreset(actions)
         return super().step(actions, out=out)
+
+    def _refuse_unreset(self, actions: Any) -> NoReturn:
+        """Raise ResetNeeded for a step before the very first reset; see `step`."""
+        told = "`step` was called before the first `reset`; call `reset` first"
+        self._begin_step(actions, None, is_checked=False)
+        self._calls.begin_async("step")
+        try:
+            self.step_wait()
+        except Exception as error:
+            env_id = vars(error).get("env_index")
+            if env_id is None:  # a timeout, or a worker that is gone
+                raise
+            self._calls.fault = None  # what is missing is a reset
+            told = f"{told} (env {env_id} raised {type(error).__name__}: {error})"
+            kind = reset_needed_as(type(error))
+            raise kind(told) from error
+        raise ResetNeeded(told)
 
     def step_async(self, actions: Any, *, out: Any = None) -> None:
         """Start stepping every env once; see `step`."""
@@ -345,11 +367,13 @@ class AsyncVectorEnv(RemoteCalls):
         own_outcome, self._own_outcome = self._own_outcome, None
         if not status and own_outcome in (None, (0, 0, None)):
             return {}, [], []
-        gathered = exchange.gather(self._workers, own_outcome)
-        if gathered[1]:
-            if call != "call":
-                self._calls.forget_reset(gathered[1][-1].exception(exchange.steps))
+        try:
+            gathered = exchange.gather(self._workers, own_outcome)
             raise_faults(gathered[1], exchange.steps)
+        except Exception as error:
+            if call != "call":
+                self._calls.forget_reset(retold(error))
+            raise
         return gathered
 
     def _break_down(self, error: Exception) -> None:
@@ -376,6 +400,10 @@ class AsyncVectorEnv(RemoteCalls):
             self._rows.obs.load(self._latest)
             self._latest = self._rows.obs
 
+    def _keep_infos_apart(self) -> bool:
+        self._exchange.columns.keeps_apart = True
+        return True
+
     def halves(self) -> tuple[Half, Half]:
         """Return the two halves of the envs, to step one while the policy thinks about the other.
 
@@ -393,8 +421,8 @@ class AsyncVectorEnv(RemoteCalls):
         self._own_rows()
         self._receiver.send(actions, env_ids)
 
-    def _recv(self, count: int, timeout: float | None) -> StepBatch:
-        return self._receiver.recv(count, self._deadline(timeout))
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        return self._receiver.recv(count, most, self._deadline(timeout))
 
     # -- end ---------------------------------------------------------------------------------
 

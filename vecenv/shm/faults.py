@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing.context
 import signal
 import traceback
 from typing import Any, NamedTuple
 
 from gymnasium import logger
+from gymnasium.error import ResetNeeded
 
 from vecenv.errors import ObservationError
 from vecenv.shm.messages import Answer, dumps, loads
@@ -22,6 +24,8 @@ __all__ = [
     "answer_bytes",
     "describe_exit",
     "raise_faults",
+    "reset_needed_as",
+    "retold",
 ]
 
 
@@ -187,6 +191,34 @@ def raise_faults(faults: list[EnvFault], step: int) -> None:
             logger.error(f"{fault.trace}")
         logger.error("Raising the last exception back to the main process.")
     raise faults[-1].exception(step)
+
+
+def reset_needed_as(kind: type[Exception]) -> type[Exception]:
+    """Return a ResetNeeded that is also a `kind`, so that who expects either catches it.
+
+    Example:
+        >>> issubclass(reset_needed_as(ValueError), ValueError)
+        True
+    """
+    if issubclass(ResetNeeded, kind):
+        return ResetNeeded
+    plain = {"__init__": Exception.__init__, "__str__": Exception.__str__}
+    try:
+        return type("ResetNeeded", (ResetNeeded, kind), plain)
+    except TypeError:  # classes whose instances hold something in C, such as OSError
+        return ResetNeeded
+
+
+def retold(error: BaseException) -> BaseException:
+    """Return a copy of an error, to be told again later: without the frames it came through."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # exceptions with unusual constructors fail in many ways
+        copied = None
+    if not isinstance(copied, BaseException):
+        copied = EnvStepError(f"{type(error).__name__}: {error}")
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def describe_exit(exit_code: int | None) -> str:

@@ -10,9 +10,8 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.actions import ActionBatcher
 from vecenv.base import StepResult
-from vecenv.infos import take_infos
 from vecenv.rows import copy_batch
-from vecenv.shm.faults import StepTimeoutError, raise_faults
+from vecenv.shm.faults import StepTimeoutError, raise_faults, retold
 from vecenv.shm.layout import COMMANDS, OTHER_HALF
 from vecenv.timing.calls import SEND, STEP
 
@@ -105,12 +104,13 @@ class Half:
             envs._calls.end_async()
         infos: dict[str, Any] = {}
         if status:
-            gathered, faults, _ = exchange.gather(self._workers, None)
-            if faults:
-                envs._calls.forget_reset(faults[-1].exception(exchange.steps))
-                self._settle_others()
+            try:
+                infos, faults, _ = exchange.gather(self._workers, None)
                 raise_faults(faults, exchange.steps)
-            infos = take_infos(gathered, self.env_ids)
+            except BaseException as error:
+                envs._calls.forget_reset(retold(error))
+                self._settle_others()
+                raise
         return self._results(infos)
 
     def _is_other_pending(self) -> bool:

@@ -10,10 +10,9 @@ import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from vecenv.base import StepBatch
+from vecenv.errors import InfoError
 from vecenv.rows import copy_batch
-from vecenv.shm.columns import ChunkInfos
 from vecenv.shm.faults import EnvFault, StepTimeoutError, raise_faults
-from vecenv.shm.fields import FlatInfos
 from vecenv.shm.layout import (
     CLAIMS_LINE,
     HAS_MESSAGE,
@@ -120,14 +119,16 @@ class Receiver:
         """Forget the envs that were put aside, before a full reset."""
         self._own_queue.clear()
 
-    def recv(self, count: int, deadline: Deadline) -> StepBatch:
-        """Return the rows that are ready, once there are at least `count`."""
+    def recv(self, count: int, most: int, deadline: Deadline) -> StepBatch:
+        """Return the rows that are ready, at most `most`, once there are at least `count`."""
         if self._own_queue:
             self._step_own()
         ring = self._exchange.ring
         while True:
             with self._envs._waiting():
                 ready = self._await(count, deadline)
+            if ready > most:  # the others stay in the ring, in their order
+                ready = self._first(most, ready)
             ids, index = ring.read_ids(ready), ring.index(ready)
             if not ring.has_status or self._are_explained(ids, index):
                 break  # otherwise a worker has died before it sent what belongs to a row
@@ -139,16 +140,19 @@ class Receiver:
         infos: dict[str, Any] = {}
         objects: list[list[Any]] = []
         faults: list[EnvFault] = []
+        misfit: InfoError | None = None
         if ring.has_status or ring.has_forms:
-            faults = self._more(ids, index, infos, objects)
-        if faults:
-            ring.head += ready
-            self._envs._calls.mark_received(ids)
-            raise_faults(faults, self._exchange.steps)
-        obs = ring.obs(index, lambda leaf: [parts[leaf] for parts in objects])
+            infos, faults, misfit = self._more(ids, index, objects)
         rewards, terminations, truncations = ring.flags(index)
         if self._envs._is_disabled:
             self._envs.note_ended(terminations | truncations, ids)
+        if faults or misfit is not None:
+            ring.head += ready
+            self._envs._calls.mark_received(ids)
+            raise_faults(faults, self._exchange.steps)
+            assert misfit is not None
+            raise misfit
+        obs = ring.obs(index, lambda leaf: [parts[leaf] for parts in objects])
         flags = rewards, terminations, truncations
         if self._envs.copy:
             obs = copy_batch(obs) if isinstance(index, slice) else obs
@@ -157,6 +161,13 @@ class Receiver:
         if self._exchange.has_news:
             self._exchange.announce()
         return StepBatch(obs, *flags, infos, ids)
+
+    def _first(self, most: int, ready: int) -> int:
+        """Return how many of the rows that are ready hold the first `most` envs."""
+        if not self._exchange.has_revived:
+            return most
+        living = np.flatnonzero(self._exchange.ring.read_ids(ready) != VOID)
+        return ready if len(living) <= most else int(living[most - 1]) + 1
 
     def _await(self, count: int, deadline: Deadline) -> int:
         """Wait until `count` rows that are not void are ready; return how many rows these are."""
@@ -214,31 +225,33 @@ class Receiver:
         )
 
     def _more(
-        self,
-        ids: np.ndarray,
-        index: slice | np.ndarray,
-        infos: dict[str, Any],
-        objects: list[list[Any]],
-    ) -> list[EnvFault]:
-        """Collect what rows have beyond numbers: put infos and objects there, return faults."""
+        self, ids: np.ndarray, index: slice | np.ndarray, objects: list[list[Any]]
+    ) -> tuple[dict[str, Any], list[EnvFault], InfoError | None]:
+        """Collect what rows have beyond numbers: infos and faults; put objects there.
+
+        Infos that can't be batched are an error of their own, to be raised when the rows have been
+        handed out.
+        """
         ring = self._exchange.ring
         words = ring.words(index)
         positions = words[:, ROW_SEQUENCE] - 1
-        messages: dict[int, FlatInfos] = {}
+        messages: dict[int, list[Any]] = {}
         faults = self._messages(words[:, ROW_STATUS], ids, positions, messages, objects)
-        forms = words[:, ROW_FORM]
-        if messages or forms.any():
-            self._exchange.columns.collect_ring(
-                _by_form(forms, messages), positions % ring.size, infos
-            )
-        return faults
+        forms = words[:, ROW_FORM].copy()
+        if faults or not (messages or forms.any()):
+            return {}, faults, None
+        try:
+            columns, places = self._exchange.columns, positions % ring.size
+            return columns.collect_ring(forms, messages, places, ids), faults, None
+        except InfoError as error:
+            return {}, faults, error
 
     def _messages(
         self,
         status: np.ndarray,
         ids: np.ndarray,
         positions: np.ndarray,
-        messages: dict[int, FlatInfos],
+        messages: dict[int, list[Any]],
         objects: list[list[Any]],
     ) -> list[EnvFault]:
         """Take in what came by message with these rows; infos are left in `messages` by row."""
@@ -251,18 +264,3 @@ class Receiver:
             faults += answer.errors
             objects.append([leaf[0] for leaf in answer.objects])
         return faults
-
-
-def _by_form(forms: np.ndarray, messages: dict[int, FlatInfos]) -> list[ChunkInfos]:
-    """Put rows together whose infos have the same form, in the order of the first of each."""
-    chunks: list[ChunkInfos] = []
-    taken = set()
-    for row in range(len(forms)):
-        form = int(forms[row])
-        if row in messages:
-            chunks.append(ChunkInfos(form, messages[row], np.array([row])))
-        elif form and form not in taken:
-            taken.add(form)
-            same = [k for k in np.flatnonzero(forms == form).tolist() if k not in messages]
-            chunks.append(ChunkInfos(form, {}, np.array(same)))
-    return chunks

@@ -1,10 +1,9 @@
-"""Threads inside a worker, for envs that wait rather than compute, and how to find these out."""
+"""Threads inside a worker, for envs that wait rather than compute."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -16,14 +15,11 @@ from vecenv.shm.chunk import Chunk, Outcome
 from vecenv.shm.layout import LANE_CURRENT, LANE_HEAD, LANE_TAIL
 from vecenv.shm.wait import JOB, Link
 
-__all__ = ["MOST_THREADS", "Lanes", "WaitMeter"]
+__all__ = ["MOST_THREADS", "Lanes"]
 
 MOST_THREADS = 256
 # A thread's part of a job: its number, and the (place, index) pairs of its calls.
 _Share = tuple[int, list[tuple[int, int]]]
-_MEASURED_STEPS, _MEASURED_NS = 64, 200_000_000
-_WAITING_SHARE = 0.5
-_WORTHWHILE_NS = 200_000  # handing a step to a thread costs a tenth of this
 _EXIT_CODE = 70  # of a worker one of whose threads has failed: EX_SOFTWARE
 
 
@@ -226,44 +222,3 @@ class _Lane(threading.Thread):
             self._words, self._line, self._serve = words, line, serve
 
         self.jobs.put((_Job(prepare, 1, 1), [(0, 0)]))
-
-
-class WaitMeter:
-    """Finds out from the first steps whether envs wait (sleep, network) or compute.
-
-    Attributes:
-        is_measuring: Whether more steps are wanted.
-        found_waiting: The verdict so far: less than half of the time was spent computing.
-    """
-
-    def __init__(self) -> None:
-        self.is_measuring = True
-        self.found_waiting = False
-        self._steps = 0
-        self._wall_ns = self._cpu_ns = self._switches = 0
-        self._begun = (0, 0, 0)
-
-    def begin(self) -> None:
-        """Note the clocks before some steps."""
-        self._begun = (time.perf_counter_ns(), time.thread_time_ns(), _voluntary_switches())
-
-    def end(self, num_steps: int) -> None:
-        """Note the clocks after `num_steps` env steps."""
-        wall_ns, cpu_ns, switches = self._begun
-        self._wall_ns += time.perf_counter_ns() - wall_ns
-        self._cpu_ns += time.thread_time_ns() - cpu_ns
-        self._switches += _voluntary_switches() - switches
-        self._steps += num_steps
-        self.is_measuring = self._steps < _MEASURED_STEPS and self._wall_ns < _MEASURED_NS
-        # A process that is only kept from its core by others gives it up involuntarily.
-        self.found_waiting = (
-            self._cpu_ns < _WAITING_SHARE * self._wall_ns
-            and self._wall_ns > _WORTHWHILE_NS * self._steps
-            and 2 * self._switches >= self._steps
-        )
-
-
-def _voluntary_switches() -> int:
-    import resource
-
-    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw

@@ -41,7 +41,8 @@ from vecenv.shm.messages import (
     message_head,
 )
 from vecenv.shm.orphans import Family, end_with_caller
-from vecenv.shm.standard import end_own, settle
+from vecenv.shm.standard import end_own, settle, unpickled
+from vecenv.shm.starting import limit_threads, register_ids
 from vecenv.shm.threads import Lanes
 from vecenv.shm.wait import Link
 
@@ -96,6 +97,7 @@ def run_worker(seat: Seat) -> None:
     family = Family()
     _sharpen_timers()
     settle(seat.worker, seat.authkey)
+    limit_threads()
     _reseed(seat.entropy + seat.worker)
     words = seat.arena.view(_words_leaf(seat.link))
     lanes = Lanes(seat.link.layout.lanes) if seat.link.layout.lanes > 1 else None
@@ -150,8 +152,8 @@ def _make_envs(
     envs: list[Env] = []
     try:
         if isinstance(factories, bytes):
-            _register(seat.registry)
-            factories = cast("Factories", loads(factories))
+            register_ids(seat.registry)
+            factories = unpickled(factories)
         envs, fault = make_chunk_envs(factories, seat.first, seat.worker, run_each, announce)
         report = dumps(fault or env_spaces(envs, run_each))
     except BaseException as error:  # reading factories and spaces runs code of users' classes
@@ -204,15 +206,6 @@ def close_envs(envs: list[Env], run_each: RunEach) -> None:
             envs[index].close()
 
     run_each(close, range(len(envs)))
-
-
-def _register(registry: bytes | None) -> None:
-    """Make the env ids that the caller has registered known here."""
-    import gymnasium
-
-    for pickled in loads(registry) if registry else ():
-        spec = loads(pickled)
-        gymnasium.registry.setdefault(spec.id, spec)
 
 
 def env_spaces(envs: list[Env], run_each: RunEach = run_here) -> EnvSpaces:
