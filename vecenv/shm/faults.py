@@ -164,15 +164,16 @@ def answer_bytes(answer: Answer, first: int, worker: int) -> bytes:
         return dumps(answer)
     except BaseException as error:  # code of users' classes
         fault = EnvFault.of(error, first + _culprit(answer), worker, "the answer of")
-        return dumps(answer._replace(result=None, infos={}, objects=(), errors=[fault]))
+        return dumps(answer._replace(result=None, infos=None, objects=(), errors=[fault]))
 
 
 def _culprit(answer: Answer) -> int:
     """Return the first env whose part of an answer can't be pickled; 0 if that can't be told."""
-    parts: list[Any] = [answer.result, *answer.objects]
-    parts += [value for value, _ in answer.infos.values()]
+    parts: list[Any] = [enumerate(items) for items in (answer.result or (), *answer.objects)]
+    if isinstance(answer.infos, dict):  # by row; those of a single env are a list
+        parts.append(answer.infos.items())
     for part in parts:
-        for index, item in enumerate(() if part is None or isinstance(part, dict) else part):
+        for index, item in part:
             try:
                 dumps(item)
             except BaseException:  # code of users' classes
