@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,10 @@ def test_every_public_name_has_its_place_in_the_api(package):
         shown |= {f"{owner}.{member}" for member in members.split(", ")}
     name = package.__name__
     assert {f"{name}.{member}" for member in package.__all__} - shown <= {"vecenv.AutoresetMode"}
+
+
+def test_make_help_fits_80_columns():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("make ")]
+    assert len(lines) > 10
+    assert max(map(len, lines)) < 80

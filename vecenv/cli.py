@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 from gymnasium.error import Error as GymnasiumError
@@ -23,6 +23,11 @@ __all__ = ["main"]
 
 Rules = Literal["faithful", "debugged"]
 Observation = Literal["bits", "extended"]
+EnvName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+
+_DESCRIPTION = """Check, compare and trace Gymnasium's vector envs; play and watch CAGE 2 policies.
+
+`vecenv COMMAND --help` says more about a command, `vecenv --version` which version this is."""
 
 # What wrong arguments, files and ids lead to; anything else is a bug and keeps its traceback.
 _USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError)
@@ -136,7 +141,7 @@ def watch(
 
 
 def check(
-    env: tyro.conf.Positional[str],
+    env: EnvName,
     /,
     *,
     num_envs: int = 3,
@@ -164,12 +169,12 @@ def check(
     except VectorEnvCheckError as error:
         print(f"{error}\n\n{error.report.full()}" if full else error)
         return 1
-    print(report.full() if full else report)
+    print(report.full() if full else f"{report}\n(--full names the rules)")
     return 0
 
 
 def compare(
-    env: tyro.conf.Positional[str],
+    env: EnvName,
     /,
     *,
     num_envs: str = "1,8,64",
@@ -226,7 +231,7 @@ def compare(
 
 
 def trace(
-    env: tyro.conf.Positional[str],
+    env: EnvName,
     /,
     *,
     out: Path,
@@ -288,7 +293,9 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
     try:
-        return tyro.extras.subcommand_cli_from_dict(commands, prog="vecenv", args=args)
+        return tyro.extras.subcommand_cli_from_dict(
+            commands, prog="vecenv", description=_DESCRIPTION, args=args
+        )
     except KeyboardInterrupt:
         print("vecenv: stopped by Ctrl-C", file=sys.stderr)
         return 130

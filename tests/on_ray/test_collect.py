@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -135,6 +136,9 @@ def test_refusals():
         spread.collect([], inputs=[chosen])
     with pytest.raises(SlotError):
         spread.collect([slots[0]._replace(rewards=None)] * NUM_STEPS, inputs=[chosen])
+    other = SimpleNamespace(**slots[0]._asdict(), autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(SlotError, match="mode 'SameStep', but the envs have 'NextStep'"):
+        spread.collect([other] * NUM_STEPS, inputs=[chosen])
     with pytest.raises(ValueError, match=r"policy recorded .*'seen'"):
         spread.collect(slots, inputs=[chosen], fields={"heard": new_fields(spread)["seen"]})
     spread.close()
