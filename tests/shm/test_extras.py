@@ -382,7 +382,9 @@ def test_everything_works_without_a_compiler():
 
 def test_envs_with_a_worker_function_are_gymnasiums():
     worker = gym.vector.async_vector_env._async_worker
-    envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, worker=worker)
+    fns = [lambda: gym.make("CartPole-v1")] * 2
+    envs = AsyncVectorEnv(fns, worker=worker, autoreset_mode="same_step")
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     assert type(envs) is gym.vector.AsyncVectorEnv
     obs, _ = envs.reset(seed=1)
     assert obs.shape[0] == 2

@@ -15,6 +15,7 @@ from gymnasium.vector.utils import iterate
 
 from vecenv.autoreset import EnvGroup, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult
+from vecenv.errors import InfoError
 from vecenv.rows import copy_batch
 from vecenv.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.shm.calls import RemoteCalls
@@ -363,7 +364,11 @@ class AsyncVectorEnv(RemoteCalls):
         own_outcome, self._own_outcome = self._own_outcome, None
         if not status and own_outcome in (None, (0, 0, None)):
             return {}, [], []
-        gathered = exchange.gather(self._workers, own_outcome)
+        try:
+            gathered = exchange.gather(self._workers, own_outcome)
+        except InfoError:
+            self._calls.forget_reset()
+            raise
         if gathered[1]:
             if call != "call":
                 self._calls.forget_reset()
@@ -384,6 +389,10 @@ class AsyncVectorEnv(RemoteCalls):
         if self._latest is not self._rows.obs:
             self._rows.obs.load(self._latest)
             self._latest = self._rows.obs
+
+    def _keep_infos_apart(self) -> bool:
+        self._exchange.columns.keeps_apart = True
+        return True
 
     def halves(self) -> tuple[Half, Half]:
         """Return the two halves of the envs, to step one while the policy thinks about the other.

@@ -268,6 +268,7 @@ def _lay_out(
         ring_leaves=ring.leaves(),
         published={name: arena.leaf(array) for name, array in published.items()},
         autoreset_mode=options.autoreset_mode,
+        row_forms=arena.leaf(arena.allocate((num_envs,), np.int64)),
     )
     for worker in range(len(pool.processes)):
         pool.send(worker, layout)
@@ -275,7 +276,7 @@ def _lay_out(
         own_envs = guard_envs(own_envs, pool.factories[: len(own_envs)], pool.restarts)
     own = Chunk(own_envs, -1, 0, layout, arena) if own_envs else None
     slots = SlotTable(arena, single, rows, num_envs)
-    columns = ColumnReader(arena, num_envs, link.layout.ring_rows)
+    columns = ColumnReader(arena, num_envs, link.layout.ring_rows, layout.row_forms)
     exchange = Exchange(pool, link, layout, slots, columns, ring, own)
     exchange.bind_objects(rows.obs)
     about = reports[0].metadata, reports[0].render_mode
