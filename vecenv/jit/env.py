@@ -15,10 +15,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from vecenv.base import StepBatch, StepResult, VecEnv
-from vecenv.fingerprint import cached_njit, is_jit_off
+from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
 from vecenv.jit.actions import ActionReader
-from vecenv.jit.binding import bind_loop
+from vecenv.jit.binding import Loop, bind_loop
 from vecenv.jit.job import (
     DISABLED,
     MASK,
@@ -68,9 +68,14 @@ class JitVectorEnv(VecEnv):
             that end. `last_returns` and `last_lengths` have them in any case.
         metadata: Further metadata.
         render_mode: For subclasses that render.
+        debug: Whether everything runs as plain Python: slowly, but with tracebacks, breakpoints,
+            and an IndexError for every index out of range.
+        dry_run: Whether kernels are first tried out in Python for a few steps, which finds such
+            indices (where these steps reach them) before compiled code uses them.
 
     Raises:
         TypeError, ValueError: An argument is not what it should be; the message names it.
+        KernelIndexError: A kernel uses an index that is out of range.
         KernelCompileError: A kernel can't be compiled.
     """
 
@@ -86,7 +91,10 @@ class JitVectorEnv(VecEnv):
         episode_infos: bool = False,
         metadata: dict[str, Any] | None = None,
         render_mode: str | None = None,
+        debug: bool = False,
+        dry_run: bool = True,
     ) -> None:
+        _check_kernels(kernels)
         num_envs = _count("num_envs", num_envs)
         mode = AutoresetMode(autoreset_mode)
         limit = (
@@ -109,10 +117,11 @@ class JitVectorEnv(VecEnv):
         self.episode_infos = episode_infos
         self._reader = ActionReader(action_space, num_envs)
         self._allocate_envs()
-        self._runner = self._make_runner(limit, record, threads)
+        loop = bind_loop(kernels, record, max_episode_steps=limit, debug=debug, dry_run=dry_run)
+        self._runner = self._make_runner(loop, limit, record, threads)
 
     def _make_runner(
-        self, max_episode_steps: int, params: np.ndarray | None, num_threads: int
+        self, loop: Loop, max_episode_steps: int, params: np.ndarray | None, num_threads: int
     ) -> CompiledRunner | PythonRunner:
         fixed = Fixed(
             _MODES[self.autoreset_mode],
@@ -123,8 +132,7 @@ class JitVectorEnv(VecEnv):
             self._reader.bounds,
             self._final_obs,
         )
-        loop = bind_loop(self.kernels, None if params is None else params.dtype)
-        if is_jit_off():
+        if loop.attend is None:
             return PythonRunner(loop.run_rows, fixed)
         return CompiledRunner(loop.attend, fixed, num_threads)
 
@@ -396,6 +404,16 @@ def _batched(space: Space, num_envs: int) -> Space:
         array = getattr(batched, name)
         setattr(batched, name, np.broadcast_to(array[0].copy(), array.shape))
     return batched
+
+
+def _check_kernels(kernels: Any) -> None:
+    """Refuse what is no `EnvKernels`."""
+    if isinstance(kernels, EnvKernels):
+        return
+    came = f"got {type(kernels).__name__}"
+    if isinstance(kernels, list | tuple) and any(isinstance(one, EnvKernels) for one in kernels):
+        came = f"got a {type(kernels).__name__} of {len(kernels)}: pass one of them and num_envs"
+    raise TypeError(f"kernels must be one EnvKernels, of which num_envs copies are made; {came}")
 
 
 def _count(name: str, value: Any) -> int:
