@@ -77,8 +77,11 @@ def evaluate(
 
 
 def watch(
+    env: tyro.conf.Positional[str] = "vecenv:Cage2-v0",
+    /,
     *,
-    policy: str,
+    policy: str | None = None,
+    env_kwargs: tuple[str, ...] = (),
     red_agent: RedAgent = "b_line",
     steps: int = 50,
     seed: int = 0,
@@ -88,24 +91,40 @@ def watch(
     gif: Path | None = None,
     fps: float = 2.0,
 ) -> int:
-    """Play one episode of CAGE 2, in the terminal or as an animated picture.
+    """Show an env, CAGE 2 or another, in the terminal or as an animated picture.
 
     Args:
-        policy: As for `evaluate`.
-        red_agent: Who attacks.
-        steps: Length of the episode.
+        env: Registered id, also "module:id", or "module:name" of a factory or of EnvKernels.
+        policy: For CAGE 2 as for `evaluate`; for other envs "random" (the default) or
+            "module:function", a function from observations (1, ...) to actions (1, ...).
+        env_kwargs: For envs other than CAGE 2, such as size=5.
+        red_agent: Who attacks in CAGE 2.
+        steps: How many, or the length of the episode of CAGE 2.
         seed: Of the episode.
-        rules: As for `evaluate`.
-        observation: As for `evaluate`.
-        green: As for `evaluate`.
+        rules: Of CAGE 2, as for `evaluate`.
+        observation: Of CAGE 2, as for `evaluate`.
+        green: In CAGE 2, as for `evaluate`.
         gif: File to write an animation to, instead of showing the episode here.
         fps: Steps per second.
     """
+    if not fps > 0:
+        raise ValueError(f"fps is {fps!r}, expected a positive number")
+    if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
+        from vecenv.compare.source import read_env_kwargs
+        from vecenv.watching import save_gif_of, watch_env
+
+        kwargs = read_env_kwargs(env_kwargs)
+        if gif is None:
+            watch_env(env, kwargs, policy=policy, num_steps=steps, seed=seed, fps=fps)
+        else:
+            save_gif_of(env, gif, kwargs, policy=policy, num_steps=steps, seed=seed, fps=fps)
+            print(f"animation: {gif}")
+        return 0
+    if policy is None:
+        raise ValueError("policy is missing, such as --policy defender; see vecenv evaluate --help")
     from vecenv.cage.playing import play_episode, save_episode_gif
     from vecenv.cage.text import overview
 
-    if not fps > 0:
-        raise ValueError(f"fps is {fps!r}, expected a positive number")
     options = {
         "red_agent": red_agent,
         "episode_length": steps,
@@ -144,7 +163,7 @@ def check(
     from vecenv.make import make_vec
 
     source = read_source(env)
-    envs = make_vec(env if source.factory is None else source.factory, num_envs)
+    envs = make_vec(source.factory or source.kernels or env, num_envs)
     try:
         print(check_vector_env(envs, num_steps=num_steps, seed=seed))
     except VectorEnvCheckError as error:

@@ -98,7 +98,7 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     if is_jit_off():
         return function
     function = getattr(function, "py_func", function)
-    dispatcher = njit(_named(function, function.__qualname__), **options)
+    dispatcher: Any = njit(_named(function, function.__qualname__), **options)
     dispatcher._cache = _FingerprintedCache(dispatcher, function)
     return dispatcher
 
@@ -265,8 +265,9 @@ class _Walk:
         for root in roots:
             self._visit(root)
 
-    def _visit(self, value: Any) -> None:
-        if isinstance(value, Dispatcher):
+    def _visit(self, found: Any) -> None:
+        value: Any = found
+        if isinstance(found, Dispatcher):
             if id(value) not in self._seen:
                 self._add("options", sorted(map(str, value.targetoptions.items())))
                 if not value._can_compile:  # declared with signatures
@@ -285,8 +286,9 @@ class _Walk:
             self._add(type(value).__name__, getattr(value, "_fields", None), len(value))
             for item in value:
                 self._visit(item)
-        elif isinstance(value, enum.EnumMeta):
-            self._add("enum", [(item.name, _stable_repr(item.value)) for item in value])
+        elif isinstance(found, enum.EnumMeta):
+            members = found.__members__.items()
+            self._add("enum", [(name, _stable_repr(member.value)) for name, member in members])
         else:
             self._add("constant", getattr(value, "_fields", None), _stable_repr(value))
 

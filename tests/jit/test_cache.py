@@ -299,12 +299,12 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # compiles the simulator twice
 def test_red_agents_of_ones_own_never_play_each_others_code(tmp_path):
-    monkey = {"NUMBA_DISABLE_JIT": "1"}
-    expected = run_variants(tmp_path, ["b_line", "hasty", "idle"], script=AGENTS, **monkey)
+    expected = run_variants(tmp_path, ["hasty", "idle"], script=AGENTS, NUMBA_DISABLE_JIT="1")
     assert expected["idle"] != expected["hasty"]
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    for names in (["b_line"], ["hasty", "b_line"], ["idle", "hasty"], ["b_line", "hasty", "idle"]):
+    for names in (["hasty"], ["idle", "hasty"]):
         came = run_variants(tmp_path, names, script=AGENTS, **cache)
         for name in names:
             assert float(came[name]) == pytest.approx(float(expected[name])), names

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, logger
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode
@@ -44,6 +44,8 @@ _MODES = {
     AutoresetMode.SAME_STEP: SAME_STEP,
     AutoresetMode.DISABLED: DISABLED,
 }
+_RENDER_MODES = ("rgb_array", "ansi")
+_RENDER_FPS = 10
 _MAX_SEED = 2**64 - 1
 _BOOL = np.dtype(np.bool_)
 _seed_streams = cached_njit(random.seed_streams)
@@ -66,8 +68,9 @@ class JitVectorEnv(VecEnv):
         num_threads: At most so many threads; None for one per processor this process may use.
         episode_infos: Whether infos["episode"] reports the return "r" and length "l" of episodes
             that end. `last_returns` and `last_lengths` have them in any case.
-        metadata: Further metadata.
-        render_mode: For subclasses that render.
+        metadata: Further metadata; None for the class's.
+        render_mode: "rgb_array" or "ansi", what `render` returns: of kernels with a `render`
+            function, or of a subclass with a method of its own.
         debug: Whether everything runs as plain Python: slowly, but with tracebacks, breakpoints,
             and an IndexError for every index out of range.
         dry_run: Whether kernels are first tried out in Python for a few steps, which finds such
@@ -111,10 +114,18 @@ class JitVectorEnv(VecEnv):
             action_space,
             _batched(action_space, num_envs),
         )
+        metadata = {**type(self).metadata, **(metadata or {})}
+        if kernels.render is not None:
+            metadata = {"render_modes": list(_RENDER_MODES), "render_fps": _RENDER_FPS, **metadata}
+            if render_mode not in (None, *_RENDER_MODES):
+                raise ValueError(
+                    f"render_mode is {render_mode!r}, expected one of {', '.join(_RENDER_MODES)}"
+                )
         self._set_up(num_envs, spaces, mode, metadata, render_mode)
         self.kernels = kernels
         self.max_episode_steps = max_episode_steps
         self.episode_infos = episode_infos
+        self._params = record
         self._reader = ActionReader(action_space, num_envs)
         self._allocate_envs()
         loop = bind_loop(kernels, record, max_episode_steps=limit, debug=debug, dry_run=dry_run)
@@ -232,6 +243,42 @@ class JitVectorEnv(VecEnv):
             check_slot_array("masks", out, shape, (_BOOL,))
         self._run_without_actions(MASK, self.num_envs, masks=out)
         return out
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Return what `kernels.render` draws of each env, as `render_mode` says.
+
+        Raises:
+            NotImplementedError: The kernels have no `render` function.
+            TypeError: It returns something else than `render_mode` says.
+        """
+        if self.render_mode is None:
+            logger.warn("render_mode is None: make the vector env with 'rgb_array' or 'ansi'")
+            return None
+        if self.kernels.render is None:
+            raise NotImplementedError(
+                f"{self.kernels.name} can't be drawn: give EnvKernels a `render` function, or a "
+                "subclass of JitVectorEnv a method of its own"
+            )
+        self._calls.require_ready("render")
+        params = () if self._params is None else (self._params.copy().view(np.recarray)[0],)
+        states = self._states.copy().view(np.recarray)
+        return tuple(self._drawn(self.kernels.render(state, *params)) for state in states)
+
+    def _drawn(self, frame: Any) -> Any:
+        """Return what a `render` function returned, if it is what `render_mode` says."""
+        is_text = isinstance(frame, str)
+        picture = np.zeros((1, 1, 3), np.uint8) if is_text else np.asarray(frame)
+        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+            raise TypeError(
+                f"render of {self.kernels.name} returned {picture.dtype} {picture.shape}, expected "
+                "a picture uint8 (height, width, 3) or a text"
+            )
+        if is_text != (self.render_mode == "ansi"):
+            raise TypeError(
+                f"render of {self.kernels.name} returns {'text' if is_text else 'pictures'}: "
+                f"make the vector env with render_mode={'ansi' if is_text else 'rgb_array'!r}"
+            )
+        return frame if is_text else picture
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays: envs, random streams and statistics (copies).
