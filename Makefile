@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cage2 test test-slow test-gpu test-ray test-adapters coverage lint format format-check typecheck \
+.PHONY: help demo cage2 test test-slow test-gpu test-ray test-adapters test-real coverage lint format format-check typecheck \
 	docs check-wheel check-lowest bench constraints clean
 
 help:  ## list the targets
@@ -37,7 +37,7 @@ test: $(VENV)/.installed-test  ## the fast tests and the doctests
 	$(PYTEST) -m "$(FAST)"
 
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
-	$(PYTEST) -m "(slow or learn) and not gpu and not ray" || test $$? -eq 5  # 5: there are none
+	$(PYTEST) -m "(slow or learn) and not gpu and not ray and not real" || test $$? -eq 5  # 5: there are none
 
 test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device
 	$(PYTEST) -m gpu || test $$? -eq 5
@@ -51,6 +51,13 @@ test-adapters: $(VENV)/.python  ## the tests of the adapters, against the real l
 	.venv-adapters/bin/python -m pip install --quiet "$$(grep ^torch== constraints.txt)" \
 		-e ".[test,sb3,torchrl,tianshou,minari]"
 	OMP_NUM_THREADS=1 .venv-adapters/bin/python -m pytest -m "not learn" $(PYTEST_ARGS) tests/adapters
+
+# In an environment of its own too: what these envs need does not go with constraints.txt.
+test-real: $(VENV)/.python  ## envs that others wrote, beside Gymnasium's own vector envs
+	test -d .venv-real || $(RUN) -m venv .venv-real
+	.venv-real/bin/python -m pip install --quiet "$$(grep ^torch== constraints.txt)" \
+		-r tests/real/requirements.txt -e ".[test]"
+	.venv-real/bin/python -m pytest -m real $(PYTEST_ARGS) tests/real
 
 coverage: $(VENV)/.installed-test  ## line and branch coverage, kernels included (JIT off; slow)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "$(FAST)" --timeout=600 --cov --cov-report=term
@@ -88,7 +95,7 @@ check-wheel: $(VENV)/.python  ## build wheel and sdist, install the wheel elsewh
 
 # The oldest versions that pyproject.toml allows, on the oldest Python; with uv, which can resolve so.
 # What these need in turn is new, and deprecates how they use it: such warnings are no errors here.
-check-lowest: $(VENV)/.python  ## the fast tests with the lowest versions that pyproject.toml allows
+check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that are allowed
 	rm -rf build/lowest && mkdir -p build/lowest
 	$(RUN) -m pip install --quiet uv
 	$(VENV)/bin/uv venv --quiet --python $(RUN) build/lowest/venv
@@ -109,7 +116,7 @@ constraints: $(VENV)/.python  ## take the newest versions of everything but torc
 	mv $(VENV)-pins/new constraints.txt && rm -rf $(VENV)-pins
 
 clean:  ## remove .venv, caches and build products
-	rm -rf $(VENV) $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
+	rm -rf $(VENV) $(VENV)-adapters $(VENV)-pins build dist *.egg-info .pytest_cache .ruff_cache .coverage .coverage.*
 	find vecenv buffers tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The environment, then one stamp for each extra of pyproject.toml (demo, test, dev).

@@ -7,7 +7,8 @@ to be made anew.
 from __future__ import annotations
 
 from collections.abc import Callable
-from sys import getrefcount
+from sys import getrefcount, maxsize
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,19 @@ BatchArrays = dict[str, np.ndarray]
 
 _POOL_SIZE = 2  # batches of one kind whose memory is kept
 _MAX_POOLED_BYTES = 1 << 26
-_UNUSED = 3  # references to an array that is in the pool only: its dict, loop variable, argument
+
+
+class _Kept(NamedTuple):
+    """Memory in the pool.
+
+    How many references an array has that is in the pool only differs between versions of Python. So
+    every look counts those of an array that never leaves the pool as well, which lies in as many
+    containers as the others: twice in `counted`, they once here and once in their dict.
+    """
+
+    pages: np.ndarray
+    arrays: BatchArrays
+    counted: list[np.ndarray]  # the one that never leaves, twice, then all in `arrays`
 
 
 class BatchMemory:
@@ -33,18 +46,22 @@ class BatchMemory:
 
     def __init__(self, size_bytes: int, view: Callable[[np.ndarray], BatchArrays]):
         self._size, self._view = size_bytes, view
-        self._pool: list[tuple[np.ndarray, BatchArrays]] = []
+        self._pool: list[_Kept] = []
 
     def take(self) -> tuple[np.ndarray, BatchArrays]:
         """Memory uint8 (size_bytes,) and the arrays over it, not initialised."""
-        for kept in self._pool:
-            for array in kept[1].values():
-                if getrefcount(array) > _UNUSED:
+        for pages, arrays, counted in self._pool:
+            unused = maxsize
+            for array in counted:
+                references = getrefcount(array)
+                if references > unused:
                     break
+                unused = references
             else:
-                return kept
+                return pages, arrays
         pages = np.empty(self._size, np.uint8)
-        made = pages, self._view(pages)
+        arrays = self._view(pages)
         if len(self._pool) < _POOL_SIZE and self._size <= _MAX_POOLED_BYTES:
-            self._pool.append(made)
-        return made
+            unused = np.empty(0, np.uint8)
+            self._pool.append(_Kept(pages, arrays, [unused, unused, *arrays.values()]))
+        return pages, arrays

@@ -27,7 +27,13 @@ import torch
 from buffers.checkpoint_kernels import CHECKSUM_LANES, mix_words
 from buffers.errors import BufferMisuseError, CheckpointError
 
-__all__ = ["CheckpointReader", "open_checkpoint", "save_checkpoint"]
+__all__ = [
+    "CheckpointReader",
+    "check_settings",
+    "name_fields",
+    "open_checkpoint",
+    "save_checkpoint",
+]
 
 FORMAT_VERSION = 1
 
@@ -222,6 +228,47 @@ def open_checkpoint(path: str | os.PathLike[str], kind: str) -> Iterator[Checkpo
         reader = CheckpointReader(file, os.fspath(path), kind)
         reader.check_columns()
         yield reader
+
+
+def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse a state, from a file or not, of a buffer that was made otherwise than this one.
+
+    Args:
+        found: The settings in the state: numbers, strings, lists or dicts of these.
+        own: Those of the buffer, as JSON gives them back.
+
+    Raises:
+        BufferMisuseError: Some differ; the message lists them.
+    """
+    differences = list(_differences("", found, own))
+    if differences:
+        raise BufferMisuseError(
+            f"state differs from this buffer: {'; '.join(differences)}; load it into a buffer made "
+            "with the same spaces, sizes and options"
+        )
+
+
+def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
+    """Dtype and shape of the fields of a row by name, for `check_settings`.
+
+    Args:
+        described: Path, shape, dtype and offset of each.
+
+    >>> name_fields([["obs['speed']", [3], "<f4", 16]])
+    {"obs['speed']": 'float32 (3,)'}
+    """
+    return {
+        str(path): f"{np.dtype(dtype)} {tuple(shape)}" for path, shape, dtype, _ in described or ()
+    }
+
+
+def _differences(path: str, found: Any, own: Any) -> Iterator[str]:
+    if isinstance(found, Mapping) and isinstance(own, Mapping):
+        for name in dict.fromkeys((*own, *found)):
+            place = f"{path} {name}".strip()
+            yield from _differences(place, found.get(name), own.get(name))
+    elif found != own:
+        yield f"{path} is {found}, expected {own}"
 
 
 class CheckpointReader:

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from gymnasium import Space
 
+from buffers.arguments import read_distinct_ids, resolve_device
+from buffers.copies import Rebuilt
 from buffers.episodic_batches import BatchShaper, GoalBatch, PairBatch, SequenceBatch, StackBatch
 from buffers.episodic_draws import EpisodicDraws
-from buffers.episodic_input import read_distinct_ids, read_episode, read_steps
+from buffers.episodic_input import read_episode, read_steps
 from buffers.episodic_layout import plan_episodic
 from buffers.episodic_sampling import CompiledSampler, TorchSampler
 from buffers.episodic_state import EpisodicState
@@ -27,7 +29,7 @@ __all__ = ["EpisodicReplayBuffer"]
 _FLAGS = ("terminations", "truncations", "boundaries")
 
 
-class EpisodicReplayBuffer:
+class EpisodicReplayBuffer(Rebuilt):
     """Whole episodes of any length, flat in one ring; the oldest make room for new ones.
 
     An episode of T steps has T + 1 observations, each stored once. It comes in whole
@@ -87,7 +89,7 @@ class EpisodicReplayBuffer:
         )
         self.capacity, self.max_episodes = layout.capacity, layout.max_episodes
         self.observation_space, self.action_space = observation_space, action_space
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
         self.num_envs = None if num_envs is None else check_count("num_envs", num_envs)
         is_staged = staged or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
@@ -96,11 +98,15 @@ class EpisodicReplayBuffer:
         self._sampler = sampler(self._storage, seed)
         self._shaper = BatchShaper(layout.row, observation_space, self.device)
         self._draws = EpisodicDraws(self._storage, self._sampler, self._shaper)
-        self._state = EpisodicState(self._storage, self._sampler)
+        self._state = EpisodicState(self._storage, self._sampler, self.num_envs)
         self._row = layout.row
         self._open: OpenEpisodes | None = None
         if self.num_envs is not None:
             self._open = OpenEpisodes(self.num_envs, self._storage)
+        self._remember(
+            EpisodicReplayBuffer, capacity, observation_space, action_space, num_envs=num_envs,
+            max_episodes=max_episodes, extra_columns=extra_columns, device=device, staged=staged,
+        )  # fmt: skip
 
     @staticmethod
     def nbytes_for(
@@ -208,7 +214,8 @@ class EpisodicReplayBuffer:
             columns, self._row, self.observation_space, self.device
         )
         opened = self._opened(env_ids, count)
-        ids = read_distinct_ids(np.arange(count) if env_ids is None else env_ids, opened.num_envs)
+        ids = np.arange(count) if env_ids is None else env_ids
+        ids = read_distinct_ids(ids, opened.num_envs, self.device)
         if len(ids) != count or (env_ids is None and count != opened.num_envs):
             raise BufferMisuseError(
                 f"got {count} steps for {len(ids)} of {opened.num_envs} envs; pass one step per "
@@ -247,8 +254,9 @@ class EpisodicReplayBuffer:
         Raises:
             BufferMisuseError: An id is out of range or repeated; nothing was changed.
         """
-        num_envs = 0 if self.num_envs is None else self.num_envs
-        ids = read_distinct_ids(np.arange(num_envs) if env_ids is None else env_ids, num_envs)
+        num_envs = 2**31 if self.num_envs is None else self.num_envs  # not known before any step
+        ids = np.arange(self.num_envs or 0) if env_ids is None else env_ids
+        ids = read_distinct_ids(ids, num_envs, self.device)
         if self._open is not None:
             ids = ids[self._open.lengths[ids] > 0]
             if len(ids):
@@ -393,6 +401,12 @@ class EpisodicReplayBuffer:
             width = self._row.num_words
             lengths = np.zeros(self._open.num_envs, np.int64)
             self._open.restore(lengths, np.zeros((0, width), np.int64))
+
+    def _copied_state(self) -> dict[str, Any]:
+        return self._state.copied_state(self._open)
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        self._restore_open(self._state.take_copied_state(state))
 
     def state_dict(self) -> dict[str, Any]:
         """Episodes, open ones too, and generator, as copies: tensors, ints, strings, lists."""

@@ -10,6 +10,7 @@ from gymnasium import Space
 
 from buffers.batch_memory import BatchArrays, BatchMemory
 from buffers.columns import torch_dtype
+from buffers.copies import owned
 from buffers.episodic_layout import HEADER_WORDS, RowField, RowLayout
 from buffers.errors import BufferMisuseError
 from buffers.space_tree import build_tree
@@ -54,7 +55,11 @@ class PairBatch(NamedTuple):
     terminations: torch.Tensor  # bool (B,), of the step of obs
     truncations: torch.Tensor  # bool (B,)
     extras: dict[str, torch.Tensor]  # (B, ...), the columns the user added
-    memory: PairMemory
+    memory: Any  # PairMemory; None in copies, which are no `out` for the buffer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the tensors alone."""
+        return PairBatch, (*owned(tuple(self[:-1])), None)
 
 
 class SequenceBatch(NamedTuple):
@@ -227,7 +232,7 @@ class BatchShaper:
 
     def check_pairs(self, out: Any, batch_size: int) -> PairBatch:
         """The batch to be written again; raise BufferMisuseError unless it fits."""
-        if not isinstance(out, PairBatch) or out.memory.layout is not self.layout:
+        if not isinstance(out, PairBatch) or getattr(out.memory, "layout", None) is not self.layout:
             raise BufferMisuseError(
                 f"out is {type(out).__name__}, expected a PairBatch that sample of this buffer "
                 "returned"

@@ -9,96 +9,15 @@ import numpy as np
 import torch
 from gymnasium import Space
 
+from buffers.arguments import check_names, check_rewards, count_rows, read_array
 from buffers.episodic_layout import RowLayout
 from buffers.errors import BufferMisuseError
 from buffers.space_tree import Leaf, tree_leaves
 
-__all__ = ["check_names", "read_array", "read_distinct_ids", "read_episode", "read_steps"]
+__all__ = ["read_episode", "read_steps"]
 
 _OPTIONAL = ("terminations", "truncations", "boundaries")
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
-
-
-def check_names(given: Mapping[str, Any], required: set[str], optional: set[str]) -> None:
-    """Raise BufferMisuseError for columns that are unknown or missing."""
-    unknown = sorted(set(given) - required - optional)
-    missing = sorted(required - set(given))
-    if unknown or missing:
-        problem = f"unknown: {unknown}" if unknown else f"missing: {missing}"
-        raise BufferMisuseError(
-            f"columns are {sorted(given)}, expected {sorted(required)} and possibly "
-            f"{sorted(optional)}; {problem}"
-        )
-
-
-def read_array(
-    name: str,
-    given: Any,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    device: torch.device | None = None,
-) -> np.ndarray:
-    """An array of exactly this shape whose values the dtype can hold.
-
-    Args:
-        name: Of the field, for messages.
-        given: Array, tensor or nested list.
-        shape: Expected.
-        dtype: Of the storage. Floats may lose precision, integers no value.
-        device: Where tensors may lie besides the CPU.
-
-    Raises:
-        BufferMisuseError: Something else was given.
-    """
-    array = _to_array(name, given, device)
-    if array.shape != shape:
-        raise BufferMisuseError(f"{name} has shape {array.shape}, expected {shape}")
-    fits = np.can_cast(array.dtype, dtype, "same_kind")
-    if fits and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype, "safe"):
-        fits = bool((array.astype(dtype) == array).all())
-    elif not fits and array.dtype.kind in "iu" and dtype.kind in "iu":
-        fits = bool((array >= 0).all() and (array.astype(dtype) == array).all())
-    if not fits:
-        raise BufferMisuseError(
-            f"{name} has dtype {array.dtype}, expected {dtype}, which cannot hold its values; "
-            "convert it before if that is meant"
-        )
-    return array
-
-
-def _to_array(name: str, given: Any, device: torch.device | None) -> np.ndarray:
-    if isinstance(given, torch.Tensor):
-        if given.device.type != "cpu" and given.device != device:
-            raise BufferMisuseError(
-                f"{name} lies on {given.device}, expected the CPU or the buffer's device; move it"
-            )
-        return given.detach().cpu().numpy()
-    try:
-        return np.asarray(given)
-    except (TypeError, ValueError) as error:
-        raise BufferMisuseError(
-            f"{name} must be an array or a tensor, got {type(given).__name__}: {error}"
-        ) from None
-
-
-def read_distinct_ids(env_ids: Any, num_envs: int) -> np.ndarray:
-    """Environment ids int64 (B,), different ones from 0 to N - 1.
-
-    Raises:
-        BufferMisuseError: Something else was given.
-    """
-    ids = _to_array("env_ids", env_ids, None)
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise BufferMisuseError(
-            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers (B,)"
-        )
-    if ids.size and (
-        ids.min() < 0 or ids.max() >= num_envs or np.bincount(ids.astype(np.int64)).max() > 1
-    ):
-        raise BufferMisuseError(
-            f"env_ids is {ids.tolist()}, expected different numbers from 0 to {num_envs - 1}"
-        )
-    return ids.astype(np.int64, copy=False)
 
 
 def _read_tree(
@@ -123,20 +42,8 @@ def _read_others(
         name: read_array(name, columns[name], (count, *shape), dtype, device)
         for name, shape, dtype in specs
     }
-    if np.isnan(arrays["rewards"]).any():
-        row = int(np.flatnonzero(np.isnan(arrays["rewards"]))[0])
-        raise BufferMisuseError(
-            f"rewards has NaN in row {row}, expected numbers; find the step that makes it"
-        )
+    check_rewards(arrays["rewards"])
     return arrays
-
-
-def _count_rows(columns: Mapping[str, Any]) -> int:
-    rewards = columns["rewards"]
-    shape = np.shape(rewards) if not isinstance(rewards, torch.Tensor) else tuple(rewards.shape)
-    if len(shape) != 1:
-        raise BufferMisuseError(f"rewards has shape {shape}, expected one number per step")
-    return shape[0]
 
 
 def read_steps(
@@ -153,7 +60,7 @@ def read_steps(
     required = {"obs", "next_obs", "actions", "rewards", "terminations", "truncations"}
     required |= {leaf.path for leaf in layout.extra}
     check_names(columns, required, {"boundaries"})
-    count = _count_rows(columns)
+    count = count_rows(columns["rewards"])
     arrays = _read_tree("obs", columns["obs"], space, layout.obs_leaves, count, device)
     following = _read_tree("next_obs", columns["next_obs"], space, layout.obs_leaves, count, device)
     return {**arrays, **_read_others(columns, layout, count, device)}, following, count
@@ -178,7 +85,7 @@ def read_episode(
         )
     required = {"obs", "actions", "rewards"} | {leaf.path for leaf in layout.extra}
     check_names(episode, required, {"next_obs", *_OPTIONAL})
-    count = _count_rows(episode)
+    count = count_rows(episode["rewards"])
     if count == 0:
         raise BufferMisuseError("the episode has no step; expected one at least")
     has_next = "next_obs" in episode
@@ -199,7 +106,7 @@ def read_episode(
 def _check_successors(obs: dict[str, np.ndarray], following: dict[str, np.ndarray]) -> None:
     for path, array in obs.items():
         same = (array[1:] == following[path][:-1]) | (array[1:] != array[1:])  # or NaN
-        wrong = np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
+        wrong = np.flatnonzero(~same.all(axis=tuple(range(1, same.ndim))))
         if len(wrong):
             raise BufferMisuseError(
                 f"next_obs of step {wrong[0]} differs from obs of step {wrong[0] + 1} in {path}; "

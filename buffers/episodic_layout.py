@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
+from buffers.arguments import extra_leaves
 from buffers.columns import ColumnSpec, spec_bytes
 from buffers.errors import BufferMisuseError
 from buffers.rollout_layout import check_count
@@ -27,7 +28,14 @@ __all__ = [
 HEADER_WORDS = 2  # room, step, remaining, bound: int32 each
 _HEADER = ("room", "step", "remaining", "bound")
 _FLAGS = ("terminations", "truncations", "boundaries")
-_RESERVED = {"obs", "next_obs", "actions", "rewards", "env_ids", *_FLAGS, *_HEADER}
+_RESERVED = frozenset(
+    ("obs", "next_obs", "actions", "rewards", "env_ids", "self", *_FLAGS, *_HEADER)
+)
+# Fields of the batches besides, and attributes every tuple has.
+_BATCH_NAMES = frozenset(
+    ("future_obs", "offsets", "goal_obs", "goal_offsets", "relabelled", "mask", "steps", "bounds",
+     "extras", "memory", "count", "index")
+)  # fmt: skip
 _WORD_BYTES, _LINE_BYTES = 8, 64
 _MAX_ROWS = 2**31 - 1  # rows are listed as int32
 _FEW_EPISODES = 4096
@@ -80,9 +88,18 @@ class RowLayout(NamedTuple):
 
 
 def pack_rows(
-    observation_space: Space, action_space: Space, extra_columns: Mapping[str, Space] | None
+    observation_space: Space,
+    action_space: Space,
+    extra_columns: Mapping[str, Space] | None,
+    taken: frozenset[str] = frozenset(),
 ) -> RowLayout:
     """Lay out a row.
+
+    Args:
+        observation_space: See the buffers, like the next two.
+        action_space: See above.
+        extra_columns: See above.
+        taken: Names, besides those of the fields, that no extra column may have.
 
     Raises:
         BufferMisuseError: A space without arrays of fixed size, or a bad name of an extra column.
@@ -91,7 +108,7 @@ def pack_rows(
     if not obs_leaves:
         raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
     action = action_leaf(action_space)
-    extra = _extra_leaves(extra_columns or {})
+    extra = extra_leaves(extra_columns, _RESERVED | taken)
     header = [Leaf(name, (), _INT32) for name in _HEADER]
     flags = [Leaf(name, (), _BOOL) for name in _FLAGS]
     fields: dict[str, RowField] = {}
@@ -104,24 +121,6 @@ def pack_rows(
     padded = lines if 8 * lines <= 9 * used else -(-used // _WORD_BYTES) * _WORD_BYTES
     num_words = padded // _WORD_BYTES
     return RowLayout(fields, obs_leaves, action, extra, obs_stop, num_words)
-
-
-def _extra_leaves(extra_columns: Mapping[str, Space]) -> list[Leaf]:
-    leaves = []
-    for name, space in extra_columns.items():
-        if name in _RESERVED or not name.isidentifier():
-            raise BufferMisuseError(
-                f"extra column {name!r} is no possible name; expected an identifier other than "
-                f"{sorted(_RESERVED)}"
-            )
-        found = space_leaves(space, name)
-        if len(found) != 1 or found[0].path != name:
-            raise BufferMisuseError(
-                f"extra column {name!r} has the space {space}, expected Box, Discrete, "
-                "MultiDiscrete or MultiBinary; give one column for each array"
-            )
-        leaves += found
-    return leaves
 
 
 def _place(fields: dict[str, RowField], leaves: list[Leaf], offset: int) -> int:
@@ -206,5 +205,5 @@ def plan_episodic(
             f"capacity {capacity} with {max_episodes} episodes needs more rows than {_MAX_ROWS}; "
             "make it smaller"
         )
-    row = pack_rows(observation_space, action_space, extra_columns)
+    row = pack_rows(observation_space, action_space, extra_columns, _BATCH_NAMES)
     return EpisodicLayout(capacity, max_episodes, row)

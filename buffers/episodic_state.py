@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from buffers.checkpoint import open_checkpoint, save_checkpoint
+from buffers.checkpoint import check_settings, name_fields, open_checkpoint, save_checkpoint
+from buffers.copies import fill_block
 from buffers.episodic_layout import RowLayout
 from buffers.episodic_sampling import CompiledSampler, TorchSampler
 from buffers.episodic_storage import EpisodicStorage
@@ -29,10 +30,17 @@ class EpisodicState:
     Args:
         storage: Ring and tables.
         sampler: Holds the generator.
+        num_envs: What the constructor of the buffer was given; states with open episodes of
+            another number of environments are refused. None takes any.
     """
 
-    def __init__(self, storage: EpisodicStorage, sampler: CompiledSampler | TorchSampler):
-        self._storage, self._sampler = storage, sampler
+    def __init__(
+        self,
+        storage: EpisodicStorage,
+        sampler: CompiledSampler | TorchSampler,
+        num_envs: int | None,
+    ):
+        self._storage, self._sampler, self.num_envs = storage, sampler, num_envs
 
     def _meta(self) -> dict[str, Any]:
         return {
@@ -62,6 +70,21 @@ class EpisodicState:
         }
         columns["rows"] = self._storage.live_rows()
         save_checkpoint(path, _KIND, self._meta(), columns)
+
+    def copied_state(self, opened: OpenEpisodes | None) -> dict[str, Any]:
+        """Everything, the rows as views of the blocks they lie in."""
+        blocks = [block.cpu().numpy() for block in self._storage.live_rows()]
+        return {**self._meta(), **self._small_columns(opened), "rows": blocks}
+
+    def take_copied_state(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Replace all by what a buffer made with the same arguments held; as `load_state_dict`."""
+        small = {name: np.array(state[name]) for name in _SMALL}
+        begin = 0
+        for pages in state["rows"]:
+            fill_block(self._storage.rows[begin : begin + len(pages)], pages)
+            begin += len(pages)
+        self._commit(state, small)
+        return small
 
     def load_state_dict(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Replace ring, tables and generator; return what is to become the open episodes."""
@@ -106,12 +129,13 @@ class EpisodicState:
             raise BufferMisuseError(
                 f"state has version {meta.get('state_version')!r}, expected {_VERSION}"
             )
-        fields = describe_fields(layout.row)
-        if meta.get("fields") != fields:
-            raise BufferMisuseError(
-                f"state has the fields {meta.get('fields')}, expected {fields}; load it into a "
-                "buffer with the same spaces and extra columns"
-            )
+        fields = meta.get("fields"), describe_fields(layout.row)
+        found, own = ({"field": name_fields(described)} for described in fields)
+        num_envs = len(small["open_lengths"])
+        if self.num_envs is not None and num_envs:  # a state without open episodes fits any number
+            found["num_envs"], own["num_envs"] = num_envs, self.num_envs
+        check_settings(found, own)
+        check_settings(*({"layout": described} for described in fields))
         lengths = small["lengths"]
         steps = int(lengths.sum())
         if steps > layout.capacity or len(lengths) > layout.max_episodes:

@@ -47,7 +47,8 @@ def gae(
     Args:
         rewards: float32 or float64 (T, N). Time first.
         values: Same dtype (T + 1, N); the last row belongs to the observation after the last step.
-        terminations: bool (T, N); the episode ended, its successor is worth nothing.
+        terminations: bool (T, N), or integers 0 and 1, like all flags; the episode ended, its
+            successor is worth nothing.
         truncations: bool (T, N); the episode was cut off, its successor is worth something.
         final_values: Same dtype (T, N), read only where truncated; elsewhere anything, NaN too.
         valid: bool (T, N).
@@ -77,7 +78,7 @@ def gae(
     """
     inputs = GaeInputs(rewards, values, terminations, truncations, final_values, valid)
     check_discounts(gamma, gae_lambda)
-    check_gae_inputs(inputs)
+    inputs = check_gae_inputs(inputs)
     on_cpu = isinstance(rewards, np.ndarray) or rewards.device.type == "cpu"
     if compiled and not on_cpu:
         raise BufferMisuseError(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from buffers.arguments import read_flags
 from buffers.errors import BufferMisuseError
 
 __all__ = ["GaeInputs", "check_discounts", "check_gae_inputs", "check_gae_out"]
@@ -40,8 +41,8 @@ def check_discounts(gamma: float, gae_lambda: float) -> None:
             raise BufferMisuseError(f"{name} is {number}, expected a number from 0 to 1")
 
 
-def check_gae_inputs(inputs: GaeInputs) -> None:
-    """Raise BufferMisuseError unless types, shapes, dtypes and devices agree."""
+def check_gae_inputs(inputs: GaeInputs) -> GaeInputs:
+    """The same with flags as bool; raise BufferMisuseError unless all agree with rewards."""
     rewards = inputs.rewards
     if not isinstance(rewards, np.ndarray | torch.Tensor):
         raise BufferMisuseError(
@@ -62,7 +63,17 @@ def check_gae_inputs(inputs: GaeInputs) -> None:
             continue
         wanted = dtype if name.endswith("values") else _BOOL
         shape = (num_steps + 1, num_envs) if name == "values" else (num_steps, num_envs)
+        if wanted is _BOOL and _is_integer(array):
+            array = read_flags(name, array)
+            inputs = inputs._replace(**{name: array})
         _check_array(name, array, rewards, wanted, shape)
+    return inputs
+
+
+def _is_integer(array: Any) -> bool:
+    if isinstance(array, torch.Tensor):
+        return not (array.is_floating_point() or array.is_complex() or array.dtype is torch.bool)
+    return isinstance(array, np.ndarray) and array.dtype.kind in "iu"
 
 
 def _numpy_dtype(array: np.ndarray | torch.Tensor) -> np.dtype | None:

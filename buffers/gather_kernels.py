@@ -17,7 +17,7 @@ from numba import njit
 from buffers import indexing as at
 from buffers.byte_copy import prefetch
 from buffers.indexing import live_row, tally
-from buffers.random_kernels import bounded, permuted, random_word
+from buffers.random_kernels import bounded, random_word
 from buffers.replay_kernels import copy_field
 
 __all__ = ["draw_by_ring", "draw_distinct", "draw_uniform", "gather", "sample_uniform"]
@@ -30,6 +30,7 @@ OWN, LAST, SUCCESSOR = 0, 1, 2
 _AHEAD = 12  # rows asked for before they are copied
 _BLOCK = 512  # rows whose windows are walked before they are copied; they fit into the L2 cache
 _ONE = np.uint64(1)
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @njit(nogil=True, cache=True)
@@ -60,17 +61,44 @@ def draw_by_ring(state, generator, rows):
 
 
 @njit(nogil=True, cache=True)
-def draw_distinct(state, generator, rows):
-    """Fill rows int64 (B,) with different live rows: the first B of a random permutation."""
+def place_of(moved, mask, number):
+    """Where the entry of a number is in the table of `draw_distinct`, or would have to be."""
+    place = np.int64((np.uint64(number) * _SPREAD) >> np.uint64(32)) & mask
+    while moved[2 * place] != -1 and moved[2 * place] != number:
+        place = (place + 1) & mask
+    return 2 * place
+
+
+@njit(nogil=True, cache=True)
+def draw_distinct(state, generator, rows, moved):
+    """Fill rows int64 (B,) with different live rows; every order of every choice is equally likely.
+
+    The live rows are shuffled, the first B places of them: each place gets what lies in a place
+    drawn among it and those behind. Only places that were written are kept, in a table with open
+    addresses: a place no longer in order, and the number that lies there.
+
+    Args:
+        state: int64, see `indexing`; at least B rows are live.
+        generator: uint64 (2,), see `random_kernels`; written.
+        rows: Written.
+        moved: int64 (2 * S,), memory of the table; written. S is a power of 2, at least 2 * B.
+    """
     if not state[at.IS_TALLIED]:
         tally(state)
-    key = random_word(generator[0], generator[1])
-    generator[1] = np.add(generator[1], _ONE)
-    count, half_bits = state[at.COUNT], 1
-    while 4**half_bits < count:
-        half_bits += 1
+    key, counter, count = generator[0], generator[1], state[at.COUNT]
+    mask = moved.shape[0] // 2 - 1
+    moved[:] = -1
     for i in range(rows.shape[0]):
-        rows[i] = live_row(state, permuted(i, count, half_bits, key))
+        word = random_word(key, np.add(counter, np.uint64(i)))
+        drawn = i + bounded(word, count - i)
+        found = place_of(moved, mask, drawn)
+        rows[i] = moved[found + 1] if moved[found] == drawn else drawn
+        own = place_of(moved, mask, i)
+        number = moved[own + 1] if moved[own] == i else i
+        moved[found], moved[found + 1] = drawn, number
+    for i in range(rows.shape[0]):
+        rows[i] = live_row(state, rows[i])
+    generator[1] = np.add(counter, np.uint64(rows.shape[0]))
 
 
 @njit(nogil=True, cache=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -72,20 +72,19 @@ class PerEnvReplayBuffer(ReplayBuffer):
     ):
         if over not in _DRAWS:
             raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
-        options = plan_replay(
-            capacity,
-            observation_space,
-            action_space,
-            num_envs=num_envs,
-            is_per_env=True,
-            n_step=n_step,
-            gamma=gamma,
-            store_next=store_next,
-            track_env=track_env,
-            extra_columns=extra_columns,
-        )
-        super().__init__(options, device=device, seed=seed, staged=staged)
+        rows: RowOptions = {
+            "n_step": n_step,
+            "gamma": gamma,
+            "store_next": store_next,
+            "track_env": track_env,
+            "extra_columns": extra_columns,
+        }
+        spaces = observation_space, action_space
+        options = plan_replay(capacity, *spaces, num_envs=num_envs, is_per_env=True, **rows)
         self.over = over
+        super().__init__(options, device=device, seed=seed, staged=staged)
+        made = {"device": device, "staged": staged, "num_envs": num_envs, **rows}
+        self._remember(PerEnvReplayBuffer, capacity, *spaces, over=over, **made)
 
     @staticmethod
     def nbytes_for(
@@ -100,6 +99,9 @@ class PerEnvReplayBuffer(ReplayBuffer):
         spaces = observation_space, action_space
         plan = plan_replay(capacity, *spaces, num_envs=num_envs, is_per_env=True, **options)
         return plan.nbytes(plan.capacity)
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {"over": self.over}
 
     @property
     def counts(self) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -10,16 +12,19 @@ import torch
 from gymnasium import Space
 
 from buffers import indexing as at
+from buffers.arguments import as_array
 from buffers.errors import BufferMisuseError
 from buffers.replay_base import ReplayBuffer, ReplayOptions, RowOptions, plan_replay
 from buffers.replay_batch import ReplayBatch
 from buffers.replay_storage import storage_bytes
-from buffers.sum_tree import SumTree, level_sizes
+from buffers.sum_tree import SumTree, largest_value, level_sizes
 from buffers.sum_tree_kernels import check_update
 from buffers.sum_tree_torch import BlockSums
 
 __all__ = ["PrioritizedReplayBuffer"]
 
+_ALPHA, _BETA = 0.6, 0.4
+_LOG_MAX = math.log(sys.float_info.max)
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 
 
@@ -36,8 +41,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
             Dict and Tuple of these.
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
-        alpha: Exponent of the priorities; 0 draws all alike.
-        beta: Exponent of the weights, unless `sample` is given another.
+        alpha: Exponent of the priorities; 0 draws all alike. None means 0.6, until a state with
+            another is loaded. One that is given here wins over that of a state, whose priorities
+            are raised to the new power.
+        beta: Exponent of the weights, unless `sample` is given another. None means 0.4, until a
+            state with another is loaded; one that is given here wins.
         num_envs: As in `SharedReplayBuffer`, like all that follow.
         n_step: Length of the windows.
         gamma: Discount per step.
@@ -68,8 +76,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         observation_space: Space,
         action_space: Space,
         *,
-        alpha: float = 0.6,
-        beta: float = 0.4,
+        alpha: float | None = None,
+        beta: float | None = None,
         num_envs: int | None = None,
         n_step: int = 1,
         gamma: float | None = None,
@@ -80,23 +88,26 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         seed: int | None = None,
         staged: bool = False,
     ):
-        self.alpha, self.beta = _check_exponent("alpha", alpha), _check_exponent("beta", beta)
-        options = plan_replay(
-            capacity,
-            observation_space,
-            action_space,
-            num_envs=num_envs,
-            n_step=n_step,
-            gamma=gamma,
-            store_next=store_next,
-            track_env=track_env,
-            extra_columns=extra_columns,
-        )
+        self._given = {"alpha": alpha, "beta": beta}
+        self.alpha = _check_exponent("alpha", _ALPHA if alpha is None else alpha)
+        self.beta = _check_exponent("beta", _BETA if beta is None else beta)
+        rows: RowOptions = {
+            "n_step": n_step,
+            "gamma": gamma,
+            "store_next": store_next,
+            "track_env": track_env,
+            "extra_columns": extra_columns,
+        }
+        spaces = observation_space, action_space
+        options = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
         super().__init__(options, device=device, seed=seed, staged=staged, has_weights=True)
         is_staged = self._storage.is_staged
         self._tree = None if is_staged else SumTree(self.capacity)
         self._sums = BlockSums(self.capacity, self.device) if is_staged else None
         self._largest = np.ones(1)
+        self._log_largest = math.log(largest_value(self.capacity))
+        made = {"device": device, "staged": staged, "num_envs": num_envs, **rows}
+        self._remember(PrioritizedReplayBuffer, capacity, *spaces, alpha=alpha, beta=beta, **made)
 
     @staticmethod
     def nbytes_for(
@@ -136,7 +147,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def num_refused(self) -> int:
-        """Priorities on a device that were left out as negative or not finite; waits for it."""
+        """Priorities on a device that were left out as they did not fit; waits for the device."""
         return 0 if self._sums is None else int(self._sums.num_refused)
 
     def add(self, *, env_ids: Any = None, **columns: Any) -> None:
@@ -185,34 +196,42 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Args:
             indices: int (K,), rows: `batch.indices`. Rows overwritten since then hold other
                 transitions, so update before adding.
-            priorities: float (K,), finite and not negative: the error, plus a little if nothing is
-                to be forgotten. Of equal indices the last counts; on a device they should agree.
-                Tensors on a device are not looked at: what is negative or not finite there is left
-                out, and counted in `num_refused`.
+            priorities: float (K,), not negative, and so small that no sum of powers overflows: the
+                error, plus a little if nothing is to be forgotten. Of equal indices the last
+                counts; on a device they should agree. Tensors on a device are not looked at: what
+                does not fit there is left out, and counted in `num_refused`.
 
         Raises:
             BufferMisuseError: An index or a priority does not fit; nothing was changed.
         """
         if self._sums is not None and _is_on(indices, priorities, self.device):
-            self._sums.update(indices, priorities, self.alpha)
+            self._sums.update(indices, priorities, self.alpha, self._largest_priority())
             return
-        rows = _as_array("indices", indices, _INT64)
-        given = _as_array("priorities", priorities, _FLOAT64)
+        rows = _read_list("indices", indices, _INT64, self.device)
+        given = _read_list("priorities", priorities, _FLOAT64, self.device)
         if rows.ndim != 1 or rows.shape != given.shape:
             raise BufferMisuseError(
                 f"indices has shape {rows.shape} and priorities {given.shape}, expected (K,) both"
             )
-        wrong = check_update(rows, given, self._state[at.COUNT], self._largest)
+        bound = self._largest_priority()
+        wrong = check_update(rows, given, self._state[at.COUNT], bound, self._largest)
         if wrong >= 0:
             raise BufferMisuseError(
                 f"indices[{wrong}] is {rows[wrong]} and priorities[{wrong}] {given[wrong]}, "
-                f"expected a row from 0 to {len(self) - 1} and a finite priority of 0 or more"
+                f"expected a row from 0 to {len(self) - 1} and a priority from 0 to {bound:.4g}, "
+                "so that no sum overflows"
             )
         if self._tree is not None:
             self._tree.update(rows, np.power(given, self.alpha))
         elif self._sums is not None and len(rows):
             found = torch.from_numpy(rows).to(self.device), torch.from_numpy(given).to(self.device)
-            self._sums.update(*found, self.alpha)
+            self._sums.update(*found, self.alpha, bound)
+
+    def _largest_priority(self) -> float:
+        """Up to which priorities are taken: so many rows of it can be summed up."""
+        if self._log_largest >= self.alpha * _LOG_MAX:
+            return sys.float_info.max
+        return math.exp(self._log_largest / self.alpha)
 
     def _own_arrays(self) -> dict[str, np.ndarray]:
         if self._tree is not None:
@@ -223,9 +242,30 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         exponents = np.array([largest, self.alpha, self.beta])
         return {"exponents": exponents, "priorities": values}
 
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        self._take_priorities(self._saved.take_copied_state(state))
+
     def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        values = arrays["priorities"]
+        """Restore priorities; exponents given to the constructor win over the saved ones."""
+        alpha, beta = self.alpha, self.beta
+        self._take_priorities(arrays)
+        if self._given["beta"] is not None:
+            self.beta = beta
+        if self._given["alpha"] is not None and alpha != self.alpha:
+            values, held = arrays["priorities"].copy(), slice(0, len(self))  # later rows are empty
+            powers, largest = values[held], arrays["exponents"][0]
+            # With an exponent of 0 nothing is known of the priorities: all are like new.
+            given = powers ** (1 / self.alpha) if self.alpha else np.full_like(powers, largest)
+            self.alpha = alpha
+            largest = min(largest, self._largest_priority())
+            values[held] = np.minimum(given, largest) ** alpha
+            self._restore(largest, values)
+
+    def _take_priorities(self, arrays: Mapping[str, np.ndarray]) -> None:
         largest, self.alpha, self.beta = arrays["exponents"].tolist()
+        self._restore(largest, arrays["priorities"])
+
+    def _restore(self, largest: float, values: np.ndarray) -> None:
         self._largest[0] = largest
         if self._tree is not None:
             self._tree.restore(values)
@@ -248,10 +288,8 @@ def _is_on(indices: Any, priorities: Any, device: torch.device) -> bool:
     return tensors and indices.device.type == priorities.device.type == device.type
 
 
-def _as_array(name: str, given: Any, dtype: np.dtype) -> np.ndarray:
-    if isinstance(given, torch.Tensor):
-        given = given.detach().cpu().numpy()
-    array = np.asarray(given)
+def _read_list(name: str, given: Any, dtype: np.dtype, device: torch.device) -> np.ndarray:
+    array = as_array(name, given, device)
     if array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable:
         return array
     if array.size and array.dtype.kind not in ("iu" if dtype == _INT64 else "fiu"):

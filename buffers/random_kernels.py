@@ -11,14 +11,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-__all__ = ["bounded", "feistel", "permuted", "random_word", "unit_float"]
+__all__ = ["bounded", "random_word", "unit_float"]
 
 _ONE = np.uint64(1)
 _HALF = np.uint64(32)
-_LOW = np.uint64(0xFFFFFFFF)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_ROUND = np.uint64(0x9E3779B97F4A7C15)
 _UNIT = 2.0**-53
 
 
@@ -42,24 +40,3 @@ def bounded(word, bound):
 def unit_float(word):
     """Map a word to float64 in [0, 1)."""
     return np.float64(word >> np.uint64(11)) * _UNIT
-
-
-@njit(nogil=True, cache=True)
-def feistel(number, half_bits, key):
-    """Permute 0 .. 4**half_bits - 1, by four rounds under a key uint64; number is uint64."""
-    shift = np.uint64(half_bits)
-    mask = np.uint64((1 << half_bits) - 1)
-    left, right = number >> shift, number & mask
-    for turn in range(4):
-        mixed = random_word(key ^ np.uint64(turn), right)
-        left, right = right, left ^ (mixed & mask)
-    return (left << shift) | right
-
-
-@njit(nogil=True, cache=True)
-def permuted(number, bound, half_bits, key):
-    """Permute int64 0 .. bound - 1, with 4**half_bits at least bound, under a key uint64."""
-    result = feistel(np.uint64(number), half_bits, key)
-    while result >= np.uint64(bound):  # at most four tries on average
-        result = feistel(result, half_bits, key)
-    return np.int64(result)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from gymnasium import Space
 
+from buffers.arguments import extra_leaves
 from buffers.columns import torch_dtype
-from buffers.errors import BufferMisuseError
 from buffers.space_tree import Leaf, action_leaf, build_tree, space_leaves
 
 __all__ = ["COLUMNS", "Field", "RecordLayout", "field_view", "plan_records"]
@@ -20,7 +20,9 @@ COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations
 
 _LINE = 64
 _GRAIN = 16  # of the stride: the largest item torch has
-_TAKEN = frozenset((*COLUMNS, "env_ids", "indices", "discounts", "weights", "extras"))
+# Fields and attributes of batches, the field of the buffer's own, and what no method takes by name.
+_BATCH_NAMES = ("indices", "discounts", "weights", "extras", "memory", "size")
+_TAKEN = frozenset((*COLUMNS, "env_ids", *_BATCH_NAMES, "link", "self"))
 
 
 class Field(NamedTuple):
@@ -49,7 +51,7 @@ class RecordLayout(NamedTuple):
     stride: int
 
     def describe(self) -> list[list[Any]]:
-        """The fields as lists that survive JSON."""
+        """Path, shape, dtype and offset of each field, as lists that survive JSON."""
         return [
             [path, list(field.shape), field.dtype.str, field.offset]
             for path, field in self.fields.items()
@@ -98,7 +100,7 @@ def plan_records(
     """
     obs_leaves = space_leaves(observation_space, "obs")
     following = [_renamed(leaf) for leaf in obs_leaves] if store_next else []
-    extras = [_extra_leaf(name, space) for name, space in (extra_columns or {}).items()]
+    extras = extra_leaves(extra_columns, _TAKEN)
     packer = _Packer()
     start = packer.add(obs_leaves)
     obs_bytes = packer.end - start
@@ -125,20 +127,6 @@ def plan_records(
 
 def _renamed(leaf: Leaf) -> Leaf:
     return leaf._replace(path="next_" + leaf.path)
-
-
-def _extra_leaf(name: str, space: Space) -> Leaf:
-    if name in _TAKEN or not name.isidentifier():
-        raise BufferMisuseError(
-            f"extra column {name!r} has a name that is taken or is no identifier; choose another"
-        )
-    leaves = space_leaves(space, name)
-    if len(leaves) != 1 or leaves[0].path != name:
-        raise BufferMisuseError(
-            f"extra column {name!r} has the space {space}, expected a single array; give each part "
-            "a column"
-        )
-    return leaves[0]
 
 
 def _stride(size: int) -> int:

@@ -11,6 +11,8 @@ import torch
 from gymnasium import Space
 
 from buffers import indexing as at
+from buffers.arguments import as_array, resolve_device
+from buffers.copies import Rebuilt
 from buffers.errors import BufferMisuseError
 from buffers.indexing import mark_cut
 from buffers.record_layout import RecordLayout, field_view, plan_records
@@ -99,7 +101,7 @@ def plan_replay(
     return ReplayOptions(layout, action_space, capacity, num_rings, number, n_step, gamma)
 
 
-class ReplayBuffer:
+class ReplayBuffer(Rebuilt):
     """Transitions in packed rows; see the classes that say how rows are used again and drawn."""
 
     def __init__(
@@ -113,7 +115,7 @@ class ReplayBuffer:
     ):
         layout = options.layout
         self.observation_space, self.action_space = layout.observation_space, options.action_space
-        self.capacity, self.device = options.capacity, torch.device(device)
+        self.capacity, self.device = options.capacity, resolve_device(device)
         self.num_envs = options.num_envs or None
         self.n_step, self.gamma = options.num_steps, options.gamma
         kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
@@ -128,7 +130,8 @@ class ReplayBuffer:
                 staged=is_staged,
             )
         self._reader = self._make_reader(is_staged, seed, has_weights)
-        self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays)
+        settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
+        self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays, settings)
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
 
@@ -241,7 +244,7 @@ class ReplayBuffer:
     def _add_checked(self, columns: Mapping[str, Any], env_ids: Any) -> None:
         arrays = read_columns(columns, self._storage.layout, self.device)
         num_envs = self.num_envs or 0
-        ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs)
+        ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs, self.device)
         self._storage.write(arrays, ids if num_envs else self._no_ids)
 
     def cut_episodes(self, env_ids: Any = None) -> None:
@@ -258,8 +261,10 @@ class ReplayBuffer:
         """
         if self.num_envs is None:
             return
-        ids = np.arange(self.num_envs) if env_ids is None else env_ids
-        mark_cut(self._state, read_row_ids(ids, len(ids), self.num_envs))
+        ids = np.arange(self.num_envs)
+        if env_ids is not None:
+            ids = as_array("env_ids", env_ids, self.device)
+        mark_cut(self._state, read_row_ids(ids, ids.size, self.num_envs))
 
     def new_batch(self, batch_size: int) -> ReplayBatch:
         """Memory for `sample(batch_size, out=...)`, not initialised."""
@@ -302,7 +307,7 @@ class ReplayBuffer:
         return self._storage.oldest_first()
 
     def get(self, indices: Any) -> ReplayBatch:
-        """The transitions in given rows, as `sample` would return them.
+        """The transitions in given rows, as `sample` would return them; all weights are 1.
 
         Args:
             indices: int (B,), rows that hold transitions.
@@ -324,8 +329,14 @@ class ReplayBuffer:
             )
         batch = self._reader.new(len(rows))
         batch.indices.copy_(torch.from_numpy(rows.astype(np.int64)))
+        if batch.weights is not None:
+            batch.weights.fill_(1.0)
         self._reader.gather(batch)
         return batch
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Further settings that a state must share with the buffer it is loaded into."""
+        return {}
 
     def _own_arrays(self) -> dict[str, np.ndarray]:
         """Further arrays of a checkpoint."""
@@ -334,16 +345,23 @@ class ReplayBuffer:
     def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore them."""
 
+    def _copied_state(self) -> dict[str, Any]:
+        return self._saved.copied_state()
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        self._take_own_arrays(self._saved.take_copied_state(state))
+
     def state_dict(self) -> dict[str, Any]:
-        """Transitions and generator, as copies: tensors, ints, strings, lists."""
+        """Transitions and generator, as copies: tensors, numbers, strings, lists, dicts."""
         return self._saved.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the buffer stood that `state_dict` was called on.
 
         Raises:
-            BufferMisuseError: The state is of another kind of buffer, version, spaces, capacity,
-                options or device; nothing was changed.
+            BufferMisuseError: The state is of another kind of buffer, version or device, or of one
+                with other spaces, sizes, `n_step`, `gamma` or options, which are listed; nothing
+                was changed.
         """
         self._take_own_arrays(self._saved.load_state_dict(state))
 
@@ -359,8 +377,8 @@ class ReplayBuffer:
         """Continue where the buffer stood that `save` was called on.
 
         Raises:
-            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer; nothing
-                was changed.
+            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer, as in
+                `load_state_dict`; nothing was changed.
             OSError: It cannot be opened.
         """
         self._take_own_arrays(self._saved.load(path))

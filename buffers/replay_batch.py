@@ -10,6 +10,7 @@ import torch
 
 from buffers import gather_kernels as to
 from buffers.batch_memory import BatchArrays, BatchMemory
+from buffers.copies import owned
 from buffers.errors import BufferMisuseError
 from buffers.record_layout import RecordLayout
 
@@ -63,6 +64,12 @@ class ReplayBatch:
         for name, tensor in fields.items():
             setattr(self, name, tensor)
         self.extras, self.size, self.memory = extras, size, memory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the tensors alone; the result is no `out` for the buffer."""
+        names = [name for name in self.__slots__ if name not in ("extras", "memory", "size")]
+        fields = {name: owned(getattr(self, name)) for name in names}
+        return ReplayBatch, (fields, owned(self.extras), self.size, None)
 
     def __getattr__(self, name: str) -> torch.Tensor:
         """A column the user added."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from buffers.episodic_input import check_names, read_array
+from buffers.arguments import as_array, check_names, check_rewards, count_rows, read_array
 from buffers.errors import BufferMisuseError
 from buffers.record_layout import COLUMNS, RecordLayout
 from buffers.space_tree import tree_leaves
@@ -27,7 +27,7 @@ def read_columns(
         BufferMisuseError: A column is missing, unknown or does not fit.
     """
     check_names(columns, {*COLUMNS, *layout.extras}, set())
-    count = _count_rows(columns["rewards"])
+    count = count_rows(columns["rewards"])
     given: dict[str, tuple[Any, str]] = {}
     for name in ("obs", "next_obs"):
         leaves = tree_leaves(layout.observation_space, columns[name], name)
@@ -43,35 +43,20 @@ def read_columns(
         array = read_array(path, value, (count, *field.shape), field.dtype, device)
         with np.errstate(over="ignore"):  # reported below, by name
             arrays[path] = np.ascontiguousarray(array, field.dtype)
-    _check_rewards(arrays["rewards"])
+    check_rewards(arrays["rewards"])
     return arrays
 
 
-def _count_rows(rewards: Any) -> int:
-    shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else np.shape(rewards)
-    if len(shape) != 1:
-        raise BufferMisuseError(
-            f"rewards has shape {shape}, expected (K,): one number per transition"
-        )
-    return shape[0]
-
-
-def _check_rewards(rewards: np.ndarray) -> None:
-    wrong = np.flatnonzero(~np.isfinite(rewards))
-    if len(wrong):
-        raise BufferMisuseError(
-            f"rewards[{wrong[0]}] is {rewards[wrong[0]]} as float32, expected finite numbers; find "
-            "the step that makes it"
-        )
-
-
-def read_row_ids(env_ids: Any, num_rows: int, num_envs: int) -> np.ndarray:
+def read_row_ids(
+    env_ids: Any, num_rows: int, num_envs: int, device: torch.device | None = None
+) -> np.ndarray:
     """Env ids int64 (K,), one per row; or (0,) if the rows are whole steps of all envs.
 
     Args:
         env_ids: What the user gave; None for whole steps.
         num_rows: K.
         num_envs: Number of environments, 0 if the buffer keeps no track of them.
+        device: Where a tensor may lie besides the CPU.
 
     Raises:
         BufferMisuseError: Ids that do not fit, or none where rows are no whole steps.
@@ -83,8 +68,7 @@ def read_row_ids(env_ids: Any, num_rows: int, num_envs: int) -> np.ndarray:
                 f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
             )
         return np.zeros(0, np.int64)
-    ids = env_ids.detach().cpu().numpy() if isinstance(env_ids, torch.Tensor) else env_ids
-    ids = np.asarray(ids)
+    ids = as_array("env_ids", env_ids, device)
     if ids.shape != (num_rows,) or (ids.size and ids.dtype.kind not in "iu"):
         raise BufferMisuseError(
             f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers ({num_rows},)"

@@ -14,7 +14,6 @@ from buffers.ring_state import new_generator
 
 __all__ = ["CompiledReader"]
 
-_DRAWS = {"rings": draw_by_ring, "distinct": draw_distinct}
 _NOTHING = np.zeros((1, 1), np.uint8)
 
 
@@ -36,6 +35,7 @@ class CompiledReader:
     ):
         self._storage, self._gamma = storage, float(gamma)
         self.generator = new_generator(seed)
+        self._moved = np.empty(0, np.int64)
         self.new, self.check = planner.new, planner.check
 
     def fill(self, batch: ReplayBatch, draw: str) -> None:
@@ -52,8 +52,18 @@ class CompiledReader:
                 *self._kept(),
             )
             return
-        _DRAWS[draw](storage.state, self.generator, memory.rows)
+        if draw == "rings":
+            draw_by_ring(storage.state, self.generator, memory.rows)
+        else:
+            draw_distinct(storage.state, self.generator, memory.rows, self._table(batch.size))
         self.gather(batch)
+
+    def _table(self, size: int) -> np.ndarray:
+        """Memory `draw_distinct` needs for so many rows; it grows only."""
+        needed = 4 << (size - 1).bit_length()
+        if len(self._moved) < needed:
+            self._moved = np.empty(needed, np.int64)
+        return self._moved[:needed]
 
     def gather(self, batch: ReplayBatch) -> None:
         """Fill a batch from the rows it lists."""

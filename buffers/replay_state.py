@@ -10,14 +10,15 @@ import numpy as np
 import torch
 
 from buffers import indexing as at
-from buffers.checkpoint import open_checkpoint, save_checkpoint
+from buffers.checkpoint import check_settings, name_fields, open_checkpoint, save_checkpoint
+from buffers.copies import fill_block
 from buffers.errors import BufferMisuseError
 from buffers.replay_storage import ReplayStorage
 from buffers.ring_state import constant_part
 
 __all__ = ["ReplayState"]
 
-_VERSION = 1
+_VERSION = 2  # 1 had no settings
 _KEPT = ("pending", "finals", "free", "slots")
 
 
@@ -29,6 +30,7 @@ class ReplayState:
         storage: Rows and state.
         reader: Holds the generator.
         own: Makes the further arrays that are saved; `load` hands them back.
+        settings: Of the buffer, besides what the storage tells: numbers and strings.
     """
 
     def __init__(
@@ -37,8 +39,17 @@ class ReplayState:
         storage: ReplayStorage,
         reader: Any,
         own: Callable[[], dict[str, np.ndarray]],
+        settings: Mapping[str, Any],
     ):
         self._kind, self._storage, self._reader, self._own = kind, storage, reader, own
+        state = storage.state
+        sizes = {
+            "capacity": int(state[at.CAPACITY]),
+            "rings": int(state[at.NUM_RINGS]),
+            "num_envs": int(state[at.NUM_ENVS]),
+            "store_next": bool(storage.layout.next_obs),
+        }
+        self._settings = {**sizes, **settings}
 
     def _meta(self) -> dict[str, Any]:
         return {
@@ -46,6 +57,7 @@ class ReplayState:
             "kind": self._kind,
             "fields": self._storage.layout.describe(),
             "constants": constant_part(self._storage.state),
+            "settings": self._settings,
         }
 
     def _small(self) -> dict[str, np.ndarray]:
@@ -66,14 +78,28 @@ class ReplayState:
         columns["rows"] = self._storage.live_blocks()
         save_checkpoint(path, self._kind, self._meta(), columns)
 
+    def copied_state(self) -> dict[str, Any]:
+        """Everything, the rows as views of the blocks they lie in."""
+        blocks = [block.cpu().numpy() for block in self._storage.live_blocks()]
+        return {**self._small(), "rows": blocks}
+
+    def take_copied_state(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Replace everything by what a buffer made with the same arguments held."""
+        small = {name: np.array(state[name]) for name in self._small()}
+        self._restore(small)
+        for block, pages in zip(self._storage.live_blocks(), state["rows"], strict=True):
+            fill_block(block, pages)
+        return small
+
     def load_state_dict(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Replace everything; return the buffer's own arrays."""
+        self._check_made(state)
         missing = sorted({*self._small(), "rows"} - set(state))
         if missing:
             raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
         small = {name: state[name].numpy().copy() for name in self._small()}
         rows = state["rows"]
-        self._check(state, small, (tuple(rows.shape), rows.dtype))
+        self._check(small, (tuple(rows.shape), rows.dtype))
         self._restore(small)
         begin = 0
         for block in self._storage.live_blocks():
@@ -84,6 +110,7 @@ class ReplayState:
     def load(self, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         """The same from a file."""
         with open_checkpoint(path, self._kind) as reader:
+            self._check_made(reader.meta)
             missing = sorted({*self._small(), "rows"} - set(reader.columns))
             if missing:
                 raise reader.refusal(f"has no columns {missing}; it is of another kind of buffer")
@@ -93,25 +120,32 @@ class ReplayState:
                 small[name] = np.zeros(shape, dtype)
                 reader.read(name, [small[name]])
             dtype, shape = reader.columns["rows"]
-            self._check(reader.meta, small, (shape, torch.from_numpy(np.empty(0, dtype)).dtype))
+            self._check(small, (shape, torch.from_numpy(np.empty(0, dtype)).dtype))
             self._restore(small)
             reader.read("rows", self._storage.live_blocks())
         return small
 
+    def _check_made(self, meta: Mapping[str, Any]) -> None:
+        """Raise BufferMisuseError unless the state is of a buffer made like this one."""
+        own = self._meta()
+        if meta.get("state_version") == 1:  # all that the first release had
+            meta = {**meta, "state_version": _VERSION, "settings": self._settings}
+        for name in ("kind", "state_version"):
+            if meta.get(name) != own[name]:
+                raise BufferMisuseError(
+                    f"state has {name} {meta.get(name)!r}, expected {own[name]!r}; pass what "
+                    "state_dict() of such a buffer returned"
+                )
+        check_settings(_listed(meta), _listed(own))
+        # Where the fields lie, if another release places them otherwise.
+        check_settings(*({"layout": [s.get("fields"), s.get("constants")]} for s in (meta, own)))
+
     def _check(
         self,
-        meta: Mapping[str, Any],
         small: Mapping[str, np.ndarray],
         rows: tuple[tuple[int, ...], torch.dtype],
     ) -> None:
-        """Raise BufferMisuseError unless the state fits this buffer."""
-        for name, found in self._meta().items():
-            given = meta.get(name)
-            if given != found:
-                raise BufferMisuseError(
-                    f"state has {name} {given}, expected {found}; load it into a buffer made with "
-                    "the same spaces, capacity and options"
-                )
+        """Raise BufferMisuseError unless the arrays fit this buffer and one another."""
         if not self._reader.accepts_state(small["generator"]):
             raise BufferMisuseError(
                 "state has a generator of another device; load it into a buffer on the device it "
@@ -159,3 +193,10 @@ class ReplayState:
 
 
 _RING_ARRAYS = (at.TOTALS, at.POINTERS)
+
+
+def _listed(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings and fields by name, to be compared."""
+    fields = name_fields(meta.get("fields"))
+    fields.pop("link", None)  # follows from the settings
+    return {**(meta.get("settings") or {}), "field": fields}

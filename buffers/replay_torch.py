@@ -144,7 +144,7 @@ class TorchReader:
         places = torch.arange(num_rows, device=device)
         is_live = places % self._capacity < self._counts.index_select(0, places // self._capacity)
         keys.masked_fill_(~is_live, -1.0)
-        indices.copy_(keys.topk(len(indices), sorted=False).indices)
+        indices.copy_(keys.topk(len(indices)).indices)  # sorted, else the order is not random
 
     def gather(self, batch: ReplayBatch) -> None:
         """Fill a batch from the rows it lists."""

@@ -118,16 +118,20 @@ def check_count(name: str, number: Any) -> int:
 
 
 def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    """The mode of an enum member or its value.
+    """The mode of an enum member, or of its name or value in any spelling.
 
-    >>> parse_autoreset_mode("NextStep")
-    <AutoresetMode.NEXT_STEP: 'NextStep'>
+    >>> parse_autoreset_mode("NextStep"), parse_autoreset_mode("same_step")
+    (<AutoresetMode.NEXT_STEP: 'NextStep'>, <AutoresetMode.SAME_STEP: 'SameStep'>)
     """
-    try:
-        return AutoresetMode(mode)
-    except ValueError:
-        known = ", ".join(repr(member.value) for member in AutoresetMode)
-        raise BufferMisuseError(
-            f"autoreset_mode is {mode!r}, expected one of {known}; pass "
-            'envs.metadata["autoreset_mode"] of the vector env that fills the buffer'
-        ) from None
+    if isinstance(mode, AutoresetMode):
+        return mode
+    if isinstance(mode, str):
+        spelled = mode.rpartition(".")[2].replace("_", "").replace("-", "").replace(" ", "").lower()
+        for member in AutoresetMode:
+            if spelled == member.value.lower():
+                return member
+    known = ", ".join(repr(member.value) for member in AutoresetMode)
+    raise BufferMisuseError(
+        f"autoreset_mode is {mode!r}, expected one of {known}; pass "
+        'envs.metadata["autoreset_mode"] of the vector env that fills the buffer'
+    )

@@ -66,18 +66,18 @@ class SharedReplayBuffer(ReplayBuffer):
         seed: int | None = None,
         staged: bool = False,
     ):
-        options = plan_replay(
-            capacity,
-            observation_space,
-            action_space,
-            num_envs=num_envs,
-            n_step=n_step,
-            gamma=gamma,
-            store_next=store_next,
-            track_env=track_env,
-            extra_columns=extra_columns,
-        )
+        rows: RowOptions = {
+            "n_step": n_step,
+            "gamma": gamma,
+            "store_next": store_next,
+            "track_env": track_env,
+            "extra_columns": extra_columns,
+        }
+        spaces = observation_space, action_space
+        options = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
         super().__init__(options, device=device, seed=seed, staged=staged)
+        made = {"device": device, "staged": staged, "num_envs": num_envs, **rows}
+        self._remember(SharedReplayBuffer, capacity, *spaces, **made)
 
     @staticmethod
     def nbytes_for(

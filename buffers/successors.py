@@ -49,6 +49,8 @@ class Successors:
         num_rows, num_envs = int(state[at.CAPACITY] * state[at.NUM_RINGS]), int(state[at.NUM_ENVS])
         num_slots = _first_slots(num_rows, num_envs)
         size = layout.obs_bytes
+        leaves = [layout.fields[path] for path in layout.obs]
+        self._padding = slice(sum(leaf.nbytes for leaf in leaves), size)  # behind the leaves
         self.pending = np.zeros((num_envs, size), np.uint8)
         self.finals = np.zeros((num_slots, size), np.uint8)
         self.free = np.arange(num_slots)
@@ -126,6 +128,8 @@ class Successors:
 
     def refresh_device(self) -> None:
         """Copy everything to the device, after it was loaded."""
+        for observations in (self.pending, self.finals):  # saved by an earlier release, maybe
+            observations[:, self._padding] = 0
         self._to_device()
 
     def _to_device(self) -> None:
@@ -146,6 +150,7 @@ class Successors:
             return array.reshape(len(array), -1).view(np.uint8)
         first = min(layout.fields[path].offset for path in layout.obs)
         packed = np.empty((len(arrays["rewards"]), layout.obs_bytes), np.uint8)
+        packed[:, self._padding] = 0  # rows are compared as bytes
         for path in layout.obs:
             field = layout.fields[path]
             begin = field.offset - first

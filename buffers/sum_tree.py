@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 from buffers.sum_tree_kernels import FAN_OUT, draw_leaves, set_leaves, set_newest
 
-__all__ = ["SumTree", "level_sizes"]
+__all__ = ["SumTree", "largest_value", "level_sizes"]
 
 _WORDS_PER_LINE = 8
 
@@ -22,6 +24,11 @@ def level_sizes(capacity: int) -> list[int]:
         above = sizes[-1] // FAN_OUT
         sizes.append(above if above == 1 else above + -above % FAN_OUT)
     return sizes
+
+
+def largest_value(capacity: int) -> float:
+    """The largest value so many leaves may have, or their sum would overflow."""
+    return sys.float_info.max / (4 * capacity)
 
 
 class SumTree:

@@ -153,13 +153,14 @@ def draw_leaves(tree, starts, generator, leaves, masses, ratios):
 
 
 @njit(nogil=True, cache=True)
-def check_update(leaves, priorities, count, largest):
-    """Look for a leaf not in 0 .. count - 1, or a priority negative or not finite.
+def check_update(leaves, priorities, count, bound, largest):
+    """Look for a leaf not in 0 .. count - 1, or a priority not in 0 .. bound.
 
     Args:
         leaves: int64 (K,).
         priorities: float64 (K,).
         count: See above.
+        bound: See above.
         largest: float64 (1,), raised to the largest priority if all is well.
 
     Returns:
@@ -167,7 +168,7 @@ def check_update(leaves, priorities, count, largest):
     """
     found = largest[0]
     for i in range(leaves.shape[0]):
-        if not (0 <= leaves[i] < count and 0.0 <= priorities[i] < np.inf):
+        if not (0 <= leaves[i] < count and 0.0 <= priorities[i] <= bound):
             return i
         found = max(found, priorities[i])
     largest[0] = found

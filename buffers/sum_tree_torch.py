@@ -19,7 +19,7 @@ class BlockSums:
     Attributes:
         leaves: float64 (capacity,) on the device, view; read only.
         largest: float64 (), the largest priority ever given, before the exponent; at least 1.
-        num_refused: int64 (), updates left out as they were negative or not finite.
+        num_refused: int64 (), updates left out as they were negative, not finite or too large.
     """
 
     def __init__(self, capacity: int, device: torch.device):
@@ -51,16 +51,19 @@ class BlockSums:
                 first, last = begin // BLOCK, (stop - 1) // BLOCK + 1
                 torch.sum(self._values[first:last], 1, out=self._sums[first:last])
 
-    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float) -> None:
-        """Give priorities to leaves; those negative or not finite are left out and counted.
+    def update(
+        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, bound: float
+    ) -> None:
+        """Give priorities to leaves; those not in 0 .. bound are left out and counted.
 
         Args:
             leaves: int64 (K,) in range, on the device. Equal ones should have equal priorities.
             priorities: float (K,), on the device.
             alpha: Exponent.
+            bound: See above.
         """
         given = priorities.to(torch.float64)
-        is_good = (given >= 0) & (given < torch.inf)
+        is_good = (given >= 0) & (given <= bound)
         values = torch.where(is_good, given.pow(alpha), self.leaves.index_select(0, leaves))
         self.leaves.index_copy_(0, leaves, values)
         blocks = torch.div(leaves, BLOCK, rounding_mode="floor")

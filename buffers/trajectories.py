@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from gymnasium import Space
 
+from buffers.arguments import as_array, check_place, check_rewards, resolve_device
 from buffers.columns import foreach_copy, torch_dtype
+from buffers.copies import Rebuilt, fill_block
 from buffers.episodic_layout import pack_rows
 from buffers.errors import BufferMisuseError
 from buffers.free_memory import check_fits
@@ -31,7 +33,7 @@ class TrajectoryStats(NamedTuple):
     mean_reward: float
 
 
-class TrajectoryBuffer:
+class TrajectoryBuffer(Rebuilt):
     """The steps of one update, as trajectories of different lengths, in memory used again.
 
     `update` replaces what was there. Trajectory after trajectory is copied to its place; nothing is
@@ -73,7 +75,7 @@ class TrajectoryBuffer:
         device: torch.device | str = "cpu",
     ):
         self.observation_space, self.action_space = observation_space, action_space
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
         self._obs_leaves, self._leaves = _plan(observation_space, action_space, extra_columns)
         self._is_flat = self._obs_leaves[0].path == "obs"
         self._others = [leaf.path for leaf in self._leaves[len(self._obs_leaves) :]]
@@ -85,6 +87,25 @@ class TrajectoryBuffer:
         self._capacity = 0
         self._ends: list[int] = []
         self._allocate(check_count("capacity", capacity))
+        self._remember(
+            TrajectoryBuffer,
+            capacity=capacity,
+            observation_space=observation_space,
+            action_space=action_space,
+            extra_columns=extra_columns,
+            device=device,
+        )
+
+    def _copied_state(self) -> dict[str, Any]:
+        columns = [column[: len(self)].cpu().numpy() for column in self._storage]
+        return {"capacity": self._capacity, "ends": list(self._ends), "columns": columns}
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        if state["capacity"] > self._capacity:
+            self._allocate(state["capacity"])
+        for column, pages in zip(self._storage, state["columns"], strict=True):
+            fill_block(column[: len(pages)], pages)
+        self._ends = state["ends"]
 
     @staticmethod
     def nbytes_for(
@@ -151,8 +172,8 @@ class TrajectoryBuffer:
             The number of steps and the mean of their rewards (0 for none).
 
         Raises:
-            BufferMisuseError: A column is missing, unknown or does not fit, or a reward is NaN;
-                nothing was changed.
+            BufferMisuseError: A column is missing, unknown or does not fit, or a reward is not
+                finite as float32; nothing was changed.
             BufferMemoryError: Larger memory is needed than is free; the old steps are kept.
         """
         columns = self._read(trajectories)
@@ -202,15 +223,11 @@ class TrajectoryBuffer:
                 f"trajectory {number}: {leaf.path} has shape {tuple(tensor.shape)} and dtype "
                 f"{tensor.dtype}, expected {(steps, *leaf.shape)} and {dtype}"
             )
-        if tensor.device.type != "cpu" and tensor.device != self.device:
-            raise BufferMisuseError(
-                f"trajectory {number}: {leaf.path} lies on {tensor.device}, expected the CPU "
-                f"or {self.device}; move it"
-            )
+        check_place(f"trajectory {number}: {leaf.path}", tensor, self.device)
         return tensor
 
     def _sum_rewards(self, rewards: list[torch.Tensor]) -> float:
-        """Sum of all rewards; waits for the device once."""
+        """Sum of all rewards, which must be finite; waits for the device once."""
         if not rewards:
             return 0.0
         # Summed in their own dtype, pairwise: another one would make torch convert them all first.
@@ -218,12 +235,11 @@ class TrajectoryBuffer:
         if any(part.device != self.device or part.dtype != sums[0].dtype for part in sums):
             sums = [part.to(self.device, torch.float64) for part in sums]
         values = torch.stack(sums).tolist()
-        for number, value in enumerate(values):
-            if math.isnan(value):
-                raise BufferMisuseError(
-                    f"trajectory {number}: rewards has NaN, or infinity of both signs, expected "
-                    "numbers; find the step that makes it"
-                )
+        for number, (reward, value) in enumerate(zip(rewards, values, strict=True)):
+            if reward.dtype is torch.float64 or not math.isfinite(value):
+                what = f"trajectory {number}: "
+                check_rewards(as_array("rewards", reward, self.device), what)
+                values[number] = float(reward.double().sum())  # its own dtype may not hold the sum
         return math.fsum(values)
 
     def _allocate(self, capacity: int) -> None:
@@ -277,6 +293,8 @@ def _holds(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether the dtype can hold the values: floats may lose precision, integers no value."""
     if tensor.dtype is dtype:
         return True
+    if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
+        return bool((tensor.bool() == tensor).all())  # 0 and 1
     if not torch.can_cast(tensor.dtype, dtype):
         return False
     if dtype.is_floating_point or dtype is torch.bool:

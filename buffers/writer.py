@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from buffers.arguments import read_array, read_distinct_ids
 from buffers.episode_lists import EpisodeLists
-from buffers.episodic_input import read_array, read_distinct_ids
 from buffers.errors import BufferMisuseError
 from buffers.rollout_layout import parse_autoreset_mode
 from buffers.space_tree import action_leaf, build_tree, space_leaves, tree_leaves
@@ -93,6 +93,8 @@ class TransitionWriter:
         """Take note of the observations of a reset, of all environments or some.
 
         Open episodes of environments reset before their end are cut, if the buffer can do that.
+        So are those a writer does not know of, such as the ones in a buffer that was loaded: what
+        is written from now on never joins them.
 
         Args:
             obs: (N, *obs_shape) of all environments, nested like the space, as `envs.reset` returns
@@ -105,7 +107,7 @@ class TransitionWriter:
         """
         ids = self._read_ids(env_ids)
         leaves = self._read_obs("obs", obs, self.num_envs)
-        broken = ids[self._is_known[ids] & ~self._is_over[ids]]
+        broken = ids[~self._is_over[ids]]
         if len(broken) and self._cut is not None:
             self._cut(broken)
         for target, leaf in zip(self._obs, leaves, strict=True):

@@ -9,9 +9,12 @@ from envs import MODES, CounterEnv, counters, mode_id
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
-from vecenv import ObservationError, SyncVectorEnv
+from buffers import RolloutBuffer
+from vecenv import AsyncVectorEnv, ObservationError, SyncVectorEnv, make_vec
+from vecenv.jit.cartpole import CartPoleVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES
 
@@ -396,8 +399,31 @@ def test_an_exception_in_an_env_keeps_its_type_and_names_the_env(where):
     assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
 
 
-def test_the_mode_may_be_given_by_its_value_and_nothing_else():
-    assert SyncVectorEnv(counters([1]), autoreset_mode="SameStep").autoreset_mode is SAME_STEP
+SPELLINGS = ["SameStep", "same_step", "SAME_STEP", "same-step", "samestep", SAME_STEP]
+MAKERS = {
+    "sync": lambda **mode: SyncVectorEnv(counters([1]), **mode),
+    "async": lambda **mode: AsyncVectorEnv(counters([1]), **mode),
+    "jit": lambda **mode: CartPoleVectorEnv(1, **mode),
+    "make_vec": lambda **mode: make_vec(CounterEnv, 1, backend="sync", **mode),
+    "vector_kwargs": lambda **mode: make_vec(CounterEnv, 1, backend="sync", vector_kwargs=mode),
+    "rollout": lambda **mode: RolloutBuffer(1, 1, Box(-1, 1, (2,)), Discrete(2), **mode),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_mode_may_be_spelled_in_any_way_and_nothing_else(maker):
+    for spelling in SPELLINGS[:1] if maker == "async" else SPELLINGS:
+        made = MAKERS[maker](autoreset_mode=spelling)
+        assert made.autoreset_mode is SAME_STEP
+        if hasattr(made, "close"):
+            made.close()
+    for wrong in ("Sometimes", "", 3):
+        expected = "'NextStep', 'SameStep', 'Disabled'"
+        with pytest.raises(ValueError, match=f"autoreset_mode is {wrong!r}, .*{expected}"):
+            MAKERS[maker](autoreset_mode=wrong)
+
+
+def test_a_wrong_mode_is_refused_before_an_env_is_made():
     assert AutoresetMode(NEXT_STEP) is SyncVectorEnv(counters([1])).autoreset_mode
     made = []
     with pytest.raises(ValueError, match="'Sometimes'"):

@@ -78,6 +78,7 @@ OF_VEC_ENV = {
     "a partial reset leaves the caller's options alone",
     "envs go on as before when another is reset",
     "send and recv give what step gives",
+    "recv returns min_envs to max_envs envs",
     "step(out=) returns the caller's arrays, with what step returns",
     "recv without send raises NoAsyncCallError",
     "calls while envs are in flight raise AlreadyPendingCallError",
@@ -226,7 +227,34 @@ def test_a_vector_env_that_has_been_reset_is_not_blamed():
 
 def test_the_report_reads_well():
     report = CheckReport(("a", "b"), ("c: why",), ("d",))
-    assert str(report) == "passed: a\npassed: b\nskipped: c: why\nremark: d"
+    assert str(report) == "2 rules passed, 1 could not be tried\nskipped: c: why\nremark: d"
+    assert report.full() == "passed: a\npassed: b\nskipped: c: why\nremark: d"
+
+
+def test_the_report_of_a_vector_env_fits_a_screen():
+    report = check_vector_env(make_vec("CartPole-v1", 3, backend="sync"), num_steps=60)
+    lines = str(report).splitlines()
+    assert len(lines) < 20
+    assert max(map(len, lines)) < 80
+    assert len(report.full().splitlines()) >= len(report.passed)
+
+
+class NeedsReset(RandomEnv):
+    def __init__(self):
+        super().__init__(spaces.Box(-1.0, 1.0, (3,), np.float32))
+
+    def step(self, action):
+        return (*super().step(action)[:4], {"since": self.since})
+
+    def reset(self, **options):
+        self.since = 0
+        return super().reset(**options)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_envs_of_a_plain_factory_pass(backend):
+    report = check_vector_env(make_vec(NeedsReset, 3, backend=backend), num_steps=60)
+    assert "step before the first reset raises ResetNeeded" in report.passed
 
 
 def test_what_cannot_be_checked_is_refused():

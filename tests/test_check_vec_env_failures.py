@@ -40,9 +40,13 @@ def reset_with_one_seed(self, *, seed=None, options=None):
     return SyncVectorEnv.reset(self, seed=seed, options=options)
 
 
-def recv_in_order(self, min_envs=None, timeout=None):
-    batch = SyncVectorEnv.recv(self, min_envs, timeout)
+def recv_in_order(self, min_envs=None, timeout=None, *, max_envs=None):
+    batch = SyncVectorEnv.recv(self, min_envs, timeout, max_envs=max_envs)
     return batch._replace(env_ids=np.sort(batch.env_ids))
+
+
+def recv_all(self, min_envs=None, timeout=None, *, max_envs=None):
+    return SyncVectorEnv.recv(self, timeout=timeout)
 
 
 def reset_shaking_others(self, *, seed=None, options=None):
@@ -106,6 +110,11 @@ BROKEN_VEC_ENVS = {
         "send and recv give what step gives",
         "in the first run and are",
     ),
+    "recv returns too many": (
+        {"recv": recv_all},
+        "recv returns min_envs to max_envs envs",
+        "max_envs=2) returned 3 envs",
+    ),
     "partial reset": (
         {"reset": reset_shaking_others},
         "envs go on as before when another is reset",
@@ -128,8 +137,8 @@ BROKEN_VEC_ENVS = {
     ),
     "step before reset": (
         {"step": step_before_reset},
-        "step before reset ends without an error",
-        "ValueError: reset first",
+        "step before the first reset raises ResetNeeded",
+        "the error was ValueError: reset first",
     ),
     "columns": (
         {"step": step_of_columns},

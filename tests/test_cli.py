@@ -81,7 +81,12 @@ def test_watch_shows_the_last_step_where_there_is_no_terminal(capsys):
 
 
 def test_check_reports_what_it_tried(capsys):
-    assert main(["check", "CartPole-v1", "--num-envs", "2", "--num-steps", "50"]) == 0
+    arguments = ["check", "CartPole-v1", "--num-envs", "2", "--num-steps", "50"]
+    assert main(arguments) == 0
+    short = capsys.readouterr().out
+    assert "rules passed" in short
+    assert len(short.splitlines()) < 20
+    assert main([*arguments, "--full"]) == 0
     assert "passed: the same seed gives the same run" in capsys.readouterr().out
 
 

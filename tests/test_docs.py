@@ -13,6 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import buffers
+import vecenv.cage
+import vecenv.compare
+import vecenv.jit
+import vecenv.timing
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
@@ -64,3 +70,64 @@ def check_printed(code, scope, name, line):
     printed = []
     runner.run(example, out=printed.append, clear_globs=False)
     assert not runner.failures, "".join(printed)
+
+
+def without_code(text):
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
+def anchor(title):
+    """The anchor of a heading, as Python-Markdown and GitHub make it."""
+    shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", shown).strip().lower())
+
+
+def dead_links(page):
+    """Links that lead to no file or heading, or from the site (docs/) to what is not on it."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:href|src)=\"([^\"]+)\"", without_code(text))
+    for link in (one or other for one, other in links):
+        if re.match(r"\w+:", link):
+            continue  # to elsewhere
+        name, _, part = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        is_on_site = page.parent.is_relative_to(ROOT / "docs")
+        if not target.exists() or (is_on_site and not target.is_relative_to(ROOT / "docs")):
+            yield link
+        elif part:
+            titles = re.findall(r"^#+ (.*)$", without_code(target.read_text()), flags=re.M)
+            if part not in map(anchor, titles):
+                yield link
+
+
+LINKING = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "docs" / "first_ten_minutes.ipynb"]
+
+
+def test_links_lead_somewhere():
+    assert {
+        str(page.relative_to(ROOT)): found for page in LINKING if (found := [*dead_links(page)])
+    } == {}
+    assert anchor("Stepping: `SyncVectorEnv`, Gymnasium's") == "stepping-syncvectorenv-gymnasiums"
+
+
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.M)
+    pages = sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+    assert sorted(listed) == pages
+
+
+@pytest.mark.parametrize(
+    "package", [vecenv, vecenv.cage, vecenv.compare, vecenv.jit, vecenv.timing, buffers]
+)
+def test_every_public_name_has_its_place_in_the_api(package):
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    shown = set(re.findall(r"^::: ([\w.]+)$", pages, flags=re.M))
+    for owner, members in re.findall(
+        r"^::: ([\w.]+)\n(?: +.*\n)*? +members: \[(.*)\]", pages, flags=re.M
+    ):
+        shown |= {f"{owner}.{member}" for member in members.split(", ")}
+    name = package.__name__
+    assert {f"{name}.{member}" for member in package.__all__} - shown <= {"vecenv.AutoresetMode"}

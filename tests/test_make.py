@@ -128,8 +128,17 @@ def test_arguments_of_gymnasium_make_are_not_the_envs():
 
 
 def test_arguments_for_a_factory_are_refused():
-    with pytest.raises(TypeError, match=r"\['g', 'm'\] go to .* functools.partial"):
+    with pytest.raises(TypeError, match=r"g, m would go to .* functools.partial"):
         make_vec(CounterEnv, 2, g=1, m=2)
+
+
+@pytest.mark.parametrize("source", [CounterEnv, "CartPole-v1"])
+def test_options_of_a_vector_env_among_those_of_the_env_are_told_from_them(source):
+    hint = r"num_workers is an option of vector envs: pass vector_kwargs={'num_workers': 2}"
+    with pytest.raises((TypeError, EnvCreationError)) as raised:
+        vecenv.make_vec(source, 2, backend="async", num_workers=2)
+    assert hint in "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    assert "functools.partial" not in str(raised.value)
 
 
 def test_only_the_first_env_has_the_passive_checker():

@@ -22,7 +22,7 @@ from equality import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from vecenv import StepBatch, SyncVectorEnv
+from vecenv import AsyncVectorEnv, StepBatch, SyncVectorEnv, make_vec
 from vecenv.batches import take_rows
 from vecenv.infos import take_infos
 
@@ -186,3 +186,58 @@ def test_objects_that_envs_go_on_changing_are_copied_too(way):
             envs.send([0, 0])
             kept.append(envs.recv().obs)
     assert kept == [(Pair(k, 0), Pair(k, 0)) for k in range(4)]
+
+
+KINDS = {
+    "sync": lambda: SyncVectorEnv(counters([3] * 6)),
+    "async": lambda: AsyncVectorEnv(counters([3] * 6), num_workers=2),
+    "async, caller steps": lambda: AsyncVectorEnv(
+        counters([3] * 6), num_workers=1, caller_steps=True
+    ),
+    "jit": lambda: make_vec("JitCartPole-v1", 6, backend="jit"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_one_size(kind):
+    """Also when more are ready: the others come first at the next recv, none twice or never."""
+    envs = KINDS[kind]()
+    envs.reset(seed=0)
+    actions = np.zeros(6, np.int64)
+    counts = np.zeros(6, int)
+    twin = SyncVectorEnv(counters([3] * 6)) if kind != "jit" else None
+    expected = []
+    if twin is not None:
+        twin.reset(seed=0)
+        expected = [twin.step(actions)[0] for _ in range(12)]
+    envs.send(actions)
+    for _ in range(12):
+        batch = envs.recv(min_envs=4, max_envs=4)
+        assert len(batch.env_ids) == len(batch.rewards) == 4
+        for row, env_id in enumerate(batch.env_ids.tolist()):
+            if expected:
+                assert_same(batch.obs[row], expected[counts[env_id]][env_id])
+            counts[env_id] += 1
+        envs.send(actions[batch.env_ids], batch.env_ids)
+    assert len(envs.recv(max_envs=5).env_ids) == 5
+    assert len(envs.recv(max_envs=5).env_ids) == 1  # all that are left
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_envs": 0}, ValueError, "max_envs is 0, expected at least 1"),
+        ({"max_envs": 2.0}, TypeError, "max_envs is 2.0, expected an integer"),
+        ({"min_envs": 3, "max_envs": 2}, ValueError, "min_envs is 3 and max_envs 2, expected"),
+        ({"min_envs": 4}, ValueError, "min_envs is 4, expected 1 to 3"),
+    ],
+)
+def test_wrong_numbers_of_envs_to_receive(arguments, error, message):
+    envs = SyncVectorEnv(counters([9] * 3))
+    envs.reset()
+    envs.send([0, 0, 0])
+    with pytest.raises(error, match=message):
+        envs.recv(**arguments)
+    assert len(envs.recv(max_envs=9).env_ids) == 3
+    envs.close()

@@ -20,10 +20,34 @@ from vecenv.infos import add_info
 from vecenv.rows import ObservationRows
 from vecenv.timing.stamps import EnvStamps, stamped
 
-__all__ = ["EnvGroup", "StepRows"]
+__all__ = ["EnvGroup", "StepRows", "read_autoreset_mode"]
 
 # What the fast assignments into memoryviews and arrays raise for values that need converting.
 _NEEDS_CONVERSION = (TypeError, ValueError, AttributeError, OverflowError, LookupError)
+
+
+def read_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
+    """Return the mode of an enum member, or of its name or value in any spelling.
+
+    Raises:
+        ValueError: There is no such mode.
+
+    Example:
+        >>> read_autoreset_mode("same_step"), read_autoreset_mode("NextStep")
+        (<AutoresetMode.SAME_STEP: 'SameStep'>, <AutoresetMode.NEXT_STEP: 'NextStep'>)
+    """
+    if isinstance(mode, AutoresetMode):
+        return mode
+    if isinstance(mode, str):
+        spelled = mode.rpartition(".")[2].replace("_", "").replace("-", "").replace(" ", "").lower()
+        for member in AutoresetMode:
+            if spelled == member.value.lower():
+                return member
+    known = ", ".join(repr(member.value) for member in AutoresetMode)
+    raise ValueError(
+        f"autoreset_mode is {mode!r}, expected {known} (or 'next_step', ... or a member of "
+        "gymnasium.vector.AutoresetMode)"
+    )
 
 
 class StepRows:

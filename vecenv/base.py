@@ -71,8 +71,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     Beyond `gymnasium.vector.VectorEnv`:
 
     - `step(actions, out=slot)` writes the results into the slot's arrays and returns those;
-    - `send(actions, env_ids)` starts stepping some envs, `recv(min_envs)` hands back who is ready
-      first;
+    - `send(actions, env_ids)` starts stepping some envs, `recv(min_envs, max_envs=)` hands back
+      who is ready first;
     - `allocate(shape, dtype)` returns memory that the backend writes into without a copy;
     - `timing` says where the time goes.
 
@@ -185,25 +185,36 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             self._send(self._actions.check(actions, ids), ids)
         self._calls.mark_sent(ids)
 
-    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> StepBatch:
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        max_envs: int | None = None,
+    ) -> StepBatch:
         """Hand back the envs in flight that are ready first.
 
         Args:
-            min_envs: Wait until at least so many are ready; None for all in flight.
+            min_envs: Wait until at least so many are ready; None for all in flight, or for
+                `max_envs` of them if that is given and is fewer.
             timeout: Longest wait in seconds; None waits for as long as the envs take.
+            max_envs: Hand back at most so many; who else is ready is first at the next `recv`. None
+                for all that are ready. `recv(max_envs=16)` returns 16 envs each time, as long as so
+                many are in flight, so that batches have one shape.
 
         Returns:
             The results in the order in which they became ready, with their `env_ids`.
 
         Raises:
             NoAsyncCallError: Nothing is in flight.
-            ValueError: `min_envs` is below 1 or above the number in flight.
-            TypeError: `min_envs` is no integer.
+            ValueError: `min_envs` is below 1 or above the number in flight, or `max_envs` is below
+                1 or below `min_envs`.
+            TypeError: `min_envs` or `max_envs` is no integer.
             ClosedEnvironmentError: After `close`.
         """
-        count = self._calls.check_recv(min_envs)
+        count, most = self._calls.check_recv(min_envs, max_envs)
         with self._logged(RECV):
-            batch = self._recv(count, timeout)
+            batch = self._recv(count, most, timeout)
             if self._log is not None:
                 self._log.note_rows(len(batch.env_ids))
         self._calls.mark_received(batch.env_ids)
@@ -270,6 +281,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """Start stepping `env_ids`, int64 (B,); `actions` still are the caller's memory."""
         raise NotImplementedError
 
-    def _recv(self, count: int, timeout: float | None) -> StepBatch:
-        """Return at least `count` of the envs in flight."""
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        """Return at least `count` of the envs in flight, and at most `most`."""
         raise NotImplementedError

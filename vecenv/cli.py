@@ -110,16 +110,9 @@ def watch(
     if not fps > 0:
         raise ValueError(f"fps is {fps!r}, expected a positive number")
     if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
-        from vecenv.compare.source import read_env_kwargs
-        from vecenv.watching import save_gif_of, watch_env
+        from vecenv.watching import show
 
-        kwargs = read_env_kwargs(env_kwargs)
-        if gif is None:
-            watch_env(env, kwargs, policy=policy, num_steps=steps, seed=seed, fps=fps)
-        else:
-            save_gif_of(env, gif, kwargs, policy=policy, num_steps=steps, seed=seed, fps=fps)
-            print(f"animation: {gif}")
-        return 0
+        return show(env, env_kwargs, gif, fps, policy=policy, num_steps=steps, seed=seed)
     if policy is None:
         raise ValueError("policy is missing, such as --policy defender; see vecenv evaluate --help")
     from vecenv.cage.playing import play_episode, save_episode_gif
@@ -148,7 +141,13 @@ def watch(
 
 
 def check(
-    env: tyro.conf.Positional[str], /, *, num_envs: int = 3, num_steps: int = 200, seed: int = 0
+    env: tyro.conf.Positional[str],
+    /,
+    *,
+    num_envs: int = 3,
+    num_steps: int = 200,
+    seed: int = 0,
+    full: bool = False,
 ) -> int:
     """Check that a vector env keeps the rules of Gymnasium's interface.
 
@@ -157,6 +156,7 @@ def check(
         num_envs: How many envs the vector env has.
         num_steps: Length of a run.
         seed: Of the resets and the actions.
+        full: Name the rules that passed, too.
     """
     from vecenv.check import VectorEnvCheckError, check_vector_env
     from vecenv.compare.source import read_source
@@ -165,10 +165,11 @@ def check(
     source = read_source(env)
     envs = make_vec(source.factory or source.kernels or env, num_envs)
     try:
-        print(check_vector_env(envs, num_steps=num_steps, seed=seed))
+        report = check_vector_env(envs, num_steps=num_steps, seed=seed)
     except VectorEnvCheckError as error:
-        print(error)
+        print(f"{error}\n\n{error.report.full()}" if full else error)
         return 1
+    print(report.full() if full else report)
     return 0
 
 
@@ -189,11 +190,11 @@ def compare(
     plot: Path | None = None,
     trace: Path | None = None,
 ) -> int:
-    """Run backends in turn on the same env and policy; print speed, where the time goes, memory.
+    """Run backends in turn on one env; print speed, where the time goes, memory.
 
     Args:
-        env: Registered id, also "module:id", or "module:factory". "vecenv:Synthetic-v0" has set
-            proportions.
+        env: Registered id, also "module:id", or "module:factory". Synthetic-v0 has the proportions
+            that its arguments set.
         num_envs: Numbers of envs.
         backends: Which.
         env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
@@ -242,16 +243,16 @@ def trace(
     seed: int = 0,
     timeout: float = 60.0,
 ) -> int:
-    """Write the timeline of some steps, which ui.perfetto.dev opens; print where the time goes.
+    """Write a timeline of some steps for ui.perfetto.dev; print where the time goes.
 
     Args:
-        env: As for `compare`.
+        env: Registered id, also "module:id", or "module:factory".
         out: File to write.
         num_envs: How many envs.
         backend: sync, async, async-first-ready or jit.
         steps: How often all envs are stepped, or batches received by async-first-ready.
-        env_kwargs: As for `compare`.
-        policy_ms: As for `compare`.
+        env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
+        policy_ms: Milliseconds that the policy computes per call; its actions are random.
         seed: Of envs and actions.
         timeout: Longest wait, in seconds.
     """

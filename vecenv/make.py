@@ -13,7 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import gymnasium as gym
 import numpy as np
@@ -27,7 +27,9 @@ from gymnasium.envs.registration import (
 )
 from gymnasium.vector import AutoresetMode
 
+from vecenv.autoreset import read_autoreset_mode
 from vecenv.base import VecEnv
+from vecenv.errors import EnvCreationError
 from vecenv.ray.env import RayVectorEnv
 from vecenv.shm.choose import Choice, choose_backend
 from vecenv.shm.env import AsyncVectorEnv
@@ -106,7 +108,7 @@ def make_vec(
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
     source.options.update({**(vector_kwargs or {}), **options})
     if "autoreset_mode" in source.options:
-        source.options["autoreset_mode"] = AutoresetMode(source.options["autoreset_mode"])
+        source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
     is_compiled = backend in ("auto", "jit", "ray") and _is_compiled(source, backend)
     if backend == "auto":
         choice = _choose(source, can_be_compiled=is_compiled and not source.wrappers)
@@ -115,23 +117,32 @@ def make_vec(
         _logger.info("backend 'auto' chose %r for %s: %s", backend, env, choice.reason)
         if (twin := _compiled_twin(source)) is not None:
             _logger.info("a compiled env does the same, step for step: make_vec(%r)", twin)
+    _check_backend(source, backend, is_compiled=is_compiled)
+    try:
+        if backend == "ray":
+            return _make_on_ray(source, is_compiled=is_compiled)
+        return _make_compiled(source) if backend == "jit" else _make_single(source, backend)
+    except (EnvCreationError, TypeError) as error:
+        if told := _about_options(env_kwargs):
+            error.add_note(f"If the env does not take it: {told}")
+        raise
+
+
+def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
+    """Refuse a backend that can't run these envs."""
     if source.kernels is not None and (backend not in ("jit", "ray") or source.wrappers):
         raise ValueError(
             f"{source.kernels.name} is compiled, has no single envs, and got backend {backend!r} "
             f"and {len(source.wrappers)} wrappers; use backend='jit' and vector wrappers"
         )
-    if backend == "ray":
-        return _make_on_ray(source, is_compiled=is_compiled)
-    if backend != "jit":
-        return _make_single(source, backend)
-    if not is_compiled or source.wrappers:
+    if backend == "jit" and (not is_compiled or source.wrappers):
         twin = _compiled_twin(source)
+        name = "a factory" if source.spec is None else source.spec.id
         raise ValueError(
-            f"backend 'jit' needs an env with compiled kernels and no wrappers, got {env!r}"
+            f"backend 'jit' needs an env with compiled kernels and no wrappers, got {name}"
             f" with {len(source.wrappers)} wrappers; use "
             + ("backend='sync'" if twin is None else f"{twin!r}, which does the same, or 'sync'")
         )
-    return _make_compiled(source)
 
 
 class _Source(NamedTuple):
@@ -346,10 +357,7 @@ def _read_source(
         spec = dataclasses.replace(spec, kwargs=kwargs)
         return _Source(factories, spec, wrappers, options, stored["vectorization_mode"])
     if kwargs:
-        raise TypeError(
-            f"Keyword arguments {sorted(kwargs)} go to the constructor of a registered env; "
-            "a factory takes none: bind them with functools.partial"
-        )
+        _refuse_kwargs(kwargs)
     if callable(env):
         factories = [env] * _checked_count(1 if num_envs is None else num_envs)
         return _Source(factories, None, wrappers, {})
@@ -383,6 +391,30 @@ def import_module(name: str) -> types.ModuleType:
         sys.path.append(here)  # for good, so that worker processes find it too
         importlib.invalidate_caches()
         return importlib.import_module(name)
+
+
+def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
+    """Say where keyword arguments belong that came with a factory."""
+    told = [_about_options(kwargs)]
+    if rest := sorted(kwargs.keys() - _vector_parameters()):
+        told.append(
+            f"{', '.join(rest)} would go to the constructor of a registered env; a factory takes "
+            "none: bind them with functools.partial"
+        )
+    raise TypeError(f"unexpected keyword arguments: {'; '.join(filter(None, told))}")
+
+
+def _about_options(kwargs: dict[str, Any]) -> str:
+    """Say how to pass those of the env's keyword arguments that are options of a vector env."""
+    options = {name: value for name, value in kwargs.items() if name in _vector_parameters()}
+    if not options:
+        return ""
+    names = f"{', '.join(sorted(options))} {'are options' if len(options) > 1 else 'is an option'}"
+    return f"{names} of vector envs: pass vector_kwargs={options!r}"
+
+
+def _vector_parameters() -> set[str]:
+    return _parameters(AsyncVectorEnv) | _parameters(RayVectorEnv) | {"num_threads"}
 
 
 def find_spec(env_id: str) -> EnvSpec:

@@ -182,26 +182,38 @@ class CallProtocol:
         self.num_in_flight += len(env_ids)
         self._update()
 
-    def check_recv(self, min_envs: int | None) -> int:
-        """Return how many envs a `recv` has to wait for.
+    def check_recv(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
+        """Return how many envs a `recv` has to wait for, and how many it may return.
 
         Raises:
             NoAsyncCallError: Nothing was sent.
-            ValueError: `min_envs` is below 1 or above what is in flight.
-            TypeError: `min_envs` is no integer.
+            ValueError: `min_envs` is below 1 or above what is in flight; `max_envs` is below 1 or
+                below `min_envs`.
+            TypeError: One of them is no integer.
         """
         self.require_open("recv")
         if self.num_in_flight == 0:
             raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
+        most = self.num_in_flight
+        if max_envs is not None:
+            if isinstance(max_envs, bool) or not isinstance(max_envs, int | np.integer):
+                raise TypeError(f"max_envs is {max_envs!r}, expected an integer")
+            if max_envs < 1:
+                raise ValueError(f"max_envs is {max_envs}, expected at least 1")
+            most = min(int(max_envs), most)
         if min_envs is None:
-            return self.num_in_flight
+            return most, most
         if isinstance(min_envs, bool) or not isinstance(min_envs, int | np.integer):
             raise TypeError(f"min_envs is {min_envs!r}, expected an integer")
         if not 1 <= min_envs <= self.num_in_flight:
             raise ValueError(
                 f"min_envs is {min_envs}, expected 1 to {self.num_in_flight}, the envs in flight"
             )
-        return int(min_envs)
+        if min_envs > most:
+            raise ValueError(
+                f"min_envs is {min_envs} and max_envs {max_envs}, expected min_envs <= max_envs"
+            )
+        return int(min_envs), most
 
     def mark_received(self, env_ids: np.ndarray) -> None:
         """Note that these envs have come back."""

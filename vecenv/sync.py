@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.autoreset import EnvGroup, StepRows
+from vecenv.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult, VecEnv
 from vecenv.errors import EnvCreationError
 from vecenv.infos import take_infos
@@ -27,7 +27,7 @@ class SyncVectorEnv(VecEnv):
     """Gymnasium envs stepped one after the other in this process.
 
     A drop-in replacement for `gymnasium.vector.SyncVectorEnv`: same arguments, attributes, methods,
-    results and errors, a third of the overhead, and the additions of `VecEnv`.
+    results and errors, less overhead, and the additions of `VecEnv`.
 
     Args:
         env_fns: One factory per env, called without arguments.
@@ -35,7 +35,8 @@ class SyncVectorEnv(VecEnv):
             views of memory that the next call overwrites.
         observation_mode: "same", "different" (spaces of same shape and dtype) or the pair
             (batched space, single space).
-        autoreset_mode: When envs whose episode has ended are reset, see `EnvGroup`.
+        autoreset_mode: When envs whose episode has ended are reset, see `EnvGroup`: a member of
+            `gymnasium.vector.AutoresetMode`, or its name or value ("same_step", "SameStep").
 
     Raises:
         EnvCreationError: A factory raised; names the env. Envs made until then are closed.
@@ -64,7 +65,7 @@ class SyncVectorEnv(VecEnv):
         self.env_fns = env_fns
         self.copy = copy
         self.observation_mode = observation_mode
-        mode = AutoresetMode(autoreset_mode)
+        mode = read_autoreset_mode(autoreset_mode)
         self.envs = make_envs(env_fns)
         try:
             spaces = batch_env_spaces(
@@ -139,7 +140,7 @@ class SyncVectorEnv(VecEnv):
         self._group.require_reset_ended(env_ids.tolist())
         self._sent.extend(zip(env_ids.tolist(), self._actions.snapshot(actions), strict=True))
 
-    def _recv(self, count: int, timeout: float | None) -> StepBatch:
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the `count` envs that were sent first; there is nobody to wait for."""
         self._own_rows()
         chosen = [self._sent[position] for position in range(count)]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from vecenv.base import VecEnv
-from vecenv.compare.source import EnvSource, read_source
+from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
 from vecenv.files import require_writable
 from vecenv.make import has_compiled_envs, import_module, make_vec
 
-__all__ = ["play_frames", "save_gif_of", "watch_env"]
+__all__ = ["play_frames", "save_gif_of", "show", "watch_env"]
 
 
 def play_frames(
@@ -53,6 +56,17 @@ def play_frames(
         envs.close()
 
 
+def show(env: str, env_kwargs: Sequence[str], gif: Path | None, fps: float, **play: Any) -> int:
+    """Do what `vecenv watch` does for envs other than CAGE 2; `env_kwargs` are "name=value"."""
+    kwargs = read_env_kwargs(env_kwargs)
+    if gif is None:
+        watch_env(env, kwargs, fps=fps, **play)
+        return 0
+    save_gif_of(env, gif, kwargs, fps=fps, **play)
+    Console().print(f"animation: {gif}", markup=False, highlight=False)
+    return 0
+
+
 def watch_env(
     env: str,
     env_kwargs: Mapping[str, Any],
@@ -62,10 +76,6 @@ def watch_env(
     **play: Any,
 ) -> None:
     """Show an env that renders text in the terminal; `play` as for `play_frames`."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         for frame in play_frames(env, env_kwargs, "ansi", **play):

@@ -6,7 +6,7 @@ import pytest
 import vecenv
 from vecenv.cage import Cage2VectorEnv
 
-pytest.importorskip("ray.rllib")
+pytest.importorskip("ray.rllib", exc_type=ImportError)
 import ray
 from ray import tune
 from ray.rllib.algorithms.ppo import PPOConfig

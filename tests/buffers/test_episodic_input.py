@@ -16,7 +16,7 @@ BAD_EPISODES = {
     "wrong actions": ({**GOOD, "actions": np.zeros((4, 1), int)}, r"actions has shape \(4, 1\)"),
     "float actions": ({**GOOD, "actions": np.zeros(4)}, "actions has dtype float64"),
     "complex obs": ({**GOOD, "obs": GOOD["obs"] * 1j}, "obs has dtype complex64"),
-    "NaN reward": ({**GOOD, "rewards": [0, 0, np.nan, 0]}, "rewards has NaN in row 2"),
+    "NaN reward": ({**GOOD, "rewards": [0, 0, np.nan, 0]}, r"rewards\[2\] is nan as float32"),
     "unknown": ({**GOOD, "reward": np.zeros(4)}, r"unknown: \['reward'\]"),
     "missing": ({"obs": GOOD["obs"], "rewards": GOOD["rewards"]}, r"missing: \['actions'\]"),
     "ends within": ({**GOOD, "truncations": [False, True, False, False]}, "ends in step 1"),
@@ -58,7 +58,7 @@ BAD_CALLS = {
     "strategy": (lambda b: b.sample_goals(4, "past"), "strategy is 'past'"),
     "ratio": (lambda b: b.sample_goals(4, relabel_ratio=2), "relabel_ratio is 2"),
     "no keys": (lambda b: b.sample_goals(4, compute_reward=max), "needs a Dict observation"),
-    "ids": (lambda b: b.cut_episodes([0]), "env_ids is"),
+    "ids": (lambda b: b.cut_episodes([-1]), "env_ids is"),
     "unknown envs": (lambda b: b.add(env_ids=[0], **one_step(1)), "give num_envs"),
 }
 
@@ -91,7 +91,7 @@ BAD_STEPS = {
     "out of range": ({"env_ids": [0, 3]}, "expected different numbers from 0 to 2"),
     "too few": ({}, "got 2 steps for 2 of 3 envs|pass one step per env"),
     "break": ({"env_ids": [1, 2], "obs": np.full((2, 2), 7, np.float32)}, "obs of env 1 differs"),
-    "NaN": ({"env_ids": [1, 2], "rewards": [0, np.nan]}, "rewards has NaN in row 1"),
+    "NaN": ({"env_ids": [1, 2], "rewards": [0, np.nan]}, r"rewards\[1\] is nan as float32"),
     "shape": ({"env_ids": [1, 2], "obs": np.zeros((2, 3))}, "obs has shape"),
 }
 

@@ -281,7 +281,8 @@ def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
     [
         ({"state_version": 7}, "version 7"),
         ({"lengths": torch.tensor([3])}, "contradicts itself"),
-        ({"open_lengths": torch.tensor([3])}, "contradicts itself"),
+        ({"open_lengths": torch.tensor([3])}, "num_envs is 1, expected 3"),
+        ({"open_lengths": torch.tensor([3, 0, 0])}, "contradicts itself"),
         ({"rows": None}, "state has no"),
     ],
 )

@@ -89,7 +89,7 @@ def test_rows_and_weights_belong_together_past_many_laps(staged):
     [
         ([0, 4], [1.0, 1.0], r"indices\[1\] is 4 .* expected a row from 0 to 3"),
         ([-1], [1.0], r"indices\[0\] is -1"),
-        ([0], [-0.5], r"priorities\[0\] -0.5, .* finite priority of 0 or more"),
+        ([0], [-0.5], r"priorities\[0\] -0.5, .* priority from 0 to"),
         ([0, 1], [1.0, np.nan], r"priorities\[1\] nan"),
         ([0], [np.inf], r"priorities\[0\] inf"),
         ([0, 1], [1.0], r"indices has shape \(2,\) and priorities \(1,\)"),

@@ -47,7 +47,7 @@ def check_refused(buffer, message, columns, error=BufferMisuseError):
         ({"rewards": WITH_NAN.astype(float)}, r"rewards\[2\] is nan"),
         ({"rewards": np.array([1, 2, 3, 1e300])}, r"rewards\[3\] is inf as float32"),
         ({"rewards": np.float32(1)}, r"rewards has shape \(\), expected \(K,\)"),
-        ({"terminations": np.ones(4, int)}, "terminations has dtype int64, expected bool"),
+        ({"terminations": np.full(4, 2)}, "terminations has 2, expected bool, or integers 0"),
         ({"truncations": np.ones(3, bool)}, r"truncations has shape \(3,\), expected \(4,\)"),
         ({"terminations": None}, "missing: ..terminations"),
         ({"log_probs": np.ones(4)}, "unknown: ..log_probs"),
@@ -102,7 +102,7 @@ def test_other_forms_of_good_columns_are_taken(like):
         ({"n_step": 3}, "n_step=3 needs gamma"),
         ({"gamma": 1.5}, "gamma is 1.5"),
         ({"extra_columns": {"obs": OBS}}, "extra column 'obs' has a name that is taken"),
-        ({"extra_columns": {"goal": NESTED}}, "expected a single array"),
+        ({"extra_columns": {"goal": NESTED}}, "one column for each array"),
     ],
 )
 def test_constructors_refuse(cls, options, message):

@@ -88,6 +88,27 @@ def test_draws_without_replacement_are_different_and_uniform(kind, staged):
 
 
 @STAGED
+@pytest.mark.parametrize("kind", ["shared", "per_env"])
+@pytest.mark.parametrize(("size", "count"), [(2, 5), (2, 10), (2, 16), (4, 4)])
+def test_every_order_of_every_choice_is_drawn_equally_often(size, count, kind, staged):
+    buffer = filled(kind, rows=count, capacity=20, staged=staged, seed=size)
+    places = {row: place for place, row in enumerate(buffer.order().tolist())}
+    out, total = buffer.new_batch(size), np.zeros((count,) * size)
+    for _ in range(60 * count**2):
+        drawn = buffer.sample(size, out, replace=False).indices.tolist()
+        total[tuple(places[row] for row in drawn)] += 1
+    different = [len(set(choice)) == size for choice in np.ndindex(*total.shape)]
+    check_law(total.reshape(-1), np.array(different, float))
+
+
+@pytest.mark.parametrize(("size", "count"), [(700, 1000), (1000, 1000), (1, 7)])
+def test_large_draws_without_replacement_are_different(size, count):
+    buffer = filled(rows=count, capacity=count)
+    for _ in range(20):
+        assert len(set(buffer.sample(size, replace=False).indices.tolist())) == size
+
+
+@STAGED
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("space", [OBS, NESTED], ids=["flat", "nested"])
 def test_out_and_fresh_batches_are_alike_and_fields_belong_together(kind, space, staged):
@@ -147,25 +168,60 @@ def test_a_restored_buffer_goes_on_bit_for_bit(kind, rows, way, staged, tmp_path
     assert first.order().equal(second.order())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"capacity": 21}, "state has constants"),
-        ({"store_next": False}, "state has fields|has no columns"),
-        ({"space": NESTED}, "state has fields"),
-        ({"num_envs": 3}, "state has constants"),
-        ({"kind": "per_env"}, "holds a SharedReplayBuffer, expected a PerEnvReplayBuffer"),
-        ({"staged": True}, "generator of another device"),
-    ],
-)
-def test_checkpoints_that_do_not_fit_change_nothing(options, message, tmp_path):
-    filled().save(tmp_path / "a")
+OTHERS = {
+    "capacity": ({"capacity": 21}, "capacity is 20, expected 21"),
+    "store_next": ({"store_next": False}, "store_next is True, expected False; "),
+    "shape": ({"space": NESTED}, "field obs is float32 .3,., expected None"),
+    "num_envs": ({"num_envs": 3}, "num_envs is 2, expected 3"),
+    "kind": ({"kind": "per_env"}, "Shared.*expected .*PerEnv"),
+    "staged": ({"staged": True}, "generator of another device"),
+    "gamma": ({"gamma": 0.9}, "gamma is None, expected 0.9"),
+    "n_step": ({"gamma": 0.9, "n_step": 2}, "n_step is 1, expected 2; gamma is None, expected 0.9"),
+}
+
+
+@pytest.mark.parametrize("way", ["file", "state"])
+@pytest.mark.parametrize(("options", "message"), OTHERS.values(), ids=OTHERS)
+def test_states_of_other_buffers_are_refused_and_change_nothing(options, message, way, tmp_path):
+    made = filled()
+    made.save(tmp_path / "a")
     other = filled(**{"rows": 12, **options})
     before = other.state_dict()
     with pytest.raises(ValueError, match=message):
-        other.load(tmp_path / "a")
+        other.load(tmp_path / "a") if way == "file" else other.load_state_dict(made.state_dict())
     after = other.state_dict()
     assert all(torch.equal(after[k], v) for k, v in before.items() if torch.is_tensor(v))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "message"),
+    [
+        ({"n_step": 3, "gamma": 0.9}, {"n_step": 5, "gamma": 0.9}, "n_step is 5, expected 3; load"),
+        ({"n_step": 3, "gamma": 0.9}, {"n_step": 3, "gamma": 0.8}, "gamma is 0.8, expected 0.9; "),
+        ({"kind": "per_env"}, {"kind": "per_env", "over": "envs"}, "over is envs, expected trans"),
+    ],
+)
+def test_states_made_with_other_options_alone_are_refused(mine, theirs, message, tmp_path):
+    made, other = (CLASSES[options.pop("kind", "shared")] for options in (theirs, mine))
+    made, other = (
+        kind(9, OBS, ACTIONS, num_envs=2, **options)
+        for kind, options in ((made, theirs), (other, mine))
+    )
+    made.save(tmp_path / "a")
+    with pytest.raises(ValueError, match=message):
+        other.load(tmp_path / "a")
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(made.state_dict())
+
+
+def test_states_of_the_first_release_that_say_no_settings_are_taken():
+    buffer, other = filled(), filled(rows=3)
+    state = {**buffer.state_dict(), "state_version": 1}
+    del state["settings"]
+    other.load_state_dict(state)
+    assert_same(buffer.sample(9), other.sample(9))
+    with pytest.raises(ValueError, match="state_version 3"):
+        other.load_state_dict({**state, "state_version": 3})
 
 
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]

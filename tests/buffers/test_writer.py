@@ -262,7 +262,7 @@ def test_a_buffer_that_refuses_leaves_the_writer_as_it_was():
     writer.reset(envs.reset(seed=0)[0])
     actions = np.zeros(4, int)
     obs, rewards, *rest = envs.step(actions)
-    with pytest.raises(BufferMisuseError, match="rewards has NaN in row 2"):
+    with pytest.raises(BufferMisuseError, match=r"rewards\[2\] is nan as float32"):
         writer.step(actions, obs, np.where(np.arange(4) == 2, np.nan, rewards), *rest)
     assert writer.num_transitions == 0
     writer.step(actions, obs, rewards, *rest)
@@ -340,3 +340,80 @@ def test_ring_buffers_get_the_transitions_of_each_env(name, mode):
     found = zip(batch.obs.tolist(), batch.next_obs.tolist(), batch.actions.tolist(), strict=True)
     assert len(ring) == len(recorder.rows)
     assert {(*before, *after, action) for before, after, action in found} == expected
+
+
+class Endless:
+    """Envs whose episodes never end and whose observations never change."""
+
+    metadata = {"autoreset_mode": NEXT_STEP}
+    num_envs = 3
+    single_observation_space, single_action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+    obs = np.zeros((3, 1), np.float32)
+
+    def reset(self):
+        return self.obs
+
+    def step(self, actions):
+        flags = np.zeros(3, bool)
+        return self.obs, np.full(3, 10.0), flags, flags, {}
+
+
+def run_endless(buffer, steps):
+    """Steps from a reset on, by a writer of their own."""
+    envs, actions = Endless(), np.zeros(3, int)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset())
+    for _ in range(steps):
+        writer.step(actions, *envs.step(actions))
+
+
+RING_CLASSES = [
+    buffers.SharedReplayBuffer,
+    buffers.PerEnvReplayBuffer,
+    buffers.PrioritizedReplayBuffer,
+]
+
+
+@pytest.mark.parametrize("way", ["file", "state", "same buffer"])
+@pytest.mark.parametrize("store_next", [True, False])
+@pytest.mark.parametrize("kind", RING_CLASSES)
+def test_no_window_joins_a_resumed_run_with_what_was_open_when_it_was_saved(
+    kind, store_next, way, tmp_path
+):
+    def make():
+        return kind(
+            60, Endless.single_observation_space, Endless.single_action_space, num_envs=3,
+            n_step=3, gamma=0.9, store_next=store_next,
+        )  # fmt: skip
+
+    saved = make()
+    run_endless(saved, 4)
+    resumed = saved if way == "same buffer" else make()
+    if way == "file":
+        saved.save(tmp_path / "saved")
+        resumed.load(tmp_path / "saved")
+    elif way == "state":
+        resumed.load_state_dict(saved.state_dict())
+    run_endless(resumed, 4)
+
+    rewards = np.round(resumed.get(resumed.order()).rewards.tolist(), 4).tolist()
+    assert {reward: rewards.count(reward) for reward in set(rewards)} == {
+        27.1: 2 * 2 * 3,  # whole windows: the first two steps of each run
+        19.0: 2 * 3,
+        10.0: 2 * 3,  # the last step of each run, also at the seam
+    }
+
+
+def test_episodes_open_when_a_run_was_saved_are_stored_when_it_is_resumed(tmp_path):
+    def make():
+        given = Endless.single_observation_space, Endless.single_action_space
+        return EpisodicReplayBuffer(60, *given, num_envs=3)
+
+    saved, resumed = make(), make()
+    run_endless(saved, 4)
+    saved.save(tmp_path / "saved")
+    resumed.load(tmp_path / "saved")
+    run_endless(resumed, 2)
+    assert resumed.episode_lengths.tolist() == [4, 4, 4]
+    assert resumed.open_lengths.tolist() == [2, 2, 2]
+    assert not resumed.episode(0)["truncations"].any()

@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import re
 import time
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,11 +71,35 @@ def test_the_tables_name_everything(cartpole):
         "x loop",
         "hand-",
         "straggler",
-        "policy gradient variance",
+        "policy gradient",
         "MiB",
         "Fastest: ",
     ):
         assert words in text
+
+
+def rows_of_tables(text):
+    return [line for line in text.splitlines() if line.startswith(("│", "┃"))]
+
+
+def test_the_tables_fit_80_columns_without_a_wrapped_cell(cartpole):
+    """With the largest numbers that are likely, and a name that would be markup."""
+    result = deepcopy(cartpole[0])
+    result.env = "shop:[red]:bug:[/red]"
+    result.cases = [
+        replace(case, num_envs=16_384, rates=[123_456_789.0] * 2, start_s=12.34, memory_bytes=2**33)
+        for case in result.cases
+    ]
+    result.cases += [
+        Case("jit", count, "unavailable", "not [b]compiled[/b] " * 99) for count in (1, 8, 64)
+    ]
+    result.diversity = [replace(result.diversity[1], num_envs=2**k) for k in range(15)]
+    text, wide = as_text(result, 80), as_text(result, 200)
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(rows_of_tables(text)) == len(rows_of_tables(wide))
+    assert "shop:[red]:bug:[/red]: env steps per second" in text
+    assert "(1) not [b]compiled[/b] not" in text
+    assert len([line for line in text.splitlines() if "not [b]" in line]) <= 2  # a short footnote
 
 
 def test_progress_goes_from_nothing_to_all(cartpole):

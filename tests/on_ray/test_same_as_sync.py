@@ -1,6 +1,8 @@
 """The same seeds give what SyncVectorEnv gives, whatever the actors and what is in them."""
 
 import functools
+import sys
+import types
 
 import gymnasium as gym
 import numpy as np
@@ -204,3 +206,37 @@ def test_make_vec_on_ray():
     twin = CartPoleVectorEnv(6, autoreset_mode="SameStep", max_episode_steps=None)
     assert_same(compiled.reset(seed=1)[0], twin.reset(seed=1)[0])
     compiled.close()
+
+
+def test_ids_of_modules_that_actors_lack_are_no_hindrance(monkeypatch):
+    absent = types.ModuleType("absent_here")
+    absent.Absent = type("Absent", (CounterEnv,), {"__module__": "absent_here"})
+    monkeypatch.setitem(sys.modules, "absent_here", absent)
+    gym.register("Absent-v0", absent.Absent, disable_env_checker=True)
+    try:
+        spread = RayVectorEnv(counters([3] * 2), num_workers=2)
+        assert spread.reset()[0].tolist() == [[0, 0, 0], [1, 0, 0]]
+        spread.close()
+    finally:
+        gym.registry.pop("Absent-v0")
+
+
+def test_batches_of_one_size():
+    """Whole replies come from actors; what is too much waits there for the next recv."""
+    spread, sync = twins(SPACES["nested"], num_workers=2)
+    assert_same(spread.reset(seed=3), sync.reset(seed=3))
+    counts, actions = np.zeros(NUM_ENVS, int), np.zeros(NUM_ENVS, np.int64)
+    expected = [sync.step(actions) for _ in range(8)]
+    spread.send(actions)
+    for _ in range(8):
+        batch = spread.recv(max_envs=2)
+        assert len(batch.env_ids) == 2
+        for row, env_id in enumerate(batch.env_ids.tolist()):
+            step = expected[counts[env_id]]
+            assert batch.rewards[row] == step[1][env_id]
+            assert_same(batch.obs["b"][0][row], step[0]["b"][0][env_id])
+            counts[env_id] += 1
+        again = batch.env_ids[counts[batch.env_ids] < 8]
+        if len(again):
+            spread.send(actions[again], again)
+    spread.close()

@@ -289,3 +289,21 @@ def test_a_report_is_written_as_json_table_and_picture(tmp_path):
     assert "<svg" in (tmp_path / "report.svg").read_text()
     with pytest.raises(OSError, match="no-such-folder"):
         report.to_json(tmp_path / "no-such-folder" / "report.json")
+
+
+def test_a_report_fits_80_columns_whatever_users_name_their_phases():
+    envs = SyncVectorEnv([CountingEnv] * 2)
+    envs.timing.enable()
+    run(envs, 5)
+    for name in ("[red]:x:[/red]", "a phase with a name that takes most of the line " * 2):
+        with envs.timing.phase(name):
+            envs.step([0, 0])
+    text = str(envs.timing.report())
+    envs.close()
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "│ [red]:x:[/red] " in text
+    table = lines[: next(k for k, line in enumerate(lines) if line.startswith("└"))]
+    # A border, the header, a border, then one line for each share.
+    shares = [line.split("│")[1].strip() for line in table if line.startswith("│")]
+    assert len(shares) == 8 and all(shares)

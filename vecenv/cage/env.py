@@ -208,8 +208,8 @@ class Cage2VectorEnv(JitVectorEnv):
             return *result[:4], self._with_facts(result[4], self._true_state)
         return result
 
-    def _recv(self, count: int, timeout: float | None) -> StepBatch:
-        batch = super()._recv(count, timeout)
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        batch = super()._recv(count, most, timeout)
         if self.step_infos:
             rows = self._true_state[batch.env_ids]
             return batch._replace(infos=self._with_facts(batch.infos, rows))

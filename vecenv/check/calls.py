@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,15 @@ class CallChecks:
                 envs.send(take_rows(envs.single_action_space, actions, ids.tolist()), ids)
         rows: dict[int, tuple[StepBatch, int]] = {}
         while len(rows) < envs.num_envs:
-            batch = envs.recv(min_envs=int(rng.integers(1, envs.num_envs - len(rows) + 1)))
+            least = int(rng.integers(1, envs.num_envs - len(rows) + 1))
+            most = int(rng.integers(least, envs.num_envs + 1))
+            batch = envs.recv(min_envs=least, max_envs=most)
+            self._found.require(
+                "recv returns min_envs to max_envs envs",
+                least <= len(batch.env_ids) <= most,
+                "recv(min_envs={least}, max_envs={most}) returned {count} envs",
+                least=least, most=most, count=len(batch.env_ids),
+            )  # fmt: skip
             rows.update({int(i): (batch, row) for row, i in enumerate(batch.env_ids)})
         found = [rows[i] for i in range(envs.num_envs)]
         obs = join_rows(envs.single_observation_space, [(b.obs, row) for b, row in found])
@@ -149,9 +158,14 @@ def check_before_reset(envs: VecEnv, found: Findings) -> None:
     """Check a vector env that may be new."""
     rule = "step before the first reset raises ResetNeeded"
     try:
-        envs.step(envs.action_space.sample())
+        with warnings.catch_warnings():  # Gymnasium's way to log what envs raise
+            warnings.simplefilter("ignore")
+            envs.step(envs.action_space.sample())
     except ResetNeeded:
         found.require(rule, True, "")
+    except Exception as error:
+        came = f"{type(error).__name__}: {error}"
+        found.require(rule, False, "the error was {came}; refuse the step", came=came)
     else:
         found.skipped[rule] = "the vector env has been reset before"
 

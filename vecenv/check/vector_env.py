@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
@@ -38,8 +40,22 @@ class CheckReport(NamedTuple):
     remarks: tuple[str, ...]
 
     def __str__(self) -> str:
-        rows = [("passed", self.passed), ("skipped", self.skipped), ("remark", self.remarks)]
-        return "\n".join(f"{kind}: {line}" for kind, lines in rows for line in lines)
+        """Return what fits a screen: how many rules passed, and the rest line by line."""
+        counted = f"{len(self.passed)} rules passed"
+        if self.skipped:
+            counted += f", {len(self.skipped)} could not be tried"
+        return "\n".join([counted, *self._lines(skipped=self.skipped, remark=self.remarks)])
+
+    def full(self) -> str:
+        """Return all there is, the rules that passed by name."""
+        kinds = {"passed": self.passed, "skipped": self.skipped, "remark": self.remarks}
+        return "\n".join(self._lines(**kinds))
+
+    @staticmethod
+    def _lines(**kinds: tuple[str, ...]) -> Iterator[str]:
+        for kind, texts in kinds.items():
+            for text in texts:
+                yield textwrap.fill(f"{kind}: {text}", 79, subsequent_indent="  ")
 
 
 class VectorEnvCheckError(AssertionError):
@@ -52,7 +68,8 @@ class VectorEnvCheckError(AssertionError):
 
     def __init__(self, name: str, failures: dict[str, str], report: CheckReport) -> None:
         lines = [f"{k}. {rule}: {text}" for k, (rule, text) in enumerate(failures.items(), 1)]
-        title = f"{name} breaks {len(lines)} rules of vector envs:"
+        rules = "a rule" if len(lines) == 1 else f"{len(lines)} rules"
+        title = f"{name} breaks {rules} of vector envs:"
         super().__init__("\n".join([title, *lines, "", str(report)]))
         self.failures = failures
         self.report = report

@@ -91,7 +91,7 @@ def trace_and_show(setting: Setting, *, num_steps: int, out: Path, timeout: floa
 def _progress_bar() -> Iterator[tuple[Progress, Any]]:
     """Show a bar on stderr, if that is a terminal."""
     console = Console(stderr=True)
-    columns = BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    columns = BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:

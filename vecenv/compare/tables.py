@@ -11,9 +11,11 @@ from rich.text import Text
 
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.serving import UNAVAILABLE
+from vecenv.timing.tables import new_table, shorten
 
 __all__ = ["comparison_tables"]
 
+_NOTE_LENGTH = 158  # two lines; the JSON has all of it
 _STATES = {"unavailable": "skipped", "failed": "failed"}
 
 
@@ -21,14 +23,17 @@ def comparison_tables(comparison: Comparison) -> Any:
     """Return speeds, shares, diversity and the verdict, to be printed with rich."""
     notes = _notes(comparison.cases)
     parts: list[Any] = [_speeds(comparison, notes)]
-    parts += [Text(f"({number}) {reason}") for reason, number in notes.items()]
+    parts += [
+        Text(shorten(f"({number}) {reason}", _NOTE_LENGTH)) for reason, number in notes.items()
+    ]
     parts.append(Text(comparison.machine, style="dim"))
     if any(case.report is not None for case in comparison.cases):
         parts.append(_shares(comparison))
     if comparison.diversity:
         parts.append(_diversity(comparison))
     elif comparison.diversity_reason:
-        parts.append(Text(f"diversity was not measured: {comparison.diversity_reason}"))
+        reason = f"diversity was not measured: {comparison.diversity_reason}"
+        parts.append(Text(shorten(reason, _NOTE_LENGTH)))
     if comparison.measured:
         parts.append(Text(comparison.verdict, style="bold"))
     return Group(*parts)
@@ -46,7 +51,7 @@ def _speeds(comparison: Comparison, notes: dict[str, int]) -> Table:
         f"{comparison.env}: env steps per second, median of {settings['rounds']} rounds of "
         f"{settings['round_s']:g} s"
     )
-    table = Table(title=title, title_justify="left")
+    table = new_table(title)
     columns = ("backend", "envs", "steps/s", "spread", "x loop", "start", "memory")
     for column in columns:
         table.add_column(column, justify="left" if column == "backend" else "right")
@@ -79,12 +84,13 @@ def _cells(case: Case, notes: dict[str, int]) -> list[str]:
 
 def _shares(comparison: Comparison) -> Table:
     title = "where the time goes (runs of their own, timing on)"
-    table = Table(title=title, title_justify="left", padding=(0, 1, 0, 0))  # for 80 columns
+    table = new_table(title, padding=(0, 1, 0, 0))  # for 80 columns
     reports = [(case, case.report) for case in comparison.cases if case.report is not None]
     names = list(dict.fromkeys(name for _, report in reports for name in report.shares))
     table.add_column("backend", no_wrap=True)
     for column in ("envs", *names):
-        table.add_column(column.replace(" ", "\n").replace("-", "-\n"), justify="right")
+        header = Text(column.replace(" ", "\n").replace("-", "-\n"))
+        table.add_column(header, justify="right")
     for case, report in reports:
         shares = [f"{report.shares.get(name, 0.0):.0%}" for name in names]
         table.add_row(case.backend, str(case.num_envs), *shares)
@@ -96,31 +102,22 @@ def _diversity(comparison: Comparison) -> Table:
     title = (
         f"how different {found[0].num_transitions:,} transitions are, from 1 env and from several"
     )
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for entry in found:
-        table.add_column(
-            f"{entry.num_envs} env{'s' if entry.num_envs > 1 else ''}", justify="right"
-        )
-    rows = {
-        "distinct states": [f"{entry.distinct:.1%}" for entry in found],
-        "distance to the nearest (sd)": [f"{entry.neighbour_distance:.3g}" for entry in found],
-        "correlation in a batch (ICC)": [
-            "" if entry.correlation is None else f"{entry.correlation:.2f}" for entry in found
-        ],
-        "policy gradient variance": [
-            ""
-            if entry.gradient_variance is None
-            else f"{entry.gradient_variance:.2g} ± {entry.gradient_error:.1g}"
-            for entry in found
-        ],
-    }
+    table = new_table(title)
     base = found[0].gradient_variance
-    if base:
-        rows["... over that of 1 env"] = [
-            "" if entry.gradient_variance is None else f"{entry.gradient_variance / base:.2f}"
-            for entry in found
+    columns = ["envs", "distinct\nstates", "distance to\nnearest (sd)", "correlation\nin a batch"]
+    columns += ["policy gradient\nvariance", "over that\nof 1 env"]
+    for column in columns if base else columns[:-1]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for entry in found:
+        variance = entry.gradient_variance
+        cells = [
+            str(entry.num_envs),
+            f"{entry.distinct:.1%}",
+            f"{entry.neighbour_distance:.3g}",
+            "" if entry.correlation is None else f"{entry.correlation:.2f}",
+            "" if variance is None else f"{variance:.2g} ± {entry.gradient_error:.1g}",
         ]
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
+        if base:
+            cells.append("" if variance is None else f"{variance / base:.2f}")
+        table.add_row(*cells)
     return table

@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from vecenv.autoreset import read_autoreset_mode
 from vecenv.base import StepBatch, StepResult, VecEnv
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
@@ -99,34 +100,21 @@ class JitVectorEnv(VecEnv):
     ) -> None:
         _check_kernels(kernels)
         num_envs = _count("num_envs", num_envs)
-        mode = AutoresetMode(autoreset_mode)
-        limit = (
-            NO_LIMIT
-            if max_episode_steps is None
-            else _count("max_episode_steps", max_episode_steps)
-        )
+        mode = read_autoreset_mode(autoreset_mode)
+        limit = NO_LIMIT
+        if max_episode_steps is not None:
+            limit = _count("max_episode_steps", max_episode_steps)
         threads = _default_threads() if num_threads is None else _count("num_threads", num_threads)
         record = None if params is None else as_record(params)
-        obs_space, action_space = kernels.observation_space, kernels.action_space
-        spaces = BatchedSpaces(
-            obs_space,
-            _batched(obs_space, num_envs),
-            action_space,
-            _batched(action_space, num_envs),
+        all_metadata = _with_rendering(
+            kernels, {**type(self).metadata, **(metadata or {})}, render_mode
         )
-        metadata = {**type(self).metadata, **(metadata or {})}
-        if kernels.render is not None:
-            metadata = {"render_modes": list(_RENDER_MODES), "render_fps": _RENDER_FPS, **metadata}
-            if render_mode not in (None, *_RENDER_MODES):
-                raise ValueError(
-                    f"render_mode is {render_mode!r}, expected one of {', '.join(_RENDER_MODES)}"
-                )
-        self._set_up(num_envs, spaces, mode, metadata, render_mode)
+        self._set_up(num_envs, _batched_spaces(kernels, num_envs), mode, all_metadata, render_mode)
         self.kernels = kernels
         self.max_episode_steps = max_episode_steps
         self.episode_infos = episode_infos
         self._params = record
-        self._reader = ActionReader(action_space, num_envs)
+        self._reader = ActionReader(kernels.action_space, num_envs)
         self._allocate_envs()
         loop = bind_loop(kernels, record, max_episode_steps=limit, debug=debug, dry_run=dry_run)
         self._runner = self._make_runner(loop, limit, record, threads)
@@ -424,7 +412,7 @@ class JitVectorEnv(VecEnv):
             self._sent.clear()  # what a reset gave up that then failed
         self._sent.append((env_ids, self._reader.read(actions).copy()))
 
-    def _recv(self, count: int, timeout: float | None) -> StepBatch:
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the `count` envs that were sent first."""
         env_ids = np.concatenate([ids for ids, _ in self._sent])
         actions = np.concatenate([part for _, part in self._sent])
@@ -434,6 +422,26 @@ class JitVectorEnv(VecEnv):
         self._sent = [(env_ids[count:], actions[count:])] if count < len(env_ids) else []
         infos = self._end_infos(num_ended, outputs, chosen) if num_ended else {}
         return StepBatch(*outputs, infos, chosen)
+
+
+def _with_rendering(
+    kernels: EnvKernels, metadata: dict[str, Any], render_mode: str | None
+) -> dict[str, Any]:
+    """Return metadata with what a `render` function of the kernels adds; check the mode."""
+    if kernels.render is None:
+        return metadata
+    metadata = {"render_modes": list(_RENDER_MODES), "render_fps": _RENDER_FPS, **metadata}
+    if render_mode not in (None, *metadata["render_modes"]):
+        modes = ", ".join(metadata["render_modes"])
+        raise ValueError(f"render_mode is {render_mode!r}, expected one of {modes}")
+    return metadata
+
+
+def _batched_spaces(kernels: EnvKernels, num_envs: int) -> BatchedSpaces:
+    obs_space, action_space = kernels.observation_space, kernels.action_space
+    return BatchedSpaces(
+        obs_space, _batched(obs_space, num_envs), action_space, _batched(action_space, num_envs)
+    )
 
 
 def _batched(space: Space, num_envs: int) -> Space:

@@ -223,31 +223,8 @@ def _take_steps(
 ) -> None:
     """Reset an env and step it with random actions that its mask allows."""
     rng = np.random.default_rng(0)
-    space = kernels.action_space
-    obs_space = kernels.observation_space
-    obs_shape = obs_space.shape or ()
-    runs = aligned_zeros((1,), RUN_DTYPE)
-    runs["key"] = rng.integers(2**63)
-    num_masked = int(space.n) if isinstance(space, Discrete) else 0
-    masks = np.ones((1, num_masked), np.bool_)
-    actions = np.zeros((1, *(space.shape or ())), space.dtype)
-    batch = Batch(
-        RESET,
-        NEXT_STEP,
-        max_episode_steps,
-        aligned_zeros((1,), kernels.state_dtype),
-        runs,
-        params,
-        np.zeros(0, np.int64),
-        actions,
-        np.zeros((1, *obs_shape), obs_space.dtype),
-        np.zeros(0, np.float32),
-        np.zeros(1),
-        np.zeros(1, np.bool_),
-        np.zeros(1, np.bool_),
-        np.zeros((0, *obs_shape), obs_space.dtype),
-        masks,
-    )
+    batch = _batch_of_one(kernels, params, max_episode_steps)
+    batch.runs["key"] = rng.integers(2**63)
     end = time.perf_counter() + _TRIAL_SECONDS
     loop(batch, 0, 1)
     for step in range(_NUM_STEPS):
@@ -255,8 +232,32 @@ def _take_steps(
             return
         if kernels.action_mask is not None:
             loop(batch._replace(op=MASK), 0, 1)
-        actions[0] = _sample(space, masks[0], rng)
+        batch.actions[0] = _sample(kernels.action_space, batch.masks[0], rng)
         loop(batch._replace(op=STEP), 0, 1)
+
+
+def _batch_of_one(kernels: EnvKernels, params: np.ndarray | None, max_episode_steps: int) -> Batch:
+    """Return the job of resetting one env, with all its arrays."""
+    space, obs_space = kernels.action_space, kernels.observation_space
+    obs_shape = obs_space.shape or ()
+    num_masked = int(space.n) if isinstance(space, Discrete) else 0
+    return Batch(
+        op=RESET,
+        autoreset_mode=NEXT_STEP,
+        max_episode_steps=max_episode_steps,
+        states=aligned_zeros((1,), kernels.state_dtype),
+        runs=aligned_zeros((1,), RUN_DTYPE),
+        params=params,
+        env_ids=np.zeros(0, np.int64),
+        actions=np.zeros((1, *(space.shape or ())), space.dtype),
+        obs=np.zeros((1, *obs_shape), obs_space.dtype),
+        rewards32=np.zeros(0, np.float32),
+        rewards64=np.zeros(1),
+        terminations=np.zeros(1, np.bool_),
+        truncations=np.zeros(1, np.bool_),
+        final_obs=np.zeros((0, *obs_shape), obs_space.dtype),
+        masks=np.ones((1, num_masked), np.bool_),
+    )
 
 
 def _sample(space: Any, mask: np.ndarray, rng: np.random.Generator) -> Any:

@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.autoreset import EnvGroup, StepRows
+from vecenv.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult, VecEnv
 from vecenv.batches import take_rows
-from vecenv.infos import take_infos
+from vecenv.infos import known_infos, take_infos
 from vecenv.ray.chunks import place_infos, place_rows, take_range
 from vecenv.ray.collecting import Collecting
 from vecenv.rows import ObservationRows, copy_batch
@@ -98,7 +98,7 @@ class RayVectorEnv(Collecting):
         self.observation_mode = observation_mode
         options = RayOptions(
             observation_mode,
-            AutoresetMode(autoreset_mode),
+            read_autoreset_mode(autoreset_mode),
             num_envs,
             num_workers,
             worker_backend,
@@ -266,7 +266,7 @@ class RayVectorEnv(Collecting):
                 ids = env_ids[chosen] - first
                 self._fleet.ask(worker, "step", part, ids, num_envs=len(ids))
 
-    def _recv(self, count: int, timeout: float | None) -> StepBatch:
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         try:
             replies = self._wait("step", count, self._deadline(timeout), "`recv`")
         except StepTimeoutError as error:
@@ -277,6 +277,7 @@ class RayVectorEnv(Collecting):
             self._fleet.forget()
             self._calls.give_up()
             self._raise_faults(replies)
+        replies = self._first(most, replies)
         rows, infos, found = self._rows, {}, []
         for task, reply in replies:
             ids, first = reply.result[5], self._fleet.bounds[task.worker]
@@ -294,6 +295,34 @@ class RayVectorEnv(Collecting):
             take_infos(infos, env_ids),
             env_ids,
         )
+
+    def _first(self, most: int, replies: list[tuple[Task, Reply]]) -> list[tuple[Task, Reply]]:
+        """Return the replies about the first `most` envs; the rest is put back."""
+        kept, left = [], most
+        for number, (task, reply) in enumerate(replies):
+            if task.num_envs > left:
+                for pair in reversed(replies[number + 1 :]):
+                    self._fleet.put_back(*pair)
+                self._fleet.put_back(*self._part(task, reply, left, task.num_envs))
+                if left:
+                    kept.append(self._part(task, reply, 0, left))
+                break
+            kept.append((task, reply))
+            left -= task.num_envs
+        return kept
+
+    def _part(self, task: Task, reply: Reply, first: int, last: int) -> tuple[Task, Reply]:
+        """Return what a reply says about its envs `first` to `last` - 1."""
+        obs, rewards, terminations, truncations, infos, ids = reply.result
+        ids = np.arange(task.num_envs) if ids is None else ids
+        rows = np.arange(first, last)
+        part = (
+            take_range(self.single_observation_space, obs, first, last),
+            *(array[first:last] for array in (rewards, terminations, truncations)),
+            known_infos(take_infos(infos, rows)),
+            ids[first:last],
+        )
+        return task._replace(num_envs=last - first), reply._replace(result=part)
 
 
 def _by_worker(replies: list[tuple[Task, Reply]]) -> list[tuple[Task, Reply]]:

@@ -160,6 +160,10 @@ class Fleet:
             self._done = [pair for pair in self._done if pair[0].method != method]
         return taken
 
+    def put_back(self, task: Task, reply: Reply) -> None:
+        """Keep a reply for the next `take`, before those that have come since."""
+        self._done.insert(0, (task, reply))
+
     def wait(self, method: str, num_envs: int, deadline: Deadline, doing: str) -> None:
         """Wait until replies to calls of a method are there for so many envs.
 

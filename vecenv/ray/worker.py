@@ -163,8 +163,10 @@ class RayRolloutWorker:
         """Make the vector env; the reply has an `Opening`."""
         self._seat = seat
         try:
-            for spec in map(loads, loads(seat.registry)):
-                gym.registry.setdefault(spec.id, spec)
+            for pickled in loads(seat.registry):
+                with contextlib.suppress(Exception):  # of a module that is not on this node
+                    spec = loads(pickled)
+                    gym.registry.setdefault(spec.id, spec)
             self.envs = loads(seat.maker)()
             self._start()
         except Exception as error:

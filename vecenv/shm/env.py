@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from gymnasium import Env, Space, logger
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from vecenv.autoreset import EnvGroup
+from vecenv.autoreset import EnvGroup, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult
 from vecenv.rows import copy_batch
 from vecenv.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.shm.calls import RemoteCalls
 from vecenv.shm.deadline import Deadline
-from vecenv.shm.faults import WorkerDiedError, raise_faults
+from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as
 from vecenv.shm.layout import COMMANDS
 from vecenv.shm.messages import ResetRequest
 from vecenv.spaces import ObservationMode
@@ -104,7 +105,7 @@ class AsyncVectorEnv(RemoteCalls):
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self._timeout = context, daemon, timeout
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = read_autoreset_mode(autoreset_mode)
         options = pool_options(
             self,
             num_workers=num_workers,
@@ -228,15 +229,30 @@ class AsyncVectorEnv(RemoteCalls):
     def step(self, actions: Any, *, out: Any = None) -> StepResult:
         """Step every env once, see `VecEnv.step`.
 
-        As Gymnasium's tests want it, a step before the very first reset is left to the envs, with
-        actions unchecked; those from `gymnasium.make` raise ResetNeeded.
+        Before the very first reset the envs are asked all the same, with actions unchecked: the
+        ResetNeeded that is raised then is also of the class of what an env raised, as Gymnasium's
+        tests want it.
         """
         if self._is_new and not self._calls.is_ready:
             self._calls.require_idle("step")
-            self._begin_step(actions, out, is_checked=False)
-            self._calls.begin_async("step")
-            return self.step_wait()
+            self._refuse_unreset(actions)
         return super().step(actions, out=out)
+
+    def _refuse_unreset(self, actions: Any) -> NoReturn:
+        """Raise ResetNeeded for a step before the very first reset; see `step`."""
+        told = "`step` was called before the first `reset`; call `reset` first"
+        self._begin_step(actions, None, is_checked=False)
+        self._calls.begin_async("step")
+        try:
+            self.step_wait()
+        except Exception as error:
+            env_id = vars(error).get("env_index")
+            if env_id is None:  # a timeout, or a worker that is gone
+                raise
+            told = f"{told} (env {env_id} raised {type(error).__name__}: {error})"
+            kind = reset_needed_as(type(error))
+            raise kind(told) from error
+        raise ResetNeeded(told)
 
     def step_async(self, actions: Any, *, out: Any = None) -> None:
         """Start stepping every env once; see `step`."""
@@ -382,8 +398,8 @@ class AsyncVectorEnv(RemoteCalls):
         self._own_rows()
         self._receiver.send(actions, env_ids)
 
-    def _recv(self, count: int, timeout: float | None) -> StepBatch:
-        return self._receiver.recv(count, self._deadline(timeout))
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        return self._receiver.recv(count, most, self._deadline(timeout))
 
     # -- end ---------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import traceback
 from typing import Any, NamedTuple
 
 from gymnasium import logger
+from gymnasium.error import ResetNeeded
 
 from vecenv.shm.messages import dumps, loads
 
@@ -20,6 +21,7 @@ __all__ = [
     "WorkerDiedError",
     "describe_exit",
     "raise_faults",
+    "reset_needed_as",
 ]
 
 
@@ -136,6 +138,22 @@ def raise_faults(faults: list[EnvFault], step: int) -> None:
             logger.error(f"{fault.trace}")
         logger.error("Raising the last exception back to the main process.")
     raise faults[-1].exception(step)
+
+
+def reset_needed_as(kind: type[Exception]) -> type[Exception]:
+    """Return a ResetNeeded that is also a `kind`, so that who expects either catches it.
+
+    Example:
+        >>> issubclass(reset_needed_as(ValueError), ValueError)
+        True
+    """
+    if issubclass(ResetNeeded, kind):
+        return ResetNeeded
+    plain = {"__init__": Exception.__init__, "__str__": Exception.__str__}
+    try:
+        return type("ResetNeeded", (ResetNeeded, kind), plain)
+    except TypeError:  # classes whose instances hold something in C, such as OSError
+        return ResetNeeded
 
 
 def describe_exit(exit_code: int | None) -> str:

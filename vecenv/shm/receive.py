@@ -108,13 +108,15 @@ class Receiver:
         """Forget the envs that were put aside, before a full reset."""
         self._own_queue.clear()
 
-    def recv(self, count: int, deadline: Deadline) -> StepBatch:
-        """Return the rows that are ready, once there are at least `count`."""
+    def recv(self, count: int, most: int, deadline: Deadline) -> StepBatch:
+        """Return the rows that are ready, at most `most`, once there are at least `count`."""
         if self._own_queue:
             self._step_own()
         with self._envs._waiting():
             ready = self._await(count, deadline)
         ring = self._exchange.ring
+        if ready > most:  # the others stay in the ring, in their order
+            ready = self._first(most, ready)
         ids, index = ring.read_ids(ready), ring.index(ready)
         if self._exchange.has_revived and (ids == VOID).any():
             chosen = np.flatnonzero(ids != VOID)
@@ -139,6 +141,13 @@ class Receiver:
         if self._exchange.has_news:
             self._exchange.announce()
         return StepBatch(obs, *flags, infos, ids)
+
+    def _first(self, most: int, ready: int) -> int:
+        """Return how many of the rows that are ready hold the first `most` envs."""
+        if not self._exchange.has_revived:
+            return most
+        living = np.flatnonzero(self._exchange.ring.read_ids(ready) != VOID)
+        return ready if len(living) <= most else int(living[most - 1]) + 1
 
     def _await(self, count: int, deadline: Deadline) -> int:
         """Wait until `count` rows that are not void are ready; return how many rows these are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
@@ -164,8 +165,9 @@ def _register(registry: bytes | None) -> None:
     import gymnasium
 
     for pickled in loads(registry) if registry else ():
-        spec = loads(pickled)
-        gymnasium.registry.setdefault(spec.id, spec)
+        with contextlib.suppress(Exception):  # of a module that can't be imported here
+            spec = loads(pickled)
+            gymnasium.registry.setdefault(spec.id, spec)
 
 
 def env_spaces(envs: list[Env]) -> EnvSpaces:

@@ -129,10 +129,10 @@ class TimingReport:
         return report_tables(self)
 
     def __str__(self) -> str:
-        """Return the tables as plain text."""
+        """Return the tables as plain text, 80 columns wide."""
         from rich.console import Console
 
-        console = Console(width=100, color_system=None, highlight=False, force_jupyter=False)
+        console = Console(width=80, color_system=None, highlight=False, force_jupyter=False)
         with console.capture() as captured:
             console.print(self)
         return captured.get()

@@ -11,9 +11,11 @@ from rich.text import Text
 if TYPE_CHECKING:
     from vecenv.timing.report import TimingReport
 
-__all__ = ["bar", "duration", "report_tables"]
+__all__ = ["bar", "duration", "new_table", "report_tables", "shorten"]
 
-_BAR_WIDTH = 24
+_BAR_WIDTH = 22
+_NAME_WIDTH = 19  # of a share; longer names take from the bar, and then are cut
+_LEAST_BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -41,6 +43,24 @@ def duration(time_ns: float) -> str:
     return f"{time_ns / 1e9:.3g} s"
 
 
+def shorten(text: str, most: int) -> str:
+    """Return a text on one line, cut if it is longer than `most`.
+
+    Example:
+        >>> shorten("a long reason", 8)
+        'a long…'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+
+
+def new_table(title: str, **options: Any) -> Table:
+    """Return a table under a title on the left; what users named is no markup."""
+    return Table(
+        title=Text(title, "table.title") if title else None, title_justify="left", **options
+    )
+
+
 def report_tables(report: TimingReport) -> Any:
     """Return shares, workers, envs and the verdict, to be printed with rich."""
     parts: list[Any] = [_shares(report)]
@@ -57,18 +77,21 @@ def _shares(report: TimingReport) -> Table:
         f"{report.backend}, {report.num_envs} envs: {report.steps_per_second:,.0f} steps/s "
         f"({report.num_steps:,} in {report.wall_s:.2f} s)"
     )
-    table = Table(title=title, title_justify="left")
+    longest = max([_NAME_WIDTH, *map(len, report.shares)])
+    width = max(_BAR_WIDTH - (longest - _NAME_WIDTH), _LEAST_BAR)
+    table = new_table(title)
     table.add_column("where the time goes")
     table.add_column("share", justify="right")
-    table.add_column("", min_width=_BAR_WIDTH)
+    table.add_column("", min_width=width)
     table.add_column("steps/s without it", justify="right")
     for name, share in report.shares.items():
-        table.add_row(name, f"{share:.1%}", bar(share), f"{report.gains[name]:,.0f}")
+        shown = Text(shorten(name, _NAME_WIDTH + _BAR_WIDTH - _LEAST_BAR))
+        table.add_row(shown, f"{share:.1%}", bar(share, width), f"{report.gains[name]:,.0f}")
     return table
 
 
 def _workers(report: TimingReport) -> Table:
-    table = Table()
+    table = new_table("")
     for column in ("process", "envs", "busy", "", "idle", "start", "memory"):
         table.add_column(column, justify="right" if column not in {"process", ""} else "left")
     for worker in report.workers:
@@ -85,7 +108,7 @@ def _workers(report: TimingReport) -> Table:
 
 
 def _envs(report: TimingReport) -> Table:
-    table = Table()
+    table = new_table("")
     for column in ("step times", "steps", "mean", "p50", "p90", "p99", "max"):
         table.add_column(column, justify="left" if column == "step times" else "right")
     assert report.envs is not None

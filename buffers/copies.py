@@ -1,0 +1,103 @@
+"""Copies and pickles of buffers and batches: made anew and filled, not taken over part by part.
+
+A buffer looks at one piece of memory through arrays, tensors and views of both. Copied part by
+part, every one of them would become memory of its own, and what is written through one would not be
+seen through another.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Rebuilt", "fill_block", "owned", "rebuild"]
+
+
+class Rebuilt:
+    """Lets `copy.deepcopy`, `copy.copy` and pickle make a whole, independent buffer.
+
+    The new one is made by the constructor and then filled, so that all views of its memory are of
+    the same memory again. It never shares memory with the old one; what `allocate` supplied there
+    is private memory here. Attributes that users added are copied too.
+
+    A class takes part by:
+
+    - calling `self._remember(TheClass, *arguments)` as the last line of its constructor, with the
+      arguments, also by name, that make an empty buffer of the same kind. Leave out `seed` (the
+      generator is part of the state) and `allocate`.
+    - `_copied_state()`: all that is held, as a dict of what pickles well: NumPy arrays, numbers,
+      lists of them. Views of the buffer's memory will do, they are read at once.
+    - `_take_copied_state(state)`: copies that into a buffer fresh from the constructor. Arrays may
+      be read-only. Nothing need be checked.
+    """
+
+    _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
+    _own_names: frozenset[str]
+
+    def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:
+        self._made_by = maker, arguments, options
+        self._own_names = frozenset(vars(self)) | {"_own_names"}
+
+    def _added(self) -> dict[str, Any]:
+        """Attributes that were added after the constructor, by subclasses or users."""
+        return {name: value for name, value in vars(self).items() if name not in self._own_names}
+
+    def _copied_state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = self._copied_state(), self._added()
+        return rebuild, (type(self), *self._made_by), parts
+
+    def __setstate__(self, parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        state, added = parts
+        self._take_copied_state(state)
+        vars(self).update(added)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        maker, arguments, options = copy.deepcopy(self._made_by, memo)
+        made = memo[id(self)] = rebuild(type(self), maker, arguments, options)
+        made.__setstate__((self._copied_state(), copy.deepcopy(self._added(), memo)))
+        return made
+
+    def __copy__(self) -> Any:
+        """A buffer is copied whole or not at all."""
+        made = rebuild(type(self), *self._made_by)
+        made.__setstate__((self._copied_state(), self._added()))
+        return made
+
+
+def rebuild(
+    cls: type[Any], maker: type[Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """An object of a class, as the constructor of `maker`, one of its bases, leaves it."""
+    made = object.__new__(cls)
+    maker.__init__(made, *arguments, **options)
+    return made
+
+
+def fill_block(block: torch.Tensor, pages: np.ndarray) -> None:
+    """Copy an array, read-only or not, into a tensor of the same shape on any device."""
+    block.copy_(torch.from_numpy(pages if pages.flags.writeable else pages.copy()))
+
+
+def owned(value: Any) -> Any:
+    """A nest of dicts and tuples with copies of its tensors, each contiguous in memory of its own.
+
+    Batches are pickled like that: a tensor is saved with all of the memory it is a view of, and
+    queues of torch move that memory to another place.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, Mapping):
+        return {name: owned(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(map(owned, value))
+    return value
