@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from gymnasium.error import Error as GymnasiumError
@@ -115,9 +115,6 @@ def watch(
         return show(env, env_kwargs, gif, fps, policy=policy, num_steps=steps, seed=seed)
     if policy is None:
         raise ValueError("policy is missing, such as --policy defender; see vecenv evaluate --help")
-    from vecenv.cage.playing import play_episode, save_episode_gif
-    from vecenv.cage.text import overview
-
     options = {
         "red_agent": red_agent,
         "episode_length": steps,
@@ -126,6 +123,14 @@ def watch(
         "observation": observation,
         "green": green,
     }
+    return _watch_cage(policy, gif, fps, options)
+
+
+def _watch_cage(policy: str, gif: Path | None, fps: float, options: dict[str, Any]) -> int:
+    """Play one episode of CAGE 2, in the terminal or into a file."""
+    from vecenv.cage.playing import play_episode, save_episode_gif
+    from vecenv.cage.text import overview
+
     if gif is not None:
         save_episode_gif(policy, gif, fps=fps, **options)
         print(f"animation: {gif}")

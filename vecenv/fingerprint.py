@@ -287,8 +287,8 @@ class _Walk:
             for item in value:
                 self._visit(item)
         elif isinstance(found, enum.EnumMeta):
-            members = found.__members__.items()
-            self._add("enum", [(name, _stable_repr(member.value)) for name, member in members])
+            members: dict[str, Any] = dict(found.__members__)
+            self._add("enum", [(name, _stable_repr(one.value)) for name, one in members.items()])
         else:
             self._add("constant", getattr(value, "_fields", None), _stable_repr(value))
 

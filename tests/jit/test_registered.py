@@ -89,8 +89,10 @@ def beside(tmp_path, monkeypatch):
     (tmp_path / "warehouse.py").write_text(WAREHOUSE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
-    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    others = {name: spec for name, spec in gym.registry.items() if "Warehouse" not in name}
+    monkeypatch.setattr(gym.envs.registration, "registry", others)
     monkeypatch.setattr(gym, "registry", gym.envs.registration.registry)
+    sys.modules.pop("warehouse", None)
     yield tmp_path
     sys.modules.pop("warehouse", None)
 
