@@ -35,9 +35,8 @@ _KERNEL_NAMES = {
 class Loop(NamedTuple):
     """The loop over envs, bound to the kernels of one kind of env; see `driver`."""
 
-    run_rows: Callable[..., Any]  # in Python
+    run_rows: Callable[..., Any] | None  # in Python; None if it will not be needed
     attend: Any  # compiled for its only signature; None with the JIT off or for debugging
-    is_bundled: bool  # whether all code in it is this package's
     tried: set[Any]  # parameters with which it has been tried out
 
 
@@ -79,7 +78,8 @@ def bind_loop(
             _check_arguments(kernels, name, function, params is not None)
     functions["action_mask"] = functions["action_mask"] or driver.no_mask
     run_rows = _bound_scope(functions, constants, lambda function: function)["run_rows"]
-    loop = Loop(interpretable(run_rows), None, not calls_users_code(run_rows), set())
+    has_python = not is_compiled or calls_users_code(run_rows)  # bundled kernels are not tried out
+    loop = Loop(interpretable(run_rows) if has_python else None, None, set())
     if is_compiled:
         if dry_run:
             _try_out(loop, kernels, params, max_episode_steps)
@@ -94,7 +94,7 @@ def _try_out(
 ) -> None:
     """Step one env in Python, unless its code is ours or this has been done with these values."""
     key = (None if params is None else hash(params.tobytes()), max_episode_steps)
-    if loop.is_bundled or key in loop.tried:
+    if loop.run_rows is None or key in loop.tried:
         return
     try_out(kernels, loop.run_rows, params, max_episode_steps)
     loop.tried.add(key)

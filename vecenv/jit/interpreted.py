@@ -36,7 +36,7 @@ __all__ = [
 
 _logger = logging.getLogger("vecenv")
 _NUM_STEPS = 64  # of a trial
-_MIN_STEPS = 4
+_MIN_STEPS = 8
 _TRIAL_SECONDS = 0.02  # after which a trial ends if it has made some steps
 _LIMIT_SECONDS = 0.5  # after which it is given up
 
