@@ -252,7 +252,7 @@ def run_variants(folder, names, *, script=VARIANTS, **environment):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, (done.returncode, done.stderr)
     return dict(line.split() for line in done.stdout.splitlines())
@@ -262,6 +262,7 @@ NAMES = ("5:int64", "9:int64", "9:int16")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("order", list(itertools.permutations(NAMES)), ids="|".join)
 def test_variants_of_one_factory_never_run_each_others_code(order, tmp_path):
     expected = run_variants(tmp_path, NAMES, NUMBA_DISABLE_JIT="1")
@@ -299,7 +300,7 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # compiles the simulator twice
+@pytest.mark.timeout(900)  # compiles the simulator twice
 def test_red_agents_of_ones_own_never_play_each_others_code(tmp_path):
     expected = run_variants(tmp_path, ["hasty", "idle"], script=AGENTS, NUMBA_DISABLE_JIT="1")
     assert expected["idle"] != expected["hasty"]

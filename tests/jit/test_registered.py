@@ -215,6 +215,7 @@ def test_gymnasiums_recorder_takes_the_pictures(beside, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(is_jit_off(), reason="too slow in Python")
 def test_ppo_trains_a_users_compiled_env(beside):
     command = [sys.executable, str(ROOT / "examples" / "ppo.py"), "--total-steps", "1024"]
@@ -226,7 +227,7 @@ def test_ppo_trains_a_users_compiled_env(beside):
         capture_output=True,
         text=True,
         check=False,
-        timeout=170,
+        timeout=380,
     )
     assert done.returncode == 0, done.stderr
     assert "warehouse:Warehouse-v0" in done.stdout
