@@ -64,7 +64,7 @@ def evaluate(
 
     if json is not None:
         require_writable(json)
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar, _warnings_in_one_line():
