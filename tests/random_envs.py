@@ -378,7 +378,7 @@ class Lockstep:
 
     def __init__(self, case, everyone, where):
         self.case, self.everyone, self.where = case, everyone, where
-        self.keeps = [Kept() if getattr(envs, "copy", True) else None for envs in everyone]
+        self.keeps = [Kept() if envs.unwrapped.copy else None for envs in everyone]
 
     def run(self):
         case, rng, count = self.case, self.case.rng, 0
