@@ -5,6 +5,7 @@ Works with any Gymnasium vector env; nothing here knows what an environment is.
 
 from __future__ import annotations
 
+from buffers.batch import Batch
 from buffers.episodic import EpisodicReplayBuffer
 from buffers.episodic_batches import GoalBatch, PairBatch, SequenceBatch, StackBatch
 from buffers.errors import BufferMemoryError, BufferMisuseError, CheckpointError
@@ -20,6 +21,7 @@ from buffers.trajectories import TrajectoryBuffer, TrajectoryStats
 from buffers.writer import TransitionWriter
 
 __all__ = [
+    "Batch",
     "BufferMemoryError",
     "BufferMisuseError",
     "CheckpointError",

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from buffers.copies import fill_block
 from buffers.errors import BufferMisuseError
-from buffers.free_memory import check_fits
+from buffers.free_memory import allocation, check_fits
 from buffers.huge_pages import zeroed_bytes
 
 __all__ = [
@@ -105,6 +106,17 @@ class Column:
             assert self._host_tensor is not None
             self.tensor.copy_(self._host_tensor, non_blocking=True)
 
+    def copied_pages(self) -> list[np.ndarray]:
+        """What a copy of the column is made of: its memory, on host and device, as host arrays."""
+        host = [] if self._pages is None else [self._pages]
+        return [self.tensor.cpu().numpy(), *host] if self.is_twofold or not host else host
+
+    def take_copied_pages(self, pages: list[np.ndarray]) -> None:
+        """Copy what `copied_pages` of an equal column returned into this one."""
+        fill_block(self.tensor, pages[0])
+        if self.is_twofold:
+            np.copyto(self.host, pages[1])
+
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
     """The dtype of torch for one of NumPy."""
@@ -147,10 +159,10 @@ def allocate_columns(
     host_bytes, device_bytes = spec_bytes(specs, staged)
     if staged and device.type == "cpu":
         host_bytes, device_bytes = host_bytes + device_bytes, 0
-    check_fits(what, host_bytes, torch.device("cpu"), advice)
     if device_bytes:
         check_fits(what, device_bytes, device, advice)
-    return {spec.name: Column(spec, device, staged, allocate) for spec in specs}
+    with allocation(what, host_bytes, torch.device("cpu"), advice):
+        return {spec.name: Column(spec, device, staged, allocate) for spec in specs}
 
 
 def _allocate_pages(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
@@ -11,7 +11,11 @@ from buffers.space_tree import build_tree, tree_leaves
 
 __all__ = ["EpisodeLists"]
 
-_COLUMNS = ("actions", "rewards", "terminations", "truncations")
+
+class _Step(NamedTuple):
+    obs: list[np.ndarray]  # by leaf
+    next_obs: list[np.ndarray]
+    columns: dict[str, np.ndarray]  # the others, those that the user added too
 
 
 class EpisodeLists:
@@ -28,16 +32,19 @@ class EpisodeLists:
 
     def __init__(self, buffer: Any, num_envs: int, observation_space: Space):
         self._buffer, self._space = buffer, observation_space
-        self._steps: list[list[tuple[Any, ...]]] = [[] for _ in range(num_envs)]
+        self._steps: list[list[_Step]] = [[] for _ in range(num_envs)]
 
     def add(self, *, obs: Any, next_obs: Any, env_ids: np.ndarray, **columns: np.ndarray) -> None:
         """Append one step per environment; hand over the episodes that end."""
         before = tree_leaves(self._space, obs, "obs")
         following = tree_leaves(self._space, next_obs, "next_obs")
         for row, env_id in enumerate(env_ids.tolist()):
-            step = [leaf[row].copy() for leaf in (*before, *following)]
-            step += [columns[name][row].copy() for name in _COLUMNS]
-            self._steps[env_id].append(tuple(step))
+            step = _Step(
+                [leaf[row].copy() for leaf in before],
+                [leaf[row].copy() for leaf in following],
+                {name: column[row].copy() for name, column in columns.items()},
+            )
+            self._steps[env_id].append(step)
             if columns["terminations"][row] or columns["truncations"][row]:
                 self.cut_episodes(np.array([env_id]))
 
@@ -48,12 +55,8 @@ class EpisodeLists:
             if steps:
                 self._buffer.add_episode(self._episode(steps))
 
-    def _episode(self, steps: list[tuple[Any, ...]]) -> dict[str, Any]:
-        num_leaves = (len(steps[0]) - len(_COLUMNS)) // 2
-        columns = [np.stack(values) for values in zip(*steps, strict=True)]
-        obs = [
-            np.concatenate([columns[leaf], columns[num_leaves + leaf][-1:]])
-            for leaf in range(num_leaves)
-        ]
-        others = dict(zip(_COLUMNS, columns[2 * num_leaves :], strict=True))
-        return {"obs": build_tree(self._space, obs), **others}
+    def _episode(self, steps: list[_Step]) -> dict[str, Any]:
+        rows = [step.obs for step in steps] + [steps[-1].next_obs]
+        obs = [np.stack(leaf) for leaf in zip(*rows, strict=True)]
+        columns = {name: np.stack([s.columns[name] for s in steps]) for name in steps[0].columns}
+        return {"obs": build_tree(self._space, obs), **columns}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import Space
 
+from buffers.batch import Batch
 from buffers.batch_memory import BatchArrays, BatchMemory
 from buffers.columns import torch_dtype
-from buffers.copies import owned
 from buffers.episodic_layout import HEADER_WORDS, RowField, RowLayout
 from buffers.errors import BufferMisuseError
 from buffers.space_tree import build_tree
@@ -44,7 +45,8 @@ class PairMemory(NamedTuple):
         return rows.view(size, width), observations.view(size, obs_width), offsets, chosen
 
 
-class PairBatch(NamedTuple):
+@dataclass(slots=True, repr=False, eq=False)
+class PairBatch(Batch):
     """B steps and, for each, a later observation of the same episode."""
 
     obs: Any  # (B, *obs_shape), nested like the observation space
@@ -57,12 +59,13 @@ class PairBatch(NamedTuple):
     extras: dict[str, torch.Tensor]  # (B, ...), the columns the user added
     memory: Any  # PairMemory; None in copies, which are no `out` for the buffer
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle the tensors alone."""
-        return PairBatch, (*owned(tuple(self[:-1])), None)
+    _fields = (
+        "obs", "future_obs", "offsets", "actions", "rewards", "terminations", "truncations",
+    )  # fmt: skip
 
 
-class SequenceBatch(NamedTuple):
+@dataclass(slots=True, repr=False, eq=False)
+class SequenceBatch(Batch):
     """B runs of L steps, each within one episode."""
 
     obs: Any  # (B, L, *obs_shape)
@@ -76,8 +79,14 @@ class SequenceBatch(NamedTuple):
     mask: torch.Tensor  # bool (B, L), False after the end of the episode, where all is zero
     extras: dict[str, torch.Tensor]  # (B, L, ...)
 
+    _fields = (
+        "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "boundaries",
+        "steps", "mask",
+    )  # fmt: skip
 
-class StackBatch(NamedTuple):
+
+@dataclass(slots=True, repr=False, eq=False)
+class StackBatch(Batch):
     """B steps, each with the last K observations, the oldest first."""
 
     obs: Any  # (B, K, *obs_shape); before the start of the episode its first again and again
@@ -89,8 +98,13 @@ class StackBatch(NamedTuple):
     steps: torch.Tensor  # int32 (B,)
     extras: dict[str, torch.Tensor]
 
+    _fields = (
+        "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "steps",
+    )  # fmt: skip
 
-class GoalBatch(NamedTuple):
+
+@dataclass(slots=True, repr=False, eq=False)
+class GoalBatch(Batch):
     """B steps, some of them with a goal that the episode did reach, or had."""
 
     obs: Any  # (B, *obs_shape); with goals put in if asked for
@@ -103,6 +117,11 @@ class GoalBatch(NamedTuple):
     goal_offsets: torch.Tensor  # int64 (B,), how many steps after obs that is; may be negative
     relabelled: torch.Tensor  # bool (B,), where the goal was replaced
     extras: dict[str, torch.Tensor]
+
+    _fields = (
+        "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "goal_obs",
+        "goal_offsets", "relabelled",
+    )  # fmt: skip
 
 
 class _View(NamedTuple):
@@ -202,7 +221,8 @@ class BatchShaper:
         if self._extra:
             extra = dict(zip(self._extra, views[len(_PAIR_FIELDS) + 3 :], strict=True))
             views[len(_PAIR_FIELDS) + 3 :] = ()
-        return PairBatch._make([*views, extra, PairMemory(words, batch_size, self.layout)])
+        memory = PairMemory(words, batch_size, self.layout)
+        return PairBatch(*views, extras=extra, memory=memory)
 
     def _plan_pairs(self, batch_size: int) -> _PairPlan:
         """How the fields of a batch of pairs lie in its block."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from sys import getrefcount
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Space
+from gymnasium.spaces import Dict, Tuple
 
+from buffers.batch import Batch
 from buffers.columns import Column
 from buffers.errors import BufferMisuseError
 from buffers.free_memory import check_fits
@@ -18,11 +24,14 @@ from buffers.space_tree import build_tree
 
 __all__ = ["MinibatchSampler", "RolloutBatch", "split_evenly"]
 
-_MAX_CACHED_SIZES = 16
+_POOL_SIZE = 2  # batches whose memory is kept
+_ALIGNMENT = 64
+_ROW_NUMBER = torch.zeros(1, dtype=torch.int64)
 
 
-class RolloutBatch(NamedTuple):
-    """B transitions; the tensors are overwritten by the next batch."""
+@dataclass(slots=True, repr=False, eq=False)
+class RolloutBatch(Batch):
+    """B transitions of a rollout."""
 
     obs: Any  # (B, *obs_shape), nested like the observation space
     actions: torch.Tensor  # (B, *action_shape)
@@ -30,6 +39,11 @@ class RolloutBatch(NamedTuple):
     values: torch.Tensor  # float32 (B,), when they were taken
     advantages: torch.Tensor  # float32 (B,)
     returns: torch.Tensor  # float32 (B,)
+    indices: Any = None  # int64 (B,), rows of the rollout: t * num_envs + env
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)  # (B, ...), added by the user
+
+    _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
+    _others = ("indices",)
 
 
 def split_evenly(count: int, parts: int) -> Iterator[tuple[int, int]]:
@@ -46,13 +60,58 @@ def split_evenly(count: int, parts: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+class _Pages:
+    """Memory of one batch: an array for each of its columns, cut to the size of the batch.
+
+    Tensors made of such cuts keep these, and so the pages, alive. That nobody refers to the pages
+    but this object shows that all of the tensors are gone, views of them included.
+
+    Args:
+        sources: A batch has as many columns of their dtypes and shapes, and one of row numbers.
+        capacity: Rows of the largest batch.
+    """
+
+    def __init__(self, sources: Sequence[torch.Tensor], capacity: int):
+        shapes = [(s.numpy().dtype, s.shape[1:]) for s in (*sources, _ROW_NUMBER)]
+        ends = list(accumulate(_padded(capacity, shape, dtype) for dtype, shape in shapes))
+        self._pages = np.empty(ends[-1] + _ALIGNMENT, np.uint8)
+        begin = -self._pages.ctypes.data % _ALIGNMENT
+        self._columns = [
+            np.ndarray((capacity, *shape), dtype, self._pages, begin + end)
+            for (dtype, shape), end in zip(shapes, [0, *ends[:-1]], strict=True)
+        ]
+        self._count_unused = getrefcount(self._pages)
+
+    @staticmethod
+    def nbytes_for(sources: Sequence[torch.Tensor], capacity: int) -> int:
+        """Bytes of the pages, but for what aligns them."""
+        return capacity * sum(s.element_size() * s[0].numel() for s in (*sources, _ROW_NUMBER))
+
+    @property
+    def nbytes(self) -> int:
+        return self._pages.nbytes
+
+    def is_unused(self) -> bool:
+        """Whether nobody has a batch made of these pages any more, nor a part of one."""
+        return getrefcount(self._pages) == self._count_unused
+
+    def cut(self, size: int) -> list[torch.Tensor]:
+        """The columns of a batch of some rows, not initialised."""
+        return [torch.from_numpy(column[:size]) for column in self._columns]
+
+
 class MinibatchSampler:
-    """Shuffles row indices and gathers rows; allocates only for a batch larger than all before.
+    """Shuffles row indices and gathers rows.
+
+    On the CPU, memory of batches is used again once they are gone: in the usual loop, where a batch
+    is held until the next one is there, that makes two. Other devices have an allocator that does
+    it.
 
     Args:
         observation_space: Says how observations nest.
         obs: Columns of the observation leaves, (T + 1, N, ...).
         others: Columns of the other fields of RolloutBatch in their order, (T or T + 1, N, ...).
+        extras: Tensors (T, N, ...) of the columns that the user added.
         rows: int64 (T * N,), the row indices to draw from; owned by the caller, shuffled here.
         seed: For the shuffling; None takes entropy of the system.
     """
@@ -62,23 +121,27 @@ class MinibatchSampler:
         observation_space: Space,
         obs: Sequence[Column],
         others: Sequence[Column],
+        extras: Mapping[str, torch.Tensor],
         rows: Column,
         seed: int | None,
     ):
         self._space = observation_space
-        self._num_obs = len(obs)
-        self._sources = [column.tensor.flatten(0, 1) for column in (*obs, *others)]
+        self._num_obs, self._extras = len(obs), list(extras)
+        tensors = [column.tensor for column in (*obs, *others)]
+        self._sources = [tensor.flatten(0, 1) for tensor in (*tensors, *extras.values())]
+        self._is_nested = isinstance(observation_space, Dict | Tuple)
         self._rows = rows
         self._num_rows = rows.spec.shape[0]
-        self._targets: list[torch.Tensor] = []
+        self._is_pooled = rows.tensor.device.type == "cpu" and not rows.is_twofold
+        self._pool: list[_Pages] = []
         self._capacity = 0
-        self._by_size: dict[int, tuple[list[torch.Tensor], RolloutBatch]] = {}
+        self._passes = self._stops = 0
         self.state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
 
     @property
     def nbytes(self) -> int:
         """Bytes held for batches."""
-        return sum(target.nbytes for target in self._targets)
+        return sum(pages.nbytes for pages in self._pool)
 
     def count_batches(self, num_minibatches: int | None, batch_size: int | None, count: int) -> int:
         """Number of batches for `count` rows; sees to the memory for the largest possible one.
@@ -106,35 +169,76 @@ class MinibatchSampler:
         self._reserve(-(-self._num_rows // number))
         return min(number, count)
 
+    def stop(self) -> None:
+        """Let no pass go on, as the rows change."""
+        self._stops += 1
+
     def draw(self, count: int, num_batches: int) -> Iterator[RolloutBatch]:
         """Yield the first `count` rows of the list once each, shuffled, in even batches."""
+        return self._draw(count, num_batches, self._stops)
+
+    def _draw(self, count: int, num_batches: int, stops: int) -> Iterator[RolloutBatch]:
+        self._require(stops == self._stops)
+        self._passes += 1
+        number = self._passes
         shuffle(self._rows.host[:count], self.state)
         if self._rows.is_twofold:
             # Blocks: the next epoch shuffles the host pages, which must have left by then.
             self._rows.tensor.copy_(torch.from_numpy(self._rows.host))
-        select, sources, indices = torch.index_select, self._sources, self._rows.tensor
+        indices = self._rows.tensor
         for start, stop in split_evenly(count, num_batches):
-            targets, batch = self._by_size.get(stop - start) or self._view(stop - start)
-            chosen = indices[start:stop]
-            for source, target in zip(sources, targets, strict=True):
+            self._require(number == self._passes and stops == self._stops)
+            yield self._gather(indices[start:stop])
+
+    @staticmethod
+    def _require(is_current: bool) -> None:
+        if not is_current:
+            raise BufferMisuseError(
+                "these minibatches are over: another pass or rollout has begun, or advantages were "
+                "computed again, since; go through one pass at a time, list(rollout.minibatches("
+                "...)) keeps the batches of a pass"
+            )
+
+    def _gather(self, chosen: torch.Tensor) -> RolloutBatch:
+        """The rows int64 (B,) of all columns, in memory of their own."""
+        select = torch.index_select
+        if self._is_pooled:
+            columns = self._unused_pages().cut(len(chosen))
+            for source, target in zip(self._sources, columns, strict=False):
                 select(source, 0, chosen, out=target)
-            yield batch
+            indices = columns.pop().copy_(chosen)
+        else:
+            columns = [select(source, 0, chosen) for source in self._sources]
+            indices = chosen.clone()
+        extras: dict[str, torch.Tensor] = {}
+        if self._extras:
+            begin = len(columns) - len(self._extras)
+            extras = dict(zip(self._extras, columns[begin:], strict=True))
+            del columns[begin:]
+        if self._is_nested:
+            columns[: self._num_obs] = [build_tree(self._space, columns[: self._num_obs])]
+        return RolloutBatch(*columns, indices=indices, extras=extras)
 
     def _reserve(self, capacity: int) -> None:
-        if capacity <= self._capacity:
-            return
-        needed = sum(s.element_size() * s[0].numel() * capacity for s in self._sources)
-        device = self._sources[0].device
-        check_fits(f"a batch of {capacity} rows", needed, device, "use more minibatches")
-        self._by_size.clear()
-        with torch.inference_mode(False):
-            self._targets = [s.new_empty((capacity, *s.shape[1:])) for s in self._sources]
-        self._capacity = capacity
+        """See to the memory of a first batch of this size, before any row is moved."""
+        if capacity > self._capacity:
+            self._pool, self._capacity = [], capacity
+        if self._is_pooled:
+            self._unused_pages()
 
-    def _view(self, size: int) -> tuple[list[torch.Tensor], RolloutBatch]:
-        if len(self._by_size) >= _MAX_CACHED_SIZES:  # sizes vary with the number of dead steps
-            self._by_size.clear()
-        targets = [target[:size] for target in self._targets]
-        obs = build_tree(self._space, targets[: self._num_obs])
-        self._by_size[size] = targets, RolloutBatch(obs, *targets[self._num_obs :])
-        return self._by_size[size]
+    def _unused_pages(self) -> _Pages:
+        for pages in self._pool:
+            if pages.is_unused():
+                return pages
+        needed = _Pages.nbytes_for(self._sources, self._capacity)
+        what = f"a batch of {self._capacity} rows"
+        check_fits(what, needed, torch.device("cpu"), "use more minibatches, or keep fewer")
+        pages = _Pages(self._sources, self._capacity)
+        self._pool = [*self._pool, pages][-_POOL_SIZE:]
+        return pages
+
+
+def _padded(count: int, shape: Sequence[int], dtype: np.dtype) -> int:
+    """Bytes of a column, up to where the next one may begin."""
+    size = count * math.prod(shape) * dtype.itemsize
+    return size + -size % _ALIGNMENT

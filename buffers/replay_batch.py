@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from buffers import gather_kernels as to
+from buffers.batch import Batch
 from buffers.batch_memory import BatchArrays, BatchMemory
-from buffers.copies import owned
 from buffers.errors import BufferMisuseError
 from buffers.record_layout import RecordLayout
 
@@ -21,7 +21,7 @@ _MAX_PLANS = 16
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
-class ReplayBatch:
+class ReplayBatch(Batch):
     """B transitions; what the buffer does not have is None.
 
     Attributes:
@@ -32,11 +32,12 @@ class ReplayBatch:
         terminations: bool (B,), of the last step.
         truncations: bool (B,), of the last step.
         discounts: float32 (B,), the factor on the value of next_obs: gamma**m after m steps, 0 if
-            the last one terminated. None unless gamma was given.
+            the last one terminated. A buffer without gamma takes it as 1 here, so that it remains
+            to be multiplied by yours; it is computed when asked for.
         env_ids: int32 (B,), or None.
         indices: int64 (B,), the rows of the buffer they were read from.
         weights: float32 (B,), of prioritized sampling, or None.
-        extras: The user's columns by name, (B, ...); they are attributes of the batch as well.
+        extras: The user's columns by name, (B, ...).
         size: B.
     """
 
@@ -44,6 +45,10 @@ class ReplayBatch:
         "actions", "discounts", "env_ids", "extras", "indices", "memory", "next_obs", "obs",
         "rewards", "size", "terminations", "truncations", "weights",
     )  # fmt: skip
+    _fields = (
+        "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "discounts",
+    )  # fmt: skip
+    _others = ("env_ids", "indices", "weights")
 
     obs: Any
     next_obs: Any
@@ -51,7 +56,7 @@ class ReplayBatch:
     rewards: torch.Tensor
     terminations: torch.Tensor
     truncations: torch.Tensor
-    discounts: Any
+    discounts: torch.Tensor
     env_ids: Any
     indices: torch.Tensor
     weights: Any
@@ -60,22 +65,16 @@ class ReplayBatch:
     memory: Any
 
     def __init__(self, fields: dict[str, Any], extras: dict[str, torch.Tensor], size: int, memory):
-        self.discounts = self.env_ids = self.weights = None
+        self.env_ids = self.weights = None
         for name, tensor in fields.items():
             setattr(self, name, tensor)
         self.extras, self.size, self.memory = extras, size, memory
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle the tensors alone; the result is no `out` for the buffer."""
-        names = [name for name in self.__slots__ if name not in ("extras", "memory", "size")]
-        fields = {name: owned(getattr(self, name)) for name in names}
-        return ReplayBatch, (fields, owned(self.extras), self.size, None)
-
     def __getattr__(self, name: str) -> torch.Tensor:
-        """A column the user added."""
-        if name != "extras" and name in self.extras:
-            return self.extras[name]
-        raise AttributeError(f"a batch has no {name!r}")
+        """The discounts of a buffer without gamma, or a column the user added."""
+        if name == "discounts":  # not stored, so that sampling does not pay for it
+            return torch.logical_not(self.terminations).float()
+        return super().__getattr__(name)
 
     def __len__(self) -> int:
         """Number of transitions."""

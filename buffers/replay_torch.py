@@ -182,9 +182,14 @@ class TorchReader:
             factor *= gamma
         return row
 
+    def _is_capturing(self) -> bool:
+        return self._storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
     def _find_successors(self, lasts: torch.Tensor, target: torch.Tensor) -> None:
         kept, state = self._storage.successors, self._storage.state
         assert kept is not None
+        if self._is_capturing():
+            kept.is_captured = True
         begin = int(state[at.OBS_AT])
         observations = self._storage.rows[:, begin : begin + self._layout.obs_bytes]
         link = self._columns["link"].index_select(0, lasts).long()
@@ -228,7 +233,8 @@ def _shape_batch(memory: TorchMemory, layout: RecordLayout, size: int) -> Replay
     found["actions"] = field_view(memory.own, fields["actions"])
     has_sums = memory.rewards is not None
     found["rewards"] = memory.rewards if has_sums else field_view(memory.own, fields["rewards"])
-    found["discounts"] = memory.discounts
+    if memory.discounts is not None:
+        found["discounts"] = memory.discounts
     if "env_ids" in fields:
         found["env_ids"] = field_view(memory.own, fields["env_ids"])
     for name in ("terminations", "truncations"):

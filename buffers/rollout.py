@@ -11,6 +11,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from buffers.columns import Allocate
+from buffers.copies import Rebuilt
 from buffers.errors import BufferMisuseError
 from buffers.gae import fill_advantages_torch
 from buffers.gae_arguments import check_discounts
@@ -21,7 +22,6 @@ from buffers.rollout_kernels import (
     collect_rows,
     finished_episodes,
     first_missing_final,
-    mark_dead_steps,
 )
 from buffers.rollout_layout import plan_rollout
 from buffers.rollout_state import restore_rollout_state, rollout_state
@@ -31,6 +31,11 @@ __all__ = ["EpisodeStats", "RolloutBuffer"]
 
 _BATCH_FIELDS = ("actions", "log_probs", "values", "advantages", "returns")
 
+_COUNTS = (
+    *("gamma", "gae_lambda", "_is_started", "_open_steps", "_has_marks"),
+    *("_is_computed", "_is_counted", "_num_valid", "_num_episodes"),
+)
+
 
 class EpisodeStats(NamedTuple):
     """The episodes that ended in a rollout, in order of time; valid until `advance` or `start`."""
@@ -39,13 +44,18 @@ class EpisodeStats(NamedTuple):
     lengths: np.ndarray  # int64 (K,), numbers of steps
 
 
-class RolloutBuffer(RolloutSteps):
+class RolloutBuffer(RolloutSteps, Rebuilt):
     """T steps of N environments, their advantages, and minibatches of them.
 
     One update is: for each t from 0 to T - 1 `obs_at(t)`, `put(t, ...)` and an environment step
     into `slot(t)`; then `compute_advantages`, `minibatches` as often as wanted, `advance`.
     Everything is allocated by the constructor, except that `minibatches` allocates its batch when
     first asked for a larger one; after that no update allocates memory for arrays.
+
+    A rollout begins with log_probs and values marked as not written; they read as NaN. Its first
+    slot marks the rewards likewise. What the environment did not write into `slot(t)`, or the
+    policy's outputs that were neither `put` nor written into the tensors below, is an error when
+    advantages are computed, never trained on.
 
     Which rows are transitions follows from the autoreset mode. NEXT_STEP: the step after the end of
     an episode only resets; it is left out (`valid` False), and as the final observation is the next
@@ -74,6 +84,7 @@ class RolloutBuffer(RolloutSteps):
         final_values: float32 (T, N), or None under NEXT_STEP.
         advantages: float32 (T, N).
         returns: float32 (T, N), advantages + values.
+        extras: The extra columns by name, (T, N, ...).
 
     Args:
         num_steps: T.
@@ -81,13 +92,17 @@ class RolloutBuffer(RolloutSteps):
         observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
             Dict and Tuple of these.
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
-        autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value.
+        autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value. That of the vector
+            env is compared with it where both are known: with `allocate=envs.allocate`, and in
+            `step(out=rollout.slot(t))`.
         gamma: Discount.
         gae_lambda: Lambda of generalised advantage estimation.
         device: Where the tensors live.
         seed: Of the order of rows in minibatches; None takes entropy of the system.
         allocate: `envs.allocate`, so that the environment can write without a copy: called with
             (shape, dtype) for observations, actions, rewards and flags. None for own memory.
+        extra_columns: Names and spaces of further values per step, such as costs: `put` writes
+            them, batches have them in `extras`.
         staged: Keep host pages apart from the tensors on the CPU too, to test what other devices
             do.
 
@@ -123,6 +138,7 @@ class RolloutBuffer(RolloutSteps):
         device: torch.device | str = "cpu",
         seed: int | None = None,
         allocate: Allocate | None = None,
+        extra_columns: Mapping[str, Space] | None = None,
         staged: bool = False,
     ):
         check_discounts(gamma, gae_lambda)
@@ -135,6 +151,7 @@ class RolloutBuffer(RolloutSteps):
             device=device,
             allocate=allocate,
             staged=staged,
+            extra_columns=extra_columns,
         )
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self._gae_inputs = self._storage.gae_inputs()
@@ -143,11 +160,17 @@ class RolloutBuffer(RolloutSteps):
             observation_space,
             storage.obs,
             storage.column_list(_BATCH_FIELDS),
+            storage.extras,
             storage.columns["rows"],
             seed,
         )
         self._is_computed = self._is_counted = False
         self._num_valid = self._num_episodes = 0
+        self._remember(
+            RolloutBuffer, num_steps, num_envs, observation_space, action_space,
+            autoreset_mode=autoreset_mode, gamma=gamma, gae_lambda=gae_lambda, device=device,
+            extra_columns=extra_columns, staged=staged,
+        )  # fmt: skip
 
     @staticmethod
     def nbytes_for(
@@ -157,6 +180,7 @@ class RolloutBuffer(RolloutSteps):
         action_space: Space,
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        extra_columns: Mapping[str, Space] | None = None,
         staged: bool = False,
     ) -> int:
         """Bytes the constructor would allocate, batches not included; allocates nothing.
@@ -165,7 +189,8 @@ class RolloutBuffer(RolloutSteps):
         >>> RolloutBuffer.nbytes_for(128, 2048, Box(-1, 1, (52,)), Discrete(7))
         69412864
         """
-        layout = plan_rollout(num_steps, num_envs, observation_space, action_space, autoreset_mode)
+        spaces = observation_space, action_space
+        layout = plan_rollout(num_steps, num_envs, *spaces, autoreset_mode, extra_columns)
         return layout.nbytes(staged)
 
     @property
@@ -187,8 +212,11 @@ class RolloutBuffer(RolloutSteps):
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
 
+        Log_probs and values are marked as not written; `obs`, `rewards`, flags, `advantages` and
+        `returns` can be read until they are written anew.
+
         Raises:
-            BufferMisuseError: A step has no results yet; nothing was changed.
+            BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
         self.episodes()  # carries the sums of unfinished episodes on
         columns = self._storage.columns
@@ -197,28 +225,36 @@ class RolloutBuffer(RolloutSteps):
         np.logical_or(terminations[-1], truncations[-1], out=columns["over_before"].host)
         self._begin()
 
-    def compute_advantages(self, last_values: Any) -> None:
+    def compute_advantages(self, last_values: Any, *, policy_outputs: bool = True) -> None:
         """Fill `valid`, `advantages` and `returns`; the rollout is complete after this.
 
         It may be called again, say after writing new `values`.
 
         Args:
             last_values: float (N,), values of `obs_at(T)`.
+            policy_outputs: False if the rollout needs no actions, log_probs and values: those that
+                were not written are zero then, instead of an error.
 
         Raises:
-            BufferMisuseError: Steps without results or policy outputs, wrong shape or dtype, or a
-                truncated episode without final value. The rollout can be continued.
+            BufferMisuseError: Steps without results or policy outputs, a reward that is not finite,
+                wrong shape or dtype, or a truncated episode without final value. The rollout can be
+                continued.
         """
-        self._require_filled("compute_advantages")
+        self._require_started("compute_advantages")
         last = read_field("last_values", last_values, self._row_shape, torch.float32).detach()
-        self._mark_valid()
+        self._require_results("compute_advantages")
+        if policy_outputs:
+            self._require_policy_outputs("compute_advantages")
         self._require_final_values()
+        if not policy_outputs:
+            self._clear_policy_marks()
         self.values[-1].copy_(last)
         if self._staged:
             self._fill_on_device()
         else:
             self._fill_on_host()
         rows = self._storage.columns["rows"].host
+        self._sampler.stop()
         self._num_valid = int(collect_rows(self._storage.flags("valid").reshape(-1), rows))
         self._is_computed = True
         self._complete()
@@ -236,14 +272,6 @@ class RolloutBuffer(RolloutSteps):
         self._storage.upload_results()
         results = self.advantages, self.returns
         fill_advantages_torch(self._gae_inputs, *results, self.gamma, self.gae_lambda)
-
-    def _mark_valid(self) -> None:
-        """Clear `valid` in the dead steps of NEXT_STEP; elements the user cleared stay so."""
-        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            flags = self._storage.flags
-            mark_dead_steps(
-                flags("terminations"), flags("truncations"), flags("over_before"), flags("valid")
-            )
 
     def _require_final_values(self) -> None:
         if not self._layout.uses_final_values:
@@ -265,13 +293,13 @@ class RolloutBuffer(RolloutSteps):
         `valid` do not count, and an episode ending in a row left out by the user is dropped.
 
         Raises:
-            BufferMisuseError: A step has no results yet.
+            BufferMisuseError: An environment has not written a step yet, or a reward is not finite.
         """
-        self._require_filled("episodes")
+        self._require_started("episodes")
         columns, flags = self._storage.columns, self._storage.flags
         returns, lengths = columns["episode_returns"].host, columns["episode_lengths"].host
         if not self._is_counted:
-            self._mark_valid()
+            self._require_results("episodes")
             self._num_episodes = finished_episodes(
                 columns["rewards"].host,
                 flags("terminations"),
@@ -298,12 +326,13 @@ class RolloutBuffer(RolloutSteps):
             batch_size: Instead: the largest size of a batch, 1 to T * N.
 
         Yields:
-            Batches in memory that the next batch overwrites. One pass at a time: beginning another
-            shuffles the rows anew.
+            Batches in memory of their own: it is used again once nobody refers to a batch or to a
+            part of it any more, so `list(...)` may keep them all. One pass at a time: beginning
+            another shuffles the rows anew, and going on with the first then is an error.
 
         Raises:
             BufferMisuseError: `compute_advantages` has not been called, or not exactly one number
-                is given.
+                is given; or, at the next batch, another pass or rollout has begun.
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require_computed("minibatches")
@@ -318,30 +347,59 @@ class RolloutBuffer(RolloutSteps):
 
     def _begin(self) -> None:
         super()._begin()
+        self._sampler.stop()
         self._is_computed = self._is_counted = False
+
+    def _copied_state(self) -> dict[str, Any]:
+        columns = self._storage.columns.items()
+        marks = {
+            "has_policy": bytes(self._has_policy),
+            "has_extras": {name: bytes(marks) for name, marks in self._has_extras.items()},
+            "is_uploaded": bytes(self._is_uploaded),
+        }
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        pages = {name: column.copied_pages() for name, column in columns}
+        return {"columns": pages, **marks, "counts": counts, "shuffle": self._sampler.state}
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        for name, pages in state["columns"].items():
+            self._storage.columns[name].take_copied_pages(pages)
+        self._has_policy[:] = state["has_policy"]
+        self._is_uploaded[:] = state["is_uploaded"]
+        for name, marks in state["has_extras"].items():
+            self._has_extras[name][:] = marks
+        vars(self).update(state["counts"])
+        self._sampler.state[:] = state["shuffle"]
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
 
-        Only tensors, ints and strings, all copies, so that `torch.save` and safe loading work.
-        Steps are not saved: call it between rollouts, right after `advance` or `start`.
+        Only tensors, numbers, strings and a dict, all copies, so that `torch.save` and safe loading
+        work. Steps are not saved: call it between rollouts, right after `advance` or `start`.
 
         Raises:
             BufferMisuseError: A rollout is in progress or complete, or none was started.
         """
-        if not self._open_steps or any(self._has_results) or any(self._has_policy):
+        if not self._open_steps or any(self._has_policy) or self._has_any_results():
             raise BufferMisuseError(
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"
             )
-        return rollout_state(self._storage, self._sampler.state)
+        return rollout_state(self._storage, self._sampler.state, self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        """Settings that a state must share with the buffer it is loaded into."""
+        _, _, made = self._made_by  # gamma and lambda may have been changed since
+        settings = {name: made[name] for name in ("gamma", "gae_lambda")}
+        return {"autoreset_mode": self.autoreset_mode.value, **settings}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin a rollout where the buffer stood that `state_dict` was called on.
 
         Raises:
-            BufferMisuseError: The state is of another version, or of other spaces or numbers of
-                environments; nothing was changed.
+            BufferMisuseError: The state is of another version, or of a buffer with another
+                autoreset mode, discount, lambda, space or number of environments; nothing was
+                changed.
         """
-        restore_rollout_state(self._storage, self._sampler.state, state)
+        restore_rollout_state(self._storage, self._sampler.state, self._settings(), state)
         self._begin()

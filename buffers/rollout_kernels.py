@@ -5,9 +5,31 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-__all__ = ["collect_rows", "finished_episodes", "first_missing_final", "mark_dead_steps", "shuffle"]
+__all__ = [
+    "UNWRITTEN",
+    "are_all_finite",
+    "collect_rows",
+    "finished_episodes",
+    "first_missing_final",
+    "mark_dead_steps",
+    "shuffle",
+]
+
+# Bits of a float32 that has not been written yet: a NaN that no computation gives. Async vector
+# envs mark rewards in `step(out=)` likewise, so that what a dead worker leaves is told apart too.
+UNWRITTEN = 0x7FC5EED1
 
 _MASK64 = 0xFFFFFFFFFFFFFFFF
+_EXPONENT = 0x7F800000  # all set in infinities and NaNs of float32, and in nothing else
+
+
+@njit(nogil=True, cache=True)
+def are_all_finite(bits):
+    """Whether float32 numbers, given as their bits int32 (K,), are neither infinite nor NaN."""
+    found = 0
+    for k in range(bits.shape[0]):
+        found |= (bits[k] & _EXPONENT) == _EXPONENT
+    return found == 0
 
 
 @njit(nogil=True, cache=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
+from buffers.arguments import extra_leaves
 from buffers.columns import ColumnSpec, spec_bytes
 from buffers.errors import BufferMisuseError
 from buffers.space_tree import Leaf, action_leaf, space_leaves
@@ -22,6 +24,15 @@ _FLOAT32 = np.dtype(np.float32)
 _FLOAT64 = np.dtype(np.float64)
 _INT64 = np.dtype(np.int64)
 
+# Names that no extra column may have: of columns, of other entries of batches and `memory`, and of
+# the step in `put(t, ...)`.
+_TAKEN = frozenset((
+    "obs", "actions", "log_probs", "values", "rewards", "terminations", "truncations", "valid",
+    "final_values", "advantages", "returns", "rows", "over_before", "running_returns",
+    "running_lengths", "episode_returns", "episode_lengths", "has_final", "indices", "extras",
+    "minibatches", "memory", "size", "self", "t",
+))  # fmt: skip
+
 
 class RolloutLayout(NamedTuple):
     """Sizes and columns of a rollout buffer; nothing is allocated yet."""
@@ -31,6 +42,7 @@ class RolloutLayout(NamedTuple):
     observation_space: Space
     obs_leaves: list[Leaf]
     action: Leaf
+    extras: list[Leaf]
     autoreset_mode: AutoresetMode
     columns: list[ColumnSpec]
 
@@ -50,12 +62,13 @@ def plan_rollout(
     observation_space: Space,
     action_space: Space,
     autoreset_mode: AutoresetMode | str,
+    extra_columns: Mapping[str, Space] | None = None,
 ) -> RolloutLayout:
     """Plan the columns of a rollout buffer.
 
     Raises:
         BufferMisuseError: A size that is no positive integer, a space that has no arrays of fixed
-            size, an unknown autoreset mode.
+            size, an unknown autoreset mode, a name of an extra column that is taken.
     """
     num_steps = check_count("num_steps", num_steps)
     num_envs = check_count("num_envs", num_envs)
@@ -68,14 +81,21 @@ def plan_rollout(
     if not leaves:
         raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
     action = action_leaf(action_space)
+    extras = extra_leaves(extra_columns, _TAKEN)
     mode = parse_autoreset_mode(autoreset_mode)
     columns = _rollout_columns(num_steps, num_envs, leaves, action)
+    columns += [
+        ColumnSpec(leaf.path, (num_steps, num_envs, *leaf.shape), leaf.dtype, "device")
+        for leaf in extras
+    ]
     if mode is not AutoresetMode.NEXT_STEP:
         columns += [
             ColumnSpec("final_values", (num_steps, num_envs), _FLOAT32, "device"),
             ColumnSpec("has_final", (num_steps, num_envs), _BOOL, "host"),
         ]
-    return RolloutLayout(num_steps, num_envs, observation_space, leaves, action, mode, columns)
+    return RolloutLayout(
+        num_steps, num_envs, observation_space, leaves, action, extras, mode, columns
+    )
 
 
 def _rollout_columns(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from gymnasium.vector import AutoresetMode
 from buffers.columns import Allocate, foreach_copy
 from buffers.errors import BufferMisuseError
 from buffers.rollout_input import read_env_ids, read_field, read_observations
-from buffers.rollout_layout import plan_rollout
+from buffers.rollout_kernels import UNWRITTEN, are_all_finite, mark_dead_steps
+from buffers.rollout_layout import RolloutLayout, parse_autoreset_mode, plan_rollout
 from buffers.rollout_storage import RolloutSlot, RolloutStorage
 
 __all__ = ["RolloutSteps"]
@@ -36,8 +38,11 @@ class RolloutSteps:
         device: torch.device | str,
         allocate: Allocate | None,
         staged: bool,
+        extra_columns: Mapping[str, Space] | None,
     ):
-        layout = plan_rollout(num_steps, num_envs, observation_space, action_space, autoreset_mode)
+        spaces = observation_space, action_space
+        layout = plan_rollout(num_steps, num_envs, *spaces, autoreset_mode, extra_columns)
+        _check_mode_of_owner(allocate, layout)
         self.num_steps, self.num_envs = layout.num_steps, layout.num_envs
         self.observation_space, self.action_space = observation_space, action_space
         self.autoreset_mode = layout.autoreset_mode
@@ -66,6 +71,7 @@ class RolloutSteps:
         self.final_values = storage.tensor("final_values") if uses_final else None
         self.advantages = storage.tensor("advantages")
         self.returns = storage.tensor("returns")
+        self.extras = storage.extras
 
     def _name_rows(self) -> None:
         self._obs_rows = self._storage.obs_rows
@@ -75,11 +81,11 @@ class RolloutSteps:
         self._action_shape, self._action_dtype = self.actions.shape[1:], self.actions.dtype
         self._row_shape = self.log_probs.shape[1:]
         self._has_policy = bytearray(self.num_steps)
-        self._has_results = bytearray(self.num_steps)
+        self._has_extras = {name: bytearray(self.num_steps) for name in self.extras}
         self._is_uploaded = bytearray(self.num_steps + 1)
         # T while steps may be written, else 0: one comparison checks both the range and the time.
         self._open_steps = 0
-        self._is_started = False
+        self._is_started = self._has_marks = False
 
     def start(self, obs: Any) -> None:
         """Begin with the observations of a reset of all environments; drops what was collected.
@@ -99,8 +105,10 @@ class RolloutSteps:
     def _begin(self) -> None:
         """Open all steps for writing."""
         self._storage.wait_for_device()
-        for marks in (self._has_policy, self._has_results, self._is_uploaded):
+        for marks in (self._has_policy, self._is_uploaded, *self._has_extras.values()):
             marks[:] = bytes(len(marks))
+        self._storage.mark_policy_outputs()
+        self._has_marks = False  # rewards can be read until the first slot is taken
         self.valid_pages.fill(True)
         if self._layout.uses_final_values:
             self._storage.columns["has_final"].host.fill(False)
@@ -143,8 +151,19 @@ class RolloutSteps:
         self._storage.write_obs(t, read_observations(obs, self._layout))
         self._is_uploaded[t] = 0
 
-    def put(self, t: int, *, actions: Any, log_probs: Any, values: Any) -> np.ndarray:
+    def put(
+        self,
+        t: int,
+        *,
+        actions: Any = None,
+        log_probs: Any = None,
+        values: Any = None,
+        **extras: Any,
+    ) -> np.ndarray:
         """Copy what the policy made of the observations of step t.
+
+        Extra columns that are known only after the step, such as costs, may come in a second call,
+        without the policy's outputs.
 
         Args:
             t: 0 to T - 1.
@@ -152,13 +171,14 @@ class RolloutSteps:
                 without changing kind. Like the others a tensor or an array; gradients are dropped.
             log_probs: float (N,), logarithms of the probabilities (densities) of the actions.
             values: float (N,), estimated values of the observations.
+            extras: Extra columns by name, (N, ...), all of them or some.
 
         Returns:
             The actions as a NumPy view (N, *action_shape) of the host pages, for the environment.
 
         Raises:
-            BufferMisuseError: t out of range, wrong shape or dtype, or the rollout is complete or
-                was not started; nothing was changed.
+            BufferMisuseError: t out of range, wrong shape or dtype, an unknown column, or the
+                rollout is complete or was not started; nothing was changed.
         """
         if not 0 <= t < self._open_steps:
             raise self._refusal("put", t, self.num_steps - 1)
@@ -174,7 +194,11 @@ class RolloutSteps:
             )
         except AttributeError:  # neither tensors nor arrays
             fits = False
+        read = self._read_extras(extras) if extras else None
         if not fits:
+            if read and actions is None and log_probs is None and values is None:
+                self._write_extras(t, read)
+                return self._action_pages[t]
             actions = read_field("actions", actions, self._action_shape, self._action_dtype)
             log_probs = read_field("log_probs", log_probs, row_shape, float32)
             values = read_field("values", values, row_shape, float32)
@@ -182,10 +206,31 @@ class RolloutSteps:
             actions, log_probs, values = actions.detach(), log_probs.detach(), values.detach()
         # One call instead of three: with few environments calls take longer than the copying.
         foreach_copy(self._policy_rows[t], (actions, log_probs, values))
+        if read:
+            self._write_extras(t, read)
         self._has_policy[t] = 1
         if self._staged:
             self._storage.download_actions(t)
         return self._action_pages[t]
+
+    def _read_extras(self, extras: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Extra columns of one step as tensors that fit."""
+        read = {}
+        for name, given in extras.items():
+            column = self.extras.get(name)
+            if column is None:
+                declared = f"only {sorted(self.extras)}" if self.extras else "and none was declared"
+                raise BufferMisuseError(
+                    f"there is no extra column {name!r}, {declared}; name it in extra_columns of "
+                    "the constructor"
+                )
+            read[name] = read_field(name, given, column.shape[1:], column.dtype).detach()
+        return read
+
+    def _write_extras(self, t: int, read: Mapping[str, torch.Tensor]) -> None:
+        for name, column in read.items():
+            self._storage.extra_rows[name][t].copy_(column)
+            self._has_extras[name][t] = 1
 
     def env_actions(self, t: int) -> np.ndarray:
         """The actions of step t as a NumPy view (N, *action_shape) of the host pages.
@@ -205,13 +250,18 @@ class RolloutSteps:
         """Where the environment writes the results of step t.
 
         Observations go into row t + 1, the rest into row t. The views are made once and written
-        anew in every rollout. Asking for a slot counts as filling it.
+        anew in every rollout. Asking for a slot does not count as filling it: the first one taken
+        in a rollout marks all rewards as not written (they read as NaN), and `compute_advantages`,
+        `episodes` and `advance` refuse while such marks are left, as after an environment that
+        raised. Take the slot again then, and step into it.
 
         Raises:
             BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
         """
         if 0 <= t < self._open_steps:
-            self._has_results[t] = 1
+            if not self._has_marks:
+                self._storage.mark_rewards()
+                self._has_marks = True
             return self._slots[t]
         raise self._refusal("slot", t, self.num_steps - 1)
 
@@ -241,20 +291,80 @@ class RolloutSteps:
         self.final_values[t].index_copy_(0, where, found.to(self.device, torch.float32))
         self._storage.columns["has_final"].host[t, ids] = True
 
-    def _require_filled(self, method: str) -> None:
-        """Raise unless every step has results, and either all steps or none went through `put`."""
+    def _require_started(self, method: str) -> None:
         if not self._is_started:
             raise self._refusal(method, 0, 0)
-        if not all(self._has_results):
+
+    def _has_any_results(self) -> bool:
+        """Whether anything was written into a slot since the rollout began."""
+        return self._has_marks and bool((self._storage.reward_bits != UNWRITTEN).any())
+
+    def _require_results(self, method: str) -> None:
+        """Raise unless every environment has written every step, with a finite reward where valid.
+
+        Complete `valid` between the two: flags of steps that nobody wrote must not clear it.
+        """
+        bits = self._storage.reward_bits
+        if self._has_marks and are_all_finite(bits.reshape(-1)):
+            self._mark_valid()
+            return
+        unwritten = (bits == UNWRITTEN) | (not self._has_marks)  # no slot was taken
+        if unwritten.any():
             raise BufferMisuseError(
-                f"{method} needs all {self.num_steps} steps, but {_missing(self._has_results)} "
-                "no results; step the environment into slot(t) for each of them"
+                f"{method} needs all {self.num_steps} steps, but {_missing_rows(unwritten)} no "
+                "results; step the environment into slot(t) for each of them"
             )
-        if any(self._has_policy) and not all(self._has_policy):
+        self._mark_valid()
+        rewards = self._storage.columns["rewards"].host
+        wrong = np.argwhere(~np.isfinite(rewards) & self.valid_pages)
+        if len(wrong):
+            t, env_id = wrong[0].tolist()
             raise BufferMisuseError(
-                f"{method} needs all {self.num_steps} steps, but {_missing(self._has_policy)} "
-                "no actions; call put(t, ...) for every step"
+                f"{method}: the reward of env {env_id} in step {t} is {rewards[t, env_id]}, "
+                "expected finite numbers; find what makes it, or leave the row out by "
+                f"valid_pages[{t}, {env_id}] = False"
             )
+
+    def _mark_valid(self) -> None:
+        """Clear `valid` in the dead steps of NEXT_STEP; elements the user cleared stay so."""
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            flags = self._storage.flags
+            mark_dead_steps(
+                flags("terminations"), flags("truncations"), flags("over_before"), flags("valid")
+            )
+
+    def _require_policy_outputs(self, method: str) -> None:
+        """Raise unless every step went through `put`, or was written into the columns directly.
+
+        Only steps that did not go through `put` are looked for; on another device than the CPU that
+        waits for the device.
+        """
+        advice = (
+            f"call put(t, actions=..., log_probs=..., values=...) for every step; {method}(..., "
+            "policy_outputs=False) takes zeros where nothing was written"
+        )
+        if 0 in self._has_policy:
+            # Values are needed in dead steps too, as those of final observations.
+            is_needed = {"log_probs": self.valid_pages, "values": np.ones_like(self.valid_pages)}
+            for (name, needed), bits in zip(
+                is_needed.items(), self._storage.policy_bits, strict=True
+            ):
+                marks = (bits[: self.num_steps] == UNWRITTEN).cpu().numpy()
+                if (marks & needed).any():
+                    missing = _missing_rows(marks & needed, ~needed)
+                    raise BufferMisuseError(f"{method}: {missing} no {name}; {advice}")
+        for name, marks in self._has_extras.items():
+            if 0 in marks and 1 in marks:  # none at all: written into `extras` directly
+                raise BufferMisuseError(
+                    f"{method}: {_missing_steps(marks)} no {name}, but others have; pass "
+                    f"{name}=... to put(t, ...) for every step"
+                )
+
+    def _clear_policy_marks(self) -> None:
+        """Let log_probs and values that were not written be zero."""
+        if 0 in self._has_policy:
+            for bits in self._storage.policy_bits:
+                bits.masked_fill_(bits == UNWRITTEN, 0)
 
     def _refusal(self, method: str, t: Any, last: int) -> BufferMisuseError:
         """The error for a call with a step out of range or at the wrong time."""
@@ -271,12 +381,50 @@ class RolloutSteps:
         return BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
 
 
-def _missing(marks: bytearray) -> str:
+def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> None:
+    """Raise BufferMisuseError if `allocate` is a method of a vector env of another mode."""
+    envs = getattr(allocate, "__self__", None)
+    metadata = getattr(envs, "metadata", None)
+    given = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
+    if given is not None and (mode := parse_autoreset_mode(given)) is not layout.autoreset_mode:
+        raise BufferMisuseError(
+            f"autoreset_mode is {layout.autoreset_mode.value!r}, but {type(envs).__name__}, whose "
+            f"allocate was given, has {mode.value!r}; pass autoreset_mode=envs.autoreset_mode"
+        )
+
+
+def _missing_steps(marks: bytearray) -> str:
     """The steps without a mark, as the start of a clause.
 
-    >>> _missing(bytearray([1, 0, 0]))
+    >>> _missing_steps(bytearray([1, 0, 0]))
     'steps 1, 2 have'
     """
-    steps = [t for t, is_there in enumerate(marks) if not is_there]
-    more = f" and {len(steps) - 5} more" if len(steps) > 5 else ""
-    return f"steps {', '.join(map(str, steps[:5]))}{more} have"
+    return f"steps {_few([t for t, is_there in enumerate(marks) if not is_there])} have"
+
+
+def _missing_rows(is_missing: np.ndarray, is_ignored: np.ndarray | bool = False) -> str:
+    """The steps where rows bool (T, N) are missing, as the start of a clause.
+
+    >>> _missing_rows(np.array([[True, True], [False, False], [True, True]]))
+    'steps 0, 2 have'
+    >>> _missing_rows(np.array([[False, False, False], [True, False, True]]))
+    'envs 0, 2 in step 1 have'
+    """
+    steps = np.flatnonzero(is_missing.any(axis=1)).tolist()
+    partial = [t for t in steps if not (is_missing | is_ignored)[t].all()]
+    if partial:
+        env_ids = np.flatnonzero(is_missing[partial[0]])
+        return f"envs {_few(env_ids.tolist())} in step {partial[0]} have"
+    return f"steps {_few(steps)} have"
+
+
+def _few(numbers: list[int]) -> str:
+    """The first numbers of a list, and how many more there are.
+
+    >>> _few([4, 5])
+    '4, 5'
+    >>> _few(list(range(100)))
+    '0, 1, 2, 3, 4 and 95 more'
+    """
+    more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
+    return f"{', '.join(map(str, numbers[:5]))}{more}"

@@ -6,25 +6,55 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 
 from buffers.columns import Allocate, Column, allocate_columns, foreach_copy
 from buffers.gae_arguments import GaeInputs
+from buffers.rollout_kernels import UNWRITTEN
 from buffers.rollout_layout import RolloutLayout
 from buffers.space_tree import build_tree
 
 __all__ = ["RolloutSlot", "RolloutStorage"]
 
 _ADVICE = "use fewer steps or envs, or smaller observations"
+_POLICY_FLOATS = ("log_probs", "values")
 _UPLOADED_AT_END = ("rewards", "terminations", "truncations", "valid")
 
 
 class RolloutSlot(NamedTuple):
-    """Where an environment writes the results of one step: views of the buffer's host pages."""
+    """Where an environment writes the results of one step: views of the buffer's host pages.
+
+    Its attribute `autoreset_mode` is that of the buffer: `step(out=)` of vecenv's vector envs
+    refuses a slot of another mode than their own.
+    """
 
     obs: Any  # (N, *obs_shape), nested like the observation space
     rewards: np.ndarray  # float32 (N,)
     terminations: np.ndarray  # bool (N,)
     truncations: np.ndarray  # bool (N,)
+
+    autoreset_mode = None
+
+
+# The mode stands in the class, so that looking at it costs a step nothing.
+class _NextStepSlot(RolloutSlot):
+    __slots__ = ()
+    autoreset_mode = AutoresetMode.NEXT_STEP
+
+
+class _SameStepSlot(RolloutSlot):
+    __slots__ = ()
+    autoreset_mode = AutoresetMode.SAME_STEP
+
+
+class _DisabledSlot(RolloutSlot):
+    __slots__ = ()
+    autoreset_mode = AutoresetMode.DISABLED
+
+
+_SLOT_CLASSES = {
+    made.autoreset_mode: made for made in (_NextStepSlot, _SameStepSlot, _DisabledSlot)
+}
 
 
 class RolloutStorage:
@@ -38,6 +68,10 @@ class RolloutStorage:
         obs_rows: T + 1 nests of tensors (N, *obs_shape) on the device.
         slots: T slots of host pages.
         policy_rows: T triples (actions, log_probs, values) of tensors on the device.
+        extras: The tensors (T, N, ...) of the extra columns by name, on the device.
+        extra_rows: T views of each of them, by name.
+        reward_bits: The rewards' host pages as int32 (T, N).
+        policy_bits: The tensors `log_probs` (T, N) and `values` (T + 1, N) as int32.
         action_pages: T NumPy arrays (N, *action_shape) of host pages.
     """
 
@@ -73,8 +107,9 @@ class RolloutStorage:
         rewards, terminations, truncations = (
             columns[name].host for name in ("rewards", "terminations", "truncations")
         )
+        slot_class = _SLOT_CLASSES[self._layout.autoreset_mode]
         self.slots = [
-            RolloutSlot(
+            slot_class(
                 build_tree(space, [column.host[t + 1] for column in self.obs]),
                 rewards[t],
                 terminations[t],
@@ -85,6 +120,10 @@ class RolloutStorage:
         fields = (columns[name].rows() for name in ("actions", "log_probs", "values"))
         self.policy_rows = list(zip(*fields, strict=False))  # values has one row more
         self.action_pages = list(columns["actions"].host)
+        self.extras = {leaf.path: columns[leaf.path].tensor for leaf in self._layout.extras}
+        self.extra_rows = {name: columns[name].rows() for name in self.extras}
+        self.reward_bits = rewards.view(np.int32)
+        self.policy_bits = [columns[name].tensor.view(torch.int32) for name in _POLICY_FLOATS]
         if self.is_staged:
             host_rows = [column.host_rows() for column in self.obs]
             self._upload_pairs = list(
@@ -108,6 +147,15 @@ class RolloutStorage:
         """Copy checked observations into the host pages of row t."""
         for column, leaf in zip(self.obs, leaves, strict=True):
             column.host[t] = leaf
+
+    def mark_rewards(self) -> None:
+        """Mark all rewards as not written yet; they read as NaN."""
+        self.reward_bits.fill(UNWRITTEN)
+
+    def mark_policy_outputs(self) -> None:
+        """Mark log_probs and values as not written yet; they read as NaN."""
+        for bits in self.policy_bits:
+            bits.fill_(UNWRITTEN)
 
     def upload_obs(self, t: int) -> None:
         """Enqueue the copy of one row of observations from the host pages to the device."""

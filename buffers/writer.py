@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from buffers.arguments import read_array, read_distinct_ids
+from buffers.arguments import as_array, read_array, read_distinct_ids
 from buffers.episode_lists import EpisodeLists
 from buffers.errors import BufferMisuseError
 from buffers.rollout_layout import parse_autoreset_mode
@@ -33,7 +33,9 @@ class TransitionWriter:
     All it keeps is copied, so vector envs may reuse their memory (`copy=False`).
 
     A step of all environments is `step(actions, *envs.step(actions))`. With `send` and `recv` it is
-    `sent(actions, env_ids)` and `received(envs.recv())`.
+    `sent(actions, env_ids)` and `received(envs.recv())`. Extra columns of the buffer are given by
+    name: `step(actions, *envs.step(actions), log_probs=log_probs)`, `sent(actions, env_ids,
+    log_probs=log_probs)`; those known only with the results to `received`.
 
     Args:
         envs: The vector env, of Gymnasium's interface. Its `metadata["autoreset_mode"]`, `num_envs`
@@ -44,7 +46,8 @@ class TransitionWriter:
         pass_env_ids: Whether to pass `env_ids`; None finds out.
 
     Raises:
-        BufferMisuseError: The autoreset mode is missing or unknown, or a space does not fit.
+        BufferMisuseError: The autoreset mode is missing or unknown, or the buffer is for another,
+            or a space does not fit.
 
     >>> from gymnasium.spaces import Box, Discrete
     >>> from gymnasium.vector import SyncVectorEnv
@@ -66,6 +69,12 @@ class TransitionWriter:
     def __init__(self, envs: Any, buffer: Any, *, pass_env_ids: bool | None = None):
         metadata = getattr(envs, "metadata", None) or {}
         self.autoreset_mode = parse_autoreset_mode(metadata.get("autoreset_mode", "missing"))
+        expected = getattr(buffer, "autoreset_mode", None)
+        if expected is not None and parse_autoreset_mode(expected) is not self.autoreset_mode:
+            raise BufferMisuseError(
+                f"the buffer has autoreset mode {parse_autoreset_mode(expected).value!r}, but the "
+                f"envs have {self.autoreset_mode.value!r}; make the buffer for the envs' mode"
+            )
         self.num_envs = int(envs.num_envs)
         self.num_transitions = 0
         self._space = envs.single_observation_space
@@ -84,6 +93,7 @@ class TransitionWriter:
         self._obs_tree = build_tree(self._space, self._obs)
         self._next_tree = build_tree(self._space, self._next)
         self._actions = np.zeros((self.num_envs, *self._action.shape), self._action.dtype)
+        self._sent_extras: dict[str, np.ndarray] = {}  # (N, ...), by name
         self._all = np.arange(self.num_envs)
         self._is_known = np.zeros(self.num_envs, np.bool_)  # whether the env was ever reset
         self._is_over = np.zeros(self.num_envs, np.bool_)  # and was not reset since
@@ -123,7 +133,8 @@ class TransitionWriter:
         terminations: Any,
         truncations: Any,
         infos: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+        **extras: Any,
+    ) -> None:
         """Write a step of all environments.
 
         Args:
@@ -133,6 +144,7 @@ class TransitionWriter:
             terminations: bool (N,).
             truncations: bool (N,).
             infos: For `final_obs`, under SAME_STEP.
+            extras: The extra columns of the buffer, (N, ...), of the same rows as `actions`.
 
         Raises:
             BufferMisuseError: Something does not fit, or an environment was not reset; nothing was
@@ -144,14 +156,17 @@ class TransitionWriter:
                 "what recv returns to received first"
             )
         actions = self._read_actions(actions, self.num_envs)
-        self._write(None, actions, (obs, rewards, terminations, truncations, infos))
+        columns = _read_extras(extras, self.num_envs)
+        self._write(None, actions, columns, (obs, rewards, terminations, truncations, infos))
 
-    def sent(self, actions: Any, env_ids: Any = None) -> None:
+    def sent(self, actions: Any, env_ids: Any = None, **extras: Any) -> None:
         """Take note of actions that were sent.
 
         Args:
             actions: (B, *action_shape); copied.
             env_ids: int (B,), whose; None for all.
+            extras: Extra columns of the buffer, (B, ...), of the same rows as `actions`; the same
+                names in every call. Copied.
 
         Raises:
             BufferMisuseError: Something does not fit, or one of the environments is in flight;
@@ -161,15 +176,37 @@ class TransitionWriter:
         if self._is_sent[ids].any():
             in_flight = ids[self._is_sent[ids]].tolist()
             raise BufferMisuseError(f"envs {in_flight} are in flight; receive their results first")
-        self._actions[ids] = self._read_actions(actions, len(ids))
+        actions = self._read_actions(actions, len(ids))
+        self._keep_extras(ids, _read_extras(extras, len(ids)))
+        self._actions[ids] = actions
         self._is_sent[ids] = True
 
-    def received(self, batch: Any) -> None:
+    def _keep_extras(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        """Remember extra columns until the results come."""
+        kept = self._sent_extras
+        shapes = {name: column.shape[1:] for name, column in columns.items()}
+        expected = {name: column.shape[1:] for name, column in kept.items()}
+        if shapes != expected:
+            if self._is_sent.any():
+                raise BufferMisuseError(
+                    f"extra columns have the shapes {shapes} per env, expected {expected} as for "
+                    "the envs in flight; give the same ones each time"
+                )
+            kept.clear()
+        for name, column in columns.items():
+            if name not in kept:
+                kept[name] = np.zeros((self.num_envs, *shapes[name]), column.dtype)
+            kept[name] = kept[name].astype(np.result_type(kept[name], column), copy=False)
+            kept[name][ids] = column
+
+    def received(self, batch: Any, **extras: Any) -> None:
         """Write what `recv` returned for some environments.
 
         Args:
             batch: Has `obs`, `rewards`, `terminations`, `truncations`, `infos` with B rows, and
                 `env_ids` int (B,).
+            extras: Extra columns of the buffer that were not given to `sent`, (B, ...), of the rows
+                of the batch.
 
         Raises:
             BufferMisuseError: Something does not fit, or actions are missing; nothing was changed.
@@ -181,10 +218,18 @@ class TransitionWriter:
                 "call sent(actions, env_ids) with what was sent"
             )
         result = batch.obs, batch.rewards, batch.terminations, batch.truncations, batch.infos
-        self._write(ids, self._actions[ids], result)
+        columns = _read_extras(extras, len(ids))
+        columns |= {name: column[ids] for name, column in self._sent_extras.items()}
+        self._write(ids, self._actions[ids], columns, result)
         self._is_sent[ids] = False
 
-    def _write(self, env_ids: np.ndarray | None, actions: np.ndarray, result: tuple) -> None:
+    def _write(
+        self,
+        env_ids: np.ndarray | None,
+        actions: np.ndarray,
+        extras: dict[str, np.ndarray],
+        result: tuple,
+    ) -> None:
         """Add the rows that are transitions, then remember the observations."""
         ids = self._all if env_ids is None else env_ids
         count = len(ids)
@@ -201,9 +246,11 @@ class TransitionWriter:
             rows = np.flatnonzero(~was_over)
             columns = (rewards[rows], terminations[rows], truncations[rows])
             following = [leaf[rows] for leaf in following]
-            self._add_rows(ids[rows], actions[rows], following, columns)
+            extras = {name: column[rows] for name, column in extras.items()}
+            self._add_rows(ids[rows], actions[rows], following, columns, extras)
         else:
-            self._add_rows(env_ids, actions, following, (rewards, terminations, truncations))
+            columns = rewards, terminations, truncations
+            self._add_rows(env_ids, actions, following, columns, extras)
         where = slice(None) if env_ids is None else env_ids
         for target, leaf in zip(self._obs, leaves, strict=True):
             target[where] = leaf
@@ -216,6 +263,7 @@ class TransitionWriter:
         actions: np.ndarray,
         following: list[np.ndarray],
         columns: tuple[np.ndarray, ...],
+        extras: dict[str, np.ndarray],
     ) -> None:
         if not len(actions):
             return
@@ -230,6 +278,7 @@ class TransitionWriter:
             terminations=terminations,
             truncations=truncations,
             **ids,
+            **extras,
         )
         self.num_transitions += len(actions)
 
@@ -291,6 +340,18 @@ class TransitionWriter:
     def _read_actions(self, actions: Any, count: int) -> np.ndarray:
         _, shape, dtype = self._action
         return read_array("actions", actions, (count, *shape), dtype)
+
+
+def _read_extras(extras: Mapping[str, Any], count: int) -> dict[str, np.ndarray]:
+    """Extra columns as arrays of one row per environment; the buffer checks the rest."""
+    columns = {name: as_array(name, given) for name, given in extras.items()}
+    for name, column in columns.items():
+        if column.shape[:1] != (count,):
+            raise BufferMisuseError(
+                f"{name} has shape {column.shape}, expected ({count}, ...): one row per env, like "
+                "actions"
+            )
+    return columns
 
 
 def _takes_env_ids(add: Any) -> bool:

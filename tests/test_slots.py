@@ -10,6 +10,7 @@ from envs import (
     MODES,
     NUM_ENVS,
     SPACES,
+    CounterEnv,
     arrays_in,
     counters,
     mode_id,
@@ -20,7 +21,8 @@ from equality import assert_same
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
-from vecenv import AsyncVectorEnv, SlotError, StepSlot, SyncVectorEnv
+from buffers import BufferMisuseError, RolloutBuffer
+from vecenv import AsyncVectorEnv, SlotError, StepSlot, SyncVectorEnv, make_vec
 
 
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
@@ -186,3 +188,60 @@ def test_observations_without_fixed_shape_cannot_go_into_slots(name):
     with pytest.raises(SlotError, match="step without `out`"):
         envs.step([0] * NUM_ENVS, out=slot)
     assert len(envs.step([0] * NUM_ENVS)) == 5
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "jit"])
+def test_a_slot_of_a_buffer_for_another_autoreset_mode_is_refused(backend):
+    env_id = "JitCartPole-v1" if backend == "jit" else "CartPole-v1"
+    envs = make_vec(env_id, num_envs=2, backend=backend, autoreset_mode="SameStep")
+    sizes = 2, 2, envs.single_observation_space, envs.single_action_space
+    right, wrong = (RolloutBuffer(*sizes, autoreset_mode=mode) for mode in ("SameStep", "NextStep"))
+    obs, _ = envs.reset(seed=0)
+    actions = np.zeros(2, np.int64)
+    for rollout in (right, wrong):
+        rollout.start(obs)
+    for _ in range(2):  # also once the right one is known
+        with pytest.raises(SlotError, match="mode 'NextStep', but the envs have 'SameStep'; make"):
+            envs.step(actions, out=wrong.slot(0))
+        envs.step(actions, out=right.slot(0))
+        envs.step(actions)
+    named = SimpleNamespace(**right.slot(1)._asdict(), autoreset_mode=wrong.autoreset_mode)
+    with pytest.raises(SlotError, match="mode 'NextStep', but the envs have 'SameStep'; make"):
+        envs.step(actions, out=named)
+    named.autoreset_mode = right.autoreset_mode
+    envs.step(actions, out=named)
+    with pytest.raises(BufferMisuseError, match=r"is 'NextStep', but .*VectorEnv.* has 'SameStep'"):
+        RolloutBuffer(*sizes, autoreset_mode="NextStep", allocate=envs.allocate)
+    envs.close()
+
+
+@pytest.mark.parametrize("fails_at", [0, 2])
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv])
+def test_rows_that_an_env_which_raised_did_not_write_are_not_learned_from(make, fails_at):
+    class Fragile(CounterEnv):
+        def step(self, action):
+            if action == 9:
+                raise RuntimeError("out of order")
+            return super().step(action)
+
+    envs = make([lambda i=i: Fragile(i, 5) for i in range(3)])
+    space, action_space = envs.single_observation_space, envs.single_action_space
+    mode = envs.autoreset_mode
+    rollout = RolloutBuffer(2, 3, space, action_space, autoreset_mode=mode, allocate=envs.allocate)
+    actions, floats = np.zeros(3, np.int64), np.zeros(3)
+    rollout.start(envs.reset(seed=0)[0])
+    for number in range(2):
+        for t in range(2):
+            actions[fails_at] = 9 if (number, t) == (1, 1) else 0
+            rollout.put(t, actions=actions, log_probs=floats, values=floats)
+            if number and t:
+                with pytest.raises(RuntimeError, match="out of order"):
+                    envs.step(actions, out=rollout.slot(t))
+                with pytest.raises(BufferMisuseError, match=r"steps? 1 have no results"):
+                    rollout.compute_advantages(floats)
+            else:
+                envs.step(actions, out=rollout.slot(t))
+        if not number:
+            rollout.compute_advantages(floats)
+            rollout.advance()
+    envs.close()

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.actions import ActionBatcher
+from vecenv.errors import SlotError
 from vecenv.protocol import CallProtocol
 from vecenv.rows import aligned_zeros
 from vecenv.seeding import Seed, checked_seed, split_reset_mask
@@ -30,7 +31,8 @@ class StepSlot(NamedTuple):
     """Memory for the results of one step, to be passed as `out`.
 
     Any object with these attributes will do, such as what `buffers.RolloutBuffer.slot` returns. The
-    arrays are C-contiguous and stay the caller's; what was in them is overwritten.
+    arrays are C-contiguous and stay the caller's; what was in them is overwritten. A slot that has
+    an attribute `autoreset_mode` is refused by envs of another mode.
 
     Attributes:
         obs: (num_envs, *obs_shape) of the observation space's dtype, nested as the space is.
@@ -85,6 +87,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     autoreset_mode: AutoresetMode
     timing: Timing
+    _slot_type: type = type(None)  # of the last `out` whose autoreset mode was looked at
 
     def _set_up(
         self,
@@ -151,13 +154,16 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Raises:
             ActionError: Actions of wrong shape, dtype or count, or NaN. Nothing was stepped.
-            SlotError: `out` cannot be written into. Nothing was stepped.
+            SlotError: `out` cannot be written into, or is of a buffer for another autoreset mode.
+                Nothing was stepped.
             ResetNeeded: Before the first `reset`; an episode has ended and autoreset is disabled.
             AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
             ClosedEnvironmentError: After `close`.
         """
         if not self._calls.is_ready:
             self._calls.require_ready("step")
+        if type(out) is not self._slot_type:
+            self._check_slot_mode(out)
         log = self._log
         if log is None:
             return self._step(self._actions.check(actions), out)
@@ -243,6 +249,22 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
         return values
+
+    def _check_slot_mode(self, out: Any) -> None:
+        """Raise SlotError if `out` says that it is for another autoreset mode.
+
+        A buffer bootstraps and leaves rows out as its mode says, so filled by envs of another it
+        would be learned from wrongly.
+        """
+        mode = getattr(out, "autoreset_mode", None)
+        if mode is not None and mode != self.autoreset_mode:
+            raise SlotError(
+                f"out is of a buffer with autoreset mode {getattr(mode, 'value', mode)!r}, but the "
+                f"envs have {self.autoreset_mode.value!r}; make the buffer with "
+                "autoreset_mode=envs.autoreset_mode"
+            )
+        if getattr(type(out), "autoreset_mode", None) is mode:  # so for all of this type
+            self._slot_type = type(out)
 
     def _logged(self, kind: int) -> AbstractContextManager[None]:
         """Return a context that is logged as a call, if time is being taken."""

@@ -203,18 +203,18 @@ def test_dead_step_at_the_seam_of_two_rollouts_is_left_out():
     for t in range(2):
         rollout.slot(t).rewards[:] = 1
         rollout.slot(t).terminations[:] = [False, t == 1]
-    rollout.compute_advantages(np.zeros(2))
+    rollout.compute_advantages(np.zeros(2), policy_outputs=False)
     assert rollout.num_valid == 4
     rollout.advance()
     for t in range(2):
         rollout.slot(t).terminations[:] = False
         rollout.slot(t).rewards[:] = [1, t]
-    rollout.compute_advantages(np.zeros(2))
+    rollout.compute_advantages(np.zeros(2), policy_outputs=False)
     assert rollout.valid.tolist() == [[True, False], [True, True]]
     rollout.start(np.zeros((2, 3), np.float32))
     for t in range(2):
-        rollout.slot(t)
-    rollout.compute_advantages(np.zeros(2))
+        rollout.slot(t).rewards[:], rollout.slot(t).terminations[:] = 0, False
+    rollout.compute_advantages(np.zeros(2), policy_outputs=False)
     assert rollout.num_valid == 4, "start() forgets how the rollout before ended"
 
 
@@ -227,7 +227,7 @@ def test_rows_the_user_leaves_out_stay_out(mode):
         slot.rewards[:], slot.terminations[:] = [1, 10], [False, t == 1]
     rollout.valid_pages[0, 0] = False
     rollout.valid_pages[1, 1] = False  # the end of an episode: it is dropped
-    rollout.compute_advantages(np.zeros(2))
+    rollout.compute_advantages(np.zeros(2), policy_outputs=False)
     has_dead_step = mode is AutoresetMode.NEXT_STEP
     assert rollout.valid.tolist() == [[False, True], [True, False], [True, not has_dead_step]]
     assert rollout.advantages[0, 0] == 0
@@ -273,10 +273,11 @@ def test_truncation_without_final_value_is_refused_and_can_be_mended(mode):
     for t in range(2):
         rollout.slot(t).truncations[:] = [False, t == 1]
         rollout.slot(t).terminations[:] = [t == 0, False]
+        rollout.slot(t).rewards[:] = 0
     with pytest.raises(BufferMisuseError, match="env 1 was truncated in step 1, but the value"):
-        rollout.compute_advantages(np.zeros(2))
+        rollout.compute_advantages(np.zeros(2), policy_outputs=False)
     rollout.set_final_values(1, [1], [8.0])
-    rollout.compute_advantages(np.zeros(2))
+    rollout.compute_advantages(np.zeros(2), policy_outputs=False)
     assert rollout.advantages[1].tolist() == [0.0, 8.0]
 
 

@@ -37,7 +37,7 @@ def contents(rollout):
 
 def check_unchanged(rollout, before):
     for name, tensor in contents(rollout).items():
-        assert tensor.equal(before[name]), f"{name} was changed"
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
 
 
 def run_rollout(rollout, number):
@@ -46,8 +46,9 @@ def run_rollout(rollout, number):
         slot = rollout.slot(t)
         slot.obs[:], slot.rewards[:] = number + t, [number, t]
         slot.terminations[:] = [t == number % 3, False]
+        slot.truncations[:] = False
     rollout.compute_advantages([1.0, 2.0])
-    batches = [copy.deepcopy(batch) for batch in rollout.minibatches(2)]
+    batches = [list(copy.deepcopy(batch)) for batch in rollout.minibatches(2)]
     episodes = [part.tolist() for part in rollout.episodes()]
     rollout.advance()
     return batches, episodes
@@ -78,8 +79,14 @@ def test_state_is_a_copy():
 
 def test_state_is_refused_within_a_rollout():
     rollout = started(1, 2)
+    rollout.slot(0)
+    rollout.state_dict()  # nothing was written yet
     put(rollout, 0)
-    for step in (lambda: rollout.slot(0), lambda: rollout.compute_advantages([0.0, 0.0])):
+
+    def take_results():
+        rollout.slot(0).rewards[:] = 0
+
+    for step in (take_results, lambda: rollout.compute_advantages([0.0, 0.0])):
         with pytest.raises(BufferMisuseError, match="between rollouts only"):
             rollout.state_dict()
         step()
@@ -94,6 +101,10 @@ def test_state_is_refused_within_a_rollout():
         ({"running_returns": torch.zeros(3)}, r"\(3,\).* for running_returns, expected"),
         ({"obs": torch.zeros(2, 2).double()}, r"float64.* for obs, expected"),
         ({"obs": None}, "state holds None for obs"),
+        (
+            {"settings": {"autoreset_mode": "SameStep", "gamma": 0.9, "gae_lambda": 0.95}},
+            "autoreset_mode is SameStep, expected NextStep; gamma is 0.9, expected 0.99; load",
+        ),
     ],
 )
 def test_states_that_do_not_fit_change_nothing(changes, message):
@@ -135,11 +146,12 @@ class CallOrder(RuleBasedStateMachine):
         self.rollout.start(np.zeros((1, 2), np.float32))
         self.begin()
 
-    @rule(t=st.integers(-1, 2))
-    def slot(self, t):
+    @rule(t=st.integers(-1, 2), writes=st.booleans())
+    def slot(self, t, writes):
         allowed = self.state == "open" and t in {0, 1}
-        self.expect(allowed, lambda: self.rollout.slot(t))
-        if allowed:
+        slot = self.expect(allowed, lambda: self.rollout.slot(t))
+        if allowed and writes:
+            slot.obs[:] = slot.rewards[:] = slot.terminations[:] = slot.truncations[:] = 0
             self.has_results.add(t)
 
     @rule(t=st.integers(-1, 2))
@@ -149,12 +161,14 @@ class CallOrder(RuleBasedStateMachine):
         if allowed:
             self.has_policy.add(t)
 
-    @rule()
-    def compute(self):
-        allowed = self.state != "new" and self.is_filled and len(self.has_policy) != 1
-        self.expect(allowed, lambda: self.rollout.compute_advantages([0.0]))
+    @rule(needs_policy=st.booleans())
+    def compute(self, needs_policy):
+        has_all = len(self.has_policy) == 2 or not needs_policy
+        allowed = self.state != "new" and self.is_filled and has_all
+        arguments = {"last_values": [0.0], "policy_outputs": needs_policy}
+        self.expect(allowed, lambda: self.rollout.compute_advantages(**arguments))
         if allowed:
-            self.state = "complete"
+            self.state, self.has_policy = "complete", {0, 1}  # zeros count from now on
 
     @rule()
     def draw(self):
@@ -164,7 +178,7 @@ class CallOrder(RuleBasedStateMachine):
 
     @rule()
     def advance(self):
-        allowed = self.state != "new" and self.is_filled and len(self.has_policy) != 1
+        allowed = self.state != "new" and self.is_filled
         self.expect(allowed, self.rollout.advance)
         if allowed:
             self.begin()

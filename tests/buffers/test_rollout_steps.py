@@ -7,6 +7,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, Sequence, Text, Tuple
 from gymnasium.vector import AutoresetMode
 
 from buffers import BufferMemoryError, BufferMisuseError, RolloutBuffer
+from buffers.rollout_kernels import UNWRITTEN
+from vecenv.shm.slots import unwritten
 
 SPACE = Dict({"a": Box(-1, 1, (2,)), "b": Tuple((Discrete(5), Box(0, 9, (1, 2), np.uint8)))})
 FLAT = Box(-1, 1, (2,))
@@ -40,7 +42,7 @@ def contents(rollout):
 
 def check_unchanged(rollout, before):
     for name, tensor in contents(rollout).items():
-        assert tensor.equal(before[name]), f"{name} was changed"
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
 
 
 # Memory.
@@ -94,12 +96,15 @@ def test_columns_have_the_documented_shapes_and_dtypes():
 def test_advance_moves_the_last_observations_to_the_front():
     rollout = started()
     for t in range(3):
-        rollout.slot(t).obs[:] = t + 1
+        rollout.slot(t).obs[:], rollout.slot(t).rewards[:] = t + 1, 0
     first = rollout.obs_at(0)
-    rollout.compute_advantages([0.0, 0.0])
+    rollout.compute_advantages([0.0, 0.0], policy_outputs=False)
     rollout.advance()
     assert first.tolist() == [[3.0, 3.0], [3.0, 3.0]]
     assert rollout.obs_at(0) is first
+    assert not rollout.rewards.any(), "what was collected can be read until it is written anew"
+    rollout.slot(1)
+    assert rollout.rewards.isnan().all()
 
 
 def test_allocate_supplies_what_the_environment_touches():
@@ -201,7 +206,7 @@ def test_a_buffer_made_in_inference_mode_can_be_learned_from():
         rollout = started()
         for t in range(3):
             put(rollout, t)
-            rollout.slot(t)
+            rollout.slot(t).rewards[:] = 0
         rollout.compute_advantages(torch.zeros(2))
     weight = torch.ones(1, requires_grad=True)
     for batch in rollout.minibatches(2):
@@ -362,14 +367,16 @@ def test_nothing_works_before_start():
 
 def test_unfinished_rollouts_are_refused_and_can_be_continued():
     rollout = started(8, 2)
-    rollout.slot(1)
+    for t in range(8):
+        rollout.slot(t)
+    rollout.slot(1).rewards[:] = 0
     for call in (lambda: rollout.compute_advantages([0.0, 0.0]), rollout.advance, rollout.episodes):
         with pytest.raises(BufferMisuseError, match="8 steps, but steps 0, 2, 3, 4, 5 and 2 more"):
             call()
     for t in range(8):
-        rollout.slot(t)
+        rollout.slot(t).rewards[:] = 0
     put(rollout, 3)
-    with pytest.raises(BufferMisuseError, match=r"have no actions; call put\(t"):
+    with pytest.raises(BufferMisuseError, match=r"steps 0, .* have no log_probs; call put\(t"):
         rollout.compute_advantages([0.0, 0.0])
     for t in range(8):
         put(rollout, t)
@@ -383,10 +390,97 @@ def test_unfinished_rollouts_are_refused_and_can_be_continued():
     assert rollout.num_valid == 16
 
 
+def fill(rollout, **outputs):
+    for t in range(rollout.num_steps):
+        put(rollout, t, **outputs)
+        write(rollout.slot(t), t)
+
+
+def write(slot, t, first=0):
+    """What an environment does, from an env on."""
+    slot.obs[first:], slot.rewards[first:] = t + 1, t
+    slot.terminations[first:] = slot.truncations[first:] = False
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_what_no_environment_wrote_is_never_learned_from(staged):
+    """An env raises between `slot` and the end of the step, in a rollout after one that worked."""
+    rollout = started(3, 2, staged=staged)
+    fill(rollout)
+    rollout.compute_advantages([0.0, 0.0])
+    rollout.advance()
+    fill(rollout)
+    rollout.compute_advantages([0.0, 0.0])
+    rollout.advance()
+    for t in range(3):
+        put(rollout, t)
+        slot = rollout.slot(t)
+        if t != 1:
+            write(slot, t)
+    calls = [lambda: rollout.compute_advantages([0.0, 0.0]), rollout.episodes, rollout.advance]
+    for call in calls:
+        with pytest.raises(BufferMisuseError, match="all 3 steps, but steps 1 have no results; st"):
+            call()
+    write(rollout.slot(1), 1, first=1)
+    for call in calls:
+        with pytest.raises(BufferMisuseError, match="envs 0 in step 1 have no results"):
+            call()
+    assert rollout.valid_pages.all(), "flags that nobody wrote clear nothing"
+    write(rollout.slot(1), 1)
+    assert rollout.slot(1).rewards.tolist() == [1, 1], "asking again does not take back"
+    rollout.compute_advantages([0.0, 0.0])
+    assert rollout.num_valid == 6
+
+
+def test_marks_are_those_of_async_vector_envs():
+    bits = np.zeros(1, np.int32)
+    assert unwritten(bits) == UNWRITTEN
+    bits.fill(UNWRITTEN)
+    assert np.isnan(bits.view(np.float32))
+
+
+@pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])
+def test_rewards_that_are_not_finite_are_refused_where_they_count(reward):
+    rollout = started(3, 2)
+    fill(rollout)
+    rollout.slot(2).rewards[1] = reward
+    for call in (rollout.episodes, lambda: rollout.compute_advantages([0.0, 0.0])):
+        with pytest.raises(BufferMisuseError, match=f"reward of env 1 in step 2 is {reward}"):
+            call()
+    rollout.valid_pages[2, 1] = False
+    rollout.compute_advantages([0.0, 0.0])
+    assert rollout.advantages.isfinite().all()
+    assert rollout.num_valid == 5
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_policy_outputs_of_the_rollout_before_are_not_used_again(staged):
+    rollout = started(2, 2, staged=staged)
+    fill(rollout)
+    rollout.compute_advantages([0.0, 0.0])
+    rollout.advance()
+    for t in range(2):
+        write(rollout.slot(t), t)
+    with pytest.raises(BufferMisuseError, match="steps 0, 1 have no log_probs; call put"):
+        rollout.compute_advantages([0.0, 0.0])
+    rollout.log_probs[:] = -1.0
+    with pytest.raises(BufferMisuseError, match="steps 0, 1 have no values; call put"):
+        rollout.compute_advantages([0.0, 0.0])
+    rollout.values[0], rollout.values[1, 1] = 3.0, 3.0
+    with pytest.raises(BufferMisuseError, match="envs 0 in step 1 have no values; call put"):
+        rollout.compute_advantages([0.0, 0.0])
+    rollout.compute_advantages([0.0, 0.0], policy_outputs=False)
+    assert rollout.values.tolist() == [[3.0, 3.0], [0.0, 3.0], [0.0, 0.0]]
+    rollout.advance()
+    for t in range(2):
+        write(rollout.slot(t), t)
+    rollout.actions[:], rollout.log_probs[:], rollout.values[:-1] = 1, -1.0, 2.0
+    rollout.compute_advantages([0.0, 0.0])  # written directly, all of them
+
+
 def test_complete_rollouts_are_closed_until_advance():
     rollout = started(2, 2, autoreset_mode="SameStep")
-    for t in range(2):
-        rollout.slot(t)
+    fill(rollout)
     rollout.compute_advantages([0.0, 0.0])
     calls = [
         lambda: put(rollout, 0),
@@ -400,6 +494,108 @@ def test_complete_rollouts_are_closed_until_advance():
             call()
     rollout.advance()
     rollout.slot(0)
+
+
+# Extra columns.
+
+EXTRAS = {"costs": Box(0, 9, ()), "options": Discrete(7), "plan": Box(-1, 1, (2, 3), np.float64)}
+
+
+def extra_values(t, num_envs=2):
+    return {
+        "costs": np.full(num_envs, t / 2, np.float32),
+        "options": torch.full((num_envs,), t),
+        "plan": np.full((num_envs, 2, 3), -t, np.float64),
+    }
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("when", ["with the rest", "after the step", "directly"])
+def test_extra_columns_reach_the_minibatches(when, staged):
+    rollout = started(4, 2, extra_columns=EXTRAS, staged=staged)
+    for _ in range(2):
+        for t in range(4):
+            put(rollout, t, **(extra_values(t) if when == "with the rest" else {}))
+            write(rollout.slot(t), t)
+            if when == "after the step":
+                rollout.put(t, costs=extra_values(t)["costs"])
+                rollout.put(t, **{k: v for k, v in extra_values(t).items() if k != "costs"})
+            elif when == "directly":
+                for name, column in extra_values(t).items():
+                    rollout.extras[name][t] = torch.as_tensor(column)
+        rollout.compute_advantages([0.0, 0.0])
+        for batch in rollout.minibatches(3):
+            t = batch.indices // 2
+            assert batch.extras["costs"].equal(t / 2)
+            assert batch.extras["options"].equal(t)
+            assert batch.extras["plan"].equal(-t.double()[:, None, None].expand(-1, 2, 3))
+            assert rollout.rewards.flatten()[batch.indices].equal(t.float())
+        rollout.advance()
+    sizes = rollout.memory()
+    assert (sizes["costs"], sizes["options"], sizes["plan"]) == (4 * 8, 8 * 8, 8 * 48)
+    announced = RolloutBuffer.nbytes_for(
+        4, 2, FLAT, Discrete(4), extra_columns=EXTRAS, staged=staged
+    )
+    assert rollout.nbytes - sizes["minibatches"] == announced
+
+
+@pytest.mark.parametrize(
+    ("extras", "message"),
+    [
+        ({"cost": np.zeros(2)}, r"no extra column 'cost', only \['costs', 'options', 'plan'\]"),
+        ({"costs": np.zeros(3)}, r"costs has shape \(3,\), expected \(2,\)"),
+        ({"options": np.zeros(2)}, "options has dtype torch.float64, expected torch.int64"),
+        ({"costs": np.zeros(2), "plan": "x"}, "plan must be a tensor or an array, got str"),
+    ],
+)
+def test_bad_extra_columns_change_nothing(extras, message):
+    rollout = started(extra_columns=EXTRAS)
+    before = contents(rollout)
+    for call in (lambda: put(rollout, 0, **extras), lambda: rollout.put(0, **extras)):
+        with pytest.raises(BufferMisuseError, match=message):
+            call()
+        check_unchanged(rollout, before)
+    with pytest.raises(BufferMisuseError, match="no extra column 'costs', and none was declared"):
+        started().put(0, costs=np.zeros(2))
+
+
+def test_an_extra_column_of_some_steps_only_is_an_error():
+    rollout = started(3, 2, extra_columns=EXTRAS)
+    fill(rollout)
+    rollout.put(1, costs=[1.0, 2.0])
+    with pytest.raises(BufferMisuseError, match="steps 0, 2 have no costs, but others have"):
+        rollout.compute_advantages([0.0, 0.0])
+
+
+@pytest.mark.parametrize("name", ["obs", "values", "rows", "indices", "extras", "t", "a b"])
+def test_names_of_extra_columns_that_are_taken_are_refused(name):
+    with pytest.raises(BufferMisuseError, match=f"extra column '{name}' has a name that is taken"):
+        make(extra_columns={name: Discrete(2)})
+
+
+# The autoreset mode.
+
+
+class Owner:
+    def __init__(self, **metadata):
+        self.metadata = metadata
+
+    def allocate(self, shape, dtype):
+        return np.zeros(shape, dtype)
+
+
+def test_an_autoreset_mode_that_is_not_that_of_the_env_is_refused():
+    with pytest.raises(
+        BufferMisuseError, match=r"autoreset_mode is 'SameStep', but Owner, .* has 'NextStep'"
+    ):
+        make(
+            autoreset_mode="SameStep",
+            allocate=Owner(autoreset_mode=AutoresetMode.NEXT_STEP).allocate,
+        )
+    make(autoreset_mode="SameStep", allocate=Owner(autoreset_mode="SameStep").allocate)
+    make(autoreset_mode="SameStep", allocate=Owner().allocate)
+    for mode in AutoresetMode:
+        assert started(autoreset_mode=mode).slot(0).autoreset_mode is mode
 
 
 @pytest.mark.parametrize(

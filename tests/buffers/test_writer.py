@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from envs import MODES, CounterEnv, counters, mode_id
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
@@ -417,3 +418,122 @@ def test_episodes_open_when_a_run_was_saved_are_stored_when_it_is_resumed(tmp_pa
     assert resumed.episode_lengths.tolist() == [4, 4, 4]
     assert resumed.open_lengths.tolist() == [2, 2, 2]
     assert not resumed.episode(0)["truncations"].any()
+
+
+# Extra columns.
+
+EXTRA = {"twice": spaces.Box(0, 100, (2,)), "thrice": spaces.Box(-100, 100, ())}
+
+
+class EpisodeRecorder:
+    def __init__(self):
+        self.rows = []
+
+    def add_episode(self, episode):
+        columns = {name: column for name, column in episode.items() if name != "obs"}
+        for k in range(len(columns["actions"])):
+            self.rows.append({name: column[k] for name, column in columns.items()})
+
+
+def twice(actions):
+    return np.stack([2 * actions, 2 * actions], 1).astype(np.float32)
+
+
+def check_extras(rows):
+    assert len(rows) > 10
+    for row in rows:
+        assert row["twice"].tolist() == [2 * row["actions"]] * 2
+        assert row["thrice"] == 3 * row["rewards"]
+
+
+def rows_of(buffer):
+    """Transitions a buffer holds, as dicts."""
+    if isinstance(buffer, Recorder):
+        return [values for _, values in buffer.rows]
+    if isinstance(buffer, EpisodeRecorder):
+        return buffer.rows
+    if isinstance(buffer, EpisodicReplayBuffer):
+        buffer.cut_episodes()
+        batch = buffer.sample_sequences(200, 1)
+        columns = [batch.actions, batch.rewards, batch.extras["twice"], batch.extras["thrice"]]
+        columns = [column[:, 0].numpy() for column in columns]
+    else:
+        batch = buffer.get(buffer.order())
+        columns = [batch.actions, batch.rewards, batch.extras["twice"], batch.extras["thrice"]]
+        columns = [column.numpy() for column in columns]
+    names = ["actions", "rewards", "twice", "thrice"]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def make_buffer(kind, envs):
+    given = envs.single_observation_space, envs.single_action_space
+    options = {"num_envs": 4, "extra_columns": EXTRA, "seed": 0}
+    return kind() if kind in (Recorder, EpisodeRecorder) else kind(400, *given, **options)
+
+
+BUFFERS = [*RING_CLASSES, EpisodicReplayBuffer, Recorder, EpisodeRecorder]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_extra_columns_stay_with_their_transitions(kind, mode):
+    envs, rng = make_envs("vecenv", mode), np.random.default_rng(0)
+    buffer = make_buffer(kind, envs)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=0)[0])
+    for _ in range(20):
+        actions = rng.integers(0, 10, 4)
+        result = envs.step(actions)
+        writer.step(actions, *result, twice=torch.from_numpy(twice(actions)), thrice=3 * result[1])
+        reset_ended(envs, writer, result[2] | result[3])
+    check_extras(rows_of(buffer))
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_extra_columns_wait_for_the_results_of_envs_in_flight(kind):
+    envs, rng = make_envs("vecenv", NEXT_STEP), np.random.default_rng(0)
+    buffer = make_buffer(kind, envs)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=0)[0])
+    ready = np.arange(4)
+    for _ in range(40):
+        actions = rng.integers(0, 10, len(ready))
+        envs.send(actions, ready)
+        writer.sent(actions, ready, twice=twice(actions))
+        batch = envs.recv(min_envs=2)
+        writer.received(batch, thrice=3 * batch.rewards)
+        ready = rng.permutation(batch.env_ids)
+    check_extras(rows_of(buffer))
+
+
+def test_bad_extra_columns_are_refused_and_change_nothing():
+    envs = make_envs("vecenv", NEXT_STEP)
+    buffer = make_buffer(buffers.SharedReplayBuffer, envs)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=0)[0])
+    actions = np.zeros(4, int)
+    result = envs.step(actions)
+    for extras, message in [
+        (
+            {"twice": np.zeros((3, 2))},
+            r"twice has shape \(3, 2\), expected \(4, ...\): one row per",
+        ),
+        ({"twice": np.zeros((4, 2))}, r"missing: \['thrice'\]"),
+        ({}, r"missing: \['thrice', 'twice'\]"),
+        ({"twice": twice(actions), "thrice": np.zeros(4), "x": np.zeros(4)}, r"unknown: \['x'\]"),
+    ]:
+        with pytest.raises(BufferMisuseError, match=message):
+            writer.step(actions, *result, **extras)
+    assert len(buffer) == writer.num_transitions == 0
+    writer.sent(actions[:2], [0, 1], twice=twice(actions[:2]))
+    with pytest.raises(BufferMisuseError, match="as for the envs in flight; give the same ones"):
+        writer.sent(actions[2:], [2, 3], thrice=np.zeros(2))
+    writer.sent(actions[2:], [2, 3], twice=twice(actions[2:]))
+
+
+def test_a_buffer_for_another_autoreset_mode_is_refused():
+    buffer = Recorder()
+    buffer.autoreset_mode = "SameStep"
+    TransitionWriter(make_envs("vecenv", SAME_STEP), buffer)
+    with pytest.raises(BufferMisuseError, match="mode 'SameStep', but the envs have 'NextStep'"):
+        TransitionWriter(make_envs("vecenv", NEXT_STEP), buffer)

@@ -5,13 +5,14 @@ import re
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from envs import counters
 from equality import assert_same
 from gymnasium.vector import AutoresetMode
-from on_ray.toy_policies import Failing, Follower, Odd
+from on_ray.toy_policies import Failing, Follower, Hoarder, Odd
 from shm.faulty_envs import DIE, FINE, HANG, RAISE, faulty
 
 from vecenv import (
@@ -135,6 +136,9 @@ def test_refusals():
         spread.collect([], inputs=[chosen])
     with pytest.raises(SlotError):
         spread.collect([slots[0]._replace(rewards=None)] * NUM_STEPS, inputs=[chosen])
+    other = SimpleNamespace(**slots[0]._asdict(), autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(SlotError, match="mode 'SameStep', but the envs have 'NextStep'"):
+        spread.collect([other] * NUM_STEPS, inputs=[chosen])
     with pytest.raises(ValueError, match=r"policy recorded .*'seen'"):
         spread.collect(slots, inputs=[chosen], fields={"heard": new_fields(spread)["seen"]})
     spread.close()
@@ -175,3 +179,15 @@ def test_collecting_is_refused_where_the_caller_has_to_reset():
     with pytest.raises(ValueError, match="autoreset 'Disabled'"):
         spread.collect(new_slots(spread), inputs=[np.zeros((NUM_STEPS, 2), int)])
     spread.close()
+
+
+def test_what_a_policy_is_given_is_its_own_to_keep():
+    envs = RayVectorEnv(counters([2, 3, 4, 5]), num_workers=2)
+    envs.reset(seed=1)
+    envs.set_policy(Hoarder)
+    for _ in range(3):  # fragments share memory
+        fields = {"torn": np.ones((NUM_STEPS, 4), np.bool_)}
+        chosen = np.ones((NUM_STEPS, 4), np.int64)
+        envs.collect(new_slots(envs), {"shift": 0}, inputs=[chosen], fields=fields)
+        assert not fields["torn"].any()
+    envs.close()

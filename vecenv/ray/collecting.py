@@ -41,8 +41,8 @@ class Collecting(RemoteEnvs):
             policy_fn: Called in each actor with its vector env; returns the policy, an object with
                 two or three methods. `load(weights)` takes over what is given to `collect`; arrays
                 in it are read-only. `act(obs, *inputs)` gets observations (n, *obs_shape) of the
-                actor's n envs, a view for the time of the call, and the step's rows of the inputs;
-                it returns actions (n, *action_shape), or a pair of actions and a dict of further
+                actor's n envs and the step's rows of the inputs, copies which it may keep; it
+                returns actions (n, *action_shape), or a pair of actions and a dict of further
                 arrays (n, ...) to be recorded. `to_env(actions)`, if there is one, turns an array
                 of actions into what the envs take, by clipping for example. All may return CPU
                 tensors.
@@ -116,6 +116,7 @@ class Collecting(RemoteEnvs):
         if len(slots) == 0:
             raise ValueError("slots is empty, expected one for each step")
         for slot in slots:
+            self._check_slot_mode(slot)
             slot_rows(slot, self._rows.obs, self.num_envs)
 
     def _collect(

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -293,7 +294,8 @@ class RayRolloutWorker:
         memory, infos = self._memory[1], {}
         obs, to_env = self._rows.obs.batch(), getattr(policy, "to_env", None)
         for t, slot in enumerate(memory.slots):
-            actions, fields = self._split(policy.act(obs, *(rows[t].copy() for rows in inputs)))
+            given = deepcopy(obs), *(rows[t].copy() for rows in inputs)  # the policy may keep them
+            actions, fields = self._split(policy.act(*given))
             memory.put(t, fields)
             found = self._step_into(actions if to_env is None else to_env(actions), slot)
             if found:
