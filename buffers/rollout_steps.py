@@ -344,11 +344,14 @@ class RolloutSteps:
             "policy_outputs=False) takes zeros where nothing was written"
         )
         if 0 in self._has_policy:
-            log_probs, values = (bits == UNWRITTEN for bits in self._storage.policy_bits)
-            log_probs &= torch.from_numpy(self.valid_pages).to(self.device)
-            for name, marks in (("log_probs", log_probs), ("values", values[:-1])):
-                if marks.any():
-                    missing = _missing_rows(marks.cpu().numpy())
+            # Values are needed in dead steps too, as those of final observations.
+            is_needed = {"log_probs": self.valid_pages, "values": np.ones_like(self.valid_pages)}
+            for (name, needed), bits in zip(
+                is_needed.items(), self._storage.policy_bits, strict=True
+            ):
+                marks = (bits[: self.num_steps] == UNWRITTEN).cpu().numpy()
+                if (marks & needed).any():
+                    missing = _missing_rows(marks & needed, ~needed)
                     raise BufferMisuseError(f"{method}: {missing} no {name}; {advice}")
         for name, marks in self._has_extras.items():
             if 0 in marks and 1 in marks:  # none at all: written into `extras` directly
@@ -399,7 +402,7 @@ def _missing_steps(marks: bytearray) -> str:
     return f"steps {_few([t for t, is_there in enumerate(marks) if not is_there])} have"
 
 
-def _missing_rows(is_missing: np.ndarray) -> str:
+def _missing_rows(is_missing: np.ndarray, is_ignored: np.ndarray | bool = False) -> str:
     """The steps where rows bool (T, N) are missing, as the start of a clause.
 
     >>> _missing_rows(np.array([[True, True], [False, False], [True, True]]))
@@ -407,12 +410,12 @@ def _missing_rows(is_missing: np.ndarray) -> str:
     >>> _missing_rows(np.array([[False, False, False], [True, False, True]]))
     'envs 0, 2 in step 1 have'
     """
-    steps = np.flatnonzero(is_missing.any(axis=1))
-    partial = [t for t in steps.tolist() if not is_missing[t].all()]
+    steps = np.flatnonzero(is_missing.any(axis=1)).tolist()
+    partial = [t for t in steps if not (is_missing | is_ignored)[t].all()]
     if partial:
         env_ids = np.flatnonzero(is_missing[partial[0]])
         return f"envs {_few(env_ids.tolist())} in step {partial[0]} have"
-    return f"steps {_few(steps.tolist())} have"
+    return f"steps {_few(steps)} have"
 
 
 def _few(numbers: list[int]) -> str:
