@@ -264,7 +264,7 @@ class MinibatchSampler:
 
 def _overtaken() -> BufferMisuseError:
     return BufferMisuseError(
-        "these minibatches are over: another pass or rollout has begun, or advantages were computed "
-        "again, since; go through one pass at a time, list(rollout.minibatches(...)) keeps the "
+        "these minibatches are over: another pass or rollout has begun since, or advantages were "
+        "computed again; go through one pass at a time, list(rollout.minibatches(...)) keeps the "
         "batches of a pass"
     )
