@@ -12,6 +12,9 @@ PYTEST_ARGS ?=
 # More arguments of `uv pip install` in check-lowest: `--torch-backend cpu` takes torch without CUDA,
 # `--override FILE` other versions than the lowest.
 LOWEST_ARGS ?=
+# The revision that `make against` measures this tree against, and options of benchmarks/against.py.
+REV ?= HEAD
+AGAINST_ARGS ?=
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -22,7 +25,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .PHONY: help demo cage2 test test-slow test-gpu test-ray test-adapters test-real coverage lint format format-check typecheck \
-	docs check-wheel check-lowest bench constraints clean
+	docs check-wheel check-lowest bench against constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,7 +83,7 @@ docs: $(VENV)/.installed-docs  ## build the documentation site into build/site
 	@echo "build/site/index.html"
 
 # In an environment of its own, so that nothing of the clone is found by accident.
-check-wheel: $(VENV)/.python  ## build wheel and sdist, install the wheel elsewhere, try it there
+check-wheel: $(VENV)/.python  ## build wheel and sdist, install and try the wheel elsewhere
 	rm -rf dist build/wheel && mkdir -p build/wheel
 	$(RUN) -m pip install --quiet -c constraints.txt build
 	$(RUN) -m build --outdir dist .
@@ -104,8 +107,11 @@ check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that a
 	build/lowest/venv/bin/python -m pytest -W ignore::DeprecationWarning $(PYTEST_ARGS) -m "$(FAST)"
 
 bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine
-	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py); do \
+	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | grep -v against); do \
 		echo "$(RUN) $$script"; PYTHONPATH=. $(RUN) $$script; done
+
+against: $(VENV)/.installed-test  ## time this tree against revision REV (AGAINST_ARGS for more)
+	$(RUN) benchmarks/against.py $(REV) $(AGAINST_ARGS)
 
 constraints: $(VENV)/.python  ## take the newest versions of everything but torch
 	rm -rf $(VENV)-pins && $(RUN) -m venv $(VENV)-pins

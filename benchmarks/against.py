@@ -46,7 +46,7 @@ from measure import machine, markdown_table
 ROOT = Path(__file__).resolve().parents[1]
 BAR = 0.03  # what counts as slower, if the control is quieter
 BUSY_CORES = 0.15  # others' load from which a row is marked
-ASK_TIMEOUT_S = 240.0
+ASK_TIMEOUT_S = 150.0
 ORDER = ("A1", "B1", "B2", "A2")
 
 Call = Callable[[], object]
@@ -209,7 +209,13 @@ def _async_sends() -> Prepared:
 
 @row("async 64 sleeping envs, first-ready", "async")
 def _async_sleeping() -> Prepared:
-    yield from _sends(make_async("SleepyEnv", 64)(), 1, rounds=200)
+    yield from _sends(make_async("SleepyEnv", 64)(), 1, rounds=30)
+
+
+@row("async 64 sleeping envs, first-ready, 32 threads", "async")
+def _async_sleeping_in_threads() -> Prepared:
+    envs = make_async("SleepyEnv", 64, num_workers=2, threads_per_worker=32)()
+    yield from _sends(envs, 1, rounds=60)
 
 
 def _sends(envs: Any, min_envs: int, rounds: int = 1) -> Prepared:
@@ -527,7 +533,11 @@ for _count in (8, 2048):
 
 
 _CLOCK = "import time; begin = time.perf_counter()\n"
-_TOLD = "\nprint(time.perf_counter() - begin)"
+_TOLD = """
+seconds = time.perf_counter() - begin
+import sys
+print(seconds, (sys.modules.get("vecenv") or sys.modules["buffers"]).__file__)
+"""
 _FIRST_STEP = """
 from vecenv import make_vec
 envs = make_vec({what})
@@ -812,23 +822,33 @@ def run_generation(
     for one in found:
         groups.setdefault(ROWS[one.name].group, []).append(one)
     for group, members in groups.items():
-        if group == "start-up":
-            for one in members:
-                run_startup(trees, one, options, folder)
+        if group != "start-up":
+            run_group(trees, members, options, folder)
             continue
-        servers: dict[str, Server] = {}
-        try:
-            for one in members:
-                for process in ORDER:
-                    if process not in servers:
-                        servers[process] = Server(trees[process[0]], folder)
-                if not run_row(servers, one, options):
-                    for server in servers.values():  # one that failed may be in any state
-                        server.kill()
-                    servers.clear()
-        finally:
-            for server in servers.values():
-                server.kill()
+        for one in members:
+            if time.monotonic() < options.deadline:
+                run_startup(trees, one, options, folder)
+
+
+def run_group(
+    trees: dict[str, Path], members: Sequence[Found], options: argparse.Namespace, folder: Path
+) -> None:
+    """Run rows one after the other in the same four processes."""
+    servers: dict[str, Server] = {}
+    try:
+        for one in members:
+            if time.monotonic() > options.deadline:
+                return
+            for process in ORDER:
+                if process not in servers:
+                    servers[process] = Server(trees[process[0]], folder)
+            if not run_row(servers, one, options):  # one that failed may be in any state
+                for server in servers.values():
+                    server.kill()
+                servers.clear()
+    finally:
+        for server in servers.values():
+            server.kill()
 
 
 def run_row(servers: dict[str, Server], one: Found, options: argparse.Namespace) -> bool:
@@ -893,7 +913,11 @@ def run_startup(
                     one.error = f"{process[0]}: {last}"
                     return
             if number or setting.is_cold:  # the first one fills the caches
-                times[process].append(float(done.stdout.splitlines()[-1]))
+                seconds, where = done.stdout.splitlines()[-1].split(maxsplit=1)
+                if not Path(where).is_relative_to(trees[process[0]]):
+                    one.error = f"{process[0]}: imported {where}"
+                    return
+                times[process].append(float(seconds))
     one.others.append(load.others())
     for process in ORDER:
         one.seconds[process].append(times[process])
@@ -1026,9 +1050,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="A B B A per row and generation")
     parser.add_argument("--generations", type=int, default=3, help="of new processes")
     parser.add_argument("--round-s", type=float, default=0.1, help="seconds of a row in a round")
-    parser.add_argument(
-        "--minutes", type=float, default=12, help="no generation begins that might last longer"
-    )
+    parser.add_argument("--minutes", type=float, default=12, help="no row begins after so long")
     parser.add_argument("--wait-idle", type=float, default=60, help="seconds to wait for others")
     parser.add_argument("--json", type=Path, help="file for all the numbers")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -1046,25 +1068,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.serve is not None:
         serve(options.serve)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the checkout is removed
     rows = chosen_rows(options.rows)
     if options.list:
         print("\n".join(row.name for row in rows))
         return 0
     found = [Found(row.name, row.unit) for row in rows]
     begin = time.monotonic()
+    options.deadline = begin + 60 * options.minutes
     with checkout(options.revision) as (tree, name), tempfile.TemporaryDirectory() as folder:
         trees = {"A": tree, "B": ROOT}
         names = {"A": name, "B": describe(ROOT)}
         before = wait_for_idle(options.wait_idle)
         number = 0
         try:
-            while number < options.generations:
+            while number < options.generations and time.monotonic() < options.deadline:
                 number += 1
-                since = time.monotonic()
                 run_generation(trees, found, options, Path(folder))
-                lasted = time.monotonic() - since
-                if time.monotonic() - begin + lasted > 60 * options.minutes:
-                    break
         except KeyboardInterrupt:
             print("stopped by Ctrl-C; the table is of what was finished", file=sys.stderr)
         show("")
@@ -1077,7 +1097,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         content = {
             "machine": machine("gymnasium", "numpy", "numba", "torch"),
             "trees": names,
-            "options": {k: v for k, v in vars(options).items() if k not in ("json", "serve")},
+            "options": {
+                k: v for k, v in vars(options).items() if k not in ("json", "serve", "deadline")
+            },
             "seconds": time.monotonic() - begin,
             "others_before": before,
             "rows": [

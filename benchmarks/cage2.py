@@ -30,7 +30,6 @@ NUM_BITS = np.uint64(52)
 TWO_THREADS, ONE_THREAD = "2 threads", "1 thread"
 WRITE_PLAINLY, WRITE_BY_TABLE = "writing only, plainly", "writing only, by table"
 CASES = (TWO_THREADS, ONE_THREAD, WRITE_PLAINLY, WRITE_BY_TABLE)
-MINI_CAGE_BEST = 23_000  # steps per second, on a machine like this
 
 
 @njit(error_model="numpy")
@@ -126,7 +125,6 @@ def report(num_envs: int, rates: Rates) -> list[str]:
     row.append(f"{median_ratio(rates, ONE_THREAD, WRITE_PLAINLY):.2f}")
     row.append(f"{median_ratio(rates, ONE_THREAD, WRITE_BY_TABLE):.2f}")
     row.append(f"{1e9 / statistics.median(rates[ONE_THREAD]):.1f}")
-    row.append(f"{statistics.median(rates[TWO_THREADS]) / MINI_CAGE_BEST:,.0f}")
     return row
 
 
@@ -140,7 +138,7 @@ def main() -> None:
     print(machine("numpy", "numba"))
     print(f"Million env-steps per second; median, half the spread, {options.repetitions} rounds.\n")
     header = ["envs", *CASES, "2 threads / 1", "1 / plain writing", "1 / writing by table"]
-    header += ["ns per step, 1 thread", "x mini_CAGE"]
+    header += ["ns per step, 1 thread"]
     rows = [
         report(count, measure(count, options.env_steps, options.repetitions))
         for count in map(int, options.num_envs.split(","))

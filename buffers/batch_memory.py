@@ -11,11 +11,15 @@ from sys import getrefcount, maxsize
 from typing import NamedTuple
 
 import numpy as np
+import torch
+
+from buffers.free_memory import allocation
 
 __all__ = ["BatchArrays", "BatchMemory"]
 
 BatchArrays = dict[str, np.ndarray]
 
+_CPU = torch.device("cpu")
 _POOL_SIZE = 2  # batches of one kind whose memory is kept
 _MAX_POOLED_BYTES = 1 << 26
 
@@ -59,7 +63,8 @@ class BatchMemory:
                 unused = references
             else:
                 return pages, arrays
-        pages = np.empty(self._size, np.uint8)
+        with allocation("a batch", self._size, _CPU, "draw fewer at once", is_checked=True):
+            pages = np.empty(self._size, np.uint8)
         arrays = self._view(pages)
         if len(self._pool) < _POOL_SIZE and self._size <= _MAX_POOLED_BYTES:
             unused = np.empty(0, np.uint8)

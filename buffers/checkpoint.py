@@ -11,6 +11,7 @@ when it is read, and the memory needed does not grow with the columns.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -26,6 +27,11 @@ import torch
 
 from buffers.checkpoint_kernels import CHECKSUM_LANES, mix_words
 from buffers.errors import BufferMisuseError, CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
 
 __all__ = [
     "CheckpointReader",
@@ -64,6 +70,9 @@ def save_checkpoint(
 ) -> None:
     """Write columns into a file, all or nothing: the old file stays until the new one is safe.
 
+    It is written aside, into a part file beside it. Part files of saves that were killed are
+    removed by the next save to the same path; a save that is under way locks its own.
+
     Args:
         path: The file; what was there is replaced.
         kind: Name of the buffer class; `open_checkpoint` refuses another.
@@ -87,18 +96,62 @@ def save_checkpoint(
         ],
         "meta": dict(meta),
     }
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    _remove_left_parts(path)
     _drop_cached(path)
+    with _part_of(path) as file:
+        _write_all(file, header, columns)
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _part_of(path: Path) -> Iterator[BinaryIO]:
+    """A locked file beside `path` that takes its place if all goes well, and else disappears."""
+    file, aside = _locked_part(path)
     try:
-        with open(aside, "xb", buffering=0) as file:
-            _write_all(file, header, columns)
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        with file:
+            yield file
+            if fcntl is not None:  # locked to the end: what is not locked may be removed
+                os.replace(aside, path)
+        if fcntl is None:  # Windows renames closed files only
+            os.replace(aside, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(aside)
         raise
-    _sync_folder(path.parent)
+
+
+def _locked_part(path: Path) -> tuple[BinaryIO, Path]:
+    while True:
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+        file = open(aside, "xb", buffering=0)  # noqa: SIM115
+        # Before it is locked another save may take it for one left behind.
+        if _lock(file) is not False and os.fstat(file.fileno()).st_nlink:
+            return file, aside
+        file.close()
+
+
+def _lock(file: BinaryIO) -> bool | None:
+    """Lock a file; False if somebody else has locked it, None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # of some network file systems
+        return None
+    return True
+
+
+def _remove_left_parts(path: Path) -> None:
+    """Remove the part files of saves to `path` that did not live to the end."""
+    pattern = f".{glob.escape(path.name)}.{'[0-9a-f]' * 12}.part"
+    with contextlib.suppress(OSError):
+        for part in path.parent.glob(pattern):
+            with contextlib.suppress(OSError), open(part, "r+b", buffering=0) as file:
+                if _lock(file):
+                    os.unlink(part)
 
 
 def _write_all(

@@ -11,7 +11,7 @@ import torch
 
 from buffers.copies import fill_block
 from buffers.errors import BufferMisuseError
-from buffers.free_memory import check_fits
+from buffers.free_memory import allocation, check_fits
 from buffers.huge_pages import zeroed_bytes
 
 __all__ = [
@@ -159,10 +159,10 @@ def allocate_columns(
     host_bytes, device_bytes = spec_bytes(specs, staged)
     if staged and device.type == "cpu":
         host_bytes, device_bytes = host_bytes + device_bytes, 0
-    check_fits(what, host_bytes, torch.device("cpu"), advice)
     if device_bytes:
         check_fits(what, device_bytes, device, advice)
-    return {spec.name: Column(spec, device, staged, allocate) for spec in specs}
+    with allocation(what, host_bytes, torch.device("cpu"), advice):
+        return {spec.name: Column(spec, device, staged, allocate) for spec in specs}
 
 
 def _allocate_pages(

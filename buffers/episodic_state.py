@@ -130,6 +130,8 @@ class EpisodicState:
                 f"state has version {meta.get('state_version')!r}, expected {_VERSION}"
             )
         fields = meta.get("fields"), describe_fields(layout.row)
+        found: dict[str, Any]
+        own: dict[str, Any]
         found, own = ({"field": name_fields(described)} for described in fields)
         num_envs = len(small["open_lengths"])
         if self.num_envs is not None and num_envs:  # a state without open episodes fits any number

@@ -8,7 +8,7 @@ import torch
 from buffers.columns import allocate_columns
 from buffers.episodic_kernels import COUNTERS, evict, file_episodes
 from buffers.episodic_layout import EpisodicLayout, row_views
-from buffers.free_memory import check_fits, free_bytes
+from buffers.free_memory import allocation, free_bytes
 
 __all__ = ["EpisodicStorage"]
 
@@ -100,14 +100,13 @@ class EpisodicStorage:
     def _allocate_staging(self, num_rows: int) -> None:
         width = self.layout.row.num_words
         num_words = num_rows * (width + _SPARE_WORDS) + len(self.counters) + 4
-        check_fits("staging an episode", 8 * num_words, torch.device("cpu"), "use shorter ones")
-        with torch.inference_mode(False):
-            self._block = torch.zeros(
-                num_words, dtype=torch.int64, pin_memory=self.device.type == "cuda"
-            )
+        what, cpu = "staging an episode", torch.device("cpu")
+        with allocation(what, 8 * num_words, cpu, "use shorter ones"), torch.inference_mode(False):
+            block = torch.zeros(num_words, dtype=torch.int64, pin_memory=self.device.type == "cuda")
             self._device_block = torch.zeros(
                 num_words if self.is_staged else 0, dtype=torch.int64, device=self.device
             )
+        self._block = block
         self.staging = self._block[: num_rows * width].view(num_rows, width).numpy()
         self.fields = row_views(self.staging, self.layout.row.fields)
 

@@ -12,7 +12,7 @@ from buffers.episodic_kernels import collect_episodes, first_break, link_steps
 from buffers.episodic_layout import HEADER_WORDS, row_views
 from buffers.episodic_storage import EpisodicStorage
 from buffers.errors import BufferMisuseError
-from buffers.free_memory import check_fits
+from buffers.free_memory import allocation
 
 __all__ = ["OpenEpisodes"]
 
@@ -43,10 +43,11 @@ class OpenEpisodes:
         self.lengths = np.zeros(num_envs, np.int64)
         self._last_rows = np.full(num_envs, -1, np.int32)
         needed = 8 * num_envs * (2 * layout.obs_words + layout.num_words)
-        check_fits(f"{num_envs} open episodes", needed, torch.device("cpu"), "use fewer envs")
-        self._last_next_obs = np.zeros((num_envs, layout.obs_words), np.int64)
-        self._incoming = np.zeros((num_envs, layout.num_words), np.int64)
-        self._incoming_next = np.zeros((num_envs, layout.obs_words), np.int64)
+        what = f"{num_envs} open episodes"
+        with allocation(what, needed, torch.device("cpu"), "use fewer envs"):
+            self._last_next_obs = np.zeros((num_envs, layout.obs_words), np.int64)
+            self._incoming = np.zeros((num_envs, layout.num_words), np.int64)
+            self._incoming_next = np.zeros((num_envs, layout.obs_words), np.int64)
         self.fields = row_views(self._incoming, layout.fields)
         obs_fields = {leaf.path: layout.fields[leaf.path] for leaf in layout.obs_leaves}
         self.next_fields = row_views(self._incoming_next, obs_fields, skip=HEADER_WORDS)
@@ -155,14 +156,14 @@ class OpenEpisodes:
         """Double the pool at least; the rows it has stay where they are."""
         old = len(self._pool)
         size = old + max(old, needed, 256)
-        check_fits(
+        with allocation(
             f"a pool of {size} steps of open episodes",
             8 * size * (self._pool.shape[1] + 1),
             torch.device("cpu"),
             "end episodes earlier or use fewer envs",
-        )
-        pool = np.zeros((size, self._pool.shape[1]), np.int64)
-        previous, free = np.full(size, -1, np.int32), np.zeros(size, np.int32)
+        ):
+            pool = np.zeros((size, self._pool.shape[1]), np.int64)
+            previous, free = np.full(size, -1, np.int32), np.zeros(size, np.int32)
         pool[:old], previous[:old] = self._pool, self._previous
         free[: self._num_free] = self._free[: self._num_free]
         free[self._num_free : self._num_free + size - old] = np.arange(size - 1, old - 1, -1)

@@ -102,8 +102,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         options = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
         super().__init__(options, device=device, seed=seed, staged=staged, has_weights=True)
         is_staged = self._storage.is_staged
-        self._tree = None if is_staged else SumTree(self.capacity)
-        self._sums = BlockSums(self.capacity, self.device) if is_staged else None
+        with self._allocation(options):
+            self._tree = None if is_staged else SumTree(self.capacity)
+            self._sums = BlockSums(self.capacity, self.device) if is_staged else None
         self._largest = np.ones(1)
         self._log_largest = math.log(largest_value(self.capacity))
         made = {"device": device, "staged": staged, "num_envs": num_envs, **rows}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -13,7 +14,8 @@ from gymnasium import Space
 from buffers import indexing as at
 from buffers.arguments import as_array, resolve_device
 from buffers.copies import Rebuilt
-from buffers.errors import BufferMisuseError
+from buffers.errors import BufferMemoryError, BufferMisuseError
+from buffers.free_memory import allocation
 from buffers.indexing import mark_cut
 from buffers.record_layout import RecordLayout, field_view, plan_records
 from buffers.replay_batch import BatchPlanner, ReplayBatch
@@ -120,7 +122,8 @@ class ReplayBuffer(Rebuilt):
         self.n_step, self.gamma = options.num_steps, options.gamma
         kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
         check_room(kind, options.capacity, self._bytes_for(options), self.device)
-        with torch.inference_mode(False):  # the tensors outlive the mode they were made in
+        # The tensors outlive the mode they were made in.
+        with self._allocation(options), torch.inference_mode(False):
             self._storage = ReplayStorage(
                 layout,
                 options.capacity,
@@ -134,6 +137,12 @@ class ReplayBuffer(Rebuilt):
         self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays, settings)
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
+
+    def _allocation(self, options: ReplayOptions) -> AbstractContextManager[None]:
+        """Around what allocates memory in the constructor."""
+        kind, needed = type(self).__name__, self._bytes_for(options)(options.capacity)
+        advice = "use a smaller capacity"
+        return allocation(kind, needed, self.device, advice, is_checked=True)
 
     @staticmethod
     def _bytes_for(options: ReplayOptions) -> Any:
@@ -213,6 +222,8 @@ class ReplayBuffer(Rebuilt):
             BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
                 reward that is not finite, or an env id is out of range. Nothing was changed.
             BufferMemoryError: More memory is needed, and missing. Nothing was changed.
+            BufferMisuseError: More final observations than there is room for, which a CUDA graph
+                reads; see `reserve_final_obs`. Nothing was changed.
         """
         if self._add_rows is not None and not extras:
             try:
@@ -265,6 +276,28 @@ class ReplayBuffer(Rebuilt):
         if env_ids is not None:
             ids = as_array("env_ids", env_ids, self.device)
         mark_cut(self._state, read_row_ids(ids, ids.size, self.num_envs))
+
+    def reserve_final_obs(self, number: int) -> None:
+        """Make room for the observations episodes end with, where `store_next` is False.
+
+        Needed before `sample` is captured in a CUDA graph: the memory does not move afterwards, and
+        an `add` that needs more of it is refused. As many as the buffer has rows, and those of one
+        add, are always enough. A graph captured before must be captured again.
+
+        Args:
+            number: Observations there is to be room for; nothing is done if there is.
+
+        Raises:
+            BufferMemoryError: They would not fit into free memory; nothing was changed.
+        """
+        kept, number = self._storage.successors, check_count("number", number)
+        if kept is not None and number > len(kept.finals):
+            before, kept.is_captured = kept.is_captured, False
+            try:
+                kept.resize(number)
+            except BufferMemoryError:
+                kept.is_captured = before
+                raise
 
     def new_batch(self, batch_size: int) -> ReplayBatch:
         """Memory for `sample(batch_size, out=...)`, not initialised."""

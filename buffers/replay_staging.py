@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from buffers import indexing as at
-from buffers.free_memory import check_fits
+from buffers.free_memory import allocation, check_fits
 from buffers.record_layout import RecordLayout
 from buffers.replay_kernels import scatter_field
 
@@ -81,11 +81,13 @@ class Staging:
         """
         if count > self._capacity:
             needed = _NUM_BLOCKS * self._size(count)
-            check_fits(f"staging {count} rows", needed, torch.device("cpu"), _ADVICE)
-            if self._rows.device.type != "cpu":
-                check_fits(f"staging {count} rows", needed, self._rows.device, _ADVICE)
-            device = self._rows.device
-            with torch.inference_mode(False):
+            what, device = f"staging {count} rows", self._rows.device
+            if device.type != "cpu":
+                check_fits(what, needed, device, _ADVICE)
+            with (
+                allocation(what, needed, torch.device("cpu"), _ADVICE),
+                torch.inference_mode(False),
+            ):
                 self._blocks = [_Block(self._size(count), device) for _ in range(_NUM_BLOCKS)]
             self._capacity = count
 

@@ -182,9 +182,14 @@ class TorchReader:
             factor *= gamma
         return row
 
+    def _is_capturing(self) -> bool:
+        return self._storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
     def _find_successors(self, lasts: torch.Tensor, target: torch.Tensor) -> None:
         kept, state = self._storage.successors, self._storage.state
         assert kept is not None
+        if self._is_capturing():
+            kept.is_captured = True
         begin = int(state[at.OBS_AT])
         observations = self._storage.rows[:, begin : begin + self._layout.obs_bytes]
         link = self._columns["link"].index_select(0, lasts).long()

@@ -167,18 +167,10 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         self._is_computed = self._is_counted = False
         self._num_valid = self._num_episodes = 0
         self._remember(
-            RolloutBuffer,
-            num_steps,
-            num_envs,
-            observation_space,
-            action_space,
-            autoreset_mode=autoreset_mode,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            device=device,
-            extra_columns=extra_columns,
-            staged=staged,
-        )
+            RolloutBuffer, num_steps, num_envs, observation_space, action_space,
+            autoreset_mode=autoreset_mode, gamma=gamma, gae_lambda=gae_lambda, device=device,
+            extra_columns=extra_columns, staged=staged,
+        )  # fmt: skip
 
     @staticmethod
     def nbytes_for(
@@ -382,8 +374,8 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
 
-        Only tensors, ints and strings, all copies, so that `torch.save` and safe loading work.
-        Steps are not saved: call it between rollouts, right after `advance` or `start`.
+        Only tensors, numbers, strings and a dict, all copies, so that `torch.save` and safe loading
+        work. Steps are not saved: call it between rollouts, right after `advance` or `start`.
 
         Raises:
             BufferMisuseError: A rollout is in progress or complete, or none was started.
@@ -393,14 +385,21 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"
             )
-        return rollout_state(self._storage, self._sampler.state)
+        return rollout_state(self._storage, self._sampler.state, self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        """Settings that a state must share with the buffer it is loaded into."""
+        _, _, made = self._made_by  # gamma and lambda may have been changed since
+        settings = {name: made[name] for name in ("gamma", "gae_lambda")}
+        return {"autoreset_mode": self.autoreset_mode.value, **settings}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin a rollout where the buffer stood that `state_dict` was called on.
 
         Raises:
-            BufferMisuseError: The state is of another version, or of other spaces or numbers of
-                environments; nothing was changed.
+            BufferMisuseError: The state is of another version, or of a buffer with another
+                autoreset mode, discount, lambda, space or number of environments; nothing was
+                changed.
         """
-        restore_rollout_state(self._storage, self._sampler.state, state)
+        restore_rollout_state(self._storage, self._sampler.state, self._settings(), state)
         self._begin()

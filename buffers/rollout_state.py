@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from buffers.checkpoint import check_settings
 from buffers.errors import BufferMisuseError
 from buffers.rollout_storage import RolloutStorage
 
@@ -17,19 +18,25 @@ _VERSION = 1
 _CARRIED = ("over_before", "running_returns", "running_lengths")
 
 
-def rollout_state(storage: RolloutStorage, shuffle_state: np.ndarray) -> dict[str, Any]:
-    """Copies of what the next rollout starts from: tensors, ints and strings only."""
+def rollout_state(
+    storage: RolloutStorage, shuffle_state: np.ndarray, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Copies of what the next rollout starts from: tensors, numbers, strings, a dict of them."""
     return {
         "version": _VERSION,
+        "settings": dict(settings),
         "shuffle": int(shuffle_state[0]),
         **{name: torch.from_numpy(row.copy()) for name, row in _rows(storage).items()},
     }
 
 
 def restore_rollout_state(
-    storage: RolloutStorage, shuffle_state: np.ndarray, state: Mapping[str, Any]
+    storage: RolloutStorage,
+    shuffle_state: np.ndarray,
+    settings: Mapping[str, Any],
+    state: Mapping[str, Any],
 ) -> None:
-    """Write a state back.
+    """Write a state back; those of the first release have no settings.
 
     Raises:
         BufferMisuseError: It is of another version or does not fit; nothing was changed.
@@ -39,6 +46,7 @@ def restore_rollout_state(
             f"state has version {state.get('version')!r}, expected {_VERSION}; pass what "
             "state_dict() returned"
         )
+    check_settings(state.get("settings", settings), settings)
     rows = _rows(storage)
     for name, row in rows.items():
         saved = state.get(name)

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from buffers import indexing as at
-from buffers.free_memory import check_fits
+from buffers.errors import BufferMisuseError
+from buffers.free_memory import allocation
 from buffers.record_layout import RecordLayout
 from buffers.replay_kernels import keep_successors
 
@@ -31,7 +32,9 @@ def successor_bytes(num_rows: int, num_envs: int, obs_bytes: int) -> int:
 class Successors:
     """The newest next observation of each env, and those episodes ended with.
 
-    There is room for the final observations of one row in 64 at first; it doubles when needed.
+    There is room for the final observations of one row in 64 at first; it doubles when needed, and
+    moves. A CUDA graph reads memory where it was when it was captured, so once a draw was captured
+    the room does not grow by itself any more. Nothing else ever moves.
 
     Attributes:
         pending: uint8 (N, S).
@@ -40,6 +43,7 @@ class Successors:
         slots: int32 (rows,), slot + 1 of each row of the table, or 0.
         device_pending: `pending` on the device; the same memory if that is the CPU.
         device_finals: `finals` on the device.
+        is_captured: Whether a CUDA graph reads `device_finals`.
     """
 
     def __init__(
@@ -56,7 +60,9 @@ class Successors:
         self.free = np.arange(num_slots)
         self.slots = np.zeros(num_rows, np.int32)
         state[at.NUM_FREE] = num_slots
-        self._to_device()
+        self.is_captured = False
+        self.device_pending = self._twin(self.pending)
+        self.device_finals = self._twin(self.finals)
 
     @property
     def nbytes(self) -> int:
@@ -70,23 +76,31 @@ class Successors:
 
         Raises:
             BufferMemoryError: They would not fit into free memory; nothing was changed.
+            BufferMisuseError: They would have to move; nothing was changed.
         """
         missing = num_rows - int(self._state[at.NUM_FREE])
         if missing > 0:
             self.resize(len(self.finals) + max(missing, len(self.finals)))
 
     def resize(self, num_slots: int) -> None:
-        """Grow to a number of slots; the new ones are free."""
+        """Grow to a number of slots; the new ones are free. Raises as `reserve`."""
+        if self.is_captured:
+            raise BufferMisuseError(
+                f"{num_slots} final observations have to be kept, but a CUDA graph was captured "
+                f"that reads the {len(self.finals)} there is room for where they lie; call "
+                "reserve_final_obs(number) before the capture, or now, and capture again"
+            )
         size, before = self._layout.obs_bytes, len(self.finals)
-        check_fits(f"{num_slots} final observations", num_slots * size, self._device, _ADVICE)
-        finals, free = np.zeros((num_slots, size), np.uint8), np.zeros(num_slots, np.int64)
+        needed = num_slots * (size + 8)
+        with allocation(f"{num_slots} final observations", needed, self._device, _ADVICE):
+            finals, free = np.zeros((num_slots, size), np.uint8), np.zeros(num_slots, np.int64)
         finals[:before] = self.finals
         num_free = int(self._state[at.NUM_FREE])
         free[:num_free] = self.free[:num_free]
         free[num_free : num_free + num_slots - before] = np.arange(before, num_slots)
         self.finals, self.free = finals, free
         self._state[at.NUM_FREE] = num_free + num_slots - before
-        self._to_device()
+        self.device_finals = self._twin(finals)
 
     def keep(
         self,
@@ -130,13 +144,13 @@ class Successors:
         """Copy everything to the device, after it was loaded."""
         for observations in (self.pending, self.finals):  # saved by an earlier release, maybe
             observations[:, self._padding] = 0
-        self._to_device()
-
-    def _to_device(self) -> None:
-        tensors = torch.from_numpy(self.pending), torch.from_numpy(self.finals)
         if self._staged:
-            tensors = tensors[0].to(self._device, copy=True), tensors[1].to(self._device, copy=True)
-        self.device_pending, self.device_finals = tensors
+            self.device_pending.copy_(torch.from_numpy(self.pending))
+            self.device_finals.copy_(torch.from_numpy(self.finals))
+
+    def _twin(self, pages: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(pages)
+        return tensor.to(self._device, copy=True) if self._staged else tensor
 
     def _upload(self, target: torch.Tensor, pages: np.ndarray, chosen: np.ndarray) -> None:
         values = torch.from_numpy(pages[chosen]).to(self._device)

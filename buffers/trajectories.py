@@ -15,8 +15,8 @@ from buffers.arguments import as_array, check_place, check_rewards, resolve_devi
 from buffers.columns import foreach_copy, torch_dtype
 from buffers.copies import Rebuilt, fill_block
 from buffers.episodic_layout import pack_rows
-from buffers.errors import BufferMisuseError
-from buffers.free_memory import check_fits
+from buffers.errors import BufferMemoryError, BufferMisuseError
+from buffers.free_memory import allocation, check_fits
 from buffers.rollout_layout import check_count
 from buffers.space_tree import Leaf, build_tree, tree_leaves
 
@@ -205,7 +205,8 @@ class TrajectoryBuffer(Rebuilt):
         Raises:
             BufferMisuseError: A column is missing, unknown or does not fit, or a reward is not
                 finite as float32; nothing was changed.
-            BufferMemoryError: Larger memory is needed than is free; the old steps are kept.
+            BufferMemoryError: Larger memory is needed than is free. The old steps are kept if that
+                was known beforehand; if the system refuses the memory later, the buffer is empty.
         """
         columns = self._read(trajectories)
         rewards = columns[self._reward_index]
@@ -277,14 +278,23 @@ class TrajectoryBuffer(Rebuilt):
         """Replace the storage; what was in it need not be kept, so it is given back first."""
         needed = capacity * _step_bytes(self._leaves) - sum(c.nbytes for c in self._storage)
         what = f"a trajectory buffer of {capacity} steps"
-        check_fits(what, needed, self.device, "lay in fewer steps at once")
+        advice, before = "lay in fewer steps at once", self._capacity
+        check_fits(what, needed, self.device, advice)
         self._storage, self._ends, self._capacity = [], [], 0
+        try:
+            with allocation(what, needed, self.device, advice, is_checked=True):
+                self._storage = self._empty_columns(capacity)
+        except BufferMemoryError:  # what was free when it was checked has gone since
+            self._storage, self._capacity = self._empty_columns(before), before
+            raise
+        self._capacity = capacity
+
+    def _empty_columns(self, capacity: int) -> list[torch.Tensor]:
         with torch.inference_mode(False):
-            self._storage = [
+            return [
                 torch.empty((capacity, *leaf.shape), dtype=dtype, device=self.device)
                 for leaf, dtype in zip(self._leaves, self._dtypes, strict=True)
             ]
-        self._capacity = capacity
 
 
 def _plan(

@@ -53,11 +53,25 @@ def compare(scores: list[Evaluation]) -> Table:
     return table
 
 
+def baselines_of(scores: list[Evaluation]) -> dict[str, float]:
+    """Return what policies get in episodes as those of the training: 100 steps, either attacker."""
+    agents = ("b_line", "meander")
+    return {
+        score.policy: sum(score.cell(agent, 100).mean for agent in agents) / len(agents)
+        for score in scores
+    }
+
+
 def main(options: Options) -> None:
     """Train, compare, film, and say where everything is."""
     console = Console()
     if find_spec("PIL") is None or find_spec("matplotlib") is None:
         raise SystemExit("the demo draws and films: pip install 'vecenv[demo]'")
+    scores = []
+    with console.status("") as status:
+        for name in RIVALS:
+            status.update(f"evaluating {name}")
+            scores.append(evaluate(name, episodes=options.episodes, seed=options.seed))
     console.print(
         f"training {options.total_steps} steps against B_line and Meander (Ctrl-C ends it)"
     )
@@ -68,13 +82,11 @@ def main(options: Options) -> None:
         seed=options.seed,
         save=options.save,
     )
-    ppo.main(settings, red_agent="mixed")
+    ppo.main(settings, baselines_of(scores), red_agent="mixed")
     trained = str(options.save / "policy.pt")
-    scores = []
-    with console.status("") as status:
-        for name, policy in (("trained", trained), *((name, name) for name in RIVALS)):
-            status.update(f"evaluating {name}")
-            scores.append(evaluate(policy, episodes=options.episodes, seed=options.seed, name=name))
+    with console.status("evaluating what was trained") as status:
+        given = {"episodes": options.episodes, "seed": options.seed, "name": "trained"}
+        scores.insert(0, evaluate(trained, **given))
         status.update("filming an episode")
         film = options.save / "episode.gif"
         save_episode_gif(trained, film, red_agent="b_line", episode_length=30, seed=options.seed)

@@ -295,21 +295,51 @@ def optional(module: str, extra: str) -> Any:
         print(f"{module.partition('.')[0]} is missing: pip install 'vecenv[{extra}]'")
 
 
-def draw_curve(curve: list[tuple[int, float]], title: str, path: Path) -> None:
-    """Draw the returns of episodes over steps."""
+def draw_curve(
+    curve: list[tuple[int, float]],
+    title: str,
+    path: Path,
+    baselines: dict[str, float] | None = None,
+) -> None:
+    """Draw the returns of episodes over env steps, with lines at the returns of other policies."""
     if not curve or not (matplotlib := optional("matplotlib.figure", "plots")):
         return
     steps, returns = np.array(curve).T
     window = min(max(20, len(curve) // 100), len(curve))
-    axes = (figure := matplotlib.Figure(figsize=(7, 4), layout="constrained")).subplots()
-    axes.plot(steps, returns, ".", markersize=3, alpha=0.3)
-    axes.plot(steps[window - 1 :], np.convolve(returns, np.full(window, 1 / window), "valid"))
-    axes.set(title=title, xlabel="steps", ylabel=f"return, mean of {window}", yscale="symlog")
+    means = np.convolve(returns, np.full(window, 1 / window), "valid")
+    ends = np.flatnonzero(np.diff(steps, append=np.inf))  # the last episode of each rollout
+    ends = ends[ends >= window - 1]
+    unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
+    axes = (figure := matplotlib.Figure(figsize=(8, 4.5), layout="constrained")).subplots()
+    axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
+    label = f"mean of the last {window}"
+    axes.plot(steps[ends] / unit, means[ends - window + 1], color="black", label=label)
+    for number, (policy, value) in enumerate((baselines or {}).items()):
+        label = f"{policy}: {value:.1f}"
+        axes.axhline(value, color=f"C{number + 1}", linestyle="--", label=label)
+    axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
+    sizes = np.abs([*means, *(baselines or {}).values()])
+    sign = -1 if means.max() < 0 else 1
+    if (returns * sign).min() >= 0 and sizes.max() > 20 * max(sizes.min(), 1):
+        threshold = 10 ** math.floor(math.log10(max(sizes.min(), 1)))
+        axes.set_yscale("symlog", linthresh=threshold)
+        ticks = [digit * 10**k * sign for k in range(10) for digit in (1, 2, 5)]
+        low, high = sorted((0, sign * 1.2 * max(np.abs(returns).max(), sizes.max())))
+        axes.set_yticks([0, *(t for t in ticks if abs(t) >= threshold and low <= t <= high)])
+        axes.set_ylim(low, high)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
     figure.savefig(path, dpi=150)
 
 
-def main(options: Options, **env_kwargs: Any) -> np.ndarray:
-    """Train, save, evaluate and report; return the returns of the evaluation."""
+def main(
+    options: Options, baselines: dict[str, float] | None = None, **env_kwargs: Any
+) -> np.ndarray:
+    """Train, save, evaluate and report; return the returns of the evaluation.
+
+    The learning curve has a line at each of `baselines`, returns of other policies by their names.
+    """
     torch.set_num_threads(options.torch_threads)
     torch.manual_seed(options.seed)
     file = options.save / "policy.pt"
@@ -334,9 +364,13 @@ def main(options: Options, **env_kwargs: Any) -> np.ndarray:
     if options.profile:
         print(envs.timing.report())
     envs.close()
-    torch.save({"kind": policy.kind, "tensors": policy.tensors}, file.with_suffix(".partial"))
+    saved = {"kind": policy.kind, "tensors": policy.tensors}
+    if identity := getattr(getattr(envs, "scenario", None), "identity", None):
+        saved["made_for"] = identity()  # CAGE 2: by which tables and rules
+    torch.save(saved, file.with_suffix(".partial"))
     file.with_suffix(".partial").replace(file)
-    draw_curve(trainer.curve, f"{options.env_id}, seed {options.seed}", options.save / "curve.png")
+    title, picture = f"{options.env_id}, seed {options.seed}", options.save / "curve.png"
+    draw_curve(trainer.curve, title, picture, baselines)
     returns = evaluate(policy, options, **env_kwargs)
     score = f"return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes"
     print(f"{options.env_id}, seed {options.seed}: {score}; {seconds:.0f} s, see {options.save}")

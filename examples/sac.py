@@ -44,8 +44,8 @@ class Options:
     backend: str = "auto"  # of vecenv.make_vec
     first_ready: bool = False  # envs step while the learner learns; for the backend async
     device: str = "cpu"  # of networks and replay
-    torch_threads: int = 1  # more is faster on idle cores, and several times slower on busy ones
-    bfloat16: bool = False  # multiply large matrices in bfloat16; twice as fast on some processors
+    torch_threads: int = 1  # more is faster on idle cores, and far slower on busy ones
+    bfloat16: bool = False  # multiply large matrices in bfloat16; faster on some processors
     compile: bool = False  # torch.compile the update, with CUDA graphs where there is a GPU
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
     save: Path = Path("runs")  # folder for checkpoint, learning curve and TensorBoard files

@@ -61,6 +61,45 @@ def test_rules_and_seed_are_passed_on(capsys, tmp_path):
     assert "debugged rules" in capsys.readouterr().out
 
 
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A module beside the user, with a policy and a red agent."""
+    (tmp_path / "my_cage2.py").write_text(
+        "from cage.test_env import scan_one_host as lazy\n"  # compiled for other tests, too
+        "def restore(obs):\n    return [144] * len(obs)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    yield
+    sys.modules.pop("my_cage2", None)
+
+
+def test_policies_and_red_agents_of_ones_own_are_played(capsys, own_module):
+    args = ["evaluate", "--policy", "my_cage2:restore", "--episodes", "2", "--json", "out.json"]
+    assert main([*args, "--red-agents", "my_cage2:lazy", "meander"]) == 0
+    scores = json.loads(Path("out.json").read_text())
+    assert [cell["red_agent"] for cell in scores["cells"]] == ["lazy"] * 3 + ["meander"] * 3
+    assert [cell["mean"] for cell in scores["cells"][:3]] == [-30, -50, -100]
+    out = capsys.readouterr().out
+    assert "lazy" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+    args = ["watch", "--policy", "my_cage2:restore", "--steps", "3"]
+    assert main([*args, "--red-agent", "my_cage2:lazy"]) == 0
+    assert "red agent custom, step 3/3" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_policy_trained_under_other_rules_is_told_in_one_line(capsys):
+    args = ["--policy", "defender", "--rules", "debugged"]
+    words = "vecenv: defender.npz was made for 'CAGE Challenge 2' with 'faithful'"
+    assert main(["evaluate", *args, "--episodes", "2"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(words)
+    assert main(["watch", *args, "--steps", "2"]) == 0
+    assert capsys.readouterr().err.startswith(words)
+
+
 def test_watch_writes_an_animation(capsys, tmp_path):
     path = tmp_path / "episode.gif"
     args = ["watch", "--policy", "random", "--red-agent", "meander", "--steps", "6"]
@@ -100,6 +139,9 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
     [
         (["evaluate", "--policy", "nobody"], "policy is 'nobody', but there is no such file"),
         (["evaluate", "--policy", "sleep", "--episodes", "1"], "episodes is 1"),
+        (["evaluate", "--policy", "nowhere:act"], "there is no module 'nowhere'"),
+        (["evaluate", "--policy", "sleep", "--red-agents", "x"], "red_agents has 'x'"),
+        (["watch", "--policy", "sleep", "--red-agent", "x"], "red_agent is 'x', expected one of"),
         (["watch", "--policy", "sleep", "--steps", "0"], "episode_length is 0"),
         (["watch", "--policy", "sleep", "--fps", "0"], "fps is 0"),
         (["watch", "--policy", "sleep", "--gif", "/nowhere/at/all.gif"], "/nowhere/at/all.gif"),

@@ -5,10 +5,13 @@ and a reader does not want to see stands before it in an HTML comment that begin
 Blocks that begin with ">>>" are compared with what they say is printed.
 """
 
+import ast
 import doctest
+import importlib
 import json
 import logging
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,12 @@ def blocks(page):
 
 
 WITH_CODE = [page for page in PAGES if blocks(page)]
+OURS = ("vecenv", "buffers")
+DESCRIBED = [  # by the API pages: modules, and classes and functions of modules
+    name
+    for page in (ROOT / "docs" / "api").glob("*.md")
+    for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.M)
+]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
@@ -48,6 +57,38 @@ def test_snippets_run(page, tmp_path, monkeypatch):
             check_printed(code, scope, name, line)
         else:
             exec(compile("\n" * line + code, name, "exec"), scope)
+
+
+def imports(page):
+    """Yield (line, module, name) of what the blocks of a page import from this project."""
+    for line, code in blocks(page):
+        if code.startswith(">>>"):
+            code = "".join(example.source for example in doctest.DocTestParser().get_examples(code))
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in OURS:
+                for alias in node.names:
+                    yield line + node.lineno, node.module, alias.name
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_the_docs_import_is_public(page):
+    """It is in `__all__` of a package that the API pages describe."""
+    for line, module, name in imports(page):
+        where = f"{page.name}:{line}: from {module} import {name}"
+        assert any(x == module or x.startswith(f"{module}.") for x in DESCRIBED), where
+        assert name in importlib.import_module(module).__all__, where
+
+
+def test_names_in_the_text_of_the_docs_exist():
+    for page in PAGES:
+        for path in re.findall(
+            r"`((?:vecenv|buffers)(?:\.\w+)+)", page.read_text(encoding="utf-8")
+        ):
+            found = importlib.import_module(path.split(".")[0])
+            for number, name in enumerate(path.split(".")[1:], 2):
+                if not hasattr(found, name):
+                    importlib.import_module(".".join(path.split(".")[:number]))
+                found = getattr(found, name)
 
 
 @pytest.mark.slow
@@ -131,3 +172,10 @@ def test_every_public_name_has_its_place_in_the_api(package):
         shown |= {f"{owner}.{member}" for member in members.split(", ")}
     name = package.__name__
     assert {f"{name}.{member}" for member in package.__all__} - shown <= {"vecenv.AutoresetMode"}
+
+
+def test_make_help_fits_80_columns():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("make ")]
+    assert len(lines) > 10
+    assert max(map(len, lines)) < 80

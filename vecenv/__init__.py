@@ -9,6 +9,7 @@ from vecenv.errors import (
     ActionError,
     ActionTypeError,
     EnvCreationError,
+    InfoError,
     ObservationError,
     SlotError,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "CheckReport",
     "EnvCreationError",
     "EnvStepError",
+    "InfoError",
     "ObservationError",
     "RayVectorEnv",
     "SlotError",

@@ -6,7 +6,7 @@ group of all its envs; a worker process has one for its share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -16,7 +16,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.errors import ObservationError
-from vecenv.infos import add_info
+from vecenv.infos import add_info, copy_value
 from vecenv.rows import ObservationRows
 from vecenv.timing.stamps import EnvStamps, stamped
 
@@ -87,13 +87,27 @@ class EnvGroup:
     returned is the new episode's, the old one's last is `infos["final_obs"]` and its info
     `infos["final_info"]`. DISABLED: the caller resets; stepping an ended env is refused.
 
+    Args:
+        envs: The envs.
+        autoreset_mode: When they are reset.
+        enter: Enters an env's info into the infos that `reset` and `step` return, as `add_info`
+            does: the infos so far, the info, the env's index, the number of envs. It keeps nothing
+            that the env may change later. Called once per env and call, in their order; twice for
+            an env whose new episode has the key `final_obs` or `final_info`.
+
     Attributes:
         envs: The envs; may be replaced item by item.
         ended: Indices of the envs whose episode has ended and which have not been reset since.
     """
 
-    def __init__(self, envs: list[Env], autoreset_mode: AutoresetMode) -> None:
+    def __init__(
+        self,
+        envs: list[Env],
+        autoreset_mode: AutoresetMode,
+        enter: Callable[[Any, Any, int, int], None] = add_info,
+    ) -> None:
         self.envs = envs
+        self.enter = enter
         self._steppers: Sequence[Any] = envs  # the envs, or stand-ins that stamp their steps
         self.autoreset_mode = autoreset_mode
         self.ended: set[int] = set()
@@ -105,43 +119,51 @@ class EnvGroup:
         options: dict[str, Any] | None,
         reset_mask: np.ndarray | None,
         rows: ObservationRows,
-    ) -> dict[str, Any]:
+    ) -> dict[Any, Any]:
         """Reset all envs or those of `reset_mask`, write their rows, return the batched infos.
+
+        Every env has a copy of `options` of its own, dicts, lists and arrays in it included.
 
         What an env raises passes through with its index as `env_index`; envs after it are not
         reset.
         """
-        infos: dict[str, Any] = {}
+        infos: dict[Any, Any] = {}
         num_envs = len(self.envs)
         chosen = range(num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
         for index in chosen:
             try:
-                obs, info = self._steppers[index].reset(seed=seeds[index], options=options)
+                own_options = None if options is None else copy_value(options)
+                obs, info = self._steppers[index].reset(seed=seeds[index], options=own_options)
             except Exception as error:
                 _blame(error, index, f"This came from env {index}, in reset(seed={seeds[index]}).")
                 raise
             rows.write(index, obs)
             self.ended.discard(index)
             if info:
-                add_info(infos, info, index, num_envs)
+                self.enter(infos, info, index, num_envs)
         return infos
 
     def step(
-        self, actions: Iterable[Any], rows: StepRows, indices: Sequence[int] | None = None
-    ) -> dict[str, Any]:
+        self,
+        actions: Iterable[Any],
+        rows: StepRows,
+        indices: Sequence[int] | None = None,
+        enter: Callable[[Any, Any, int, int], None] | None = None,
+    ) -> dict[Any, Any]:
         """Step all envs, or those of `indices`, write their rows and return the batched infos.
 
         Args:
             actions: One per env stepped, in order.
             rows: Where results go; row i is env i's.
             indices: The envs to step; None for all.
+            enter: For this step, in place of the group's own.
 
         Raises:
             ResetNeeded: Autoreset is disabled and an env's episode has ended; nothing was stepped.
             Exception: Whatever an env raises, with its index as `env_index`; envs after it have not
                 been stepped.
         """
-        keys, envs = rows.obs.keys, self._steppers
+        keys, envs, enter = rows.obs.keys, self._steppers, enter or self.enter
         ended = self.ended
         if indices is not None:
             keys, envs = [keys[i] for i in indices], [envs[i] for i in indices]
@@ -150,14 +172,13 @@ class EnvGroup:
         if rows.has_ends:
             _clear_flags(rows, indices)
         resets_next = bool(ended)  # NEXT_STEP only: elsewhere `ended` is empty here
-        infos: dict[str, Any] = {}
+        infos: dict[Any, Any] = {}
         target, rewards = rows.obs.target, rows.reward_view
         index = 0
         try:
             # Not strict=True: the actions have been counted, and it costs 0.7 us at the end.
-            for index, env, key, action in zip(  # noqa: B905
-                indices or self._indices, envs, keys, actions
-            ):
+            numbers = indices or self._indices
+            for index, env, key, action in zip(numbers, envs, keys, actions):  # noqa: B905
                 if resets_next and index in ended:
                     info = self._begin_episode(index, rows)
                 else:
@@ -170,9 +191,9 @@ class EnvGroup:
                         rows.has_ends = True
                         rows.terminations[index] = terminated
                         rows.truncations[index] = truncated
-                        info = self._end_episode(index, result[0], info, rows, infos)
+                        info = self._end_episode(index, result[0], info, rows, infos, enter)
                 if info:
-                    add_info(infos, info, index, len(self.envs))
+                    enter(infos, info, index, len(self.envs))
         except Exception as error:
             _blame(error, index, f"This came from env {index} of {len(self.envs)}.")
             raise
@@ -187,17 +208,27 @@ class EnvGroup:
         return info
 
     def _end_episode(
-        self, index: int, obs: Any, info: dict[str, Any], rows: StepRows, infos: dict[str, Any]
-    ) -> dict[str, Any]:
+        self,
+        index: int,
+        obs: Any,
+        info: Any,
+        rows: StepRows,
+        infos: dict[str, Any],
+        enter: Callable[[Any, Any, int, int], None],
+    ) -> Any:
         """Do what the mode asks for on the step that ends an episode; return the info to report."""
         if self.autoreset_mode is not AutoresetMode.SAME_STEP:
             self.ended.add(index)
             return info
         # The env may reuse the memory of its observation and info in reset, so copy before.
-        final = {"final_obs": deepcopy(obs), "final_info": info}
-        add_info(infos, final, index, len(self.envs))
+        final = {"final_obs": deepcopy(obs), "final_info": copy_value(info)}
         obs, info = self._steppers[index].reset()
         rows.obs.write(index, obs)
+        if not info:
+            return final
+        if isinstance(info, dict) and final.keys().isdisjoint(info):
+            return final | info
+        enter(infos, final, index, len(self.envs))
         return info
 
     def stamp(self, stamps: EnvStamps | None) -> None:
@@ -234,17 +265,26 @@ def _clear_flags(rows: StepRows, indices: Sequence[int] | None) -> None:
 
 def _write_converted(rows: StepRows, index: int, result: Any) -> tuple[Any, Any, Any]:
     """Write a step's result that the fast path refused, or say what is wrong with it."""
-    if not isinstance(result, tuple) or len(result) != 5:
+    if not isinstance(result, Sequence) or isinstance(result, str | bytes) or len(result) != 5:
         raise ObservationError(
             f"env {index} returned {result!r} from step, "
             "expected (obs, reward, terminated, truncated, info)"
         )
     obs, reward, terminated, truncated, info = result
     rows.obs.write(index, obs)
-    value = np.asarray(reward)
-    if value.size != 1 or value.dtype.kind not in "fiub":
-        raise ObservationError(
-            f"env {index} returned the reward {reward!r}, expected one number (a float)"
-        )
-    rows.rewards[index] = value.item()
+    rows.rewards[index] = _as_float(reward, index)
     return terminated, truncated, info
+
+
+def _as_float(reward: Any, index: int) -> float:
+    """Return a reward as a float: whatever is one number, of any type and size."""
+    try:
+        if isinstance(reward, np.ndarray):
+            reward = reward.item()
+        if reward is not None and not isinstance(reward, str | bytes):
+            return float(reward)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ObservationError(
+        f"env {index} returned the reward {reward!r}, expected one number (a float)"
+    )

@@ -281,6 +281,10 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     def _end_stamps(self) -> None:
         """Stop stamping."""
 
+    def _keep_infos_apart(self) -> bool:
+        """Return `InfosApart` for infos from now on; False if they are batched from the start."""
+        return False
+
     def _env_chunks(self) -> list[int]:
         """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
         return [0, self.num_envs]

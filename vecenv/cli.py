@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 from gymnasium.error import Error as GymnasiumError
@@ -19,9 +21,13 @@ from vecenv.files import require_writable
 
 __all__ = ["main"]
 
-RedAgent = Literal["b_line", "meander", "sleep", "mixed"]
 Rules = Literal["faithful", "debugged"]
 Observation = Literal["bits", "extended"]
+EnvName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+
+_DESCRIPTION = """Check, compare and trace Gymnasium's vector envs; play and watch CAGE 2 policies.
+
+`vecenv COMMAND --help` says more about a command, `vecenv --version` which version this is."""
 
 # What wrong arguments, files and ids lead to; anything else is a bug and keeps its traceback.
 _USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError)
@@ -33,6 +39,7 @@ def evaluate(
     episodes: int = 1000,
     seed: int = 0,
     rules: Rules = "faithful",
+    red_agents: tuple[str, ...] = ("b_line", "meander", "sleep"),
     observation: Observation | None = None,
     green: bool = False,
     json: Path | None = None,
@@ -41,15 +48,18 @@ def evaluate(
 
     Args:
         policy: sleep, random, react-remove, react-restore, obs-remove, obs-restore, defender (the
-            trained one that comes along), or a file with a saved policy.
+            trained one that comes along); a file with a saved policy, of examples/ppo.py,
+            examples/cage2_defender.py or stable-baselines3; or module:object, a policy of your own.
         episodes: Per cell.
         seed: Of the episodes.
         rules: Scores under different rules are not comparable.
+        red_agents: Rows of the table: b_line, meander, sleep, mixed, or module:function, a red
+            agent of your own.
         observation: What the policy sees; by default what it was trained with.
         green: With the green agent, which the challenge does not have.
         json: File to write the numbers to.
     """
-    from vecenv.cage.evaluation import EPISODE_LENGTHS, EVALUATED_AGENTS
+    from vecenv.cage.evaluation import EPISODE_LENGTHS
     from vecenv.cage.evaluation import evaluate as play_all
 
     if json is not None:
@@ -57,14 +67,15 @@ def evaluate(
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bar:
+    with bar, _warnings_in_one_line():
         first = f"{policy} (the first time ever the simulator is compiled, 15 s)"
-        task = bar.add_task(first, total=len(EPISODE_LENGTHS) * len(EVALUATED_AGENTS))
+        task = bar.add_task(first, total=len(EPISODE_LENGTHS) * len(red_agents))
         result = play_all(
             policy,
             episodes=episodes,
             seed=seed,
             rules=rules,
+            red_agents=red_agents,
             observation=observation,
             green=green,
             on_cell=lambda cell: bar.update(task, advance=1, description=policy),
@@ -79,7 +90,7 @@ def evaluate(
 def watch(
     *,
     policy: str,
-    red_agent: RedAgent = "b_line",
+    red_agent: str = "b_line",
     steps: int = 50,
     seed: int = 0,
     rules: Rules = "faithful",
@@ -92,7 +103,7 @@ def watch(
 
     Args:
         policy: As for `evaluate`.
-        red_agent: Who attacks.
+        red_agent: Who attacks: b_line, meander, sleep, mixed, or module:function.
         steps: Length of the episode.
         seed: Of the episode.
         rules: As for `evaluate`.
@@ -115,11 +126,12 @@ def watch(
         "green": green,
     }
     if gif is not None:
-        save_episode_gif(policy, gif, fps=fps, **options)
+        with _warnings_in_one_line():
+            save_episode_gif(policy, gif, fps=fps, **options)
         print(f"animation: {gif}")
         return 0
     console = Console()
-    with Live(console=console, auto_refresh=False) as live:
+    with _warnings_in_one_line(), Live(console=console, auto_refresh=False) as live:
         for snapshot in play_episode(policy, **options):
             live.update(overview(snapshot), refresh=True)
             if console.is_terminal:
@@ -129,7 +141,7 @@ def watch(
 
 
 def check(
-    env: tyro.conf.Positional[str],
+    env: EnvName,
     /,
     *,
     num_envs: int = 3,
@@ -157,12 +169,12 @@ def check(
     except VectorEnvCheckError as error:
         print(f"{error}\n\n{error.report.full()}" if full else error)
         return 1
-    print(report.full() if full else report)
+    print(report.full() if full else f"{report}\n(--full names the rules)")
     return 0
 
 
 def compare(
-    env: tyro.conf.Positional[str],
+    env: EnvName,
     /,
     *,
     num_envs: str = "1,8,64",
@@ -219,7 +231,7 @@ def compare(
 
 
 def trace(
-    env: tyro.conf.Positional[str],
+    env: EnvName,
     /,
     *,
     out: Path,
@@ -254,6 +266,14 @@ def trace(
     return 0
 
 
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print warnings as errors are, without the line of code that they come from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"vecenv: {message}", file=sys.stderr)
+        yield
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status.
 
@@ -273,7 +293,9 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
     try:
-        return tyro.extras.subcommand_cli_from_dict(commands, prog="vecenv", args=args)
+        return tyro.extras.subcommand_cli_from_dict(
+            commands, prog="vecenv", description=_DESCRIPTION, args=args
+        )
     except KeyboardInterrupt:
         print("vecenv: stopped by Ctrl-C", file=sys.stderr)
         return 130

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from gymnasium.error import InvalidAction
 
-__all__ = ["ActionError", "ActionTypeError", "EnvCreationError", "ObservationError", "SlotError"]
+__all__ = [
+    "ActionError",
+    "ActionTypeError",
+    "EnvCreationError",
+    "InfoError",
+    "ObservationError",
+    "SlotError",
+]
 
 
 class ActionError(InvalidAction, ValueError):
@@ -17,6 +24,10 @@ class ActionTypeError(ActionError, TypeError):
 
 class EnvCreationError(RuntimeError):
     """An environment factory raised; the original exception is the `__cause__`."""
+
+
+class InfoError(ValueError):
+    """The infos of an environment don't fit into the batched infos."""
 
 
 class ObservationError(ValueError):

@@ -67,8 +67,9 @@ def make_vec(
             `RayVectorEnv` are given. "auto" is "async" if an argument was given that only
             `AsyncVectorEnv` has; else that of the vector env whose spec was given; else "jit" where
             there is one; else "sync" for a single env, and for several what a trial finds faster
-            that steps envs made for it, for less than two seconds. The log says why. Where envs are
-            costly to make or must not be made twice, name the backend.
+            that steps envs made for it, for less than two seconds, in a process that is thrown
+            away. The log says why. Where envs are costly to make or must not be made twice, name
+            the backend.
         wrappers: Applied to every env in this order; not with "jit".
         copy: Whether observations returned are the caller's to keep (the default).
         observation_mode: How observation spaces are batched, see `SyncVectorEnv`.

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult, VecEnv
 from vecenv.errors import EnvCreationError
-from vecenv.infos import take_infos
+from vecenv.infos import keep_info
 from vecenv.rows import ObservationRows, copy_batch
 from vecenv.seeding import Seed, seed_per_env
 from vecenv.slots import slot_rows
@@ -149,8 +149,16 @@ class SyncVectorEnv(VecEnv):
         rows = self._rows
         for _ in range(count):
             self._sent.popleft()
+        row_of = {index: row for row, index in enumerate(indices)}
+        enter = self._group.enter
+
+        def enter_row(infos: Any, info: Any, index: int, num_envs: int) -> None:
+            enter(infos, info, row_of[index], count, index)  # type: ignore[call-arg]
+
         try:
-            infos = self._group.step((action for _, action in chosen), rows, indices)
+            infos = self._group.step(
+                (action for _, action in chosen), rows, indices, enter=enter_row
+            )
         except Exception:
             # Some envs have been stepped and some not: what was in flight is given up.
             self._sent.clear()
@@ -161,9 +169,13 @@ class SyncVectorEnv(VecEnv):
             rows.rewards[env_ids],
             rows.terminations[env_ids],
             rows.truncations[env_ids],
-            take_infos(infos, env_ids),
+            infos,
             env_ids,
         )
+
+    def _keep_infos_apart(self) -> bool:
+        self._group.enter = keep_info
+        return True
 
     def _begin_stamps(self) -> EnvStamps | None:
         self._calls.require_open("timing.enable")

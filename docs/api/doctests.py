@@ -18,11 +18,7 @@ class DoctestsAsCode(griffe.Extension):
 
 
 def as_section(docstring: str) -> str:
-    """Return a docstring whose doctests are in a section of their own.
-
-    >>> as_section("Add.\\n\\n>>> 1 + 1\\n2")
-    'Add.\\n\\nExamples:\\n    >>> 1 + 1\\n    2'
-    """
+    """Return a docstring whose doctests, the last of it, are in a section of their own."""
     text = re.sub(r"^Example:$", "Examples:", docstring, flags=re.MULTILINE)
     begin = re.search(r"^>>> ", text, flags=re.MULTILINE)
     if begin is None:

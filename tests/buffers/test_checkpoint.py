@@ -1,5 +1,6 @@
 """Checkpoint files: what goes in comes out, and nothing else is taken."""
 
+import fcntl
 import os
 import tracemalloc
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from buffers import CheckpointError
+from buffers import CheckpointError, checkpoint
 from buffers.checkpoint import open_checkpoint, save_checkpoint
 
 META = {"seed": 2**64 - 1, "fields": [["obs", [3], "<f4"]]}
@@ -120,3 +121,50 @@ def test_memory_does_not_grow_with_the_columns(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12 << 20
+
+
+def test_part_files_of_killed_saves_are_removed_by_the_next_save_to_that_path(tmp_path):
+    path = tmp_path / "a[b]"
+    left, under_way = (tmp_path / f".a[b].{digit * 12}.part" for digit in "0f")
+    others = [tmp_path / name for name in (".a[b].part", ".ab.000000000000.part", "a[b].part")]
+    for part in (left, under_way, *others):
+        part.write_bytes(b"half")
+    with open(under_way, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as its writer does
+        write(path)
+    assert not left.exists()
+    assert all(part.exists() for part in (under_way, *others, path))
+    write(path)
+    assert not under_way.exists()
+
+
+def test_saves_to_one_path_at_the_same_time_leave_one_another_alone(tmp_path, monkeypatch):
+    write_all, parts = checkpoint._write_all, []
+
+    def write_another_meanwhile(*args):
+        monkeypatch.setattr(checkpoint, "_write_all", write_all)
+        write(tmp_path / "a", {"rows": [np.zeros((1, 3))]})
+        parts.extend(tmp_path.glob("*.part"))
+        write_all(*args)
+
+    monkeypatch.setattr(checkpoint, "_write_all", write_another_meanwhile)
+    write(tmp_path / "a")
+    assert len(parts) == 1  # that of the first, while the second was done
+    with open_checkpoint(tmp_path / "a", "Ring") as reader:
+        assert reader.columns["rows"] == (np.dtype(np.uint8), (10, 3))
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_part_that_another_save_removes_before_it_is_locked_is_begun_anew(tmp_path, monkeypatch):
+    lock, locked = checkpoint._lock, []
+
+    def lock_too_late(file):
+        if not locked:
+            os.unlink(file.name)
+        locked.append(file.name)
+        return lock(file)
+
+    monkeypatch.setattr(checkpoint, "_lock", lock_too_late)
+    write(tmp_path / "a")
+    assert len(set(locked)) == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]

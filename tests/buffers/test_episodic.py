@@ -309,7 +309,7 @@ def test_every_kind_of_space_comes_back(staged):
         pair=spaces.Tuple([spaces.Discrete(5), spaces.Box(-1, 1, (), np.float64)]),
         bits=spaces.MultiBinary(3),
     )
-    extra = {"log_probs": spaces.Box(-9, 9, ()), "mask": spaces.MultiBinary(2)}
+    extra = {"log_probs": spaces.Box(-9, 9, ()), "legal": spaces.MultiBinary(2)}
     buffer = EpisodicReplayBuffer(
         60,
         nested,
@@ -332,7 +332,7 @@ def test_every_kind_of_space_comes_back(staged):
             "actions": rng.normal(size=(length, 3)).astype(np.float16),
             "rewards": rng.normal(size=length),
             "log_probs": rng.normal(size=length).astype(np.float32),
-            "mask": rng.integers(0, 2, (length, 2), dtype=np.int8),
+            "legal": rng.integers(0, 2, (length, 2), dtype=np.int8),
         }
         episodes.append(episode)
         buffer.add_episode(episode)
@@ -342,13 +342,13 @@ def test_every_kind_of_space_comes_back(staged):
         np.testing.assert_array_equal(found["obs"]["image"], episode["obs"]["image"])
         for i in range(2):
             np.testing.assert_array_equal(found["obs"]["pair"][i], episode["obs"]["pair"][i])
-        for name in ("actions", "log_probs", "mask"):
+        for name in ("actions", "log_probs", "legal"):
             np.testing.assert_array_equal(found[name], episode[name])
         assert found["truncations"].tolist() == [False] * (len(episode["rewards"]) - 1) + [True]
     batch = buffer.sample(16, 0.9)
     assert batch.obs["image"].shape == batch.future_obs["image"].shape == (16, 3, 2, 2)
     assert batch.obs["pair"][1].dtype == torch.float64
-    assert (batch.extras["mask"].shape, batch.extras["log_probs"].shape) == ((16, 2), (16,))
+    assert (batch.extras["legal"].shape, batch.extras["log_probs"].shape) == ((16, 2), (16,))
 
 
 def test_out_is_overwritten_and_refused_if_it_does_not_fit(staged):

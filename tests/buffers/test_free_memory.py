@@ -1,5 +1,10 @@
 """How free memory is found, and what is said when there is too little."""
 
+import errno
+import mmap
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -17,11 +22,16 @@ def machine(tmp_path, monkeypatch):
     group.mkdir()
     monkeypatch.setattr(free_memory, "_MEMINFO", meminfo)
     monkeypatch.setattr(free_memory, "_GROUPS", ((group, "max", "current", "inactive_file"),))
+    monkeypatch.setattr(free_memory, "_OWN_GROUPS", tmp_path / "own")
 
-    def enter_group(limit, current, statistics="anon 1\ninactive_file 50\n"):
-        (group / "max").write_text(f"{limit}\n")
-        (group / "current").write_text(f"{current}\n")
-        (group / "memory.stat").write_text(statistics)
+    def enter_group(limit, current, statistics="anon 1\ninactive_file 50\n", path="", line=None):
+        folder = group / path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "max").write_text(f"{limit}\n")
+        (folder / "current").write_text(f"{current}\n")
+        (folder / "memory.stat").write_text(statistics)
+        if line is not None:
+            (tmp_path / "own").write_text(f"1:cpu:/other\n{line}\n")
 
     return enter_group
 
@@ -42,6 +52,60 @@ def test_available_memory_counts(machine):
 def test_limit_of_the_control_group_counts(machine, limit, current, expected):
     machine(limit, current)
     assert free_memory.free_bytes(CPU) == expected
+
+
+@pytest.mark.parametrize("line", ["0::/user/mine/job", "4:hugetlb,memory:/user/mine/job"])
+@pytest.mark.parametrize("limited", ["user/mine/job", "user/mine", "user", ""])
+def test_limits_of_all_groups_around_the_process_count(machine, line, limited):
+    for path in ("user/mine/job", "user/mine", "user", ""):
+        machine("max", 10, path=path, line=line)
+    machine(1000, 400, path=limited)
+    machine(700, 600, path="user/another")
+    assert free_memory.free_bytes(CPU) == 650
+
+
+def test_a_group_of_the_host_that_the_container_does_not_show_is_passed_over(machine):
+    machine(1000, 400, line="0::/kubepods/pod1/../unseen")
+    assert free_memory.free_bytes(CPU) == 650
+
+
+@pytest.mark.parametrize(("limit", "held"), [("RLIMIT_AS", 70), ("RLIMIT_DATA", 20)])
+def test_limits_of_the_process_count(machine, monkeypatch, tmp_path, limit, held):
+    (tmp_path / "statm").write_text("70 60 50 10 0 20 0\n")  # whole and data, in pages
+    monkeypatch.setattr(free_memory, "_STATM", tmp_path / "statm")
+    infinity, pages = free_memory.resource.RLIM_INFINITY, 90 * mmap.PAGESIZE
+    limits = {getattr(free_memory.resource, limit): pages}
+    monkeypatch.setattr(
+        free_memory.resource, "getrlimit", lambda which: (limits.get(which, infinity), infinity)
+    )
+    assert free_memory.free_bytes(CPU) == (90 - held) * mmap.PAGESIZE
+    (tmp_path / "statm").unlink()
+    assert free_memory.free_bytes(CPU) == 500 * 1024
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        MemoryError("no more"),
+        OSError(errno.ENOMEM, "no more"),
+        torch.OutOfMemoryError("no more"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: no more"),
+    ],
+    ids=lambda refusal: type(refusal).__name__,
+)
+def test_memory_that_the_system_refuses_gives_the_same_error(refusal):
+    with (
+        pytest.raises(BufferMemoryError, match=r"^this needs 9 bytes on cpu, which .* more; wait"),
+        free_memory.allocation("this", 9, CPU, "wait"),
+    ):
+        raise refusal
+
+
+@pytest.mark.parametrize("other", [OSError(errno.EIO, "disk"), RuntimeError("x"), KeyError("x")])
+def test_other_errors_stay_what_they_are(other):
+    with pytest.raises(type(other)) as caught, free_memory.allocation("this", 9, CPU, "wait"):
+        raise other
+    assert caught.value is other
 
 
 def test_group_without_cache_statistics(machine):
@@ -72,3 +136,59 @@ def test_refusal_names_both_numbers(machine):
 )
 def test_format_bytes(number, expected):
     assert free_memory.format_bytes(number) == expected
+
+
+LIMITED = """
+import resource, sys
+import numpy as np, torch
+from gymnasium.spaces import Box, Discrete
+import buffers
+from buffers import free_memory
+
+spaces = Box(-1, 1, (1000,)), Discrete(2)  # 400 kB for a hundred steps
+rows = 100_000
+makers = {
+    "shared": lambda n: buffers.SharedReplayBuffer(n, *spaces),
+    "stored once": lambda n: buffers.PerEnvReplayBuffer(n, *spaces, num_envs=1, store_next=False),
+    "prioritized": lambda n: buffers.PrioritizedReplayBuffer(n, *spaces),
+    "staged": lambda n: buffers.SharedReplayBuffer(n, *spaces, staged=True),
+    "episodic": lambda n: buffers.EpisodicReplayBuffer(n, *spaces),
+    "trajectory": lambda n: buffers.TrajectoryBuffer(n, *spaces),
+    "rollout": lambda n: buffers.RolloutBuffer(n, 1, *spaces, autoreset_mode="NextStep"),
+}
+small = makers["shared"](1000)
+pages = list(map(int, open("/proc/self/statm").read().split()))
+found = []
+for which, count in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
+    hard = resource.getrlimit(which)[1]
+    resource.setrlimit(which, (count * resource.getpagesize() + (200 << 20), hard))
+    for is_told in (True, False):
+        free_bytes = free_memory.free_bytes
+        if not is_told:
+            free_memory.free_bytes = buffers.replay_storage.free_bytes = lambda device: None
+        for name, make in makers.items():
+            try:
+                make(rows)
+                found.append((which, is_told, name, "made"))
+            except buffers.BufferMemoryError as error:
+                refused = "which the system refused" in str(error)
+                if refused == is_told:
+                    found.append((which, is_told, name, str(error)))
+        make(10)
+        free_memory.free_bytes = buffers.replay_storage.free_bytes = free_bytes
+    try:
+        small.new_batch(100_000)
+        found.append((which, "a batch", "made"))
+    except buffers.BufferMemoryError:
+        pass
+    resource.setrlimit(which, (hard, hard))
+print(found)
+"""
+
+
+@pytest.mark.slow
+def test_limits_of_the_process_give_the_error_of_buffers():
+    ended = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.stdout == "[]\n", ended.stdout + ended.stderr

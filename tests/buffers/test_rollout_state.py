@@ -101,6 +101,10 @@ def test_state_is_refused_within_a_rollout():
         ({"running_returns": torch.zeros(3)}, r"\(3,\).* for running_returns, expected"),
         ({"obs": torch.zeros(2, 2).double()}, r"float64.* for obs, expected"),
         ({"obs": None}, "state holds None for obs"),
+        (
+            {"settings": {"autoreset_mode": "SameStep", "gamma": 0.9, "gae_lambda": 0.95}},
+            "autoreset_mode is SameStep, expected NextStep; gamma is 0.9, expected 0.99; load",
+        ),
     ],
 )
 def test_states_that_do_not_fit_change_nothing(changes, message):

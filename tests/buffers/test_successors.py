@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
-from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer, successors
+from buffers import (
+    BufferMisuseError,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+    successors,
+)
+from buffers.replay_torch import TorchReader
 
 # 12 bytes of numbers, laid side by side 16 bytes apart
 PADDED = Dict(time=Box(0, 100, (1,), np.float64), place=Box(-1, 1, (1,)))
@@ -33,13 +40,17 @@ def _dirty_memory(monkeypatch):
     monkeypatch.setattr(successors, "np", types.SimpleNamespace(**{**names, "empty": empty}))
 
 
-def fill(buffer, steps):
+def at_step(t):
     flags = np.zeros(2, bool)
+    return {
+        "obs": at_time(t), "next_obs": at_time(t + 1), "actions": np.zeros(2, int),
+        "rewards": np.ones(2), "terminations": flags, "truncations": flags,
+    }  # fmt: skip
+
+
+def fill(buffer, steps):
     for t in steps:
-        buffer.add(
-            obs=at_time(t), next_obs=at_time(t + 1), actions=np.zeros(2, int),
-            rewards=np.ones(2), terminations=flags, truncations=flags,
-        )  # fmt: skip
+        buffer.add(**at_step(t))
 
 
 @pytest.mark.usefixtures("_dirty_memory")
@@ -64,3 +75,66 @@ def test_windows_go_on_through_nested_observations_whose_bytes_are_padded(kind, 
     assert (batch.next_obs["time"] - batch.obs["time"])[batch.rewards == 1.75].unique() == 3
     kept = buffer._storage.successors
     assert not kept.slots.any()  # no final observation takes memory
+
+
+def end_episodes(buffer, steps):
+    for t in steps:
+        end = {"next_obs": at_time(50), "terminations": np.ones(2, bool)}
+        buffer.add(**{**at_step(t), **end})
+
+
+def addresses(buffer):
+    """Of the memory that draws on a device read, besides the rows."""
+    storage = buffer._storage
+    kept = storage.successors
+    tensors = kept.device_pending, kept.device_finals, storage.rows, storage.staging.counts
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+@pytest.mark.parametrize("kind", [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer])
+def test_memory_that_a_captured_draw_reads_does_not_move(kind, monkeypatch, tmp_path):
+    def make():
+        capacity = 50 if kind is PerEnvReplayBuffer else 100
+        return kind(capacity, PADDED, Discrete(2), num_envs=2, store_next=False, staged=True)
+
+    buffer = make()
+    end_episodes(buffer, range(6))  # of 16
+    monkeypatch.setattr(TorchReader, "_is_capturing", lambda self: True)
+    buffer.sample(4)
+    before = addresses(buffer)
+    end_episodes(buffer, [6])
+    buffer.save(tmp_path / "small")
+    buffer.load(tmp_path / "small")
+    assert addresses(buffer) == before
+
+    held = len(buffer)
+    with pytest.raises(BufferMisuseError, match=r"the 16 there is room for.*reserve_final_obs"):
+        end_episodes(buffer, range(7, 20))
+    filled = len(buffer)
+    assert addresses(buffer) == before and held < filled < held + 26
+    assert set(buffer.get(buffer.order()).next_obs["time"].reshape(-1).tolist()) == {50.0}
+
+    buffer.reserve_final_obs(102)
+    end_episodes(buffer, range(20, 30))
+    before = addresses(buffer)
+    buffer.sample(4)
+    end_episodes(buffer, range(30, 200))
+    assert addresses(buffer) == before
+    assert set(buffer.sample(64).next_obs["time"].reshape(-1).tolist()) == {50.0}
+
+    other = make()
+    other.add(**{**at_step(0), "terminations": np.ones(2, bool)})
+    other.sample(1)
+    buffer.save(tmp_path / "large")
+    with pytest.raises(BufferMisuseError, match="capture again"):
+        other.load(tmp_path / "large")
+    assert len(other) == 2
+
+
+def test_final_observations_are_reserved_only_where_they_are_kept_apart():
+    buffer = SharedReplayBuffer(100, PADDED, Discrete(2))
+    before = buffer.nbytes
+    buffer.reserve_final_obs(1000)
+    assert buffer.nbytes == before
+    with pytest.raises(BufferMisuseError, match="number must be a positive integer"):
+        buffer.reserve_final_obs(0)

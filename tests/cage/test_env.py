@@ -1,17 +1,22 @@
 """The CAGE 2 vector env and the single env."""
 
+import copy
+import io
+import pickle
 import sys
 from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from cage.harbour import HARBOUR
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from numba import njit
 from rich.console import Console
 
+import vecenv
 from vecenv import ActionError, StepSlot
 from vecenv.cage import Cage2Env, Cage2VectorEnv, blue_actions, cage2_scenario, replay_episodes
 from vecenv.cage.codes import B_LINE, CUSTOM, MEANDER, NO_RED
@@ -469,3 +474,94 @@ def test_bad_numbers_of_envs_and_threads_are_refused_by_name():
 
 def test_names_of_red_agents_are_documented():
     assert all(name in (Cage2VectorEnv.__doc__ or "") for name in RED_AGENTS)
+
+
+def test_no_episode_is_longer_than_max_episode_steps():
+    for envs in (
+        vecenv.make_vec("Cage2-v0", 3, max_episode_steps=20),
+        vecenv.make_vec("Cage2-v0", 3, max_episode_steps=20, backend="sync"),
+        gym.make_vec("Cage2-v0", 3, max_episode_steps=20),
+        Cage2VectorEnv(3, episode_length=[30, 50], max_episode_steps=20),
+    ):
+        envs.reset(seed=1)
+        ends = [envs.step(np.zeros(3, int))[3].tolist() for _ in range(20)]
+        assert ends == [[False] * 3] * 19 + [[True] * 3]
+        envs.close()
+    envs = Cage2VectorEnv(200, episode_length=[10, 30, 50], max_episode_steps=40)
+    envs.reset(seed=1)
+    assert {envs.episode_length_of(i) for i in range(200)} == {10, 30, 40}
+    assert Cage2VectorEnv(1, max_episode_steps=10**9).episode_length_of(0) == 100
+    for wrong in (0, 2.0, True, "20"):
+        with pytest.raises(ValueError, match="max_episode_steps is"):
+            Cage2VectorEnv(1, max_episode_steps=wrong)
+
+
+def play_on(env, num_steps):
+    """Everything that can be seen of the next steps, and of the reset after them."""
+    rng = np.random.default_rng(4)
+    frames = [env.step(int(rng.integers(0, 145))) for _ in range(num_steps)]
+    return [*frames, env.unwrapped.true_state.tobytes(), env.reset()[0].tobytes(), env.step(3)[:4]]
+
+
+def copied(env):
+    return copy.deepcopy(env)
+
+
+def pickled(env):
+    return pickle.loads(pickle.dumps(env))
+
+
+def restored(env):
+    other = gym.make("vecenv:Cage2-v0", red_agent="mixed", episode_length=30, step_infos="red_type")
+    other.reset(seed=99)
+    file = io.BytesIO()
+    np.savez(file, **env.unwrapped.state_dict())
+    file.seek(0)
+    other.unwrapped.load_state_dict(np.load(file))
+    return other
+
+
+@pytest.mark.parametrize("again", [copied, pickled, restored])
+def test_a_single_env_goes_on_exactly_where_it_was(again):
+    options = {"red_agent": "mixed", "episode_length": 30, "step_infos": "red_type"}
+    env = gym.make("vecenv:Cage2-v0", **options)
+    env.reset(seed=7)
+    for action in range(12):
+        obs, *_ = env.step(action)
+    other = again(env)
+    np.testing.assert_array_equal(other.unwrapped.observe(), obs)
+    assert repr(play_on(env, 17)) == repr(play_on(other, 17))
+    assert repr(play_on(env, 17)) == repr(play_on(other, 17)), "and none touches the other"
+
+
+def test_copies_know_whether_the_episode_is_over_and_what_is_sampled_next():
+    env = Cage2Env(episode_length=2)
+    fresh = pickled(env)
+    with pytest.raises(ResetNeeded, match="state_dict"):
+        env.state_dict()
+    with pytest.raises(ResetNeeded):
+        fresh.step(0)
+    env.reset(seed=1)
+    env.step(0), env.step(0)
+    env.action_space.seed(5)
+    for other in (copied(env), pickled(env)):
+        with pytest.raises(ResetNeeded, match="the episode is over"):
+            other.step(0)
+        assert other.action_space.sample() == copied(env).action_space.sample()
+    fresh.load_state_dict(env.state_dict())
+    with pytest.raises(ResetNeeded, match="the episode is over"):
+        fresh.step(0)
+
+
+def test_states_of_another_network_are_refused_and_of_other_rules_told():
+    envs = Cage2VectorEnv(2, rules="debugged")
+    envs.reset(seed=0)
+    state = envs.state_dict()
+    other = Cage2VectorEnv(2)
+    with pytest.warns(UserWarning, match="state was made for 'CAGE Challenge 2' with 'debugged'"):
+        other.load_state_dict(state)
+    network = Cage2VectorEnv(2, scenario=HARBOUR)
+    with pytest.raises(ValueError, match=r"the hosts Defender.*; expected desk0, desk1"):
+        network.load_state_dict(state)
+    del state["scenario"]  # from before it was kept
+    other.load_state_dict(state)

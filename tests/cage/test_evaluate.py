@@ -2,16 +2,20 @@
 
 import json
 import math
+import sys
+import types
 
 import numpy as np
 import pytest
 from cage.golden import load_json
+from cage.test_env import scan_one_host
 from rich.console import Console
 
 from vecenv import ActionError
-from vecenv.cage import Cage2VectorEnv, evaluate, make_policy
-from vecenv.cage.evaluation import EPISODE_LENGTHS, EVALUATED_AGENTS, cell_seed
+from vecenv.cage import Cage2VectorEnv, Evaluation, cage2_scenario, evaluate, make_policy
+from vecenv.cage.evaluation import EPISODE_LENGTHS, EVALUATED_AGENTS, Cell, cell_seed
 from vecenv.cage.playing import Player, find_policy, play_episode
+from vecenv.cage.scenario import RULES_VERSION
 from vecenv.fingerprint import is_jit_off
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="takes too long without compiled code")
@@ -159,6 +163,17 @@ def test_green_agent_disturbs():
         ({"observation": "pixels"}, ValueError, "observation is 'pixels'"),
         ({"red_agents": ["bline"]}, ValueError, "red_agents has 'bline'"),
         ({"red_agents": []}, ValueError, "red_agents is empty"),
+        ({"red_agents": [["b_line"]]}, TypeError, "red_agents has .*expected names and compiled"),
+        ({"red_agents": "no_such_module:red"}, ImportError, "there is no module 'no_such_module'"),
+        ({"red_agents": "json:red"}, ValueError, "red_agents has 'json:red'.*has no 'red'"),
+        (
+            {"red_agents": "json:dumps"},
+            TypeError,
+            "expected a function of \\(state, rng, tables\\)",
+        ),
+        ({"policy": "no_such_module:act"}, ImportError, "neither installed nor in"),
+        ({"policy": "json:no.such"}, ValueError, "policy is 'json:no.such'.*has no 'no'"),
+        ({"policy": "json:__name__"}, TypeError, "which is 'json', no policy"),
         ({"episode_lengths": [0]}, ValueError, "episode_length is 0"),
         ({"policy": "nobody"}, ValueError, "policy is 'nobody'.*no such file.*react-restore"),
         ({"policy": 3}, TypeError, "policy is 3"),
@@ -199,3 +214,157 @@ def test_a_player_hands_on_what_the_policy_needs():
     player = Player(MaskedPolicy(), envs)
     player.begin()
     assert player.act(obs).shape == (4,)
+
+
+class Hoarder:
+    """Keeps everything it is given, and checks that nothing of it changes later."""
+
+    uses_masks = True
+
+    def __init__(self):
+        self.kept = []
+
+    def reset(self):
+        self.kept = []
+
+    def act(self, obs, alerts, masks):
+        for given, copies in self.kept:
+            for array, copy in zip(given, copies, strict=True):
+                np.testing.assert_array_equal(array, copy)
+        given = obs, alerts, masks
+        self.kept.append((given, [array.copy() for array in given]))
+        return np.random.default_rng(len(self.kept)).integers(0, 132, len(obs))
+
+
+def test_what_a_policy_is_given_is_its_own_to_keep():
+    policy = Hoarder()
+    evaluate(policy, episodes=4, red_agents="b_line", episode_lengths=30)
+    assert len(policy.kept) == 30
+    assert len({obs.tobytes() for (obs, _, _), _ in policy.kept}) > 10
+    list(play_episode(policy, seed=1, episode_length=20))
+    assert len(policy.kept) == 20
+
+
+class Changing:
+    """Restores what it sees changed against its last observation, which it keeps as it is."""
+
+    def __init__(self, keep=lambda obs: obs):
+        self._keep = keep
+
+    def reset(self):
+        self._last = None
+
+    def act(self, obs, alerts):
+        changed = np.zeros(len(obs), int) if self._last is None else (obs != self._last).sum(1)
+        self._last = self._keep(obs)
+        return np.where(changed > 0, 144, 0)
+
+
+def test_a_policy_that_remembers_its_last_observation_scores_as_with_a_copy():
+    options = {"episodes": 20, "red_agents": ["meander"], "episode_lengths": [30]}
+    assert evaluate(Changing(), **options).cells == (evaluate(Changing(np.copy), **options).cells)
+
+
+def test_masks_are_what_a_space_samples_with():
+    envs = Cage2VectorEnv(4)
+    envs.reset(seed=1)
+    masks = envs.action_masks()
+    assert masks.dtype == np.int8
+    for row in masks:
+        assert row[envs.single_action_space.sample(mask=row)] == 1
+    assert masks[np.arange(4), envs.action_space.sample(mask=tuple(masks))].all()
+    assert np.shares_memory(masks.view(bool), masks)
+    into = np.zeros_like(masks, dtype=bool)
+    assert envs.action_masks(out=into) is into
+    np.testing.assert_array_equal(into, masks)
+
+
+@pytest.fixture
+def own_modules(tmp_path, monkeypatch):
+    """A folder beside the caller with a module that holds policies and a red agent."""
+    (tmp_path / "my_cage.py").write_text(
+        "import numpy as np\n"
+        "def sleep(obs):\n    return np.zeros(len(obs), int)\n"
+        "class Drawing:\n"
+        "    def __init__(self, scenario, *, seed=None):\n"
+        "        self.scenario, self.seed = scenario, seed\n"
+        "    def reset(self):\n        self.rng = np.random.default_rng(self.seed)\n"
+        "    def act(self, obs, alerts):\n"
+        "        return self.rng.integers(0, 145, len(obs))\n"
+        "class Nested:\n    policy = Drawing(None, seed=3)\n"
+        "from cage.test_env import scan_one_host as scanner\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    yield tmp_path
+    sys.modules.pop("my_cage", None)
+
+
+def test_policies_of_a_module_beside_the_caller_are_found(own_modules):
+    options = {"episodes": 3, "red_agents": "b_line", "episode_lengths": 30}
+    assert evaluate("my_cage:sleep", **options).cells == evaluate("sleep", **options).cells
+    drawing = find_policy("my_cage:Drawing", seed=7)
+    assert (drawing.scenario, drawing.seed) == (cage2_scenario(), 7)
+    assert find_policy("my_cage:Nested.policy").seed == 3
+    first = evaluate("my_cage:Drawing", seed=7, **options)
+    assert (first.policy, first) == (
+        "my_cage:Drawing",
+        evaluate(type(drawing), seed=7, name="my_cage:Drawing", **options),
+    )
+
+
+def test_red_agents_of_ones_own_have_rows_and_random_numbers_of_their_own(own_modules):
+    reds = ["my_cage:scanner", scan_one_host, "sleep"]
+    result = evaluate("sleep", episodes=3, red_agents=reds, episode_lengths=[30])
+    assert [cell.red_agent for cell in result.cells] == ["scanner", "scan_one_host", "sleep"]
+    assert result.total == 0, "they only look"
+    assert "scanner" in str(result)
+    assert len({cell_seed(1, name, 30) for name in ("scanner", "scan_one_host", "b_line")}) == 3
+    code = getattr(scan_one_host, "py_func", scan_one_host).__code__
+    namesake = types.FunctionType(code, {}, "scan_one_host")
+    with pytest.raises(ValueError, match="two that are called 'scan_one_host'"):
+        evaluate("sleep", episodes=2, red_agents=[scan_one_host, namesake])
+    envs = Cage2VectorEnv(1, red_agent="my_cage:scanner", step_infos="red_type")
+    envs.reset(seed=0)
+    assert [envs.step([0])[4]["red_type"][0] for _ in range(2)] == [1, 2]
+
+
+def test_results_carry_scenario_and_version_of_the_rules(tmp_path):
+    path = tmp_path / "scores.json"
+    result = evaluate("sleep", episodes=2, rules="debugged", red_agents="sleep")
+    assert (result.scenario, result.rules) == ("CAGE Challenge 2", "debugged")
+    assert result.rules_version == RULES_VERSION
+    assert result.tables != evaluate("sleep", episodes=2, red_agents="sleep").tables
+    result.to_json(path)
+    assert Evaluation.from_json(path) == result
+
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "rules_version": RULES_VERSION + 1}))
+    with pytest.warns(UserWarning, match=r"scores\.json was made with version \d of the rules"):
+        Evaluation.from_json(path)
+    for name in ("scenario", "rules_version", "tables"):
+        del fields[name]  # a file from before these were kept
+    path.write_text(json.dumps(fields))
+    assert Evaluation.from_json(path).rules_version is None
+    for wrong in ("[]", "{}", "no json", json.dumps({**fields, "more": 1})):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match="is no evaluation that"):
+            Evaluation.from_json(path)
+
+
+def test_the_table_fits_eighty_columns():
+    names = ["b_line", "meander", "sleep"]
+    worst = [Cell(a, n, 1000, -1456.789, 99.9, 12.345) for a in names for n in (30, 50, 100)]
+    made_for = cage2_scenario().identity()
+    result = Evaluation(
+        "sleep", **made_for, observation="bits", green=True, seed=0, cells=tuple(worst),
+        total=-9876.543, total_ci95=65.432,
+    )  # fmt: skip
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(result)
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = [line for line in lines if line.startswith("Meander")]
+    assert row.split() == ["Meander", *["-1456.8", "±", "12.3"] * 3, "-4370.4", "±", "21.4"]
+    assert len(lines) == 8 and "…" not in capture.get()

@@ -209,3 +209,25 @@ def test_missing_pillow_names_the_extra(monkeypatch):
         Canvas(10, 10, "#ffffff")
     monkeypatch.undo()
     Canvas(10, 10, "#ffffff")
+
+
+def test_the_legend_says_what_colours_and_frames_mean(monkeypatch):
+    drawn = []
+    write = Canvas.text
+
+    def noted(self, x, y, words, *args, **options):
+        end = write(self, x, y, words, *args, **options)
+        drawn.append((self.width, self.height, end, y, words))
+        return end
+
+    monkeypatch.setattr(Canvas, "text", noted)
+    lone = replace(HARBOUR, hosts=tuple(replace(h, subnet="Lab") for h in HARBOUR.hosts))
+    for scenario in (cage2_scenario(), HARBOUR, replace(lone, subnets=("Lab",))):
+        drawn.clear()
+        state = stepped(0).true_state[0]
+        draw_snapshot(take_snapshot(state, scenario, Episode(100, 0.0)))
+        seen = [row for row in drawn if row[1] > 2]  # not what was only measured
+        words = " / ".join(row[-1] for row in seen)
+        for meaning in ("decoy in place", "blue's action", "red's action", "red's access"):
+            assert meaning in words
+        assert all(end <= width and y < height - 5 for width, height, end, y, _ in seen)

@@ -1,15 +1,18 @@
 """Policies from files, read and evaluated without torch."""
 
 import collections
+import json
 import subprocess
 import sys
 import zipfile
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 
 from vecenv.cage import cage2_scenario, evaluate
 from vecenv.cage.playing import find_policy
@@ -93,10 +96,81 @@ def test_what_ppo_saves_can_be_evaluated(tmp_path, normalize, capsys):
     returns = ppo.main(options)
 
     (path,) = tmp_path.glob("*.pt")
+    assert torch.load(path)["made_for"] == cage2_scenario().identity()
     table = {"episodes": 300, "red_agents": ["b_line"], "episode_lengths": [100]}
     (cell,) = evaluate(str(path), **table).cells
     error = np.hypot(returns.std(), cell.sd) / np.sqrt(300)
     assert abs(returns.mean() - cell.mean) <= 4 * error + 1e-9
+
+
+def test_a_policy_says_if_it_was_trained_under_other_rules(tmp_path):
+    path, scenario = tmp_path / "policy.pt", cage2_scenario("debugged")
+    save_network(path, made_for=scenario.identity())
+    load_policy(path, scenario)
+    with pytest.warns(UserWarning, match=r"policy\.pt was made for 'CAGE Challenge 2' with 'deb"):
+        find_policy(path)
+
+
+SB3_FILES = [
+    ("stable_baselines3", "PPO", {"clip_range": 0}, "common.policies"),
+    ("stable_baselines3", "A2C", {"gae_lambda": 1}, "common.policies"),
+    ("stable_baselines3", "DQN", {"exploration_fraction": 0.1}, "dqn.policies"),
+    ("sb3_contrib", "MaskablePPO", {"clip_range": 0}, "common.maskable.policies"),
+    ("sb3_contrib", "RecurrentPPO", {"clip_range": 0}, "common.recurrent.policies"),
+]
+
+
+def save_as_sb3(path, settings, module):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", json.dumps({**settings, "policy_class": {"__module__": module}}))
+        archive.writestr("policy.pth", b"")
+
+
+class FakeModel:
+    """Stands in for what these libraries load: the tests have none of them."""
+
+    observation_space, action_space, policy = Box(0, 1, (52,)), Discrete(145), None
+
+    def predict(self, obs, deterministic, **options):
+        assert deterministic
+        self.options = options
+        return np.full(len(obs), 144), "state"
+
+
+@pytest.mark.parametrize(("library", "name", "settings", "module"), SB3_FILES)
+def test_models_of_stable_baselines3_play(tmp_path, monkeypatch, library, name, settings, module):
+    model = FakeModel()
+
+    def load(path, device):
+        assert device == "cpu"
+        return model
+
+    modules = SimpleNamespace(**{name: SimpleNamespace(load=load)})
+    monkeypatch.setitem(sys.modules, library, modules)
+    path = tmp_path / "model.zip"
+    save_as_sb3(path, settings, f"{library}.{module}")
+    result = evaluate(str(path), episodes=3, red_agents="sleep", episode_lengths=[30])
+    assert result.total == -30
+    assert ("action_masks" in model.options) == (name == "MaskablePPO")
+    model.observation_space = Box(0, 1, (4,))
+    with pytest.raises(ValueError, match="a policy for 4 inputs and 145 actions, expected 52 or"):
+        find_policy(path)
+
+
+def test_what_a_model_of_stable_baselines3_needs_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    path = tmp_path / "model.zip"
+    save_as_sb3(path, {"clip_range": 0}, "stable_baselines3.common.policies")
+    with pytest.raises(ModuleNotFoundError, match=r"a PPO model of .*pip install 'vecenv\[sb3\]'"):
+        find_policy(path)
+    save_as_sb3(path, {}, "stable_baselines3.sac.policies")
+    with pytest.raises(ValueError, match=r"policy of stable_baselines3\.sac\.policies, exp"):
+        find_policy(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", "[]")
+        archive.writestr("policy.pth", b"")
+    with pytest.raises(ValueError, match="is no model that stable-baselines3 saved"):
+        find_policy(path)
 
 
 def test_every_kind_of_tensor_is_read_as_it_was(tmp_path):

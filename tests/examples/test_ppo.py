@@ -495,3 +495,37 @@ def test_known_score_is_reached(tmp_path, env_id, seed):
     returns = ppo.main(ppo.Options(env_id=env_id, seed=seed, save=tmp_path, **options))
     assert len(returns) == 100
     assert returns.mean() >= score
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "baselines", "unit"),
+    [
+        (-1000.0, -13.0, {"sleep": -1056.0, "random": -674.5}, "millions"),
+        (20.0, 500.0, {}, "thousands"),
+        (-1600.0, 150.0, None, "millions"),
+    ],
+)
+def test_the_curve_has_units_plain_numbers_and_baselines(
+    tmp_path, monkeypatch, first, last, baselines, unit
+):
+    figures = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda self, *_, **__: figures.append(self)
+    )
+    steps = np.linspace(1000, 2e6 if unit == "millions" else 1e5, 400).astype(int)
+    sign = np.sign(first) if first * last > 0 else 0
+    returns = (
+        sign * np.geomspace(abs(first), abs(last), 400) if sign else np.linspace(first, last, 400)
+    )
+    ppo.draw_curve(list(zip(steps, returns, strict=True)), "env", tmp_path / "x.png", baselines)
+    (axes,) = figures[0].axes
+    figures[0].canvas.draw()
+    assert axes.get_xlabel() == f"env steps ({unit})"
+    assert axes.get_ylabel() == "return of an episode"
+    words = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert words[2:] == [f"{name}: {value:.1f}" for name, value in (baselines or {}).items()]
+    numbers = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(numbers) >= 5
+    assert not any("$" in number for number in numbers), "no powers of ten"
+    low, high = axes.get_ylim()
+    assert low <= min(first, last) and high >= max(first, last)

@@ -58,6 +58,7 @@ def test_action_masks():
     envs.states.position = [0, 3, 6]
     expected = [[False, True, True], [True, True, True], [True, True, False]]
     np.testing.assert_array_equal(envs.action_masks(), expected)
+    assert envs.action_masks().dtype == np.int8, "what `sample(mask=)` takes"
     out = np.zeros((3, 3), bool)
     assert envs.action_masks(out=out) is out
     np.testing.assert_array_equal(out, expected)

@@ -12,7 +12,7 @@ import pytest
 from envs import counters
 from equality import assert_same
 from gymnasium.vector import AutoresetMode
-from on_ray.toy_policies import Failing, Follower, Odd
+from on_ray.toy_policies import Failing, Follower, Hoarder, Odd
 from shm.faulty_envs import DIE, FINE, HANG, RAISE, faulty
 
 from vecenv import (
@@ -179,3 +179,15 @@ def test_collecting_is_refused_where_the_caller_has_to_reset():
     with pytest.raises(ValueError, match="autoreset 'Disabled'"):
         spread.collect(new_slots(spread), inputs=[np.zeros((NUM_STEPS, 2), int)])
     spread.close()
+
+
+def test_what_a_policy_is_given_is_its_own_to_keep():
+    envs = RayVectorEnv(counters([2, 3, 4, 5]), num_workers=2)
+    envs.reset(seed=1)
+    envs.set_policy(Hoarder)
+    for _ in range(3):  # fragments share memory
+        fields = {"torn": np.ones((NUM_STEPS, 4), np.bool_)}
+        chosen = np.ones((NUM_STEPS, 4), np.int64)
+        envs.collect(new_slots(envs), {"shift": 0}, inputs=[chosen], fields=fields)
+        assert not fields["torn"].any()
+    envs.close()

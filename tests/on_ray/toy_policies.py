@@ -28,3 +28,16 @@ class Failing(Follower):
 class Odd(Follower):
     def act(self, obs, chosen):
         return chosen, {"triple": np.zeros(3)}
+
+
+class Hoarder(Follower):
+    """Keeps all that it is given as it is, and records whether any of it has changed since."""
+
+    def __init__(self, envs):
+        super().__init__(envs)
+        self.kept = []
+
+    def act(self, obs, chosen):
+        self.kept.append((obs, obs.copy()))
+        is_torn = any((given != copy).any() for given, copy in self.kept)
+        return chosen[:, None], {"torn": np.full(len(obs), is_torn)}

@@ -19,9 +19,11 @@ from gymnasium.vector import AutoresetMode
 from shm.faulty_envs import FINE, RAISE, faulty
 from shm.twins import assert_steps_alike, twins
 
-from vecenv import SyncVectorEnv
+from vecenv import EnvCreationError, SyncVectorEnv, make_vec
+from vecenv.shm import choose
 from vecenv.shm.choose import choose_backend
 from vecenv.shm.env import AsyncVectorEnv
+from vecenv.shm.probe import Probe, ProbeError, ProbeTimeout, probe_env
 
 ROOT = Path(__file__).parents[2]
 
@@ -232,7 +234,7 @@ class NapEnv(gym.Env):
 
 
 def test_envs_that_wait_get_threads():
-    pool = AsyncVectorEnv([NapEnv] * 12, num_workers=2)
+    pool = AsyncVectorEnv([NapEnv] * 12, num_workers=2, context="fork")
     pool.reset()
     for _ in range(12):
         pool.step([0] * 12)
@@ -248,7 +250,7 @@ class QuickEnv(NapEnv):
 
 
 def test_envs_that_compute_get_none():
-    pool = AsyncVectorEnv([QuickEnv] * 12, num_workers=2)
+    pool = AsyncVectorEnv([QuickEnv] * 12, num_workers=2, context="fork")
     pool.reset()
     for _ in range(40):
         pool.step([0] * 12)
@@ -285,6 +287,71 @@ def test_the_choice_names_what_it_measured():
     assert "one process" in choice.reason
 
 
+def trial(probe, times=None):
+    """Return the choice for 8 envs, given what their trial has found."""
+
+    def run(function, *args, **kwargs):
+        result = probe if function is probe_env else times
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    return choose_backend(counters([9] * 8), run=run)
+
+
+@pytest.mark.parametrize(
+    ("here", "workers", "backend"),
+    [
+        ([3e-4, 3e-4, 3e-4], [2e-4, 2e-4, 2e-4], "async"),
+        ([3e-4, 3e-4, 3e-4], [4e-4, 4e-4, 4e-4], "sync"),
+        ([3e-4, 3e-4, 3e-4], [2.9e-4, 2.9e-4, 2.9e-4], "sync"),
+        ([3e-4, 3e-4, 3e-4], [2e-4, 4e-4, 2e-4], "too noisy"),
+        ([3e-4, 1e-4, 3e-4], [2e-4, 2e-4, 2e-4], "too noisy"),
+        ([3e-4], [2e-4], "async"),
+    ],
+)
+def test_rounds_that_disagree_are_too_noisy_and_the_choice_is_safe(
+    here, workers, backend, monkeypatch
+):
+    monkeypatch.setattr(choose, "usable_cores", lambda: 2)
+    slower = [2 * seconds for seconds in workers]
+    times = {"2 workers": workers, "this process and 1 workers": slower, "one process": here}
+    choice = trial(Probe(1e-4, 4e-5, False), times)
+    if backend == "too noisy":
+        assert choice.backend == "sync"
+        assert choice.reason.startswith("too noisy to tell, as rounds disagree; microseconds")
+    else:
+        assert choice.backend == backend and "noisy" not in choice.reason
+        assert choice.options == ({"threads_per_worker": 1} if backend == "async" else {})
+
+
+def test_single_rounds_may_go_to_one_or_the_other_of_those_with_workers(monkeypatch):
+    monkeypatch.setattr(choose, "usable_cores", lambda: 2)
+    times = {
+        "2 workers": [2e-4, 1e-4],
+        "this process and 1 workers": [1.5e-4, 2e-4],
+        "one process": [3e-4, 3e-4],
+    }
+    choice = trial(Probe(1e-4, 4e-5, False), times)
+    assert (choice.backend, choice.options) == ("async", {"threads_per_worker": 1})
+    assert choice.reason.startswith("2 workers; microseconds per step of all 8 envs: 2 workers 100")
+
+
+def test_a_trial_that_comes_to_no_result(caplog):
+    choice = trial(ProbeTimeout("it has not ended after 10 s"))
+    assert choice == ("sync", {}, "the trial failed: it has not ended after 10 s")
+    assert "not ended after 10 s" in caplog.text
+    choice = trial(ProbeError("its process exited with code 3", has_died=True))
+    assert (choice.backend, choice.options) == ("async", {"threads_per_worker": 1})
+    assert "exited with code 3" in choice.reason and "exited with code 3" in caplog.text
+
+
+def test_an_env_that_ends_its_process_in_the_trial_does_not_end_this_one(caplog):
+    with pytest.raises(EnvCreationError, match="exited with code 3 during the creation"):
+        make_vec(lambda: os._exit(3), 4)
+    assert "exited with code 3" in caplog.text
+
+
 def test_everything_works_without_a_compiler():
     """The link of semaphores, in a run with the JIT switched off."""
     code = (
@@ -315,7 +382,9 @@ def test_everything_works_without_a_compiler():
 
 def test_envs_with_a_worker_function_are_gymnasiums():
     worker = gym.vector.async_vector_env._async_worker
-    envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, worker=worker)
+    fns = [lambda: gym.make("CartPole-v1")] * 2
+    envs = AsyncVectorEnv(fns, worker=worker, autoreset_mode="same_step")
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     assert type(envs) is gym.vector.AsyncVectorEnv
     obs, _ = envs.reset(seed=1)
     assert obs.shape[0] == 2

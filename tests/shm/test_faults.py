@@ -328,14 +328,16 @@ def test_threads_of_a_new_worker_step_nothing_before_the_episodes_are_lost(make)
         pool.recv(timeout=30)
 
 
+@pytest.mark.parametrize("most", [None, 1])
 @pytest.mark.parametrize("action", [RAISE, DIE])
-def test_restarts_in_first_ready_stepping(make, action):
+def test_restarts_in_first_ready_stepping(make, action, most):
     pool = make(on_error="restart")
     pool.reset(seed=1)
     pool.send(actions(2, action))
     rows = {}
     while len(rows) < 4:
-        batch = pool.recv(1, timeout=20)
+        batch = pool.recv(1, timeout=20, max_envs=most)
+        assert len(batch.env_ids) <= (most or 4)
         for row, env_id in enumerate(batch.env_ids.tolist()):
             assert env_id not in rows
             rows[env_id] = (batch.truncations[row], batch.rewards[row])

@@ -32,7 +32,7 @@ def shared_memory_files():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    AsyncVectorEnv(faulty(1)).close()  # what is opened once per process
+    AsyncVectorEnv(faulty(1), context="forkserver").close()  # helpers that stay
     gc.collect()
     before, left_before = (len(open_files()), children()), shared_memory_files()
     yield
@@ -87,8 +87,6 @@ def test_a_pool_that_is_never_closed_is_collected():
 
 @pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
 def test_start_methods(context):
-    if context == "forkserver":
-        _start_fork_server()
     pool = AsyncVectorEnv(faulty(3), context=context, num_workers=2)
     obs, _ = pool.reset(seed=1)
     assert obs[:, 0].tolist() == [0, 1, 2]
@@ -99,22 +97,6 @@ def test_start_methods(context):
     rollout[:] = 7
     pool.close()
     assert wait_until_gone(set(pids), 2) == []
-    if context != "fork":
-        _stop_fork_server()
-
-
-def _start_fork_server():
-    from multiprocess import forkserver
-
-    forkserver.ensure_running()
-
-
-def _stop_fork_server():
-    """End the helpers of multiprocess that stay for the life of a process."""
-    from multiprocess import forkserver, resource_tracker
-
-    forkserver._forkserver._stop()
-    resource_tracker._resource_tracker._stop()
 
 
 def cycle(count):

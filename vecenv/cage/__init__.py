@@ -14,32 +14,63 @@ if TYPE_CHECKING:
     from vecenv.cage.cage2 import cage2_scenario
     from vecenv.cage.defender import DefenderPolicy, load_defender, save_defender
     from vecenv.cage.env import Cage2VectorEnv
-    from vecenv.cage.evaluation import Evaluation, evaluate
-    from vecenv.cage.playing import BatchedPolicy, play_episode, save_episode_gif
+    from vecenv.cage.evaluation import Cell, Evaluation, evaluate
+    from vecenv.cage.playing import BatchedPolicy, find_policy, play_episode, save_episode_gif
     from vecenv.cage.policies import BluePolicy, make_policy
     from vecenv.cage.replay import RecordedStep, Replay, replay_episodes
-    from vecenv.cage.scenario import Scenario, ScenarioError
+    from vecenv.cage.scenario import (
+        FIRST_HOST,
+        NEXT_HOST,
+        RULES_VERSION,
+        BLinePlan,
+        Decoy,
+        Exploit,
+        Host,
+        MeanderPlan,
+        OperationalService,
+        PlanStep,
+        Rules,
+        Scenario,
+        ScenarioError,
+        Service,
+        TrafficRule,
+    )
     from vecenv.cage.single import Cage2Env
     from vecenv.cage.state import decode
 
 __all__ = [
+    "FIRST_HOST",
+    "NEXT_HOST",
+    "RULES_VERSION",
+    "BLinePlan",
     "BatchedPolicy",
     "BlueMemory",
     "BluePolicy",
     "Cage2Env",
     "Cage2VectorEnv",
+    "Cell",
+    "Decoy",
     "DefenderPolicy",
     "Evaluation",
+    "Exploit",
+    "Host",
+    "MeanderPlan",
+    "OperationalService",
+    "PlanStep",
     "RecordedStep",
     "Replay",
+    "Rules",
     "Scenario",
     "ScenarioError",
+    "Service",
+    "TrafficRule",
     "action_index",
     "blue_actions",
     "blue_choices",
     "cage2_scenario",
     "decode",
     "evaluate",
+    "find_policy",
     "load_defender",
     "make_policy",
     "play_episode",
@@ -54,11 +85,27 @@ _MODULES = {
     "cage2": ("cage2_scenario",),
     "defender": ("DefenderPolicy", "load_defender", "save_defender"),
     "env": ("Cage2VectorEnv",),
-    "evaluation": ("Evaluation", "evaluate"),
-    "playing": ("BatchedPolicy", "play_episode", "save_episode_gif"),
+    "evaluation": ("Cell", "Evaluation", "evaluate"),
+    "playing": ("BatchedPolicy", "find_policy", "play_episode", "save_episode_gif"),
     "policies": ("BluePolicy", "make_policy"),
     "replay": ("RecordedStep", "Replay", "replay_episodes"),
-    "scenario": ("Scenario", "ScenarioError"),
+    "scenario": (
+        "FIRST_HOST",
+        "NEXT_HOST",
+        "RULES_VERSION",
+        "BLinePlan",
+        "Decoy",
+        "Exploit",
+        "Host",
+        "MeanderPlan",
+        "OperationalService",
+        "PlanStep",
+        "Rules",
+        "Scenario",
+        "ScenarioError",
+        "Service",
+        "TrafficRule",
+    ),
     "single": ("Cage2Env",),
     "state": ("decode",),
 }

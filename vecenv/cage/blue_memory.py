@@ -156,7 +156,7 @@ class BlueMemory:
 
     def act(self, choices: np.ndarray) -> np.ndarray:
         """Return the env's actions int64 (N,) for choices int64 (N,); Sleep for a missing decoy."""
-        self._chosen = choices
+        self._chosen = choices = np.array(choices)  # `note` needs them after the caller's step
         hosts = self._host[choices]
         number = np.where(self._is_decoy[choices], self._placed[self._rows, hosts], 0)
         return self._actions[choices, number]

@@ -13,7 +13,7 @@ import numpy as np
 
 from vecenv.cage.blue_memory import BlueMemory
 from vecenv.cage.cage2 import cage2_scenario
-from vecenv.cage.scenario import Scenario
+from vecenv.cage.scenario import Scenario, warn_of_other
 from vecenv.files import whole_file
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
 
 TRAINED_DEFENDER = Path(__file__).with_name("defender.npz")  # what `make cage2` has trained
 _FORMAT = "vecenv cage defender 1"
+_MADE_FOR = "made_for"  # the fact that says in what it was trained
 _IMPOSSIBLE = -1e9
 
 Layers = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -83,14 +84,20 @@ class DefenderPolicy:
         return self._memory.act(x.argmax(axis=1))
 
 
-def save_defender(path: str | Path, layers: Layers, **facts: Any) -> None:
+def save_defender(
+    path: str | Path, layers: Layers, scenario: Scenario | None = None, **facts: Any
+) -> None:
     """Write a defender's network, as float16, into an uncompressed NumPy archive without pickle.
 
     Args:
         path: File to write; the ending is taken as it is.
         layers: Weights (a, b) and biases (b,) of each layer.
+        scenario: What it was trained in, CAGE 2 by default; its names and the version of the rules
+            are kept, and compared by `load_defender`.
         **facts: What else to keep, such as the steps it was trained for; as JSON.
     """
+    scenario = cage2_scenario() if scenario is None else scenario
+    facts = {**facts, _MADE_FOR: scenario.identity()}
     arrays: dict[str, Any] = {}
     for number, (weight, bias) in enumerate(layers):
         arrays[f"weight{number}"] = np.asarray(weight, dtype=np.float16)
@@ -102,10 +109,17 @@ def save_defender(path: str | Path, layers: Layers, **facts: Any) -> None:
 def load_defender(path: str | Path, scenario: Scenario | None = None) -> DefenderPolicy:
     """Read what `save_defender` wrote.
 
+    Warns if it was trained in another scenario, or under other rules, in which it can play too.
+
+    Args:
+        path: The file.
+        scenario: What it is to play in; CAGE 2 by default.
+
     Raises:
         ValueError: The file holds something else, or a defender of another scenario.
         OSError: The file can't be read.
     """
+    scenario = cage2_scenario() if scenario is None else scenario
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             if str(archive["format"]) != _FORMAT:
@@ -115,9 +129,13 @@ def load_defender(path: str | Path, scenario: Scenario | None = None) -> Defende
                 (archive[f"weight{n}"].astype(np.float32), archive[f"bias{n}"].astype(np.float32))
                 for n in range(count)
             ]
-        return DefenderPolicy(layers, scenario)
+            facts = json.loads(str(archive["facts"])) if "facts" in archive.files else {}
+            made_for = facts.get(_MADE_FOR) if isinstance(facts, dict) else None
+        policy = DefenderPolicy(layers, scenario)
     except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is no defender that can play here: {error}") from error
+    warn_of_other(Path(path).name, made_for, scenario)
+    return policy
 
 
 def is_defender_file(path: str | Path) -> bool:

@@ -11,15 +11,17 @@ from vecenv.cage.snapshot import Deed, HostView, Snapshot
 __all__ = ["draw_snapshot"]
 
 _MARGIN, _GAP = 16, 12
-_HEADER, _FOOTER = 62, 88
+_HEADER, _DEEDS, _LEGEND_ROW = 62, 58, 26
 _CARD_WIDTH, _CARD_HEIGHT = 284, 88
 _PANEL_TITLE, _PANEL_GAP = 32, 22
 _PANELS_PER_ROW = 4
+_FRAME_WIDTH = 26  # of a frame in the legend
 
 _BACKGROUND, _PANEL, _CARD = "#eef1f5", "#ffffff", "#f8fafc"
 _INK, _FAINT, _LINE = "#1f2933", "#7b8794", "#cbd2d9"
 _WHITE = "#ffffff"
 _BLUE, _RED, _GREEN = "#1f6feb", "#b3122b", "#2f855a"
+_DECOY_FILL = "#e3f4ea"
 _ORANGE, _VIOLET, _CRIMSON, _GREY = "#f0a030", "#8a6fc9", "#d64545", "#dfe5ec"
 # What truth and belief have in common has one colour, so that a difference strikes the eye.
 _LEVEL_COLORS = {
@@ -45,12 +47,14 @@ def draw_snapshot(snapshot: Snapshot) -> Canvas:
     """Draw an environment; the size of the picture depends on the scenario alone."""
     panels = list(_panels(snapshot.scenario))
     width = max(x for _, x, _, _ in panels) + _CARD_WIDTH + 2 * _GAP + _MARGIN
-    height = max(y + panel_height for _, _, y, panel_height in panels) + _FOOTER
+    below = max(y + panel_height for _, _, y, panel_height in panels)
+    height = int(_draw_legend(Canvas(width, 2, _BACKGROUND), below + _DEEDS))
     canvas = Canvas(width, height + height % 2, _BACKGROUND)  # even, as video formats want it
     _draw_header(canvas, snapshot)
     for subnet, x, y, panel_height in panels:
         _draw_panel(canvas, snapshot, subnet, (x, y, _CARD_WIDTH + 2 * _GAP, panel_height))
-    _draw_footer(canvas, snapshot, height - _FOOTER)
+    _draw_deeds(canvas, snapshot, below)
+    _draw_legend(canvas, below + _DEEDS)
     return canvas
 
 
@@ -153,9 +157,9 @@ def _draw_traces(canvas: Canvas, host: HostView, x: float, y: float) -> None:
         left_over = f"+{len(names) - count}"
         width = canvas.text_width(name, size=10) + 14
         if end + width > room - (24 if count + 1 < len(names) else 0):
-            canvas.pill(end, y, left_over, _GREEN, "#e3f4ea", size=10, outline=_GREEN)
+            canvas.pill(end, y, left_over, _GREEN, _DECOY_FILL, size=10, outline=_GREEN)
             return
-        end = canvas.pill(end, y, name, _GREEN, "#e3f4ea", size=10, outline=_GREEN) + 4
+        end = canvas.pill(end, y, name, _GREEN, _DECOY_FILL, size=10, outline=_GREEN) + 4
 
 
 def _draw_tag(
@@ -169,7 +173,8 @@ def _draw_tag(
     canvas.pill(x if from_left else x - width, y, words, _WHITE, color)
 
 
-def _draw_footer(canvas: Canvas, snapshot: Snapshot, top: float) -> None:
+def _draw_deeds(canvas: Canvas, snapshot: Snapshot, top: float) -> None:
+    """Draw in words what both sides have done."""
     for row, (side, color, deed) in enumerate(
         (("Blue", _BLUE, snapshot.blue), ("Red", _RED, snapshot.red))
     ):
@@ -178,10 +183,44 @@ def _draw_footer(canvas: Canvas, snapshot: Snapshot, top: float) -> None:
         if deed is not None:
             outcome = _SUCCESS[deed.success]
             canvas.text(_MARGIN + 50, y, f"{deed}{', ' + outcome if outcome else ''}", _INK)
-    y = top + 70
-    x = canvas.text(_MARGIN, y, "red's access, true and believed by blue:", _FAINT, size=11) + 8
-    for name in ("None", "Unknown", "User", "Privileged"):
-        x = canvas.pill(x, y, name.lower(), *_LEVEL_COLORS[name], size=10) + 6
-    x = canvas.pill(x + 14, y, "decoy", _GREEN, "#e3f4ea", size=10, outline=_GREEN) + 6
     if snapshot.green_target is not None:
-        canvas.text(x + 14, y, f"green scanned {snapshot.green_target}", _FAINT, size=11)
+        words = f"green scanned {snapshot.green_target}"
+        canvas.text(canvas.width - _MARGIN - canvas.text_width(words), top + 22, words, _GREEN)
+
+
+def _draw_legend(canvas: Canvas, top: float) -> float:
+    """Draw what colours and shapes mean, in as many rows as it takes; return where it ends.
+
+    Each entry is some swatches, (words, colour, fill, outline), and what they stand for; a frame
+    has no words.
+    """
+    levels = [(name.lower(), *_LEVEL_COLORS[name], None) for name in _LEVEL_COLORS if name != "No"]
+    decoy = [("name", _GREEN, _DECOY_FILL, _GREEN)]
+    seen = [("exploit seen", _WHITE, _INK, None), ("scan seen", _INK, _WHITE, _INK)]
+    entries = (
+        (levels, "red's access: card and left pill true, right pill believed"),
+        (decoy, "decoy in place"),
+        ([("", _BLUE, "", _BLUE)], "blue's action"),
+        ([("", _RED, "", _RED)], "red's action"),
+        (seen, "what blue was shown in this step"),
+    )
+    x, y, end = float(_MARGIN), top + _LEGEND_ROW / 2, canvas.width - _MARGIN
+    for swatches, meaning in entries:
+        words_width = canvas.text_width(meaning, size=11) + 3
+        width = sum(_swatch_width(canvas, words) + 5 for words, *_ in swatches)
+        if x > _MARGIN and x + width + words_width > end:
+            x, y = float(_MARGIN), y + _LEGEND_ROW
+        for words, color, fill, outline in swatches:
+            if words:
+                canvas.pill(x, y, words, color, fill, size=10, outline=outline)
+            else:
+                canvas.box((x, y - 8, _FRAME_WIDTH, 16), outline=outline, line=2, radius=5)
+            x += _swatch_width(canvas, words) + 5
+        if x + words_width > end:  # in a narrow picture
+            x, y = float(_MARGIN), y + _LEGEND_ROW
+        x = canvas.text(x + 3, y, meaning, _INK, size=11) + 22
+    return y + _LEGEND_ROW / 2 + 8
+
+
+def _swatch_width(canvas: Canvas, words: str) -> float:
+    return canvas.text_width(words, size=10) + 10 if words else _FRAME_WIDTH

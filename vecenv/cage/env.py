@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from vecenv.cage.options import (
     read_step_infos,
 )
 from vecenv.cage.render import RENDER_FPS, RENDER_MODES, render_snapshot
-from vecenv.cage.scenario import Scenario
+from vecenv.cage.scenario import Scenario, describe_identity, warn_of_other
 from vecenv.cage.snapshot import Episode, Snapshot, take_snapshot
 from vecenv.cage.state import decode, shell_alerts
 from vecenv.cage.tables import compile_tables
@@ -45,10 +47,12 @@ class Cage2VectorEnv(JitVectorEnv):
     Args:
         num_envs: How many.
         red_agent: "b_line", "meander" or "sleep"; "mixed": each episode draws B_line or Meander;
-            a compiled policy (see `cage_kernels`); or a sequence of these, of which each episode
-            draws one, uniformly.
+            a compiled policy (see `cage_kernels`) or its "module:function"; or a sequence of
+            these, of which each episode draws one, uniformly.
         episode_length: Steps after which an episode is truncated, or several numbers of which each
             episode draws one, uniformly. (No episode ends otherwise.)
+        max_episode_steps: No episode is longer than this, whatever `episode_length` says; what
+            `gymnasium.make`, `gymnasium.make_vec` and registered ids call it.
         rules: "faithful", the challenge as it was run (the default), or "debugged", the corrected
             version. Scores under different rules are not comparable.
         scenario: Other tables, with rules of their own.
@@ -86,6 +90,7 @@ class Cage2VectorEnv(JitVectorEnv):
         *,
         red_agent: RedAgent = "b_line",
         episode_length: EpisodeLength = 100,
+        max_episode_steps: int | None = None,
         rules: str | None = None,
         scenario: Scenario | None = None,
         observation: str = "bits",
@@ -98,7 +103,7 @@ class Cage2VectorEnv(JitVectorEnv):
         render_mode: str | None = None,
     ) -> None:
         check_choice("render_mode", render_mode, (None, *RENDER_MODES))
-        self._lengths = read_episode_lengths(episode_length)
+        self._lengths = read_episode_lengths(episode_length, max_episode_steps)
         self.scenario = read_scenario(scenario, rules)
         self.step_infos = read_step_infos(step_infos)
         kernels, tables = self._simulator(red_agent, observation, green, obs_dtype)
@@ -150,6 +155,35 @@ class Cage2VectorEnv(JitVectorEnv):
         """Return the true state of all envs, or of `env_ids`, per host; see `state.decode`."""
         states = self._true_state if env_ids is None else self._true_state[env_ids]
         return decode(states, self.scenario)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole state as arrays: envs, random streams, statistics, and whose they are.
+
+        An env made with the same arguments goes on from it bit for bit after `load_state_dict`. The
+        arrays are copies and can be stored with `numpy.savez`.
+        """
+        facts = {"made_for": self.scenario.identity(), "hosts": _host_names(self.scenario)}
+        return {**super().state_dict(), "scenario": np.array(json.dumps(facts))}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a state that `state_dict` returned; `observe` gives its observations.
+
+        Warns if it is of a scenario with the same hosts and other tables or rules.
+
+        Raises:
+            KeyError: An entry is missing, other than "scenario", which older states lack.
+            ValueError: An entry has another shape or dtype than this env's, or the scenario has
+                other hosts.
+        """
+        facts = json.loads(str(state["scenario"])) if "scenario" in state else {}
+        hosts = facts.get("hosts", _host_names(self.scenario))
+        if hosts != _host_names(self.scenario):
+            raise ValueError(
+                f"state is of {describe_identity(facts.get('made_for') or {})}, with the hosts "
+                f"{', '.join(hosts)}; expected {', '.join(_host_names(self.scenario))}"
+            )
+        super().load_state_dict(state)
+        warn_of_other("state", facts.get("made_for"), self.scenario)
 
     def shell_alerts(self) -> np.ndarray:
         """Return on which hosts blue's monitor saw a reverse shell in the latest step, bool (N, H).
@@ -220,3 +254,7 @@ class Cage2VectorEnv(JitVectorEnv):
         has_stepped = states["step"] > 0
         facts = {name: states[name].copy() for name in self.step_infos}
         return {**infos, **facts, **{f"_{name}": has_stepped.copy() for name in facts}}
+
+
+def _host_names(scenario: Scenario) -> list[str]:
+    return [host.name for host in scenario.hosts]

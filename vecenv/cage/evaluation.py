@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -12,13 +14,21 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
-from vecenv.base import StepSlot
 from vecenv.cage.env import Cage2VectorEnv
-from vecenv.cage.options import RED_AGENTS, read_episode_lengths, read_scenario
+from vecenv.cage.options import (
+    RED_AGENTS,
+    RedAgent,
+    read_episode_lengths,
+    read_red_agents,
+    read_scenario,
+    red_agent_name,
+)
 from vecenv.cage.playing import BatchedPolicy, Player, Policy, find_policy
-from vecenv.cage.scenario import Scenario
+from vecenv.cage.scenario import RULES_VERSION, Scenario
 from vecenv.files import write_text
 
 __all__ = ["Cell", "Evaluation", "cell_seed", "evaluate"]
@@ -57,7 +67,11 @@ class Evaluation:
 
     Attributes:
         policy: What the policy is called.
+        scenario: Name of the scenario.
         rules: Name of the rules: scores under different rules are not comparable.
+        rules_version: Version of the simulator, `RULES_VERSION`; nor are those of different ones.
+            None if it was not kept, in files written before it was.
+        tables: Hash of the scenario's tables, which tells networks of one name apart; or None.
         observation: What the policy saw.
         green: Whether the green agent was there.
         seed: The seed.
@@ -67,7 +81,10 @@ class Evaluation:
     """
 
     policy: str
+    scenario: str
     rules: str
+    rules_version: int | None
+    tables: str | None
     observation: str
     green: bool
     seed: int
@@ -93,20 +110,50 @@ class Evaluation:
             write_text(path, text + "\n")
         return text
 
+    @classmethod
+    def from_json(cls, path: str | Path) -> Evaluation:
+        """Read what `to_json` has written.
+
+        Warns if it was made with another version of the simulator than this one.
+
+        Raises:
+            ValueError: The file holds something else.
+            OSError: The file can't be read.
+        """
+        try:
+            fields = json.loads(Path(path).read_text(encoding="utf-8"))
+            cells = tuple(Cell(**cell) for cell in fields.pop("cells"))
+            unknown = {"scenario": "unknown", "rules_version": None, "tables": None}
+            result = cls(**{**unknown, **fields, "cells": cells})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} is no evaluation that `to_json` wrote: {error}") from error
+        if result.rules_version not in (None, RULES_VERSION):
+            warnings.warn(
+                f"{path} was made with version {result.rules_version} of the rules, this is "
+                f"version {RULES_VERSION}: scores under the two are not comparable",
+                stacklevel=2,
+            )
+        return result
+
     def table(self) -> Table:
-        """Return a table for `rich` to print: mean ± half of the 95 % confidence interval."""
+        """Return a table for `rich` to print: mean ± half of the 95 % confidence interval.
+
+        It fits 80 columns, for scores down to four digits.
+        """
         lengths = sorted({cell.episode_length for cell in self.cells})
         agents = list(dict.fromkeys(cell.red_agent for cell in self.cells))
         title = f"{self.policy}: {self.rules} rules, {self.cells[0].episodes} episodes per cell"
-        table = Table(title=title + (", green agent" if self.green else ""))
-        table.add_column("red agent")
+        title += ", green agent" if self.green else ""
+        table = Table(title=Text(title), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        table.add_column("red agent", no_wrap=True, overflow="ellipsis")
         for length in lengths:
-            table.add_column(f"{length} steps", justify="right")
-        table.add_column("sum", justify="right", style="bold")
+            table.add_column(f"{length} steps", justify="right", no_wrap=True)
+        table.add_column("sum", justify="right", style="bold", no_wrap=True)
         for agent in agents:
             row = [self.cell(agent, length) for length in lengths]
             shown = [_interval(cell.mean, cell.ci95) for cell in row]
-            table.add_row(_AGENT_TITLES.get(agent, agent), *shown, _interval(*_sum(row)))
+            name = Text(_AGENT_TITLES.get(agent, agent))  # no markup, as names are the user's
+            table.add_row(name, *shown, _interval(*_sum(row)))
         table.add_section()
         blank = [""] * len(lengths)
         table.add_row("total", *blank, _interval(self.total, self.total_ci95), style="bold")
@@ -130,7 +177,7 @@ def evaluate(
     scenario: Scenario | None = None,
     observation: str | None = None,
     green: bool = False,
-    red_agents: Sequence[str] = EVALUATED_AGENTS,
+    red_agents: RedAgent = EVALUATED_AGENTS,
     episode_lengths: Sequence[int] = EPISODE_LENGTHS,
     num_threads: int | None = None,
     name: str | None = None,
@@ -150,7 +197,8 @@ def evaluate(
         scenario: Other tables instead.
         observation: What the policy gets; None for what it says it needs, or "bits".
         green: Whether the green agent is there.
-        red_agents: Rows of the table.
+        red_agents: Rows of the table: names, and red agents of your own (see `Cage2VectorEnv`),
+            also as "module:function"; a row is called what its function is.
         episode_lengths: Columns of the table.
         num_threads: At most so many threads.
         name: What to call the policy.
@@ -164,72 +212,88 @@ def evaluate(
         >>> print(evaluate("sleep", episodes=20, red_agents=["sleep"]).total)
         0.0
     """
-    if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 2:
-        raise ValueError(f"episodes is {episodes!r}, expected an integer of at least 2")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed is {seed!r}, expected an integer of at least 0")
+    _check_count("episodes", episodes, 2)
+    _check_count("seed", seed, 0)
     agents, lengths = _read_table(red_agents, episode_lengths)
     scenario = read_scenario(scenario, rules)
     player = find_policy(policy, scenario, seed=seed)
     wanted = observation or getattr(player, "observation", "bits")
-    options = {
-        "scenario": scenario,
-        "observation": wanted,
-        "green": green,
-        "num_threads": num_threads,
-    }
+    options = {"scenario": scenario, "observation": wanted, "green": green}
     cells = []
-    for agent, length in product(agents, lengths):
-        totals = _play_cell(player, agent, length, episodes, seed, **options)
+    for (agent, red_agent), length in product(agents.items(), lengths):
+        options |= {"red_agent": red_agent, "episode_length": length, "num_threads": num_threads}
+        totals = _play_cell(player, episodes, cell_seed(seed, agent, length), **options)
         cells.append(_cell(agent, length, totals))
         if on_cell is not None:
             on_cell(cells[-1])
-    name = name or _name_of(policy)
-    rules = scenario.rules.name
-    return Evaluation(name, rules, wanted, green, seed, tuple(cells), *_sum(cells))
+    total, total_ci95 = _sum(cells)
+    return Evaluation(
+        policy=name or _name_of(policy),
+        **scenario.identity(),
+        observation=wanted,
+        green=green,
+        seed=seed,
+        cells=tuple(cells),
+        total=total,
+        total_ci95=total_ci95,
+    )
 
 
-def _read_table(red_agents: Any, episode_lengths: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    agents = (red_agents,) if isinstance(red_agents, str) else tuple(red_agents)
-    for agent in agents:
-        if agent not in RED_AGENTS:
-            raise ValueError(f"red_agents has {agent!r}, expected names of {', '.join(RED_AGENTS)}")
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
+
+
+def _read_table(red_agents: Any, episode_lengths: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Return the red agents by name, and the lengths."""
+    if isinstance(red_agents, str) or callable(red_agents):
+        red_agents = [red_agents]
+    agents: dict[str, Any] = {}
+    for agent in red_agents:
+        if not isinstance(agent, str) and not callable(agent):
+            raise TypeError(f"red_agents has {agent!r}, expected names and compiled policies")
+        try:
+            read_red_agents(agent)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"red_agents has {agent!r}: {error}") from error
+        name = red_agent_name(agent)
+        if agents.setdefault(name, agent) != agent:
+            raise ValueError(f"red_agents has two that are called {name!r}; rename one")
     if not agents:
-        raise ValueError("red_agents is empty, expected at least one name")
-    return tuple(dict.fromkeys(agents)), tuple(sorted(set(read_episode_lengths(episode_lengths))))
+        raise ValueError("red_agents is empty, expected at least one")
+    return agents, tuple(sorted(set(read_episode_lengths(episode_lengths))))
 
 
 def cell_seed(seed: int, red_agent: str, episode_length: int) -> int:
-    """Return the seed of env 0 of a cell; the episodes of other cells are far away from it."""
-    entropy = [seed, list(RED_AGENTS).index(red_agent), episode_length]
+    """Return the seed of env 0 of a cell; the episodes of other cells are far away from it.
+
+    Args:
+        seed: Of the evaluation.
+        red_agent: Name of the row.
+        episode_length: Of the column.
+    """
+    names = list(RED_AGENTS)
+    own = zlib.crc32(red_agent.encode()) + len(names)
+    number = names.index(red_agent) if red_agent in names else own
+    entropy = [seed, number, episode_length]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 2
 
 
 def _play_cell(
-    policy: BatchedPolicy, agent: str, length: int, episodes: int, seed: int, **options: Any
+    policy: BatchedPolicy, episodes: int, seed: int, *, episode_length: int, **options: Any
 ) -> np.ndarray:
     """Play the episodes of one cell and return their total rewards, float64 (episodes,)."""
     mode = AutoresetMode.DISABLED
-    envs = Cage2VectorEnv(
-        episodes, red_agent=agent, episode_length=length, autoreset_mode=mode, **options
-    )
-    shape, dtype = envs.observation_space.shape, envs.observation_space.dtype
-    assert shape is not None
-    slot = StepSlot(
-        envs.allocate(shape, dtype),
-        envs.allocate((episodes,), np.float64),
-        envs.allocate((episodes,), np.bool_),
-        envs.allocate((episodes,), np.bool_),
-    )
+    envs = Cage2VectorEnv(episodes, episode_length=episode_length, autoreset_mode=mode, **options)
     try:
         blue = Player(policy, envs)
-        obs, _ = envs.reset(seed=cell_seed(seed, agent, length))
+        obs, _ = envs.reset(seed=seed)
         blue.begin()
         totals = np.zeros(episodes)
-        for _ in range(length):
-            envs.step(blue.act(obs), out=slot)
-            obs = slot.obs
-            totals += slot.rewards
+        for _ in range(episode_length):
+            # Without `out`: every observation is an array of its own, which the policy may keep.
+            obs, rewards, *_ = envs.step(blue.act(obs))
+            totals += rewards
     finally:
         envs.close()
     return totals.round(1)  # sums of tenths
@@ -247,7 +311,8 @@ def _sum(cells: Sequence[Cell]) -> tuple[float, float]:
 
 
 def _interval(mean: float, ci95: float) -> str:
-    return f"{mean:.2f} ± {ci95:.2f}"
+    digits = 2 if abs(mean) < 100 else 1
+    return f"{mean:.{digits}f} ± {ci95:.{digits}f}"
 
 
 def _name_of(policy: Any) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -23,9 +26,11 @@ __all__ = [
     "RedAgent",
     "check_choice",
     "read_episode_lengths",
+    "read_object",
     "read_red_agents",
     "read_scenario",
     "read_step_infos",
+    "red_agent_name",
 ]
 
 RedPolicy = Callable[..., Any]
@@ -63,16 +68,59 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(str, choices))}")
 
 
+def read_object(argument: str, text: str) -> Any:
+    """Import what "module:object" names; the working directory's modules are found too.
+
+    Args:
+        argument: What messages call it.
+        text: The name; "object" may have dots in it.
+
+    Raises:
+        ValueError: The module has no such object.
+        ImportError: There is no such module, or it can't be imported.
+    """
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    module_name, _, path = text.partition(":")
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ModuleNotFoundError(
+                f"{argument} is {text!r}, but there is no module {error.name!r}, neither installed "
+                f"nor in {here}",
+                name=error.name,
+            ) from None
+        raise  # something that the module needs
+    for name in path.split("."):
+        if not hasattr(found, name):
+            own = [key for key in vars(found) if not key.startswith("_")]
+            raise ValueError(
+                f"{argument} is {text!r}, but {found!r} has no {name!r}; it has {', '.join(own)}"
+            )
+        found = getattr(found, name)
+    return found
+
+
+def red_agent_name(red_agent: Any) -> str:
+    """Return what a name of RED_AGENTS or a custom policy is called in tables."""
+    if isinstance(red_agent, str):
+        return red_agent.rpartition(":")[2]
+    return getattr(red_agent, "__name__", type(red_agent).__name__)
+
+
 def read_red_agents(red_agent: Any) -> tuple[tuple[int, ...], RedPolicy | None]:
     """Return the numbers of the agents that episodes draw from, and the custom policy if any.
 
     Args:
         red_agent: A name of RED_AGENTS, a custom policy (see `cage_kernels`; compiled if it is
-            not), or a sequence of these.
+            not), "module:function" for one, or a sequence of these.
 
     Raises:
         ValueError: An unknown name, an empty sequence, more than one custom policy.
         TypeError: Something else, or a function with other arguments.
+        ImportError: There is no such module.
     """
     given: Any = [red_agent] if isinstance(red_agent, str) or callable(red_agent) else red_agent
     if not isinstance(given, Sequence):
@@ -80,6 +128,8 @@ def read_red_agents(red_agent: Any) -> tuple[tuple[int, ...], RedPolicy | None]:
     agents: dict[int, None] = {}  # an ordered set
     policies: list[RedPolicy] = []
     for one in given:
+        if isinstance(one, str) and ":" in one:
+            one = read_object("red_agent", one)
         if isinstance(one, str) and one in RED_AGENTS:
             agents.update(dict.fromkeys(RED_AGENTS[one]))
         elif callable(one):
@@ -112,11 +162,18 @@ def _compiled(policy: RedPolicy) -> RedPolicy:
 
 def _red_agent_choices() -> str:
     names = ", ".join(map(repr, RED_AGENTS))
-    return f"one of {names}, a compiled policy, or a sequence of these to draw from"
+    return (
+        f"one of {names}, a compiled policy or its 'module:function', or a sequence of these to "
+        "draw from"
+    )
 
 
-def read_episode_lengths(episode_length: Any) -> tuple[int, ...]:
+def read_episode_lengths(episode_length: Any, max_episode_steps: Any = None) -> tuple[int, ...]:
     """Return the lengths that episodes draw from, one if they all have the same.
+
+    Args:
+        episode_length: A length, or several.
+        max_episode_steps: Longer ones are cut to this; None leaves them.
 
     Raises:
         ValueError: A length below 1 or too large, no length, or too many.
@@ -136,6 +193,14 @@ def read_episode_lengths(episode_length: Any) -> tuple[int, ...]:
         raise ValueError(f"episode_length has {len(lengths)} entries, expected 1..{MAX_LENGTHS}")
     if isinstance(episode_length, set | frozenset):
         lengths.sort()
+    if max_episode_steps is not None:
+        limit = max_episode_steps
+        if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1:
+            raise ValueError(
+                f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None"
+            )
+        lengths = [min(length, limit) for length in lengths]
+        lengths = lengths[:1] if len(set(lengths)) == 1 else lengths  # nothing is left to draw
     return tuple(map(int, lengths))
 
 

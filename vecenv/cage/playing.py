@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,8 +13,9 @@ from gymnasium.vector import AutoresetMode
 from vecenv.cage.cage2 import cage2_scenario
 from vecenv.cage.defender import TRAINED_DEFENDER, is_defender_file, load_defender
 from vecenv.cage.env import Cage2VectorEnv
+from vecenv.cage.options import read_object, read_scenario
 from vecenv.cage.policies import POLICY_NAMES, make_policy
-from vecenv.cage.saved import load_policy
+from vecenv.cage.saved import is_sb3_file, load_policy, load_sb3_policy
 from vecenv.cage.scenario import Scenario
 from vecenv.cage.snapshot import Snapshot
 
@@ -24,8 +26,10 @@ __all__ = ["BatchedPolicy", "Player", "Policy", "find_policy", "play_episode", "
 class BatchedPolicy(Protocol):
     """Chooses blue's actions for a batch of envs; `vecenv.cage.policies.BluePolicy` is one.
 
+    The arrays it is given are its own to keep and to change; what it returns is read at once.
+
     Two attributes may say what it needs: `observation`, "bits" or "extended", and `uses_masks`; if
-    that is True, `act` is called with a third argument, `Cage2VectorEnv.action_masks()`.
+    that is True, `act` is called with a third argument, `Cage2VectorEnv.action_masks()`, int8.
     """
 
     def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:
@@ -37,7 +41,7 @@ class BatchedPolicy(Protocol):
         ...
 
 
-Policy = str | BatchedPolicy | Callable[[np.ndarray], Any]
+Policy = str | Path | BatchedPolicy | Callable[..., Any]
 
 
 class _FunctionPolicy:
@@ -63,34 +67,26 @@ def find_policy(
 
     Args:
         policy: Name of a ready-made policy ("react_restore" or "react-restore"; "random" is
-            "uniform"; "defender" the trained one that comes along), name of a file with a saved
-            policy, an object with `act` and `reset`, or a function from observations (N, ...) to
-            actions (N,).
+            "uniform"; "defender" the trained one that comes along); name of a file with a saved
+            policy, of `examples/ppo.py`, of `save_defender` or of stable-baselines3; an object with
+            `act` and `reset`; a function from observations (N, ...) to actions (N,); a class of
+            either, which is called, with `scenario` and `seed` if it has parameters of these names;
+            or "module:object" for one of these, looked for in the working directory too.
         scenario: What it is to play in; CAGE 2 by default.
-        seed: For ready-made policies that draw.
+        seed: For policies that draw.
 
     Raises:
-        ValueError: No such policy and no such file.
+        ValueError: No such policy and no such file, or a file for another env.
         TypeError: Something else.
+        ImportError: There is no such module, or a library that a file needs is missing.
     """
+    scenario = cage2_scenario() if scenario is None else scenario
     if isinstance(policy, str | Path):
-        name = str(policy).replace("-", "_")
-        name = "uniform" if name == "random" else name
-        if name in POLICY_NAMES:
-            return make_policy(name, scenario, seed=seed)
-        if name == "defender":
-            return load_defender(TRAINED_DEFENDER, scenario)
-        if not Path(policy).is_file():
-            known = (*(set(POLICY_NAMES) - {"uniform"}), "random", "defender")
-            names = ", ".join(sorted(name.replace("_", "-") for name in known))
-            raise ValueError(
-                f"policy is {str(policy)!r}, but there is no such file; expected a file with a "
-                f"saved policy, or one of {names}"
-            )
-        scenario = cage2_scenario() if scenario is None else scenario
-        if is_defender_file(policy):
-            return load_defender(policy, scenario)
-        return load_policy(policy, scenario)
+        return _named_policy(str(policy), scenario, seed)
+    if isinstance(policy, type):
+        given: dict[str, Any] = {"scenario": scenario, "seed": seed}
+        wanted = inspect.signature(policy).parameters
+        policy = policy(**{name: value for name, value in given.items() if name in wanted})
     if isinstance(policy, BatchedPolicy):
         return policy
     if callable(policy):
@@ -98,6 +94,31 @@ def find_policy(
     raise TypeError(
         f"policy is {policy!r}, expected a name, a file, an object with `act` and `reset`, or a "
         "function from observations to actions"
+    )
+
+
+def _named_policy(text: str, scenario: Scenario, seed: int | None) -> BatchedPolicy:
+    """Return the policy of a name, of a file, or of "module:object"."""
+    name = text.replace("-", "_")
+    name = "uniform" if name == "random" else name
+    if name in POLICY_NAMES:
+        return make_policy(name, scenario, seed=seed)
+    if name == "defender":
+        return load_defender(TRAINED_DEFENDER, scenario)
+    if Path(text).is_file():
+        if is_defender_file(text):
+            return load_defender(text, scenario)
+        return load_sb3_policy(text, scenario) if is_sb3_file(text) else load_policy(text, scenario)
+    if ":" in text:
+        found = read_object("policy", text)
+        if isinstance(found, str | Path):
+            raise TypeError(f"policy is {text!r}, which is {found!r}, no policy")
+        return find_policy(found, scenario, seed=seed)
+    known = (*(set(POLICY_NAMES) - {"uniform"}), "random", "defender")
+    names = ", ".join(sorted(name.replace("_", "-") for name in known))
+    raise ValueError(
+        f"policy is {text!r}, but there is no such file; expected a file with a saved policy, "
+        f"'module:object', or one of {names}"
     )
 
 
@@ -133,9 +154,11 @@ def play_episode(
         **options: `red_agent`, `episode_length`, `rules`, `scenario`, `green` as for
             `Cage2VectorEnv`.
     """
-    player = find_policy(policy, options.get("scenario"), seed=seed)
-    wanted = observation or getattr(player, "observation", "bits")
-    envs = Cage2VectorEnv(1, observation=wanted, autoreset_mode=AutoresetMode.DISABLED, **options)
+    scenario = read_scenario(options.pop("scenario", None), options.pop("rules", None))
+    player = find_policy(policy, scenario, seed=seed)
+    options["observation"] = observation or getattr(player, "observation", "bits")
+    mode = AutoresetMode.DISABLED
+    envs = Cage2VectorEnv(1, scenario=scenario, autoreset_mode=mode, **options)
     try:
         blue = Player(player, envs)
         obs, _ = envs.reset(seed=seed)

@@ -1,8 +1,15 @@
-"""Policies from files that `examples/ppo.py` saves; run by NumPy, so torch is not needed."""
+"""Policies from files.
+
+Those of `examples/ppo.py` are run by NumPy, so torch is not needed; those of stable-baselines3 by
+itself.
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
+import zipfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,10 +18,10 @@ import numpy as np
 
 from vecenv.cage.actions import blue_actions
 from vecenv.cage.kernels import OBSERVATIONS, observation_space
-from vecenv.cage.scenario import Scenario
+from vecenv.cage.scenario import Scenario, warn_of_other
 from vecenv.cage.torch_file import read_torch_file
 
-__all__ = ["SavedPolicy", "load_policy"]
+__all__ = ["SavedPolicy", "is_sb3_file", "load_policy", "load_sb3_policy"]
 
 _MAX_INPUT = 10.0  # normalised inputs are clipped here
 
@@ -55,6 +62,8 @@ class SavedPolicy:
 def load_policy(path: str | Path, scenario: Scenario) -> SavedPolicy:
     """Read a policy that `examples/ppo.py` has saved.
 
+    Warns if it was trained in another scenario, or under other rules, in which it can play too.
+
     Args:
         path: The file.
         scenario: What it is to play in.
@@ -73,15 +82,32 @@ def load_policy(path: str | Path, scenario: Scenario) -> SavedPolicy:
         scale = (mean, std) if normalize else None
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is no policy saved by examples/ppo.py: {error}") from error
-    num_actions = layers[-1][1].size
+    wanted = _observation_of(path, (num_inputs,), layers[-1][1].size, scenario)
+    warn_of_other(Path(path).name, saved.get("made_for"), scenario)
+    return SavedPolicy(layers, scale, wanted)
+
+
+def _observation_of(path: Any, shape: Any, num_actions: Any, scenario: Scenario) -> str:
+    """Return the name of the observation that a network takes; refuse that of another env.
+
+    Args:
+        path: Its file.
+        shape: Of its inputs.
+        num_actions: What it chooses from; None if that isn't counted.
+        scenario: What it is to play in.
+
+    Raises:
+        ValueError: See above.
+    """
     shapes = {observation_space(scenario, name).shape: name for name in OBSERVATIONS}
-    if (num_inputs,) not in shapes or num_actions != len(blue_actions(scenario)):
+    if shape not in shapes or num_actions != len(blue_actions(scenario)):
+        inputs = shape[0] if shape is not None and len(shape) == 1 else shape
         raise ValueError(
-            f"{path} is a policy for {num_inputs} inputs and {num_actions} actions, expected "
-            f"{' or '.join(str(shape[0]) for shape in shapes)} inputs and "
+            f"{path} is a policy for {inputs} inputs and {num_actions} actions, expected "
+            f"{' or '.join(str(known[0]) for known in shapes)} inputs and "
             f"{len(blue_actions(scenario))} actions: it was trained in another env"
         )
-    return SavedPolicy(layers, scale, shapes[num_inputs,])
+    return shapes[shape]
 
 
 def _read_kind(kind: str) -> tuple[tuple[int, ...], bool]:
@@ -100,3 +126,104 @@ def _layers(vector: np.ndarray, widths: tuple[int, ...]) -> list[tuple[np.ndarra
     matrices: list[Any] = [part.reshape(a + 1, -1) for part, a in zip(parts, widths, strict=False)]
     matrices.append(last.reshape(widths[-1] + 1, -1))
     return [(matrix[:-1], matrix[-1]) for matrix in matrices]
+
+
+class SB3Policy:
+    """A model of stable-baselines3, or of sb3-contrib, that plays its most likely actions.
+
+    Args:
+        model: What `predict`s.
+        observation: What it was trained on, "bits" or "extended".
+        uses_masks: Whether `predict` takes `action_masks`.
+    """
+
+    def __init__(self, model: Any, observation: str, *, uses_masks: bool) -> None:
+        self._model = model
+        self.observation = observation
+        self.uses_masks = uses_masks
+        self._is_recurrent = "lstm" in type(model.policy).__name__.lower()
+        self._state: Any = None
+        self._begins = True
+
+    def act(self, obs: np.ndarray, alerts: np.ndarray, masks: Any = None, /) -> np.ndarray:
+        """Choose actions, int64 (N,), for obs (N, inputs)."""
+        options: dict[str, Any] = {"action_masks": masks} if self.uses_masks else {}
+        if self._is_recurrent:
+            options |= {"state": self._state, "episode_start": np.full(len(obs), self._begins)}
+        actions, self._state = self._model.predict(obs, deterministic=True, **options)
+        self._begins = False
+        return actions
+
+    def reset(self) -> None:
+        """Begin new episodes in all envs."""
+        self._state, self._begins = None, True
+
+
+# By which algorithm a file was written stands in no word of it, but each keeps a setting of its own
+# that the others lack; looked for from the top.
+_SB3_SIGNS = (
+    ("sb3_contrib", "MaskablePPO", "module", "sb3_contrib.common.maskable"),
+    ("sb3_contrib", "RecurrentPPO", "module", "sb3_contrib.common.recurrent"),
+    ("sb3_contrib", "QRDQN", "module", "sb3_contrib.qrdqn"),
+    ("sb3_contrib", "TRPO", "setting", "cg_max_steps"),
+    ("sb3_contrib", "ARS", "setting", "n_delta"),
+    ("stable_baselines3", "DQN", "setting", "exploration_fraction"),
+    ("stable_baselines3", "PPO", "setting", "clip_range"),
+    ("stable_baselines3", "A2C", "setting", "gae_lambda"),
+)
+
+
+def is_sb3_file(path: str | Path) -> bool:
+    """Return whether a file looks like one that stable-baselines3's `save` wrote."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {"data", "policy.pth"} <= set(archive.namelist())
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def load_sb3_policy(path: str | Path, scenario: Scenario) -> SB3Policy:
+    """Read a model that stable-baselines3 or sb3-contrib has saved; on the CPU.
+
+    They unpickle what is in it: a file of theirs can run code, so read only those that you trust.
+
+    Args:
+        path: The file.
+        scenario: What it is to play in.
+
+    Raises:
+        ValueError: The model is for another env, or of an algorithm without discrete actions.
+        ModuleNotFoundError: The library is not installed.
+    """
+    library, name = _sb3_algorithm(path)
+    try:
+        module = importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise  # something that the library needs
+        extra = "'vecenv[sb3]'" if library == "stable_baselines3" else "sb3-contrib"
+        raise ModuleNotFoundError(
+            f"{path} is a {name} model of {library}, which is not installed: pip install {extra}",
+            name=error.name,
+        ) from None
+    model = getattr(module, name).load(path, device="cpu")
+    num_actions = getattr(model.action_space, "n", None)
+    wanted = _observation_of(path, model.observation_space.shape, num_actions, scenario)
+    return SB3Policy(model, wanted, uses_masks=name == "MaskablePPO")
+
+
+def _sb3_algorithm(path: str | Path) -> tuple[str, str]:
+    """Return the library and the class that wrote a file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            settings = json.loads(archive.read("data"))
+        module = str(settings["policy_class"]["__module__"])
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is no model that stable-baselines3 saved: {error}") from error
+    for library, name, kind, sign in _SB3_SIGNS:
+        if module.startswith(sign) if kind == "module" else sign in settings:
+            return library, name
+    raise ValueError(
+        f"{path} is a model with a policy of {module}, expected one of an algorithm for discrete "
+        f"actions: {', '.join(name for _, name, _, _ in _SB3_SIGNS)}"
+    )

@@ -6,9 +6,16 @@ into the arrays that the kernels read, `vecenv.cage.cage2` holds the tables of C
 
 from __future__ import annotations
 
+import hashlib
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
+    "FIRST_HOST",
+    "NEXT_HOST",
+    "RULES_VERSION",
     "BLinePlan",
     "Decoy",
     "Exploit",
@@ -21,13 +28,24 @@ __all__ = [
     "ScenarioError",
     "Service",
     "TrafficRule",
+    "describe_identity",
+    "warn_of_other",
 ]
+
+RULES_VERSION = 1
+"""Version of the simulator.
+
+It is raised when the same tables, actions and random numbers no longer give the same observations
+and rewards: scores of different versions are not comparable.
+"""
 
 PRIVILEGED_USERS = ("root", "SYSTEM")
 
-# Targets of a plan step that depend on the user host drawn for the episode.
 FIRST_HOST = "@first"
+"""Target of a plan step: the user host drawn for the episode."""
+
 NEXT_HOST = "@next"
+"""Target of a plan step: the host that the one drawn for the episode leads to."""
 
 
 class ScenarioError(ValueError):
@@ -247,3 +265,50 @@ class Scenario:
     def subnet_index(self, name: str) -> int:
         """Return the place of a subnet in `subnets`."""
         return self.subnets.index(name)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what says by which tables and rules a score or a policy was made.
+
+        Returns:
+            "scenario" and "rules", their names; "rules_version", that of the simulator; "tables", a
+            hash of all tables. Plain values, as JSON has them.
+        """
+        return {
+            "scenario": self.name,
+            "rules": self.rules.name,
+            "rules_version": RULES_VERSION,
+            "tables": hashlib.sha256(repr(self).encode()).hexdigest()[:16],
+        }
+
+
+def describe_identity(identity: Mapping[str, Any]) -> str:
+    """Say in words what `Scenario.identity` has returned.
+
+    Example:
+        >>> describe_identity({"scenario": "Harbour", "rules": "harbour", "rules_version": 1})
+        "'Harbour' with 'harbour' rules, version 1"
+    """
+    scenario, rules = identity.get("scenario"), identity.get("rules")
+    return f"{scenario!r} with {rules!r} rules, version {identity.get('rules_version')}"
+
+
+def warn_of_other(what: str, made_for: Any, scenario: Scenario, stacklevel: int = 2) -> None:
+    """Warn if something was made for other tables or rules than those it is to be used with.
+
+    Args:
+        what: What was made; the sentence begins with it.
+        made_for: What `Scenario.identity` returned then. None, or anything else that says nothing,
+            is passed over: files from before it was kept.
+        scenario: What it is to be used with.
+        stacklevel: Of the caller, as `warnings.warn` counts.
+    """
+    own = scenario.identity()
+    if not isinstance(made_for, Mapping) or all(made_for.get(k) == v for k, v in own.items()):
+        return
+    names = ("scenario", "rules", "rules_version")
+    other = "" if any(made_for.get(name) != own[name] for name in names) else " and other tables"
+    warnings.warn(
+        f"{what} was made for {describe_identity(made_for)}{other}, and is used in "
+        f"{describe_identity(own)}: scores under the two are not comparable",
+        stacklevel=stacklevel + 1,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from vecenv.cage.render import RENDER_MODES
 from vecenv.errors import ActionError, ActionTypeError
 
 __all__ = ["Cage2Env"]
+
+_SAVED = "_saved_state"  # in what is pickled, instead of the vector env
 
 
 class Cage2Env(Env[np.ndarray, Any]):
@@ -45,19 +48,18 @@ class Cage2Env(Env[np.ndarray, Any]):
         for name in ("num_envs", "autoreset_mode", "num_threads", "episode_infos"):
             if name in options:
                 raise TypeError(f"{name} is for vector envs; a single env takes none")
-        self._envs = Cage2VectorEnv(
-            1,
-            autoreset_mode=AutoresetMode.DISABLED,
-            num_threads=1,
-            render_mode=render_mode,
-            **options,
-        )
+        self._options = {**options, "render_mode": render_mode}
+        self._envs = self._make_envs()
         self.observation_space = self._envs.single_observation_space
         self.action_space = self._envs.single_action_space
         self.render_mode = render_mode
         self._num_actions = int(self._envs.single_action_space.n)  # type: ignore[attr-defined]
         self._actions = np.zeros(1, np.int64)
         self._is_over = False
+
+    def _make_envs(self) -> Cage2VectorEnv:
+        mode = AutoresetMode.DISABLED
+        return Cage2VectorEnv(1, autoreset_mode=mode, num_threads=1, **self._options)
 
     @property
     def scenario(self) -> Any:
@@ -74,8 +76,52 @@ class Cage2Env(Env[np.ndarray, Any]):
         return {name: rows[0] for name, rows in self._envs.decoded_state().items()}
 
     def action_masks(self) -> np.ndarray:
-        """Return which actions can have an effect, bool (num_actions,)."""
+        """Return which actions can have an effect, int8 (num_actions,) of 0 and 1.
+
+        It is what `action_space.sample(mask=...)` takes; `mask.view(bool)` is the same as bool.
+        """
         return self._envs.action_masks()[0]
+
+    def observe(self) -> np.ndarray:
+        """Return the observation of the state as it is; nothing is stepped."""
+        return self._envs.observe()[0]
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole state as arrays (copies), the random stream included.
+
+        An env made with the same arguments goes on from it bit for bit after `load_state_dict`. The
+        arrays can be stored with `numpy.savez`. Copies (`copy.deepcopy`) and pickles of an env,
+        wrapped or not, go on from where it was, too. The stream of `action_space.sample` is not a
+        part of the state; copies and pickles have it.
+
+        Raises:
+            ResetNeeded: The env was never reset.
+        """
+        return self._envs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a state that `state_dict` returned; `observe` gives its observation.
+
+        Raises:
+            KeyError: An entry is missing.
+            ValueError: It is the state of another network, or of a vector env of several envs.
+        """
+        self._envs.load_state_dict(state)
+        self._is_over = bool(np.asarray(state["runs"])["episode_over"][0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name != "_envs"}
+        try:
+            return {**kept, _SAVED: self.state_dict()}
+        except ResetNeeded:
+            return {**kept, _SAVED: None}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        state = kept.pop(_SAVED)
+        vars(self).update(kept)
+        self._envs = self._make_envs()
+        if state is not None:
+            self._envs.load_state_dict(state)
 
     def blue_table(self) -> Table:
         """Return what blue sees, for people: print it with `rich`."""

@@ -46,7 +46,7 @@ _MODES = {
     AutoresetMode.DISABLED: DISABLED,
 }
 _MAX_SEED = 2**64 - 1
-_BOOL = np.dtype(np.bool_)
+_BOOL, _INT8 = np.dtype(np.bool_), np.dtype(np.int8)
 _seed_streams = cached_njit(random.seed_streams)
 
 
@@ -207,10 +207,18 @@ class JitVectorEnv(VecEnv):
         return out
 
     def action_masks(self, *, out: np.ndarray | None = None) -> np.ndarray:
-        """Return which actions are valid in the states as they are, bool (num_envs, num_actions).
+        """Return which actions are valid in the states as they are: 0 or 1 per env and action.
+
+        Rows are what `single_action_space.sample(mask=row)` takes, all of them
+        `action_space.sample(mask=tuple(masks))`. Where a mask has to be bool, as in `masked_fill`,
+        `~` or an index, take `masks.view(bool)`, which copies nothing.
 
         Args:
-            out: An array of this shape and dtype to write into, C-contiguous; None for a new one.
+            out: An array int8 or bool (num_envs, num_actions) to write into, C-contiguous; None for
+                a new one.
+
+        Returns:
+            int8 (num_envs, num_actions), the caller's to keep; or `out`.
 
         Raises:
             NotImplementedError: The env has no `action_mask` kernel.
@@ -220,10 +228,10 @@ class JitVectorEnv(VecEnv):
         self._calls.require_ready("action_masks")
         shape = (self.num_envs, int(self.single_action_space.n))  # type: ignore[attr-defined]
         if out is None:
-            out = np.zeros(shape, _BOOL)
+            out = np.zeros(shape, np.int8)
         else:
-            check_slot_array("masks", out, shape, (_BOOL,))
-        self._run_without_actions(MASK, self.num_envs, masks=out)
+            check_slot_array("masks", out, shape, (_INT8, _BOOL))
+        self._run_without_actions(MASK, self.num_envs, masks=out.view(_BOOL))
         return out
 
     def state_dict(self) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 
 from vecenv.batches import take_row
+from vecenv.infos import InfosApart
 from vecenv.rows import ObservationRows, TreeRows
 
 __all__ = ["Where", "copy_rows", "place_infos", "place_rows", "take_range"]
@@ -61,15 +62,29 @@ def copy_rows(target: Any, source: Any, where: slice) -> None:
         copy_rows(target[key], source[key], where)
 
 
-def place_infos(infos: dict[str, Any], part: dict[str, Any], where: Where, num_rows: int) -> None:
-    """Enter the batched infos of some envs into those of all, in place.
+def place_infos(
+    infos: dict[str, Any],
+    part: dict[str, Any] | InfosApart,
+    where: Where,
+    num_rows: int,
+    env_ids: Sequence[int] | np.ndarray | None = None,
+) -> None:
+    """Enter the infos of some envs into the batched infos of all, in place.
 
     Args:
         infos: Batched infos so far, `num_rows` rows.
-        part: Batched infos of the envs of `where`; only read.
+        part: Infos of the envs of `where`, batched or not; only read.
         where: Their rows.
         num_rows: Rows of every array.
+        env_ids: Whose the rows of `part` are, for errors; None if they are the rows of `where`.
+
+    Raises:
+        InfoError: They can't be batched.
     """
+    if isinstance(part, InfosApart):
+        rows = range(where.start, where.stop) if isinstance(where, slice) else where
+        part.enter(infos, rows, num_rows, rows if env_ids is None else env_ids)
+        return
     for key, value in part.items():
         if isinstance(value, dict):
             place_infos(infos.setdefault(key, {}), value, where, num_rows)

@@ -11,7 +11,8 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.autoreset import StepRows
 from vecenv.base import VecEnv
-from vecenv.ray.chunks import copy_rows, place_infos, place_rows
+from vecenv.errors import InfoError
+from vecenv.ray.chunks import Where, copy_rows, place_infos, place_rows
 from vecenv.ray.fragments import Fragment, step_of
 from vecenv.ray.remote import RemoteEnvs
 from vecenv.slots import slot_rows
@@ -40,8 +41,8 @@ class Collecting(RemoteEnvs):
             policy_fn: Called in each actor with its vector env; returns the policy, an object with
                 two or three methods. `load(weights)` takes over what is given to `collect`; arrays
                 in it are read-only. `act(obs, *inputs)` gets observations (n, *obs_shape) of the
-                actor's n envs, a view for the time of the call, and the step's rows of the inputs;
-                it returns actions (n, *action_shape), or a pair of actions and a dict of further
+                actor's n envs and the step's rows of the inputs, copies which it may keep; it
+                returns actions (n, *action_shape), or a pair of actions and a dict of further
                 arrays (n, ...) to be recorded. `to_env(actions)`, if there is one, turns an array
                 of actions into what the envs take, by clipping for example. All may return CPU
                 tensors.
@@ -149,8 +150,16 @@ class Collecting(RemoteEnvs):
         infos: dict[int, dict[str, Any]] = {}
         for worker in range(self.num_workers):
             for t, part in found[worker].items():
-                place_infos(infos.setdefault(t, {}), part, self._rows_of(worker), self.num_envs)
+                self._enter_infos(infos.setdefault(t, {}), part, self._rows_of(worker))
         return dict(sorted(infos.items()))
+
+    def _enter_infos(self, infos: dict[str, Any], part: dict[str, Any], where: Where) -> None:
+        """Enter infos of an actor's envs; what can't be batched leaves envs that need a reset."""
+        try:
+            place_infos(infos, part, where, self.num_envs)
+        except InfoError:
+            self._calls.forget_reset()
+            raise
 
     def _take_fragment(
         self, worker: int, fragment: Fragment, slots: Sequence[Any], fields: dict[str, np.ndarray]

@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode
 from vecenv.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult, VecEnv
 from vecenv.batches import take_rows
-from vecenv.infos import known_infos, take_infos
+from vecenv.errors import InfoError
+from vecenv.infos import InfosApart, known_infos, take_infos
 from vecenv.ray.chunks import place_infos, place_rows, take_range
 from vecenv.ray.collecting import Collecting
 from vecenv.rows import ObservationRows, copy_batch
@@ -186,7 +187,7 @@ class RayVectorEnv(Collecting):
             chosen = np.flatnonzero(mask[rows])
             obs = take_rows(space, obs, chosen.tolist())
             place_rows(self._rows.obs, space, obs, chosen + rows.start)
-            place_infos(infos, chunk_infos, rows, self.num_envs)
+            self._enter_infos(infos, chunk_infos, rows)
         self._ended.ended.difference_update(np.flatnonzero(mask).tolist())
         return self._observations(), infos
 
@@ -220,7 +221,7 @@ class RayVectorEnv(Collecting):
         for task, reply in _by_worker(replies):
             self._place(rows, self._chunk(task.worker), reply.result)
             if reply.result[4]:
-                place_infos(infos, reply.result[4], self._rows_of(task.worker), self.num_envs)
+                self._enter_infos(infos, reply.result[4], self._rows_of(task.worker))
         self._latest = rows.obs
         if self._is_disabled:
             self._note_ended(rows, np.arange(self.num_envs))
@@ -278,13 +279,22 @@ class RayVectorEnv(Collecting):
             self._calls.give_up()
             self._raise_faults(replies)
         replies = self._first(most, replies)
-        rows, infos, found = self._rows, {}, []
+        rows, found = self._rows, []
         for task, reply in replies:
             ids, first = reply.result[5], self._fleet.bounds[task.worker]
             found.append(np.array(self._chunk(task.worker)) if ids is None else ids + first)
             self._place(rows, found[-1], reply.result)
-            place_infos(infos, reply.result[4], found[-1], self.num_envs)
         env_ids = np.concatenate(found)
+        infos: dict[str, Any] = {}
+        first_row, num_rows = 0, len(env_ids)
+        try:
+            for (_, reply), ids in zip(replies, found, strict=True):
+                where = slice(first_row, first_row := first_row + len(ids))
+                place_infos(infos, reply.result[4], where, num_rows, ids)
+        except InfoError:
+            self._fleet.forget()
+            self._calls.give_up()
+            raise
         if self._is_disabled:
             self._note_ended(rows, env_ids)
         return StepBatch(
@@ -292,7 +302,7 @@ class RayVectorEnv(Collecting):
             rows.rewards[env_ids],
             rows.terminations[env_ids],
             rows.truncations[env_ids],
-            take_infos(infos, env_ids),
+            infos,
             env_ids,
         )
 
@@ -315,11 +325,14 @@ class RayVectorEnv(Collecting):
         """Return what a reply says about its envs `first` to `last` - 1."""
         obs, rewards, terminations, truncations, infos, ids = reply.result
         ids = np.arange(task.num_envs) if ids is None else ids
-        rows = np.arange(first, last)
+        if isinstance(infos, InfosApart):
+            infos = infos.part(first, last)
+        else:
+            infos = known_infos(take_infos(infos, np.arange(first, last)))
         part = (
             take_range(self.single_observation_space, obs, first, last),
             *(array[first:last] for array in (rewards, terminations, truncations)),
-            known_infos(take_infos(infos, rows)),
+            infos,
             ids[first:last],
         )
         return task._replace(num_envs=last - first), reply._replace(result=part)

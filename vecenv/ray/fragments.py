@@ -26,7 +26,7 @@ class Fragment(NamedTuple):
         terminations: bool (T, n).
         truncations: bool (T, n).
         fields: What the policy had to say, arrays (T, n, ...) by name.
-        infos: Batched infos of the steps that had some, by step.
+        infos: Infos of the steps that had some, by step.
     """
 
     obs: Any

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.autoreset import StepRows
 from vecenv.base import StepBatch, VecEnv
 from vecenv.batches import take_row, take_rows
-from vecenv.infos import add_info, take_infos
+from vecenv.infos import InfosApart, add_info, take_infos
 from vecenv.ray.chunks import place_infos, place_rows
 from vecenv.rows import ObservationRows
 
@@ -54,6 +54,7 @@ class Successors:
             np.zeros(count, np.bool_),
             np.zeros(count, np.bool_),
         )
+        self._is_apart = envs._keep_infos_apart()
         self._first_obs, self._first_infos = envs.reset(seed=list(loss.seeds))
         self._is_lost = np.ones(count, np.bool_)
         self._awaits_reset = np.zeros(count, np.bool_)  # NEXT_STEP: its next step only resets
@@ -70,7 +71,8 @@ class Successors:
 
     def step(self, actions: Any, env_ids: np.ndarray) -> StepBatch:
         """Step these envs, int64 (B,), or report what there is to report."""
-        envs, rows, infos = self._envs, self._rows, {}
+        envs, rows = self._envs, self._rows
+        infos: dict[Any, Any] = {}  # batched, of all envs; or by env
         rows.rewards[env_ids] = 0.0
         rows.terminations[env_ids] = rows.truncations[env_ids] = False
         is_live = ~(self._is_lost | self._awaits_reset)[env_ids]
@@ -82,7 +84,10 @@ class Successors:
             rows.rewards[batch.env_ids] = batch.rewards
             rows.terminations[batch.env_ids] = batch.terminations
             rows.truncations[batch.env_ids] = batch.truncations
-            place_infos(infos, batch.infos, batch.env_ids, envs.num_envs)
+            if self._is_apart:
+                infos |= {int(batch.env_ids[row]): found for row, found in batch.infos.items()}
+            else:
+                place_infos(infos, batch.infos, batch.env_ids, envs.num_envs)
         for env_id in env_ids[~is_live].tolist():
             if self._is_lost[env_id]:
                 self._report_loss(env_id, infos)
@@ -94,11 +99,11 @@ class Successors:
             rows.rewards[env_ids],
             rows.terminations[env_ids],
             rows.truncations[env_ids],
-            take_infos(infos, env_ids),
+            self._of(env_ids, infos),
             env_ids,
         )
 
-    def _report_loss(self, env_id: int, infos: dict[str, Any]) -> None:
+    def _report_loss(self, env_id: int, infos: dict[Any, Any]) -> None:
         loss, space = self._loss, self._envs.single_observation_space
         last_obs = take_row(space, loss.last_obs, env_id)
         info = {"restarts": int(loss.restarts[env_id]), "restart_reason": loss.reason}
@@ -106,16 +111,33 @@ class Successors:
         self._is_lost[env_id] = False
         if self._envs.autoreset_mode is AutoresetMode.SAME_STEP:
             ended = {"final_obs": last_obs, "final_info": info}
-            add_info(infos, ended, env_id, self._envs.num_envs)
+            self._enter(infos, ended, env_id)
             self._begin_episode(env_id, infos)
             return
         self._awaits_reset[env_id] = self._envs.autoreset_mode is AutoresetMode.NEXT_STEP
         self._rows.obs.write(env_id, last_obs)
-        add_info(infos, info, env_id, self._envs.num_envs)
+        self._enter(infos, info, env_id)
 
-    def _begin_episode(self, env_id: int, infos: dict[str, Any]) -> None:
+    def _enter(self, infos: dict[Any, Any], info: dict[str, Any], env_id: int) -> None:
+        if self._is_apart:
+            infos.setdefault(env_id, []).append(info)
+        else:
+            add_info(infos, info, env_id, self._envs.num_envs)
+
+    def _of(self, env_ids: np.ndarray, infos: dict[Any, Any]) -> dict[Any, Any]:
+        """Return the infos of these envs, in their order."""
+        if not self._is_apart:
+            return take_infos(infos, env_ids)
+        rows = enumerate(env_ids.tolist())
+        return InfosApart({row: infos[env_id] for row, env_id in rows if env_id in infos})
+
+    def _begin_episode(self, env_id: int, infos: dict[Any, Any]) -> None:
         """Hand out the first observation of the new episode, and its infos."""
         self._awaits_reset[env_id] = False
         row, space = np.array([env_id]), self._envs.single_observation_space
         self._rows.obs.write(env_id, take_row(space, self._first_obs, env_id))
-        place_infos(infos, take_infos(self._first_infos, row), row, self._envs.num_envs)
+        if self._is_apart:
+            first: dict[Any, Any] = self._first_infos
+            infos.setdefault(env_id, []).extend(first.get(env_id, ()))
+        else:
+            place_infos(infos, take_infos(self._first_infos, row), row, self._envs.num_envs)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from gymnasium import Env, Space
 from vecenv.autoreset import StepRows
 from vecenv.base import VecEnv
 from vecenv.errors import EnvCreationError
+from vecenv.infos import InfosApart
 from vecenv.ray.chunks import copy_rows, place_rows
 from vecenv.ray.fragments import Fragment, FragmentMemory
 from vecenv.ray.revival import Loss, Successors
@@ -184,6 +186,7 @@ class RayRolloutWorker:
     def _start(self) -> None:
         """Allocate what the calls need, and take over from another actor."""
         envs = self.envs
+        self._is_apart = envs._keep_infos_apart()
         self._rows = StepRows(
             ObservationRows.make(envs.single_observation_space, envs.num_envs),
             np.zeros(envs.num_envs),
@@ -217,7 +220,7 @@ class RayRolloutWorker:
         place_rows(self._rows.obs, self.envs.single_observation_space, obs, env_ids)
 
     def reset(self, seed: Any, options: dict[str, Any] | None, mask: np.ndarray | None) -> Reply:
-        """Reset the envs; the result is obs and infos."""
+        """Reset the envs; the result is obs and infos (where these aren't batched, by row)."""
         if mask is not None:
             options = {**(options or {}), "reset_mask": mask}
         try:
@@ -227,7 +230,7 @@ class RayRolloutWorker:
         if self._successors is not None:
             self._successors.forget(mask)
         self._place(obs, range(self.envs.num_envs))
-        return self._reply((obs, infos))
+        return self._reply((obs, self._infos(infos)))
 
     def step(self, actions: Any, env_ids: np.ndarray | None) -> Reply:
         """Step all envs, or these (int64, counted from the actor's first); see `StepBatch`."""
@@ -238,8 +241,15 @@ class RayRolloutWorker:
         self._place(result[0], range(self.envs.num_envs) if env_ids is None else result[5])
         return self._reply(result)
 
+    def _infos(self, infos: dict[Any, Any]) -> dict[Any, Any]:
+        return InfosApart(infos) if self._is_apart else infos
+
     def _step(self, actions: Any, env_ids: np.ndarray | None) -> Any:
         """Return obs, rewards, terminations, truncations, infos, and whose they are (or None)."""
+        *results, infos, ids = self._results(actions, env_ids)
+        return (*results, self._infos(infos), ids)
+
+    def _results(self, actions: Any, env_ids: np.ndarray | None) -> Any:
         envs = self.envs
         if self._successors is not None and not self._successors.is_done:
             is_all = env_ids is None
@@ -284,7 +294,8 @@ class RayRolloutWorker:
         memory, infos = self._memory[1], {}
         obs, to_env = self._rows.obs.batch(), getattr(policy, "to_env", None)
         for t, slot in enumerate(memory.slots):
-            actions, fields = self._split(policy.act(obs, *(rows[t].copy() for rows in inputs)))
+            given = deepcopy(obs), *(rows[t].copy() for rows in inputs)  # the policy may keep them
+            actions, fields = self._split(policy.act(*given))
             memory.put(t, fields)
             found = self._step_into(actions if to_env is None else to_env(actions), slot)
             if found:
@@ -305,7 +316,7 @@ class RayRolloutWorker:
     def _step_into(self, actions: Any, slot: Any) -> dict[str, Any]:
         """Step all envs into a slot; return the infos."""
         if self._successors is None or self._successors.is_done:
-            return self.envs.step(actions, out=slot)[4]
+            return self._infos(self.envs.step(actions, out=slot)[4])
         obs, *results, infos, _ = self._step(self.envs._actions.check(actions), None)
         copy_rows(slot.obs, obs, slice(None))
         for target, found in zip(slot[1:], results, strict=True):

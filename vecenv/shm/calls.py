@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv as OneProcessPerEnv
 
+from vecenv.autoreset import read_autoreset_mode
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.stamping import StampedPool
 
@@ -34,6 +35,8 @@ class RemoteCalls(StampedPool):
         worker = args[_WORKER] if len(args) > _WORKER else kwargs.get("worker")
         if worker is None or cls.__module__ != "vecenv.shm.env":  # a subclass
             return super().__new__(cls)
+        if "autoreset_mode" in kwargs:
+            kwargs["autoreset_mode"] = read_autoreset_mode(kwargs["autoreset_mode"])
         return OneProcessPerEnv(*args, **kwargs)
 
     def _finish(self, call: str, deadline: Deadline) -> Any:

@@ -12,7 +12,7 @@ from gymnasium import Env
 from vecenv.autoreset import EnvGroup, StepRows
 from vecenv.shm.action_rows import ActionReader
 from vecenv.shm.arena import Arena
-from vecenv.shm.columns import ColumnWriter
+from vecenv.shm.columns import ColumnWriter, Noted
 from vecenv.shm.faults import EnvFault
 from vecenv.shm.guard import unguarded
 from vecenv.shm.layout import HAS_ERROR, HAS_MESSAGE, Leaf
@@ -44,7 +44,8 @@ class Chunk:
     ) -> None:
         self.worker = worker
         self.first, self.last = first, first + len(envs)
-        self.group = EnvGroup(envs, layout.autoreset_mode)
+        self.columns = ColumnWriter(arena.view, first, self.last, layout.row_forms)
+        self.group = EnvGroup(envs, layout.autoreset_mode, self.columns.note)
         self.announce: Callable[[int], None] = lambda env_id: None
         self._space = layout.observation_space
         self._arena = arena
@@ -54,7 +55,6 @@ class Chunk:
         self._slot_leaves: dict[int, SlotLeaves] = {}
         self._objects = list(object_rows(own.obs))
         self.has_objects = bool(self._objects)
-        self.columns = ColumnWriter(arena.view, first, self.last)
         self.actions: ActionReader | None = None
         if layout.actions is not None:
             self.actions = ActionReader(
@@ -69,11 +69,11 @@ class Chunk:
     def learn(self, news: dict[str, Any]) -> None:
         """Take notice of new slots, columns and ring leaves."""
         self._slot_leaves.update(news.get("slots", ()))
+        if "ring_leaves" in news:  # first, as threads may write columns as soon as they know them
+            self.ring_leaves = self._arena.view(news["ring_leaves"])
         self.columns.add(news.get("columns", ()), news.get("forms", ()))
         if "stamps" in news:
             self._stamp(news["stamps"])
-        if "ring_leaves" in news:
-            self.ring_leaves = self._arena.view(news["ring_leaves"])
 
     def _stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
         """Stamp the envs' steps into the rings and counts given; None ends it."""
@@ -122,7 +122,7 @@ class Chunk:
 
     def _step_rest(
         self, error: Exception, actions: list[Any], rows: StepRows
-    ) -> tuple[dict[str, Any], list[EnvFault]]:
+    ) -> tuple[dict[int, Noted], list[EnvFault]]:
         """Step the envs that come after one that has raised, so that none is left out."""
         faults: list[EnvFault] = []
         count = len(self.group.envs)
@@ -140,10 +140,10 @@ class Chunk:
 
     def step_env(
         self, index: int, action: Any, slot: int = 0
-    ) -> tuple[dict[str, Any], Sequence[EnvFault]]:
+    ) -> tuple[dict[int, Noted], Sequence[EnvFault]]:
         """Step one env of the chunk; threads may do this at the same time for different envs."""
         faults: Sequence[EnvFault] = ()
-        infos: dict[str, Any] = {}
+        infos: dict[int, Noted] = {}
         try:
             infos = self.group.step((action,), self.rows(slot), (index,))
         except Exception as error:
@@ -157,16 +157,16 @@ class Chunk:
         infos, faults = self.step_env(index, action)
         if not infos and not faults and not self._objects:
             return 0, 0, None
-        form, rest = self.columns.write(infos, index) if infos else (0, {})
+        form, rest = self.columns.split(infos[index]) if infos else (0, [])
         if not rest and not faults and not self._objects:
             return 0, form, None
         objects = [[leaf.target[index]] for leaf in self._objects]
         answer = Answer(None, rest, objects, faults)
         return HAS_MESSAGE | (HAS_ERROR if faults else 0), form, answer
 
-    def outcome(self, infos: dict[str, Any], faults: Sequence[EnvFault]) -> Outcome:
-        """Put infos into columns as far as possible, and the rest into an answer."""
-        form, rest = self.columns.write(infos) if infos else (0, {})
+    def outcome(self, infos: dict[int, Noted], faults: Sequence[EnvFault]) -> Outcome:
+        """Say which forms the infos have, and put what is not in columns into an answer."""
+        form, rest = self.columns.pack(infos) if infos else (0, {})
         if not rest and not faults and not self._objects:
             return 0, form, None
         answer = Answer(None, rest, [leaf.target for leaf in self._objects], faults)
@@ -177,7 +177,7 @@ class Chunk:
         count = len(self.group.envs)
         wanted = np.ones(count, np.bool_) if request.reset_mask is None else request.reset_mask
         faults: list[EnvFault] = []
-        infos: dict[str, Any] = {}
+        infos: dict[int, Noted] = {}
         seeds = _AnnouncedSeeds(request.seeds, self)
         while wanted.any():
             try:

@@ -15,6 +15,7 @@ from gymnasium.vector.utils import iterate
 
 from vecenv.autoreset import EnvGroup, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult
+from vecenv.errors import InfoError
 from vecenv.rows import copy_batch
 from vecenv.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.shm.calls import RemoteCalls
@@ -51,7 +52,10 @@ class AsyncVectorEnv(RemoteCalls):
         copy: Whether observations returned are copies, the caller's to keep. With False they are
             views: of `step` until the next call, of `recv` until three times as many results as
             there are envs have come back.
-        context: "fork", "forkserver" or "spawn"; None for the system's default.
+        context: "fork", "forkserver" or "spawn"; None for the one set by `set_start_method` of
+            `multiprocess` or `multiprocessing`, else for "fork" where that is harmless (this
+            process has one thread, and uses no GPU) and "forkserver" elsewhere. Workers never run
+            the main script again.
         daemon: Flag of the processes; False lets envs start processes of their own.
         worker: A function for Gymnasium's class to run in a process per env. Envs with one are made
             by, and are, `gymnasium.vector.AsyncVectorEnv`, which has none of the arguments from
@@ -61,7 +65,8 @@ class AsyncVectorEnv(RemoteCalls):
         max_concurrency: Most envs that are stepped at any one time.
         num_workers: Processes; None for one per usable core (affinity and cgroup quota).
         threads_per_worker: Envs that one worker steps at a time. "auto" takes one thread per env
-            if the first steps spend less than half of their time computing.
+            if envs mostly wait, as one shows that is made by the last factory and stepped in a
+            process that is thrown away; a number if envs must not be made once more.
         caller_steps: Whether the calling process steps a share of the envs itself, in `step`.
         on_error: "raise" an env's exception, or "restart": make a new env, report the episode as
             truncated, and go on; the same for the envs of a worker that is gone.
@@ -359,7 +364,11 @@ class AsyncVectorEnv(RemoteCalls):
         own_outcome, self._own_outcome = self._own_outcome, None
         if not status and own_outcome in (None, (0, 0, None)):
             return {}, [], []
-        gathered = exchange.gather(self._workers, own_outcome)
+        try:
+            gathered = exchange.gather(self._workers, own_outcome)
+        except InfoError:
+            self._calls.forget_reset()
+            raise
         if gathered[1]:
             if call != "call":
                 self._calls.forget_reset()
@@ -380,6 +389,10 @@ class AsyncVectorEnv(RemoteCalls):
         if self._latest is not self._rows.obs:
             self._rows.obs.load(self._latest)
             self._latest = self._rows.obs
+
+    def _keep_infos_apart(self) -> bool:
+        self._exchange.columns.keeps_apart = True
+        return True
 
     def halves(self) -> tuple[Half, Half]:
         """Return the two halves of the envs, to step one while the policy thinks about the other.

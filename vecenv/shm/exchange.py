@@ -253,8 +253,11 @@ class Exchange:
     # -- answers -----------------------------------------------------------------------------
 
     def gather(self, workers: range | list[int], own: Outcome | None) -> Gathered:
-        """Collect what workers (and the caller's own chunk) had to say beyond numbers."""
-        infos: dict[str, Any] = {}
+        """Collect what workers (and the caller's own chunk) had to say beyond numbers.
+
+        Raises:
+            InfoError: The infos can't be batched; the rest has been collected.
+        """
         faults: list[EnvFault] = []
         results: list[Any] = []
         chunks: list[ChunkInfos] = []
@@ -268,16 +271,18 @@ class Exchange:
             answer = self._answer(worker) if status & HAS_MESSAGE else None
             parts.append((status >> at.STATUS_BITS, answer, rows))
         for form, answer, rows in parts:
-            message = {} if answer is None else answer.infos
-            if form or message:
-                chunks.append(ChunkInfos(form, message, rows))
+            if form:
+                chunks.append(ChunkInfos(form, (answer and answer.infos) or {}, rows))
             if answer is not None:
                 faults += answer.errors
                 results.append(answer.result)
                 for leaf, items in zip(self.objects, answer.objects, strict=False):
                     leaf.target[rows] = items
-        self.columns.collect(chunks, infos)
-        return infos, faults, results
+        if faults or not chunks:
+            return {}, faults, results
+        first = 0 if self.own is not None else self.pool.bounds[workers[0]]  # halves have no own
+        last = self.pool.bounds[workers[-1] + 1] if workers else self.pool.bounds[0]
+        return self.columns.collect(chunks, first, last), faults, results
 
     objects: Sequence[Any] = ()
 

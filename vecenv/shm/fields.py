@@ -1,72 +1,66 @@
-"""Batched infos as a sequence of fields, and values of fixed shape inside object arrays.
+"""Info dicts as forms: which keys an env's info has, in which order, and how each value is built.
 
-The order of the fields is that in which `vecenv.infos.add_info` entered them, which is the order of
-the keys that users see.
+Two infos of the same form differ in numbers only, and in what is not built of numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 __all__ = [
-    "FlatInfos",
+    "ANY",
+    "DICT",
+    "NUMBERS",
+    "OBJECT",
+    "OTHER",
+    "Field",
+    "FormKey",
     "Path",
     "Template",
-    "enter",
-    "fields",
-    "is_numeric",
+    "compile_form",
+    "form_of",
     "leaf_dtypes",
-    "merge_infos",
     "rebuild",
     "store",
     "template_of",
 ]
 
 NUMERIC = "biufc"
-Path = tuple[str, ...]
-# Fields in order: value (empty for a dict, whose fields follow) and mask.
-FlatInfos = dict[Path, tuple[Any, np.ndarray]]
+Path = tuple[Any, ...]
 
 # How a value is built: ("array", dtype, shape), ("scalar", dtype), ("python", dtype),
 # ("dict", ((key, template), ...)) or ("tuple", (template, ...)).
 Template = tuple[Any, ...]
+
+# What becomes of a field when infos are batched: an array of numbers, an array of objects that are
+# built of numbers, a dict of fields, or something that is not built of numbers.
+NUMBERS, OBJECT, DICT, OTHER = "numbers", "object", "dict", "other"
+ANY = "any"  # a field for which there is no room in shared memory, whatever it is
+
+# The form of an info dict: per field the key, one of the words above, and the template, or the form
+# of a dict. Hashable.
+FormKey = tuple[tuple[Any, str, Any], ...]
 
 _PYTHON_TYPES = {bool: "|b1", int: "<i8", float: "<f8"}
 _TO_PYTHON = {dtype: kind for kind, dtype in _PYTHON_TYPES.items()}
 _INT64 = range(-(2**63), 2**63)
 
 
-def fields(infos: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any, np.ndarray]]:
-    """Go through batched infos: the path of keys, the value, and the mask bool (rows,).
-
-    A dict comes before its own fields.
-    """
-    for key, value in infos.items():
-        mask = infos.get(f"_{key}")
-        if mask is not None:
-            yield (*path, key), value, mask
-            if isinstance(value, dict):
-                yield from fields(value, (*path, key))
-
-
-def is_numeric(value: Any) -> bool:
-    """Whether the value of a field is an array of numbers."""
-    return isinstance(value, np.ndarray) and value.dtype.kind in NUMERIC
-
-
 def template_of(value: Any) -> Template | None:
     """Return how a value is built of numbers, None if it is not built of numbers alone."""
     kind = type(value)
     if kind is np.ndarray:
-        is_plain = value.dtype.kind in NUMERIC and value.dtype.isnative
+        is_plain = value.dtype.kind in NUMERIC and value.dtype.isnative and value.size
         return ("array", value.dtype.str, value.shape) if is_plain else None
     if kind in _PYTHON_TYPES:
         return ("python", _PYTHON_TYPES[kind]) if kind is not int or value in _INT64 else None
     if isinstance(value, np.generic):
-        return ("scalar", value.dtype.str) if value.dtype.kind in NUMERIC else None
+        # Not the second of two types that have the same numbers, such as longlong.
+        is_plain = value.dtype.kind in NUMERIC and np.dtype(value.dtype.str).type is kind
+        return ("scalar", value.dtype.str) if is_plain else None
     if kind is dict:
         parts = tuple((key, template_of(part)) for key, part in value.items())
         return None if any(part is None for _, part in parts) else ("dict", parts)
@@ -74,6 +68,32 @@ def template_of(value: Any) -> Template | None:
         parts = tuple(template_of(part) for part in value)
         return None if None in parts else ("tuple", parts)
     return None
+
+
+def form_of(info: Any) -> FormKey | None:
+    """Return the form of an info dict.
+
+    None for one with a key that begins with an underscore: it may be the mask of another key, which
+    only `add_info` can sort out.
+    """
+    fields: list[tuple[Any, str, Any]] = []
+    for key, value in info.items():
+        if isinstance(key, str) and key[:1] == "_":
+            return None
+        if isinstance(value, dict) and key != "final_obs":
+            inner = form_of(value)
+            if inner is None:
+                return None
+            fields.append((key, DICT, inner))
+            continue
+        template = template_of(value)
+        if template is None:
+            fields.append((key, OTHER, None))
+        elif key == "final_obs" or template[0] in ("dict", "tuple") or type(value) is np.bool_:
+            fields.append((key, OBJECT, template))
+        else:
+            fields.append((key, NUMBERS, template))
+    return tuple(fields)
 
 
 def leaf_dtypes(template: Template) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -111,55 +131,41 @@ def rebuild(template: Template, leaves: Iterator[np.ndarray], row: int) -> Any:
     return _TO_PYTHON[about](found) if kind == "python" else found
 
 
-def enter(
-    infos: dict[str, Any], path: Path, value: Any, mask: np.ndarray, rows: Any, num_rows: int
-) -> None:
-    """Enter a field of some rows into batched infos, in place, as `add_info` would env by env.
+class Field(NamedTuple):
+    """A field of a form, compiled.
 
-    Args:
-        infos: Batched infos with num_rows rows.
-        path: Where the field is; the dicts around it have been entered before.
-        value: A dict for a dict; else an array (B, ...), 0 or None where mask is False.
-        mask: bool (B,).
-        rows: Slice or int64 (B,): which rows of `infos` these are.
-        num_rows: Rows of every array.
+    Attributes:
+        key, mask_key: In the batched infos.
+        kind: See `fields`.
+        template: Of the value; the fields of a dict; the place in the message of what goes there.
+        target: Where the values are.
     """
-    for key in path[:-1]:
-        infos = infos[key]
-    key = path[-1]
-    if isinstance(value, dict):
-        infos.setdefault(key, {})
-    else:
-        array = infos.get(key)
-        if array is None and len(value) == num_rows:
-            infos[key] = value.copy()
-        else:
-            if array is None:
-                fill = None if value.dtype == object else 0
-                array = infos[key] = np.full((num_rows, *value.shape[1:]), fill, dtype=value.dtype)
-            _assign(array, np.arange(num_rows)[rows][mask], value[mask])
-    present = infos.get(f"_{key}")
-    if present is None:
-        present = infos[f"_{key}"] = np.zeros(num_rows, np.bool_)
-    present[rows] |= mask
+
+    key: Any
+    mask_key: str
+    kind: str
+    template: Any
+    target: Any
 
 
-def _assign(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
-    if array.dtype == object:  # one by one: NumPy would take arrays apart
-        for row, value in zip(rows.tolist(), values, strict=True):
-            array[row] = value
-    else:
-        array[rows] = values
+Target = Callable[[Path, str, Any], Any]
 
 
-def merge_infos(infos: dict[str, Any], part: dict[str, Any], rows: Any, num_rows: int) -> None:
-    """Enter batched infos of some rows into those of all, in place.
-
-    Args:
-        infos: Batched infos with num_rows rows.
-        part: Batched infos of B of these rows; only read.
-        rows: Slice or int64 (B,): which rows these are.
-        num_rows: Rows of `infos`.
-    """
-    for path, value, mask in fields(part):
-        enter(infos, path, value, mask, rows, num_rows)
+def compile_form(
+    form: FormKey, target: Target, others: Iterator[int], path: Path = ()
+) -> list[Field]:
+    """Bind the fields of a form to where their values are; without a place they go by message."""
+    fields = []
+    for key, kind, template in form:
+        place = None
+        inner = (*path, key)
+        if kind == DICT:
+            template = compile_form(template, target, others, inner)
+        elif kind != OTHER:
+            place = target(inner, kind, template)
+            if place is None:
+                kind = ANY
+        if kind in (OTHER, ANY):
+            template = next(others)
+        fields.append(Field(key, f"_{key}", kind, template, place))
+    return fields

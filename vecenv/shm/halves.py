@@ -10,7 +10,6 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.actions import ActionBatcher
 from vecenv.base import StepResult
-from vecenv.infos import take_infos
 from vecenv.rows import copy_batch
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import raise_faults
@@ -106,12 +105,13 @@ class Half:
             envs._calls.end_async()
         infos: dict[str, Any] = {}
         if status:
-            gathered, faults, _ = exchange.gather(self._workers, None)
-            if faults:
+            try:
+                infos, faults, _ = exchange.gather(self._workers, None)
+                raise_faults(faults, exchange.steps)
+            except BaseException:
                 self._settle_others()
                 envs._calls.forget_reset()
-                raise_faults(faults, exchange.steps)
-            infos = take_infos(gathered, self.env_ids)
+                raise
         return self._results(infos)
 
     def _is_other_pending(self) -> bool:

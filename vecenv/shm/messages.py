@@ -11,7 +11,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from vecenv.shm.action_rows import ActionLeaves
-from vecenv.shm.fields import FlatInfos
+from vecenv.shm.fields import Path, Template
 from vecenv.shm.layout import Leaf
 
 __all__ = [
@@ -67,22 +67,19 @@ class SlotLeaves(NamedTuple):
 
 
 class Column(NamedTuple):
-    """An info field with a place in shared memory.
+    """A place in shared memory for an info field whose values are all built alike.
 
     Attributes:
-        path: Keys that lead to it in the batched infos.
-        kind: "numbers" for an array of numbers; "objects" for an array of objects that all are
-            built alike, of numbers; "dict", of which only the mask is kept.
-        template: How the objects are built, see `fields.template_of`.
+        path: Keys that lead to it in the infos.
+        kind: NUMBERS or OBJECT, see `fields`.
+        template: How the values are built, see `fields.template_of`.
         values: (num_envs, *shape) of each number or array of numbers in it.
-        mask: bool (num_envs,).
     """
 
-    path: tuple[str, ...]
+    path: Path
     kind: str
-    template: Any
+    template: Template
     values: tuple[Leaf, ...]
-    mask: Leaf
 
 
 class Layout(NamedTuple):
@@ -96,6 +93,7 @@ class Layout(NamedTuple):
         ring_leaves: int64 (L, 3) table for first-ready rows.
         published: Array (num_envs, *shape) of every name that envs publish.
         autoreset_mode: When ended envs are reset.
+        row_forms: Forms of the envs' infos, int64 (num_envs,), where a chunk's differ.
     """
 
     observation_space: Space
@@ -105,6 +103,7 @@ class Layout(NamedTuple):
     ring_leaves: Leaf
     published: dict[str, Leaf]
     autoreset_mode: AutoresetMode
+    row_forms: Leaf
 
 
 class Answer(NamedTuple):
@@ -112,7 +111,8 @@ class Answer(NamedTuple):
 
     Attributes:
         result: Of a message; None for a step.
-        infos: Fields of the batched infos (chunk rows) that could not be put into a column.
+        infos: What of the infos is not in columns: by row of the chunk, or of the one env whose
+            ring row it is; see `columns.ChunkInfos`.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
         position: Ring row these belong to; -1 for a command.
@@ -120,7 +120,7 @@ class Answer(NamedTuple):
     """
 
     result: Any = None
-    infos: FlatInfos = {}
+    infos: Any = None
     objects: Sequence[Sequence[Any]] = ()
     errors: Sequence[Any] = ()
     position: int = -1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,9 +29,12 @@ from vecenv.shm.guard import guard_envs
 from vecenv.shm.layout import LINE, ControlLayout, chunk_bounds
 from vecenv.shm.messages import EnvSpaces, Layout
 from vecenv.shm.pool import WorkerPool
+from vecenv.shm.probe import ProbeTimeout, mostly_wait, run_apart
 from vecenv.shm.ready import ReadyRing, ring_size
 from vecenv.shm.shares import checked_threads, worker_shares
 from vecenv.shm.slots import SlotTable, make_slot
+from vecenv.shm.starting import prepare_start
+from vecenv.shm.threads import MOST_THREADS
 from vecenv.shm.wait import Link, make_link
 from vecenv.shm.worker import env_spaces, make_chunk_envs
 from vecenv.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
@@ -40,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["Opened", "PoolOptions", "open_pool", "pool_options"]
 
 Factories = Sequence[Callable[[], Env]]
+_logger = logging.getLogger("vecenv")
+_PROBE_S = 10.0  # for making and stepping one env, after which it counts as computing
 
 
 class PoolOptions(NamedTuple):
@@ -47,9 +54,10 @@ class PoolOptions(NamedTuple):
 
     Attributes:
         bounds: Chunks of envs; worker w has bounds[w], ..., bounds[w + 1] - 1.
-        context: Start method, or None for the default.
+        context: Start method, or None to choose one, see `make_start`.
         daemon: Flag of the processes.
-        threads: Per worker; 0 decides by measurement.
+        threads: Per worker; 0 if it depends on whether envs wait.
+        most_threads: Per worker, so that no more envs are stepped at a time than are allowed.
         may_spin: Whether there is a core for every process.
         restart_envs: Whether faults are survived.
         refuse_custom: Whether custom observation spaces are refused.
@@ -61,6 +69,7 @@ class PoolOptions(NamedTuple):
     context: str | None
     daemon: bool
     threads: int
+    most_threads: int
     may_spin: bool
     restart_envs: bool
     refuse_custom: bool
@@ -98,15 +107,16 @@ def pool_options(
     if num_envs == 0:
         raise ValueError("A vector env needs at least one env, got an empty list of factories")
     threads = checked_threads(threads_per_worker)
-    num_workers, threads = worker_shares(
-        num_envs, num_workers, threads, caller_steps, envs.max_concurrency
+    num_workers, most_threads = worker_shares(
+        num_envs, num_workers, caller_steps, envs.max_concurrency
     )
     has_own = caller_steps and num_envs > 1
     return PoolOptions(
         bounds=chunk_bounds(num_envs, num_workers + has_own)[has_own:],
         context=envs.context,
         daemon=envs.daemon,
-        threads=threads,
+        threads=min(threads, most_threads),
+        most_threads=most_threads,
         may_spin=usable_cores() >= num_workers + 1,
         restart_envs=on_error == "restart",
         refuse_custom=envs.shared_memory is True,
@@ -127,22 +137,25 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
     """
     import multiprocess
 
-    context = multiprocess.get_context(options.context)  # type: ignore[attr-defined]
+    prepare_start(options.context)
     num_envs = len(factories)
     num_workers = len(options.bounds) - 1
     queue_rows = -(-num_envs // LINE) * LINE
+    # Semaphores, if it needs them, with names, which reach workers however these are started.
+    context = multiprocess.get_context("fork" if options.context == "fork" else "spawn")  # type: ignore[attr-defined]
     link = make_link(context, ControlLayout(num_workers, queue_rows, ring_size(num_envs)))
     arena = Arena()
     words = arena.allocate((link.layout.num_words,), np.int64)
     link.attach(words, is_caller=True, may_spin=options.may_spin)
+    threads = options.threads or _threads_for(factories, options)
     pool = WorkerPool(
-        context,
+        options.context,
         factories,
         options.bounds,
         link,
         arena,
         daemon=options.daemon,
-        threads=options.threads,
+        threads=threads,
         may_spin=options.may_spin,
         restarts=arena.allocate((num_envs,), np.int64) if options.restart_envs else None,
     )
@@ -158,6 +171,34 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
             env.close()
         arena.close()
         raise
+
+
+def _threads_for(factories: Factories, options: PoolOptions) -> int:
+    """Decide how many threads each worker gets: one per env if the envs mostly wait, else one.
+
+    An env that is made for it shows which, and is gone when workers make theirs: later is too late,
+    as envs can't change their thread.
+    """
+    largest = max(last - first for first, last in itertools.pairwise(options.bounds))
+    most = min(largest, options.most_threads, MOST_THREADS)
+    if most < 2:
+        return 1
+    # The server's children are as clean as spawned ones, and sooner there.
+    method = "forkserver" if options.context == "spawn" else options.context
+    try:
+        is_waiting = run_apart(
+            mostly_wait, factories[-1:], timeout=_PROBE_S, method=method, is_worker=True
+        )
+    except Exception as error:  # if it is the envs' fault, making them will say so
+        _logger.log(
+            logging.WARNING if isinstance(error, ProbeTimeout) else logging.DEBUG,
+            "each worker steps one env at a time, as it is unknown whether envs wait (the probe "
+            "failed with %s: %s); threads_per_worker=n steps n at a time",
+            type(error).__name__,
+            error,
+        )
+        return 1
+    return most if is_waiting else 1
 
 
 def _make_all(pool: WorkerPool, factories: Factories, own_envs: list[Env]) -> list[EnvSpaces]:
@@ -227,6 +268,7 @@ def _lay_out(
         ring_leaves=ring.leaves(),
         published={name: arena.leaf(array) for name, array in published.items()},
         autoreset_mode=options.autoreset_mode,
+        row_forms=arena.leaf(arena.allocate((num_envs,), np.int64)),
     )
     for worker in range(len(pool.processes)):
         pool.send(worker, layout)
@@ -234,7 +276,7 @@ def _lay_out(
         own_envs = guard_envs(own_envs, pool.factories[: len(own_envs)], pool.restarts)
     own = Chunk(own_envs, -1, 0, layout, arena) if own_envs else None
     slots = SlotTable(arena, single, rows, num_envs)
-    columns = ColumnReader(arena, num_envs, link.layout.ring_rows)
+    columns = ColumnReader(arena, num_envs, link.layout.ring_rows, layout.row_forms)
     exchange = Exchange(pool, link, layout, slots, columns, ring, own)
     exchange.bind_objects(rows.obs)
     about = reports[0].metadata, reports[0].render_mode

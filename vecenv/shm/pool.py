@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any
 
@@ -19,7 +17,8 @@ from vecenv.shm.arena import Arena
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import WorkerDiedError, describe_exit
 from vecenv.shm.messages import dumps, loads
-from vecenv.shm.standard import authkey, pickled
+from vecenv.shm.standard import authkey
+from vecenv.shm.starting import make_start
 from vecenv.shm.wait import CALLER_SLICE_S, Link
 from vecenv.shm.worker import Seat, run_worker
 
@@ -41,7 +40,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        context: Any,
+        method: str | None,
         factories: Sequence[Callable[[], Env]],
         bounds: Sequence[int],
         link: Link,
@@ -56,7 +55,7 @@ class WorkerPool:
         self.processes: list[Any] = [None] * (len(bounds) - 1)
         self.start_s = [0.0] * (len(bounds) - 1)
         self._pipes: list[Any] = [None] * (len(bounds) - 1)
-        self._context = context
+        self._method = method
         self.factories = factories
         self._link, self._arena = link, arena
         self._daemon, self._threads, self._may_spin = daemon, threads, may_spin
@@ -74,20 +73,18 @@ class WorkerPool:
         """Start one worker process."""
         first, last = self.bounds[worker], self.bounds[worker + 1]
         self.start_s[worker] = -time.monotonic()
-        here, there = self._context.Pipe()
-        is_fork = self._context.get_start_method() == "fork"
-        factories = list(self.factories[first:last])
+        start = make_start(self._method, self.factories[first:last])
+        here, there = start.context.Pipe()
         seat = Seat(
             worker=worker,
             first=first,
-            factories=factories if is_fork else pickled(factories),
-            registry=None if is_fork else _pickled_registry(),
+            factories=start.factories,
+            registry=start.registry,
             link=self._link,
             arena=self._arena,
             pipe=there,
             caller_pid=os.getpid(),
-            is_child_of_main_thread=threading.current_thread() is threading.main_thread()
-            and self._context.get_start_method() != "forkserver",
+            is_child_of_main_thread=start.is_own_child,
             may_spin=self._may_spin,
             threads=self._threads,
             restarts=None if self.restarts is None else self._arena.leaf(self.restarts),
@@ -95,11 +92,9 @@ class WorkerPool:
             entropy=self._entropy,
             authkey=authkey(),
         )
-        process = self._context.Process(
-            target=run_worker, args=(seat,), name=f"vecenv-worker-{worker}", daemon=self._daemon
+        process = start.process(
+            run_worker, seat, name=f"vecenv-worker-{worker}", daemon=self._daemon
         )
-        with contextlib.nullcontext() if is_fork else _hidden_main():
-            process.start()
         there.close()
         self.processes[worker], self._pipes[worker] = process, here
 
@@ -208,29 +203,3 @@ def _global_entropy() -> int:
     """Return a number that depends on NumPy's global generator without advancing it."""
     state: Any = np.random.get_state()  # noqa: NPY002
     return int(np.random.SeedSequence([*state[1][:8].tolist(), int(state[2])]).generate_state(1)[0])
-
-
-def _pickled_registry() -> bytes:
-    """Pickle the specs of all registered envs, except those that can't be."""
-    import cloudpickle
-    import gymnasium
-
-    specs = []
-    for spec in gymnasium.registry.values():
-        with contextlib.suppress(Exception):  # pickling runs code of users' classes
-            specs.append(cloudpickle.dumps(spec))
-    return dumps(specs)
-
-
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Keep a spawned worker from running the main script again (and importing what it imports).
-
-    Factories are pickled with all they need from `__main__`, so nothing there is missed.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = type(sys)("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

@@ -8,10 +8,9 @@ import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from vecenv.base import StepBatch
+from vecenv.errors import InfoError
 from vecenv.rows import copy_batch
-from vecenv.shm.columns import ChunkInfos
 from vecenv.shm.faults import EnvFault, StepTimeoutError, WorkerDiedError, raise_faults
-from vecenv.shm.fields import FlatInfos
 from vecenv.shm.layout import (
     CLAIMS_LINE,
     HAS_MESSAGE,
@@ -124,8 +123,9 @@ class Receiver:
         infos: dict[str, Any] = {}
         objects: list[list[Any]] = []
         faults: list[EnvFault] = []
+        misfit: InfoError | None = None
         if ring.has_status or ring.has_forms:
-            faults = self._more(ids, index, infos, objects)
+            infos, faults, misfit = self._more(ids, index, objects)
         obs = ring.obs(index, lambda leaf: [parts[leaf] for parts in objects])
         rewards, terminations, truncations = ring.flags(index)
         if self._envs._is_disabled:
@@ -135,9 +135,11 @@ class Receiver:
             obs = copy_batch(obs) if isinstance(index, slice) else obs
             flags = rewards.copy(), terminations.copy(), truncations.copy()
         ring.head += ready
-        if faults:
+        if faults or misfit is not None:
             self._envs._calls.mark_received(ids)
             raise_faults(faults, self._exchange.steps)
+            assert misfit is not None
+            raise misfit
         if self._exchange.has_news:
             self._exchange.announce()
         return StepBatch(obs, *flags, infos, ids)
@@ -180,31 +182,33 @@ class Receiver:
                 )
 
     def _more(
-        self,
-        ids: np.ndarray,
-        index: slice | np.ndarray,
-        infos: dict[str, Any],
-        objects: list[list[Any]],
-    ) -> list[EnvFault]:
-        """Collect what rows have beyond numbers: put infos and objects there, return faults."""
+        self, ids: np.ndarray, index: slice | np.ndarray, objects: list[list[Any]]
+    ) -> tuple[dict[str, Any], list[EnvFault], InfoError | None]:
+        """Collect what rows have beyond numbers: infos and faults; put objects there.
+
+        Infos that can't be batched are an error of their own, to be raised when the rows have been
+        handed out.
+        """
         ring = self._exchange.ring
         words = ring.words(index)
         positions = words[:, ROW_SEQUENCE] - 1
-        messages: dict[int, FlatInfos] = {}
+        messages: dict[int, list[Any]] = {}
         faults = self._messages(words[:, ROW_STATUS], ids, positions, messages, objects)
-        forms = words[:, ROW_FORM]
-        if messages or forms.any():
-            self._exchange.columns.collect_ring(
-                _by_form(forms, messages), positions % ring.size, infos
-            )
-        return faults
+        forms = words[:, ROW_FORM].copy()
+        if faults or not (messages or forms.any()):
+            return {}, faults, None
+        try:
+            columns, places = self._exchange.columns, positions % ring.size
+            return columns.collect_ring(forms, messages, places, ids), faults, None
+        except InfoError as error:
+            return {}, faults, error
 
     def _messages(
         self,
         status: np.ndarray,
         ids: np.ndarray,
         positions: np.ndarray,
-        messages: dict[int, FlatInfos],
+        messages: dict[int, list[Any]],
         objects: list[list[Any]],
     ) -> list[EnvFault]:
         """Take in what came by message with these rows; infos are left in `messages` by row."""
@@ -217,18 +221,3 @@ class Receiver:
             faults += answer.errors
             objects.append([leaf[0] for leaf in answer.objects])
         return faults
-
-
-def _by_form(forms: np.ndarray, messages: dict[int, FlatInfos]) -> list[ChunkInfos]:
-    """Put rows together whose infos have the same form, in the order of the first of each."""
-    chunks: list[ChunkInfos] = []
-    taken = set()
-    for row in range(len(forms)):
-        form = int(forms[row])
-        if row in messages:
-            chunks.append(ChunkInfos(form, messages[row], np.array([row])))
-        elif form and form not in taken:
-            taken.add(form)
-            same = [k for k in np.flatnonzero(forms == form).tolist() if k not in messages]
-            chunks.append(ChunkInfos(form, {}, np.array(same)))
-    return chunks

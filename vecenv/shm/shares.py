@@ -10,7 +10,7 @@ __all__ = ["checked_threads", "worker_shares"]
 
 
 def checked_threads(threads_per_worker: int | str) -> int:
-    """Return the number of threads, 0 for "auto"."""
+    """Return the number of threads; 0 for "auto", if it depends on the envs."""
     if threads_per_worker == "auto":
         return 0
     if isinstance(threads_per_worker, int) and threads_per_worker >= 1:
@@ -21,11 +21,11 @@ def checked_threads(threads_per_worker: int | str) -> int:
 def worker_shares(
     num_envs: int,
     num_workers: int | None,
-    threads: int,
     caller_steps: bool,
     max_concurrency: int | None,
 ) -> tuple[int, int]:
-    """Return how many workers and threads per worker to use."""
+    """Return how many workers to use, and how many threads each may have at most."""
+    most_threads = num_envs
     if num_workers is None:
         num_workers = max(1, usable_cores() - caller_steps)
     elif num_workers < 1:
@@ -40,6 +40,6 @@ def worker_shares(
                 f"`max_concurrency` must be a positive or None, got {max_concurrency}."
             )
         num_workers = min(num_workers, int(max_concurrency))
-        threads = min(threads or num_envs, int(max_concurrency) // num_workers)
+        most_threads = int(max_concurrency) // num_workers
     most = num_envs - 1 if caller_steps and num_envs > 1 else num_envs
-    return max(1, min(num_workers, most)), threads
+    return max(1, min(num_workers, most)), most_threads

@@ -12,11 +12,14 @@ import multiprocessing
 import multiprocessing.process
 import multiprocessing.resource_sharer
 import multiprocessing.util
+import pickle
+import sys
 import threading
+import types
 from collections import ChainMap
 from typing import Any
 
-__all__ = ["authkey", "end_own", "pickled", "settle"]
+__all__ = ["authkey", "end_own", "pickled", "settle", "unpickled"]
 
 
 def authkey() -> bytes:
@@ -28,7 +31,7 @@ def pickled(factories: list[Any]) -> bytes:
     """Pickle factories by value as far as needed: lambdas, closures, classes of `__main__`.
 
     Locks, queues, pipes and shared values are handed over as if a process of theirs were started;
-    everything else, tensors and bound methods too, as `cloudpickle` does it.
+    everything else, tensors and bound methods too, as `cloudpickle` does it. Load with `unpickled`.
     """
     import cloudpickle
     import multiprocess.context
@@ -43,18 +46,40 @@ def pickled(factories: list[Any]) -> bytes:
             if is_shared_value or kind.__module__.partition(".")[0] in names:
                 theirs[kind] = reducer
 
+    main = vars(sys.modules["__main__"])
+    of_main: dict[str, Any] = {}  # classes and functions of the main script that are pickled
+
     class Pickler(cloudpickle.Pickler):
         dispatch_table: Any = ChainMap(theirs, cloudpickle.Pickler.dispatch_table)  # type: ignore[arg-type]
+
+        def reducer_override(self, obj: Any) -> Any:
+            is_named = isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__"
+            if is_named and main.get(obj.__name__) is obj:
+                of_main[obj.__name__] = obj
+            return super().reducer_override(obj)
 
     file = io.BytesIO()
     for library in libraries:
         library.context.set_spawning_popen(_Spawning)
     try:
-        Pickler(file).dump(factories)
+        Pickler(file).dump((factories, of_main))
     finally:
         for library in libraries:
             library.context.set_spawning_popen(None)
     return file.getvalue()
+
+
+def unpickled(text: bytes) -> list[Any]:
+    """Return factories that another process has pickled.
+
+    Classes and functions of its main script become those of this process's, so that their instances
+    (infos, exceptions, attributes) find their way back to the very same class over there.
+    """
+    factories, of_main = pickle.loads(text)
+    main = vars(sys.modules["__main__"])
+    for name, value in of_main.items():
+        main.setdefault(name, value)
+    return factories
 
 
 class _Spawning:

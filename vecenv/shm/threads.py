@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.infos import take_infos
 from vecenv.shm.chunk import Chunk, Outcome
+from vecenv.shm.columns import Noted
 from vecenv.shm.faults import EnvFault
-from vecenv.shm.fields import merge_infos
 from vecenv.shm.layout import QUEUE_HEAD, QUEUE_TAIL, THREADS, THREADS_DONE
 from vecenv.shm.wait import Link
 
@@ -90,13 +89,11 @@ class EnvThreads:
         barrier.is_done.wait()
         self.settle()
         self._barrier = None
-        infos: dict[str, Any] = {}
+        infos: dict[int, Noted] = {}
         faults: list[EnvFault] = []
-        for index, (env_infos, env_faults) in enumerate(barrier.results):
+        for env_infos, env_faults in barrier.results:
             faults += env_faults
-            if env_infos:
-                rows = np.array([index])
-                merge_infos(infos, take_infos(env_infos, rows), rows, len(actions))
+            infos.update(env_infos)
         return self._chunk.outcome(infos, faults)
 
     def settle(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import threading
@@ -35,7 +34,8 @@ from vecenv.shm.layout import (
 )
 from vecenv.shm.messages import Answer, EnvSpaces, Layout, ResetRequest, dumps, loads
 from vecenv.shm.orphans import end_with_caller
-from vecenv.shm.standard import end_own, settle
+from vecenv.shm.standard import end_own, settle, unpickled
+from vecenv.shm.starting import limit_threads, register_ids
 from vecenv.shm.threads import MOST_THREADS, EnvThreads, WaitMeter
 from vecenv.shm.wait import Link
 
@@ -58,7 +58,7 @@ class Seat(NamedTuple):
         caller_pid: Whom to follow into the end.
         is_child_of_main_thread: See `end_with_caller`.
         may_spin: Whether there is a core for every process.
-        threads: Threads per worker; 0 decides by measurement.
+        threads: Threads per worker, at least 1.
         restarts: Counts of all envs in shared memory; None if faults are raised.
         lost_because: Why the former worker is gone, for a worker that replaces one.
         entropy: For the global random generators.
@@ -89,6 +89,7 @@ def run_worker(seat: Seat) -> None:
     end_with_caller(seat.caller_pid, is_child_of_main_thread=seat.is_child_of_main_thread)
     _sharpen_timers()
     settle(seat.worker, seat.authkey)
+    limit_threads()
     _reseed(seat.entropy + seat.worker)
     try:
         envs = _make_envs(seat)
@@ -122,9 +123,9 @@ def _make_envs(seat: Seat) -> list[Env] | None:
     """Make the envs and report their spaces, or what went wrong (and return None)."""
     factories = seat.factories
     if isinstance(factories, bytes):
-        _register(seat.registry)
+        register_ids(seat.registry)
         try:
-            factories = loads(factories)
+            factories = unpickled(factories)
         except Exception as error:
             fault = EnvFault.of(error, seat.first, seat.worker, "creation")
             seat.pipe.send_bytes(dumps(fault))
@@ -158,16 +159,6 @@ def make_chunk_envs(
         except Exception as error:
             return envs, EnvFault.of(error, first + index, worker, "creation")
     return envs, None
-
-
-def _register(registry: bytes | None) -> None:
-    """Make the env ids that the caller has registered known here."""
-    import gymnasium
-
-    for pickled in loads(registry) if registry else ():
-        with contextlib.suppress(Exception):  # of a module that can't be imported here
-            spec = loads(pickled)
-            gymnasium.registry.setdefault(spec.id, spec)
 
 
 def env_spaces(envs: list[Env]) -> EnvSpaces:

@@ -1,0 +1,848 @@
+"""Envs drawn at random, in lockstep with Gymnasium's vector envs and with envs stepped by hand.
+
+A case is a number: it decides on spaces, infos, rewards, wrappers, the mode of autoreset, workers,
+threads, the start method, copies, and who is stepped when. Nothing here knows how vecenv works.
+
+    python tests/random_envs.py --seconds 60             # prints its seed, and a case that differs
+    python tests/random_envs.py --case 123456            # that case again
+
+The environment variables VECENV_FUZZ_SEED and VECENV_FUZZ_SECONDS are the defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+import time
+from collections import OrderedDict
+from copy import deepcopy
+from fractions import Fraction
+
+import gymnasium as gym
+import numpy as np
+from envs import ARRAY_SPACES, MODES, SPACES
+from equality import assert_same
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.wrappers import vector as vector_wrappers
+
+from vecenv import AsyncVectorEnv, InfoError, StepSlot, SyncVectorEnv
+
+NEXT_STEP, SAME_STEP, DISABLED = MODES
+MOST_ENVS = 6
+RAISED = (TypeError, ValueError, OverflowError, IndexError, AttributeError)
+
+
+# -- envs ------------------------------------------------------------------------------------
+
+
+def random_space(rng, choices, depth=2):
+    """A space of any kind, perhaps nested."""
+    if depth == 0 or rng.random() < 0.6:
+        return choices[str(rng.choice(list(choices)))]
+    parts = [random_space(rng, choices, depth - 1) for _ in range(rng.integers(1, 4))]
+    if rng.random() < 0.5:
+        return spaces.Tuple(parts)
+    return spaces.Dict({f"{'zyx'[k]}{k}": part for k, part in enumerate(parts)})
+
+
+class Infos:
+    """Draws info dicts: keys, types and shapes come and go.
+
+    `level` 0 has none, 1 the same numbers always, 2 whatever can be batched, 3 also what Gymnasium
+    itself fails to batch now and then.
+    """
+
+    def __init__(self, level, chance, underscores, takes_final=True):
+        self.level, self.chance, self.underscores = level, chance, underscores
+        self.takes_final = takes_final
+        self.kept = {}  # one dict, used again and again
+        self.array = np.zeros(2)
+
+    def draw(self, rng, action=None, depth=0):
+        if self.level == 0:
+            return {}
+        if self.level == 1:
+            self.array += 1
+            self.kept.update(
+                a=float(rng.normal()), n=int(rng.integers(9)), v=self.array, d={"x": self.array}
+            )
+            return self.kept
+        makers = {
+            "a": self.number,
+            "b": self.number,
+            "s": lambda rng: [f"run {rng.integers(99)}", None, [1, np.zeros(2)], ("x", 2)][
+                rng.integers(4)
+            ],
+            "v": lambda rng: rng.integers(0, 9, 2).astype(["f4", "f8", "i2", "?"][rng.integers(4)]),
+            "w": lambda rng: np.array(["abcdef"[: rng.integers(1, 6)], "y"]),
+            "t": lambda rng: [(1, 2.5), (np.int8(3), (True,)), np.bool_(True), None][
+                rng.integers(4)
+            ],
+            "0d": lambda rng: np.array(rng.integers(9), ["i4", "f4"][rng.integers(2)]),
+            "empty": lambda rng: [np.zeros((0, 2)), np.zeros((0, 2), "i4")][rng.integers(2)],
+            "when": lambda rng: np.datetime64("2020-01-01") + rng.integers(9),
+            "big": lambda rng: rng.integers(0, 9, (3, 2)).astype([">i4", "i8"][rng.integers(2)]),
+            "record": lambda rng: np.ones(1, [("x", "i4"), ("y", "f8")]),
+            "c": lambda rng: np.complex64(rng.integers(9) + 1j),
+            3: self.number,
+            "actions": lambda rng: [deepcopy(action)],
+        }
+        if depth < 2:
+            makers["d"] = lambda rng: self.draw(rng, action, depth + 1)
+            makers["o"] = lambda rng: OrderedDict(self.draw(rng, action, depth + 1))
+        if depth < 2 and self.takes_final:
+            makers["final_info"] = makers["d"]
+            makers["final_obs"] = lambda rng: [np.ones(2), {"x": 1}, 3, None][rng.integers(4)]
+        if self.underscores:
+            makers |= {"_a": self.number, "_s": lambda rng: int(rng.integers(2))}
+        if self.level == 3:
+            makers |= {
+                "a": lambda rng: [self.number(rng), None, "text", 10**30][
+                    int(rng.random() < 0.1) * rng.integers(4)
+                ],
+                "v": lambda rng: np.zeros(2 + int(rng.random() < 0.1)),
+                "mixed": lambda rng: [{"x": 1}, 2.5, np.ones(2)][
+                    int(rng.random() < 0.1) * rng.integers(3)
+                ],
+            }
+        keys = [key for key in makers if rng.random() < self.chance]
+        if rng.random() < 0.1:
+            keys = [keys[k] for k in rng.permutation(len(keys))]
+        return {key: makers[key](rng) for key in keys}
+
+    @staticmethod
+    def number(rng):
+        kinds = [int, float, bool, np.float32, np.int8, np.float64, np.uint16, np.bool_, np.float16]
+        return kinds[rng.integers(len(kinds))](rng.integers(9) / 2)
+
+
+REWARDS = {
+    "float": float,
+    "int": lambda x: int(8 * x),
+    "float32": np.float32,
+    "array": np.array,
+    "bool": lambda x: x > 0,
+    "NumPy bool": lambda x: np.bool_(x > 0),
+    "large": lambda x: 10**30 if x > 0 else -(2**70),
+    "fraction": lambda x: Fraction(int(8 * x), 3),
+    "longdouble": np.longdouble,
+}
+FLAGS = {"bool": bool, "NumPy bool": np.bool_, "int": int, "array": lambda x: np.array(bool(x))}
+
+
+class AnyEnv(gym.Env):
+    """An env whose every part is drawn; what it does is decided by its seed alone."""
+
+    def __init__(self, options):
+        self.options = options
+        self.observation_space = deepcopy(options["observation_space"])
+        self.action_space = deepcopy(options["action_space"])
+        self.infos = Infos(*options["infos"])
+        self.kept = None
+        self.length = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.length = 0
+        result = self._observe(), self._info(None)
+        return list(result) if self.options["returns_list"] else result
+
+    def step(self, action):
+        rng, options = self.np_random, self.options
+        self.length += 1
+        is_over = rng.random() < options["end_chance"]
+        is_truncated = rng.random() < 0.4
+        flag = FLAGS[options["flag"]]
+        result = (
+            self._observe(),
+            REWARDS[options["reward"]](rng.normal()),
+            flag(is_over and not is_truncated),
+            flag(is_over and is_truncated),
+            self._info(action),
+        )
+        return list(result) if options["returns_list"] else result
+
+    def _info(self, action):
+        return self.infos.draw(self.np_random, action)
+
+    def _observe(self):
+        obs = self.observation_space.sample()
+        style = self.options["obs"]
+        if style == "reused":
+            self.kept = obs if self.kept is None else overwrite(self.kept, obs)
+            return self.kept
+        return restyle(self.observation_space, obs, style)
+
+
+def overwrite(kept, obs):
+    """Write an observation into the arrays of another, as simulators do; return that."""
+    if isinstance(obs, dict):
+        for key, part in obs.items():
+            kept[key] = overwrite(kept[key], part)
+        return kept
+    if type(obs) is tuple and type(kept) is tuple and len(obs) == len(kept):
+        return tuple(overwrite(old, new) for old, new in zip(kept, obs, strict=True))
+    is_alike = isinstance(obs, np.ndarray) and isinstance(kept, np.ndarray)
+    if is_alike and (kept.shape, kept.dtype) == (obs.shape, obs.dtype):
+        kept[...] = obs
+        return kept
+    return obs
+
+
+def restyle(space, obs, style):
+    """The same observation in other types that Gymnasium takes for it."""
+    if style == "plain":
+        return obs
+    if isinstance(space, spaces.Dict):
+        parts = {key: restyle(part, obs[key], style) for key, part in space.spaces.items()}
+        return {**parts, "more": 1} if style == "lists" else OrderedDict(parts)
+    if isinstance(space, spaces.Tuple):
+        return tuple(restyle(p, o, style) for p, o in zip(space.spaces, obs, strict=True))
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        return obs.astype(np.float64) if style == "wide" else obs.tolist()
+    if isinstance(space, spaces.Discrete) and space.dtype == np.int64:
+        return int(obs)
+    return obs
+
+
+def make_env(options):
+    """Make the env with its wrappers."""
+    env = AnyEnv(options)
+    for name in options["wrappers"]:
+        env = WRAPPERS[name](env)
+    return env
+
+
+WRAPPERS = {
+    "TimeLimit": lambda env: gym.wrappers.TimeLimit(env, 5),
+    "OrderEnforcing": gym.wrappers.OrderEnforcing,
+    "RecordEpisodeStatistics": gym.wrappers.RecordEpisodeStatistics,
+    "Autoreset": gym.wrappers.Autoreset,
+    "FlattenObservation": gym.wrappers.FlattenObservation,
+    "TransformReward": lambda env: gym.wrappers.TransformReward(env, float),
+}
+OUTER = {
+    "none": lambda envs: envs,
+    "DictInfoToList": vector_wrappers.DictInfoToList,
+    "RecordEpisodeStatistics": vector_wrappers.RecordEpisodeStatistics,
+    "ClipReward": lambda envs: vector_wrappers.ClipReward(envs, -0.5, 0.5),
+    "NormalizeReward": vector_wrappers.NormalizeReward,
+}
+
+
+class Case:
+    """Everything that a number decides."""
+
+    def __init__(self, number, fixed_shape=False):
+        rng = self.rng = np.random.default_rng(number)
+        self.number = number
+        self.mode = MODES[rng.integers(3)]
+        self.num_envs = int(rng.integers(1, MOST_ENVS + 1))
+        self.num_steps = int(rng.choice([8, 40, 200]))
+        simple = {k: v for k, v in ARRAY_SPACES.items() if v.shape is None or np.prod(v.shape)}
+        choices = simple if fixed_shape else SPACES
+        self.observation_space = random_space(rng, choices)
+        action_choices = {k: v for k, v in SPACES.items() if k not in ("custom",)}
+        is_plain = rng.random() < 0.6 or fixed_shape
+        self.action_space = spaces.Discrete(4) if is_plain else random_space(rng, action_choices, 1)
+        level = int(rng.choice([0, 1, 2, 2, 2, 3]))
+        chance = float(rng.choice([0.1, 0.5, 0.9]))
+        self.is_wild = level == 3
+        self.outer = "none" if level >= 2 or rng.random() < 0.6 else str(rng.choice(list(OUTER)))
+        wrappers = [str(name) for name in WRAPPERS if rng.random() < 0.15]
+        if level == 1 and "RecordEpisodeStatistics" in wrappers:
+            wrappers.remove("RecordEpisodeStatistics")  # it writes into the env's own dict
+        if not is_flat(self.observation_space) and "FlattenObservation" in wrappers:
+            wrappers.remove("FlattenObservation")
+        obs = str(rng.choice(["plain", "plain", "reused", "wide", "lists"]))
+        if "FlattenObservation" in wrappers and obs == "lists":
+            obs = "wide"
+        self.options = {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "infos": (level, chance, bool(rng.random() < 0.2)),
+            "reward": str(rng.choice(list(REWARDS))),
+            "flag": str(rng.choice(list(FLAGS))),
+            "end_chance": float(rng.choice([0.05, 0.3, 0.8, 1.0])),
+            "returns_list": bool(rng.random() < 0.15 and not wrappers),
+            "obs": obs,
+            "wrappers": wrappers,
+        }
+        self.seed = int(rng.integers(1 << 30))
+
+    def env_fns(self):
+        return [functools.partial(make_env, self.options)] * self.num_envs
+
+    def make_async(self, rng, **options):
+        num_workers = int(rng.integers(1, min(3, self.num_envs) + 1))
+        threads = [1, 1, 2, "auto"][rng.integers(4)]
+        starts = ["fork"] * 60 + ["forkserver", "spawn"]
+        context = os.environ.get("VECENV_FUZZ_CONTEXT") or starts[rng.integers(len(starts))]
+        kwargs = {
+            "num_workers": num_workers,
+            "threads_per_worker": threads,
+            "context": context,
+            "copy": bool(rng.random() < 0.7),
+            "caller_steps": bool(rng.random() < 0.25) and self.num_envs > num_workers,
+            "on_error": ["raise", "restart"][int(rng.random() < 0.2)],
+            "autoreset_mode": self.mode,
+        } | options
+        return AsyncVectorEnv(self.env_fns(), **kwargs), kwargs
+
+
+def is_flat(space):
+    parts = getattr(space, "spaces", None)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return all(map(is_flat, parts.values() if isinstance(parts, dict) else parts))
+    kinds = spaces.Box | spaces.Discrete | spaces.MultiBinary
+    return isinstance(space, kinds) and np.prod(space.shape or (1,)) > 0
+
+
+def without_times(infos):
+    """Statistics of episodes have their seconds."""
+    if isinstance(infos, list):
+        return [without_times(info) for info in infos]
+    if not isinstance(infos, dict):
+        return infos
+    found = {key: without_times(value) for key, value in infos.items()}
+    for name in ("episode", "_episode"):
+        if isinstance(found.get(name), dict):
+            found[name] = {k: v for k, v in found[name].items() if k not in ("t", "_t")}
+    return found
+
+
+def comparable(result):
+    return (*result[:-1], without_times(result[-1]))
+
+
+# -- lockstep with Gymnasium's classes -------------------------------------------------------
+
+
+class Kept:
+    """Results that are the caller's must stay as they were."""
+
+    def __init__(self):
+        self.pairs = []
+
+    def add(self, result, path):
+        self.pairs.append((result, deepcopy(result)))
+        if len(self.pairs) > 5:
+            self.check(path)
+
+    def check(self, path):
+        assert_same(*self.pairs.pop(0), f"{path}: a result returned before")
+
+
+def run_lockstep(number):
+    """Compare step by step; return how many env steps were."""
+    case = Case(number)
+    everyone, about = make_lockstep(case)
+    where = f"case {number} ({case.mode.value}, {about}, {case.options})"
+    try:
+        return Lockstep(case, everyone, where).run()
+    finally:
+        for envs in everyone:
+            envs.close()
+
+
+def make_lockstep(case):
+    """Make Gymnasium's vector env and those to be compared with it."""
+    rng = case.rng
+    if case.mode is SAME_STEP and case.options["obs"] == "reused":
+        case.options["obs"] = "plain"  # Gymnasium's final_obs would be the next episode's
+    if case.outer != "none" and case.mode is DISABLED:
+        case.outer = "DictInfoToList"  # statistics after a reset by mask: see docs/gymnasium.md
+    if case.mode is SAME_STEP and case.outer == "NormalizeReward":
+        case.outer = "ClipReward"
+    everyone = [
+        gym.vector.SyncVectorEnv(case.env_fns(), autoreset_mode=case.mode),
+        SyncVectorEnv(case.env_fns(), bool(rng.random() < 0.7), autoreset_mode=case.mode),
+    ]
+    about = {}
+    if case.options["infos"][0] < 3 or rng.random() < 0.5:
+        pool, about = case.make_async(rng)
+        everyone.append(pool)
+    if is_control(rng, case):
+        everyone.append(gym.vector.AsyncVectorEnv(case.env_fns(), shared_memory=False))
+    return [OUTER[case.outer](envs) for envs in everyone], about
+
+
+class Lockstep:
+    """Vector envs that do the same; the first is Gymnasium's."""
+
+    def __init__(self, case, everyone, where):
+        self.case, self.everyone, self.where = case, everyone, where
+        self.keeps = [Kept() if getattr(envs, "copy", True) else None for envs in everyone]
+
+    def run(self):
+        case, rng, count = self.case, self.case.rng, 0
+        action_space = self.everyone[0].action_space
+        action_space.seed(case.seed)
+        seed = case.seed
+        if rng.random() < 0.3:
+            seed = [case.seed + 7 * k for k in range(case.num_envs)]
+        options = [None, {}, {"level": 3}][rng.integers(3)]
+        result = self.all_do(lambda e: e.reset(seed=seed, options=options), self.where)
+        for step in range(case.num_steps):
+            if result is None:
+                break
+            actions, path = action_space.sample(), f"{self.where} step {step}"
+            result = self.all_do(lambda e, a=actions: e.step(deepcopy(a)), path)
+            if result is not None:
+                count += case.num_envs * (len(self.everyone) - 1)
+                result = self.reset_some(result, path)
+        return count
+
+    def reset_some(self, result, path):
+        """Reset the envs that are over, where that is ours to do; now and then some others too."""
+        case, rng, over = self.case, self.case.rng, result[2] | result[3]
+        mask = rng.random(case.num_envs) < 0.5
+        seeds = None if rng.random() < 0.5 else rng.integers(99, size=case.num_envs).tolist()
+        if case.mode is DISABLED and over.any():
+            mask = over | (mask & (rng.random() < 0.3))
+        elif not (mask.any() and rng.random() < 0.05) or case.outer == "RecordEpisodeStatistics":
+            return result
+        return self.all_do(
+            lambda e: e.reset(seed=seeds, options={"reset_mask": mask.copy()}),
+            f"{path}, reset of {mask}",
+        )
+
+    def all_do(self, call, path):
+        """Return what Gymnasium returned; None if it could not, and ours said so too."""
+        try:
+            expected = comparable(call(self.everyone[0]))
+        except RAISED as error:
+            assert self.case.is_wild, f"{path}: {error!r}"
+            for envs in self.everyone[1:]:
+                refuse(call, envs, f"{path} {envs}, {error!r} in Gymnasium")
+            return None
+        for envs, keep in zip(self.everyone[1:], self.keeps[1:], strict=True):
+            result = call(envs)
+            assert_same(comparable(result), expected, f"{path} {envs}")
+            if keep is not None:
+                keep.add(result, path)
+        return expected
+
+
+def refuse(call, envs, path):
+    """Require that infos are refused, naming the env."""
+    try:
+        call(envs)
+    except InfoError as error:
+        assert "of env" in str(error), f"{path}: {error}"
+    else:
+        raise AssertionError(f"{path}: not refused here")
+
+
+def is_control(rng, case):
+    """Whether Gymnasium's AsyncVectorEnv is compared; its final infos have another order."""
+    is_tame = case.options["infos"][0] < 3 and case.options["obs"] in ("plain", "wide")
+    return case.mode is NEXT_STEP and is_tame and case.outer == "none" and rng.random() < 0.05
+
+
+# -- against envs stepped by hand ------------------------------------------------------------
+
+
+class Batcher(VectorEnv):
+    """Gymnasium's own batching of infos, for any number of rows."""
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+
+    def batch(self, infos_of_rows):
+        infos = {}
+        for row, entries in enumerate(infos_of_rows):
+            for info in entries:
+                infos = self._add_info(infos, info, row)
+        return infos
+
+
+class ByHand:
+    """Envs and what vector envs promise about them, as plainly as can be."""
+
+    def __init__(self, case):
+        self.case = case
+        self.envs = [fn() for fn in case.env_fns()]
+        self.is_over = [False] * case.num_envs
+        self.obs = [None] * case.num_envs
+        self.transitions = [[] for _ in self.envs]
+
+    def reset(self, index, seed=None):
+        obs, info = self.envs[index].reset(seed=seed)
+        self.obs[index], self.is_over[index] = deepcopy(obs), False
+        return self.obs[index], deepcopy(info)
+
+    def step(self, index, action):
+        """Return observation, reward, flags and the info dicts of one env's step."""
+        mode = self.case.mode
+        if mode is NEXT_STEP and self.is_over[index]:
+            obs, info = self.reset(index)
+            return obs, 0.0, False, False, [info]
+        obs, reward, terminated, truncated, info = self.envs[index].step(deepcopy(action))
+        before, obs, infos = self.obs[index], deepcopy(obs), [deepcopy(info)]
+        reward = float(reward)
+        flags = bool(terminated), bool(truncated)
+        self.transitions[index].append((before, action, reward, *flags, obs))
+        self.is_over[index] = any(flags)
+        self.obs[index] = obs
+        if any(flags) and mode is SAME_STEP:
+            infos = [{"final_obs": obs, "final_info": infos[0]}]
+            obs, info = self.reset(index)
+            infos.append(info)
+        return obs, reward, *flags, infos
+
+    def batch(self, results):
+        """Batch the results of some steps, with Gymnasium's functions."""
+        obs, rewards, terminations, truncations, infos = zip(*results, strict=True)
+        count = len(results)
+        return (
+            self.batch_obs(obs),
+            np.array(rewards, np.float64),
+            np.array(terminations, np.bool_),
+            np.array(truncations, np.bool_),
+            Batcher(count).batch(infos),
+        )
+
+    def batch_obs(self, obs):
+        space = self.envs[0].observation_space
+        return concatenate(space, list(obs), create_empty_array(space, n=len(obs)))
+
+
+def draw_actions(space, count):
+    """Return a batch of actions, and what each env gets of it."""
+    rows = [space.sample() for _ in range(count)]
+    batch = concatenate(space, rows, create_empty_array(space, n=count))
+    return batch, list(iterate(batch_space(space, count), batch))
+
+
+def run_by_hand(number):
+    """First-ready stepping, halves and slots, against envs stepped one by one."""
+    case = Case(number, fixed_shape=number % 3 == 0)
+    case.is_wild = False
+    level, *rest = case.options["infos"]
+    case.options["infos"] = (min(level, 2), *rest)
+    rng = case.rng
+    pool, kwargs = case.make_async(rng)
+    where = f"case {number} ({case.mode.value}, {kwargs}, {case.options})"
+    num_env_steps = 0
+    for envs in (SyncVectorEnv(case.env_fns(), autoreset_mode=case.mode), pool):
+        model = ByHand(case)
+        first = [model.reset(k, case.seed + k) for k in range(case.num_envs)]
+        obs, infos = envs.reset(seed=case.seed)
+        expected = model.batch_obs([pair[0] for pair in first])
+        assert_same(obs, expected, where)
+        wanted = Batcher(case.num_envs).batch([[info] for _, info in first])
+        assert_same(without_times(infos), without_times(wanted), where)
+        space = model.envs[0].action_space
+        space.seed(case.seed)
+        try:
+            can_out = hasattr(envs, "allocate") and is_fixed(envs.single_observation_space)
+            for turn in range(case.num_steps // 8 + 1):
+                way = rng.integers(3 if can_out else 2)
+                path = f"{where} turn {turn} of {type(envs).__name__}"
+                if way == 2:
+                    num_env_steps += by_slots(envs, model, space, rng, path)
+                elif way == 1 and can_halve(envs, case):
+                    num_env_steps += by_halves(envs, model, space, rng, path)
+                else:
+                    num_env_steps += by_sends(envs, model, space, rng, path)
+        finally:
+            envs.close()
+    return num_env_steps
+
+
+def is_fixed(space):
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return all(map(is_fixed, parts))
+    arrays = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    return isinstance(space, arrays)
+
+
+def can_halve(envs, case):
+    if not isinstance(envs, AsyncVectorEnv) or envs.num_workers < 2:
+        return False
+    shapes = is_fixed(envs.single_observation_space) and is_fixed(envs.single_action_space)
+    return shapes and envs._exchange.own is None
+
+
+def restart_over(envs, model, path):
+    """Reset the envs that are over, if that is the caller's business."""
+    if model.case.mode is DISABLED and any(model.is_over):
+        mask = np.array(model.is_over)
+        obs, infos = envs.reset(options={"reset_mask": mask})
+        entries = [[model.reset(k)[1]] if mask[k] else [] for k in range(len(mask))]
+        assert_same(obs, model.batch_obs(model.obs), f"{path}, reset of {mask}")
+        wanted = without_times(Batcher(len(mask)).batch(entries))
+        assert_same(without_times(infos), wanted, f"{path}, reset of {mask}")
+
+
+def by_sends(envs, model, space, rng, path, num_rounds=8):
+    """Send some, receive some; whoever comes back must have what its env gave."""
+    num_envs, waiting, count = envs.num_envs, {}, 0
+    for _ in range(num_rounds):
+        idle = [k for k in range(num_envs) if k not in waiting]
+        ready = [k for k in idle if model.case.mode is not DISABLED or not model.is_over[k]]
+        chosen = rng.permutation(ready)[: rng.integers(1, len(ready) + 1)] if ready else []
+        if len(chosen):
+            actions, rows = draw_actions(space, len(chosen))
+            envs.send(actions, chosen)
+            for k, action in zip(chosen.tolist(), rows, strict=True):
+                waiting[k] = model.step(k, action)
+        if waiting:
+            count += receive(envs, model, waiting, int(rng.integers(1, len(waiting) + 1)), path)
+        if not waiting:
+            restart_over(envs, model, path)
+    while waiting:
+        count += receive(envs, model, waiting, None, path)
+    restart_over(envs, model, path)
+    return count
+
+
+def receive(envs, model, waiting, least, path):
+    batch = envs.recv(least, timeout=60)
+    ids = batch.env_ids.tolist()
+    expected = comparable(model.batch([waiting.pop(k) for k in ids]))
+    assert_same(comparable(tuple(batch[:5])), expected, f"{path}, envs {ids}")
+    return len(ids)
+
+
+def by_halves(envs, model, space, rng, path, num_rounds=4):
+    halves = envs.halves()
+    count = 0
+    for _ in range(num_rounds):
+        expected = []
+        for half in halves:
+            actions, rows = draw_actions(space, half.num_envs)
+            half.step_async(actions)
+            pairs = zip(half.env_ids.tolist(), rows, strict=True)
+            expected.append(model.batch([model.step(k, action) for k, action in pairs]))
+        for half, wanted in zip(halves, expected, strict=True):
+            result = half.step_wait(timeout=60)
+            assert_same(comparable(result), comparable(wanted), f"{path}, half {half.env_ids}")
+            count += half.num_envs
+        restart_over(envs, model, path)
+    return count
+
+
+def make_slot(envs, rng):
+    reward_dtype = [np.float32, np.float64][rng.integers(2)]
+    allocate = envs.allocate if rng.random() < 0.7 else np.ones
+    obs = create_empty_array(envs.single_observation_space, envs.num_envs, allocate)
+    flags = [allocate((envs.num_envs,), np.bool_) for _ in range(2)]
+    return StepSlot(obs, allocate((envs.num_envs,), reward_dtype), *flags)
+
+
+def by_slots(envs, model, space, rng, path, num_rounds=4):
+    slots = [make_slot(envs, rng) for _ in range(2)]
+    for turn in range(num_rounds):
+        slot = slots[turn % 2]
+        actions, rows = draw_actions(space, envs.num_envs)
+        result = envs.step(actions, out=slot)
+        wanted = model.batch([model.step(k, action) for k, action in enumerate(rows)])
+        wanted = (wanted[0], wanted[1].astype(slot.rewards.dtype), *wanted[2:])
+        assert_same(comparable(result), comparable(wanted), path)
+        restart_over(envs, model, path)
+    return num_rounds * envs.num_envs
+
+
+# -- buffers ---------------------------------------------------------------------------------
+
+
+def run_buffers(number):
+    """What a TransitionWriter writes is what the envs did, row by row."""
+    from buffers import EpisodicReplayBuffer, SharedReplayBuffer
+
+    case = Case(number, fixed_shape=True)
+    level, chance, underscores = case.options["infos"]
+    case.options["infos"] = (min(level, 2), chance, underscores, False)
+    case.options["wrappers"] = [n for n in case.options["wrappers"] if n != "FlattenObservation"]
+    case.options["observation_space"] = buffer_space(case.rng)
+    case.options["obs"] = str(case.rng.choice(["plain", "reused"]))
+    envs, kwargs = case.make_async(case.rng)
+    path = f"case {number} ({case.mode.value}, {kwargs}, {case.options})"
+    spaces_of = envs.single_observation_space, envs.single_action_space
+    episodic = EpisodicReplayBuffer(4000, *spaces_of, num_envs=case.num_envs, seed=0)
+    shared = SharedReplayBuffer(4000, *spaces_of, seed=0)
+    try:
+        order, model = write_steps(case, envs, (episodic, shared))
+    finally:
+        envs.close()
+    assert len(shared) == len(order), path
+    rows = shared.get(np.arange(len(shared)))
+    names = ("obs", "actions", "rewards", "terminations", "truncations", "next_obs")
+    columns = [getattr(rows, name) for name in names]
+    for row, (env_id, transition) in enumerate(order):
+        for name, column, wanted in zip(names, columns, transition, strict=True):
+            assert_row(column, row, wanted, f"{path} row {row} of env {env_id}: {name}")
+    check_episodes(episodic, model, path)
+    return case.num_steps * case.num_envs
+
+
+def write_steps(case, envs, buffers):
+    """Step envs into buffers, and by hand; return the transitions in order, and the model."""
+    from buffers import TransitionWriter
+
+    rng, num_envs, model, order = case.rng, case.num_envs, ByHand(case), []
+    writers = [TransitionWriter(envs, buffer) for buffer in buffers]
+    for k in range(num_envs):
+        model.reset(k, case.seed + k)
+    obs, _ = envs.reset(seed=case.seed)
+    for writer in writers:
+        writer.reset(obs)
+    for _ in range(case.num_steps):
+        actions = rng.integers(0, 4, num_envs)
+        if rng.random() < 0.5:
+            result = envs.step(actions)
+            for writer in writers:
+                writer.step(actions, *result)
+            order += step_model(model, np.arange(num_envs), actions)
+        else:
+            ids = rng.permutation(num_envs)
+            for written in (*(writer.sent for writer in writers), envs.send):
+                written(actions[ids], ids)
+            order += receive_all(envs, writers, model, actions)
+        if case.mode is DISABLED and any(model.is_over):
+            mask = np.array(model.is_over)
+            obs, _ = envs.reset(options={"reset_mask": mask})
+            for k in np.flatnonzero(mask).tolist():
+                model.reset(k)
+            for writer in writers:
+                writer.reset(obs, mask)
+    return order, model
+
+
+def receive_all(envs, writers, model, actions):
+    """Write the envs in flight as they come; return the transitions in that order."""
+    left, order = envs.num_envs, []
+    while left:
+        batch = envs.recv(1, timeout=60)
+        for writer in writers:
+            writer.received(batch)
+        left -= len(batch.env_ids)
+        order += step_model(model, batch.env_ids, actions[batch.env_ids])
+    return order
+
+
+def buffer_space(rng):
+    """Spaces that buffers take: arrays, in dicts and tuples."""
+    names = ["float32(3,)", "uint8(3,)", "int16(3,)", "float64(2, 3)", "discrete", "multi-discrete"]
+    leaves = [ARRAY_SPACES[name] for name in rng.choice(names, 3)]
+    if rng.random() < 0.4:
+        return leaves[0]
+    return spaces.Dict(a=leaves[0], b=spaces.Tuple(leaves[1:]))
+
+
+def step_model(model, env_ids, actions):
+    """Step envs by hand; return (env, transition) for the rows that are transitions."""
+    found = []
+    for k, action in zip(env_ids.tolist(), actions, strict=True):
+        before = len(model.transitions[k])
+        model.step(k, action)
+        found += [(k, transition) for transition in model.transitions[k][before:]]
+    return found
+
+
+def assert_row(column, row, wanted, path):
+    if isinstance(wanted, dict):
+        for key, part in wanted.items():
+            assert_row(column[key], row, part, f"{path}[{key!r}]")
+    elif isinstance(wanted, tuple):
+        for k, part in enumerate(wanted):
+            assert_row(column[k], row, part, f"{path}[{k}]")
+    else:
+        found = np.asarray(column[row])
+        wanted = np.asarray(wanted).astype(found.dtype)
+        assert np.array_equal(found, wanted), f"{path}: {found} is not {wanted}"
+
+
+def check_episodes(episodic, model, path):
+    """Each finished episode of each env is there, and nothing else."""
+    expected = []
+    for transitions in model.transitions:
+        episode = []
+        for transition in transitions:
+            episode.append(transition)
+            if transition[3] or transition[4]:
+                expected.append(episode)
+                episode = []
+    assert episodic.num_episodes == len(expected), path
+    found = [episodic.episode(k) for k in range(episodic.first_episode, len(expected))]
+    left = list(found)
+    for episode in expected:
+        match = next((k for k, other in enumerate(left) if is_episode(other, episode)), None)
+        assert match is not None, f"{path}: an episode of {len(episode)} steps is missing"
+        left.pop(match)
+
+
+def is_episode(found, episode):
+    if len(found["rewards"]) != len(episode):
+        return False
+    try:
+        for t, (obs, action, reward, terminated, truncated, next_obs) in enumerate(episode):
+            assert_row(found["obs"], t, obs, "")
+            assert_row(found["obs"], t + 1, next_obs, "")
+            assert_row(found["actions"], t, action, "")
+            assert_row(found["rewards"], t, reward, "")
+            assert_row(found["terminations"], t, terminated, "")
+            assert_row(found["truncations"], t, truncated, "")
+    except AssertionError:
+        return False
+    return True
+
+
+# -- running ---------------------------------------------------------------------------------
+
+RUNS = {"lockstep": run_lockstep, "by hand": run_by_hand, "buffers": run_buffers}
+
+
+def run_case(number):
+    """Run one case; return the number of env steps compared."""
+    kinds = list(RUNS)
+    return RUNS[kinds[[0, 0, 0, 1, 1, 2][number % 6]]](number)
+
+
+def say(line):
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def run_for(seconds, seed, least_steps=0):
+    """Run cases until the time is up; return the number of env steps compared."""
+    end, total, count = time.monotonic() + seconds, 0, 0
+    numbers = np.random.default_rng(seed)
+    while time.monotonic() < end or total < least_steps:
+        number = int(numbers.integers(1 << 40))
+        try:
+            total += run_case(number)
+        except BaseException:
+            say(f"case {number} of seed {seed} differs: {sys.argv[0]} --case {number}")
+            raise
+        count += 1
+    say(f"{total} env steps in {count} cases without a difference (seed {seed})")
+    return total
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    env = os.environ.get
+    fresh = int(np.random.SeedSequence().generate_state(1)[0])
+    parser.add_argument("--seed", type=int, default=int(env("VECENV_FUZZ_SEED") or fresh))
+    parser.add_argument("--seconds", type=float, default=float(env("VECENV_FUZZ_SECONDS") or 60))
+    parser.add_argument("--case", type=int, help="run only this one")
+    args = parser.parse_args()
+    if args.case is not None:
+        say(f"{run_case(args.case)} env steps without a difference")
+        return
+    say(f"seed {args.seed}")
+    run_for(args.seconds, args.seed)
+
+
+if __name__ == "__main__":
+    main()
