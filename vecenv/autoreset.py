@@ -189,9 +189,8 @@ class EnvGroup:
         if rows.has_ends:
             _clear_flags(rows, indices)
         resets_next = bool(ended)  # NEXT_STEP only: elsewhere `ended` is empty here
-        infos: dict[Any, Any] = {}
         target, rewards = rows.obs.target, rows.reward_view
-        index = 0
+        infos, index = {}, 0
         try:
             # Not strict=True: the actions have been counted, and it costs 0.7 us at the end.
             numbers = indices or self._indices
@@ -206,8 +205,7 @@ class EnvGroup:
                         terminated, truncated, info = _write_converted(rows, index, result)
                     if terminated or truncated:
                         rows.has_ends = True
-                        rows.terminations[index] = terminated
-                        rows.truncations[index] = truncated
+                        rows.terminations[index], rows.truncations[index] = terminated, truncated
                         info = self._end_episode(index, result[0], info, rows, infos, enter)
                 if info:
                     enter(infos, info, index, len(self.envs))
