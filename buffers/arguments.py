@@ -73,9 +73,13 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
     Raises:
         BufferMisuseError: It is no array, or lies elsewhere.
     """
+    if type(given) is np.ndarray:
+        return given
     if isinstance(given, torch.Tensor):
-        check_place(name, given, device)
-        tensor = given.detach().cpu()
+        if not given.is_cpu:
+            check_place(name, given, device)
+            given = given.cpu()
+        tensor = given.detach()
         return tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
     try:
         return np.asarray(given)
@@ -158,10 +162,12 @@ def check_rewards(rewards: np.ndarray, what: str = "") -> None:
         rewards: See above.
         what: Begins the message.
     """
-    with np.errstate(over="ignore"):
-        stored = rewards.astype(np.float32, copy=False)
-    wrong = np.flatnonzero(~np.isfinite(stored))
-    if len(wrong):
+    stored = rewards
+    if rewards.dtype != np.float32:
+        with np.errstate(over="ignore"):
+            stored = rewards.astype(np.float32)
+    if not np.isfinite(stored).all():
+        wrong = np.flatnonzero(~np.isfinite(stored))
         raise BufferMisuseError(
             f"{what}rewards[{wrong[0]}] is {stored[wrong[0]]} as float32, expected finite numbers; "
             "find the step that makes it"
@@ -181,11 +187,18 @@ def read_distinct_ids(
         raise BufferMisuseError(
             f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers (B,)"
         )
-    if ids.size and (ids.min() < 0 or ids.max() >= num_envs or np.unique(ids).size < ids.size):
+    if ids.size and (ids.min() < 0 or ids.max() >= num_envs or _has_twice(ids, num_envs)):
         raise BufferMisuseError(
             f"env_ids is {ids.tolist()}, expected different numbers from 0 to {num_envs - 1}"
         )
     return ids.astype(np.int64, copy=False)
+
+
+def _has_twice(ids: np.ndarray, bound: int) -> bool:
+    """Whether a number from 0 to below bound is there more than once."""
+    if bound > 1 << 20:  # memory for all would be too much
+        return np.unique(ids).size < ids.size
+    return bool(np.bincount(ids.astype(np.int64)).max() > 1)
 
 
 def extra_leaves(extra_columns: Mapping[str, Space] | None, taken: Set[str]) -> list[Leaf]:

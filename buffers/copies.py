@@ -26,9 +26,9 @@ class Rebuilt:
 
     A class takes part by:
 
-    - calling `self._remember(TheClass, *arguments)` as the last line of its constructor, with the
-      arguments, also by name, that make an empty buffer of the same kind. Leave out `seed` (the
-      generator is part of the state) and `allocate`.
+    - calling `self._remember(TheClass, size, *arguments)` as the last line of its constructor, with
+      the arguments, also by name, that make an empty buffer of the same kind. The first is its
+      size. Leave out `seed` (the generator is part of the state) and `allocate`.
     - `_copied_state()`: all that is held, as a dict of what pickles well: NumPy arrays, numbers,
       lists of them. Views of the buffer's memory will do, they are read at once.
     - `_take_copied_state(state)`: copies that into a buffer fresh from the constructor. Arrays may
@@ -36,15 +36,15 @@ class Rebuilt:
     """
 
     _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
-    _own_names: frozenset[str]
 
     def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:
+        # No `vars(self)` here: an object it was called on finds its attributes more slowly.
         self._made_by = maker, arguments, options
-        self._own_names = frozenset(vars(self)) | {"_own_names"}
 
     def _added(self) -> dict[str, Any]:
-        """Attributes that were added after the constructor, by subclasses or users."""
-        return {name: value for name, value in vars(self).items() if name not in self._own_names}
+        """Attributes that no constructor of ours makes: those of subclasses and users."""
+        own = _own_names(*self._made_by)
+        return {name: value for name, value in vars(self).items() if name not in own}
 
     def _copied_state(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -59,7 +59,8 @@ class Rebuilt:
     def __setstate__(self, parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
         state, added = parts
         self._take_copied_state(state)
-        vars(self).update(added)
+        for name, value in added.items():
+            setattr(self, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         maker, arguments, options = copy.deepcopy(self._made_by, memo)
@@ -72,6 +73,19 @@ class Rebuilt:
         made = rebuild(type(self), *self._made_by)
         made.__setstate__((self._copied_state(), self._added()))
         return made
+
+
+_names_by_maker: dict[type, frozenset[str]] = {}
+
+
+def _own_names(
+    maker: type[Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> frozenset[str]:
+    """The attributes that the constructor of a class makes, from a buffer of size 1."""
+    if maker not in _names_by_maker:
+        made = maker(1, *arguments[1:], **{**options, "device": "cpu"})
+        _names_by_maker[maker] = frozenset(vars(made))
+    return _names_by_maker[maker]
 
 
 def rebuild(

@@ -26,7 +26,7 @@ __all__ = ["MinibatchSampler", "RolloutBatch", "split_evenly"]
 
 _POOL_SIZE = 2  # batches whose memory is kept
 _ALIGNMENT = 64
-_ROW_NUMBER = torch.zeros(1, dtype=torch.int64)
+_SMALL_BYTES = 1 << 14  # of copies that are not worth a pool
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -61,51 +61,94 @@ def split_evenly(count: int, parts: int) -> Iterator[tuple[int, int]]:
 
 
 class _Pages:
-    """Memory of one batch: an array for each of its columns, cut to the size of the batch.
+    """An array of some rows for each of several columns, all in one piece of memory.
 
-    Tensors made of such cuts keep these, and so the pages, alive. That nobody refers to the pages
-    but this object shows that all of the tensors are gone, views of them included.
+    Tensors made of cuts of the arrays keep the memory alive, and so do views of the tensors. That
+    nobody refers to it but this object shows that all of them are gone.
 
     Args:
-        sources: A batch has as many columns of their dtypes and shapes, and one of row numbers.
-        capacity: Rows of the largest batch.
+        columns: Tensors (K, ...) on the CPU; there is an array (capacity, ...) like each of them.
+        capacity: Rows.
     """
 
-    def __init__(self, sources: Sequence[torch.Tensor], capacity: int):
-        shapes = [(s.numpy().dtype, s.shape[1:]) for s in (*sources, _ROW_NUMBER)]
-        ends = list(accumulate(_padded(capacity, shape, dtype) for dtype, shape in shapes))
-        self._pages = np.empty(ends[-1] + _ALIGNMENT, np.uint8)
-        begin = -self._pages.ctypes.data % _ALIGNMENT
-        self._columns = [
-            np.ndarray((capacity, *shape), dtype, self._pages, begin + end)
-            for (dtype, shape), end in zip(shapes, [0, *ends[:-1]], strict=True)
+    def __init__(self, columns: Sequence[torch.Tensor], capacity: int):
+        shapes = [((capacity, *column.shape[1:]), column.numpy().dtype) for column in columns]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
+        ends = list(accumulate(size + -size % _ALIGNMENT for size in sizes))
+        self._memory = np.empty(ends[-1] + _ALIGNMENT, np.uint8)
+        first = -self._memory.ctypes.data % _ALIGNMENT
+        self._arrays = [
+            np.ndarray(shape, dtype, self._memory, first + begin)
+            for (shape, dtype), begin in zip(shapes, [0, *ends[:-1]], strict=True)
         ]
-        self._count_unused = getrefcount(self._pages)
-
-    @staticmethod
-    def nbytes_for(sources: Sequence[torch.Tensor], capacity: int) -> int:
-        """Bytes of the pages, but for what aligns them."""
-        return capacity * sum(s.element_size() * s[0].numel() for s in (*sources, _ROW_NUMBER))
+        self._count_unused = getrefcount(self._memory)
 
     @property
     def nbytes(self) -> int:
-        return self._pages.nbytes
+        return self._memory.nbytes
 
     def is_unused(self) -> bool:
-        """Whether nobody has a batch made of these pages any more, nor a part of one."""
-        return getrefcount(self._pages) == self._count_unused
+        """Whether all tensors that were made here are gone."""
+        return getrefcount(self._memory) == self._count_unused
 
     def cut(self, size: int) -> list[torch.Tensor]:
-        """The columns of a batch of some rows, not initialised."""
-        return [torch.from_numpy(column[:size]) for column in self._columns]
+        """A tensor (size, ...) for each column, not initialised."""
+        return [torch.from_numpy(array[:size]) for array in self._arrays]
+
+
+class _Pool:
+    """Memory for copies of rows, used again once nobody has the copies any more.
+
+    In the usual loop, where a batch is held until the next one is there, that makes two.
+
+    Args:
+        columns: Tensors (K, ...), like which the copies are.
+        is_host: Whether they are on the CPU; other devices have an allocator that does it.
+    """
+
+    def __init__(self, columns: Sequence[torch.Tensor], *, is_host: bool):
+        self._columns, self._is_host = columns, is_host
+        self._row_bytes = sum(column.element_size() * column[0].numel() for column in columns)
+        self._capacity = 0
+        self._kept: list[_Pages] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(pages.nbytes for pages in self._kept)
+
+    def reserve(self, capacity: int) -> None:
+        """See to memory for copies of so many rows.
+
+        Raises:
+            BufferMemoryError: It is missing.
+        """
+        if capacity <= self._capacity:
+            return
+        self._check(capacity)
+        self._kept, self._capacity = [], capacity
+        self.take(capacity)
+
+    def take(self, size: int) -> list[torch.Tensor] | None:
+        """A tensor (size, ...) for each column, or None if new ones are as quick."""
+        if not self._is_host or self._capacity * self._row_bytes <= _SMALL_BYTES:
+            return None
+        for pages in self._kept:
+            if pages.is_unused():
+                return pages.cut(size)
+        self._check(self._capacity)
+        pages = _Pages(self._columns, self._capacity)
+        self._kept = [*self._kept, pages][-_POOL_SIZE:]
+        return pages.cut(size)
+
+    def _check(self, capacity: int) -> None:
+        needed, device = capacity * self._row_bytes, self._columns[0].device
+        advice = "use more minibatches, or keep fewer"
+        check_fits(f"a batch of {capacity} rows", needed, device, advice)
 
 
 class MinibatchSampler:
     """Shuffles row indices and gathers rows.
-
-    On the CPU, memory of batches is used again once they are gone: in the usual loop, where a batch
-    is held until the next one is there, that makes two. Other devices have an allocator that does
-    it.
 
     Args:
         observation_space: Says how observations nest.
@@ -126,22 +169,22 @@ class MinibatchSampler:
         seed: int | None,
     ):
         self._space = observation_space
+        self._is_nested = isinstance(observation_space, Dict | Tuple)
         self._num_obs, self._extras = len(obs), list(extras)
         tensors = [column.tensor for column in (*obs, *others)]
         self._sources = [tensor.flatten(0, 1) for tensor in (*tensors, *extras.values())]
-        self._is_nested = isinstance(observation_space, Dict | Tuple)
         self._rows = rows
         self._num_rows = rows.spec.shape[0]
-        self._is_pooled = rows.tensor.device.type == "cpu" and not rows.is_twofold
-        self._pool: list[_Pages] = []
-        self._capacity = 0
+        is_host = rows.tensor.device.type == "cpu" and not rows.is_twofold
+        self._batches = _Pool(self._sources, is_host=is_host)
+        self._orders = _Pool([rows.tensor], is_host=is_host)
         self._passes = self._stops = 0
         self.state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for batches."""
-        return sum(pages.nbytes for pages in self._pool)
+        """Bytes held for batches and the rows they consist of."""
+        return self._batches.nbytes + self._orders.nbytes
 
     def count_batches(self, num_minibatches: int | None, batch_size: int | None, count: int) -> int:
         """Number of batches for `count` rows; sees to the memory for the largest possible one.
@@ -156,6 +199,7 @@ class MinibatchSampler:
                 "give either num_minibatches or batch_size, got "
                 f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
             )
+        self._orders.reserve(self._num_rows)
         name = "batch_size" if num_minibatches is None else "num_minibatches"
         number = check_count(name, batch_size if num_minibatches is None else num_minibatches)
         if number > self._num_rows:
@@ -164,9 +208,9 @@ class MinibatchSampler:
                 "make it smaller"
             )
         if num_minibatches is None:
-            self._reserve(number)
+            self._batches.reserve(number)
             return -(-count // number)
-        self._reserve(-(-self._num_rows // number))
+        self._batches.reserve(-(-self._num_rows // number))
         return min(number, count)
 
     def stop(self) -> None:
@@ -178,38 +222,36 @@ class MinibatchSampler:
         return self._draw(count, num_batches, self._stops)
 
     def _draw(self, count: int, num_batches: int, stops: int) -> Iterator[RolloutBatch]:
-        self._require(stops == self._stops)
+        if stops != self._stops:
+            raise _overtaken()
         self._passes += 1
         number = self._passes
-        shuffle(self._rows.host[:count], self.state)
-        if self._rows.is_twofold:
-            # Blocks: the next epoch shuffles the host pages, which must have left by then.
-            self._rows.tensor.copy_(torch.from_numpy(self._rows.host))
-        indices = self._rows.tensor
+        order = self._shuffled(count)
         for start, stop in split_evenly(count, num_batches):
-            self._require(number == self._passes and stops == self._stops)
-            yield self._gather(indices[start:stop])
+            if number != self._passes or stops != self._stops:
+                raise _overtaken()
+            yield self._gather(order[start:stop])
 
-    @staticmethod
-    def _require(is_current: bool) -> None:
-        if not is_current:
-            raise BufferMisuseError(
-                "these minibatches are over: another pass or rollout has begun, or advantages were "
-                "computed again, since; go through one pass at a time, list(rollout.minibatches("
-                "...)) keeps the batches of a pass"
-            )
+    def _shuffled(self, count: int) -> torch.Tensor:
+        """The first rows int64 (count,) of the list, shuffled; a copy, of which batches have part.
+
+        On other devices this waits: the next pass shuffles the host pages, which must have left.
+        """
+        rows = self._rows.host[:count]
+        shuffle(rows, self.state)
+        taken = self._orders.take(count)
+        if taken is not None:
+            return taken[0].copy_(self._rows.tensor[:count])
+        return torch.from_numpy(rows).to(self._rows.tensor.device, copy=True)
 
     def _gather(self, chosen: torch.Tensor) -> RolloutBatch:
         """The rows int64 (B,) of all columns, in memory of their own."""
-        select = torch.index_select
-        if self._is_pooled:
-            columns = self._unused_pages().cut(len(chosen))
-            for source, target in zip(self._sources, columns, strict=False):
-                select(source, 0, chosen, out=target)
-            indices = columns.pop().copy_(chosen)
-        else:
+        select, columns = torch.index_select, self._batches.take(len(chosen))
+        if columns is None:
             columns = [select(source, 0, chosen) for source in self._sources]
-            indices = chosen.clone()
+        else:
+            for source, target in zip(self._sources, columns, strict=True):
+                select(source, 0, chosen, out=target)
         extras: dict[str, torch.Tensor] = {}
         if self._extras:
             begin = len(columns) - len(self._extras)
@@ -217,28 +259,12 @@ class MinibatchSampler:
             del columns[begin:]
         if self._is_nested:
             columns[: self._num_obs] = [build_tree(self._space, columns[: self._num_obs])]
-        return RolloutBatch(*columns, indices=indices, extras=extras)
-
-    def _reserve(self, capacity: int) -> None:
-        """See to the memory of a first batch of this size, before any row is moved."""
-        if capacity > self._capacity:
-            self._pool, self._capacity = [], capacity
-        if self._is_pooled:
-            self._unused_pages()
-
-    def _unused_pages(self) -> _Pages:
-        for pages in self._pool:
-            if pages.is_unused():
-                return pages
-        needed = _Pages.nbytes_for(self._sources, self._capacity)
-        what = f"a batch of {self._capacity} rows"
-        check_fits(what, needed, torch.device("cpu"), "use more minibatches, or keep fewer")
-        pages = _Pages(self._sources, self._capacity)
-        self._pool = [*self._pool, pages][-_POOL_SIZE:]
-        return pages
+        return RolloutBatch(*columns, indices=chosen, extras=extras)
 
 
-def _padded(count: int, shape: Sequence[int], dtype: np.dtype) -> int:
-    """Bytes of a column, up to where the next one may begin."""
-    size = count * math.prod(shape) * dtype.itemsize
-    return size + -size % _ALIGNMENT
+def _overtaken() -> BufferMisuseError:
+    return BufferMisuseError(
+        "these minibatches are over: another pass or rollout has begun since, or advantages were "
+        "computed again; go through one pass at a time, list(rollout.minibatches(...)) keeps the "
+        "batches of a pass"
+    )

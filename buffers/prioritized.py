@@ -106,7 +106,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._tree = None if is_staged else SumTree(self.capacity)
             self._sums = BlockSums(self.capacity, self.device) if is_staged else None
         self._largest = np.ones(1)
-        self._log_largest = math.log(largest_value(self.capacity))
+        self._bound = -1.0, 0.0  # an alpha, and the largest priority for it
         made = {"device": device, "staged": staged, "num_envs": num_envs, **rows}
         self._remember(PrioritizedReplayBuffer, capacity, *spaces, alpha=alpha, beta=beta, **made)
 
@@ -230,9 +230,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _largest_priority(self) -> float:
         """Up to which priorities are taken: so many rows of it can be summed up."""
-        if self._log_largest >= self.alpha * _LOG_MAX:
-            return sys.float_info.max
-        return math.exp(self._log_largest / self.alpha)
+        alpha, bound = self._bound
+        if alpha != self.alpha:
+            logarithm = math.log(largest_value(self.capacity))
+            is_free = logarithm >= self.alpha * _LOG_MAX
+            bound = sys.float_info.max if is_free else math.exp(logarithm / self.alpha)
+            self._bound = self.alpha, bound
+        return bound
 
     def _own_arrays(self) -> dict[str, np.ndarray]:
         if self._tree is not None:

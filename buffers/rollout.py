@@ -368,7 +368,8 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         self._is_uploaded[:] = state["is_uploaded"]
         for name, marks in state["has_extras"].items():
             self._has_extras[name][:] = marks
-        vars(self).update(state["counts"])
+        for name, count in state["counts"].items():
+            setattr(self, name, count)
         self._sampler.state[:] = state["shuffle"]
 
     def state_dict(self) -> dict[str, Any]:

@@ -163,8 +163,9 @@ class Successors:
             array = arrays[prefix + layout.obs[0]]
             return array.reshape(len(array), -1).view(np.uint8)
         first = min(layout.fields[path].offset for path in layout.obs)
-        packed = np.empty((len(arrays["rewards"]), layout.obs_bytes), np.uint8)
-        packed[:, self._padding] = 0  # rows are compared as bytes
+        # Rows are compared as bytes, padding and all.
+        allocate = np.zeros if self._padding.start < self._padding.stop else np.empty
+        packed = allocate((len(arrays["rewards"]), layout.obs_bytes), np.uint8)
         for path in layout.obs:
             field = layout.fields[path]
             begin = field.offset - first

@@ -88,14 +88,9 @@ class TrajectoryBuffer(Rebuilt):
         self._capacity = 0
         self._ends: list[int] = []
         self._allocate(check_count("capacity", capacity))
-        self._remember(
-            TrajectoryBuffer,
-            capacity=capacity,
-            observation_space=observation_space,
-            action_space=action_space,
-            extra_columns=extra_columns,
-            device=device,
-        )
+        spaces = observation_space, action_space
+        options = {"extra_columns": extra_columns, "device": device}
+        self._remember(TrajectoryBuffer, capacity, *spaces, **options)
 
     def _copied_state(self) -> dict[str, Any]:
         columns = [column[: len(self)].cpu().numpy() for column in self._storage]

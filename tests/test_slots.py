@@ -208,8 +208,9 @@ def test_a_slot_of_a_buffer_for_another_autoreset_mode_is_refused(backend):
     named = SimpleNamespace(**right.slot(1)._asdict(), autoreset_mode=wrong.autoreset_mode)
     with pytest.raises(SlotError, match="mode 'NextStep', but the envs have 'SameStep'; make"):
         envs.step(actions, out=named)
-    named.autoreset_mode = right.autoreset_mode
-    envs.step(actions, out=named)
+    for mode in (right.autoreset_mode, "SameStep", "same_step"):
+        named.autoreset_mode = mode
+        envs.step(actions, out=named)
     with pytest.raises(BufferMisuseError, match=r"is 'NextStep', but .*VectorEnv.* has 'SameStep'"):
         RolloutBuffer(*sizes, autoreset_mode="NextStep", allocate=envs.allocate)
     envs.close()

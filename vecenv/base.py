@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.actions import ActionBatcher
+from vecenv.autoreset import read_autoreset_mode
 from vecenv.errors import SlotError
 from vecenv.protocol import CallProtocol
 from vecenv.rows import aligned_zeros
@@ -256,14 +257,15 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         A buffer bootstraps and leaves rows out as its mode says, so filled by envs of another it
         would be learned from wrongly.
         """
-        mode = getattr(out, "autoreset_mode", None)
-        if mode is not None and mode != self.autoreset_mode:
+        given = getattr(out, "autoreset_mode", None)
+        mode = None if given is None else read_autoreset_mode(given)
+        if mode is not None and mode is not self.autoreset_mode:
             raise SlotError(
-                f"out is of a buffer with autoreset mode {getattr(mode, 'value', mode)!r}, but the "
-                f"envs have {self.autoreset_mode.value!r}; make the buffer with "
+                f"out is of a buffer with autoreset mode {mode.value!r}, but the envs have "
+                f"{self.autoreset_mode.value!r}; make the buffer with "
                 "autoreset_mode=envs.autoreset_mode"
             )
-        if getattr(type(out), "autoreset_mode", None) is mode:  # so for all of this type
+        if getattr(type(out), "autoreset_mode", None) is given:  # so for all of this type
             self._slot_type = type(out)
 
     def _logged(self, kind: int) -> AbstractContextManager[None]:

@@ -152,6 +152,8 @@ class OnDevice(torch.Tensor):
     def device(self):
         return torch.device("cuda:0")
 
+    is_cpu = False
+
 
 def test_tensors_of_cuda_0_are_those_of_cuda(monkeypatch):
     tensor = torch.ones(3).as_subclass(OnDevice)

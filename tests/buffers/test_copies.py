@@ -132,14 +132,15 @@ def test_a_copied_buffer_keeps_priorities_and_exponents(duplicate):
 def test_a_copy_of_a_subclass_needs_nothing_of_its_constructor(duplicate):
     made = duplicate(Numbered(7))
     assert type(made) is Numbered and made.number == 7 and made.capacity == 20
+    assert vars(made).keys() == vars(Numbered(7)).keys()
 
 
 class Numbered(SharedReplayBuffer):
     """Has a constructor of its own."""
 
     def __init__(self, number):
-        super().__init__(20, SPACE, ACTIONS)
         self.number = number
+        super().__init__(20, SPACE, ACTIONS)
 
 
 @pytest.mark.parametrize("staged", [False, True])

@@ -167,16 +167,15 @@ def test_other_random_generators_are_not_touched():
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
 
 
-def addresses_of(batch):
-    return tuple(leaf.data_ptr() for leaf in (*batch, batch.indices))
+LARGE = Box(-1, 1, (2048,))  # batches that are worth to be pooled
 
 
 def test_batches_use_the_same_memory_again():
-    rollout = filled(6, 5)
+    rollout = filled(6, 5, LARGE)
     addresses = set()
     for _ in range(3):
-        for batch in rollout.minibatches(4):
-            addresses.add(addresses_of(batch))
+        for batch in rollout.minibatches(3):
+            addresses.add(tuple(leaf.data_ptr() for leaf in batch))
     assert len(addresses) == 2, "one batch is held until the next is there"
     held = rollout.memory()["minibatches"]
     for _ in rollout.minibatches(6):
@@ -185,44 +184,49 @@ def test_batches_use_the_same_memory_again():
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_batches_that_are_kept_stay_as_they_are(staged):
-    rollout = filled(6, 5, staged=staged)
-    kept = list(rollout.minibatches(4)) + list(rollout.minibatches(3))
-    assert sorted(torch.cat([b.log_probs for b in kept[:4]]).tolist()) == list(range(30))
-    assert sorted(torch.cat([b.log_probs for b in kept[4:]]).tolist()) == list(range(30))
+@pytest.mark.parametrize("space", [None, LARGE])
+def test_batches_that_are_kept_stay_as_they_are(space, staged):
+    rollout = filled(6, 5, space, staged=staged)
+    kept = list(rollout.minibatches(3)) + list(rollout.minibatches(2))
+    assert sorted(torch.cat([b.log_probs for b in kept[:3]]).tolist()) == list(range(30))
+    assert sorted(torch.cat([b.log_probs for b in kept[3:]]).tolist()) == list(range(30))
     assert all(batch.indices.equal(batch.log_probs.long()) for batch in kept)
     parts = [batch.obs[:2, 0] for batch in kept]  # views alone keep the memory too
-    expected = [part.clone() for part in parts]
+    indices = [batch.indices[1:] for batch in kept]
+    expected = [part.clone() for part in (*parts, *indices)]
     del kept
     for _ in range(3):
-        for _ in rollout.minibatches(4):
+        for _ in rollout.minibatches(3):
             pass
-    assert all(part.equal(copy) for part, copy in zip(parts, expected, strict=True))
+    for part, copy in zip((*parts, *indices), expected, strict=True):
+        assert part.equal(copy)
 
 
 @pytest.mark.parametrize("offset", [-1, 1])
 def test_counts_of_references_may_begin_elsewhere(monkeypatch, offset):
     """Python 3.14 counts one less than versions before."""
     monkeypatch.setattr("buffers.minibatches.getrefcount", lambda o: sys.getrefcount(o) + offset)
-    rollout = filled(6, 5)
-    kept = list(rollout.minibatches(4))
+    rollout = filled(6, 5, LARGE)
+    kept = list(rollout.minibatches(3))
     assert sorted(torch.cat([batch.log_probs for batch in kept]).tolist()) == list(range(30))
     del kept
     addresses = set()
-    for batch in rollout.minibatches(30):
-        addresses.add(addresses_of(batch))
+    for _ in range(3):
+        for batch in rollout.minibatches(3):
+            addresses.add(tuple(leaf.data_ptr() for leaf in batch))
     assert len(addresses) == 2
 
 
 def test_a_late_backward_sees_its_own_batch():
-    rollout = filled()
-    batches = rollout.minibatches(4)
+    rollout = filled(4, 3, LARGE)
+    batches = rollout.minibatches(1)
     weight = torch.ones(1, requires_grad=True)
     batch = next(batches)
     loss, expected = (weight * batch.advantages).sum(), batch.advantages.sum().item()
     del batch
-    for _ in batches:
-        pass
+    for _ in range(3):
+        for _ in rollout.minibatches(1):
+            pass
     loss.backward()
     assert weight.grad.item() == expected
 
@@ -274,5 +278,5 @@ def test_mistakes_are_named_at_the_call(args, options, message):
 def test_a_batch_that_does_not_fit_is_refused(monkeypatch):
     rollout = filled()
     monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: 100)
-    with pytest.raises(BufferMemoryError, match=r"a batch of 12 rows needs 480 bytes .* 100 bytes"):
+    with pytest.raises(BufferMemoryError, match=r"a batch of 12 rows needs 384 bytes .* 100 bytes"):
         rollout.minibatches(1)

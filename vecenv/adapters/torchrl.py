@@ -35,7 +35,8 @@ def as_tensordict(source: Any) -> Any:
         A `tensordict.TensorDict` of batch size (B,), or (B, L) for sequences, or (T, N) for a
         rollout, whose estimators of TorchRL want `.transpose(0, 1)`. It shares the memory of the
         source, so it is overwritten with it; only `("next", "done")`, the union of the two flags,
-        is new. Dict observations have their keys at the root, as `GymWrapper` puts them.
+        and the "discounts" of a replay buffer without gamma are new. Dict observations have their
+        keys at the root, as `GymWrapper` puts them.
 
         `("next", "observation")` is the true one, so a rollout has it under NEXT_STEP only: in
         other modes the row after an end belongs to the next episode. Its "valid" is False in rows
