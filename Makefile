@@ -7,6 +7,8 @@ PYTHON ?= python3
 DEMO_ARGS ?=
 # Options of `make cage2`; `make cage2 CAGE2_ARGS=--help` lists them.
 CAGE2_ARGS ?=
+# Options of the random envs; `make fuzz FUZZ_ARGS=--help` lists them.
+FUZZ_ARGS ?=
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
 PYTEST_ARGS ?=
 # More arguments of `uv pip install` in check-lowest: `--torch-backend cpu` takes torch without CUDA,
@@ -24,8 +26,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cage2 test test-slow test-gpu test-ray test-adapters test-real coverage lint format format-check typecheck \
-	docs check-wheel check-lowest bench against constraints clean
+.PHONY: help demo cage2 test test-slow fuzz test-gpu test-ray test-adapters test-real coverage lint format \
+	format-check typecheck docs check-wheel check-lowest bench against constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +43,9 @@ test: $(VENV)/.installed-test  ## the fast tests and the doctests
 
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
 	$(PYTEST) -m "(slow or learn) and not gpu and not ray and not real" || test $$? -eq 5  # 5: there are none
+
+fuzz: $(VENV)/.installed-test  ## random envs in lockstep with Gymnasium's, a minute
+	PYTHONPATH=tests $(RUN) tests/random_envs.py $(FUZZ_ARGS)
 
 test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device
 	$(PYTEST) -m gpu || test $$? -eq 5

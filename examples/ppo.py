@@ -353,9 +353,13 @@ def main(
     env_kwargs["vector_kwargs"] = {name: value for name, value in given.items() if value}
     envs = make_vec(options.env_id, options.num_envs, backend=options.backend, **env_kwargs)
     policy = Policy(envs, options)
+    # CAGE 2 envs: by which tables and rules they play.
+    identity = getattr(getattr(envs, "scenario", None), "identity", dict)()
     if options.load is not None:
         if (saved := torch.load(options.load, weights_only=True))["kind"] != policy.kind:
             raise SystemExit(f"{options.load} is for {saved['kind']}; expected {policy.kind}")
+        if (made_for := saved.get("made_for") or identity) != identity:
+            print(f"{options.load} was trained in {made_for}; it goes on in {identity}")
         policy.load(saved["tensors"])
     trainer = Trainer(options, envs, policy)
     if options.profile:
@@ -365,9 +369,7 @@ def main(
         print(envs.timing.report())
     envs.close()
     saved = {"kind": policy.kind, "tensors": policy.tensors}
-    if identity := getattr(getattr(envs, "scenario", None), "identity", None):
-        saved["made_for"] = identity()  # CAGE 2: by which tables and rules
-    torch.save(saved, file.with_suffix(".partial"))
+    torch.save({**saved, "made_for": identity} if identity else saved, file.with_suffix(".partial"))
     file.with_suffix(".partial").replace(file)
     title, picture = f"{options.env_id}, seed {options.seed}", options.save / "curve.png"
     draw_curve(trainer.curve, title, picture, baselines)

@@ -358,6 +358,7 @@ def make_lockstep(case):
         case.options["obs"] = "plain"  # Gymnasium's final_obs would be the next episode's
     if case.outer != "none" and case.mode is DISABLED:
         case.outer = "DictInfoToList"  # statistics after a reset by mask: see docs/gymnasium.md
+    case.resets_some = case.outer != "RecordEpisodeStatistics"
     if case.mode is SAME_STEP and case.outer == "NormalizeReward":
         case.outer = "ClipReward"
     everyone = [
@@ -369,7 +370,9 @@ def make_lockstep(case):
         pool, about = case.make_async(rng)
         everyone.append(pool)
     if is_control(rng, case):
+        # Without shared memory it forgets an end that a reset follows, so there is no such reset.
         everyone.append(gym.vector.AsyncVectorEnv(case.env_fns(), shared_memory=False))
+        case.resets_some = False
     return [OUTER[case.outer](envs) for envs in everyone], about
 
 
@@ -378,7 +381,7 @@ class Lockstep:
 
     def __init__(self, case, everyone, where):
         self.case, self.everyone, self.where = case, everyone, where
-        self.keeps = [Kept() if getattr(envs, "copy", True) else None for envs in everyone]
+        self.keeps = [Kept() if envs.unwrapped.copy else None for envs in everyone]
 
     def run(self):
         case, rng, count = self.case, self.case.rng, 0
@@ -406,7 +409,7 @@ class Lockstep:
         seeds = None if rng.random() < 0.5 else rng.integers(99, size=case.num_envs).tolist()
         if case.mode is DISABLED and over.any():
             mask = over | (mask & (rng.random() < 0.3))
-        elif not (mask.any() and rng.random() < 0.05) or case.outer == "RecordEpisodeStatistics":
+        elif not (case.resets_some and mask.any() and rng.random() < 0.05):
             return result
         return self.all_do(
             lambda e: e.reset(seed=seeds, options={"reset_mask": mask.copy()}),
@@ -731,12 +734,12 @@ def receive_all(envs, writers, model, actions):
 
 
 def buffer_space(rng):
-    """Spaces that buffers take: arrays, in dicts and tuples."""
-    names = ["float32(3,)", "uint8(3,)", "int16(3,)", "float64(2, 3)", "discrete", "multi-discrete"]
-    leaves = [ARRAY_SPACES[name] for name in rng.choice(names, 3)]
-    if rng.random() < 0.4:
-        return leaves[0]
-    return spaces.Dict(a=leaves[0], b=spaces.Tuple(leaves[1:]))
+    """One of two spaces: kernels of buffers are compiled for each."""
+    box = ARRAY_SPACES["float32(3,)"]
+    if rng.random() < 0.5:
+        return box
+    inner = spaces.Tuple([ARRAY_SPACES["discrete"], ARRAY_SPACES["uint8(3,)"]])
+    return spaces.Dict(a=box, b=inner)
 
 
 def step_model(model, env_ids, actions):

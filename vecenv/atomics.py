@@ -77,20 +77,6 @@ def exchange(typingctx, array, index, value):
 
 
 @intrinsic
-def compare_exchange(typingctx, array, index, expected, value):
-    """Set `array[index] = value` if it is `expected`; return whether it was."""
-    if not _is_words(array):
-        return None
-
-    def codegen(context, builder, signature, args):
-        pointer = _slot(context, builder, signature.args[0], args[0], args[1])
-        both = builder.cmpxchg(pointer, args[2], args[3], "seq_cst", "seq_cst")
-        return builder.extract_value(both, 1)
-
-    return types.boolean(array, types.intp, types.int64, types.int64), codegen
-
-
-@intrinsic
 def pause(typingctx):
     """Tell the processor, where it can be told, that this loop is waiting."""
 

@@ -131,17 +131,34 @@ class EnvGroup:
         num_envs = len(self.envs)
         chosen = range(num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
         for index in chosen:
+            info = self.reset_env(index, seeds[index], options, rows)
+            if info:
+                try:
+                    self.enter(infos, info, index, num_envs)
+                except Exception as error:
+                    _blame(error, index, f"This came from the info of env {index}, in reset.")
+                    raise
+        return infos
+
+    def reset_env(
+        self, index: int, seed: int | None, options: dict[str, Any] | None, rows: ObservationRows
+    ) -> dict[str, Any]:
+        """Reset one env, write its row, return its info; errors have its index as `env_index`."""
+        try:
+            own_options = None if options is None else copy_value(options)
+            result = self._steppers[index].reset(seed=seed, options=own_options)
             try:
-                own_options = None if options is None else copy_value(options)
-                obs, info = self._steppers[index].reset(seed=seeds[index], options=own_options)
-            except Exception as error:
-                _blame(error, index, f"This came from env {index}, in reset(seed={seeds[index]}).")
-                raise
+                obs, info = result
+            except (TypeError, ValueError):
+                raise ObservationError(
+                    f"returned {_shown(result)} from reset, expected (obs, info)", index
+                ) from None
             rows.write(index, obs)
             self.ended.discard(index)
-            if info:
-                self.enter(infos, info, index, num_envs)
-        return infos
+        except BaseException as error:
+            _blame(error, index, f"This came from env {index}, in reset(seed={seed}).")
+            raise
+        return info
 
     def step(
         self,
@@ -172,9 +189,8 @@ class EnvGroup:
         if rows.has_ends:
             _clear_flags(rows, indices)
         resets_next = bool(ended)  # NEXT_STEP only: elsewhere `ended` is empty here
-        infos: dict[Any, Any] = {}
         target, rewards = rows.obs.target, rows.reward_view
-        index = 0
+        infos, index = {}, 0
         try:
             # Not strict=True: the actions have been counted, and it costs 0.7 us at the end.
             numbers = indices or self._indices
@@ -189,12 +205,11 @@ class EnvGroup:
                         terminated, truncated, info = _write_converted(rows, index, result)
                     if terminated or truncated:
                         rows.has_ends = True
-                        rows.terminations[index] = terminated
-                        rows.truncations[index] = truncated
+                        rows.terminations[index], rows.truncations[index] = terminated, truncated
                         info = self._end_episode(index, result[0], info, rows, infos, enter)
                 if info:
                     enter(infos, info, index, len(self.envs))
-        except Exception as error:
+        except BaseException as error:
             _blame(error, index, f"This came from env {index} of {len(self.envs)}.")
             raise
         return infos
@@ -250,10 +265,16 @@ class EnvGroup:
             )
 
 
-def _blame(error: Exception, index: int, note: str) -> None:
+def _blame(error: BaseException, index: int, note: str) -> None:
     """Say in an exception which env raised it: to programs as `env_index`, to readers in a note."""
     vars(error)["env_index"] = index
-    error.add_note(note)
+    if isinstance(error, Exception):
+        error.add_note(note)
+
+
+def _shown(result: Any) -> str:
+    text = repr(result)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _clear_flags(rows: StepRows, indices: Sequence[int] | None) -> None:
@@ -267,8 +288,9 @@ def _write_converted(rows: StepRows, index: int, result: Any) -> tuple[Any, Any,
     """Write a step's result that the fast path refused, or say what is wrong with it."""
     if not isinstance(result, Sequence) or isinstance(result, str | bytes) or len(result) != 5:
         raise ObservationError(
-            f"env {index} returned {result!r} from step, "
-            "expected (obs, reward, terminated, truncated, info)"
+            f"returned {_shown(result)} from step, "
+            "expected (obs, reward, terminated, truncated, info)",
+            index,
         )
     obs, reward, terminated, truncated, info = result
     rows.obs.write(index, obs)
@@ -285,6 +307,4 @@ def _as_float(reward: Any, index: int) -> float:
             return float(reward)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ObservationError(
-        f"env {index} returned the reward {reward!r}, expected one number (a float)"
-    )
+    raise ObservationError(f"returned the reward {reward!r}, expected one number (a float)", index)

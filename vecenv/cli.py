@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from gymnasium.error import Error as GymnasiumError
@@ -64,7 +64,7 @@ def evaluate(
 
     if json is not None:
         require_writable(json)
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar, _warnings_in_one_line():
@@ -88,8 +88,11 @@ def evaluate(
 
 
 def watch(
+    env: tyro.conf.Positional[str] = "vecenv:Cage2-v0",
+    /,
     *,
-    policy: str,
+    policy: str | None = None,
+    env_kwargs: tuple[str, ...] = (),
     red_agent: str = "b_line",
     steps: int = 50,
     seed: int = 0,
@@ -99,24 +102,30 @@ def watch(
     gif: Path | None = None,
     fps: float = 2.0,
 ) -> int:
-    """Play one episode of CAGE 2, in the terminal or as an animated picture.
+    """Show an env, CAGE 2 or another, in the terminal or as an animated picture.
 
     Args:
-        policy: As for `evaluate`.
-        red_agent: Who attacks: b_line, meander, sleep, mixed, or module:function.
-        steps: Length of the episode.
+        env: Registered id, also "module:id", or "module:name" of a factory or of EnvKernels.
+        policy: For CAGE 2 as for `evaluate`; for other envs "random" (the default) or
+            "module:function", a function from observations (1, ...) to actions (1, ...).
+        env_kwargs: For envs other than CAGE 2, such as size=5.
+        red_agent: Who attacks in CAGE 2: b_line, meander, sleep, mixed, or module:function.
+        steps: How many, or the length of the episode of CAGE 2.
         seed: Of the episode.
-        rules: As for `evaluate`.
-        observation: As for `evaluate`.
-        green: As for `evaluate`.
+        rules: Of CAGE 2, as for `evaluate`.
+        observation: Of CAGE 2, as for `evaluate`.
+        green: In CAGE 2, as for `evaluate`.
         gif: File to write an animation to, instead of showing the episode here.
         fps: Steps per second.
     """
-    from vecenv.cage.playing import play_episode, save_episode_gif
-    from vecenv.cage.text import overview
-
     if not fps > 0:
         raise ValueError(f"fps is {fps!r}, expected a positive number")
+    if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
+        from vecenv.watching import show
+
+        return show(env, env_kwargs, gif, fps, policy=policy, num_steps=steps, seed=seed)
+    if policy is None:
+        raise ValueError("policy is missing, such as --policy defender; see vecenv evaluate --help")
     options = {
         "red_agent": red_agent,
         "episode_length": steps,
@@ -125,6 +134,14 @@ def watch(
         "observation": observation,
         "green": green,
     }
+    return _watch_cage(policy, gif, fps, options)
+
+
+def _watch_cage(policy: str, gif: Path | None, fps: float, options: dict[str, Any]) -> int:
+    """Play one episode of CAGE 2, in the terminal or into a file."""
+    from vecenv.cage.playing import play_episode, save_episode_gif
+    from vecenv.cage.text import overview
+
     if gif is not None:
         with _warnings_in_one_line():
             save_episode_gif(policy, gif, fps=fps, **options)
@@ -163,7 +180,7 @@ def check(
     from vecenv.make import make_vec
 
     source = read_source(env)
-    envs = make_vec(env if source.factory is None else source.factory, num_envs)
+    envs = make_vec(source.factory or source.kernels or env, num_envs)
     try:
         report = check_vector_env(envs, num_steps=num_steps, seed=seed)
     except VectorEnvCheckError as error:

@@ -31,7 +31,22 @@ class InfoError(ValueError):
 
 
 class ObservationError(ValueError):
-    """An environment returned an observation or a reward that its spaces do not allow."""
+    """An environment returned an observation or a reward that its spaces do not allow.
+
+    Args:
+        problem: What is wrong, as the rest of a sentence that begins with the env.
+        env_id: Which env, as whoever raises this counts them.
+    """
+
+    def __init__(self, problem: str, env_id: int | None = None) -> None:
+        self._problem = problem
+        super().__init__(problem if env_id is None else f"env {env_id} {problem}")
+        self._names_env = env_id is not None
+
+    def name_env(self, env_id: int) -> None:
+        """Say which env it was for somebody who counts them otherwise, as in a chunk of many."""
+        if self._names_env:
+            self.args = (f"env {env_id} {self._problem}",)
 
 
 class SlotError(ValueError):

@@ -8,31 +8,61 @@ the name under which the code is cached.
 from __future__ import annotations
 
 import contextlib
+import enum
 import hashlib
+import itertools
 import logging
+import os
+import platform
+import re
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import llvmlite
+import numba
 import numpy as np
 from numba import config, njit
-from numba.core.caching import NullCache
+from numba.core.bytecode import FunctionIdentity
+from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
 
-__all__ = [
-    "cached_njit",
-    "fingerprint",
-    "importable_dynamic_module",
-    "is_jit_off",
-    "without_own_caches",
-]
+from vecenv.copies import FIXED_PACKAGES, Copies, closed_over, python_function
+
+__all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off"]
 
 _logger = logging.getLogger("vecenv")
 # Settings of Numba that change machine code but are not part of its own cache key.
 _SETTINGS = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO")
-_FIXED_PACKAGES = ("numba", "numpy", "llvmlite", "math", "builtins", "typing")
+_VERSIONS = (
+    "unique symbols",  # code of before had others, see `_number_symbols_anew`
+    *(platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__),
+)
 _MISSING = object()
+_FIRST_SYMBOL = 10**18
+_SYMBOL_NUMBER = re.compile(r"B\d+v(\d+)")  # in a mangled name
+_CAN_NUMBER = hasattr(FunctionIdentity, "_unique_ids")
+
+
+def _number_symbols_anew() -> None:
+    """Let Numba number what it compiles from a random number on.
+
+    The names of machine code are made from the qualified name, this number and the argument types,
+    and Numba counts from one in every process. Functions that were not inlined are weak symbols of
+    the code kept on disk, and the linker takes whatever it has first under a name: code loaded from
+    disk would call a function of the same name and number that was compiled just now, for another
+    constant or another record (whose types are numbered, too). So no two compilations, in whatever
+    process, may have the same number. Only names are changed; Numba finds files without them.
+    """
+    FunctionIdentity._unique_ids = itertools.count(_FIRST_SYMBOL + int.from_bytes(os.urandom(8)))
+
+
+if _CAN_NUMBER:
+    _number_symbols_anew()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_number_symbols_anew)
 
 
 def is_jit_off() -> bool:
@@ -44,7 +74,8 @@ def fingerprint(roots: Iterable[Any]) -> str:
     """Return a hash of values and functions, with all functions and constants these refer to.
 
     It changes when the code of a function changes, of a function it calls (through any number of
-    calls, also into other modules), or a global or closed-over constant that one of them reads.
+    calls, also into other modules), or a global or closed-over constant that one of them reads; and
+    with the versions of Python, Numba and NumPy.
     """
     return _Walk(roots).digest.hexdigest()[:20]
 
@@ -52,18 +83,132 @@ def fingerprint(roots: Iterable[Any]) -> str:
 def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     """Compile as `numba.njit(cache=True)` does, but under a name that contains the fingerprint.
 
+    The fingerprint is taken when the function is compiled or loaded, once for each signature; the
+    functions it calls are then compiled anew from what they are at that moment, unless that was
+    done before.
+
     Where the code is kept is up to Numba: in `NUMBA_CACHE_DIR` if set, else in `__pycache__` beside
     the source, else (read-only installation) in the user's cache directory. If none of these can be
     written, the function is compiled anew in every process.
 
     Args:
-        function: A plain or an `njit` function; it is not changed. It may close over constants; if
-            it closes over compiled functions, Numba does not find its code again.
+        function: A plain or an `njit` function; it is not changed.
         **options: For `numba.njit`.
     """
     if is_jit_off():
         return function
     function = getattr(function, "py_func", function)
+    dispatcher: Any = njit(_named(function, function.__qualname__), **options)
+    dispatcher._cache = _FingerprintedCache(dispatcher, function)
+    return dispatcher
+
+
+def fresh_njit(function: Any, **options: Any) -> Any:
+    """Compile a function, and what it calls, from what they are now; keep nothing on disk.
+
+    Numba remembers the globals that a function had when it was first compiled.
+
+    Args:
+        function: A plain or an `njit` function; it is not changed.
+        **options: For `numba.njit`, if it is a plain one.
+    """
+    if isinstance(function, Dispatcher):
+        return _fresh_copies().copy(function)
+    return _fresh_copies().copy(njit(function, **options))
+
+
+# Compiled copies by original and fingerprint, so that kinds of env share what they have in common.
+_fresh: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def _fresh_copies() -> Copies:
+    """Copy compiled functions as ones that have not been compiled yet and don't use the disk."""
+
+    def find(found: Any) -> Any:
+        return _fresh.get(found, {}).get(fingerprint([found]))
+
+    def remake(found: Any, copy: types.FunctionType) -> Any:
+        made = type(found)(copy, locals=found.locals, targetoptions=found.targetoptions)
+        made._compiler.pipeline_class = found._compiler.pipeline_class
+        return made
+
+    def finish(found: Any, made: Any) -> None:
+        if not found._can_compile:  # declared with signatures
+            for overload in found.overloads.values():
+                made.compile(overload.signature)
+            made.disable_compile()
+        _fresh.setdefault(found, {})[fingerprint([found])] = made
+
+    return Copies(remake, finish=finish, find=find)
+
+
+class _Files(FunctionCache):
+    """Numba's cache of one function whose name contains its fingerprint."""
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return sig, codegen.magic_tuple()  # Numba's own contains the closure, pickled
+
+
+class _FingerprintedCache:
+    """What takes the place of a dispatcher's `_cache`."""
+
+    def __init__(self, dispatcher: Any, function: types.FunctionType) -> None:
+        self._dispatcher = weakref.ref(dispatcher)
+        self.original = function
+        self._files: _Files | None = None
+
+    @property
+    def cache_path(self) -> str | None:
+        """Folder of the files, once there are any."""
+        return None if self._files is None else self._files.cache_path
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Return the code for a signature; if there is none, prepare for compiling it."""
+        name = f"{self.original.__name__}-{fingerprint([self.original])}"
+        function = _named(self.original, name)
+        found = None
+        try:
+            self._files = _Files(function) if _CAN_NUMBER else None
+        except RuntimeError as error:  # "cannot cache function ...: no locator available"
+            _logger.warning("compiled code is not kept on disk: %s", error)
+            self._files = None
+        if self._files is not None:
+            try:
+                with _importable_dynamic_module():
+                    found = self._files.load_overload(signature, target)
+            except Exception as error:  # whatever reading a damaged file leads to
+                _logger.info("compiled code on disk can't be read, %r: compiling anew", error)
+                self._files.flush()
+        dispatcher: Any = self._dispatcher()
+        if found is None:
+            function = _fresh_copies().bind(function, dispatcher)
+        dispatcher.py_func = dispatcher._compiler.py_func = function
+        return found
+
+    def save_overload(self, signature: Any, overload: Any) -> None:
+        """Keep the code on disk, unless that can't be done."""
+        if self._files is None:
+            return
+        if old := _symbols_of_before(overload.library):
+            _logger.warning(
+                "compiled code is not kept on disk: it contains %s, compiled before vecenv.jit was "
+                "imported; import vecenv.jit first",
+                old[0],
+            )
+            return
+        try:
+            self._files.save_overload(signature, overload)
+        except OSError as error:
+            _logger.warning("compiled code is not kept on disk: %s", error)
+
+    def flush(self) -> None:
+        """Forget the files of this fingerprint."""
+        if self._files is not None:
+            self._files.flush()
+
+
+def _named(function: types.FunctionType, name: str) -> types.FunctionType:
+    """Copy a function under another qualified name."""
     copy = types.FunctionType(
         function.__code__,
         function.__globals__,
@@ -71,49 +216,28 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
         function.__defaults__,
         function.__closure__,
     )
+    copy.__kwdefaults__ = function.__kwdefaults__
     copy.__doc__ = function.__doc__
     copy.__module__ = function.__module__
-    copy.__qualname__ = f"{function.__name__}-{fingerprint([function])}"
-    try:
-        return _with_patient_cache(njit(copy, cache=True, **options))
-    except RuntimeError as error:  # "cannot cache function ...: no locator available"
-        _logger.warning("compiled code is not kept on disk: %s", error)
-        return njit(copy, **options)
+    copy.__qualname__ = name
+    return copy
 
 
-def _with_patient_cache(dispatcher: Any) -> Any:
-    """Let code be used that can't be written to disk, because that is full for example."""
-    save = dispatcher._cache.save_overload
+def _symbols_of_before(library: Any) -> list[str]:
+    """Functions in compiled code with numbers of before `_number_symbols_anew`.
 
-    def save_if_possible(signature: Any, overload: Any) -> None:
-        try:
-            save(signature, overload)
-        except OSError as error:
-            _logger.warning("compiled code is not kept on disk: %s", error)
-
-    dispatcher._cache.save_overload = save_if_possible
-    return dispatcher
-
-
-@contextlib.contextmanager
-def without_own_caches(roots: Iterable[Any]) -> Iterator[None]:
-    """Keep the functions called from `roots` from loading or saving code of their own meanwhile.
-
-    What they have on disk may be older than a function that they call in turn; and writing it costs
-    time for nothing, as the caller's code contains theirs.
+    Parts of Numba itself may be compiled so early; other processes may give them the same names.
     """
-    saved = [(callee, callee._cache) for callee in _Walk(roots).dispatchers]
-    for callee, _ in saved:
-        callee._cache = NullCache()
-    try:
-        yield
-    finally:
-        for callee, cache in saved:
-            callee._cache = cache
+    names = [function.name for function in library.get_defined_functions()]
+    return [
+        name
+        for name in names
+        if any(int(number) < _FIRST_SYMBOL for number in _SYMBOL_NUMBER.findall(name))
+    ]
 
 
 @contextlib.contextmanager
-def importable_dynamic_module() -> Iterator[None]:
+def _importable_dynamic_module() -> Iterator[None]:
     """Let Numba load code of functions that are in no module, as in `exec` and some test runners.
 
     It saves the name "<dynamic>" for the module of such a function, and imports that to load it.
@@ -134,19 +258,21 @@ class _Walk:
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.digest = hashlib.sha256()
-        self.dispatchers: list[Any] = []
         self._seen: dict[int, int] = {}
+        self._add(_VERSIONS)
         for setting in _SETTINGS:
             self._add(setting, getattr(config, setting, None))
         for root in roots:
             self._visit(root)
 
-    def _visit(self, value: Any) -> None:
-        if isinstance(value, Dispatcher):
+    def _visit(self, found: Any) -> None:
+        value: Any = found
+        if isinstance(found, Dispatcher):
             if id(value) not in self._seen:
-                self.dispatchers.append(value)
                 self._add("options", sorted(map(str, value.targetoptions.items())))
-            self._enter(value, value.py_func)
+                if not value._can_compile:  # declared with signatures
+                    self._add([str(one.signature) for one in value.overloads.values()])
+            self._enter(value, python_function(value))
         elif isinstance(value, types.FunctionType):
             self._enter(value, value)
         elif hasattr(value, "_defn"):  # an intrinsic
@@ -157,9 +283,12 @@ class _Walk:
             self._add("array", value.dtype, value.shape)
             self.digest.update(value.tobytes())
         elif isinstance(value, tuple | list):
-            self._add(type(value).__name__, len(value))
+            self._add(type(value).__name__, getattr(value, "_fields", None), len(value))
             for item in value:
                 self._visit(item)
+        elif isinstance(found, enum.EnumMeta):
+            members: dict[str, Any] = dict(found.__members__)
+            self._add("enum", [(name, _stable_repr(one.value)) for name, one in members.items()])
         else:
             self._add("constant", getattr(value, "_fields", None), _stable_repr(value))
 
@@ -168,18 +297,13 @@ class _Walk:
             self._add("again", self._seen[id(key)])
             return
         self._seen[id(key)] = len(self._seen)
-        if function.__module__ and function.__module__.split(".")[0] in _FIXED_PACKAGES:
+        if function.__module__ and function.__module__.split(".")[0] in FIXED_PACKAGES:
             self._add("library", function.__module__, function.__qualname__)
             return
         # Numba saves the name, and imports it to load the code.
         self._add("function", function.__module__, function.__module__ in sys.modules)
         self._visit(function.__defaults__)
-        code = function.__code__
-        cells = function.__closure__ or ()
-        closed_over = {
-            name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=True)
-        }
-        self._code(code, {**function.__globals__, **closed_over})
+        self._code(function.__code__, {**function.__globals__, **closed_over(function)})
 
     def _code(self, code: types.CodeType, scope: dict[str, Any]) -> None:
         self._add("code", code.co_code, code.co_names, code.co_varnames)
@@ -187,7 +311,7 @@ class _Walk:
             if isinstance(constant, types.CodeType):
                 self._code(constant, scope)
             else:
-                self._add("literal", repr(constant))
+                self._add("literal", _stable_repr(constant))
         for name in (*code.co_names, *code.co_freevars):
             value = scope.get(name, _MISSING)
             if value is _MISSING:
@@ -198,7 +322,7 @@ class _Walk:
 
     def _attributes(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
         """Visit what code with these names may read from a module."""
-        if module.__name__.split(".")[0] in _FIXED_PACKAGES:
+        if module.__name__.split(".")[0] in FIXED_PACKAGES:
             return
         for name in names:
             value = vars(module).get(name, _MISSING)
@@ -213,5 +337,9 @@ class _Walk:
 
 def _stable_repr(value: Any) -> str:
     """Text that is equal in every process; objects that print their address are known by type."""
+    if isinstance(value, set | frozenset):  # the order of text differs between processes
+        return f"{type(value).__name__}{sorted(map(_stable_repr, value))}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_stable_repr, value))})"
     text = repr(value)
     return f"{type(value).__module__}.{type(value).__qualname__}" if " at 0x" in text else text

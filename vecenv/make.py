@@ -8,8 +8,12 @@ import functools
 import importlib
 import inspect
 import logging
+import os
+import sys
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +36,9 @@ from vecenv.shm.env import AsyncVectorEnv
 from vecenv.spaces import ObservationMode
 from vecenv.sync import SyncVectorEnv
 
+if TYPE_CHECKING:
+    from vecenv.jit.kernels import EnvKernels  # loads the compiler
+
 __all__ = ["make_vec"]
 
 EnvFactory = Callable[[], Env]
@@ -40,11 +47,13 @@ Wrapper = Callable[[Env], Env]
 
 _BACKENDS = ("auto", "sync", "async", "jit", "ray")
 _VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
+# Compiled vector envs of their own ids that do the same, step for step.
+COMPILED_TWINS = {"CartPole-v1": "JitCartPole-v1"}
 _logger = logging.getLogger("vecenv")
 
 
 def make_vec(
-    env: EnvSource,
+    env: EnvSource | EnvKernels,
     num_envs: int | None = None,
     *,
     backend: str = "auto",
@@ -59,24 +68,26 @@ def make_vec(
 
     Args:
         env: A registered id (also "module:id"), an `EnvSpec` (also that of a vector env), a factory
-            (called once per env), or a list of factories (one env each).
+            (called once per env), a list of factories (one env each), or the `EnvKernels` of a
+            compiled env.
         num_envs: How many envs; 1 if not given, or the length of the list.
         backend: "sync" steps the envs in this process, "async" in worker processes; "jit" takes the
-            compiled vector env of the id; "ray" puts vector envs into actors of a Ray cluster, the
-            compiled one of the id if there is one and neither wrappers nor the `worker_backend` of
-            `RayVectorEnv` are given. "auto" is "async" if an argument was given that only
-            `AsyncVectorEnv` has; else that of the vector env whose spec was given; else "jit" where
-            there is one; else "sync" for a single env, and for several what a trial finds faster
-            that steps envs made for it, for less than two seconds, in a process that is thrown
-            away. The log says why. Where envs are costly to make or must not be made twice, name
-            the backend.
+            compiled vector env of the id, a `JitVectorEnv` that its entry point makes; "ray" puts
+            vector envs into actors of a Ray cluster, the compiled one of the id if there is one and
+            neither wrappers nor the `worker_backend` of `RayVectorEnv` are given. "auto" is "async"
+            if an argument was given that only `AsyncVectorEnv` has; else that of the vector env
+            whose spec was given; else "jit" where there is one; else "sync" for a single env, and
+            for several what a trial finds faster that steps envs made for it, for less than two
+            seconds, in a process that is thrown away. The log says why. Where envs are costly to
+            make or must not be made twice, name the backend.
         wrappers: Applied to every env in this order; not with "jit".
         copy: Whether observations returned are the caller's to keep (the default).
         observation_mode: How observation spaces are batched, see `SyncVectorEnv`.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
         vector_kwargs: Further arguments of the vector env's class.
         **env_kwargs: For the env's constructor or `gymnasium.make`; ids and specs only. Gymnasium's
-            passive checker wraps the first env only, unless `disable_env_checker` is given.
+            passive checker wraps the first env only, unless `disable_env_checker` is given. For
+            kernels: arguments of `JitVectorEnv`.
 
     Raises:
         ValueError: Unknown backend or autoreset mode, or a number of envs below 1 or other than the
@@ -98,17 +109,15 @@ def make_vec(
     source.options.update({**(vector_kwargs or {}), **options})
     if "autoreset_mode" in source.options:
         source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
-    is_compiled = source.spec is not None and _is_compiled(source.spec)
+    is_compiled = backend in ("auto", "jit", "ray") and _is_compiled(source, backend)
     if backend == "auto":
         choice = _choose(source, can_be_compiled=is_compiled and not source.wrappers)
         backend = choice.backend
         source.options.update(choice.options)
         _logger.info("backend 'auto' chose %r for %s: %s", backend, env, choice.reason)
-    if backend == "jit" and (not is_compiled or source.wrappers):
-        raise ValueError(
-            f"backend 'jit' needs an env with compiled kernels and no wrappers, got {env!r}"
-            f" with {len(source.wrappers)} wrappers; use backend='sync'"
-        )
+        if (twin := _compiled_twin(source)) is not None:
+            _logger.info("a compiled env does the same, step for step: make_vec(%r)", twin)
+    _check_backend(source, backend, is_compiled=is_compiled)
     try:
         if backend == "ray":
             return _make_on_ray(source, is_compiled=is_compiled)
@@ -119,6 +128,23 @@ def make_vec(
         raise
 
 
+def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
+    """Refuse a backend that can't run these envs."""
+    if source.kernels is not None and (backend not in ("jit", "ray") or source.wrappers):
+        raise ValueError(
+            f"{source.kernels.name} is compiled, has no single envs, and got backend {backend!r} "
+            f"and {len(source.wrappers)} wrappers; use backend='jit' and vector wrappers"
+        )
+    if backend == "jit" and (not is_compiled or source.wrappers):
+        twin = _compiled_twin(source)
+        name = "a factory" if source.spec is None else source.spec.id
+        raise ValueError(
+            f"backend 'jit' needs an env with compiled kernels and no wrappers, got {name}"
+            f" with {len(source.wrappers)} wrappers; use "
+            + ("backend='sync'" if twin is None else f"{twin!r}, which does the same, or 'sync'")
+        )
+
+
 class _Source(NamedTuple):
     """What envs to make; `factories` are of single envs without `wrappers`."""
 
@@ -127,6 +153,7 @@ class _Source(NamedTuple):
     wrappers: tuple[Wrapper, ...]
     options: dict[str, Any]  # for the vector env
     backend: str | None = None  # that of the vector env whose spec was given
+    kernels: Any = None  # EnvKernels, if these were given
 
 
 def _choose(source: _Source, *, can_be_compiled: bool) -> Choice:
@@ -188,21 +215,79 @@ def _make_compiled(source: _Source) -> VecEnv:
 
 def _compiled_maker(source: _Source) -> Callable[..., VecEnv]:
     """Return what makes the compiled vector env, given its `num_envs`."""
-    spec = source.spec
-    assert spec is not None and spec.vector_entry_point is not None
     # Results of compiled envs are the caller's anyway, and all envs have the same space.
     options = {k: v for k, v in source.options.items() if k not in ("copy", "observation_mode")}
+    if source.kernels is not None:
+        return functools.partial(_jit_class(), source.kernels, **options)
+    spec = source.spec
+    assert spec is not None
     if spec.max_episode_steps is not None:
         options.setdefault("max_episode_steps", spec.max_episode_steps)
-    entry = spec.vector_entry_point
-    creator: Any = load_env_creator(entry) if isinstance(entry, str) else entry
     kwargs = {k: v for k, v in spec.kwargs.items() if k != "disable_env_checker"}
-    return functools.partial(creator, **{**options, **kwargs})
+    return functools.partial(_creator(spec), **{**options, **kwargs})
 
 
-def _is_compiled(spec: EnvSpec) -> bool:
+def _creator(spec: EnvSpec) -> Any:
+    """Return what makes the vector env of a spec, or None."""
     entry = spec.vector_entry_point
-    return isinstance(entry, str) and entry.startswith("vecenv.")
+    return load_env_creator(entry) if isinstance(entry, str) else entry
+
+
+def _jit_class() -> Any:
+    """Return `JitVectorEnv`; loads the compiler."""
+    return importlib.import_module("vecenv.jit.env").JitVectorEnv
+
+
+def has_compiled_envs(env: str | EnvSpec, env_kwargs: Mapping[str, Any]) -> bool:
+    """Whether `make_vec(env, backend="jit", **env_kwargs)` has something to make."""
+    return _is_compiled(_read_source(env, 1, dict(env_kwargs), ()), "jit")
+
+
+def _is_compiled(source: _Source, backend: str) -> bool:
+    """Whether the vector env of a spec is a `JitVectorEnv`.
+
+    A class and the annotation of a function say so themselves. For any other function one env is
+    made to see, if it may be one: if the module of the function has imported the kit, or if "jit"
+    was asked for.
+    """
+    if source.kernels is not None:
+        return True
+    if source.spec is None or source.spec.vector_entry_point is None:
+        return False
+    try:
+        creator = _creator(source.spec)
+        is_loaded = "vecenv.jit.env" in sys.modules
+        if isinstance(creator, type):
+            return is_loaded and issubclass(creator, _jit_class())
+        if backend != "jit" and not is_loaded:
+            return False
+        made = _returned_class(creator)
+        if made is not None and not issubclass(_jit_class(), made):
+            return issubclass(made, _jit_class())
+        envs = _compiled_maker(source)(num_envs=1)
+        try:
+            return isinstance(envs.unwrapped, _jit_class())
+        finally:
+            envs.close()
+    except Exception as error:
+        if backend == "jit" or source.spec.entry_point is None:
+            raise
+        _logger.info("the vector env of %s can't be made: %r", source.spec.id, error)
+        return False
+
+
+def _returned_class(creator: Any) -> type | None:
+    """Return the class that a function is annotated to return, if it is one."""
+    try:
+        made = typing.get_type_hints(creator).get("return")
+    except Exception:  # names that exist for type checkers only
+        return None
+    return made if isinstance(made, type) else None
+
+
+def _compiled_twin(source: _Source) -> str | None:
+    """Return the id of a compiled env that does the same as a spec's single envs."""
+    return None if source.spec is None else COMPILED_TWINS.get(source.spec.id)
 
 
 def _vector_spec(source: _Source, vectorization_mode: str) -> EnvSpec | None:
@@ -248,9 +333,17 @@ class _Wrapped:
 
 
 def _read_source(
-    env: EnvSource, num_envs: int | None, kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]
+    source: EnvSource | EnvKernels,
+    num_envs: int | None,
+    kwargs: dict[str, Any],
+    wrappers: tuple[Wrapper, ...],
 ) -> _Source:
     """Read the forms in which envs can be asked for."""
+    kernels_module = sys.modules.get("vecenv.jit.kernels")
+    if kernels_module is not None and isinstance(source, kernels_module.EnvKernels):
+        count = _checked_count(1 if num_envs is None else num_envs)
+        return _Source([_no_single_env] * count, None, wrappers, kwargs, kernels=source)
+    env = cast("EnvSource", source)
     if isinstance(env, str | EnvSpec):
         spec = find_spec(env) if isinstance(env, str) else copying.deepcopy(env)
         kwargs = {**spec.kwargs, **kwargs}
@@ -270,13 +363,34 @@ def _read_source(
         return _Source(factories, None, wrappers, {})
     if not isinstance(env, Sequence) or not all(callable(factory) for factory in env):
         raise TypeError(
-            "env must be a registered id, an EnvSpec, a factory or a list of factories, "
-            f"got {env!r}"
+            "env must be a registered id, an EnvSpec, a factory or a list of factories, or "
+            f"EnvKernels, got {env!r}"
         )
     if num_envs is not None and num_envs != len(env):
         raise ValueError(f"num_envs is {num_envs}, but {len(env)} factories were given")
     _checked_count(len(env))
     return _Source(list(env), None, wrappers, {})
+
+
+def _no_single_env() -> Env:
+    raise AssertionError("compiled envs are made all at once")
+
+
+def import_module(name: str) -> types.ModuleType:
+    """Import a module that the user has named, also one in the working directory.
+
+    Raises:
+        ImportError: It can't be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        here = os.getcwd()
+        if error.name != name.partition(".")[0] or here in sys.path or "" in sys.path:
+            raise
+        sys.path.append(here)  # for good, so that worker processes find it too
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
 
 
 def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
@@ -306,13 +420,15 @@ def _vector_parameters() -> set[str]:
 def find_spec(env_id: str) -> EnvSpec:
     """Return a copy of the spec of an id, "module:id" and ids without version included.
 
+    The module is looked for in the working directory too.
+
     Raises:
         gymnasium.error.Error: No such id; says what there is.
         ImportError: The module can't be imported.
     """
     module, _, name = env_id.rpartition(":")
     if module:
-        importlib.import_module(module)
+        import_module(module)
     if name not in gym.registry:
         namespace, base, version = parse_env_id(name)
         latest = find_highest_version(namespace, base)

@@ -28,7 +28,11 @@ class CallProtocol:
         pending: Name of the asynchronous call that is waited for ("reset", "step", "call") or None.
         in_flight: bool (num_envs,), envs between `send` and `recv`.
         num_in_flight: How many these are.
+        fault: What went wrong first since the last reset, and made a reset or a new vector env
+            necessary; None if nothing did. It is told by every call that is refused for it.
     """
+
+    fault: BaseException | None = None
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -52,18 +56,26 @@ class CallProtocol:
     def mark_reset(self) -> None:
         """Note that all envs have been reset at least once."""
         self.has_reset = True
+        self.fault = None
         self._update()
 
-    def forget_reset(self) -> None:
+    def note_fault(self, fault: BaseException) -> None:
+        """Remember what went wrong, unless something has before."""
+        if self.fault is None:
+            self.fault = fault
+
+    def forget_reset(self, fault: BaseException | None = None) -> None:
         """Ask for a new `reset`: after an env's exception nobody knows in what state it is."""
+        if fault is not None:
+            self.note_fault(fault)
         self.has_reset = False
         self._update()
 
-    def give_up(self) -> None:
+    def give_up(self, fault: BaseException | None = None) -> None:
         """Note that nothing is in flight any more, since a step failed, and ask for a `reset`."""
         self.in_flight[:] = False
         self.num_in_flight = 0
-        self.forget_reset()
+        self.forget_reset(fault)
 
     def begin_async(self, call: str) -> None:
         """Note that an asynchronous "reset", "step" or "call" has been sent."""
@@ -83,10 +95,11 @@ class CallProtocol:
     def require_open(self, call: str) -> None:
         """Refuse `call` after close."""
         if self.is_closed:
+            because = "" if self.fault is None else f" It is closed because: {_told(self.fault)}"
             raise ClosedEnvironmentError(
                 f"Trying to operate on a vector env after a call to `close()`: `{call}` came after "
-                "`close`; make a new vector env"
-            )
+                f"`close`; make a new vector env.{because}"
+            ) from self.fault
 
     def require_idle(self, call: str) -> None:
         """Refuse `call` after close or while another call is pending."""
@@ -98,7 +111,15 @@ class CallProtocol:
         """Refuse `call` unless the envs have been reset and nothing is pending."""
         if not self.is_ready:
             self.require_idle(call)
+            self._ask_for_reset(call)
+
+    def _ask_for_reset(self, call: str) -> NoReturn:
+        if self.fault is None:
             raise ResetNeeded(f"`{call}` was called before the first `reset`; call `reset` first")
+        raise ResetNeeded(
+            f"`{call}` was called after a fault, in what state the envs are is not known; call "
+            f"`reset` first. What happened: {_told(self.fault)}"
+        ) from self.fault
 
     def _refuse_pending(self, call: str) -> NoReturn:
         if self.pending is not None:
@@ -142,7 +163,7 @@ class CallProtocol:
         if self.pending is not None:
             self._refuse_pending("send")
         if not self.has_reset:
-            raise ResetNeeded("`send` was called before the first `reset`; call `reset` first")
+            self._ask_for_reset("send")
         ids = np.arange(self.num_envs) if env_ids is None else self._distinct_ids(env_ids)
         if self.num_in_flight and np.count_nonzero(self.in_flight[ids]):
             env_id = int(ids[np.argmax(self.in_flight[ids])])
@@ -220,3 +241,8 @@ class CallProtocol:
         self.in_flight[env_ids] = False
         self.num_in_flight -= len(env_ids)
         self._update()
+
+
+def _told(fault: BaseException) -> str:
+    notes = " ".join(getattr(fault, "__notes__", ()))
+    return f"{type(fault).__name__}: {fault} {notes}".rstrip()

@@ -155,9 +155,10 @@ class ArrayRows(ObservationRows):
             value.dtype, self.array.dtype, "same_kind"
         ):
             raise ObservationError(
-                f"env {index} returned an observation of shape {value.shape} and dtype "
+                f"returned an observation of shape {value.shape} and dtype "
                 f"{value.dtype}, expected shape {self._row_shape} and dtype {self.array.dtype} "
-                f"({self._space}); correct the env or its observation_space"
+                f"({self._space}); correct the env or its observation_space",
+                index,
             )
         self.array[index] = value
 
@@ -240,8 +241,9 @@ class TreeRows(ObservationRows):
             self[index] = obs
         except (KeyError, IndexError, TypeError) as error:
             raise ObservationError(
-                f"env {index} returned {type(obs).__name__} without part {error}, "
-                f"expected an observation of {self._space}"
+                f"returned {type(obs).__name__} without part {error}, "
+                f"expected an observation of {self._space}",
+                index,
             ) from error
 
     def batch(self) -> Any:

@@ -159,10 +159,10 @@ class SyncVectorEnv(VecEnv):
             infos = self._group.step(
                 (action for _, action in chosen), rows, indices, enter=enter_row
             )
-        except Exception:
+        except Exception as error:
             # Some envs have been stepped and some not: what was in flight is given up.
             self._sent.clear()
-            self._calls.give_up()
+            self._calls.give_up(RuntimeError(f"{type(error).__name__}: {error}"))
             raise
         return StepBatch(
             rows.obs.take(env_ids),
@@ -230,10 +230,16 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
             envs.append(env)
         except Exception as error:
             _close_all(envs)
-            raise EnvCreationError(
+            failed = EnvCreationError(
                 f"Making env {index} of {len(env_fns)} failed with "
                 f"{type(error).__name__}: {error} (raised by env_fns[{index}], {env_fn!r})"
-            ) from error
+            )
+            if envs:
+                failed.add_note(
+                    'If a process can hold only one env of this kind, use backend="async" '
+                    "(AsyncVectorEnv): it falls back to one env per worker process."
+                )
+            raise failed from error
     return envs
 
 

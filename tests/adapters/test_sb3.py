@@ -10,9 +10,10 @@ from gymnasium.wrappers import TimeLimit
 
 import vecenv
 from vecenv.adapters.sb3 import SB3VecEnv, make_sb3_env
-from vecenv.cage import Cage2VectorEnv
+from vecenv.cage import Cage2VectorEnv, evaluate
 
 pytest.importorskip("stable_baselines3")
+from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
@@ -286,6 +287,39 @@ def test_action_masks_of_compiled_envs_come_one_per_env():
     assert envs.has_attr("action_masks")
     masks = np.stack(envs.env_method("action_masks", indices=[3, 0]))  # as sb3-contrib does it
     assert masks.tolist() == [[True, False], [True, False]]
+
+
+def test_a_mask_of_a_compiled_env_is_what_its_space_samples_with():
+    envs = SB3VecEnv(Cage2VectorEnv(2, autoreset_mode=SAME_STEP))
+    envs.reset()
+    for mask in envs.env_method("action_masks"):
+        assert mask[envs.action_space.sample(mask=mask)]
+
+
+def test_infos_are_the_callers_to_keep():
+    envs = SB3VecEnv(Cage2VectorEnv(2, autoreset_mode=SAME_STEP))
+    envs.reset()
+    kept = [envs.step(np.zeros(2, int))[3] for _ in range(3)]
+    kept[0][1]["note"] = 7
+    assert kept[1:] == [[{}, {}]] * 2
+    assert envs.step(np.zeros(2, int))[3] == [{}, {}]
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C, DQN])
+def test_saved_models_are_scored_on_cage_2(algorithm, tmp_path):
+    envs = make_sb3_env("Cage2-v0", 2, observation="extended")
+    model = algorithm("MlpPolicy", envs, seed=1, device="cpu")
+    model.save(tmp_path / "model")
+    envs.close()
+    options = {"episodes": 4, "red_agents": ["meander"], "episode_lengths": [30]}
+    result = evaluate(str(tmp_path / "model.zip"), **options)
+
+    def act(obs):
+        return model.predict(obs, deterministic=True)[0]
+
+    act.observation = "extended"
+    assert result.cells == evaluate(act, **options).cells
+    assert result.observation == "extended"
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])

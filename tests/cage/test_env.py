@@ -1,6 +1,7 @@
 """The CAGE 2 vector env and the single env."""
 
 import copy
+import hashlib
 import io
 import pickle
 import sys
@@ -21,6 +22,7 @@ from vecenv import ActionError, StepSlot
 from vecenv.cage import Cage2Env, Cage2VectorEnv, blue_actions, cage2_scenario, replay_episodes
 from vecenv.cage.codes import B_LINE, CUSTOM, MEANDER, NO_RED
 from vecenv.cage.options import RED_AGENTS, STEP_INFOS, read_red_agents
+from vecenv.cage.scenario import RULES_VERSION
 from vecenv.cage.state import COMPACT_FIELDS
 from vecenv.check import check_vector_env
 from vecenv.fingerprint import is_jit_off
@@ -565,3 +567,30 @@ def test_states_of_another_network_are_refused_and_of_other_rules_told():
         network.load_state_dict(state)
     del state["scenario"]  # from before it was kept
     other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("rules", "play", "tables"),
+    [
+        ("faithful", "32045bbbfc2ed0ad", "9b7a28894160398e"),
+        ("debugged", "56fceeff3fc8e33a", "d03d1923d0c044f1"),
+    ],
+)
+def test_the_version_of_the_rules_is_raised_when_they_change(rules, play, tables):
+    """If this fails, raise RULES_VERSION: scores and policies of before are not comparable."""
+    scenario = cage2_scenario(rules)
+    agents = ("mixed", "sleep")
+    options = {"green": True, "observation": "extended", "obs_dtype": np.uint8}
+    envs = Cage2VectorEnv(20, red_agent=agents, scenario=scenario, **options)
+    digest = hashlib.sha256(envs.reset(seed=5)[0].tobytes())
+    rng = np.random.default_rng(6)
+    for _ in range(60):
+        obs, rewards, *_ = envs.step(rng.integers(0, NUM_ACTIONS, 20))
+        digest.update(obs.tobytes() + (rewards * 10).round().astype(np.int16).tobytes())
+    assert (RULES_VERSION, digest.hexdigest()[:16]) == (1, play)
+    assert scenario.identity() == {
+        "scenario": "CAGE Challenge 2",
+        "rules": rules,
+        "rules_version": RULES_VERSION,
+        "tables": tables,
+    }

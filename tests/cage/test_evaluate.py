@@ -173,6 +173,8 @@ def test_green_agent_disturbs():
         ),
         ({"policy": "no_such_module:act"}, ImportError, "neither installed nor in"),
         ({"policy": "json:no.such"}, ValueError, "policy is 'json:no.such'.*has no 'no'"),
+        ({"policy": "json:dumbs"}, ValueError, "has no 'dumbs'; it has dumps"),
+        ({"policy": ":act"}, ValueError, "policy is ':act', expected 'module:object'"),
         ({"policy": "json:__name__"}, TypeError, "which is 'json', no policy"),
         ({"episode_lengths": [0]}, ValueError, "episode_length is 0"),
         ({"policy": "nobody"}, ValueError, "policy is 'nobody'.*no such file.*react-restore"),

@@ -1,15 +1,18 @@
+import itertools
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 from numba import config, njit
+from numba.core.bytecode import FunctionIdentity
 from numba.core.environment import Environment
 
 import vecenv
@@ -171,16 +174,214 @@ def test_code_is_kept_for_an_installation_that_cannot_be_written(tmp_path):
 
 
 def test_without_a_place_for_the_cache_code_is_compiled_all_the_same(monkeypatch, caplog):
-    def no_place(function, cache=False, **options):
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return njit(function, **options)
+    def no_place(function):
+        raise RuntimeError("cannot cache function: no locator available")
 
-    monkeypatch.setattr(module, "njit", no_place)
+    monkeypatch.setattr(module, "_Files", no_place)
+    compiled = cached_njit(double)
     with caplog.at_level(logging.WARNING, "vecenv"):
-        compiled = cached_njit(double)
-    assert compiled(4) == 8
+        assert compiled(4) == 8
     assert "not kept on disk" in caplog.text
+
+
+VARIANTS = """
+import sys
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from numba import njit
+from vecenv.jit import EnvKernels, JitVectorEnv
+from vecenv.jit.random import integers, uniform
+
+def make(size, number):
+    @njit
+    def churn(state, rng, amount):  # too long to be inlined at three places
+        total = 0.0
+        for k in range(size):
+            if uniform(rng) < 0.5:
+                state.board[k] += amount
+            elif integers(rng, 3) == 0:
+                state.board[k] -= 1
+                total += np.sin(state.board[k] * 0.1)
+            for j in range(k):
+                if state.board[j] > state.board[k]:
+                    state.board[j], state.board[k] = state.board[k], state.board[j]
+                    total += np.cos(j)
+        return total + size
+
+    def reset(state, rng):
+        state.board[:] = 0
+        churn(state, rng, 2)
+
+    def step(state, action, rng):
+        reward = churn(state, rng, 1)
+        if action == 1:
+            reward += churn(state, rng, 3)
+            if reward > 2:
+                reward -= churn(state, rng, -5)
+        return reward, state.board[0] > 3, False
+
+    def observe(state, out):
+        for k in range(size):
+            out[k] = state.board[k]
+
+    space = Box(-9, 9, (size,), np.float32)
+    return EnvKernels([("board", number, (size,))], space, Discrete(2), reset, step, observe)
+
+for name in sys.argv[1:]:
+    size, number = name.split(":")
+    envs = JitVectorEnv(make(int(size), np.dtype(number)), 4)
+    total = envs.reset(seed=0)[0].sum(dtype=float)
+    for action in range(20):
+        obs, rewards, *_ = envs.step([action % 2, 1, 0, action % 3 // 2])
+        total += obs.sum(dtype=float) + rewards.sum()
+    print(name, total)
+"""
+
+
+def run_variants(folder, names, *, script=VARIANTS, **environment):
+    """Run envs of one factory in a child process; return what came of each, by name."""
+    (folder / "variants.py").write_text(script)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), str(Path(vecenv.__file__).parents[1])]),
+        **environment,
+    }
+    done = subprocess.run(
+        [sys.executable, str(folder / "variants.py"), *names],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+NAMES = ("5:int64", "9:int64", "9:int16")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("order", list(itertools.permutations(NAMES)), ids="|".join)
+def test_variants_of_one_factory_never_run_each_others_code(order, tmp_path):
+    expected = run_variants(tmp_path, NAMES, NUMBA_DISABLE_JIT="1")
+    for known in range(1, 4):  # the last is compiled, and then the others are loaded
+        chosen = order[:known][::-1]
+        environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONHASHSEED": str(known)}
+        came = run_variants(tmp_path, chosen, **environment)
+        for name in chosen:
+            assert float(came[name]) == pytest.approx(float(expected[name])), (order, chosen)
+    files = list((tmp_path / "cache").rglob("driver.attend-*.nbc"))
+    assert len(files) == 3, "code of another process was not found"
+
+
+AGENTS = """
+import sys
+import numpy as np
+from numba import njit
+from vecenv.cage import Cage2VectorEnv
+
+@njit
+def hasty(state, rng, tables):
+    if state.step == 0:
+        return 1, 2
+    return 2 + state.step % 3, 10
+
+@njit
+def idle(state, rng, tables):
+    return 0, 0
+
+for name in sys.argv[1:]:
+    envs = Cage2VectorEnv(4, red_agent={"hasty": hasty, "idle": idle}.get(name, name))
+    envs.reset(seed=0)
+    print(name, sum(envs.step([0, 1, 2, 0])[1].sum() for _ in range(30)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # compiles the simulator twice
+def test_red_agents_of_ones_own_never_play_each_others_code(tmp_path):
+    expected = run_variants(tmp_path, ["hasty", "idle"], script=AGENTS, NUMBA_DISABLE_JIT="1")
+    assert expected["idle"] != expected["hasty"]
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    for names in (["hasty"], ["idle", "hasty"]):
+        came = run_variants(tmp_path, names, script=AGENTS, **cache)
+        for name in names:
+            assert float(came[name]) == pytest.approx(float(expected[name])), names
+
+
+def symbol_number():
+    return next(FunctionIdentity._unique_ids)
+
+
+def test_symbols_are_numbered_from_a_random_number_on_in_forks_too():
+    number = symbol_number()
+    assert number > module._FIRST_SYMBOL
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
+        child = os.fork()
+    if child == 0:
+        os.write(write, str(symbol_number()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert abs(int(os.read(read, 100)) - number) > 10**6
+    os.close(read)
+    os.close(write)
+
+
+def test_code_with_symbols_of_before_is_not_kept_on_disk(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(FunctionIdentity, "_unique_ids", itertools.count(7))
+    with caplog.at_level(logging.WARNING, "vecenv"):
+        assert cached_njit(closing_over(1))(1) == 2
+    assert "compiled before vecenv.jit was imported" in caplog.text
+    assert not list(tmp_path.rglob("*.nbi"))
+
+
+LENGTH = 5
+
+
+def stretched(x):
+    return x * LENGTH
+
+
+def twice_stretched(x):
+    return 2 * stretched(x)
+
+
+def test_functions_are_compiled_from_what_they_are_when_the_env_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    scope = {"LENGTH": 5}
+    scope["stretched"] = njit(types.FunctionType(stretched.__code__, scope))
+    twice = types.FunctionType(twice_stretched.__code__, scope)
+    assert scope["stretched"](1) == 5  # Numba keeps this length
+    assert cached_njit(twice)(1) == 10
+    scope["LENGTH"] = 7
+    assert cached_njit(twice)(1) == 14
+    again = cached_njit(twice)
+    assert again(1) == 14 and again.stats.cache_hits
+
+
+def test_fingerprints_are_equal_in_every_process(tmp_path):
+    (tmp_path / "rules.py").write_text(
+        "import enum\nclass Move(enum.IntEnum):\n    UP = 1\n    LEFT = 2\n"
+        "def allowed(x):\n    return x in {'up', 'down', 'left', 'right'} or x == Move.LEFT\n"
+    )
+    script = "import rules; from vecenv.fingerprint import *; print(fingerprint([rules.allowed]))"
+
+    def run(seed):
+        paths = os.pathsep.join([str(tmp_path), str(Path(vecenv.__file__).parents[1])])
+        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": str(seed)}
+        command = [sys.executable, "-B", "-c", script]
+        return subprocess.check_output(command, env=environment, text=True, timeout=120)
+
+    before = {run(1), run(2), run(3)}
+    assert len(before) == 1
+    rules = (tmp_path / "rules.py").read_text()
+    (tmp_path / "rules.py").write_text(rules.replace("LEFT = 2", "LEFT = 3"))
+    assert run(1) not in before
 
 
 FACTOR = 2

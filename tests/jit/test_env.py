@@ -7,12 +7,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from jit.toy_env import PARAMS, TOY, SlowToy
 from jit.toy_rolls import assert_same, make, random_actions, roll, slot_for
-from numba import njit
 
 from vecenv import ActionError, SlotError, SyncVectorEnv
 from vecenv.check import check_vector_env
-from vecenv.fingerprint import is_jit_off
+from vecenv.fingerprint import fresh_njit, is_jit_off
 from vecenv.jit import binding, runner, splitting
+from vecenv.jit.kernels import as_record
 
 MODES = list(AutoresetMode)
 
@@ -428,9 +428,11 @@ def test_a_step_with_out_allocates_no_arrays():
 
 @pytest.mark.skipif(is_jit_off(), reason="needs compiled code")
 def test_compiled_code_allocates_nothing(monkeypatch):
-    monkeypatch.setattr(binding, "cached_njit", njit)  # code from the cache can't be inspected
+    monkeypatch.setattr(
+        binding, "cached_njit", fresh_njit
+    )  # code from the cache can't be inspected
     monkeypatch.setattr(binding, "_loops", {})
-    loop = binding.bind_loop(TOY, np.asarray(PARAMS).dtype)
+    loop = binding.bind_loop(TOY, as_record(PARAMS))
     (code,) = loop.attend.inspect_llvm().values()
     assert "atomicrmw" in code
     assert "NRT_MemInfo_alloc" not in code and "NRT_Allocate" not in code

@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,25 +99,99 @@ def text_reset(state, rng):
     state.total = "zero"
 
 
+def gymnasiums_step(state, action, rng):
+    state.total += 1.0
+    return state.total, 1.0, False, False, {}
+
+
+@njit
+def innermost(x):
+    return x + "one"
+
+
+@njit
+def in_between(x):
+    return innermost(x)
+
+
+def step_that_calls_what_fails(state, action, rng):
+    state.total = in_between(state.total)
+    return 1.0, False, False
+
+
+def plain_helper(x):
+    return x
+
+
+def step_that_calls_a_plain_function(state, action, rng):
+    return plain_helper(1.0), False, False
+
+
 @needs_jit
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "line", "message"),
     [
         (
             {"step": misspelt_step},
-            r"(?s)step\(state: \{total: float64\}, action: int64, rng: ran.*totall",
+            "return state.totall, False, False",
+            r"no field 'totall'; the state has total\n"
+            r"counter: kernel step\(state: \{total: float64\}, action: int64, rng: random stream\)",
         ),
-        ({"step": two_valued_step}, r"step returns Tuple.*, expected a tuple \(reward, terminated"),
-        ({"step": python_step}, r"(?s)kernel step\(.*object.*python_step"),
-        ({"reset": text_reset}, r"(?s)kernel reset\(state: \{total: float64\}, rng: .*zero"),
-        ({"state_dtype": [("sum", float)]}, r"(?s)kernel reset\(state: \{sum: .*'?total"),
+        (
+            {"step": two_valued_step},
+            "return 1.0, False",
+            r"step returns Tuple.*; expected a tuple \(reward, terminated",
+        ),
+        (
+            {"step": gymnasiums_step},
+            "return state.total, 1.0, False, False, {}",
+            "step returns five values, as a step of Gymnasium does; here `observe` writes",
+        ),
+        (
+            {"step": python_step},
+            "return 1.0, isinstance(object(), int), False",
+            "'object': Cannot determine Numba type",
+        ),
+        ({"step": step_that_calls_what_fails}, 'return x + "one"', "No implementation.*add"),
+        (
+            {"step": step_that_calls_a_plain_function},
+            "return plain_helper(1.0), False, False",
+            "plain_helper is a plain function; decorate it with @numba.njit",
+        ),
+        ({"reset": text_reset}, 'state.total = "zero"', "Cannot cast.*zero.*kernel reset"),
+        (
+            {"state_dtype": [("sum", float)]},
+            "state.total = 0.0",
+            r"no field 'total'.*kernel reset\(state: \{sum: ",
+        ),
     ],
 )
-def test_kernels_that_cannot_be_compiled_are_named_with_argument_types(changes, message):
-    with pytest.raises(KernelCompileError, match=message) as caught:
+def test_kernels_that_cannot_be_compiled_are_told_by_line_and_reason(changes, line, message):
+    with pytest.raises(KernelCompileError, match="(?s)" + message) as caught:
         count(**changes)
-    assert "counter: kernel" in str(caught.value)
-    assert len(str(caught.value)) < 1500
+    error = caught.value
+    first, second, *rest = str(error).splitlines()
+    assert first.startswith(f"{__file__}:{error.lineno}, in ") and error.filename == __file__
+    assert second == "    " + line
+    assert len(rest) <= 8 and len(str(error)) < 1500 and "\x1b" not in str(error)
+    assert error.__cause__ is None and error.__suppress_context__
+    assert Path(__file__).read_text().splitlines()[error.lineno - 1].strip() == line
+
+
+@needs_jit
+def test_all_that_numba_says_is_kept():
+    with pytest.raises(KernelCompileError) as caught:
+        count(step=step_that_calls_what_fails)
+    assert "add(float64, Literal[str](one))" in caught.value.numba_message
+
+
+@pytest.mark.parametrize(
+    ("kernels", "message"),
+    [([COUNTER] * 3, "a list of 3: pass one of them and num_envs"), (COUNTER.step, "got function")],
+)
+def test_what_is_no_kernels_is_refused(kernels, message):
+    with pytest.raises(TypeError, match=message):
+        JitVectorEnv(kernels)
 
 
 @njit

@@ -49,6 +49,9 @@ class FaultyEnv(gym.Env):
     def pid(self):
         return os.getpid()
 
+    def children(self):
+        return children()
+
     def nap(self, seconds):
         time.sleep(seconds)
         return self.name
@@ -81,3 +84,18 @@ def wait_until_gone(pids, seconds):
     while any(map(is_running, pids)) and time.monotonic() < end:
         time.sleep(0.01)
     return [pid for pid in pids if is_running(pid)]
+
+
+class OnlyEnv(FaultyEnv):
+    """A process can have one of these, as with emulators that keep their state in globals."""
+
+    is_there = False
+
+    def __init__(self, name=0):
+        if OnlyEnv.is_there:
+            raise RuntimeError("Cannot create multiple emulator instances per process")
+        OnlyEnv.is_there = True
+        super().__init__(name)
+
+    def close(self):
+        OnlyEnv.is_there = False

@@ -86,16 +86,16 @@ def test_cgroup_quotas(tmp_path):
 
 
 def test_shares_of_workers():
-    assert worker_shares(5, 9, 0, False, None) == (5, 0)
-    assert worker_shares(5, 9, 0, True, None) == (4, 0)
-    assert worker_shares(1, 3, 2, True, None) == (1, 2)
-    assert worker_shares(64, 8, 0, False, 12) == (8, 1)
-    assert worker_shares(64, 8, 0, False, 3) == (3, 1)
+    assert worker_shares(5, 9, False, None) == (5, 5)
+    assert worker_shares(5, 9, True, None) == (4, 5)
+    assert worker_shares(1, 3, True, None) == (1, 1)
+    assert worker_shares(64, 8, False, 12) == (8, 1)
+    assert worker_shares(64, 8, False, 3) == (3, 1)
     for wrong in (0, -1, 1.5):
         with pytest.raises(ValueError, match="max_concurrency"):
-            worker_shares(4, 2, 0, False, wrong)
+            worker_shares(4, 2, False, wrong)
     with pytest.raises(ValueError, match="num_workers"):
-        worker_shares(4, 0, 0, False, None)
+        worker_shares(4, 0, False, None)
     for wrong in (0, "many", 1.5):
         with pytest.raises(ValueError, match="threads_per_worker"):
             checked_threads(wrong)

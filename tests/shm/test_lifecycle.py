@@ -13,7 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
-from shm.faulty_envs import FINE, HANG, children, faulty, open_files, wait_until_gone
+from shm.faulty_envs import (
+    FINE,
+    HANG,
+    FaultyEnv,
+    children,
+    faulty,
+    open_files,
+    wait_until_gone,
+)
 
 from vecenv.shm.env import AsyncVectorEnv
 
@@ -271,3 +279,92 @@ def test_workers_import_no_torch():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "[5. 6.] (False, False)", done.stderr
+
+
+class ServedEnv(FaultyEnv):
+    """Starts processes that outlive it if they are let: by Popen, by a shell, by a fork."""
+
+    def __init__(self, name, folder, ignores):
+        super().__init__(name)
+        self.folder = folder
+        command = f"import signal, time; {ignores}; print(1, flush=True); time.sleep(300)"
+        self.server = subprocess.Popen(
+            [sys.executable, "-S", "-c", command], stdout=subprocess.PIPE, text=True
+        )
+        assert self.server.stdout.readline() == "1\n"
+        shell = subprocess.Popen(["sh", "-c", "sleep 300 & echo $!; wait"], stdout=-1, text=True)
+        self.pids = [self.server.pid, int(shell.stdout.readline())]
+        if name == 0:
+            self.pids.append(os.fork())
+            if self.pids[-1] == 0:
+                time.sleep(300)
+                os._exit(0)
+
+    def servers(self):
+        return self.pids
+
+
+SERVED = """
+import os, signal, sys, time
+sys.path.insert(0, {tests!r})
+from functools import partial
+from shm.faulty_envs import DIE, EXIT, FINE, HANG
+from shm.test_lifecycle import ServedEnv
+from vecenv.shm.env import AsyncVectorEnv
+
+if __name__ == "__main__":
+    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if {ignores} else "pass"
+    envs = AsyncVectorEnv(
+        [partial(ServedEnv, k, "", ignores) for k in range(2)], num_workers=2, context={context!r}
+    )
+    envs.reset()
+    print(*sum(envs.call("servers"), []), flush=True)
+    time.sleep(0.3)
+    {then}
+    time.sleep(60)
+"""
+WAYS_OUT = {
+    "close": "envs.close()",
+    "terminate": "envs.close(terminate=True)",
+    "crash": "envs.step([FINE, EXIT])",
+    "killed worker": "envs.step([FINE, DIE])",
+    "killed caller": "os.kill(os.getpid(), signal.SIGKILL)",
+    "killed while hanging": "envs.step_async([HANG] * 2); os.kill(os.getpid(), signal.SIGKILL)",
+    "exit": "os._exit(0)",
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "context", "ignores"),
+    [
+        *((way, "fork", way == "close") for way in WAYS_OUT),
+        pytest.param("killed caller", "forkserver", True, marks=pytest.mark.slow),
+        pytest.param("killed caller", "spawn", True, marks=pytest.mark.slow),
+        pytest.param("killed worker", "forkserver", True, marks=pytest.mark.slow),
+        pytest.param("close", "spawn", False, marks=pytest.mark.slow),
+    ],
+)
+def test_what_envs_start_ends_with_their_worker(way, context, ignores):
+    code = SERVED.format(
+        tests=str(ROOT / "tests"), then=WAYS_OUT[way], context=context, ignores=ignores
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 5
+    assert wait_until_gone(pids, 10) == []
+    process.kill()
+    process.communicate()
+
+
+def test_a_worker_without_children_has_no_watcher():
+    pool = AsyncVectorEnv(faulty(2), num_workers=2)
+    pool.reset()
+    assert pool.call("children") == ([], [])
+    pool.close()

@@ -1,7 +1,10 @@
 """The same seeds give what SyncVectorEnv gives, whatever the workers, threads and sends."""
 
 import functools
+from fractions import Fraction
+from itertools import cycle
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from envs import (
@@ -16,10 +19,12 @@ from envs import (
 )
 from equality import assert_same
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 from gymnasium.vector.utils import create_empty_array
 from shm.twins import assert_steps_alike, twins
 
-from vecenv import StepSlot, SyncVectorEnv
+from vecenv import ObservationError, StepSlot, SyncVectorEnv
 from vecenv.batches import take_rows
 from vecenv.infos import take_infos
 from vecenv.shm.env import AsyncVectorEnv
@@ -196,3 +201,107 @@ def test_actions_keep_their_dtype(dtype):
         order = np.argsort(received.env_ids)
         assert_same(received.obs[order], expected.obs)
     pool.close()
+
+
+class Lenient(gym.Env):
+    """Returns lists for tuples and odd numbers, all of which Gymnasium takes."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+
+    def __init__(self, reward, obs, flag):
+        self.result = [obs, reward, flag, flag, {"a": 1}]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return [self.result[0], {"a": 2}]
+
+    def step(self, action):
+        return self.result
+
+
+def maker(backend):
+    return (
+        SyncVectorEnv
+        if backend == "sync"
+        else functools.partial(AsyncVectorEnv, **OPTIONS[backend])
+    )
+
+
+OBS = [[1, 2], (0.5, 1.5), np.ones(2), np.ones(2, np.float16), np.arange(2)]
+REWARDS = [10**30, 2**70, True, np.int8(3), np.array(1.5), Fraction(1, 4), np.float16(2)]
+FLAGS = [False, 0, 1, np.bool_(True), np.array(False), None]
+
+
+@pytest.mark.parametrize("backend", ["sync", "2 workers", "caller and 2", "threads"])
+def test_steps_that_gymnasium_takes_are_taken(backend):
+    """Lists for tuples, any number as a reward, any truth as a flag."""
+    num_envs = max(len(OBS), len(REWARDS), len(FLAGS))
+    choices = [cycle(values) for values in (REWARDS, OBS, FLAGS)]
+    fns = [functools.partial(Lenient, *map(next, choices)) for _ in range(num_envs)]
+    make = maker(backend)
+    ours, theirs = make(fns), GymnasiumSyncVectorEnv(fns)
+    assert_same(ours.reset(), theirs.reset())
+    for _ in range(4):
+        assert_same(ours.step([0] * num_envs), theirs.step([0] * num_envs))
+    ours.close()
+
+
+@pytest.mark.parametrize("backend", ["sync", "2 workers", "caller and 2", "threads"])
+def test_rewards_that_are_no_number_are_refused(backend):
+    make = maker(backend)
+    for reward in (None, "1.5", [1, 2], 10**400, 1j):
+        envs = make([functools.partial(Lenient, reward, np.zeros(2), False)] * 3)
+        envs.reset()
+        with pytest.raises(ObservationError, match="env 0 returned the reward"):
+            envs.step([0] * 3)
+        envs.close()
+
+
+class Greedy(gym.Env):
+    """Takes what it is interested in out of its options."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seen = repr(options)
+        if options:
+            options.pop("level", None)
+            options["nested"]["list"].append(1)
+            options["nested"]["array"] += 1
+        return np.zeros(2, np.float32), {}
+
+
+@pytest.mark.parametrize("backend", ["sync", "2 workers", "caller and 2", "threads"])
+def test_options_of_a_reset_are_each_envs_own(backend):
+    make = maker(backend)
+    envs = make([Greedy] * 4)
+    options = {"level": 3, "nested": {"list": [], "array": np.zeros(1)}}
+    before = repr(options)
+    for more in ({}, {"reset_mask": np.ones(4, np.bool_)}):
+        envs.reset(options=options | more)
+        assert envs.get_attr("seen") == (before,) * 4
+        assert repr(options) == before
+    envs.reset(options=None)
+    assert envs.get_attr("seen") == ("None",) * 4
+    envs.close()
+
+
+@pytest.mark.parametrize("backend", ["sync", "2 workers"])
+def test_a_first_reset_by_mask_and_steps_of_ended_envs_are_refused(backend):
+    """Gymnasium's AsyncVectorEnv lets both pass: rows of envs that are in no episode."""
+    make = maker(backend)
+    envs = make(counters([1, 3, 1]), autoreset_mode="Disabled")
+    mask = {"reset_mask": np.array([True, False, True])}
+    with pytest.raises(ResetNeeded, match="reset all envs first"):
+        envs.reset(options=mask)
+    envs.reset()
+    envs.step([0] * 3)
+    for call in (envs.step, envs.send):
+        with pytest.raises(ResetNeeded, match=r"envs \[0, 2\] have ended"):
+            call([0] * 3)
+    envs.reset(options=mask)
+    assert envs.step([0] * 3)[0][:, 2].tolist() == [1, 2, 1]
+    envs.close()

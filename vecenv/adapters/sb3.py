@@ -39,8 +39,7 @@ class SB3VecEnv(_Base):
 
     Where an episode ends, `infos[i]` is its last info with "terminal_observation",
     "TimeLimit.truncated" and, from `monitor`, "episode"; the first info of the next episode is
-    `reset_infos[i]`. Elsewhere `infos[i]` is the env's info, often empty; empty ones may be those
-    of the step before, unless somebody wrote into them.
+    `reset_infos[i]`. Elsewhere `infos[i]` is the env's info, often empty. All are the caller's.
 
     Args:
         envs: Vector env in autoreset mode SAME_STEP whose observations are the caller's to keep;
@@ -75,7 +74,6 @@ class SB3VecEnv(_Base):
         self._lengths = np.zeros(envs.num_envs, np.int64)
         self._started = time.time()
         self._actions: Any = None
-        self._empty: list[dict[str, Any]] = [{} for _ in range(envs.num_envs)]
         self._is_binary = isinstance(envs.single_action_space, spaces.MultiBinary)
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
         self.metadata = {**(envs.metadata or {}), **self.metadata}
@@ -122,17 +120,11 @@ class SB3VecEnv(_Base):
             self._returns += rewards
             self._lengths += 1
         going_on = {name: value for name, value in infos.items() if name not in _FINAL}
-        rows = split_infos(going_on, self.num_envs) if going_on else self._empty_infos()
+        rows = split_infos(going_on, self.num_envs) if going_on else [{} for _ in dones]
         ended = np.flatnonzero(dones)
         if len(ended):
             self._end_episodes(infos, ended, terminations, rows)
         return obs, rewards.astype(np.float32), dones, rows
-
-    def _empty_infos(self) -> list[dict[str, Any]]:
-        """Return one empty dict per env, the same as last time unless somebody wrote into them."""
-        if any(self._empty):
-            self._empty = [{} for _ in range(self.num_envs)]
-        return self._empty.copy()
 
     def _end_episodes(
         self,

@@ -182,8 +182,8 @@ class Cage2VectorEnv(JitVectorEnv):
                 f"state is of {describe_identity(facts.get('made_for') or {})}, with the hosts "
                 f"{', '.join(hosts)}; expected {', '.join(_host_names(self.scenario))}"
             )
-        super().load_state_dict(state)
         warn_of_other("state", facts.get("made_for"), self.scenario)
+        super().load_state_dict(state)
 
     def shell_alerts(self) -> np.ndarray:
         """Return on which hosts blue's monitor saw a reverse shell in the latest step, bool (N, H).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import inspect
@@ -83,6 +84,8 @@ def read_object(argument: str, text: str) -> Any:
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     module_name, _, path = text.partition(":")
+    if not module_name or not path:
+        raise ValueError(f"{argument} is {text!r}, expected 'module:object'")
     try:
         found = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -95,9 +98,10 @@ def read_object(argument: str, text: str) -> Any:
         raise  # something that the module needs
     for name in path.split("."):
         if not hasattr(found, name):
-            own = [key for key in vars(found) if not key.startswith("_")]
+            own = [key for key in dir(found) if not key.startswith("_")]
+            near = difflib.get_close_matches(name, own, 3) or own[:8]
             raise ValueError(
-                f"{argument} is {text!r}, but {found!r} has no {name!r}; it has {', '.join(own)}"
+                f"{argument} is {text!r}, but {found!r} has no {name!r}; it has {', '.join(near)}"
             )
         found = getattr(found, name)
     return found

@@ -298,12 +298,14 @@ def warn_of_other(what: str, made_for: Any, scenario: Scenario, stacklevel: int 
     Args:
         what: What was made; the sentence begins with it.
         made_for: What `Scenario.identity` returned then. None, or anything else that says nothing,
-            is passed over: files from before it was kept.
+            is passed over: files from before it was kept, envs without a scenario.
         scenario: What it is to be used with.
         stacklevel: Of the caller, as `warnings.warn` counts.
     """
     own = scenario.identity()
-    if not isinstance(made_for, Mapping) or all(made_for.get(k) == v for k, v in own.items()):
+    if not isinstance(made_for, Mapping) or not made_for:
+        return
+    if all(made_for.get(name) == value for name, value in own.items()):
         return
     names = ("scenario", "rules", "rules_version")
     other = "" if any(made_for.get(name) != own[name] for name in names) else " and other tables"

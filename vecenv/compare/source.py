@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,12 +12,9 @@ import gymnasium as gym
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.make import find_spec, make_vec
+from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, import_module, make_vec
 
 __all__ = ["BackendUnavailableError", "EnvSource", "read_env_kwargs", "read_source"]
-
-# Compiled vector envs of their own ids that do the same, step for step.
-_COMPILED_TWINS = {"CartPole-v1": "JitCartPole-v1"}
 
 
 class BackendUnavailableError(Exception):
@@ -35,12 +29,14 @@ class EnvSource(NamedTuple):
         spec: Of a registered env; None for a factory.
         factory: Called with `kwargs`; None for a registered env.
         kwargs: For the env's constructor or the factory.
+        kernels: Of a compiled env, `EnvKernels`; then there is neither spec nor factory.
     """
 
     name: str
     spec: EnvSpec | None
     factory: Callable[..., Any] | None
     kwargs: dict[str, Any]
+    kernels: Any = None
 
     def env_fn(self) -> Callable[[], Env]:
         """Return what makes one env, without Gymnasium's checker; it can be pickled.
@@ -50,9 +46,10 @@ class EnvSource(NamedTuple):
         """
         if self.factory is not None:
             return partial(self.factory, **self.kwargs)
-        assert self.spec is not None
-        if self.spec.entry_point is None:
-            raise BackendUnavailableError(f"{self.spec.id} has no single envs")
+        if self.spec is None or self.spec.entry_point is None:
+            raise BackendUnavailableError(
+                f"{self.name} is compiled and has no single envs; only the backend jit has it"
+            )
         return partial(gym.make, self.spec, **{"disable_env_checker": True, **self.kwargs})
 
     def make_compiled(self, num_envs: int) -> Any:
@@ -61,14 +58,16 @@ class EnvSource(NamedTuple):
         Raises:
             BackendUnavailableError: There is none.
         """
+        if self.kernels is not None:
+            return make_vec(self.kernels, num_envs, backend="jit", **self.kwargs)
         if self.spec is None:
             raise BackendUnavailableError(
-                f"{self.name} is a factory of single envs; compiled envs have ids"
+                f"{self.name} is a factory of single envs; compiled ones have ids or are EnvKernels"
             )
-        entry = self.spec.vector_entry_point
-        is_compiled = isinstance(entry, str) and entry.startswith("vecenv.")
-        compiled = self.spec.id if is_compiled else _COMPILED_TWINS.get(self.spec.id)
-        if compiled is None:
+        compiled = self.spec.id
+        if not has_compiled_envs(self.spec, self.kwargs):
+            compiled = COMPILED_TWINS.get(self.spec.id, "")
+        if not compiled:
             raise BackendUnavailableError(
                 f"{self.spec.id} is not compiled; docs/compiled_envs.md says how to write one"
             )
@@ -76,7 +75,7 @@ class EnvSource(NamedTuple):
 
 
 def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource:
-    """Find a registered id (also "module:id"), or a callable in a module ("module:factory").
+    """Find a registered id (also "module:id"), or a factory or `EnvKernels` ("module:name").
 
     Modules are looked for in the working directory too.
 
@@ -84,27 +83,21 @@ def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource
         ValueError: There is no such env; the message lists what there is.
         ImportError: The module can't be imported.
     """
-    _look_in_working_directory()
     module_name, _, attribute = name.rpartition(":")
-    module = importlib.import_module(module_name) if module_name else None
+    module = import_module(module_name) if module_name else None
     options = dict(kwargs or {})
     try:
         spec = find_spec(name)
     except gym.error.Error as error:
-        factory = getattr(module, attribute, None)
-        if callable(factory):
-            return EnvSource(name, None, factory, options)
+        found = getattr(module, attribute, None)
+        if type(found).__name__ == "EnvKernels":  # without loading the compiler
+            return EnvSource(name, None, None, options, found)
+        if callable(found):
+            return EnvSource(name, None, found, options)
         raise ValueError(_unknown(name, module, attribute)) from error
     kept = {key: value for key, value in spec.kwargs.items() if key not in options}
     spec.kwargs = {}
     return EnvSource(name, spec, None, {**kept, **options})
-
-
-def _look_in_working_directory() -> None:
-    """Let modules beside the user be imported, as `python -m` does."""
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
 
 
 def _unknown(name: str, module: Any, attribute: str) -> str:

@@ -1,4 +1,4 @@
-"""From kernels to compiled code: bind the templates of `driver`, compile them, explain failures."""
+"""From kernels to a loop over envs: bind the templates of `driver`, and compile them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import from_dtype, njit
@@ -14,76 +14,90 @@ from numba import types as numba_types
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaExperimentalFeatureWarning
 
-from vecenv.fingerprint import (
-    cached_njit,
-    importable_dynamic_module,
-    is_jit_off,
-    without_own_caches,
-)
+from vecenv.fingerprint import cached_njit, fingerprint, is_jit_off
 from vecenv.jit import driver
 from vecenv.jit.cache_files import tidy
-from vecenv.jit.job import JOB_DTYPE, RUN_DTYPE
+from vecenv.jit.failures import ARGUMENTS, explain
+from vecenv.jit.interpreted import calls_users_code, interpretable, try_out
+from vecenv.jit.job import JOB_DTYPE, NO_LIMIT, RUN_DTYPE
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["CompiledLoop", "KernelCompileError", "bind_loop"]
+__all__ = ["Loop", "bind_loop"]
 
-_ARGUMENTS = {
-    "reset": ("state", "rng"),
-    "step": ("state", "action", "rng"),
-    "observe": ("state", "out"),
-    "action_mask": ("state", "out"),
-}
 _KERNEL_NAMES = {
     "reset": "env_reset",
     "step": "env_step",
     "observe": "env_observe",
     "action_mask": "env_mask",
 }  # in the templates
-_REASON_LINES = 8
-_DETAILS = (
-    *(
-        "There are",
-        "- Of which",
-        "Overload",
-        "With argument",
-        "No match",
-        "Rejected",
-        "raised from",
-    ),
-    *("During: Pass", "During: resolving", "During: typing"),
-)
 
 
-class KernelCompileError(RuntimeError):
-    """A kernel can't be compiled; names the function, its argument types and the reason."""
-
-
-class CompiledLoop(NamedTuple):
+class Loop(NamedTuple):
     """The loop over envs, bound to the kernels of one kind of env; see `driver`."""
 
-    run_rows: Callable[..., Any]
-    attend: Any  # compiled for its only signature; None with the JIT off
+    run_rows: Callable[..., Any] | None  # in Python; None if it will not be needed
+    attend: Any  # compiled for its only signature; None with the JIT off or for debugging
+    tried: set[Any]  # parameters with which it has been tried out
 
 
-_loops: dict[tuple[Any, ...], CompiledLoop] = {}
+_loops: dict[tuple[str, bool], Loop] = {}  # by fingerprint and whether it is to be compiled
 
 
-def bind_loop(kernels: EnvKernels, params_dtype: np.dtype | None) -> CompiledLoop:
+def bind_loop(
+    kernels: EnvKernels,
+    params: np.ndarray | None,
+    *,
+    max_episode_steps: int = NO_LIMIT,
+    debug: bool = False,
+    dry_run: bool = True,
+) -> Loop:
     """Return the loop over envs for these kernels: from memory, from disk, or compiled now.
+
+    Args:
+        kernels: What kind of env.
+        params: (1,) parameter record, or None if the kernels take none.
+        max_episode_steps: For the dry run.
+        debug: Whether everything is to run in Python; then nothing is compiled.
+        dry_run: Whether to try out kernels that are not bundled in Python first.
 
     Raises:
         TypeError: A kernel takes the wrong number of arguments.
+        KernelIndexError: A kernel uses an index out of range; found by the dry run.
         KernelCompileError: A kernel failed to compile or does not return what it should.
     """
-    constants = _constants(kernels, params_dtype)
-    functions = {name: getattr(kernels, name) for name in _ARGUMENTS}
-    key = (*functions.values(), *constants.values())
-    if key not in _loops:
-        for name, function in functions.items():
-            if function is not None:
-                _check_arguments(kernels, name, function, params_dtype is not None)
-        _loops[key] = _bind(kernels, functions, constants)
-    return _loops[key]
+    is_compiled = not debug and not is_jit_off()
+    constants = _constants(kernels, None if params is None else params.dtype)
+    functions = {name: getattr(kernels, name) for name in ARGUMENTS}
+    key = fingerprint([*functions.values(), *constants.values()]), is_compiled
+    if (known := _loops.get(key)) is not None:
+        if dry_run and is_compiled:
+            _try_out(known, kernels, params, max_episode_steps)
+        return known
+    for name, function in functions.items():
+        if function is not None:
+            _check_arguments(kernels, name, function, params is not None)
+    functions["action_mask"] = functions["action_mask"] or driver.no_mask
+    run_rows = _bound_scope(functions, constants, lambda function: function)["run_rows"]
+    has_python = not is_compiled or calls_users_code(run_rows)  # bundled kernels are not tried out
+    loop = Loop(interpretable(run_rows) if has_python else None, None, set())
+    if is_compiled:
+        if dry_run:
+            _try_out(loop, kernels, params, max_episode_steps)
+        loop = loop._replace(attend=_compiled(kernels, functions, constants))
+    if not is_jit_off():  # Python code may close over what the fingerprint does not know
+        _loops[key] = loop
+    return loop
+
+
+def _try_out(
+    loop: Loop, kernels: EnvKernels, params: np.ndarray | None, max_episode_steps: int
+) -> None:
+    """Step one env in Python, unless its code is ours or this has been done with these values."""
+    key = (None if params is None else hash(params.tobytes()), max_episode_steps)
+    if loop.run_rows is None or key in loop.tried:
+        return
+    try_out(kernels, loop.run_rows, params, max_episode_steps)
+    loop.tried.add(key)
 
 
 def _constants(kernels: EnvKernels, params_dtype: np.dtype | None) -> dict[str, Any]:
@@ -101,45 +115,36 @@ def _constants(kernels: EnvKernels, params_dtype: np.dtype | None) -> dict[str, 
     }
 
 
-def _bind(
-    kernels: EnvKernels, functions: dict[str, Any], constants: dict[str, Any]
-) -> CompiledLoop:
-    functions = {**functions, "action_mask": functions["action_mask"] or driver.no_mask}
+def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[str, Any]) -> Any:
+    """Compile `attend` for these kernels, or load it from disk."""
     compiled = {name: _as_njit(function) for name, function in functions.items()}
-    scope = _bound_scope(compiled, constants)
-    if is_jit_off():
-        return CompiledLoop(scope["run_rows"], None)
+    scope = _bound_scope(compiled, constants, lambda function: njit(function, inline="always"))
     attend = cached_njit(_rebound(driver.attend, scope), nogil=True)
     try:
         _compile_or_load(attend)
     except Exception as error:  # Numba lets KeyError and others through
-        _explain(kernels, compiled, constants, error)
+        explain(kernels, compiled, constants, error)
     attend.disable_compile()
-    return CompiledLoop(scope["run_rows"], attend)
+    return attend
 
 
 def _compile_or_load(attend: Any) -> None:
-    """Compile `attend` for its only signature; twice, if it may be the cache that is broken."""
+    """Compile `attend` for its only signature."""
     job_array = numba_types.Array(from_dtype(JOB_DTYPE), 1, "C")
     words = numba_types.Array(numba_types.int64, 1, "C")
-    signature = (words, job_array, numba_types.int64, numba_types.int64)
-    with (
-        without_own_caches([attend.py_func]),
-        importable_dynamic_module(),
-        warnings.catch_warnings(),
-    ):
+    with warnings.catch_warnings():
         # A function compiled for a record also serves one with more fields, which is right.
         warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
-        try:
-            attend.compile(signature)
-        except Exception:
-            attend._cache.flush()
-            attend.compile(signature)
+        attend.compile((words, job_array, numba_types.int64, numba_types.int64))
     tidy(attend)
 
 
-def _bound_scope(compiled: dict[str, Any], constants: dict[str, Any]) -> dict[str, Any]:
+def _bound_scope(
+    functions: dict[str, Any], constants: dict[str, Any], finish: Callable[[Any], Any]
+) -> dict[str, Any]:
     """Return the global names of the templates, bound to these kernels and constants.
+
+    `finish` is called with each function that stands between `attend` and the kernels.
 
     What stands between `attend` and the kernels is inlined by Numba: LLVM would optimize the
     kernels once more with each function on the way.
@@ -150,13 +155,13 @@ def _bound_scope(compiled: dict[str, Any], constants: dict[str, Any]) -> dict[st
         step_adapter, pair_adapter = driver.step_without_params, driver.pair_without_params
     else:
         step_adapter, pair_adapter = driver.step_with_params, driver.pair_with_params
-    for name, kernel in compiled.items():
+    for name, kernel in functions.items():
         adapter = _rebound(step_adapter if name == "step" else pair_adapter, {"kernel": kernel})
-        scope[_KERNEL_NAMES[name]] = njit(adapter, inline="always")
+        scope[_KERNEL_NAMES[name]] = finish(adapter)
     scope["obs_row"] = driver.scalar_row if constants["OBS_SHAPE"] == () else driver.array_row
     scope["action_row"] = driver.array_row
     for name in ("run_rows", "unpack"):
-        scope[name] = njit(_rebound(getattr(driver, name), scope), inline="always")
+        scope[name] = finish(_rebound(getattr(driver, name), scope))
     return scope
 
 
@@ -175,7 +180,7 @@ def _rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
 
 def _check_arguments(kernels: EnvKernels, name: str, function: Any, has_params: bool) -> None:
     """Refuse a kernel that can't be called with the arguments it will get."""
-    expected = (*_ARGUMENTS[name], *(("params",) if has_params else ()))
+    expected = (*ARGUMENTS[name], *(("params",) if has_params else ()))
     signature = inspect.signature(getattr(function, "py_func", function))
     try:
         signature.bind(*expected)
@@ -184,72 +189,3 @@ def _check_arguments(kernels: EnvKernels, name: str, function: Any, has_params: 
         raise TypeError(
             f"{kernels.name}: kernel {name}{signature} must take ({', '.join(expected)}){why}"
         ) from error
-
-
-def _explain(
-    kernels: EnvKernels, compiled: dict[str, Any], constants: dict[str, Any], error: Exception
-) -> NoReturn:
-    """Compile kernel by kernel to find the one at fault, and say what is wrong with it."""
-    state, rng = from_dtype(constants["STATE_DTYPE"]), from_dtype(RUN_DTYPE)
-    params = [] if constants["PARAMS_DTYPE"] is None else [from_dtype(constants["PARAMS_DTYPE"])]
-    action = from_dtype(constants["ACTION_DTYPE"])
-    if constants["ACTION_SHAPE"]:
-        action = numba_types.Array(action, len(constants["ACTION_SHAPE"]), "C")
-    obs = numba_types.Array(
-        from_dtype(constants["OBS_DTYPE"]), max(1, len(constants["OBS_SHAPE"])), "C"
-    )
-    mask = numba_types.Array(numba_types.boolean, 1, "C")
-    calls = {
-        "reset": [state, rng, *params],
-        "step": [state, action, rng, *params],
-        "observe": [state, obs, *params],
-        "action_mask": [state, mask, *params],
-    }
-    for name, types_all in calls.items():
-        if getattr(kernels, name) is None:
-            continue
-        kernel = compiled[name]
-        names = [*_ARGUMENTS[name], "params"]
-        listed = ", ".join(f"{a}: {_type_text(t)}" for a, t in zip(names, types_all, strict=False))
-        try:
-            with without_own_caches([kernel]):
-                kernel.compile(tuple(types_all))
-        except Exception as reason:
-            raise KernelCompileError(
-                f"{kernels.name}: kernel {name}({listed}) can't be compiled:\n{_reason(reason)}"
-            ) from error
-        if name == "step":
-            _check_step_result(kernels, kernel.overloads[tuple(types_all)].signature.return_type)
-    raise KernelCompileError(
-        f"{kernels.name}: each kernel can be compiled, the loop over them can't: {error}"
-    ) from error
-
-
-def _check_step_result(kernels: EnvKernels, came: Any) -> None:
-    """Refuse a step that does not return what the loop unpacks."""
-    parts = getattr(came, "types", ()) if isinstance(came, numba_types.BaseTuple) else ()
-    is_number = [isinstance(part, numba_types.Number | numba_types.Boolean) for part in parts]
-    if is_number == [True, True, True]:
-        return
-    raise KernelCompileError(
-        f"{kernels.name}: kernel step returns {came}, "
-        "expected a tuple (reward, terminated, truncated) of a number and two bools"
-    )
-
-
-def _reason(error: Exception) -> str:
-    """What Numba says is wrong, without the overloads that it tried."""
-    if isinstance(error, KeyError):
-        return f"a record has no field {error}"
-    lines = str(error).strip().splitlines()
-    told = [line for line in lines if line.strip() and not line.strip().startswith(_DETAILS)]
-    return "\n".join(told[:_REASON_LINES])
-
-
-def _type_text(kind: Any) -> str:
-    """Numba's name of a type, records as their fields."""
-    if kind == from_dtype(RUN_DTYPE):
-        return "random stream"
-    if isinstance(kind, numba_types.Record):
-        return "{" + ", ".join(f"{name}: {kind.typeof(name)}" for name in kind.fields) + "}"
-    return str(kind)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, logger
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode
@@ -16,10 +16,10 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.autoreset import read_autoreset_mode
 from vecenv.base import StepBatch, StepResult, VecEnv
-from vecenv.fingerprint import cached_njit, is_jit_off
+from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
 from vecenv.jit.actions import ActionReader
-from vecenv.jit.binding import bind_loop
+from vecenv.jit.binding import Loop, bind_loop
 from vecenv.jit.job import (
     DISABLED,
     MASK,
@@ -45,6 +45,8 @@ _MODES = {
     AutoresetMode.SAME_STEP: SAME_STEP,
     AutoresetMode.DISABLED: DISABLED,
 }
+_RENDER_MODES = ("rgb_array", "ansi")
+_RENDER_FPS = 10
 _MAX_SEED = 2**64 - 1
 _BOOL, _INT8 = np.dtype(np.bool_), np.dtype(np.int8)
 _seed_streams = cached_njit(random.seed_streams)
@@ -67,11 +69,17 @@ class JitVectorEnv(VecEnv):
         num_threads: At most so many threads; None for one per processor this process may use.
         episode_infos: Whether infos["episode"] reports the return "r" and length "l" of episodes
             that end. `last_returns` and `last_lengths` have them in any case.
-        metadata: Further metadata.
-        render_mode: For subclasses that render.
+        metadata: Further metadata; None for the class's.
+        render_mode: "rgb_array" or "ansi", what `render` returns: of kernels with a `render`
+            function, or of a subclass with a method of its own.
+        debug: Whether everything runs as plain Python: slowly, but with tracebacks, breakpoints,
+            and an IndexError for every index out of range.
+        dry_run: Whether kernels are first tried out in Python for a few steps, which finds such
+            indices (where these steps reach them) before compiled code uses them.
 
     Raises:
         TypeError, ValueError: An argument is not what it should be; the message names it.
+        KernelIndexError: A kernel uses an index that is out of range.
         KernelCompileError: A kernel can't be compiled.
     """
 
@@ -87,33 +95,32 @@ class JitVectorEnv(VecEnv):
         episode_infos: bool = False,
         metadata: dict[str, Any] | None = None,
         render_mode: str | None = None,
+        debug: bool = False,
+        dry_run: bool = True,
     ) -> None:
+        _check_kernels(kernels)
         num_envs = _count("num_envs", num_envs)
         mode = read_autoreset_mode(autoreset_mode)
-        limit = (
-            NO_LIMIT
-            if max_episode_steps is None
-            else _count("max_episode_steps", max_episode_steps)
-        )
+        limit = NO_LIMIT
+        if max_episode_steps is not None:
+            limit = _count("max_episode_steps", max_episode_steps)
         threads = _default_threads() if num_threads is None else _count("num_threads", num_threads)
         record = None if params is None else as_record(params)
-        obs_space, action_space = kernels.observation_space, kernels.action_space
-        spaces = BatchedSpaces(
-            obs_space,
-            _batched(obs_space, num_envs),
-            action_space,
-            _batched(action_space, num_envs),
+        all_metadata = _with_rendering(
+            kernels, {**type(self).metadata, **(metadata or {})}, render_mode
         )
-        self._set_up(num_envs, spaces, mode, metadata, render_mode)
+        self._set_up(num_envs, _batched_spaces(kernels, num_envs), mode, all_metadata, render_mode)
         self.kernels = kernels
         self.max_episode_steps = max_episode_steps
         self.episode_infos = episode_infos
-        self._reader = ActionReader(action_space, num_envs)
+        self._params = record
+        self._reader = ActionReader(kernels.action_space, num_envs)
         self._allocate_envs()
-        self._runner = self._make_runner(limit, record, threads)
+        loop = bind_loop(kernels, record, max_episode_steps=limit, debug=debug, dry_run=dry_run)
+        self._runner = self._make_runner(loop, limit, record, threads)
 
     def _make_runner(
-        self, max_episode_steps: int, params: np.ndarray | None, num_threads: int
+        self, loop: Loop, max_episode_steps: int, params: np.ndarray | None, num_threads: int
     ) -> CompiledRunner | PythonRunner:
         fixed = Fixed(
             _MODES[self.autoreset_mode],
@@ -124,8 +131,7 @@ class JitVectorEnv(VecEnv):
             self._reader.bounds,
             self._final_obs,
         )
-        loop = bind_loop(self.kernels, None if params is None else params.dtype)
-        if is_jit_off():
+        if loop.attend is None:
             return PythonRunner(loop.run_rows, fixed)
         return CompiledRunner(loop.attend, fixed, num_threads)
 
@@ -233,6 +239,42 @@ class JitVectorEnv(VecEnv):
             check_slot_array("masks", out, shape, (_INT8, _BOOL))
         self._run_without_actions(MASK, self.num_envs, masks=out.view(_BOOL))
         return out
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Return what `kernels.render` draws of each env, as `render_mode` says.
+
+        Raises:
+            NotImplementedError: The kernels have no `render` function.
+            TypeError: It returns something else than `render_mode` says.
+        """
+        if self.render_mode is None:
+            logger.warn("render_mode is None: make the vector env with 'rgb_array' or 'ansi'")
+            return None
+        if self.kernels.render is None:
+            raise NotImplementedError(
+                f"{self.kernels.name} can't be drawn: give EnvKernels a `render` function, or a "
+                "subclass of JitVectorEnv a method of its own"
+            )
+        self._calls.require_ready("render")
+        params = () if self._params is None else (self._params.copy().view(np.recarray)[0],)
+        states = self._states.copy().view(np.recarray)
+        return tuple(self._drawn(self.kernels.render(state, *params)) for state in states)
+
+    def _drawn(self, frame: Any) -> Any:
+        """Return what a `render` function returned, if it is what `render_mode` says."""
+        is_text = isinstance(frame, str)
+        picture = np.zeros((1, 1, 3), np.uint8) if is_text else np.asarray(frame)
+        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+            raise TypeError(
+                f"render of {self.kernels.name} returned {picture.dtype} {picture.shape}, expected "
+                "a picture uint8 (height, width, 3) or a text"
+            )
+        if is_text != (self.render_mode == "ansi"):
+            raise TypeError(
+                f"render of {self.kernels.name} returns {'text' if is_text else 'pictures'}: "
+                f"make the vector env with render_mode={'ansi' if is_text else 'rgb_array'!r}"
+            )
+        return frame if is_text else picture
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays: envs, random streams and statistics (copies).
@@ -390,6 +432,26 @@ class JitVectorEnv(VecEnv):
         return StepBatch(*outputs, infos, chosen)
 
 
+def _with_rendering(
+    kernels: EnvKernels, metadata: dict[str, Any], render_mode: str | None
+) -> dict[str, Any]:
+    """Return metadata with what a `render` function of the kernels adds; check the mode."""
+    if kernels.render is None:
+        return metadata
+    metadata = {"render_modes": list(_RENDER_MODES), "render_fps": _RENDER_FPS, **metadata}
+    if render_mode not in (None, *metadata["render_modes"]):
+        modes = ", ".join(metadata["render_modes"])
+        raise ValueError(f"render_mode is {render_mode!r}, expected one of {modes}")
+    return metadata
+
+
+def _batched_spaces(kernels: EnvKernels, num_envs: int) -> BatchedSpaces:
+    obs_space, action_space = kernels.observation_space, kernels.action_space
+    return BatchedSpaces(
+        obs_space, _batched(obs_space, num_envs), action_space, _batched(action_space, num_envs)
+    )
+
+
 def _batched(space: Space, num_envs: int) -> Space:
     """Batch a space like Gymnasium, but keep the bounds of one env only: views of them serve all.
 
@@ -405,6 +467,16 @@ def _batched(space: Space, num_envs: int) -> Space:
         array = getattr(batched, name)
         setattr(batched, name, np.broadcast_to(array[0].copy(), array.shape))
     return batched
+
+
+def _check_kernels(kernels: Any) -> None:
+    """Refuse what is no `EnvKernels`."""
+    if isinstance(kernels, EnvKernels):
+        return
+    came = f"got {type(kernels).__name__}"
+    if isinstance(kernels, list | tuple) and any(isinstance(one, EnvKernels) for one in kernels):
+        came = f"got a {type(kernels).__name__} of {len(kernels)}: pass one of them and num_envs"
+    raise TypeError(f"kernels must be one EnvKernels, of which num_envs copies are made; {came}")
 
 
 def _count(name: str, value: Any) -> int:

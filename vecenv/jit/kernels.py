@@ -37,6 +37,8 @@ class EnvKernels:
         action_space: Space of one action. `action` is an int64 for Discrete, else a read-only row.
         reset, step, observe, action_mask: The functions.
         name: What messages call this kind of env.
+        render: An ordinary Python function `(state)`, or `(state, params)`, that draws one env: it
+            gets a copy of the record and returns a picture, uint8 (height, width, 3), or a text.
 
     `rng` is drawn from with the functions of `vecenv.jit.random`.
     """
@@ -49,6 +51,7 @@ class EnvKernels:
     observe: Callable[..., Any]
     action_mask: Callable[..., Any] | None = None
     name: str = "compiled env"
+    render: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_dtype", _state_dtype(self.state_dtype))
@@ -57,6 +60,8 @@ class EnvKernels:
         for name in ("reset", "step", "observe"):
             if not callable(getattr(self, name)):
                 raise TypeError(f"{name} must be a function, got {getattr(self, name)!r}")
+        if self.render is not None and not callable(self.render):
+            raise TypeError(f"render must be a function or None, got {self.render!r}")
         if self.action_mask is not None:
             if not callable(self.action_mask):
                 raise TypeError(f"action_mask must be a function or None, got {self.action_mask!r}")

@@ -33,6 +33,7 @@ NUM_TIMED = 5  # jobs done on one thread to see how long they take
 _publish = cached_njit(handover.publish)
 _settle = cached_njit(handover.settle, nogil=True)
 _leave = cached_njit(handover.leave)
+_first_invalid_row: Any = getattr(handover.first_invalid_row, "py_func", handover.first_invalid_row)
 
 
 class Fixed(NamedTuple):
@@ -76,7 +77,7 @@ class PythonRunner:
     ) -> int:
         """Do one job; see `CompiledRunner.run`."""
         fixed = self._fixed
-        bad_row = handover.first_invalid_row(actions, fixed.action_bounds) if op == STEP else -1
+        bad_row = _first_invalid_row(actions, fixed.action_bounds) if op == STEP else -1
         if bad_row >= 0:
             return -1 - bad_row
         rewards = outputs.rewards
@@ -86,9 +87,9 @@ class PythonRunner:
             op,
             fixed.autoreset_mode,
             fixed.max_episode_steps,
-            fixed.states.view(np.recarray),
-            fixed.runs.view(np.recarray),
-            None if fixed.params is None else fixed.params.view(np.recarray),
+            fixed.states,
+            fixed.runs,
+            fixed.params,
             env_ids,
             actions,
             outputs.obs,

@@ -76,8 +76,7 @@ class RemoteCalls(StampedPool):
         if exchange.own is not None:
             method = getattr(exchange.own, kind)
             self._pending_own = lambda: method(*requests[0])
-        for worker in self._workers:
-            exchange.ask(worker, {"kind": kind, "request": requests[worker + 1]})
+        exchange.ask_all(kind, requests[1:])
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
@@ -116,4 +115,6 @@ class RemoteCalls(StampedPool):
             )
 
     def _deadline(self, timeout: float | None) -> Deadline:
-        return Deadline(self._timeout if timeout is None else timeout)
+        if timeout is None:
+            return Deadline(self._timeout, is_limit=True)
+        return Deadline(timeout)

@@ -14,13 +14,13 @@ from vecenv.shm.action_rows import ActionReader
 from vecenv.shm.arena import Arena
 from vecenv.shm.columns import ColumnWriter, Noted
 from vecenv.shm.faults import EnvFault
-from vecenv.shm.guard import unguarded
+from vecenv.shm.guard import GuardedEnv, unguarded
 from vecenv.shm.layout import HAS_ERROR, HAS_MESSAGE, Leaf
 from vecenv.shm.messages import Answer, Layout, ResetRequest, SlotLeaves
 from vecenv.shm.slots import object_rows, reward_bits, slot_rows, unwritten
 from vecenv.timing.stamps import EnvStamps
 
-__all__ = ["Chunk", "Outcome"]
+__all__ = ["Chunk", "Outcome", "run_here"]
 
 # Status bits, form of the infos, and what has to be said beyond them (None for nothing).
 Outcome = tuple[int, int, Answer | None]
@@ -37,11 +37,31 @@ class Chunk:
         group: The envs, with the rules of autoreset.
         has_objects: Whether some leaves of the observations have no fixed shape.
         announce: Called with the id of the env that is about to be reset or called.
+        run_each: Calls a function with indices of envs and returns the results, each in the thread
+            that owns the env; the function must not raise.
+
+    Args:
+        envs: The envs.
+        worker: Whose they are; -1 for the caller.
+        first: Id of the first.
+        layout: Where everything is.
+        arena: The shared memory.
+        lanes: Threads that own the envs; None if the thread that calls does.
     """
 
     def __init__(
-        self, envs: list[Env], worker: int, first: int, layout: Layout, arena: Arena
+        self,
+        envs: list[Env],
+        worker: int,
+        first: int,
+        layout: Layout,
+        arena: Arena,
+        lanes: Any = None,
     ) -> None:
+        self._lanes = lanes
+        self.run_each: Callable[[Callable[[int], Any], Sequence[int]], list[Any]] = (
+            run_here if lanes is None else lanes.run_each
+        )
         self.worker = worker
         self.first, self.last = first, first + len(envs)
         self.columns = ColumnWriter(arena.view, first, self.last, layout.row_forms)
@@ -100,6 +120,8 @@ class Chunk:
         if actions is None:
             assert self.actions is not None
             actions = self.actions.all()
+        if self._lanes is not None:
+            return self._step_in_lanes(slot, list(actions))
         rows, mark_rewards, mark = self._slots.get(slot) or self._slot(slot)
         mark_rewards(mark)
         if slot:
@@ -107,21 +129,38 @@ class Chunk:
         faults: Sequence[EnvFault] = ()
         try:
             infos = self.group.step(actions, rows)
-        except Exception as error:
+        except BaseException as error:
             infos, faults = self._step_rest(error, list(actions), rows)
         if self._published:
-            self._publish(range(len(self.group.envs)))
+            faults = [*faults, *self._publish(range(len(self.group.envs)), "step")]
         if infos or faults or self._objects:
             return self.outcome(infos, faults)
         return 0, 0, None
 
-    def mark_unwritten(self, slot: int) -> None:
-        """Mark the rewards of a slot, so that it shows which envs have not been stepped yet."""
-        _, mark_rewards, mark = self._slot(slot)
+    def _step_in_lanes(self, slot: int, actions: list[Any]) -> Outcome:
+        """Step every env once, each in its own thread."""
+        rows, mark_rewards, mark = self._slots.get(slot) or self._slot(slot)
         mark_rewards(mark)
+        rows.has_ends = True
+        count = len(self.group.envs)
+        infos: dict[int, Noted] = {}
+        faults: list[EnvFault] = []
+        results = self.run_each(
+            lambda index: self.step_env(index, actions[index], slot), range(count)
+        )
+        for env_infos, env_faults in results:
+            faults += env_faults
+            infos.update(env_infos)
+        return self.outcome(infos, faults)
+
+    def _fault(self, error: BaseException, index: int, call: str, action: Any = None) -> EnvFault:
+        """Describe what an env has raised; but let Ctrl-C through, which workers ignore."""
+        if self.worker < 0 and isinstance(error, KeyboardInterrupt):
+            raise error
+        return EnvFault.of(error, self.first + index, self.worker, call, action)
 
     def _step_rest(
-        self, error: Exception, actions: list[Any], rows: StepRows
+        self, error: BaseException, actions: list[Any], rows: StepRows
     ) -> tuple[dict[int, Noted], list[EnvFault]]:
         """Step the envs that come after one that has raised, so that none is left out."""
         faults: list[EnvFault] = []
@@ -129,13 +168,13 @@ class Chunk:
         while True:
             index = getattr(error, "env_index", 0)
             action = actions[index] if index < len(actions) else None
-            faults.append(EnvFault.of(error, self.first + index, self.worker, "step", action))
+            faults.append(self._fault(error, index, "step", action))
             if index + 1 >= count or index + 1 >= len(actions):
                 return {}, faults
             try:
                 rest = range(index + 1, count)
                 return self.group.step(actions[index + 1 :], rows, rest), faults
-            except Exception as next_error:
+            except BaseException as next_error:
                 error = next_error
 
     def step_env(
@@ -146,10 +185,10 @@ class Chunk:
         infos: dict[int, Noted] = {}
         try:
             infos = self.group.step((action,), self.rows(slot), (index,))
-        except Exception as error:
-            faults = [EnvFault.of(error, self.first + index, self.worker, "step", action)]
+        except BaseException as error:
+            faults = [self._fault(error, index, "step", action)]
         if self._published:
-            self._publish((index,))
+            faults = [*faults, *self._publish((index,), "step")]
         return infos, faults
 
     def step_one(self, index: int, action: Any) -> Outcome:
@@ -157,45 +196,83 @@ class Chunk:
         infos, faults = self.step_env(index, action)
         if not infos and not faults and not self._objects:
             return 0, 0, None
-        form, rest = self.columns.split(infos[index]) if infos else (0, [])
+        form, rest = 0, []
+        if infos:
+            try:
+                form, rest = self.columns.split(infos[index])
+            except Exception as error:
+                faults = [*faults, self._fault(error, index, "step", action)]
         if not rest and not faults and not self._objects:
             return 0, form, None
         objects = [[leaf.target[index]] for leaf in self._objects]
         answer = Answer(None, rest, objects, faults)
         return HAS_MESSAGE | (HAS_ERROR if faults else 0), form, answer
 
+    def failed(self, error: BaseException, index: int, call: str) -> Outcome:
+        """Report what went wrong before an env was called."""
+        objects = [[leaf.target[index]] for leaf in self._objects]
+        fault = self._fault(error, index, call)
+        return HAS_MESSAGE | HAS_ERROR, 0, Answer(objects=objects, errors=[fault])
+
     def outcome(self, infos: dict[int, Noted], faults: Sequence[EnvFault]) -> Outcome:
         """Say which forms the infos have, and put what is not in columns into an answer."""
-        form, rest = self.columns.pack(infos) if infos else (0, {})
+        form, rest = 0, {}
+        if infos:
+            try:
+                form, rest = self.columns.pack(infos)
+            except Exception as error:
+                faults = [*faults, EnvFault.of(error, -1, self.worker, "infos")]
         if not rest and not faults and not self._objects:
             return 0, form, None
         answer = Answer(None, rest, [leaf.target for leaf in self._objects], faults)
         return HAS_MESSAGE | (HAS_ERROR if faults else 0), form, answer
 
     def reset(self, request: ResetRequest) -> Outcome:
-        """Reset the envs asked for; those after one that has raised are reset too."""
+        """Reset the envs asked for, each once; one that fails keeps none of the others from it."""
         count = len(self.group.envs)
-        wanted = np.ones(count, np.bool_) if request.reset_mask is None else request.reset_mask
+        mask = request.reset_mask
+        wanted = list(range(count)) if mask is None else np.flatnonzero(mask).tolist()
         faults: list[EnvFault] = []
         infos: dict[int, Noted] = {}
-        seeds = _AnnouncedSeeds(request.seeds, self)
-        while wanted.any():
+
+        def reset(index: int) -> Any:
+            self.announce(self.first + index)
             try:
-                infos = self.group.reset(seeds, request.options, wanted, self._own.obs)
-                break
-            except Exception as error:
-                index = getattr(error, "env_index", 0)
-                faults.append(EnvFault.of(error, self.first + index, self.worker, "reset"))
-                wanted = wanted & (np.arange(count) > index)
+                if request.drop and self._lanes is not None:
+                    self._lanes.drop(index)
+                seed = request.seeds[index]
+                return self.group.reset_env(index, seed, request.options, self._own.obs)
+            except BaseException as error:
+                return self._fault(error, index, "reset")
+
+        for index, info in zip(wanted, self.run_each(reset, wanted), strict=True):
+            if isinstance(info, EnvFault):
+                faults.append(info)
+            elif info:
+                try:
+                    self.group.enter(infos, info, index, count)
+                except Exception as error:
+                    faults.append(self._fault(error, index, "reset"))
         if self._published:
-            self._publish(range(count))
+            faults += self._publish_each(range(count), "reset")
         return self.outcome(infos, faults)
 
-    def _publish(self, indices: Iterable[int]) -> None:
-        for name, array in self._published:
-            for index in indices:
-                value = self.group.envs[index].get_wrapper_attr(name)
-                array[index] = value() if callable(value) else value
+    def _publish_each(self, indices: Sequence[int], call: str) -> list[EnvFault]:
+        """Do what `_publish` does, each env in its own thread."""
+        found = self.run_each(lambda index: self._publish((index,), call), indices)
+        return [fault for faults in found for fault in faults]
+
+    def _publish(self, indices: Iterable[int], call: str) -> list[EnvFault]:
+        """Copy what envs publish to where the caller sees it; return what went wrong."""
+        faults: list[EnvFault] = []
+        for index in indices:
+            for name, array in self._published:
+                try:
+                    value = self.group.envs[index].get_wrapper_attr(name)
+                    array[index] = value() if callable(value) else value
+                except BaseException as error:
+                    faults.append(self._fault(error, index, call))
+        return faults
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
         """Call a method of every env, or read an attribute."""
@@ -224,25 +301,51 @@ class Chunk:
         return self._each("set_attr", write)
 
     def _each(self, call: str, function: Callable[[int], Any]) -> Outcome:
-        results, faults = [], []
-        for index in range(len(self.group.envs)):
+        def attempt(index: int) -> tuple[Any, EnvFault | None]:
             self.announce(self.first + index)
             try:
-                results.append(function(index))
-            except Exception as error:
-                faults.append(EnvFault.of(error, self.first + index, self.worker, call))
+                return function(index), None
+            except BaseException as error:
+                return None, self._fault(error, index, call)
+
+        pairs = self.run_each(attempt, range(len(self.group.envs)))
+        faults = [fault for _, fault in pairs if fault is not None]
+        results = [result for result, fault in pairs if fault is None]
         return HAS_ERROR if faults else 0, 0, Answer(results, errors=faults)
 
-    def own_row(self, index: int) -> Any:
+    def lose_episodes(self, reason: str) -> None:
+        """Take over from a worker that is gone: every episode of its envs is over."""
+
+        def lose(index: int) -> None:
+            guard = self.group.envs[index]
+            assert isinstance(guard, GuardedEnv)
+            obs = None
+            with contextlib.suppress(BaseException):  # if it can't be reset, its next reset says so
+                obs, _ = guard.env.reset()
+            guard.lose(obs if self.has_objects else self._own_row(index), reason)
+
+        self.run_each(lose, range(len(self.group.envs)))
+
+    def _own_row(self, index: int) -> Any:
         """Return a copy of the last observation in the pool's own row of one env."""
         batch = self._own.obs.take(np.array([index]))
         return _first(batch)
 
     def close(self) -> None:
-        """Close the envs, also those after one that fails to."""
-        for env in self.group.envs:
-            with contextlib.suppress(Exception):  # nobody is left to be told
-                unguarded(env).close()
+        """Close the envs, also those after one that fails to, and let go of them."""
+
+        def close(index: int) -> None:
+            with contextlib.suppress(BaseException):  # nobody is left to be told
+                unguarded(self.group.envs[index]).close()
+            if self.worker >= 0:
+                self.group.envs[index] = None  # type: ignore[call-overload] # ends in its thread
+
+        self.run_each(close, range(len(self.group.envs)))
+
+
+def run_here(function: Callable[[int], Any], indices: Sequence[int]) -> list[Any]:
+    """Do what `Lanes.run_each` does where the calling thread owns all envs."""
+    return [function(index) for index in indices]
 
 
 def _slot(rows: StepRows) -> _Slot:
@@ -256,18 +359,3 @@ def _first(batch: Any) -> Any:
     if isinstance(batch, tuple):
         return tuple(_first(part) for part in batch)
     return batch[0]
-
-
-class _AnnouncedSeeds(Sequence[int | None]):
-    """Seeds that announce the env for which they are being read."""
-
-    def __init__(self, seeds: Sequence[int | None], chunk: Chunk) -> None:
-        self._seeds = seeds
-        self._chunk = chunk
-
-    def __getitem__(self, index: Any) -> Any:
-        self._chunk.announce(self._chunk.first + index)
-        return self._seeds[index]
-
-    def __len__(self) -> int:
-        return len(self._seeds)

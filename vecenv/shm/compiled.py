@@ -7,13 +7,14 @@ from vecenv.shm import kernels
 
 __all__ = [
     "complete",
-    "note_done",
+    "give_jobs",
     "pop",
     "post",
     "post_and_wait",
     "publish",
     "publish_and_take",
     "push",
+    "push_lanes",
     "read_ready",
     "take",
     "wait_command",
@@ -22,13 +23,14 @@ __all__ = [
 ]
 
 complete = cached_njit(kernels.complete)
-note_done = cached_njit(kernels.note_done)
 pop = cached_njit(kernels.pop)
 post = cached_njit(kernels.post)
 publish = cached_njit(kernels.publish)
 push = cached_njit(kernels.push)
+push_lanes = cached_njit(kernels.push_lanes)
 read_ready = cached_njit(kernels.read_ready)
-# Those that may sleep let other threads of their process run.
+# Those that may sleep, or wake many, let other threads of their process run.
+give_jobs = cached_njit(kernels.give_jobs, nogil=True)
 post_and_wait = cached_njit(kernels.post_and_wait, nogil=True)
 publish_and_take = cached_njit(kernels.publish_and_take, nogil=True)
 take = cached_njit(kernels.take, nogil=True)

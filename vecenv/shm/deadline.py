@@ -8,10 +8,16 @@ __all__ = ["Deadline"]
 
 
 class Deadline:
-    """A point in time; None as timeout is never."""
+    """A point in time; None as timeout is never.
 
-    def __init__(self, timeout: float | None) -> None:
+    Attributes:
+        timeout: Seconds from the beginning.
+        is_limit: Whether envs that take longer are at fault, rather than the wait being over.
+    """
+
+    def __init__(self, timeout: float | None, *, is_limit: bool = False) -> None:
         self.timeout = timeout
+        self.is_limit = is_limit
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,12 +16,11 @@ from gymnasium.vector.utils import iterate
 
 from vecenv.autoreset import EnvGroup, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult
-from vecenv.errors import InfoError
 from vecenv.rows import copy_batch
 from vecenv.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.shm.calls import RemoteCalls
 from vecenv.shm.deadline import Deadline
-from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as
+from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.shm.layout import COMMANDS
 from vecenv.shm.messages import ResetRequest
 from vecenv.spaces import ObservationMode
@@ -64,13 +64,17 @@ class AsyncVectorEnv(RemoteCalls):
         autoreset_mode: As in `SyncVectorEnv`.
         max_concurrency: Most envs that are stepped at any one time.
         num_workers: Processes; None for one per usable core (affinity and cgroup quota).
-        threads_per_worker: Envs that one worker steps at a time. "auto" takes one thread per env
-            if envs mostly wait, as one shows that is made by the last factory and stepped in a
-            process that is thrown away; a number if envs must not be made once more.
+        threads_per_worker: Envs that one worker steps at a time, each in the one thread that makes
+            it, calls it and closes it. "auto" takes one thread per env if envs mostly wait, as one
+            shows that is made by the last factory and stepped in a process that is thrown away; a
+            number if envs must not be made once more.
         caller_steps: Whether the calling process steps a share of the envs itself, in `step`.
         on_error: "raise" an env's exception, or "restart": make a new env, report the episode as
             truncated, and go on; the same for the envs of a worker that is gone.
-        timeout: Longest wait in seconds of calls that are not given one; None waits.
+        timeout: Longest wait in seconds of calls that are not given one; None waits for as long as
+            the workers live. With `on_error="restart"` it is what an env may take for a step or a
+            reset: a worker that takes longer is killed and replaced like one that is gone. A
+            timeout given to a call only ends that wait.
         publish: Named spaces of arrays that are read from the attributes of these names after every
             step; None for the envs' own class attribute `publish`.
 
@@ -102,7 +106,7 @@ class AsyncVectorEnv(RemoteCalls):
         timeout: float | None = None,
         publish: dict[str, Space] | None = None,
     ) -> None:
-        from vecenv.shm.opening import open_pool, pool_options
+        from vecenv.shm.opening import open_workers, pool_options
 
         self.closed = True  # until there is something to close
         if worker is not None:
@@ -119,8 +123,9 @@ class AsyncVectorEnv(RemoteCalls):
             on_error=on_error,
             publish=publish,
         )
-        self.num_workers = len(options.bounds) - 1
-        self._prepare(open_pool(env_fns, options), options.autoreset_mode)
+        opened = open_workers(env_fns, options)
+        self.num_workers = opened.exchange.num_workers
+        self._prepare(opened, options.autoreset_mode)
 
     def _prepare(self, opened: Opened, mode: AutoresetMode) -> None:
         """Bind what the calls need."""
@@ -153,6 +158,8 @@ class AsyncVectorEnv(RemoteCalls):
         self._is_new = True  # never reset
         self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
         self._receiver = Receiver(self, exchange)
+        exchange.timeout = self._timeout
+        exchange.break_down = _Breakdown(self)
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
         """Return zeroed shared memory that workers write into; it outlives this vector env.
@@ -214,8 +221,7 @@ class AsyncVectorEnv(RemoteCalls):
         ]
         own = exchange.own
         self._pending_own = None if own is None else lambda: own.reset(requests[0])
-        for worker in self._workers:
-            exchange.ask(worker, {"kind": "reset", "request": requests[worker + 1]})
+        exchange.ask_all("reset", requests[1:])
         self._drops_rows = is_full
         chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
         self._resetting: Sequence[int] = chosen
@@ -254,6 +260,7 @@ class AsyncVectorEnv(RemoteCalls):
             env_id = vars(error).get("env_index")
             if env_id is None:  # a timeout, or a worker that is gone
                 raise
+            self._calls.fault = None  # what is missing is a reset
             told = f"{told} (env {env_id} raised {type(error).__name__}: {error})"
             kind = reset_needed_as(type(error))
             raise kind(told) from error
@@ -352,28 +359,31 @@ class AsyncVectorEnv(RemoteCalls):
             self._own_outcome = (0, 0, None)  # if it is interrupted, it is not repeated
             self._own_outcome = own()
         doing = f"{call} {exchange.steps}" if call == "step" else call
-        try:
-            with self._waiting():
-                status = exchange.wait(COMMANDS, self._workers, deadline, doing)
-        except WorkerDiedError as error:
-            self._calls.end_async()
-            self.close(terminate=True)
-            error.args = (f"{error.args[0]} The vector env is closed.",)
-            raise
+        if call == "call" and deadline.is_limit:  # of steps, not of what users call
+            deadline = Deadline(deadline.timeout)
+        with self._waiting():
+            status = exchange.wait(COMMANDS, self._workers, deadline, doing)
         self._calls.end_async()
         own_outcome, self._own_outcome = self._own_outcome, None
         if not status and own_outcome in (None, (0, 0, None)):
             return {}, [], []
         try:
             gathered = exchange.gather(self._workers, own_outcome)
-        except InfoError:
-            self._calls.forget_reset()
-            raise
-        if gathered[1]:
-            if call != "call":
-                self._calls.forget_reset()
             raise_faults(gathered[1], exchange.steps)
+        except Exception as error:
+            if call != "call":
+                self._calls.forget_reset(retold(error))
+            raise
         return gathered
+
+    def _break_down(self, error: Exception) -> None:
+        """Close everything after an error that can't be survived, and remember that error."""
+        told = WorkerDiedError(*error.args)
+        told.__cause__ = error.__cause__
+        self._calls.note_fault(told)
+        self._calls.end_async()
+        self.close(terminate=True)
+        error.args = (f"{error.args[0]} The vector env is closed.",)
 
     def note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None) -> None:
         """Remember whose episode has ended, where autoreset is disabled."""
@@ -445,3 +455,15 @@ class AsyncVectorEnv(RemoteCalls):
         """Kill the workers of a vector env that was never closed."""
         if not getattr(self, "closed", True) and not sys.is_finalizing():
             self.close(terminate=True)
+
+
+class _Breakdown:
+    """Closes a vector env; does not keep it alive."""
+
+    def __init__(self, envs: AsyncVectorEnv) -> None:
+        self._envs = weakref.ref(envs)
+
+    def __call__(self, error: Exception) -> None:
+        envs = self._envs()
+        if envs is not None:
+            envs._break_down(error)

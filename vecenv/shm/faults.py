@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing.context
 import signal
 import traceback
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 from gymnasium import logger
 from gymnasium.error import ResetNeeded
 
-from vecenv.shm.messages import dumps, loads
+from vecenv.errors import ObservationError
+from vecenv.shm.messages import Answer, dumps, loads
 
 __all__ = [
     "EnvFault",
@@ -19,9 +21,11 @@ __all__ = [
     "RemoteTraceback",
     "StepTimeoutError",
     "WorkerDiedError",
+    "answer_bytes",
     "describe_exit",
     "raise_faults",
     "reset_needed_as",
+    "retold",
 ]
 
 
@@ -73,15 +77,27 @@ class EnvFault(NamedTuple):
     def of(
         error: BaseException, env_id: int, worker: int, call: str, action: Any = None
     ) -> EnvFault:
-        """Describe an exception that is being handled."""
+        """Describe an exception that is being handled, whatever its class does when asked."""
+        if isinstance(error, ObservationError):
+            error.name_env(env_id)
+        shown = "" if action is None else shorten(_repr(action))
+        try:
+            return EnvFault._described(error, env_id, worker, call, shown)
+        except Exception:  # its class overrides what exceptions are made of
+            text = _repr(error)
+            return EnvFault(env_id, worker, call, shown, b"", text, text)
+
+    @staticmethod
+    def _described(
+        error: BaseException, env_id: int, worker: int, call: str, action: str
+    ) -> EnvFault:
         trace = "".join(traceback.format_exception(type(error), error, _own_part(error)))
         if hasattr(error, "__notes__"):
             trace = trace.removesuffix("".join(f"{note}\n" for note in error.__notes__))
             del error.__notes__
         bare = error.with_traceback(None)
         bare.__cause__ = bare.__context__ = None
-        shown = "" if action is None else shorten(repr(action))
-        return EnvFault(env_id, worker, call, shown, _pickled(bare), repr(bare), trace)
+        return EnvFault(env_id, worker, call, action, _pickled(bare), _repr(bare), trace)
 
     def exception(self, step: int) -> BaseException:
         """Return the exception, with the worker's traceback as cause and a note saying where."""
@@ -89,7 +105,7 @@ class EnvFault(NamedTuple):
             error = loads(self.pickled)
         except Exception:  # unpickling runs code of the exception's class
             error = None
-        if not isinstance(error, BaseException):
+        if not isinstance(error, Exception):  # SystemExit and the like would not look like a fault
             error = EnvStepError(f"{self._who()} raised {self.text}")
         action = f", action {self.action}" if self.action else ""
         by = "" if self.env_id < 0 else f" by env {self.env_id}"
@@ -113,11 +129,20 @@ def _own_part(error: BaseException) -> Any:
     return trace
 
 
+def _repr(value: Any) -> str:
+    """Return a value's repr, which may be code of users' classes."""
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+
+
 def _pickled(error: BaseException) -> bytes:
     try:
         pickled = dumps(error)
-        loads(pickled)
-    except Exception:  # exceptions with unusual constructors fail in many ways
+        if not isinstance(loads(pickled), BaseException):
+            return b""
+    except BaseException:  # exceptions with unusual constructors fail in many ways
         return b""
     return pickled
 
@@ -125,6 +150,35 @@ def _pickled(error: BaseException) -> bytes:
 def shorten(text: str, most: int = 200) -> str:
     """Cut a text that is too long for a message."""
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def answer_bytes(answer: Answer, first: int, worker: int) -> bytes:
+    """Pickle an answer; if that fails, pickle who is to blame instead.
+
+    Args:
+        answer: What the envs of a chunk (or one of them) have to say.
+        first: The first of these envs.
+        worker: Whose answer it is.
+    """
+    try:
+        return dumps(answer)
+    except BaseException as error:  # code of users' classes
+        fault = EnvFault.of(error, first + _culprit(answer), worker, "the answer of")
+        return dumps(answer._replace(result=None, infos=None, objects=(), errors=[fault]))
+
+
+def _culprit(answer: Answer) -> int:
+    """Return the first env whose part of an answer can't be pickled; 0 if that can't be told."""
+    parts: list[Any] = [enumerate(items) for items in (answer.result or (), *answer.objects)]
+    if isinstance(answer.infos, dict):  # by row; those of a single env are a list
+        parts.append(answer.infos.items())
+    for part in parts:
+        for index, item in part:
+            try:
+                dumps(item)
+            except BaseException:  # code of users' classes
+                return index
+    return 0
 
 
 def raise_faults(faults: list[EnvFault], step: int) -> None:
@@ -154,6 +208,18 @@ def reset_needed_as(kind: type[Exception]) -> type[Exception]:
         return type("ResetNeeded", (ResetNeeded, kind), plain)
     except TypeError:  # classes whose instances hold something in C, such as OSError
         return ResetNeeded
+
+
+def retold(error: BaseException) -> BaseException:
+    """Return a copy of an error, to be told again later: without the frames it came through."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # exceptions with unusual constructors fail in many ways
+        copied = None
+    if not isinstance(copied, BaseException):
+        copied = EnvStepError(f"{type(error).__name__}: {error}")
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def describe_exit(exit_code: int | None) -> str:

@@ -27,10 +27,14 @@ class GuardedEnv:
         env: The first env.
         factory: Makes the next ones.
         count: int64 (1,), shared with the caller: how often the env has been replaced.
+        is_callers: Whether the caller's own process steps it.
     """
 
-    def __init__(self, env: Env, factory: Callable[[], Env], count: np.ndarray) -> None:
+    def __init__(
+        self, env: Env, factory: Callable[[], Env], count: np.ndarray, is_callers: bool
+    ) -> None:
         self.env = env
+        self._is_callers = is_callers
         self._count = count
         self._factory = factory
         self._seed: int | None = None
@@ -48,7 +52,8 @@ class GuardedEnv:
             self._seed = seed
         try:
             result = self.env.reset(seed=seed, options=options)
-        except Exception:
+        except BaseException as error:
+            self._require_fault(error)
             self._replace()
             result = self.env.reset(seed=seed, options=options)
         self._last_obs = result[0]
@@ -59,8 +64,9 @@ class GuardedEnv:
         if self._lost is None:
             try:
                 result = self.env.step(action)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error} (action {shorten(repr(action))})"
+            except BaseException as error:
+                self._require_fault(error)
+                reason = _reason(error, action)
                 self._replace()
                 return self._truncated(reason)
             self._last_obs = result[0]
@@ -72,9 +78,16 @@ class GuardedEnv:
         info = {"restarts": int(self._count[0]), "restart_reason": reason}
         return self._last_obs, 0.0, False, True, info
 
+    def _require_fault(self, error: BaseException) -> None:
+        """Let Ctrl-C through where it can come from the terminal: workers ignore it."""
+        if self._is_callers and isinstance(error, KeyboardInterrupt):
+            raise error
+
     def _replace(self) -> None:
         """Make a new env and seed it from the seed of the last reset and the number of restarts."""
-        with contextlib.suppress(Exception):  # it has just raised; closing it is a courtesy
+        with contextlib.suppress(
+            Exception, SystemExit
+        ):  # it has just raised; closing it is a courtesy
             self.env.close()
         self.env = self._factory()
         self._count += 1
@@ -86,12 +99,26 @@ class GuardedEnv:
         return getattr(self.env, name)
 
 
+def _reason(error: BaseException, action: Any) -> str:
+    try:
+        return f"{type(error).__name__}: {error} (action {shorten(repr(action))})"
+    except Exception:  # texts come from users' classes
+        return type(error).__name__
+
+
 def guard_envs(
-    envs: Sequence[Env], factories: Sequence[Callable[[], Env]], counts: np.ndarray
+    envs: Sequence[Env],
+    factories: Sequence[Callable[[], Env]],
+    counts: np.ndarray,
+    *,
+    is_callers: bool = True,
 ) -> list[Any]:
-    """Put a guard around every env; counts int64 (num_envs,) is shared with the caller."""
+    """Put a guard around every env; counts int64 (num_envs,) is shared with the caller.
+
+    With `is_callers`, Ctrl-C while an env is stepped is no fault of the env's.
+    """
     return [
-        GuardedEnv(env, factory, counts[index : index + 1])
+        GuardedEnv(env, factory, counts[index : index + 1], is_callers)
         for index, (env, factory) in enumerate(zip(envs, factories, strict=True))
     ]
 

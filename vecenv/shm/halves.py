@@ -11,8 +11,7 @@ from gymnasium.vector.utils import batch_space
 from vecenv.actions import ActionBatcher
 from vecenv.base import StepResult
 from vecenv.rows import copy_batch
-from vecenv.shm.deadline import Deadline
-from vecenv.shm.faults import raise_faults
+from vecenv.shm.faults import StepTimeoutError, raise_faults, retold
 from vecenv.shm.layout import COMMANDS, OTHER_HALF
 from vecenv.timing.calls import SEND, STEP
 
@@ -108,9 +107,9 @@ class Half:
             try:
                 infos, faults, _ = exchange.gather(self._workers, None)
                 raise_faults(faults, exchange.steps)
-            except BaseException:
+            except BaseException as error:
+                envs._calls.forget_reset(retold(error))
                 self._settle_others()
-                envs._calls.forget_reset()
                 raise
         return self._results(infos)
 
@@ -119,9 +118,13 @@ class Half:
 
     def _settle_others(self) -> None:
         """Wait for the other half's step, which nobody will ask for after a fault."""
+        deadline = self._envs._deadline(None)
         for half in self._others:
             if half.is_pending:
-                self._exchange.wait(half._line, half._workers, Deadline(None), "the other half")
+                try:
+                    self._exchange.wait(half._line, half._workers, deadline, "the other half")
+                except StepTimeoutError:
+                    return  # it stays pending, and the fault is what is told
                 self._exchange.gather(half._workers, None)
                 half.is_pending = False
         self._envs._calls.end_async()

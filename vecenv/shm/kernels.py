@@ -14,7 +14,7 @@ initial value, and commands in a row that found a worker on the caller's core.
 
 from numba import njit, types
 
-from vecenv.atomics import compare_exchange, exchange, fetch_add, load, pause, store
+from vecenv.atomics import exchange, fetch_add, load, pause, store
 from vecenv.shm.futex import FUTEX, FUTEX_WAIT, FUTEX_WAKE
 from vecenv.shm.layout import (
     BEGIN_NS,
@@ -27,6 +27,12 @@ from vecenv.shm.layout import (
     END_NS,
     FIRST_WORKER_LINE,
     FLAGS,
+    LANE_ASLEEP,
+    LANE_BELL,
+    LANE_CURRENT,
+    LANE_HEAD,
+    LANE_JOBS,
+    LANE_TAIL,
     LINE,
     OPCODE,
     QUEUE_HEAD,
@@ -42,9 +48,6 @@ from vecenv.shm.layout import (
     STATUS,
     STATUS_BITS,
     STEP,
-    THREADS,
-    THREADS_ASLEEP,
-    THREADS_DONE,
     WAIT_LINE,
     WANTED,
     WORKER_ASLEEP,
@@ -241,17 +244,8 @@ def complete(words, command, status, form, begin_ns, end_ns):
 
 
 @njit
-def call_for(words, command, queue):
-    """Tell a worker, or a thread of it, that ids are queued."""
-    if load(words, queue + THREADS) == 0:
-        ring_bell(words, command)
-    elif load(words, queue + THREADS_ASLEEP) > 0:
-        wake(words, command + QUEUE_TAIL)  # who finds more wakes the next
-
-
-@njit
 def push(words, env_ids, owners, queues, queue_rows):
-    """Queue env ids int64 (B,) at their owners int64 (num_envs,); then tell these."""
+    """Queue env ids int64 (B,) at their owners int64 (num_envs,), workers; then tell these."""
     for k in range(env_ids.shape[0]):
         worker = owners[env_ids[k]]
         command = (FIRST_WORKER_LINE + 2 * worker) * LINE
@@ -263,49 +257,78 @@ def push(words, env_ids, owners, queues, queue_rows):
     for k in range(env_ids.shape[0]):
         worker = owners[env_ids[k]]
         if worker != last:
-            command = (FIRST_WORKER_LINE + 2 * worker) * LINE
-            call_for(words, command, queues + worker * (LINE + queue_rows))
+            ring_bell(words, (FIRST_WORKER_LINE + 2 * worker) * LINE)
             last = worker
 
 
 @njit
 def pop(words, worker, queues, queue_rows):
-    """Take the oldest env id out of a worker's queue, or return -1; threads may do so too."""
+    """Take the oldest env id out of a worker's queue, or return -1."""
     command = (FIRST_WORKER_LINE + 2 * worker) * LINE
     queue = queues + worker * (LINE + queue_rows)
-    while True:
-        head = load(words, command + LINE + QUEUE_HEAD)
-        if load(words, command + QUEUE_TAIL) == head:
-            return -1
-        env_id = words[queue + LINE + head % queue_rows]
-        if compare_exchange(words, command + LINE + QUEUE_HEAD, head, head + 1):
-            return env_id
-
-
-@njit
-def note_done(words, worker, queues, queue_rows):
-    """Count an id that a thread has done with."""
-    fetch_add(words, queues + worker * (LINE + queue_rows) + THREADS_DONE, 1)
-
-
-@njit
-def take(words, scratch, worker, queues, queue_rows):
-    """Do what `pop` does, as one of several threads, after sleeping once if there is nothing."""
-    env_id = pop(words, worker, queues, queue_rows)
-    if env_id >= 0:
-        return env_id
-    command = (FIRST_WORKER_LINE + 2 * worker) * LINE
-    asleep = queues + worker * (LINE + queue_rows) + THREADS_ASLEEP
-    tail = load(words, command + QUEUE_TAIL)
-    fetch_add(words, asleep, 1)
-    env_id = pop(words, worker, queues, queue_rows)
-    if env_id < 0:
-        sleep_on(words, command + QUEUE_TAIL, tail, scratch)
-        env_id = pop(words, worker, queues, queue_rows)
-    is_more = load(words, command + LINE + QUEUE_HEAD) != load(words, command + QUEUE_TAIL)
-    if fetch_add(words, asleep, -1) > 1 and is_more:
-        wake(words, command + QUEUE_TAIL)
+    head = words[command + LINE + QUEUE_HEAD]
+    if load(words, command + QUEUE_TAIL) == head:
+        return -1
+    env_id = words[queue + LINE + head % queue_rows]
+    store(words, command + LINE + QUEUE_HEAD, head + 1)
     return env_id
+
+
+@njit
+def ring_lane(words, lane):
+    """Tell the thread of a lane that its queue or its jobs have changed."""
+    fetch_add(words, lane + LANE_BELL, 1)
+    if load(words, lane + LANE_ASLEEP) == 1 and exchange(words, lane + LANE_ASLEEP, 0) == 1:
+        wake(words, lane + LANE_BELL)
+
+
+@njit
+def push_lanes(words, env_ids, owners, queues, queue_rows):
+    """Queue env ids int64 (B,) at their owners int64 (num_envs,), lanes, and tell each."""
+    for k in range(env_ids.shape[0]):
+        lane = queues + owners[env_ids[k]] * (LINE + queue_rows)
+        tail = words[lane + LANE_TAIL]
+        words[lane + LINE + tail % queue_rows] = env_ids[k]
+        store(words, lane + LANE_TAIL, tail + 1)
+        ring_lane(words, lane)
+
+
+@njit
+def give_jobs(words, lanes):
+    """Count a job for each thread whose line begins at a word of `lanes`, int64 (K,); tell it."""
+    for k in range(lanes.shape[0]):
+        fetch_add(words, lanes[k] + LANE_JOBS, 1)
+        ring_lane(words, lanes[k])
+
+
+@njit
+def look_lane(words, lane, jobs, queue_rows):
+    """Return a job (-2) if there are more than `jobs`, or the oldest env id, or -1."""
+    if load(words, lane + LANE_JOBS) != jobs:
+        return -2
+    head = words[lane + LANE_HEAD]
+    if load(words, lane + LANE_TAIL) == head:
+        return -1
+    env_id = words[lane + LINE + head % queue_rows]
+    store(words, lane + LANE_HEAD, head + 1)
+    words[lane + LANE_CURRENT] = env_id + 1
+    return env_id
+
+
+@njit
+def take(words, scratch, queue_rows, lane, jobs):
+    """Return what `look_lane` does, for the lane's thread, after one sleep if that is nothing."""
+    found = look_lane(words, lane, jobs, queue_rows)
+    if found == -1:
+        words[lane + LANE_CURRENT] = 0
+        bell = load(words, lane + LANE_BELL)
+        store(words, lane + LANE_ASLEEP, 1)
+        found = look_lane(words, lane, jobs, queue_rows)
+        if found == -1:
+            sleep_on(words, lane + LANE_BELL, bell, scratch)
+            found = look_lane(words, lane, jobs, queue_rows)
+        store(words, lane + LANE_ASLEEP, 0)
+    return found
 
 
 @njit
@@ -344,13 +367,11 @@ def publish(words, ring, ring_rows, command, leaves, env_id, status, form):  # n
 
 @njit
 def publish_and_take(  # noqa: PLR0917
-    words, scratch, worker, queues, queue_rows, ring, ring_rows, leaves, env_id, status, form
+    words, scratch, queue_rows, ring, ring_rows, command, lane, jobs, leaves, env_id, status, form
 ):
-    """Do what `publish`, `note_done` and `take` do, for a thread that goes from env to env."""
-    command = (FIRST_WORKER_LINE + 2 * worker) * LINE
+    """Do what `publish` and `take` do, for a thread that goes from env to env."""
     publish(words, ring, ring_rows, command, leaves, env_id, status, form)
-    note_done(words, worker, queues, queue_rows)
-    return take(words, scratch, worker, queues, queue_rows)
+    return take(words, scratch, queue_rows, lane, jobs)
 
 
 @njit

@@ -6,12 +6,16 @@ each with one writer where that matters:
 - three lines on which the caller waits: two for commands (one per half), one for rows;
 - one line with the count of ring rows that have been claimed;
 - per worker a command line, written by the caller, and a completion line, written by the worker;
-- per worker a line about its threads, and a queue of env ids for first-ready stepping;
+- per lane a line and a queue of env ids for first-ready stepping. A lane is a thread that owns some
+  envs of a worker; a worker of one lane has no thread but its main one, and keeps the ends of its
+  queue in its command and completion lines;
 - per ring row four words that say whose results are there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -34,9 +38,10 @@ BELL, SEQUENCE, OPCODE, SLOT, FLAGS, STEP, WAIT_LINE, QUEUE_TAIL = range(8)
 # STATUS holds the status bits and, above them, the form of the infos; WRITING counts the ring rows
 # that the worker has claimed and not finished.
 DONE_SEQUENCE, STATUS, WRITING, WORKER_ASLEEP, QUEUE_HEAD, BEGIN_NS, END_NS, CURRENT = range(8)
-# Words of the line before a queue: how many threads take from it (0: the worker's loop does), how
-# many of them sleep, and how many ids they have done with.
-THREADS, THREADS_ASLEEP, THREADS_DONE = range(3)
+# Words of the line before a queue, for a thread that takes from it: what it watches in its sleep
+# (changes with every id and every job), the ends of the queue, whether it sleeps, how many jobs the
+# worker's main thread has given it, and the env that it is at (plus one; 0 for none).
+LANE_BELL, LANE_TAIL, LANE_HEAD, LANE_ASLEEP, LANE_JOBS, LANE_CURRENT = range(6)
 # Words of a ring row.
 RING_WORDS = 4
 ROW_SEQUENCE, ROW_ENV, ROW_STATUS, ROW_FORM = range(RING_WORDS)
@@ -75,13 +80,23 @@ class ControlLayout(NamedTuple):
 
     Attributes:
         num_workers: Worker processes.
-        queue_rows: Capacity of each worker's queue: num_envs at least, as each is in flight once.
+        queue_rows: Capacity of each queue: all envs of a lane, as each is in flight once.
         ring_rows: Rows in which first-ready results are collected.
+        lanes: Per worker: its threads that own envs, or 1 for its main thread.
     """
 
     num_workers: int
     queue_rows: int
     ring_rows: int
+    lanes: int = 1
+
+    @staticmethod
+    def of(bounds: Sequence[int], threads: int, ring_rows: int) -> ControlLayout:
+        """Lay out the words for workers with envs bounds[w], ..., bounds[w + 1] - 1 each."""
+        largest = max(last - first for first, last in pairwise(bounds))
+        lanes = max(1, min(threads, largest))
+        most = -(-largest // lanes)
+        return ControlLayout(len(bounds) - 1, -(-most // LINE) * LINE, ring_rows, lanes)
 
     @property
     def queues(self) -> int:
@@ -91,7 +106,7 @@ class ControlLayout(NamedTuple):
     @property
     def ring(self) -> int:
         """First word of the ring's rows."""
-        return self.queue(self.num_workers)
+        return self.queue(self.num_workers * self.lanes)
 
     @property
     def num_words(self) -> int:
@@ -106,9 +121,23 @@ class ControlLayout(NamedTuple):
         """First word of a worker's completion line."""
         return self.command(worker) + LINE
 
-    def queue(self, worker: int) -> int:
-        """First word of the line before a worker's queue."""
-        return self.queues + worker * (LINE + self.queue_rows)
+    def queue(self, lane: int) -> int:
+        """First word of the line before a lane's queue; lanes are counted over all workers."""
+        return self.queues + lane * (LINE + self.queue_rows)
+
+    def lane_queues(self, worker: int) -> list[int]:
+        """First words of the lines of a worker's lanes."""
+        return [self.queue(worker * self.lanes + k) for k in range(self.lanes)]
+
+    def env_lanes(self, bounds: Sequence[int]) -> np.ndarray:
+        """Return the lane of every env, int64 (num_envs,); -1 for those before the first worker.
+
+        Env `first + i` of a worker belongs to its lane i modulo the number of lanes.
+        """
+        found = np.full(bounds[-1], -1, np.int64)
+        for worker, (first, last) in enumerate(pairwise(bounds)):
+            found[first:last] = worker * self.lanes + np.arange(last - first) % self.lanes
+        return found
 
 
 def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:

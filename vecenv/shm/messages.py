@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ __all__ = [
     "SlotLeaves",
     "dumps",
     "loads",
+    "message_head",
+    "split_message",
 ]
 
 
@@ -37,6 +40,17 @@ def dumps(message: Any) -> bytes:
 
 
 loads = pickle.loads
+_HEAD = struct.Struct("<qq")
+
+
+def message_head(position: int, sequence: int) -> bytes:
+    """Return what an answer's bytes begin with: its ring row, or its command's sequence number."""
+    return _HEAD.pack(position, sequence)
+
+
+def split_message(message: bytes) -> tuple[int, int, memoryview]:
+    """Return position, sequence (-1 for the one that it is not), and the pickled answer."""
+    return (*_HEAD.unpack_from(message), memoryview(message)[_HEAD.size :])
 
 
 class EnvSpaces(NamedTuple):
@@ -115,16 +129,12 @@ class Answer(NamedTuple):
             ring row it is; see `columns.ChunkInfos`.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
-        position: Ring row these belong to; -1 for a command.
-        sequence: Of the command these belong to.
     """
 
     result: Any = None
     infos: Any = None
     objects: Sequence[Sequence[Any]] = ()
     errors: Sequence[Any] = ()
-    position: int = -1
-    sequence: int = -1
 
 
 class ResetRequest(NamedTuple):

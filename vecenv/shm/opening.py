@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,15 +18,15 @@ from vecenv.errors import EnvCreationError
 from vecenv.rows import is_array_space
 from vecenv.shm.action_rows import action_leaves
 from vecenv.shm.arena import Arena
-from vecenv.shm.chunk import Chunk
+from vecenv.shm.chunk import Chunk, run_here
 from vecenv.shm.columns import ColumnReader
 from vecenv.shm.cores import usable_cores
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.exchange import Exchange
-from vecenv.shm.faults import EnvFault
+from vecenv.shm.faults import EnvFault, WorkerDiedError
 from vecenv.shm.guard import guard_envs
-from vecenv.shm.layout import LINE, ControlLayout, chunk_bounds
-from vecenv.shm.messages import EnvSpaces, Layout
+from vecenv.shm.layout import ControlLayout, chunk_bounds
+from vecenv.shm.messages import EnvSpaces, Layout, dumps
 from vecenv.shm.pool import WorkerPool
 from vecenv.shm.probe import ProbeTimeout, mostly_wait, run_apart
 from vecenv.shm.ready import ReadyRing, ring_size
@@ -36,16 +35,17 @@ from vecenv.shm.slots import SlotTable, make_slot
 from vecenv.shm.starting import prepare_start
 from vecenv.shm.threads import MOST_THREADS
 from vecenv.shm.wait import Link, make_link
-from vecenv.shm.worker import env_spaces, make_chunk_envs
+from vecenv.shm.worker import close_envs, env_spaces, make_chunk_envs
 from vecenv.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
 
 if TYPE_CHECKING:
     from vecenv.shm.env import AsyncVectorEnv
 
-__all__ = ["Opened", "PoolOptions", "open_pool", "pool_options"]
+__all__ = ["Opened", "PoolOptions", "open_workers", "pool_options"]
 
 Factories = Sequence[Callable[[], Env]]
 _logger = logging.getLogger("vecenv")
+_CLOSE_S = 2.0  # for envs to close that others have kept from being used
 _PROBE_S = 10.0  # for making and stepping one env, after which it counts as computing
 
 
@@ -62,6 +62,7 @@ class PoolOptions(NamedTuple):
         restart_envs: Whether faults are survived.
         refuse_custom: Whether custom observation spaces are refused.
         publish: Named spaces of arrays that envs publish, or None to ask the first env.
+        most_workers: As many as there may be, if envs need a process each.
         owner: Class name, for messages.
     """
 
@@ -74,6 +75,7 @@ class PoolOptions(NamedTuple):
     restart_envs: bool
     refuse_custom: bool
     publish: dict[str, Space] | None
+    most_workers: int
     observation_mode: ObservationMode
     autoreset_mode: AutoresetMode
     owner: str
@@ -121,10 +123,61 @@ def pool_options(
         restart_envs=on_error == "restart",
         refuse_custom=envs.shared_memory is True,
         publish=publish,
+        most_workers=num_envs if envs.max_concurrency is None else int(envs.max_concurrency),
         observation_mode=envs.observation_mode,
         autoreset_mode=envs.autoreset_mode,
         owner=type(envs).__name__,
     )
+
+
+def open_workers(factories: Factories, options: PoolOptions) -> Opened:
+    """Open a pool; if no process can hold two of the envs, one with a worker for each.
+
+    That is so if an env can't be made where another was, and can where there is none.
+
+    Raises:
+        EnvCreationError: A factory raised, or a worker ended while its envs were made.
+        RuntimeError: The envs' spaces differ.
+        ValueError: A custom observation space is refused.
+    """
+    try:
+        return open_pool(factories, options)
+    except EnvCreationError as error:
+        failed = error
+    env_id: int = vars(failed).get("env_index", 0)
+    has_own = options.bounds[0] > 0
+    singly = list(range(int(has_own), len(factories) + 1))
+    if env_id in (0, *options.bounds) or not _can_be_made_alone(factories[env_id], options):
+        raise failed
+    if len(singly) - 1 > options.most_workers:
+        failed.add_note(
+            f"In a process of its own env {env_id} can be made; max_concurrency="
+            f"{options.most_workers} does not allow {len(factories)} workers."
+        )
+        raise failed
+    try:
+        opened = open_pool(factories, options._replace(bounds=singly, threads=1))
+    except Exception:  # the first error is the one to be told
+        raise failed from failed.__cause__
+    _logger.warning(
+        "%s. A process of its own can hold it, so every env gets one: %d workers",
+        failed,
+        len(singly) - 1,
+    )
+    return opened
+
+
+def _can_be_made_alone(factory: Callable[[], Env], options: PoolOptions) -> bool:
+    """Whether an env can be made in a process that has no other."""
+    try:
+        opened = open_pool([factory], options._replace(bounds=[0, 1], threads=1))
+    except Exception:  # the error that led here says what is wrong
+        return False
+    deadline = Deadline(_CLOSE_S)
+    opened.exchange.ask_to_close(deadline)
+    opened.exchange.pool.stop(deadline)
+    opened.arena.close()
+    return True
 
 
 def open_pool(factories: Factories, options: PoolOptions) -> Opened:
@@ -140,14 +193,13 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
     prepare_start(options.context)
     num_envs = len(factories)
     num_workers = len(options.bounds) - 1
-    queue_rows = -(-num_envs // LINE) * LINE
     # Semaphores, if it needs them, with names, which reach workers however these are started.
     context = multiprocess.get_context("fork" if options.context == "fork" else "spawn")  # type: ignore[attr-defined]
-    link = make_link(context, ControlLayout(num_workers, queue_rows, ring_size(num_envs)))
+    threads = options.threads or _threads_for(factories, options)
+    link = make_link(context, ControlLayout.of(options.bounds, threads, ring_size(num_envs)))
     arena = Arena()
     words = arena.allocate((link.layout.num_words,), np.int64)
     link.attach(words, is_caller=True, may_spin=options.may_spin)
-    threads = options.threads or _threads_for(factories, options)
     pool = WorkerPool(
         options.context,
         factories,
@@ -155,7 +207,6 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
         link,
         arena,
         daemon=options.daemon,
-        threads=threads,
         may_spin=options.may_spin,
         restarts=arena.allocate((num_envs,), np.int64) if options.restart_envs else None,
     )
@@ -165,10 +216,9 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
             pool.start(worker)
         reports = _make_all(pool, factories, own_envs)
         return _lay_out(pool, link, arena, reports, own_envs, options)
-    except BaseException:
-        pool.stop(Deadline(0))
-        for env in own_envs:
-            env.close()
+    except BaseException as error:
+        pool.dismiss(Deadline(_CLOSE_S if isinstance(error, Exception) else 0))
+        close_envs(own_envs, run_here)
         arena.close()
         raise
 
@@ -203,31 +253,29 @@ def _threads_for(factories: Factories, options: PoolOptions) -> int:
 
 def _make_all(pool: WorkerPool, factories: Factories, own_envs: list[Env]) -> list[EnvSpaces]:
     """Make the caller's own envs and wait for the workers'; return the reports in env order."""
-    faults: list[EnvFault] = []
     reports: list[EnvSpaces] = []
     own_factories = list(factories[: pool.bounds[0]])
     if own_factories:
-        envs, fault = make_chunk_envs(own_factories, 0, -1)
+        envs, fault = make_chunk_envs(own_factories, 0, -1, run_here)
         own_envs += envs
         if fault is not None:
             raise _creation_error(fault, factories)
         reports.append(env_spaces(envs))
-    for worker in range(len(pool.processes)):
-        try:
-            report = pool.receive(worker, Deadline(None))
-        except EOFError:
-            first = pool.bounds[worker]
-            died = pool.epitaph(worker, "the creation of its envs")
-            raise EnvCreationError(
-                f"{died} The first of them is env {first} of {len(factories)}"
-            ) from died
-        pool.start_s[worker] += time.monotonic()
-        if isinstance(report, EnvFault):
-            faults.append(report)
-        else:
-            reports.append(report)
-    if faults:
-        raise _creation_error(faults[0], factories)
+    outcomes = pool.receive_openings(range(len(pool.processes)))
+    for _, outcome in sorted(outcomes.items()):
+        if isinstance(outcome, EnvFault):
+            raise _creation_error(outcome, factories)
+    for worker, outcome in sorted(outcomes.items()):
+        if isinstance(outcome, WorkerDiedError):
+            env_id = pool.at_env(worker)
+            error = EnvCreationError(
+                f"{outcome} It was making env {env_id} of {len(factories)} "
+                f"(env_fns[{env_id}], {factories[env_id]!r})"
+            )
+            vars(error)["env_index"] = env_id
+            raise error from outcome
+        assert isinstance(outcome, EnvSpaces)
+        reports.append(outcome)
     return reports
 
 
@@ -238,6 +286,7 @@ def _creation_error(fault: EnvFault, factories: Factories) -> EnvCreationError:
         f"(raised by env_fns[{env_id}], {factories[env_id]!r})"
     )
     error.__cause__ = fault.exception(0)
+    vars(error)["env_index"] = env_id
     return error
 
 
@@ -270,8 +319,9 @@ def _lay_out(
         autoreset_mode=options.autoreset_mode,
         row_forms=arena.leaf(arena.allocate((num_envs,), np.int64)),
     )
+    pickled = dumps(layout)
     for worker in range(len(pool.processes)):
-        pool.send(worker, layout)
+        pool.send(worker, pickled)
     if own_envs and pool.restarts is not None:
         own_envs = guard_envs(own_envs, pool.factories[: len(own_envs)], pool.restarts)
     own = Chunk(own_envs, -1, 0, layout, arena) if own_envs else None

@@ -1,15 +1,92 @@
-"""A worker ends when its caller is gone, however that ended."""
+"""A worker ends when its caller is gone, and what its envs have started ends with the worker.
+
+The kernel, or a thread where it can't, kills a worker whose caller is gone. What envs start, game
+servers for example, is in the worker's process group. As soon as a worker has children, a process
+of a few lines watches it from outside of the group, and ends the group when the worker is gone: by
+whatever way, so also when the caller was killed. A worker without children has no watcher.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+from typing import Any
 
-__all__ = ["end_with_caller"]
+__all__ = ["Family", "end_with_caller"]
 
 _PR_SET_PDEATHSIG = 1
+_STARTS = frozenset(
+    ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system", "os.spawn")
+)
+_WATCHER = """
+import os, select, signal, sys, time
+worker = int(sys.argv[1])
+try:
+    file = os.pidfd_open(worker)
+    if os.getppid() == worker:
+        select.select([file], [], [])
+except (AttributeError, OSError):
+    while os.getppid() == worker:
+        time.sleep(0.1)
+try:
+    os.killpg(worker, signal.SIGTERM)
+    for _ in range(50):
+        time.sleep(0.01)
+        os.killpg(worker, 0)
+    os.killpg(worker, signal.SIGKILL)
+except OSError:
+    pass
+"""
+
+
+class Family:
+    """The processes that a worker's envs start; they end with the worker.
+
+    Those that make a session of their own (`start_new_session=True`) are let go.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._watcher: Any = None
+        self._has_group = hasattr(os, "setpgid")
+        if self._has_group:
+            try:
+                os.setpgid(0, 0)
+            except OSError:  # a session's leader has a group of its own
+                self._has_group = os.getpgrp() == self._pid
+        if self._has_group:
+            sys.addaudithook(self._note)
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._watcher is None and event in _STARTS and os.getpid() == self._pid:
+            self._watch()
+
+    def look(self) -> None:
+        """Have the children watched, if there are some that compiled code has started."""
+        if self._watcher is None and self._has_group:
+            try:
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except OSError:
+                return  # there are none
+            self._watch()
+
+    def _watch(self) -> None:
+        import subprocess
+
+        self._watcher = ()  # starting it is a start as well
+        none = subprocess.DEVNULL
+        with contextlib.suppress(Exception):  # envs matter more
+            self._watcher = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _WATCHER, str(self._pid)],
+                stdin=none,
+                stdout=none,
+                stderr=none,
+                cwd="/",
+                start_new_session=True,
+            )
 
 
 def end_with_caller(caller_pid: int, *, is_child_of_main_thread: bool) -> None:

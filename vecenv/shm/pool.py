@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
+import select
+import struct
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any
@@ -15,8 +18,9 @@ from gymnasium import Env
 
 from vecenv.shm.arena import Arena
 from vecenv.shm.deadline import Deadline
-from vecenv.shm.faults import WorkerDiedError, describe_exit
-from vecenv.shm.messages import dumps, loads
+from vecenv.shm.faults import EnvFault, WorkerDiedError, describe_exit
+from vecenv.shm.layout import CURRENT
+from vecenv.shm.messages import EnvSpaces, dumps, loads
 from vecenv.shm.standard import authkey
 from vecenv.shm.starting import make_start
 from vecenv.shm.wait import CALLER_SLICE_S, Link
@@ -24,7 +28,17 @@ from vecenv.shm.worker import Seat, run_worker
 
 __all__ = ["WorkerPool"]
 
+_logger = logging.getLogger("vecenv")
+
 _GRACE_S = 0.3  # between SIGTERM and SIGKILL
+_JOIN_S = 5.0  # until a process that was killed is gone
+_LOOK_S = 0.5  # between two looks after who is waited for
+_FIRST_NOTE_S, _NEXT_NOTE_S = 30.0, 60.0  # until it is logged who is waited for, and again
+_QUIET_S = 30.0  # without a byte of a message that was announced
+_PATIENCE_S = 1.0  # with a worker that does not take a message
+# How connections of `multiprocessing` say how long a message is: in 4 bytes, or -1 and 8.
+_SIZE, _LONG_SIZE, _MOST_SIZE = struct.Struct("!i"), struct.Struct("!Q"), 0x7FFFFFFF
+_SMALL = 1 << 14
 
 
 class WorkerPool:
@@ -47,18 +61,17 @@ class WorkerPool:
         arena: Arena,
         *,
         daemon: bool,
-        threads: int,
         may_spin: bool,
         restarts: np.ndarray | None,
     ) -> None:
         self.bounds = bounds
         self.processes: list[Any] = [None] * (len(bounds) - 1)
         self.start_s = [0.0] * (len(bounds) - 1)
-        self._pipes: list[Any] = [None] * (len(bounds) - 1)
+        self._pipes: list[_Channel | None] = [None] * (len(bounds) - 1)
         self._method = method
         self.factories = factories
         self._link, self._arena = link, arena
-        self._daemon, self._threads, self._may_spin = daemon, threads, may_spin
+        self._daemon, self._may_spin = daemon, may_spin
         self.restarts = restarts
         self._entropy = _global_entropy()
         self._owner_pid = os.getpid()
@@ -86,7 +99,6 @@ class WorkerPool:
             caller_pid=os.getpid(),
             is_child_of_main_thread=start.is_own_child,
             may_spin=self._may_spin,
-            threads=self._threads,
             restarts=None if self.restarts is None else self._arena.leaf(self.restarts),
             lost_because=lost_because,
             entropy=self._entropy,
@@ -96,34 +108,113 @@ class WorkerPool:
             run_worker, seat, name=f"vecenv-worker-{worker}", daemon=self._daemon
         )
         there.close()
-        self.processes[worker], self._pipes[worker] = process, here
+        self.processes[worker], self._pipes[worker] = process, _Channel(here, process)
 
-    def send(self, worker: int, message: Any) -> None:
-        """Send a message to a worker that is about to read it."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._pipes[worker].send_bytes(dumps(message))
+    def send(self, worker: int, message: bytes) -> None:
+        """Send a message to a worker; one that is gone, or does not read, is left to the waits."""
+        self._channel(worker).send(message)
 
-    def receive(self, worker: int, deadline: Deadline) -> Any:
+    def flush(self) -> None:
+        """Send what workers had no room for."""
+        for channel in self._pipes:
+            if channel is not None and channel.has_unsent:
+                channel.flush(0.0)
+
+    def _channel(self, worker: int) -> _Channel:
+        channel = self._pipes[worker]
+        assert channel is not None
+        return channel
+
+    def receive(self, worker: int, deadline: Deadline) -> bytes | None:
         """Return the next message of a worker, or None if the deadline passes first.
 
         Raises:
             EOFError: The worker is gone.
         """
-        pipe = self._pipes[worker]
-        try:
-            while not pipe.poll(min(CALLER_SLICE_S, deadline.left())):
-                if deadline.is_over:
-                    return None
-                if not self.processes[worker].is_alive() and not pipe.poll(0):
-                    raise EOFError
-            return loads(pipe.recv_bytes())
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise EOFError from error
+        channel = self._channel(worker)
+        while True:
+            message = channel.receive(min(CALLER_SLICE_S, deadline.left()))
+            if message is not None:
+                return message
+            if deadline.is_over:
+                return None
+
+    def receive_announced(self, worker: int) -> bytes:
+        """Return a message that has been announced, and is on its way therefore.
+
+        Raises:
+            EOFError: The worker is gone; one that goes on with nothing for half a minute is killed.
+        """
+        begin = time.monotonic()
+        while (message := self.receive(worker, Deadline(_LOOK_S))) is None:
+            waited_s = time.monotonic() - begin
+            if min(waited_s, self._channel(worker).quiet_s()) > _QUIET_S:
+                self.end(worker)
+        return message
+
+    def receive_openings(
+        self, workers: Sequence[int]
+    ) -> dict[int, EnvSpaces | EnvFault | WorkerDiedError]:
+        """Wait until workers have made their envs, and return what became of it by worker.
+
+        As long as all of them live there is no deadline: making an env may take any time. Who is
+        waited for is logged now and then. Once a worker has failed, those after it are waited for
+        no longer, and those before it for a moment.
+        """
+        outcomes: dict[int, EnvSpaces | EnvFault | WorkerDiedError] = {}
+        left = list(workers)
+        begin, told_s, patience = time.monotonic(), _FIRST_NOTE_S, Deadline(None)
+        while left and not patience.is_over:
+            wait_for_any([self._channel(worker).file for worker in left], _LOOK_S)
+            for worker in list(left):
+                try:
+                    message = self._channel(worker).receive(0.0)
+                except EOFError:
+                    self.ensure_end(worker)
+                    outcomes[worker] = self.epitaph(worker, "the creation of its envs")
+                else:
+                    if message is None:
+                        continue
+                    outcomes[worker] = loads(message)
+                self.start_s[worker] += time.monotonic()
+                left.remove(worker)
+                if not isinstance(outcomes[worker], EnvSpaces):
+                    left = [other for other in left if other < worker]
+                    patience = Deadline(_GRACE_S)
+                    break
+            waited_s = time.monotonic() - begin
+            if left and waited_s > told_s:
+                told_s = waited_s + _NEXT_NOTE_S
+                places = ", ".join(f"worker {w} to make env {self.at_env(w)}" for w in left[:4]) + (
+                    ", ..." if len(left) > 4 else ""
+                )
+                _logger.warning("still waiting for %s (%.0f s)", places, waited_s)
+        return outcomes
+
+    def at_env(self, worker: int) -> int:
+        """Return the env that a worker has announced to be at."""
+        current = int(self._link.words[self._link.layout.completion(worker) + CURRENT])
+        return max(current, self.bounds[worker])
+
+    def end(self, worker: int) -> None:
+        """Kill a worker's process."""
+        process = self.processes[worker]
+        if process.is_alive():
+            process.kill()
+        process.join(_JOIN_S)
+
+    def ensure_end(self, worker: int) -> None:
+        """Make sure that a worker whose pipe has ended has ended too."""
+        self.processes[worker].join(_GRACE_S)
+        self.end(worker)
 
     def dead(self) -> list[int]:
         """Return the workers whose process has ended."""
         sentinels = {process.sentinel: worker for worker, process in enumerate(self.processes)}
-        return sorted(sentinels[ended] for ended in wait_for_any(list(sentinels), 0))
+        ended = {sentinels[sentinel] for sentinel in wait_for_any(list(sentinels), 0)}
+        # A sentinel does not show the end of a process while one that it has forked lives.
+        ended.update(w for w, process in enumerate(self.processes) if not process.is_alive())
+        return sorted(ended)
 
     def epitaph(self, worker: int, doing: str) -> WorkerDiedError:
         """Say which worker is gone, how, and what it was doing."""
@@ -145,7 +236,24 @@ class WorkerPool:
         if process.is_alive():
             process.kill()
         process.join()
-        self._pipes[worker].close()
+        self._channel(worker).close()
+
+    def dismiss(self, deadline: Deadline) -> None:
+        """Let the workers that have made their envs close them, and end the others."""
+        if not self.is_owner:
+            return
+        waiting = [
+            worker
+            for worker, channel in enumerate(self._pipes)
+            if channel is not None and self.start_s[worker] >= 0
+        ]
+        nothing = dumps(None)
+        for worker in waiting:
+            self.send(worker, nothing)
+        for worker, process in enumerate(self.processes):
+            if process is not None and worker not in waiting and process.is_alive():
+                process.terminate()
+        self.stop(deadline)
 
     def stop(self, deadline: Deadline) -> None:
         """Wait for the processes' end until the deadline, then end them by signals."""
@@ -170,18 +278,144 @@ class WorkerPool:
 
     def _drain_until_end(self, processes: list[Any], deadline: Deadline) -> None:
         """Wait for processes to end, and read what keeps them from it."""
-        pipes = [pipe for pipe in self._pipes if pipe is not None]
+        pipes = {pipe.file: pipe for pipe in self._pipes if pipe is not None}
         alive = [process for process in processes if process.is_alive()]
         while alive and not deadline.is_over:
             sentinels = [process.sentinel for process in alive]
             ready: Any
             for ready in wait_for_any([*sentinels, *pipes], min(deadline.left(), 1.0)):
-                if ready in pipes:
-                    try:
-                        ready.recv_bytes()
-                    except (EOFError, OSError):
-                        pipes.remove(ready)
+                if ready in pipes and not pipes[ready].drop():
+                    del pipes[ready]
             alive = [process for process in alive if process.is_alive()]
+
+
+class _Channel:
+    """The caller's end of the pipe to a worker; no call of it waits for a worker that is gone.
+
+    It never blocks: a worker that is busy sending may have no eye for what it is sent, so both
+    directions are served at the same time, and what it does not take within a moment is kept.
+
+    Attributes:
+        file: Descriptor of the pipe.
+    """
+
+    def __init__(self, connection: Any, process: Any) -> None:
+        self._connection, self._process = connection, process
+        self.file: int = connection.fileno()
+        os.set_blocking(self.file, False)
+        self._poll = select.poll()
+        self._received = bytearray()
+        self._unsent: deque[memoryview] = deque()
+        self._is_over = False  # nothing more comes
+        self._heard = time.monotonic()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the worker has not taken everything."""
+        return bool(self._unsent)
+
+    def send(self, message: bytes) -> None:
+        """Send a message, as `Connection.send_bytes` does."""
+        size = len(message)
+        head = _SIZE.pack(size) if size <= _MOST_SIZE else _SIZE.pack(-1) + _LONG_SIZE.pack(size)
+        if size < _SMALL:
+            self._unsent.append(memoryview(head + message))
+        else:
+            self._unsent += memoryview(head), memoryview(message)
+        self.flush(_PATIENCE_S)
+
+    def flush(self, patience_s: float) -> None:
+        """Send what is left, as far as the worker takes it within `patience_s` seconds."""
+        patience = Deadline(patience_s)
+        while self._unsent:
+            part = self._unsent[0]
+            try:
+                count = os.write(self.file, part)
+            except BlockingIOError:
+                if patience.is_over or not self._process.is_alive():
+                    return
+                self._await(select.POLLIN | select.POLLOUT, min(CALLER_SLICE_S, patience.left()))
+                self._read()
+                continue
+            except OSError:  # the worker is gone, which the next wait will find
+                self._unsent.clear()
+                return
+            if count == len(part):
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = part[count:]
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """Return the next message; None if it has not come after a wait.
+
+        Raises:
+            EOFError: The worker is gone.
+        """
+        message = self._take()
+        if message is None and self._unsent:
+            self.flush(0.0)
+        if message is None and not self._is_over:
+            self._await(select.POLLIN, timeout_s)
+            is_alive = self._process.is_alive()  # before the last look
+            while message is None and self._read():
+                message = self._take()
+            self._is_over |= not is_alive
+        if message is None and self._is_over:
+            raise EOFError
+        return message
+
+    def drop(self) -> bool:
+        """Throw away what has been received; return whether more may come."""
+        self._received.clear()
+        self._read()
+        return not self._is_over
+
+    def close(self) -> None:
+        """Close the pipe."""
+        self._is_over = True
+        self._unsent.clear()
+        self._connection.close()
+
+    def quiet_s(self) -> float:
+        """Return for how many seconds nothing has come."""
+        return time.monotonic() - self._heard
+
+    def _await(self, events: int, timeout_s: float) -> None:
+        self._poll.register(self.file, events)
+        self._poll.poll(timeout_s * 1000)
+
+    def _read(self) -> bool:
+        """Read what is there; return whether there was something."""
+        if self._is_over:
+            return False
+        try:
+            part = os.read(self.file, 1 << 20)
+        except BlockingIOError:
+            return False
+        except OSError:
+            part = b""
+        self._received += part
+        self._is_over = not part
+        self._heard = time.monotonic()
+        return bool(part)
+
+    def _take(self) -> bytes | None:
+        """Take a message that has been received whole."""
+        received, begin = self._received, _SIZE.size
+        if len(received) < begin:
+            return None
+        (size,) = _SIZE.unpack_from(received)
+        if size < 0:
+            if len(received) < begin + _LONG_SIZE.size:
+                return None
+            (size,) = _LONG_SIZE.unpack_from(received, begin)
+            begin += _LONG_SIZE.size
+        end = begin + size
+        if len(received) < end:
+            return None
+        message = bytes(memoryview(received)[begin:end])
+        del received[:end]
+        return message
 
 
 def _kill(processes: list[Any], pipes: list[Any], owner_pid: int) -> None:

@@ -14,10 +14,12 @@ from vecenv.shm.arena import Arena
 from vecenv.shm.layout import (
     CLAIMS_LINE,
     COUNT,
+    HAS_MESSAGE,
     LINE,
     RING_WORDS,
     ROW_ENV,
     ROW_SEQUENCE,
+    ROW_STATUS,
     ROWS,
     Leaf,
 )
@@ -117,6 +119,20 @@ class ReadyRing:
             if self._rows[row, ROW_SEQUENCE] != position + 1:
                 self._rows[row] = position + 1, VOID, 0, 0
         self._link.words[ROWS * LINE + COUNT] = self._link.words[CLAIMS_LINE * LINE]
+
+    def void_unexplained(self, first: int, last: int, is_there: Callable[[int], bool]) -> None:
+        """Declare void the rows of envs first, ..., last - 1 whose message will never come.
+
+        Args:
+            first: First env of a worker that is gone.
+            last: The env after its last.
+            is_there: Says whether the message for a position has come.
+        """
+        for position in range(self.head, int(self._link.words[CLAIMS_LINE * LINE])):
+            row = self._rows[position % self.size]
+            has_message = int(row[ROW_STATUS]) & HAS_MESSAGE
+            if first <= row[ROW_ENV] < last and has_message and not is_there(position):
+                row[ROW_ENV:] = VOID, 0, 0
 
     def words(self, index: slice | np.ndarray) -> np.ndarray:
         """Return the words of some rows, int64 (count, 4)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from vecenv.base import StepBatch
 from vecenv.errors import InfoError
 from vecenv.rows import copy_batch
-from vecenv.shm.faults import EnvFault, StepTimeoutError, WorkerDiedError, raise_faults
+from vecenv.shm.faults import EnvFault, StepTimeoutError, raise_faults
 from vecenv.shm.layout import (
     CLAIMS_LINE,
     HAS_MESSAGE,
@@ -19,6 +21,7 @@ from vecenv.shm.layout import (
     ROW_SEQUENCE,
     ROW_STATUS,
 )
+from vecenv.shm.messages import dumps
 from vecenv.shm.ready import VOID
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from vecenv.shm.exchange import Exchange
 
 __all__ = ["Receiver"]
+
+_MOST_REPLACEMENTS = 2  # of a late worker in one wait
+_DOING = "the step that was sent {} sends ago or later"
 
 
 class Receiver:
@@ -39,12 +45,19 @@ class Receiver:
         self._owners = np.full(bounds[-1], -1, np.int64)
         for worker in range(exchange.num_workers):
             self._owners[bounds[worker] : bounds[worker + 1]] = worker
+        self._lanes = exchange.link.layout.env_lanes(bounds)
+        # Seconds that an env may take, where one that takes longer is restarted; and per lane the
+        # time of its latest sign of life.
+        self._limit_s = None if exchange.restarts is None else envs._timeout
+        self._heard = np.zeros(self._lanes.max() + 1)
         self._own_queue: list[tuple[int, Any]] = []
         exchange.push = self._push
         exchange.before_revival = self._lost
 
     def _push(self, env_ids: np.ndarray) -> None:
-        self._exchange.link.push(env_ids, self._owners)
+        if self._limit_s is not None:
+            self._heard[self._lanes[env_ids]] = time.monotonic()
+        self._exchange.link.push(env_ids, self._lanes)
 
     def _lost(self) -> np.ndarray:
         """Return the envs in flight whose results are not in the ring."""
@@ -67,13 +80,12 @@ class Receiver:
             envs._writer.write(actions, env_ids)
             self._push(env_ids)
             return
-        each = list(iterate(envs.action_space, actions))
+        each = list(map(dumps, iterate(envs.action_space, actions)))
         self._push(env_ids)
         owners = self._owners[env_ids]
         for worker in np.unique(owners).tolist():
             chosen = np.flatnonzero(owners == worker).tolist()
-            mine = {int(env_ids[k]): each[k] for k in chosen}
-            exchange.pool.send(worker, {"kind": "actions", "actions": mine})
+            exchange.send_actions(worker, {int(env_ids[k]): each[k] for k in chosen})
 
     def _keep_own(self, actions: Any, env_ids: np.ndarray) -> tuple[Any, np.ndarray]:
         """Put aside the envs that the caller steps itself; return what is left."""
@@ -111,35 +123,41 @@ class Receiver:
         """Return the rows that are ready, at most `most`, once there are at least `count`."""
         if self._own_queue:
             self._step_own()
-        with self._envs._waiting():
-            ready = self._await(count, deadline)
         ring = self._exchange.ring
-        if ready > most:  # the others stay in the ring, in their order
-            ready = self._first(most, ready)
-        ids, index = ring.read_ids(ready), ring.index(ready)
+        while True:
+            with self._envs._waiting():
+                ready = self._await(count, deadline)
+            if ready > most:  # the others stay in the ring, in their order
+                ready = self._first(most, ready)
+            ids, index = ring.read_ids(ready), ring.index(ready)
+            if not ring.has_status or self._are_explained(ids, index):
+                break  # otherwise a worker has died before it sent what belongs to a row
         if self._exchange.has_revived and (ids == VOID).any():
             chosen = np.flatnonzero(ids != VOID)
             ids, index = ids[chosen], (ring.head + chosen) % ring.size
+        if self._limit_s is not None:
+            self._heard[self._lanes[ids]] = time.monotonic()
         infos: dict[str, Any] = {}
         objects: list[list[Any]] = []
         faults: list[EnvFault] = []
         misfit: InfoError | None = None
         if ring.has_status or ring.has_forms:
             infos, faults, misfit = self._more(ids, index, objects)
-        obs = ring.obs(index, lambda leaf: [parts[leaf] for parts in objects])
         rewards, terminations, truncations = ring.flags(index)
         if self._envs._is_disabled:
             self._envs.note_ended(terminations | truncations, ids)
+        if faults or misfit is not None:
+            ring.head += ready
+            self._envs._calls.mark_received(ids)
+            raise_faults(faults, self._exchange.steps)
+            assert misfit is not None
+            raise misfit
+        obs = ring.obs(index, lambda leaf: [parts[leaf] for parts in objects])
         flags = rewards, terminations, truncations
         if self._envs.copy:
             obs = copy_batch(obs) if isinstance(index, slice) else obs
             flags = rewards.copy(), terminations.copy(), truncations.copy()
         ring.head += ready
-        if faults or misfit is not None:
-            self._envs._calls.mark_received(ids)
-            raise_faults(faults, self._exchange.steps)
-            assert misfit is not None
-            raise misfit
         if self._exchange.has_news:
             self._exchange.announce()
         return StepBatch(obs, *flags, infos, ids)
@@ -155,7 +173,10 @@ class Receiver:
         """Wait until `count` rows that are not void are ready; return how many rows these are."""
         exchange, ring = self._exchange, self._exchange.ring
         wanted = count
+        replaced: Counter[int] = Counter()
         while True:
+            if self._limit_s is not None:
+                self._replace_late(self._limit_s, replaced)
             ready = ring.wait(wanted)
             if ready >= wanted:
                 if not exchange.has_revived:
@@ -165,21 +186,43 @@ class Receiver:
                     return ready
                 wanted = count + voids
                 continue
-            try:
-                exchange.check_workers(
-                    f"the step that was sent {exchange.steps} sends ago or later"
-                )
-            except WorkerDiedError as error:
-                self._envs.close(terminate=True)
-                error.args = (f"{error.args[0]} The vector env is closed.",)
-                raise
+            exchange.check_workers(_DOING.format(exchange.steps), replaced)
             if deadline.is_over and ring.wait(wanted) < wanted:
+                if deadline.is_limit and self._limit_s is not None:
+                    continue  # who is late will be replaced
                 late = self._lost().tolist()
                 raise StepTimeoutError(
                     f"`recv` has timed out after {deadline.timeout} second(s) with {ready} of "
                     f"{count} results: waiting for envs {', '.join(map(str, late[:8]))}. They stay "
                     "in flight"
                 )
+
+    def _replace_late(self, limit_s: float, replaced: Counter[int]) -> None:
+        """Replace the workers of envs that have taken too long, twice per wait at most."""
+        silent = time.monotonic() - self._heard > limit_s
+        if not silent.any():
+            return
+        missing = self._lost()
+        missing = missing[self._lanes[missing] >= 0]
+        late = missing[silent[self._lanes[missing]]]
+        for worker in np.unique(self._owners[late]).tolist():
+            env_id = int(late[self._owners[late] == worker][0])
+            replaced[worker] += 1
+            if replaced[worker] > _MOST_REPLACEMENTS:
+                raise StepTimeoutError(
+                    f"env {env_id} has not come back within {limit_s} second(s), nor has it after "
+                    f"{_MOST_REPLACEMENTS} restarts of its worker; it stays in flight"
+                )
+            self._exchange.replace_late(worker, limit_s, f"the step of env {env_id}")
+
+    def _are_explained(self, ids: np.ndarray, index: slice | np.ndarray) -> bool:
+        """Receive what belongs to rows by message; return False if it was lost with a worker."""
+        words = self._exchange.ring.words(index)
+        positions = words[:, ROW_SEQUENCE] - 1
+        return all(
+            self._exchange.has_row_answer(int(self._owners[ids[row]]), int(positions[row]))
+            for row in np.flatnonzero(words[:, ROW_STATUS] & HAS_MESSAGE).tolist()
+        )
 
     def _more(
         self, ids: np.ndarray, index: slice | np.ndarray, objects: list[list[Any]]

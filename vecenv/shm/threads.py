@@ -2,174 +2,223 @@
 
 from __future__ import annotations
 
+import os
 import threading
-import time
+import traceback
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from vecenv.shm.chunk import Chunk, Outcome
-from vecenv.shm.columns import Noted
-from vecenv.shm.faults import EnvFault
-from vecenv.shm.layout import QUEUE_HEAD, QUEUE_TAIL, THREADS, THREADS_DONE
-from vecenv.shm.wait import Link
+from vecenv.shm.layout import LANE_CURRENT, LANE_HEAD, LANE_TAIL
+from vecenv.shm.wait import JOB, Link
 
-__all__ = ["MOST_THREADS", "EnvThreads", "WaitMeter"]
+__all__ = ["MOST_THREADS", "Lanes"]
 
 MOST_THREADS = 256
-_MEASURED_STEPS, _MEASURED_NS = 64, 200_000_000
-_WAITING_SHARE = 0.5
-_WORTHWHILE_NS = 200_000  # handing a step to a thread costs a tenth of this
+# A thread's part of a job: its number, and the (place, index) pairs of its calls.
+_Share = tuple[int, list[tuple[int, int]]]
+_EXIT_CODE = 70  # of a worker one of whose threads has failed: EX_SOFTWARE
 
 
-class _Barrier:
-    """A step of all envs that threads share."""
+class Lanes:
+    """The threads of a worker that own its envs: env i of the chunk is thread i % num_lanes's.
 
-    def __init__(self, slot: int, actions: Sequence[Any]) -> None:
-        self.slot = slot
-        self.actions = actions
-        self.results: list[Any] = [None] * len(actions)
-        self.is_done = threading.Event()
-        self._left = len(actions)
-        self._lock = threading.Lock()
-
-    def note_done(self) -> None:
-        """Count an env; the last one ends the step."""
-        with self._lock:
-            self._left -= 1
-            if not self._left:
-                self.is_done.set()
-
-
-class EnvThreads:
-    """Threads that take env ids out of the worker's queue and step these envs.
-
-    Each waits on the queue itself, so whoever queues an id wakes the thread that steps the env, and
-    the worker's own loop has no part in it.
+    An env is made, called and closed by its own thread and by no other, as many simulators, OpenGL
+    contexts and database connections want it. The worker's main thread gives jobs and waits for
+    them; ids of envs to be stepped first-ready are taken by each thread from a queue of its own, so
+    whoever queues an id wakes the thread that steps the env.
 
     Args:
-        chunk: The envs.
-        worker: Whose queue.
-        num_threads: Envs stepped at a time.
-        link: Way to the queue.
-        action_of: Returns the action of an env that was queued by the caller.
-        deliver: Takes the outcome of a step that has more to say than numbers.
+        num_lanes: Number of threads.
     """
 
-    def __init__(
+    def __init__(self, num_lanes: int) -> None:
+        self.num_lanes = num_lanes
+        self._lanes = [_Lane(number) for number in range(num_lanes)]
+        self._shares: tuple[Sequence[int], list[_Share]] = ((), [])  # of the latest indices
+        self._lines = np.zeros(num_lanes, np.int64)  # of the queues
+        self._give_jobs: Callable[[np.ndarray], None] | None = None
+        for lane in self._lanes:
+            lane.start()
+
+    def run_each(self, function: Callable[[int], Any], indices: Sequence[int]) -> list[Any]:
+        """Call `function` with each index, in the thread that owns this env; wait for all.
+
+        Returns:
+            The results, in the order of `indices`.
+        """
+        if self._shares[0] != indices:
+            self._shares = indices, self._share_out(indices)
+        shares = self._shares[1]
+        job = _Job(function, len(indices), len(shares))
+        for number, pairs in shares:
+            self._lanes[number].jobs.put((job, pairs))
+        self._call(shares)
+        job.wait()
+        return job.results
+
+    def _share_out(self, indices: Sequence[int]) -> list[_Share]:
+        """Return which thread is to do what: pairs of (place in `indices`, index)."""
+        pairs: dict[int, list[tuple[int, int]]] = {}
+        for place, index in enumerate(indices):
+            pairs.setdefault(index % self.num_lanes, []).append((place, index))
+        return list(pairs.items())
+
+    def _call(self, shares: Sequence[tuple[int, Any]]) -> None:
+        """Wake the threads that have been given a job."""
+        if self._give_jobs is not None:
+            lines = self._lines
+            if len(shares) < self.num_lanes:
+                lines = lines[[number for number, _ in shares]]
+            self._give_jobs(lines)
+
+    def begin(
         self,
         chunk: Chunk,
         worker: int,
-        num_threads: int,
         link: Link,
+        words: Any,
         *,
-        action_of: Callable[[int], Any],
+        step: Callable[[int], Outcome],
         deliver: Callable[[int, Outcome], None],
     ) -> None:
-        self._chunk, self._worker, self._link = chunk, worker, link
-        self._action_of, self._deliver = action_of, deliver
-        self._env_ids = np.arange(chunk.first, chunk.last)
-        self._owners = np.full(chunk.last, worker)
-        self._barrier: _Barrier | None = None
-        self._head = link.layout.completion(worker) + QUEUE_HEAD
-        self._given_up = int(link.words[self._head])  # ids that no thread has stepped
-        self._queue = link.layout.queue(worker)
-        link.words[self._queue + THREADS_DONE] = 0
-        link.words[self._queue + THREADS] = num_threads
-        for number in range(num_threads):
-            threading.Thread(target=self._work, daemon=True, name=f"env-steps-{number}").start()
+        """Let the threads take ids from their queues from now on.
 
-    def step_all(self, slot: int, actions: Sequence[Any]) -> Outcome:
-        """Step every env of the chunk, as many at a time as there are threads."""
-        self._chunk.rows(slot).has_ends = True
-        self._chunk.mark_unwritten(slot)
-        barrier = self._barrier = _Barrier(slot, actions)
-        self._link.push(self._env_ids, self._owners)
-        barrier.is_done.wait()
-        self.settle()
-        self._barrier = None
-        infos: dict[int, Noted] = {}
-        faults: list[EnvFault] = []
-        for env_infos, env_faults in barrier.results:
-            faults += env_faults
-            infos.update(env_infos)
-        return self._chunk.outcome(infos, faults)
+        Args:
+            chunk: The envs.
+            worker: Number of this worker.
+            link: Way to the queues.
+            words: The control words.
+            step: Steps an env that was queued by the caller.
+            deliver: Takes the outcome of a step that has more to say than numbers.
+        """
+        self._lines[:] = link.layout.lane_queues(worker)
+        for lane, line in zip(self._lanes, self._lines.tolist(), strict=True):
+            lane.begin(chunk, worker, link, words, line, step, deliver)
+        self._give_jobs = link.give_jobs
 
-    def settle(self) -> None:
-        """Wait until no step is running or queued."""
-        tail = self._link.layout.command(self._worker) + QUEUE_TAIL
-        words = self._link.words
-        while words[self._queue + THREADS_DONE] + self._given_up < words[tail]:
-            time.sleep(1e-4)
+    def drop(self, index: int) -> None:
+        """Give up what is queued for an env's thread; to be called in that thread."""
+        self._lanes[index % self.num_lanes].drop()
 
-    def drop(self) -> None:
-        """Give up the steps that no thread has begun, and wait for the others."""
-        while self._link.pop(self._worker) >= 0:
-            self._given_up += 1
-        self.settle()
+    def announce(self, env_id: int) -> None:
+        """Say at which env the calling thread is."""
+        lane = threading.current_thread()
+        assert isinstance(lane, _Lane)
+        lane.announce(env_id)
 
-    def _work(self) -> None:
-        link, worker, chunk = self._link, self._worker, self._chunk
-        env_id = link.take(worker)
-        while True:
-            if env_id < 0:
-                env_id = link.take(worker)
-                continue
-            index = env_id - chunk.first
-            if (barrier := self._barrier) is not None:
-                action = barrier.actions[index]
-                barrier.results[index] = chunk.step_env(index, action, barrier.slot)
-                link.note_done(worker)
-                barrier.note_done()
-                env_id = link.take(worker)
-                continue
-            status, form, answer = chunk.step_one(index, self._action_of(env_id))
-            if answer is None:
-                leaves = chunk.ring_leaves if form else chunk.bare_leaves
-                env_id = link.publish_and_take(worker, leaves, env_id, status, form)
-            else:
-                self._deliver(index, (status, form, answer))
-                link.note_done(worker)
-                env_id = link.take(worker)
+    def end(self) -> None:
+        """End the threads, which must have closed their envs."""
+        for lane in self._lanes:
+            lane.jobs.put(None)
+        self._call([(number, None) for number in range(self.num_lanes)])
+        for lane in self._lanes:
+            lane.join(1)
 
 
-class WaitMeter:
-    """Finds out from the first steps whether envs wait (sleep, network) or compute.
+class _Job:
+    """Calls that several threads share."""
+
+    def __init__(self, function: Callable[[int], Any], count: int, num_shares: int) -> None:
+        self.results: list[Any] = [None] * count
+        self._function = function
+        self._left = num_shares
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._is_done = threading.Event()
+
+    def run(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Make the calls of one thread: (place, index) of each."""
+        for place, index in pairs:
+            try:
+                self.results[place] = self._function(index)
+            except BaseException as error:  # goes to the main thread, as if called there
+                self._error = self._error or error
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self._is_done.set()
+
+    def wait(self) -> None:
+        """Wait until all calls are done; raise what one of them has raised."""
+        if self.results:
+            self._is_done.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class _Lane(threading.Thread):
+    """A thread that owns envs.
 
     Attributes:
-        is_measuring: Whether more steps are wanted.
-        found_waiting: The verdict so far: less than half of the time was spent computing.
+        jobs: What it is to do: calls of a job; None to end.
     """
 
-    def __init__(self) -> None:
-        self.is_measuring = True
-        self.found_waiting = False
-        self._steps = 0
-        self._wall_ns = self._cpu_ns = self._switches = 0
-        self._begun = (0, 0, 0)
+    def __init__(self, number: int) -> None:
+        super().__init__(daemon=True, name=f"envs-{number}")
+        self.jobs: SimpleQueue[Any] = SimpleQueue()
+        self._serve: Callable[[], None] | None = None
+        self._words: Any = None
+        self._line = 0
 
-    def begin(self) -> None:
-        """Note the clocks before some steps."""
-        self._begun = (time.perf_counter_ns(), time.thread_time_ns(), _voluntary_switches())
+    def announce(self, env_id: int) -> None:
+        self._words[self._line + LANE_CURRENT] = env_id + 1
 
-    def end(self, num_steps: int) -> None:
-        """Note the clocks after `num_steps` env steps."""
-        wall_ns, cpu_ns, switches = self._begun
-        self._wall_ns += time.perf_counter_ns() - wall_ns
-        self._cpu_ns += time.thread_time_ns() - cpu_ns
-        self._switches += _voluntary_switches() - switches
-        self._steps += num_steps
-        self.is_measuring = self._steps < _MEASURED_STEPS and self._wall_ns < _MEASURED_NS
-        # A process that is only kept from its core by others gives it up involuntarily.
-        self.found_waiting = (
-            self._cpu_ns < _WAITING_SHARE * self._wall_ns
-            and self._wall_ns > _WORTHWHILE_NS * self._steps
-            and 2 * self._switches >= self._steps
-        )
+    def drop(self) -> None:
+        self._words[self._line + LANE_HEAD] = self._words[self._line + LANE_TAIL]
 
+    def run(self) -> None:
+        try:
+            while self._serve is None:
+                job, pairs = self.jobs.get()
+                job.run(pairs)
+                del job
+            self._serve()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            os._exit(0)  # the caller is gone
+        except BaseException:  # nobody could be told, and the caller would wait for ever
+            traceback.print_exc()
+            os._exit(_EXIT_CODE)
 
-def _voluntary_switches() -> int:
-    import resource
+    def begin(  # noqa: PLR0917
+        self,
+        chunk: Chunk,
+        worker: int,
+        link: Link,
+        words: Any,
+        line: int,
+        step: Callable[[int], Outcome],
+        deliver: Callable[[int, Outcome], None],
+    ) -> None:
+        """Let the thread wait for ids and jobs on its line of the control words."""
+        command = link.layout.command(worker)
 
-    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
+        def serve() -> None:
+            num_jobs = 0
+            env_id = link.take(line, num_jobs)
+            while True:
+                if env_id == JOB:
+                    num_jobs += 1
+                    given = self.jobs.get()
+                    if given is None:
+                        return
+                    given[0].run(given[1])
+                    del given
+                elif env_id >= 0:
+                    status, form, answer = step(env_id)
+                    if answer is None:
+                        leaves = chunk.ring_leaves if form else chunk.bare_leaves
+                        env_id = link.publish_and_take(
+                            command, line, num_jobs, leaves, env_id, status, form
+                        )
+                        continue
+                    deliver(env_id, (status, form, answer))
+                env_id = link.take(line, num_jobs)
+
+        def prepare(_: int) -> None:
+            self._words, self._line, self._serve = words, line, serve
+
+        self.jobs.put((_Job(prepare, 1, 1), [(0, 0)]))

@@ -16,7 +16,9 @@ from vecenv.shm import layout as at
 from vecenv.shm.futex import has_futex
 from vecenv.shm.layout import LINE, ControlLayout
 
-__all__ = ["CALLER_SLICE_S", "Link", "make_link"]
+__all__ = ["CALLER_SLICE_S", "JOB", "Link", "make_link"]
+
+JOB = -2  # in place of an env id: the worker's main thread has given the lane a job
 
 # Longest sleep before the caller looks after its workers, and before a worker looks around.
 CALLER_SLICE_S = 0.05
@@ -46,11 +48,12 @@ class Link:
     post_and_wait: Any  # (target, last, slot, flags, step, opcode) -> status bits or -1
     wait_command: Any  # (command line, sequence seen, takes ids) -> 0, 1 (command) or 2 (queue)
     complete: Any  # (command line, status, form, begin ns, end ns)
-    push: Any  # (env ids, owners)
-    pop: Any  # (worker) -> env id or -1
-    take: Any  # (worker) -> env id or -1, after one sleep at the latest; for threads
-    note_done: Any  # (worker): counts an id that a thread has done with
-    publish_and_take: Any  # (worker, leaves, env id, status, form) -> as take
+    push: Any  # (env ids, lanes by env id)
+    pop: Any  # (worker) -> env id or -1, for a worker of one lane
+    give_jobs: Any  # (lanes' lines, int64): tells their threads that there is one job more
+    # For the thread of a lane, after one sleep at the latest: env id, -1 (nothing) or JOB.
+    take: Any  # (lane's line, jobs seen)
+    publish_and_take: Any  # (command line, lane's line, jobs seen, leaves, env id, status, form)
     publish: Any  # (command line, leaves, env id, status, form) -> position
     read_ready: Any  # (head, env ids to fill) -> 4 rows + 1 (status bits) + 2 (infos)
 
@@ -87,13 +90,14 @@ class FutexLink(Link):
         self.post_and_wait = partial(compiled.post_and_wait, words, scratch)
         self.wait_command = partial(compiled.wait_command, words, scratch)
         self.complete = partial(compiled.complete, words)
-        self.push = lambda env_ids, owners: compiled.push(words, env_ids, owners, *queue)
+        push = compiled.push if self.layout.lanes == 1 else compiled.push_lanes
+        self.push = lambda env_ids, owners: push(words, env_ids, owners, *queue)
         self.pop = lambda worker: compiled.pop(words, worker, *queue)
         threads_scratch = np.array([0, 0, THREAD_SLICE_S, 0, 0, 1, 0], dtype=np.int64)
-        self.take = lambda worker: compiled.take(words, threads_scratch, worker, *queue)
-        self.note_done = lambda worker: compiled.note_done(words, worker, *queue)
-        self.publish_and_take = lambda worker, *row: compiled.publish_and_take(
-            words, threads_scratch, worker, *queue, *ring, *row
+        self.give_jobs = partial(compiled.give_jobs, words)
+        self.take = partial(compiled.take, words, threads_scratch, queue[1])
+        self.publish_and_take = partial(
+            compiled.publish_and_take, words, threads_scratch, queue[1], *ring
         )
         self.publish = partial(compiled.publish, words, *ring)
         self.read_ready = partial(compiled.read_ready, words, *ring)
@@ -107,12 +111,15 @@ class FutexLink(Link):
         own._scratch[2:4] = 0, 1
         own.wait_command(own.layout.command(0), 0, True)
         own.complete(own.layout.command(0), 0, 0, 0, 0)
-        own.pop(0)
         own.push(np.zeros(1, np.int64), np.zeros(1, np.int64))
-        own.take(0)
-        own.push(np.zeros(1, np.int64), np.zeros(1, np.int64))
-        own.note_done(0)
-        own.publish_and_take(0, np.zeros((0, 3), np.int64), 0, 0, 0)
+        if self.layout.lanes == 1:
+            own.pop(0)
+        else:
+            lane = own.layout.queue(0)
+            own.take(lane, 0)
+            own.give_jobs(np.array([lane]))
+            row = np.zeros((0, 3), np.int64), 0, 0, 0
+            own.publish_and_take(own.layout.command(0), lane, 0, *row)
         own.publish(own.layout.command(0), np.zeros((0, 3), np.int64), 0, 0, 0)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,15 +136,16 @@ class PortableLink(Link):
         self.layout = layout
         self._bells = [context.Semaphore(0) for _ in range(layout.num_workers)]
         self._caller_bell = context.Semaphore(0)
-        self._queue_bells = [context.Semaphore(0) for _ in range(layout.num_workers)]
-        self._lock = context.Lock()  # counts, claims and queues have several writers
+        num_threads = layout.num_workers * layout.lanes if layout.lanes > 1 else 0
+        self._lane_bells = [context.Semaphore(0) for _ in range(num_threads)]
+        self._lock = context.Lock()  # counts, claims and jobs have several writers
 
     def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
         self.words = words
         self.post, self.wait_count, self.wait_done = self._post, self._wait_count, self._wait_done
         self.post_and_wait, self.wait_command = self._post_and_wait, self._wait_command
         self.complete, self.push = self._complete, self._push
-        self.pop, self.take, self.note_done = self._pop, self._take, self._note_done
+        self.pop, self.take, self.give_jobs = self._pop, self._take, self._give_jobs
         self.publish_and_take = self._publish_and_take
         self.times_on_callers_core = memoryview(np.zeros(1, np.int64))  # type: ignore[arg-type]
         self.publish, self.read_ready = self._publish, self._read_ready
@@ -204,40 +212,58 @@ class PortableLink(Link):
         self._add_count(int(self.words[command + at.WAIT_LINE]))
 
     def _push(self, env_ids: np.ndarray, owners: np.ndarray) -> None:
-        for env_id, worker in zip(env_ids.tolist(), owners[env_ids].tolist(), strict=True):
-            tail = self.layout.command(worker) + at.QUEUE_TAIL
-            queue = self.layout.queue(worker)
+        has_threads = self.layout.lanes > 1
+        for env_id, lane in zip(env_ids.tolist(), owners[env_ids].tolist(), strict=True):
+            queue = self.layout.queue(lane)
+            tail = (
+                queue + at.LANE_TAIL if has_threads else self.layout.command(lane) + at.QUEUE_TAIL
+            )
             self.words[queue + LINE + self.words[tail] % self.layout.queue_rows] = env_id
             self.words[tail] += 1
-            has_threads = self.words[queue + at.THREADS] > 0
-            (self._queue_bells if has_threads else self._bells)[worker].release()
+            (self._lane_bells if has_threads else self._bells)[lane].release()
 
     def _pop(self, worker: int) -> int:
         command = self.layout.command(worker)
-        with self._lock:
-            head = self.words[command + LINE + at.QUEUE_HEAD]
+        head = self.words[command + LINE + at.QUEUE_HEAD]
+        with self._lock:  # which orders memory: a tail that is seen was written after its id
             if self.words[command + at.QUEUE_TAIL] == head:
                 return -1
-            place = self.layout.queue(worker) + LINE + head % self.layout.queue_rows
-            env_id = int(self.words[place])
-            self.words[command + LINE + at.QUEUE_HEAD] = head + 1
+        place = self.layout.queue(worker) + LINE + head % self.layout.queue_rows
+        env_id = int(self.words[place])
+        self.words[command + LINE + at.QUEUE_HEAD] = head + 1
         return env_id
 
-    def _take(self, worker: int) -> int:
-        env_id = self._pop(worker)
-        if env_id < 0:
-            self._queue_bells[worker].acquire(timeout=THREAD_SLICE_S)
-            env_id = self._pop(worker)
-        return env_id
+    def _lane_bell(self, lane: int) -> Any:
+        return self._lane_bells[(lane - self.layout.queues) // (LINE + self.layout.queue_rows)]
 
-    def _note_done(self, worker: int) -> None:
+    def _give_jobs(self, lanes: np.ndarray) -> None:
+        for lane in lanes.tolist():
+            self.words[lane + at.LANE_JOBS] += 1
+            self._lane_bell(lane).release()
+
+    def _take(self, lane: int, jobs: int) -> int:
+        found = self._look_lane(lane, jobs)
+        if found == -1:
+            self.words[lane + at.LANE_CURRENT] = 0
+            self._lane_bell(lane).acquire(timeout=THREAD_SLICE_S)
+            found = self._look_lane(lane, jobs)
+        return found
+
+    def _look_lane(self, lane: int, jobs: int) -> int:
+        if self.words[lane + at.LANE_JOBS] != jobs:
+            return JOB
+        head = self.words[lane + at.LANE_HEAD]
         with self._lock:
-            self.words[self.layout.queue(worker) + at.THREADS_DONE] += 1
+            if self.words[lane + at.LANE_TAIL] == head:
+                return -1
+        env_id = int(self.words[lane + LINE + head % self.layout.queue_rows])
+        self.words[lane + at.LANE_HEAD] = head + 1
+        self.words[lane + at.LANE_CURRENT] = env_id + 1
+        return env_id
 
-    def _publish_and_take(self, worker, leaves, env_id, status, form):
-        self._publish(self.layout.command(worker), leaves, env_id, status, form)
-        self._note_done(worker)
-        return self._take(worker)
+    def _publish_and_take(self, command, lane, jobs, leaves, env_id, status, form):  # noqa: PLR0917
+        self._publish(command, leaves, env_id, status, form)
+        return self._take(lane, jobs)
 
     def _publish(self, command, leaves, env_id, status, form):
         import ctypes

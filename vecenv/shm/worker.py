@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium import Env
 
 from vecenv.shm.arena import Arena
-from vecenv.shm.chunk import Chunk, Outcome
+from vecenv.shm.chunk import Chunk, Outcome, run_here
 from vecenv.shm.cores import CoreChoice
-from vecenv.shm.faults import EnvFault
-from vecenv.shm.guard import GuardedEnv, guard_envs
+from vecenv.shm.faults import EnvFault, answer_bytes
+from vecenv.shm.guard import guard_envs
 from vecenv.shm.inbox import Inbox
 from vecenv.shm.layout import (
     CORE_SHIFT,
@@ -32,11 +32,18 @@ from vecenv.shm.layout import (
     SLOT,
     Leaf,
 )
-from vecenv.shm.messages import Answer, EnvSpaces, Layout, ResetRequest, dumps, loads
-from vecenv.shm.orphans import end_with_caller
+from vecenv.shm.messages import (
+    EnvSpaces,
+    Layout,
+    ResetRequest,
+    dumps,
+    loads,
+    message_head,
+)
+from vecenv.shm.orphans import Family, end_with_caller
 from vecenv.shm.standard import end_own, settle, unpickled
 from vecenv.shm.starting import limit_threads, register_ids
-from vecenv.shm.threads import MOST_THREADS, EnvThreads, WaitMeter
+from vecenv.shm.threads import Lanes
 from vecenv.shm.wait import Link
 
 __all__ = ["Seat", "env_spaces", "make_chunk_envs", "run_worker"]
@@ -44,6 +51,8 @@ __all__ = ["Seat", "env_spaces", "make_chunk_envs", "run_worker"]
 _PR_SET_TIMERSLACK = 29
 
 Factories = list[Callable[[], Env]]
+# Calls a function with indices of envs and returns the results, each in the env's own thread.
+RunEach = Callable[[Callable[[int], Any], Sequence[int]], list[Any]]
 
 
 class Seat(NamedTuple):
@@ -58,7 +67,6 @@ class Seat(NamedTuple):
         caller_pid: Whom to follow into the end.
         is_child_of_main_thread: See `end_with_caller`.
         may_spin: Whether there is a core for every process.
-        threads: Threads per worker, at least 1.
         restarts: Counts of all envs in shared memory; None if faults are raised.
         lost_because: Why the former worker is gone, for a worker that replaces one.
         entropy: For the global random generators.
@@ -75,7 +83,6 @@ class Seat(NamedTuple):
     caller_pid: int
     is_child_of_main_thread: bool
     may_spin: bool
-    threads: int
     restarts: Leaf | None
     lost_because: str | None
     entropy: int
@@ -87,20 +94,33 @@ def run_worker(seat: Seat) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and then closes us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_caller(seat.caller_pid, is_child_of_main_thread=seat.is_child_of_main_thread)
+    family = Family()
     _sharpen_timers()
     settle(seat.worker, seat.authkey)
     limit_threads()
     _reseed(seat.entropy + seat.worker)
+    words = seat.arena.view(_words_leaf(seat.link))
+    lanes = Lanes(seat.link.layout.lanes) if seat.link.layout.lanes > 1 else None
+    run_each = run_here if lanes is None else lanes.run_each
     try:
-        envs = _make_envs(seat)
-        if envs is None:
+        made = _make_envs(seat, words, run_each)
+        family.look()
+        if made is None:
             return
-        layout: Layout = loads(seat.pipe.recv_bytes())
-        _Worker(seat, envs, layout).run()
+        envs, factories = made
+        layout: Layout | None = loads(seat.pipe.recv_bytes())
+        if layout is None:  # the envs of another worker could not be made
+            close_envs(envs, run_each)
+            return
+        if seat.restarts is not None:
+            counts = seat.arena.view(seat.restarts)[seat.first : seat.first + len(envs)]
+            envs = guard_envs(envs, factories, counts, is_callers=False)
+        _Worker(seat, envs, lanes, words, layout, family).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the caller is gone
     finally:
         end_own()
+        family.look()
 
 
 def _sharpen_timers() -> None:
@@ -119,102 +139,147 @@ def _reseed(entropy: int) -> None:
     np.random.seed(entropy % 2**32)  # noqa: NPY002 - envs may use it
 
 
-def _make_envs(seat: Seat) -> list[Env] | None:
-    """Make the envs and report their spaces, or what went wrong (and return None)."""
+def _make_envs(
+    seat: Seat, words: np.ndarray, run_each: RunEach
+) -> tuple[list[Env], Factories] | None:
+    """Make the envs and report their spaces, or what went wrong (then close them, return None)."""
     factories = seat.factories
-    if isinstance(factories, bytes):
-        register_ids(seat.registry)
-        try:
+    current = seat.link.layout.completion(seat.worker) + CURRENT
+
+    def announce(env_id: int) -> None:
+        words[current] = env_id
+
+    envs: list[Env] = []
+    try:
+        if isinstance(factories, bytes):
+            register_ids(seat.registry)
             factories = unpickled(factories)
-        except Exception as error:
-            fault = EnvFault.of(error, seat.first, seat.worker, "creation")
-            seat.pipe.send_bytes(dumps(fault))
-            return None
-    envs, fault = make_chunk_envs(factories, seat.first, seat.worker)
+        envs, fault = make_chunk_envs(factories, seat.first, seat.worker, run_each, announce)
+        report = dumps(fault or env_spaces(envs, run_each))
+    except BaseException as error:  # reading factories and spaces runs code of users' classes
+        env_id = seat.first + getattr(error, "env_index", 0)
+        fault = EnvFault.of(error, env_id, seat.worker, "creation")
+        report = dumps(fault)
+    seat.pipe.send_bytes(report)
     if fault is None:
-        try:
-            seat.pipe.send_bytes(dumps(env_spaces(envs)))
-            if seat.restarts is None:
-                return envs
-            counts = seat.arena.view(seat.restarts)[seat.first : seat.first + len(envs)]
-            return guard_envs(envs, factories, counts)
-        except (BrokenPipeError, ConnectionResetError):
-            raise
-        except Exception as error:
-            fault = EnvFault.of(error, seat.first, seat.worker, "creation")
-    for env in envs:
-        env.close()
-    seat.pipe.send_bytes(dumps(fault))
+        return envs, cast("Factories", factories)
+    close_envs(envs, run_each)
     return None
 
 
 def make_chunk_envs(
-    factories: Factories, first: int, worker: int
+    factories: Factories,
+    first: int,
+    worker: int,
+    run_each: RunEach,
+    announce: Callable[[int], None] = lambda env_id: None,
 ) -> tuple[list[Env], EnvFault | None]:
-    """Call the factories; return the envs made and what stopped it, if something did."""
+    """Call the factories one after the other, each in the thread that is to own its env.
+
+    Returns:
+        The envs made, and what stopped it, if something did.
+    """
     envs: list[Env] = []
-    for index, factory in enumerate(factories):
+
+    def make(index: int) -> Env | EnvFault:
         try:
-            envs.append(factory())
-        except Exception as error:
-            return envs, EnvFault.of(error, first + index, worker, "creation")
+            return factories[index]()
+        except BaseException as error:
+            if worker < 0 and isinstance(error, KeyboardInterrupt):
+                raise
+            return EnvFault.of(error, first + index, worker, "creation")
+
+    for index in range(len(factories)):
+        announce(first + index)
+        (made,) = run_each(make, (index,))
+        if isinstance(made, EnvFault):
+            return envs, made
+        envs.append(made)
     return envs, None
 
 
-def env_spaces(envs: list[Env]) -> EnvSpaces:
-    """Describe the spaces of a chunk, equal ones once."""
+def close_envs(envs: list[Env], run_each: RunEach) -> None:
+    """Close envs that won't be used, each in its own thread, whatever they raise."""
+
+    def close(index: int) -> None:
+        with contextlib.suppress(BaseException):
+            envs[index].close()
+
+    run_each(close, range(len(envs)))
+
+
+def env_spaces(envs: list[Env], run_each: RunEach = run_here) -> EnvSpaces:
+    """Describe the spaces of a chunk, equal ones once; errors have an `env_index`."""
+
+    def describe(index: int) -> tuple[Any, Any, Any] | BaseException:
+        env, about = envs[index], None
+        try:
+            if index == 0:
+                published = getattr(env.unwrapped, "publish", None) or {}
+                about = dict(env.metadata), env.render_mode, dict(published)
+            return env.observation_space, env.action_space, about
+        except BaseException as error:  # attributes may be code of the env's
+            vars(error)["env_index"] = index
+            return error
+
     spaces: list[Any] = []
     which: list[int] = []
-    for env in envs:
-        pair = (env.observation_space, env.action_space)
+    abouts: list[Any] = []
+    for found in run_each(describe, range(len(envs))):
+        if isinstance(found, BaseException):
+            raise found
+        pair = found[:2]
+        abouts.append(found[2])
         known = next((k for k, other in enumerate(spaces) if other == pair), None)
         if known is None:
             known = len(spaces)
             spaces.append(pair)
         which.append(known)
-    first = envs[0]
-    published = getattr(first.unwrapped, "publish", None) or {}
-    return EnvSpaces(spaces, which, dict(first.metadata), first.render_mode, dict(published))
+    return EnvSpaces(spaces, which, *abouts[0])
 
 
 class _Worker:
     """The loop of a worker process."""
 
-    def __init__(self, seat: Seat, envs: list[Env], layout: Layout) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        envs: list[Env],
+        lanes: Lanes | None,
+        words: np.ndarray,
+        layout: Layout,
+        family: Family,
+    ) -> None:
+        self._family = family
         self._pipe = seat.pipe
         self._pipe_lock = threading.Lock()
         self._link = seat.link
         self._index = seat.worker
-        seat.link.attach(
-            seat.arena.view(_words_leaf(seat.link)), is_caller=False, may_spin=seat.may_spin
-        )
+        seat.link.attach(words, is_caller=False, may_spin=seat.may_spin)
         # Reading and writing one word takes half the time of the array's.
-        self._words = memoryview(seat.link.words)  # type: ignore[arg-type]  # typeshed before 3.12
+        self._words = memoryview(words)  # type: ignore[arg-type]  # typeshed before 3.12
         self._command = seat.link.layout.command(seat.worker)
         self._done = int(self._words[self._command + LINE + DONE_SEQUENCE])
-        self._chunk = Chunk(envs, seat.worker, seat.first, layout, seat.arena)
-        self._chunk.announce = self._announce
-        if seat.lost_because is not None:  # before threads step what has been queued meanwhile
-            self._lose_episodes(seat.lost_because)
+        self._chunk = Chunk(envs, seat.worker, seat.first, layout, seat.arena, lanes)
+        self._lanes = lanes
         self._inbox = Inbox(seat.pipe)
-        self._threads: EnvThreads | None = None
-        self._meter = WaitMeter()
-        self._num_threads = seat.threads
-        if seat.threads != 0:
-            self._meter.is_measuring = False
-            if seat.threads > 1:
-                self._start_threads(seat.threads)
+        if lanes is None:
+            self._chunk.announce = self._announce
+        if seat.lost_because is not None:  # before threads step what has been queued meanwhile
+            self._chunk.lose_episodes(seat.lost_because)
+        if lanes is not None:
+            lanes.begin(
+                self._chunk,
+                seat.worker,
+                seat.link,
+                self._words,
+                step=self._step_one,
+                deliver=self._deliver,
+            )
+            self._chunk.announce = lanes.announce
 
     def _announce(self, env_id: int) -> None:
         self._words[self._command + LINE + CURRENT] = env_id
-
-    def _lose_episodes(self, reason: str) -> None:
-        """Take over from a worker that is gone: every episode of its envs is over."""
-        for index, guard in enumerate(self._chunk.group.envs):
-            assert isinstance(guard, GuardedEnv)
-            obs, _ = guard.env.reset()
-            last_obs = obs if self._chunk.has_objects else self._chunk.own_row(index)
-            guard.lose(last_obs, reason)
 
     def run(self) -> None:
         """Carry out commands and queued steps until a message says to stop."""
@@ -222,7 +287,7 @@ class _Worker:
         times_on_callers_core = self._link.times_on_callers_core
         core = CoreChoice(times_on_callers_core)
         while True:
-            found = wait(command, self._done, self._threads is None)
+            found = wait(command, self._done, self._lanes is None)
             if found == 1:
                 self._done += 1
                 if times_on_callers_core[0] >= core.patience or core.is_watching:
@@ -234,126 +299,102 @@ class _Worker:
             elif found == 2:
                 self._step_queued()
 
-    def _action(self, env_id: int) -> Any:
-        """Return the action of a queued env."""
-        if self._chunk.actions is not None:
-            return self._chunk.actions.one(env_id - self._chunk.first)
-        return self._inbox.action(env_id)
-
     def _step(self) -> None:
         begin_ns = perf_counter_ns()
         words, command = self._words, self._command
         actions = None
+        slot = words[command + SLOT]
         if words[command + FLAGS] & FLAG_MESSAGE:
             news = self._inbox.message()
             self._chunk.learn(news)
-            actions = news.get("actions")
-        slot = words[command + SLOT]
-        if self._threads is not None:
-            if actions is None:
-                assert self._chunk.actions is not None
-                actions = list(self._chunk.actions.all())
-            outcome = self._threads.step_all(slot, actions)
-        elif self._meter.is_measuring:
-            outcome = self._measured(
-                lambda: self._chunk.step_all(slot, actions), len(self._chunk.group.envs)
-            )
-        else:
-            outcome = self._chunk.step_all(slot, actions)
+            if "actions" in news:
+                try:
+                    actions = loads(news["actions"])
+                except BaseException as error:  # users' classes
+                    self._complete(self._chunk.failed(error, 0, "step"), begin_ns)
+                    return
+        self._complete(self._chunk.step_all(slot, actions), begin_ns)
+
+    def _complete(self, outcome: Outcome, begin_ns: int) -> None:
+        """Report that a command is done, then send what it has to say beyond numbers."""
         status, form, answer = outcome
-        self._link.complete(command, status, form, begin_ns, perf_counter_ns())
-        if answer is not None:
-            self._send(answer._replace(sequence=self._done))
+        if answer is None:
+            self._link.complete(self._command, status, form, begin_ns, perf_counter_ns())
+            return
+        # Pickled before: what has been announced must come at once.
+        pickled = answer_bytes(answer, self._chunk.first, self._index)
+        status |= HAS_MESSAGE
+        self._link.complete(self._command, status, form, begin_ns, perf_counter_ns())
+        with self._pipe_lock:
+            self._pipe.send_bytes(message_head(-1, self._done) + pickled)
 
-    def _measured(self, step: Callable[[], Outcome], num_steps: int) -> Outcome:
-        """Step, and start threads if the envs turn out to wait rather than compute."""
-        self._meter.begin()
-        outcome = step()
-        self._meter.end(num_steps)
-        if self._meter.found_waiting and not self._meter.is_measuring:
-            self._start_threads(MOST_THREADS)
-        return outcome
-
-    def _start_threads(self, most: int) -> None:
-        num_threads = min(most, len(self._chunk.group.envs))
-        if num_threads > 1:
-            self._threads = EnvThreads(
-                self._chunk,
-                self._index,
-                num_threads,
-                self._link,
-                action_of=self._action,
-                deliver=self._deliver,
-            )
+    def _step_one(self, env_id: int) -> Outcome:
+        """Step an env that was queued."""
+        chunk = self._chunk
+        index = env_id - chunk.first
+        if chunk.actions is not None:
+            return chunk.step_one(index, chunk.actions.one(index))
+        pickled = self._inbox.action(env_id)
+        try:
+            action = loads(pickled)
+        except BaseException as error:  # users' classes
+            return chunk.failed(error, index, "step")
+        return chunk.step_one(index, action)
 
     def _step_queued(self) -> None:
         """Step the env that was queued first."""
         env_id = self._link.pop(self._index)
-        index, action = env_id - self._chunk.first, self._action(env_id)
         self._announce(env_id)
-        if self._meter.is_measuring:
-            outcome = self._measured(partial(self._chunk.step_one, index, action), 1)
-        else:
-            outcome = self._chunk.step_one(index, action)
-        self._deliver(index, outcome)
+        self._deliver(env_id, self._step_one(env_id))
 
-    def _deliver(self, index: int, outcome: Outcome) -> None:
+    def _deliver(self, env_id: int, outcome: Outcome) -> None:
         """Put the results of one env into the ring."""
         status, form, answer = outcome
-        env_id = self._chunk.first + index
-        if answer is None:
-            self._publish(env_id, status, form)
-            return
-        with self._pipe_lock:
-            position = self._publish(env_id, status, form)
-            self._pipe.send_bytes(dumps(answer._replace(position=position)))
-
-    def _publish(self, env_id: int, status: int, form: int) -> int:
         leaves = self._chunk.ring_leaves if form else self._chunk.bare_leaves
-        return self._link.publish(self._command, leaves, env_id, status, form)
-
-    def _send(self, answer: Answer) -> None:
-        try:
-            pickled = dumps(answer)
-        except Exception as error:
-            fault = EnvFault.of(error, self._chunk.first, self._index, "answer")
-            pickled = dumps(Answer(errors=[fault], sequence=answer.sequence))
+        row = self._command, leaves, env_id, status, form
+        if answer is None:
+            self._link.publish(*row)
+            return
+        pickled = answer_bytes(answer, env_id, self._index)
         with self._pipe_lock:
-            self._pipe.send_bytes(pickled)
+            position = self._link.publish(*row)
+            self._pipe.send_bytes(message_head(position, -1) + pickled)
 
     def _carry_out(self, message: dict[str, Any]) -> bool:
         """Carry out a command that came by message; return False to stop."""
         begin_ns = perf_counter_ns()
-        request: Any = message.get("request")
-        self._chunk.learn(message)
-        if message["kind"] == "close":
-            if self._threads is not None:
-                self._threads.drop()
-            self._chunk.close()
+        chunk, kind = self._chunk, message["kind"]
+        chunk.learn(message)
+        if kind == "close":
+            chunk.close()
+            if self._lanes is not None:
+                self._lanes.end()
             self._link.complete(self._command, 0, 0, begin_ns, perf_counter_ns())
             return False
-        status, form, answer = 0, 0, None
-        if message["kind"] == "reset":
-            status, form, answer = self._reset(request)
-        elif message["kind"] == "call":
-            status, form, answer = self._chunk.call(*request)
-        elif message["kind"] == "set_attr":
-            status, form, answer = self._chunk.set_attr(*request)
-        if answer is not None:
-            status |= HAS_MESSAGE
-        self._link.complete(self._command, status, form, begin_ns, perf_counter_ns())
-        if answer is not None:
-            self._send(answer._replace(sequence=self._done))
+        if kind == "news":
+            outcome = 0, 0, None
+        else:
+            try:
+                request = loads(message["request"])
+            except BaseException as error:  # users' classes
+                self._complete(chunk.failed(error, 0, kind), begin_ns)
+                return True
+            if kind == "reset":
+                outcome = self._reset(request)
+            else:
+                outcome = chunk.call(*request) if kind == "call" else chunk.set_attr(*request)
+            self._family.look()
+        self._complete(outcome, begin_ns)
         return True
 
     def _reset(self, request: ResetRequest) -> Outcome:
-        if request.drop:
-            if self._threads is not None:
-                self._threads.drop()
+        if request.drop and self._lanes is None:
             while self._link.pop(self._index) >= 0:
                 pass
+        outcome = self._chunk.reset(request)
+        if request.drop:  # after threads that had taken an id have taken its action
             self._inbox.drop_actions()
-        return self._chunk.reset(request)
+        return outcome
 
 
 def _words_leaf(link: Link) -> Any:

@@ -1,0 +1,235 @@
+"""Kernels run as Python: the trial before the first compiled call, and debug=True."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from jit.toy_env import PARAMS, TOY
+from jit.toy_rolls import assert_same, make, random_actions, roll
+from numba import njit
+
+from vecenv.fingerprint import is_jit_off
+from vecenv.jit import EnvKernels, JitVectorEnv, KernelIndexError, binding, pack_record
+from vecenv.jit.random import integers
+
+needs_jit = pytest.mark.skipif(is_jit_off(), reason="everything is interpreted anyway")
+SIZE = 5
+TABLE = np.array([3, -1, 2], dtype=np.int8)
+
+
+@njit
+def visit(state, cell):
+    state.visits[cell] += 1  # the line at fault
+
+
+def reset(state, rng):
+    state.cell = 0
+    state.visits[:] = 0
+
+
+def step(state, action, rng):
+    state.cell += action
+    visit(state, state.cell)
+    return 0.0, False, False
+
+
+def observe(state, out):
+    out[0] = state.cell
+
+
+WALK = EnvKernels(
+    name="walk",
+    state_dtype=[("cell", np.uint8), ("visits", np.int8, (SIZE,))],
+    observation_space=Box(-9, 9, (1,), np.float32),
+    action_space=Discrete(2),
+    reset=reset,
+    step=step,
+    observe=observe,
+)
+
+
+def assert_refused(changes, line, message, **options):
+    with pytest.raises(KernelIndexError, match=message) as caught:
+        JitVectorEnv(dataclasses.replace(WALK, **changes), **options)
+    error = caught.value
+    assert str(error).splitlines()[0].startswith(f"{__file__}:{error.lineno}, in ")
+    assert str(error).splitlines()[1].strip() == line
+    assert error.filename == __file__ and error.__suppress_context__
+
+
+def far_reset(state, rng):
+    state.cell = integers(rng, 4)
+    state.visits[SIZE] = 1
+
+
+def far_observe(state, out):
+    out[1] = state.cell
+
+
+def far_mask(state, out):
+    out[0] = True
+    out[2] = True
+
+
+@needs_jit
+@pytest.mark.parametrize(
+    ("changes", "line", "message"),
+    [
+        (
+            {},
+            "state.visits[cell] += 1  # the line at fault",
+            "index 5 is out of bounds for axis 0 with size 5, with cell = 5",
+        ),
+        ({"reset": far_reset}, "state.visits[SIZE] = 1", "index 5 is out of bounds"),
+        ({"observe": far_observe}, "out[1] = state.cell", "index 1 is out of bounds"),
+        ({"action_mask": far_mask}, "out[2] = True", "index 2 is out of bounds"),
+    ],
+)
+def test_an_index_out_of_range_is_found_before_anything_is_compiled(
+    changes, line, message, monkeypatch
+):
+    monkeypatch.setattr(binding, "cached_njit", None)
+    assert_refused(changes, line, message)
+
+
+def step_to_param(state, action, rng, params):
+    state.visits[params.last] += 1
+    return 0.0, False, False
+
+
+@needs_jit
+def test_other_parameters_are_tried_too():
+    kernels = dataclasses.replace(
+        WALK,
+        reset=lambda state, rng, params: None,
+        step=step_to_param,
+        observe=lambda state, out, params: None,
+    )
+    JitVectorEnv(kernels, params=pack_record(last=4))
+    with pytest.raises(KernelIndexError, match="index 6 is out of bounds"):
+        JitVectorEnv(kernels, params=pack_record(last=6))
+    JitVectorEnv(kernels, params=pack_record(last=6), dry_run=False)
+
+
+def wide_step(state, action, rng):
+    """Right in compiled code, where integers are widened; not with NumPy's own scalars."""
+    before = state.cell - 1  # uint8 0 - 1 is -1
+    if before >= 0:
+        state.visits[before] += 1
+    state.visits[3] = 100
+    total = state.visits[3] + state.visits[3]  # 200, not -56
+    state.visits[total // 50] = 5
+    state.visits[(state.visits[3] * 3) % SIZE] = 300  # 44 by wrapping
+    state.visits[TABLE[0]] = TABLE[0] * 100 % 7
+    state.flag = state.cell == 0
+    state.visits[int(state.flag)] += 1
+    state.share = 0.1
+    state.visits[int(state.share * 30)] += 1
+    state.cell = min(state.cell + action, SIZE - 1)
+    return state.visits[4] + state.share, False, state.cell == 3
+
+
+@njit
+def wide_observe(state, out):
+    for k in range(SIZE):
+        out[k] = state.visits[k] * 1000  # wraps in an int16
+
+
+WIDE = dataclasses.replace(
+    WALK,
+    name="wide",
+    state_dtype=[*WALK.state_dtype.descr, ("flag", np.bool_), ("share", np.float64)],
+    observation_space=Box(-999, 999, (SIZE,), np.int16),
+    step=wide_step,
+    observe=wide_observe,
+)
+
+
+@needs_jit
+def test_narrow_integers_are_widened_as_in_compiled_code():
+    compiled, interpreted = JitVectorEnv(WIDE, 3), JitVectorEnv(WIDE, 3, debug=True)
+    actions = np.random.default_rng(0).integers(0, 2, (30, 3))
+    assert_same(roll(compiled, actions), roll(interpreted, actions))
+
+
+def endless_step(state, action, rng):
+    while True:
+        state.cell += 1
+
+
+@needs_jit
+def test_a_trial_that_does_not_end_is_given_up():
+    kernels = dataclasses.replace(WALK, step=endless_step)
+    run_rows = binding._bound_scope(
+        {**{name: getattr(kernels, name) for name in ("reset", "step", "observe")},
+         "action_mask": binding.driver.no_mask},
+        binding._constants(kernels, None),
+        lambda function: function,
+    )["run_rows"]  # fmt: skip
+    begin = time.monotonic()
+    binding.try_out(kernels, binding.interpretable(run_rows), None, binding.NO_LIMIT)
+    assert time.monotonic() - begin < 30.0
+
+
+def test_debugging_runs_everything_in_python_with_equal_results():
+    actions = random_actions(5)
+    debugged = make(5, debug=True)
+    assert_same(roll(make(5), actions), roll(debugged, actions))
+    np.testing.assert_array_equal(debugged.action_masks().shape, (5, 3))
+    with pytest.raises(IndexError):
+        envs = JitVectorEnv(WALK, 2, debug=True)
+        envs.reset(seed=0)
+        for _ in range(SIZE):
+            envs.step([1, 1])
+
+
+def five_values(state, action, rng):
+    return 0, 1.0, False, False, {}
+
+
+def test_debugging_tells_what_a_step_must_return():
+    envs = JitVectorEnv(dataclasses.replace(WALK, step=five_values), debug=True)
+    envs.reset(seed=0)
+    with pytest.raises(TypeError, match=r"step must return \(reward, terminated, truncated\)"):
+        envs.step([0])
+
+
+@needs_jit
+def test_bundled_envs_are_not_tried_out(monkeypatch):
+    from vecenv.jit.cartpole import CartPoleVectorEnv
+
+    monkeypatch.setattr(binding, "try_out", None)
+    monkeypatch.setattr(binding, "_loops", {})
+    CartPoleVectorEnv(2)
+    with pytest.raises(TypeError, match="NoneType"):
+        JitVectorEnv(WALK)
+
+
+@needs_jit
+@pytest.mark.parametrize(
+    "space",
+    [
+        MultiDiscrete([2, 3]),
+        Box(-1, 1, (2,), np.float32),
+        Box(-np.inf, np.inf, (2,)),
+        Box(0, 255, (2,), np.uint8),
+    ],
+)
+def test_a_trial_takes_actions_of_the_space(space):
+    from vecenv.jit.interpreted import _sample
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        assert np.asarray(_sample(space, np.ones(0), rng)).astype(space.dtype) in space
+
+
+@needs_jit
+def test_a_trial_leaves_the_envs_and_their_spaces_alone():
+    TOY.action_space.seed(3)
+    expected = TOY.action_space.sample()
+    TOY.action_space.seed(3)
+    envs = JitVectorEnv(TOY, 2, params=PARAMS)
+    assert TOY.action_space.sample() == expected
+    assert not any(envs.states[name].any() for name in envs.states.dtype.names)

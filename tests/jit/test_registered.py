@@ -1,0 +1,233 @@
+"""Compiled envs of a user's own: registered, found, drawn, and run by every command."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers import vector as wrappers
+from jit.toy_env import PARAMS, TOY
+from jit.toy_rolls import assert_same, make, random_actions, roll
+from PIL import Image
+
+import vecenv
+from vecenv import make_vec
+from vecenv.cli import main
+from vecenv.compare.source import BackendUnavailableError, read_source
+from vecenv.fingerprint import is_jit_off
+from vecenv.jit import JitVectorEnv
+from vecenv.jit.cartpole import CARTPOLE
+
+ROOT = Path(vecenv.__file__).parents[1]
+WAREHOUSE = """
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from vecenv.jit import EnvKernels, JitVectorEnv
+from vecenv.jit.random import integers
+
+SIZE = 4
+
+def reset(state, rng):
+    state.cell = integers(rng, SIZE)
+
+def step(state, action, rng):
+    state.cell = min(max(state.cell + 2 * action - 1, 0), SIZE - 1)
+    return 1.0 if state.cell == SIZE - 1 else 0.0, False, integers(rng, 20) == 0
+
+def observe(state, out):
+    out[0] = state.cell
+
+def draw(state):
+    picture = np.zeros((8, 8 * SIZE, 3), np.uint8)
+    picture[:, 8 * state.cell : 8 * state.cell + 8] = 255
+    return picture
+
+KERNELS = EnvKernels(
+    name="Warehouse",
+    state_dtype=[("cell", np.int32)],
+    observation_space=Box(0, SIZE, (1,), np.float32),
+    action_space=Discrete(2),
+    reset=reset,
+    step=step,
+    observe=observe,
+    render=draw,
+)
+
+def make_vec(num_envs, **options):
+    return JitVectorEnv(KERNELS, num_envs, **options)
+
+class Warehouse(JitVectorEnv):
+    metadata = {"render_modes": ["ansi"], "render_fps": 3}
+
+    def __init__(self, num_envs=1, **options):
+        super().__init__(KERNELS, num_envs, **options)
+
+    def render(self):
+        return tuple("." * state.cell + "x" for state in self.states)
+
+def act(obs):
+    return np.ones(len(obs), np.int64)
+
+gym.register("Warehouse-v0", vector_entry_point="warehouse:make_vec")
+gym.register("WarehouseText-v0", vector_entry_point="warehouse:Warehouse")
+gym.register("NoWarehouse-v0", "gymnasium.envs.classic_control:CartPoleEnv",
+             vector_entry_point=lambda num_envs: gym.make_vec("CartPole-v1", num_envs))
+gym.register("BrokenWarehouse-v0", "gymnasium.envs.classic_control:CartPoleEnv",
+             vector_entry_point="warehouse:nothing_there")
+"""
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """Be in a folder with a module `warehouse` that is not on the path."""
+    (tmp_path / "warehouse.py").write_text(WAREHOUSE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
+    others = {name: spec for name, spec in gym.registry.items() if "Warehouse" not in name}
+    monkeypatch.setattr(gym.envs.registration, "registry", others)
+    monkeypatch.setattr(gym, "registry", gym.envs.registration.registry)
+    sys.modules.pop("warehouse", None)
+    yield tmp_path
+    sys.modules.pop("warehouse", None)
+
+
+@pytest.mark.parametrize("name", ["Warehouse-v0", "WarehouseText-v0"])
+@pytest.mark.parametrize("backend", ["auto", "jit"])
+def test_the_vector_env_of_a_users_id_is_recognised(name, backend, beside):
+    envs = make_vec(f"warehouse:{name}", 3, backend=backend, max_episode_steps=7)
+    assert isinstance(envs, JitVectorEnv) and envs.num_envs == 3
+    assert envs.max_episode_steps == 7
+    assert make_vec(envs.spec).num_envs == 3
+
+
+@pytest.mark.parametrize("name", ["NoWarehouse-v0", "BrokenWarehouse-v0"])
+def test_other_vector_entry_points_are_not_taken_for_compiled_ones(name, beside, caplog):
+    with caplog.at_level(logging.INFO, "vecenv"):
+        assert not isinstance(make_vec(f"warehouse:{name}", 1), JitVectorEnv)
+    assert ("can't be made" in caplog.text) == (name == "BrokenWarehouse-v0")
+    with pytest.raises((ValueError, AttributeError), match=r"compiled kernels|nothing_there"):
+        make_vec(f"warehouse:{name}", 1, backend="jit")
+
+
+def test_kernels_are_made_into_a_vector_env():
+    actions = random_actions(5)
+    envs = make_vec(TOY, 5, params=PARAMS, num_threads=1)
+    assert isinstance(envs, JitVectorEnv)
+    assert_same(roll(envs, actions), roll(make(5), actions))
+    assert make_vec(CARTPOLE).num_envs == 1
+    with pytest.raises(ValueError, match=r"CartPole-v1 is compiled, has no single envs, .*'sync'"):
+        make_vec(CARTPOLE, 2, backend="sync")
+
+
+def test_a_compiled_env_that_does_the_same_is_named(caplog):
+    with caplog.at_level(logging.INFO, "vecenv"):
+        make_vec("CartPole-v1").close()
+    assert "make_vec('JitCartPole-v1')" in caplog.text
+    with pytest.raises(ValueError, match="use 'JitCartPole-v1', which does the same"):
+        make_vec("CartPole-v1", backend="jit")
+
+
+def test_sources_of_comparisons_ask_the_object(beside):
+    for name in ("Warehouse-v0", "WarehouseText-v0", "KERNELS"):
+        source = read_source(f"warehouse:{name}")
+        assert isinstance(source.make_compiled(2), JitVectorEnv)
+        with pytest.raises(BackendUnavailableError, match="no single envs; only the backend jit"):
+            source.env_fn()
+    with pytest.raises(BackendUnavailableError, match="NoWarehouse-v0 is not compiled"):
+        read_source("warehouse:NoWarehouse-v0").make_compiled(2)
+
+
+def test_commands_run_a_users_compiled_env(beside, capsys):
+    assert main(["check", "warehouse:Warehouse-v0", "--num-steps", "60"]) == 0
+    assert main(["check", "warehouse:KERNELS", "--num-steps", "60"]) == 0
+    trace = ["trace", "warehouse:Warehouse-v0", "--backend", "jit", "--steps", "5"]
+    assert main([*trace, "--out", "trace.json"]) == 0
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]
+    compare = ["compare", "warehouse:Warehouse-v0", "--num-envs", "4", "--backends", "jit,sync"]
+    few = ["--rounds", "1", "--round-s", "0.02", "--no-diversity", "--json", "numbers.json"]
+    assert main([*compare, *few]) == 0
+    cases = json.loads(Path("numbers.json").read_text())["cases"]
+    assert {case["backend"]: case["status"] for case in cases} == {
+        "jit": "ok",
+        "sync": "unavailable",
+    }
+
+
+def test_watch_draws_a_users_env(beside, capsys):
+    watch = ["watch", "warehouse:Warehouse-v0", "--steps", "6"]
+    assert main([*watch, "--policy", "warehouse:act", "--gif", "out.gif"]) == 0
+    with Image.open("out.gif") as picture:
+        assert picture.size == (32, 8) and picture.n_frames >= 2
+    assert main([*watch, "--fps", "1000"]) == 2
+    assert "render_mode='rgb_array'" in capsys.readouterr().err
+    text = ["watch", "warehouse:WarehouseText-v0", "--steps", "3", "--fps", "1000"]
+    assert main([*text, "--policy", "warehouse:act"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("...x")
+    assert main(["watch", "--steps", "3"]) == 2
+    assert "policy is missing" in capsys.readouterr().err
+    assert main([*watch, "--policy", "warehouse:nobody", "--gif", "out.gif"]) == 2
+    assert "policy 'warehouse:nobody'" in capsys.readouterr().err
+
+
+def test_render_gives_each_env_and_a_copy_of_its_state(beside):
+    envs = make_vec("warehouse:Warehouse-v0", 3, render_mode="rgb_array")
+    assert envs.metadata["render_fps"] > 0 and "rgb_array" in envs.metadata["render_modes"]
+    envs.reset(seed=0)
+    frames = envs.render()
+    assert [frame.shape for frame in frames] == [(8, 32, 3)] * 3
+    assert [int(frame[0].argmax() // 24) for frame in frames] == envs.states.cell.tolist()
+    with pytest.raises(ValueError, match="render_mode is 'human', expected one of rgb_array, ansi"):
+        make_vec("Warehouse-v0", 1, render_mode="human")
+    with pytest.raises(NotImplementedError, match="toy can't be drawn: give EnvKernels a `render`"):
+        make(1, render_mode="rgb_array").render()
+
+
+def test_gymnasiums_recorder_takes_the_pictures(beside, monkeypatch):
+    clips = []
+
+    class Clip:  # of moviepy, which writes the video
+        def __init__(self, frames, fps):
+            clips.append((np.asarray(frames), fps))
+
+        def write_videofile(self, path, logger):
+            Path(path).write_bytes(b"video")
+
+    for name in ("moviepy", "moviepy.video", "moviepy.video.io"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    module = types.ModuleType("moviepy.video.io.ImageSequenceClip")
+    module.ImageSequenceClip = Clip
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    envs = make_vec("warehouse:Warehouse-v0", 2, render_mode="rgb_array")
+    recorded = wrappers.RecordVideo(envs, "videos", step_trigger=lambda step: step == 0)
+    recorded.reset(seed=0)
+    for _ in range(5):
+        recorded.step(np.ones(2, np.int64))
+    recorded.close()
+    ((frames, fps),) = clips
+    assert len(frames) >= 5 and fps == 10 and (frames == 255).any()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(is_jit_off(), reason="too slow in Python")
+def test_ppo_trains_a_users_compiled_env(beside):
+    command = [sys.executable, str(ROOT / "examples" / "ppo.py"), "--total-steps", "1024"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--env-id", "warehouse:Warehouse-v0", "--num-envs", "8", "--save", "runs"],
+        env=environment,
+        cwd=beside,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=380,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warehouse:Warehouse-v0" in done.stdout

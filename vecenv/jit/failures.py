@@ -1,0 +1,272 @@
+"""Why kernels can't be compiled, said briefly: the line at fault first, then the reason."""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import linecache
+import os
+import re
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple, NoReturn
+
+import numba
+from numba import from_dtype
+from numba import types as numba_types
+
+import vecenv
+from vecenv.copies import Copies, python_function
+from vecenv.fingerprint import fresh_njit
+from vecenv.jit.job import RUN_DTYPE
+from vecenv.jit.kernels import EnvKernels
+
+__all__ = ["ARGUMENTS", "KernelCompileError", "explain"]
+
+ARGUMENTS = {
+    "reset": ("state", "rng"),
+    "step": ("state", "action", "rng"),
+    "observe": ("state", "out"),
+    "action_mask": ("state", "out"),
+}
+_REASON_LINES = 6
+_LINE_LENGTH = 240
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_PLACES = re.compile(
+    r"(?:\bat|\bfrom) ([^\s()]+\.\w+|<[^>]*>) \((\d+)\)|File \"([^\"]+)\", line (\d+)"
+)
+_UNTYPED = re.compile(r"Untyped global name '(\w+)'.*<class 'function'>", re.DOTALL)
+_UNDEFINED = re.compile(r"name '(\w+)' is not defined")
+_FOREIGN = tuple(os.path.dirname(package.__file__ or "") + os.sep for package in (numba, vecenv))
+_NOISE = (
+    *("Failed in ", "During:", "There are", "- Of which", "Overload", "With argument", "No match"),
+    *("Operator Overload", "Type Restricted", "* (", "Rejected as", "raised from"),
+)  # lines that say how Numba got there
+_END = ("File ", "During:")
+
+
+class KernelCompileError(RuntimeError):
+    """A kernel can't be compiled; begins with the file, the line and the reason.
+
+    Attributes:
+        filename: File of the kernel, or of the function that it calls, with the line at fault.
+        lineno: That line.
+        numba_message: All that Numba says, without colours.
+    """
+
+    def __init__(
+        self, message: str, *, filename: str = "", lineno: int = 0, numba_message: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.filename = filename
+        self.lineno = lineno
+        self.numba_message = numba_message
+
+
+class _Place(NamedTuple):
+    filename: str
+    lineno: int
+    function: str
+
+    def __str__(self) -> str:
+        source = linecache.getline(self.filename, self.lineno).strip()
+        inside = f", in {self.function}" if self.function else ""
+        return f"{self.filename}:{self.lineno}{inside}" + (f"\n    {source}" if source else "")
+
+
+def explain(
+    kernels: EnvKernels, compiled: dict[str, Any], constants: dict[str, Any], error: Exception
+) -> NoReturn:
+    """Compile kernel by kernel to find the one at fault, and say what is wrong with it.
+
+    Args:
+        kernels: What could not be compiled.
+        compiled: Its functions by name, as compiled ones.
+        constants: Global constants of the templates, see `driver`.
+        error: What Numba raised.
+    """
+    for name, types_all in _signatures(constants).items():
+        if getattr(kernels, name) is None:
+            continue
+        kernel = fresh_njit(compiled[name])
+        names = [*ARGUMENTS[name], "params"]
+        listed = ", ".join(f"{a}: {_type_text(t)}" for a, t in zip(names, types_all, strict=False))
+        title = f"{kernels.name}: kernel {name}({listed})"
+        if name == "step":
+            _refuse_five(kernels, python_function(kernel), str(error))
+        try:
+            kernel.compile(tuple(types_all))
+        except Exception as failure:
+            text = _plain(failure)
+            place, reason = _place_and_reason(failure, text, kernel, constants)
+            raise KernelCompileError(
+                f"{place}\n{reason}\n{title} can't be compiled; all that Numba says is in the "
+                "attribute numba_message",
+                filename=place.filename,
+                lineno=place.lineno,
+                numba_message=text,
+            ) from None
+        if name == "step":
+            came = kernel.overloads[tuple(types_all)].signature.return_type
+            _check_step_result(kernels, python_function(kernel), came)
+    text = _plain(error)
+    raise KernelCompileError(
+        f"{kernels.name}: each kernel can be compiled, the loop over them can't: {_reason(text)}",
+        numba_message=text,
+    ) from None
+
+
+def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
+    """Types of the arguments of each kernel."""
+    state, rng = from_dtype(constants["STATE_DTYPE"]), from_dtype(RUN_DTYPE)
+    params = [] if constants["PARAMS_DTYPE"] is None else [from_dtype(constants["PARAMS_DTYPE"])]
+    action = from_dtype(constants["ACTION_DTYPE"])
+    if constants["ACTION_SHAPE"]:
+        action = numba_types.Array(action, len(constants["ACTION_SHAPE"]), "C")
+    obs = numba_types.Array(
+        from_dtype(constants["OBS_DTYPE"]), max(1, len(constants["OBS_SHAPE"])), "C"
+    )
+    mask = numba_types.Array(numba_types.boolean, 1, "C")
+    return {
+        "reset": [state, rng, *params],
+        "step": [state, action, rng, *params],
+        "observe": [state, obs, *params],
+        "action_mask": [state, mask, *params],
+    }
+
+
+def _refuse_five(kernels: EnvKernels, step: types.FunctionType, text: str) -> None:
+    """Refuse a step that returns what a step of Gymnasium does."""
+    instructions = list(dis.get_instructions(step))
+    line = step.__code__.co_firstlineno
+    for one, after in itertools.pairwise(instructions):
+        line = one.starts_line or line
+        if one.opname == "BUILD_TUPLE" and one.arg == 5 and after.opname == "RETURN_VALUE":
+            _refuse_result(kernels, step, "five values", line, text)
+
+
+def _check_step_result(kernels: EnvKernels, step: types.FunctionType, came: Any) -> None:
+    """Refuse a step that does not return what the loop unpacks."""
+    parts = getattr(came, "types", ()) if isinstance(came, numba_types.BaseTuple) else ()
+    is_number = [isinstance(part, numba_types.Number | numba_types.Boolean) for part in parts]
+    if is_number == [True, True, True]:
+        return
+    text = "five values" if len(parts) == 5 else str(came)
+    line = step.__code__.co_firstlineno
+    for one in dis.get_instructions(step):
+        line = one.starts_line or line
+    _refuse_result(kernels, step, text, line, "")
+
+
+def _refuse_result(
+    kernels: EnvKernels, step: types.FunctionType, came: str, line: int, text: str
+) -> NoReturn:
+    place = _Place(step.__code__.co_filename, line, step.__name__)
+    hint = ""
+    if came == "five values":
+        hint = (
+            ", as a step of Gymnasium does; here `observe` writes the observation, "
+            "and there are no infos"
+        )
+    raise KernelCompileError(
+        f"{place}\n{kernels.name}: kernel step returns {came}{hint}; expected a tuple "
+        "(reward, terminated, truncated) of a number and two bools",
+        filename=place.filename,
+        lineno=place.lineno,
+        numba_message=text,
+    ) from None
+
+
+def _place_and_reason(
+    failure: Exception, text: str, kernel: Any, constants: dict[str, Any]
+) -> tuple[_Place, str]:
+    """Find the line at fault and say why it is."""
+    functions = list(_reached(kernel))
+    own = python_function(kernel).__code__
+    place = _named_place(text, functions)
+    if isinstance(failure, KeyError):  # Numba looks a field up
+        name = str(failure.args[0]) if failure.args else ""
+        place = _line_with(name, functions, ("LOAD_ATTR", "STORE_ATTR", "LOAD_METHOD")) or place
+        fields = ", ".join(constants["STATE_DTYPE"].names)
+        reason = f"a record has no field {name!r}; the state has {fields}"
+    else:
+        reason = _reason(text)
+        if (found := _UNDEFINED.search(text)) is not None:
+            place = _line_with(found[1], functions, ("LOAD_GLOBAL", "LOAD_NAME")) or place
+        elif (found := _UNTYPED.search(text)) is not None:
+            reason = f"{found[1]} is a plain function; decorate it with @numba.njit"
+    return place or _Place(own.co_filename, own.co_firstlineno, own.co_name), reason
+
+
+def _reached(kernel: Any) -> Iterator[types.FunctionType]:
+    """The kernel's function and those it calls that are not ours."""
+    found: list[types.FunctionType] = []
+
+    def note(_: Any, copy: types.FunctionType) -> types.FunctionType:
+        found.append(copy)
+        return copy
+
+    Copies(note).copy(kernel)
+    return (one for one in found if not one.__code__.co_filename.startswith(_FOREIGN))
+
+
+def _named_place(text: str, functions: list[types.FunctionType]) -> _Place | None:
+    """The first line that Numba names which is neither ours nor its own: the innermost one."""
+    for found in _PLACES.finditer(text):
+        filename = found[1] or found[3]
+        if not filename.startswith("<"):
+            filename = os.path.abspath(filename)
+        if filename.startswith(_FOREIGN):
+            continue
+        line = int(found[2] or found[4])
+        names = [
+            one.__name__
+            for one in functions
+            if one.__code__.co_filename == filename
+            and one.__code__.co_firstlineno <= line
+            and any(line == number for *_, number in one.__code__.co_lines())
+        ]
+        return _Place(filename, line, names[0] if names else "")
+    return None
+
+
+def _line_with(
+    name: str, functions: list[types.FunctionType], operations: tuple[str, ...]
+) -> _Place | None:
+    """The first line that does one of these operations with this name."""
+    for function in functions:
+        line = function.__code__.co_firstlineno
+        for one in dis.get_instructions(function):
+            line = one.starts_line or line
+            if one.opname in operations and one.argval == name:
+                return _Place(function.__code__.co_filename, line, function.__name__)
+    return None
+
+
+def _plain(error: Exception) -> str:
+    return _COLOURS.sub("", str(error))
+
+
+def _reason(text: str) -> str:
+    """What Numba says is wrong, without the overloads that it tried and the source."""
+    told: list[str] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith(_END) and told:
+            break
+        if line and not line.startswith(_NOISE):
+            told.append(_cut(line.partition(" Raised from ")[0]))
+    return "\n".join(told[:_REASON_LINES]) or _cut(text.strip())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LINE_LENGTH else text[: _LINE_LENGTH - 3] + "..."
+
+
+def _type_text(kind: Any) -> str:
+    """Numba's name of a type, records as their fields."""
+    if kind == from_dtype(RUN_DTYPE):
+        return "random stream"
+    if isinstance(kind, numba_types.Record):
+        fields = ", ".join(f"{name}: {kind.typeof(name)}" for name in kind.fields)
+        return "{" + _cut(fields) + "}"
+    return str(kind)

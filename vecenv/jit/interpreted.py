@@ -1,0 +1,299 @@
+"""Kernels as plain Python: for debugging, and for a trial that finds indices out of range.
+
+Compiled code does not check indices, so a wrong one reads or writes memory of others. NumPy does.
+Compiled integers of less than 64 bits are widened in every operation, NumPy's are not; so kernels
+get their records and arrays as `Record` and `WideArray`, which hand out wide numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import linecache
+import logging
+import re
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium.spaces import Discrete
+
+from vecenv.copies import FIXED_PACKAGES, Copies
+from vecenv.jit.job import MASK, NEXT_STEP, RESET, RUN_DTYPE, STEP, Batch
+from vecenv.jit.kernels import EnvKernels
+from vecenv.rows import aligned_zeros
+
+__all__ = [
+    "KernelIndexError",
+    "WideArray",
+    "calls_users_code",
+    "interpretable",
+    "try_out",
+]
+
+_logger = logging.getLogger("vecenv")
+_NUM_STEPS = 64  # of a trial
+_MIN_STEPS = 8
+_TRIAL_SECONDS = 0.02  # after which a trial ends if it has made some steps
+_LIMIT_SECONDS = 0.5  # after which it is given up
+
+
+class KernelIndexError(IndexError):
+    """A kernel uses an index that is out of range.
+
+    Attributes:
+        filename: File of the kernel, or of the function that it calls.
+        lineno: Line with the index.
+    """
+
+    def __init__(self, message: str, filename: str, lineno: int) -> None:
+        super().__init__(message)
+        self.filename = filename
+        self.lineno = lineno
+
+
+class WideArray(np.ndarray):
+    """View of an array with the elements that compiled code sees: wide numbers, records."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return _wide(super().__getitem__(key))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, _fitting(value, self.dtype))
+
+    def __iter__(self) -> Any:
+        return (self[k] for k in range(len(self)))
+
+
+class Record:
+    """Reference to a record with the fields that compiled code sees."""
+
+    __slots__ = ("_void",)
+
+    def __init__(self, void: np.void) -> None:
+        object.__setattr__(self, "_void", void)
+
+    def __getattr__(self, name: str) -> Any:
+        return _wide(self._void[self._checked(name)])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        dtype = self._void.dtype[self._checked(name)]
+        if dtype.subdtype is None:
+            self._void[name] = _fitting(value, dtype)
+        else:
+            self._void[name][...] = _fitting(value, dtype.base)
+
+    __getitem__ = __getattr__
+    __setitem__ = __setattr__
+
+    def __repr__(self) -> str:
+        names = self._void.dtype.names or ()
+        return f"Record({', '.join(f'{name}={self._void[name]}' for name in names)})"
+
+    def _checked(self, name: Any) -> str:
+        names = self._void.dtype.names or ()
+        if isinstance(name, int | np.integer):
+            name = names[name]
+        if name not in names:
+            raise AttributeError(f"the record has no field {name!r}; it has {', '.join(names)}")
+        return name
+
+
+def _wide(value: Any) -> Any:
+    """What compiled code sees of an element or a field."""
+    if isinstance(value, np.ndarray):
+        return value.view(WideArray)
+    if isinstance(value, np.void):
+        return Record(value)
+    if isinstance(value, np.floating):
+        return np.float64(value)
+    if isinstance(value, np.bool_) or (isinstance(value, np.integer) and value.itemsize < 8):
+        return value.item()  # a Python int goes with int64 and with uint64, as narrow ones do
+    return value
+
+
+def _fitting(value: Any, dtype: np.dtype) -> Any:
+    """Convert a value that is assigned as compiled code does: without a check of its range."""
+    if isinstance(value, Record):
+        return value._void
+    if dtype.kind in "iu":
+        if isinstance(value, float):
+            return np.float64(value)
+        if isinstance(value, int):
+            bits = 8 * dtype.itemsize
+            value = int(value) & (1 << bits) - 1
+            return value - (1 << bits) if dtype.kind == "i" and value >> bits - 1 else value
+    return value
+
+
+def interpretable(run_rows: Any) -> Callable[..., Any]:
+    """Return the loop over envs as plain Python, with all that it calls.
+
+    It takes a `Batch` of plain arrays, a first row and a last one.
+    """
+    copies = Copies(lambda found, copy: copy, convert=_wide_constant, with_plain=True)
+    loop = copies.copy(run_rows)
+
+    def run(batch: Batch, start: int, stop: int) -> int:
+        arrays = (
+            value.view(WideArray) if isinstance(value, np.ndarray) else value for value in batch
+        )
+        with np.errstate(all="ignore"):  # compiled code does not warn
+            try:
+                return loop(Batch(*arrays), start, stop)
+            except (TypeError, ValueError) as error:
+                frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+                source = linecache.getline(frame.f_code.co_filename, line)
+                if frame.f_code is loop.__code__ and "env_step(" in source:  # the unpacking
+                    raise TypeError(
+                        "step must return (reward, terminated, truncated), a number and two bools; "
+                        f"{error}"
+                    ) from error
+                raise
+
+    return run
+
+
+def _wide_constant(value: Any) -> Any:
+    return _wide(value) if isinstance(value, np.ndarray | np.void) else value
+
+
+def calls_users_code(run_rows: Any) -> bool:
+    """Whether the loop over envs calls any function that does not belong to this package."""
+    packages = {"vecenv", *FIXED_PACKAGES}
+    found: list[str] = []
+
+    def note(_: Any, copy: types.FunctionType) -> types.FunctionType:
+        found.append((copy.__module__ or "").split(".")[0])
+        return copy
+
+    Copies(note, with_plain=True).copy(run_rows)
+    return not packages.issuperset(found)
+
+
+def try_out(
+    kernels: EnvKernels,
+    loop: Callable[..., Any],
+    params: np.ndarray | None,
+    max_episode_steps: int,
+) -> None:
+    """Run an env of its own for a few steps in Python, to find indices that are out of range.
+
+    What Python or NumPy can't run, or not in half a second, is left to the compiler.
+
+    Args:
+        kernels: What kind of env.
+        loop: What `interpretable` returned for it.
+        params: (1,) parameter record, or None.
+        max_episode_steps: Of an episode; NO_LIMIT for none.
+
+    Raises:
+        KernelIndexError: There is one; names file and line.
+    """
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _take_steps(kernels, loop, params, max_episode_steps)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="vecenv-jit-trial", daemon=True)
+    thread.start()
+    thread.join(_LIMIT_SECONDS)
+    if thread.is_alive():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
+        )
+        thread.join(_LIMIT_SECONDS)
+    for error in failures:
+        if isinstance(error, IndexError) and "out of" in str(error):
+            _raise_index_error(kernels, error)
+        _logger.debug("%s: the trial in Python ended early: %r", kernels.name, error)
+
+
+def _take_steps(
+    kernels: EnvKernels,
+    loop: Callable[..., Any],
+    params: np.ndarray | None,
+    max_episode_steps: int,
+) -> None:
+    """Reset an env and step it with random actions that its mask allows."""
+    rng = np.random.default_rng(0)
+    batch = _batch_of_one(kernels, params, max_episode_steps)
+    batch.runs["key"] = rng.integers(2**63)
+    end = time.perf_counter() + _TRIAL_SECONDS
+    loop(batch, 0, 1)
+    for step in range(_NUM_STEPS):
+        if step >= _MIN_STEPS and time.perf_counter() > end:
+            return
+        if kernels.action_mask is not None:
+            loop(batch._replace(op=MASK), 0, 1)
+        batch.actions[0] = _sample(kernels.action_space, batch.masks[0], rng)
+        loop(batch._replace(op=STEP), 0, 1)
+
+
+def _batch_of_one(kernels: EnvKernels, params: np.ndarray | None, max_episode_steps: int) -> Batch:
+    """Return the job of resetting one env, with all its arrays."""
+    space, obs_space = kernels.action_space, kernels.observation_space
+    obs_shape = obs_space.shape or ()
+    num_masked = int(space.n) if isinstance(space, Discrete) else 0
+    return Batch(
+        op=RESET,
+        autoreset_mode=NEXT_STEP,
+        max_episode_steps=max_episode_steps,
+        states=aligned_zeros((1,), kernels.state_dtype),
+        runs=aligned_zeros((1,), RUN_DTYPE),
+        params=params,
+        env_ids=np.zeros(0, np.int64),
+        actions=np.zeros((1, *(space.shape or ())), space.dtype),
+        obs=np.zeros((1, *obs_shape), obs_space.dtype),
+        rewards32=np.zeros(0, np.float32),
+        rewards64=np.zeros(1),
+        terminations=np.zeros(1, np.bool_),
+        truncations=np.zeros(1, np.bool_),
+        final_obs=np.zeros((0, *obs_shape), obs_space.dtype),
+        masks=np.ones((1, num_masked), np.bool_),
+    )
+
+
+def _sample(space: Any, mask: np.ndarray, rng: np.random.Generator) -> Any:
+    """Draw an action; the space's own stream of random numbers is left alone."""
+    if isinstance(space, Discrete):
+        valid = np.flatnonzero(mask)
+        return space.start + (rng.choice(valid) if len(valid) else rng.integers(space.n))
+    if np.dtype(space.dtype).kind == "f":
+        low, high = (np.clip(bound, -1e3, 1e3) for bound in (space.low, space.high))
+        return rng.uniform(low, high)
+    if hasattr(space, "nvec"):
+        return space.start + rng.integers(space.nvec)
+    if hasattr(space, "low"):
+        low, high = (np.clip(bound.astype(float), -1e6, 1e6) for bound in (space.low, space.high))
+        return rng.integers(low.astype(np.int64), high.astype(np.int64), endpoint=True)
+    return rng.integers(0, 2, space.shape)
+
+
+def _raise_index_error(kernels: EnvKernels, error: IndexError) -> NoReturn:
+    """Say in which line of whose file the index is."""
+    inside = traceback.walk_tb(error.__traceback__)
+    frame, line = [(f, n) for f, n in inside if f.f_code.co_filename != __file__][-1]
+    code = frame.f_code
+    source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
+    names = set(re.findall(r"[^\W\d]\w*", source))
+    numbers = [
+        f"{name} = {value}"
+        for name, value in frame.f_locals.items()
+        if name in names and isinstance(value, int | np.integer)
+    ]
+    raise KernelIndexError(
+        f"{code.co_filename}:{line}, in {code.co_name}\n"
+        f"    {source}\n"
+        f"{kernels.name}: {error}{', with ' if numbers else ''}{', '.join(numbers)}. Compiled code "
+        "would read or write foreign memory there.\nFound by stepping an env in Python before the "
+        "first compiled call; dry_run=False leaves that out, debug=True runs everything in Python.",
+        code.co_filename,
+        line,
+    ) from None

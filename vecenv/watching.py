@@ -1,0 +1,144 @@
+"""Shows any env while a policy plays: as text in the terminal, or as an animated picture."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from vecenv.base import VecEnv
+from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
+from vecenv.files import require_writable
+from vecenv.make import has_compiled_envs, import_module, make_vec
+
+__all__ = ["play_frames", "save_gif_of", "show", "watch_env"]
+
+
+def play_frames(
+    env: str,
+    env_kwargs: Mapping[str, Any],
+    render_mode: str,
+    *,
+    policy: str | None = None,
+    num_steps: int = 50,
+    seed: int = 0,
+) -> Iterator[Any]:
+    """Yield what an env renders after a reset and after each step; episodes follow each other.
+
+    Args:
+        env: See `vecenv.compare.source.read_source`.
+        env_kwargs: For the env.
+        render_mode: "rgb_array" or "ansi".
+        policy: "random" or None, or "module:function": a function from observations (1, ...) to
+            actions (1, ...).
+        num_steps: How many.
+        seed: Of the env and of random actions.
+
+    Raises:
+        ValueError: The env does not render in this mode.
+    """
+    envs = _make(read_source(env, env_kwargs), render_mode)
+    try:
+        act = _find_policy(policy, envs, seed)
+        obs, _ = envs.reset(seed=seed)
+        yield _frame(envs, env, render_mode)
+        for _ in range(num_steps):
+            obs, *_ = envs.step(act(obs))
+            yield _frame(envs, env, render_mode)
+    finally:
+        envs.close()
+
+
+def show(env: str, env_kwargs: Sequence[str], gif: Path | None, fps: float, **play: Any) -> int:
+    """Do what `vecenv watch` does for envs other than CAGE 2; `env_kwargs` are "name=value"."""
+    kwargs = read_env_kwargs(env_kwargs)
+    if gif is None:
+        watch_env(env, kwargs, fps=fps, **play)
+        return 0
+    save_gif_of(env, gif, kwargs, fps=fps, **play)
+    Console().print(f"animation: {gif}", markup=False, highlight=False)
+    return 0
+
+
+def watch_env(
+    env: str,
+    env_kwargs: Mapping[str, Any],
+    *,
+    fps: float,
+    is_paced: bool | None = None,
+    **play: Any,
+) -> None:
+    """Show an env that renders text in the terminal; `play` as for `play_frames`."""
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        for frame in play_frames(env, env_kwargs, "ansi", **play):
+            live.update(Text.from_ansi(frame), refresh=True)
+            if console.is_terminal:
+                time.sleep(1 / fps)
+    console.print()
+
+
+def save_gif_of(
+    env: str, path: str | Path, env_kwargs: Mapping[str, Any], *, fps: float, **play: Any
+) -> None:
+    """Write what an env draws as an animated GIF; `play` as for `play_frames`.
+
+    Raises:
+        ValueError: The name of the file does not end in .gif.
+        OSError: The file can't be written.
+        ImportError: Pictures need the extra `plots`.
+    """
+    from vecenv.cage.canvas import save_gif
+
+    if Path(path).suffix.lower() != ".gif":
+        raise ValueError(
+            f"the animation's file is {str(path)!r}, expected a name that ends in .gif"
+        )
+    require_writable(Path(path))
+    save_gif(play_frames(env, env_kwargs, "rgb_array", **play), path, fps=fps)
+
+
+def _make(source: EnvSource, render_mode: str) -> VecEnv:
+    """Make a vector env of one env that renders."""
+    kwargs = {**source.kwargs, "render_mode": render_mode}
+    if source.kernels is not None:
+        return make_vec(source.kernels, backend="jit", **kwargs)
+    if source.spec is None:
+        assert source.factory is not None
+        return make_vec(functools.partial(source.factory, **kwargs), backend="sync")
+    backend = "jit" if has_compiled_envs(source.spec, kwargs) else "sync"
+    return make_vec(source.spec, backend=backend, **kwargs)
+
+
+def _frame(envs: VecEnv, name: str, render_mode: str) -> Any:
+    """Return a picture or a text of the only env."""
+    frames = envs.render()
+    frame = frames[0] if frames else None
+    if render_mode == "ansi" and not isinstance(frame, str):
+        raise ValueError(
+            f"{name} does not render as text (render_mode='ansi'); --gif FILE makes an animation"
+        )
+    if render_mode == "rgb_array" and not isinstance(frame, np.ndarray):
+        raise ValueError(f"{name} does not render pictures (render_mode='rgb_array')")
+    return frame
+
+
+def _find_policy(policy: str | None, envs: VecEnv, seed: int) -> Callable[[Any], Any]:
+    """Return a function from observations to actions."""
+    if policy is None or policy == "random":
+        envs.action_space.seed(seed)
+        return lambda obs: envs.action_space.sample()
+    module, colon, name = policy.partition(":")
+    if not colon:
+        raise ValueError(f"policy is {policy!r}, expected 'random' or 'module:function'")
+    found = getattr(import_module(module), name, None)
+    if not callable(found):
+        raise ValueError(f"policy {policy!r} is {found!r}, expected a function of observations")
+    return found
