@@ -1,8 +1,10 @@
 """Where workers come from: forked where that is harmless, else from a process without user code."""
 
+import errno
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -193,6 +195,45 @@ def test_a_worker_whose_server_was_killed_is_found_dead_and_is(thread, no_method
     pool.step([FINE])
     pool.close(timeout=2)
     assert wait_until_gone({pid}, 5) == []
+
+
+def test_a_worker_that_can_not_be_forked_is_an_error_and_others_live(thread, no_method):
+    pool = AsyncVectorEnv(faulty(1), num_workers=1)
+    pid = server._server.pid
+    most = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 3  # room for the files of half a request
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
+    with pytest.raises(OSError, match="a worker can't be forked: Too many open files"):
+        AsyncVectorEnv(faulty(1), num_workers=1)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    pool.reset()
+    told()
+    assert server._server.pid == pid
+    pool.close()
+
+
+def test_forks_that_fail_are_told_by_number(monkeypatch):
+    def fork():
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    assert server._try_to_fork() == -errno.EAGAIN
+
+
+def test_threads_that_spawn_at_the_same_time_leave_the_main_script_alone():
+    main, events = sys.modules["__main__"], [threading.Event() for _ in range(2)]
+
+    def hide(mine, other):
+        with starting._hidden_main():
+            mine.set()
+            other.wait(0.2)
+
+    threads = [threading.Thread(target=hide, args=pair) for pair in (events, events[::-1])]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sys.modules["__main__"] is main
 
 
 @pytest.mark.slow

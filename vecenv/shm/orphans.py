@@ -148,7 +148,9 @@ def _watch(caller_pid: int) -> None:
     else:
         import select
 
-        select.select([file], [], [])
+        ended = select.poll()  # `select` refuses files above 1023
+        ended.register(file, select.POLLIN)
+        ended.poll()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
