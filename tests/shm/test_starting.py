@@ -4,12 +4,14 @@ import errno
 import logging
 import multiprocessing
 import os
+import pickle
 import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from pathlib import Path
 
@@ -234,6 +236,29 @@ def test_threads_that_spawn_at_the_same_time_leave_the_main_script_alone():
     for each in threads:
         each.join()
     assert sys.modules["__main__"] is main
+
+
+def test_modules_that_only_the_caller_has_reach_workers(monkeypatch, thread, no_method):
+    module = types.ModuleType("robots_of_a_file_of_another_name")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    code = """
+from shm.faulty_envs import FINE, FaultyEnv
+class Fell(Exception):
+    pass
+class Robot(FaultyEnv):
+    def step(self, action):
+        if action != FINE:
+            raise Fell("hard")
+        return super().step(action)
+"""
+    exec(code, vars(module))
+    pool = AsyncVectorEnv([module.Robot] * 2, num_workers=2, threads_per_worker=1)
+    pool.reset()
+    assert pool.step([FINE] * 2)[0].tolist() == [[0, 1], [0, 1]]
+    with pytest.raises(module.Fell, match="hard"):
+        pool.step([FINE, FINE + 1])
+    pool.close()
+    assert pickle.loads(pickle.dumps(module.Robot)) is module.Robot
 
 
 @pytest.mark.slow
