@@ -107,6 +107,23 @@ def test_start_methods(context):
     assert wait_until_gone(set(pids), 2) == []
 
 
+class SlowToClose(FaultyEnv):
+    def close(self):
+        time.sleep(60)
+
+
+def test_ctrl_c_in_close_kills_the_workers():
+    pool = AsyncVectorEnv([SlowToClose] * 2, num_workers=2, threads_per_worker=1)
+    pids = pool.call("pid")
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        pool.close(timeout=50)
+    signal.signal(signal.SIGALRM, before)
+    assert pool.closed
+    assert wait_until_gone(set(pids), 2) == []
+
+
 def cycle(count):
     for number in range(count):
         pool = AsyncVectorEnv(faulty(3), num_workers=1 + number % 3)

@@ -444,12 +444,17 @@ class AsyncVectorEnv(RemoteCalls):
                 logger.warn(
                     f"Calling `close` while waiting for a pending call to `{pending}` to complete."
                 )
-        if not terminate:
-            exchange.ask_to_close(deadline)
-        exchange.pool.stop(deadline)
-        if exchange.own is not None:
-            exchange.own.close()
-        self._arena.close()
+        try:
+            if not terminate:
+                exchange.ask_to_close(deadline)
+            exchange.pool.stop(deadline)
+        except BaseException:  # Ctrl-C: this vector env counts as closed, so nobody does it later
+            exchange.pool.kill()
+            raise
+        finally:
+            if exchange.own is not None:
+                exchange.own.close()
+            self._arena.close()
 
     def __del__(self) -> None:
         """Kill the workers of a vector env that was never closed."""

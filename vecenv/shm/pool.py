@@ -273,6 +273,10 @@ class WorkerPool:
             if not process.is_alive():
                 process.close()
 
+    def kill(self) -> None:
+        """Kill the processes that `stop` was kept from ending."""
+        self._end()
+
     def _drain_until_end(self, processes: list[Any], deadline: Deadline) -> None:
         """Wait for processes to end, and read what keeps them from it."""
         pipes = {pipe.file: pipe for pipe in self._pipes if pipe is not None}

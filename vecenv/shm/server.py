@@ -37,7 +37,7 @@ import multiprocess.spawn
 import multiprocess.util
 import numpy as np
 
-__all__ = ["ServedContext", "ensure_running", "serve", "stop"]
+__all__ = ["ServedContext", "ensure_running", "serve"]
 
 _PATIENCE_S = 60.0  # for the server's answer; its own start takes about a second
 _MOST_FDS = 250  # that Linux passes at once
@@ -288,18 +288,6 @@ def ensure_running() -> None:
     """Start the server, if there is none, without waiting for it."""
     with _lock:
         _running()
-
-
-def stop() -> None:
-    """End the server and wait for it; it ends by itself when this process does.
-
-    Children are left alone, and the server stays until they have ended.
-    """
-    with _lock:
-        _retire()
-        while _retired:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(_retired.pop(), 0)
 
 
 def _retire() -> None:
