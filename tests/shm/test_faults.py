@@ -534,6 +534,27 @@ def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path, caller_ste
     pool.close()
 
 
+class SlowEnv(FaultyEnv):
+    def step(self, action):
+        time.sleep(0.25)
+        return super().step(action)
+
+    def reset(self, **kwargs):
+        time.sleep(0.25)
+        return super().reset(**kwargs)
+
+
+def test_envs_of_a_worker_that_are_slow_but_not_late_are_left_alone():
+    options = {"num_workers": 1, "threads_per_worker": 1, "on_error": "restart", "timeout": 0.6}
+    pool = AsyncVectorEnv([functools.partial(SlowEnv, name) for name in range(4)], **options)
+    pool.reset(seed=1)
+    assert not pool.step([FINE] * 4)[3].any()
+    pool.send([FINE] * 4)
+    assert not pool.recv().truncations.any()
+    assert pool.restarts.tolist() == [0] * 4
+    pool.close()
+
+
 def test_half_of_a_pool_restarts_who_is_late(tmp_path):
     options = {**ONE_THREAD, "on_error": "restart", "timeout": 0.5}
     pool = AsyncVectorEnv(late(tmp_path, "step", 1), **options)

@@ -73,8 +73,8 @@ class AsyncVectorEnv(RemoteCalls):
             truncated, and go on; the same for the envs of a worker that is gone.
         timeout: Longest wait in seconds of calls that are not given one; None waits for as long as
             the workers live. With `on_error="restart"` it is what an env may take for a step or a
-            reset: a worker that takes longer is killed and replaced like one that is gone. A
-            timeout given to a call only ends that wait.
+            reset: if it takes longer, its worker is killed and replaced like one that is gone,
+            however many envs that has. A timeout given to a call only ends that wait.
         publish: Named spaces of arrays that are read from the attributes of these names after every
             step; None for the envs' own class attribute `publish`.
 

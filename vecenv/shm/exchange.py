@@ -217,25 +217,52 @@ class Exchange:
 
         Raises:
             StepTimeoutError: The deadline has passed; the commands stay pending. Not where faults
-                are survived and the deadline is the limit of a step or reset: workers that are late
-                are replaced then, once each.
+                are survived and the deadline is the limit of a step or reset: workers that have
+                been at an env for longer are replaced then, once each.
             WorkerDiedError: A worker is gone and is not replaced.
         """
         replaced: Counter[int] = Counter()
         late: set[int] = set()
+        seen: dict[int, tuple[float, list[int]]] = {}
+        is_limit = self.restarts is not None and deadline.is_limit and deadline.timeout is not None
         while True:
             status = self.link.wait_done(line, self.targets[line], workers.start, workers.stop)
             if status >= 0:
                 return status
             self.check_workers(doing, replaced)
-            if deadline.is_over:
-                again = {w for w in workers if not self._is_done(w)}
-                if self.restarts is None or not deadline.is_limit or not again or again & late:
+            if not is_limit:
+                if deadline.is_over:
                     raise StepTimeoutError(self._late(workers, deadline, doing))
-                for worker in sorted(again):
-                    self.replace_late(worker, deadline.timeout, doing)
-                late |= again
-                deadline = Deadline(deadline.timeout, is_limit=True)
+                continue
+            for worker in self._standing_still(workers, deadline.timeout, seen):
+                if worker in late:
+                    raise StepTimeoutError(self._late(workers, deadline, doing))
+                self.replace_late(worker, deadline.timeout, doing)
+                late.add(worker)
+
+    def _standing_still(
+        self, workers: range, limit_s: float | None, seen: dict[int, tuple[float, list[int]]]
+    ) -> list[int]:
+        """Return the workers that have been at the same envs for longer than the limit.
+
+        Args:
+            workers: Of which to tell.
+            limit_s: Seconds that an env may take.
+            seen: At which envs each was, and since when; changed in place.
+        """
+        assert limit_s is not None
+        now, found = time.monotonic(), []
+        for worker in workers:
+            if self._is_done(worker):
+                continue
+            stuck = self._stuck_at(worker)
+            since, before = seen.get(worker, (now, None))
+            if stuck != before:
+                seen[worker] = now, stuck
+            elif now - since > limit_s:
+                found.append(worker)
+                del seen[worker]
+        return found
 
     def check_workers(self, doing: str, replaced: Counter[int] | None = None) -> None:
         """Replace workers that are gone, or say which one is.

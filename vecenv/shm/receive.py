@@ -50,6 +50,7 @@ class Receiver:
         # time of its latest sign of life; the last item is for the envs that have none (lane -1).
         self._limit_s = None if exchange.restarts is None else envs._timeout
         self._heard = np.zeros(self._lanes.max() + 2)
+        self._noted = 0  # rows of the ring that are known to be signs of life
         self._own_queue: list[tuple[int, Any]] = []
         exchange.push = self._push
         exchange.before_revival = self._lost
@@ -199,7 +200,13 @@ class Receiver:
 
     def _replace_late(self, limit_s: float, replaced: Counter[int]) -> None:
         """Replace the workers of envs that have taken too long, twice per wait at most."""
-        silent = time.monotonic() - self._heard > limit_s
+        now, ring = time.monotonic(), self._exchange.ring
+        published = ring.published()
+        if published > self._noted:  # these need not be what is waited for, nor enough of it
+            ids = ring.ids(published - ring.head)[max(self._noted - ring.head, 0) :]
+            self._heard[self._lanes[ids[ids != VOID]]] = now
+            self._noted = published
+        silent = now - self._heard > limit_s
         if not silent.any():
             return
         missing = self._lost()
