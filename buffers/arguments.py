@@ -177,15 +177,20 @@ def check_rewards(rewards: np.ndarray, what: str = "") -> None:
 def read_distinct_ids(
     env_ids: Any, num_envs: int, device: torch.device | None = None
 ) -> np.ndarray:
-    """Environment ids int64 (B,), different ones from 0 to N - 1; a tensor may be on `device`.
+    """Environment ids int64 (B,), from different numbers 0 to N - 1 or a mask bool (N,).
+
+    A tensor may lie on `device`.
 
     Raises:
         BufferMisuseError: Something else was given.
     """
     ids = as_array("env_ids", env_ids, device)
+    if ids.dtype == _BOOL and ids.shape == (num_envs,):
+        return np.flatnonzero(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise BufferMisuseError(
-            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers (B,)"
+            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers (K,) or a "
+            f"mask bool ({num_envs},)"
         )
     if ids.size and (ids.min() < 0 or ids.max() >= num_envs or _has_twice(ids, num_envs)):
         raise BufferMisuseError(

@@ -249,7 +249,7 @@ class EpisodicReplayBuffer(Rebuilt):
         Their last step is neither terminated nor truncated.
 
         Args:
-            env_ids: int (B,), distinct; None for all environments.
+            env_ids: int (B,), distinct, or a mask bool (N,); None for all environments.
 
         Raises:
             BufferMisuseError: An id is out of range or repeated; nothing was changed.

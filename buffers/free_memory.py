@@ -162,7 +162,7 @@ def allocation(
 def _is_lack_of_memory(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
     return "can't allocate memory" in str(error)  # torch, on the CPU
 

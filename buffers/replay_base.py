@@ -12,7 +12,7 @@ import torch
 from gymnasium import Space
 
 from buffers import indexing as at
-from buffers.arguments import as_array, resolve_device
+from buffers.arguments import read_distinct_ids, resolve_device
 from buffers.copies import Rebuilt
 from buffers.errors import BufferMemoryError, BufferMisuseError
 from buffers.free_memory import allocation
@@ -265,17 +265,15 @@ class ReplayBuffer(Rebuilt):
         in a buffer that keeps no track of environments.
 
         Args:
-            env_ids: int (K,); None for all.
+            env_ids: int (K,), distinct, or a mask bool (N,); None for all.
 
         Raises:
-            BufferMisuseError: An id is out of range; nothing was changed.
+            BufferMisuseError: An id is out of range or repeated; nothing was changed.
         """
         if self.num_envs is None:
             return
-        ids = np.arange(self.num_envs)
-        if env_ids is not None:
-            ids = as_array("env_ids", env_ids, self.device)
-        mark_cut(self._state, read_row_ids(ids, ids.size, self.num_envs))
+        ids = np.arange(self.num_envs) if env_ids is None else env_ids
+        mark_cut(self._state, read_distinct_ids(ids, self.num_envs, self.device))
 
     def reserve_final_obs(self, number: int) -> None:
         """Make room for the observations episodes end with, where `store_next` is False.

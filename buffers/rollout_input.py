@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from buffers.arguments import read_array
 from buffers.errors import BufferMisuseError
 from buffers.rollout_layout import RolloutLayout
 from buffers.space_tree import tree_leaves
 
-__all__ = ["read_env_ids", "read_field", "read_observations"]
+__all__ = ["read_field", "read_observations"]
 
 
 def read_observations(obs: Any, layout: RolloutLayout) -> list[np.ndarray]:
@@ -23,19 +24,8 @@ def read_observations(obs: Any, layout: RolloutLayout) -> list[np.ndarray]:
     arrays = []
     leaves = tree_leaves(layout.observation_space, obs, "obs")
     for leaf, found in zip(layout.obs_leaves, leaves, strict=True):
-        array = np.asarray(found)
         expected = (layout.num_envs, *leaf.shape)
-        if array.shape != expected:
-            raise BufferMisuseError(
-                f"{leaf.path} has shape {array.shape}, expected {expected} "
-                f"({layout.num_envs} envs); pass the observations of all envs"
-            )
-        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-            raise BufferMisuseError(
-                f"{leaf.path} has dtype {array.dtype}, expected {leaf.dtype} as in the "
-                "observation space"
-            )
-        arrays.append(array)
+        arrays.append(read_array(leaf.path, found, expected, leaf.dtype))
     return arrays
 
 
@@ -58,26 +48,3 @@ def read_field(name: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype
             f"{name} has dtype {tensor.dtype}, expected {dtype}; convert it before if that is meant"
         )
     return tensor
-
-
-def read_env_ids(env_ids: Any, num_envs: int) -> np.ndarray:
-    """Environment indices int64 (K,), from indices or from a mask bool (N,).
-
-    Raises:
-        BufferMisuseError: Neither indices from 0 to N - 1, none of them twice, nor such a mask.
-    """
-    ids = np.asarray(env_ids)
-    if ids.dtype == np.bool_ and ids.shape == (num_envs,):
-        return np.flatnonzero(ids)
-    if ids.size == 0 and ids.ndim == 1:
-        return np.empty(0, np.int64)
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise BufferMisuseError(
-            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers (K,) or a "
-            f"mask bool ({num_envs},)"
-        )
-    if ids.min() < 0 or ids.max() >= num_envs or np.unique(ids).size != ids.size:
-        raise BufferMisuseError(
-            f"env_ids is {ids.tolist()}, expected different numbers from 0 to {num_envs - 1}"
-        )
-    return ids.astype(np.int64)

@@ -10,9 +10,10 @@ import torch
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
+from buffers.arguments import read_distinct_ids
 from buffers.columns import Allocate, foreach_copy
 from buffers.errors import BufferMisuseError
-from buffers.rollout_input import read_env_ids, read_field, read_observations
+from buffers.rollout_input import read_field, read_observations
 from buffers.rollout_kernels import UNWRITTEN, are_all_finite, mark_dead_steps
 from buffers.rollout_layout import RolloutLayout, parse_autoreset_mode, plan_rollout
 from buffers.rollout_storage import RolloutSlot, RolloutStorage
@@ -285,7 +286,7 @@ class RolloutSteps:
                 "set_final_values is not for autoreset NEXT_STEP: there the final observation is "
                 "the next row, and values[t + 1] its value; leave the call out"
             )
-        ids = read_env_ids(env_ids, self.num_envs)
+        ids = read_distinct_ids(env_ids, self.num_envs)
         found = read_field("values", values, (len(ids),), torch.float32).detach()
         where = torch.from_numpy(ids).to(self.device)
         self.final_values[t].index_copy_(0, where, found.to(self.device, torch.float32))

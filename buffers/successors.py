@@ -94,13 +94,14 @@ class Successors:
         needed = num_slots * (size + 8)
         with allocation(f"{num_slots} final observations", needed, self._device, _ADVICE):
             finals, free = np.zeros((num_slots, size), np.uint8), np.zeros(num_slots, np.int64)
-        finals[:before] = self.finals
+            finals[:before] = self.finals
+            twin = self._twin(finals)
         num_free = int(self._state[at.NUM_FREE])
         free[:num_free] = self.free[:num_free]
         free[num_free : num_free + num_slots - before] = np.arange(before, num_slots)
         self.finals, self.free = finals, free
         self._state[at.NUM_FREE] = num_free + num_slots - before
-        self.device_finals = self._twin(finals)
+        self.device_finals = twin
 
     def keep(
         self,

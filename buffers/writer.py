@@ -102,9 +102,9 @@ class TransitionWriter:
     def reset(self, obs: Any, env_ids: Any = None) -> None:
         """Take note of the observations of a reset, of all environments or some.
 
-        Open episodes of environments reset before their end are cut, if the buffer can do that.
-        So are those a writer does not know of, such as the ones in a buffer that was loaded: what
-        is written from now on never joins them.
+        Episodes of these environments that are open in the buffer are cut, if it can do that, also
+        those the writer does not know of, as in a buffer that was loaded: what is written from now
+        on never joins them.
 
         Args:
             obs: (N, *obs_shape) of all environments, nested like the space, as `envs.reset` returns
@@ -117,9 +117,8 @@ class TransitionWriter:
         """
         ids = self._read_ids(env_ids)
         leaves = self._read_obs("obs", obs, self.num_envs)
-        broken = ids[~self._is_over[ids]]
-        if len(broken) and self._cut is not None:
-            self._cut(broken)
+        if len(ids) and self._cut is not None:
+            self._cut(ids)
         for target, leaf in zip(self._obs, leaves, strict=True):
             target[ids] = leaf[ids]
         self._is_known[ids] = True
@@ -325,10 +324,7 @@ class TransitionWriter:
     def _read_ids(self, env_ids: Any) -> np.ndarray:
         if env_ids is None:
             return self._all
-        ids = np.asarray(env_ids)
-        if ids.dtype == np.bool_ and ids.shape == (self.num_envs,):
-            return np.flatnonzero(ids)
-        return read_distinct_ids(ids, self.num_envs)
+        return read_distinct_ids(env_ids, self.num_envs)
 
     def _read_obs(self, name: str, obs: Any, count: int) -> list[np.ndarray]:
         found = tree_leaves(self._space, obs, name)

@@ -88,7 +88,7 @@ def test_limits_of_the_process_count(machine, monkeypatch, tmp_path, limit, held
     [
         MemoryError("no more"),
         OSError(errno.ENOMEM, "no more"),
-        torch.OutOfMemoryError("no more"),
+        torch.cuda.OutOfMemoryError("no more"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: no more"),
     ],
     ids=lambda refusal: type(refusal).__name__,

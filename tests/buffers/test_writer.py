@@ -537,3 +537,33 @@ def test_a_buffer_for_another_autoreset_mode_is_refused():
     TransitionWriter(make_envs("vecenv", SAME_STEP), buffer)
     with pytest.raises(BufferMisuseError, match="mode 'SameStep', but the envs have 'NextStep'"):
         TransitionWriter(make_envs("vecenv", NEXT_STEP), buffer)
+
+
+def test_a_writer_that_goes_on_after_a_load_cuts_what_is_open_in_the_buffer(tmp_path):
+    """Also where it knows that the episode of its own run has ended."""
+    envs, actions = Endless(), np.zeros(3, int)
+    buffer = buffers.SharedReplayBuffer(
+        60, envs.single_observation_space, envs.single_action_space, num_envs=3, n_step=2, gamma=0.9
+    )
+    run_endless(buffer, 2)
+    buffer.save(tmp_path / "saved")
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset())
+    obs, rewards, flags, _, infos = envs.step(actions)
+    writer.step(actions, obs, rewards, ~flags, flags, infos)
+    buffer.load(tmp_path / "saved")
+    writer.reset(envs.reset())
+    writer.step(actions, *envs.step(actions))
+    rewards = buffer.get(buffer.order()).rewards.tolist()
+    assert rewards == [19.0] * 3 + [10.0] * 6
+
+
+@pytest.mark.parametrize("kind", [*RING_CLASSES, EpisodicReplayBuffer])
+def test_episodes_are_cut_by_numbers_or_by_a_mask(kind):
+    buffer = kind(60, Endless.single_observation_space, Endless.single_action_space, num_envs=3)
+    run_endless(buffer, 2)
+    for env_ids in ([0, 2], np.array([True, False, True]), torch.tensor([1]), None):
+        buffer.cut_episodes(env_ids)
+    for wrong in ([3], [1, 1], np.ones(2, bool), [[0]], [0.5]):
+        with pytest.raises(BufferMisuseError, match="env_ids"):
+            buffer.cut_episodes(wrong)
