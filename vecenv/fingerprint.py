@@ -97,7 +97,8 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     """
     if is_jit_off():
         return function
-    function = getattr(function, "py_func", function)
+    if isinstance(function, Dispatcher):
+        function = python_function(function)
     dispatcher: Any = njit(_named(function, function.__qualname__), **options)
     dispatcher._cache = _FingerprintedCache(dispatcher, function)
     return dispatcher
@@ -164,7 +165,9 @@ class _FingerprintedCache:
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """Return the code for a signature; if there is none, prepare for compiling it."""
-        name = f"{self.original.__name__}-{fingerprint([self.original])}"
+        dispatcher: Any = self._dispatcher()
+        options = sorted(map(str, dispatcher.targetoptions.items()))
+        name = f"{self.original.__name__}-{fingerprint([self.original, options])}"
         function = _named(self.original, name)
         found = None
         try:
@@ -179,7 +182,6 @@ class _FingerprintedCache:
             except Exception as error:  # whatever reading a damaged file leads to
                 _logger.info("compiled code on disk can't be read, %r: compiling anew", error)
                 self._files.flush()
-        dispatcher: Any = self._dispatcher()
         if found is None:
             function = _fresh_copies().bind(function, dispatcher)
         dispatcher.py_func = dispatcher._compiler.py_func = function

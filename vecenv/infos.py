@@ -17,6 +17,7 @@ from vecenv.errors import InfoError
 __all__ = ["InfosApart", "add_info", "copy_value", "keep_info", "known_infos", "take_infos"]
 
 _SCALARS = (int, float, bool)
+_PLAIN = frozenset((float, int, bool, str))  # which need no further look
 _MUTABLE = frozenset((np.ndarray, list, tuple, dict, set))  # or what holds something mutable
 
 
@@ -48,27 +49,28 @@ def add_info(
     Raises:
         InfoError: A value can't be assigned to the array that an earlier env's value has made.
     """
-    if not hasattr(info, "items"):
-        raise _no_dict(info, index if env_id is None else env_id)
-    for key, value in info.items():
+    try:
+        items = info.items()
+    except AttributeError:
+        raise _no_dict(info, index if env_id is None else env_id) from None
+    for key, value in items:
         mask_key = f"_{key}"
+        is_plain = value.__class__ in _PLAIN
         try:
-            if isinstance(value, dict) and key != "final_obs":
+            if not is_plain and isinstance(value, dict) and key != "final_obs":
                 array = infos.setdefault(key, {})
                 if not isinstance(array, dict):
                     raise TypeError("an array, and now a dict")
                 add_info(array, value, index, num_envs, env_id, (*path, key))
             else:
-                if key in infos:
-                    array = infos[key]
-                else:
+                array = infos.get(key)
+                if array is None:
                     array = infos[key] = _new_column(key, value, num_envs)
-                if value.__class__ in _MUTABLE and _holds_objects(array):
+                if not is_plain and value.__class__ in _MUTABLE and _holds_objects(array):
                     value = copy_value(value)
                 array[index] = value
-            if mask_key in infos:
-                mask = infos[mask_key]
-            else:
+            mask = infos.get(mask_key)
+            if mask is None:
                 mask = infos[mask_key] = np.zeros(num_envs, dtype=np.bool_)
             mask[index] = True
         except InfoError:

@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import logging
 import os
@@ -362,6 +363,20 @@ def test_functions_are_compiled_from_what_they_are_when_the_env_is_made(tmp_path
     assert cached_njit(twice)(1) == 14
     again = cached_njit(twice)
     assert again(1) == 14 and again.stats.cache_hits
+
+
+def test_options_of_the_compiler_are_part_of_the_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    for options in ({}, {"error_model": "numpy"}):
+        divided = cached_njit(divide, **options)
+        with contextlib.suppress(ZeroDivisionError):
+            assert divided(1.0, 0.0) == np.inf and options
+        assert not divided.stats.cache_hits
+    assert len(list(tmp_path.rglob("*.nbi"))) == 2
+
+
+def divide(x, y):
+    return x / y
 
 
 def test_fingerprints_are_equal_in_every_process(tmp_path):

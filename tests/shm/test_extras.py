@@ -346,6 +346,23 @@ def test_a_trial_that_comes_to_no_result(caplog):
     assert "exited with code 3" in choice.reason and "exited with code 3" in caplog.text
 
 
+def test_envs_that_need_a_process_each_get_one():
+    class Only(QuickEnv):
+        count = 0
+
+        def __init__(self):
+            if Only.count:
+                raise RuntimeError("cannot create multiple emulators per process")
+            Only.count += 1
+
+        def close(self):
+            Only.count -= 1
+
+    envs = make_vec(Only, 4)
+    assert type(envs) is AsyncVectorEnv and envs.num_workers == 4
+    envs.close()
+
+
 def test_an_env_that_ends_its_process_in_the_trial_does_not_end_this_one(caplog):
     with pytest.raises(EnvCreationError, match="exited with code 3 during the creation"):
         make_vec(lambda: os._exit(3), 4)

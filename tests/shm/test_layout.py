@@ -33,6 +33,20 @@ def test_control_words_do_not_overlap(num_workers):
     assert layout.num_words == layout.ring + 4 * 20
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 9])
+def test_every_env_has_one_lane_of_its_worker_and_queues_hold_all_of_a_lane(threads):
+    bounds = [1, 6, 10]  # the caller has env 0
+    layout = ControlLayout.of(bounds, threads, ring_rows=20)
+    lanes = layout.env_lanes(bounds)
+    assert layout.lanes == min(threads, 5)
+    assert lanes[0] == -1
+    assert (lanes[1:] // layout.lanes).tolist() == [0] * 5 + [1] * 4
+    assert np.bincount(lanes[1:]).max() <= layout.queue_rows
+    lines = [line for worker in range(2) for line in layout.lane_queues(worker)]
+    assert lines[0] == layout.queues
+    assert np.diff([*lines, layout.ring]).tolist() == [8 + layout.queue_rows] * len(lines)
+
+
 def test_arena_allocates_zeroed_aligned_separate_memory():
     arena = Arena(size_bytes=1 << 20)
     arrays = [arena.allocate((3, k), dtype) for k in (0, 1, 700) for dtype in ("f4", "i1", "f8")]

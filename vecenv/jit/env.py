@@ -31,7 +31,7 @@ from vecenv.jit.job import (
     SAME_STEP,
     STEP,
 )
-from vecenv.jit.kernels import EnvKernels, as_record
+from vecenv.jit.kernels import EnvKernels, as_record, draw
 from vecenv.jit.results import Outputs, SlotCheck, episode_infos, final_infos, new_outputs
 from vecenv.jit.runner import CompiledRunner, Fixed, PythonRunner
 from vecenv.rows import aligned_zeros, check_slot_array
@@ -258,23 +258,7 @@ class JitVectorEnv(VecEnv):
         self._calls.require_ready("render")
         params = () if self._params is None else (self._params.copy().view(np.recarray)[0],)
         states = self._states.copy().view(np.recarray)
-        return tuple(self._drawn(self.kernels.render(state, *params)) for state in states)
-
-    def _drawn(self, frame: Any) -> Any:
-        """Return what a `render` function returned, if it is what `render_mode` says."""
-        is_text = isinstance(frame, str)
-        picture = np.zeros((1, 1, 3), np.uint8) if is_text else np.asarray(frame)
-        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
-            raise TypeError(
-                f"render of {self.kernels.name} returned {picture.dtype} {picture.shape}, expected "
-                "a picture uint8 (height, width, 3) or a text"
-            )
-        if is_text != (self.render_mode == "ansi"):
-            raise TypeError(
-                f"render of {self.kernels.name} returns {'text' if is_text else 'pictures'}: "
-                f"make the vector env with render_mode={'ansi' if is_text else 'rgb_array'!r}"
-            )
-        return frame if is_text else picture
+        return tuple(draw(self.kernels, self.render_mode, state, *params) for state in states)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays: envs, random streams and statistics (copies).

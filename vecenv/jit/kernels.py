@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
-__all__ = ["EnvKernels", "as_record", "pack_record"]
+__all__ = ["EnvKernels", "as_record", "draw", "pack_record"]
 
 _ARRAY_SPACES = (Box, Discrete, MultiBinary, MultiDiscrete)
 
@@ -160,3 +160,26 @@ def as_record(params: Any) -> np.ndarray:
         )
     plain = np.dtype((np.void, array.dtype))  # without the Python class of np.record
     return array.reshape(1).astype(plain)
+
+
+def draw(kernels: EnvKernels, render_mode: str, *args: Any) -> str | np.ndarray:
+    """Return what the `render` function of kernels returns, if it is what `render_mode` says.
+
+    Raises:
+        TypeError: It is neither a text nor a picture, or the other of the two.
+    """
+    assert kernels.render is not None
+    frame = kernels.render(*args)
+    is_text = isinstance(frame, str)
+    picture = np.zeros((1, 1, 3), np.uint8) if is_text else np.asarray(frame)
+    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+        raise TypeError(
+            f"render of {kernels.name} returned {picture.dtype} {picture.shape}, expected a "
+            "picture uint8 (height, width, 3) or a text"
+        )
+    if is_text != (render_mode == "ansi"):
+        raise TypeError(
+            f"render of {kernels.name} returns {'text' if is_text else 'pictures'}: "
+            f"make the vector env with render_mode={'ansi' if is_text else 'rgb_array'!r}"
+        )
+    return frame if is_text else picture

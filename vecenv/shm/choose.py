@@ -106,7 +106,9 @@ def _by_trial(env_fns: Factories, observation_mode: Any, run: Callable[..., Any]
     from vecenv.shm.starting import starts_quickly
 
     num_envs, cores = len(env_fns), usable_cores()
-    probe: Probe = run(probe_env, env_fns[-1:], timeout=_PROBE_S)
+    probe: Probe = run(probe_env, env_fns[-2:], timeout=_PROBE_S)
+    if probe.is_only:
+        return _workers("a process can hold only one of the envs", num_workers=num_envs)
     if not probe.is_new:
         return Choice("sync", {}, "a factory returns the same env twice")
     all_s = probe.step_s * num_envs

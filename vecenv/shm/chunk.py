@@ -142,7 +142,7 @@ class Chunk:
         rows, mark_rewards, mark = self._slots.get(slot) or self._slot(slot)
         mark_rewards(mark)
         rows.has_ends = True
-        count = len(self.group.envs)
+        count = min(len(actions), len(self.group.envs))  # fewer if they have not been checked
         infos: dict[int, Noted] = {}
         faults: list[EnvFault] = []
         results = self.run_each(
@@ -210,9 +210,7 @@ class Chunk:
 
     def failed(self, error: BaseException, index: int, call: str) -> Outcome:
         """Report what went wrong before an env was called."""
-        objects = [[leaf.target[index]] for leaf in self._objects]
-        fault = self._fault(error, index, call)
-        return HAS_MESSAGE | HAS_ERROR, 0, Answer(objects=objects, errors=[fault])
+        return HAS_MESSAGE | HAS_ERROR, 0, Answer(errors=[self._fault(error, index, call)])
 
     def outcome(self, infos: dict[int, Noted], faults: Sequence[EnvFault]) -> Outcome:
         """Say which forms the infos have, and put what is not in columns into an answer."""

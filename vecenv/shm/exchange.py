@@ -109,7 +109,9 @@ class Exchange:
         return bool(self._untold or self.slots.unsent) or self.columns.has_unsent
 
     def announce(self) -> None:
-        """Tell the workers the news without waiting for them."""
+        """Tell the workers the news without waiting for them; later, if they are busy with some."""
+        if self._announced and not all(map(self._is_done, range(self.num_workers))):
+            return
         self.finish_announcement()
         for worker in range(self.num_workers):
             self.ask(worker, {"kind": "news"})
@@ -128,8 +130,8 @@ class Exchange:
     def finish_announcement(self) -> None:
         """Wait until the workers have taken notice, before their next command."""
         if self._announced:
-            workers = range(self.num_workers)
-            self.wait(at.COMMANDS, workers, Deadline(self.timeout), "an announcement")
+            deadline = Deadline(self.timeout, is_limit=True)
+            self.wait(at.COMMANDS, range(self.num_workers), deadline, "an announcement")
             self._announced = False
 
     def ask(self, worker: int, message: dict[str, Any]) -> None:

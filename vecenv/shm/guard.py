@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Env
 
+from vecenv.infos import copy_value
 from vecenv.shm.faults import shorten
 
 __all__ = ["GuardedEnv", "guard_envs", "unguarded"]
@@ -50,12 +51,13 @@ class GuardedEnv:
         self._lost = None
         if seed is not None:
             self._seed = seed
+        again = None if options is None else copy_value(options)  # envs may change theirs
         try:
             result = self.env.reset(seed=seed, options=options)
         except BaseException as error:
             self._require_fault(error)
             self._replace()
-            result = self.env.reset(seed=seed, options=options)
+            result = self.env.reset(seed=seed, options=again)
         self._last_obs = result[0]
         return result
 

@@ -69,8 +69,8 @@ class Family:
         if self._watcher is None and self._has_group:
             try:
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except OSError:
-                return  # there are none
+            except (AttributeError, OSError):
+                return  # there are none, or this system can't tell
             self._watch()
 
     def _watch(self) -> None:

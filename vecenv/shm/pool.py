@@ -245,7 +245,7 @@ class WorkerPool:
         waiting = [
             worker
             for worker, channel in enumerate(self._pipes)
-            if channel is not None and self.start_s[worker] >= 0
+            if channel is not None and (self.start_s[worker] >= 0 or channel.has_message())
         ]
         nothing = dumps(None)
         for worker in waiting:
@@ -363,6 +363,11 @@ class _Channel:
         if message is None and self._is_over:
             raise EOFError
         return message
+
+    def has_message(self) -> bool:
+        """Whether a message has come that was not taken."""
+        self._read()
+        return len(self._received) > 0
 
     def drop(self) -> bool:
         """Throw away what has been received; return whether more may come."""

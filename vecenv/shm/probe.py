@@ -166,14 +166,14 @@ def _end(process: Any) -> None:
 def _be_apart(task: _Task) -> None:
     """Carry out a task: the target of the process."""
     from vecenv.shm.messages import dumps
-    from vecenv.shm.orphans import end_with_caller
+    from vecenv.shm.orphans import Family, end_with_caller
     from vecenv.shm.standard import end_own, settle, unpickled
     from vecenv.shm.starting import limit_threads, register_ids
 
-    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_caller(task.caller_pid, is_child_of_main_thread=task.is_own_child)
+    family = Family()  # a group of its own; nobody kills it if the caller is killed
     settle(0, task.authkey)
     if task.is_worker:
         limit_threads()
@@ -187,6 +187,7 @@ def _be_apart(task: _Task) -> None:
         result = "result", dumps(task.function(factories, *task.args))
     except Exception as error:  # whatever users' envs raise: the vector env will say it better
         result = "failed", f"{type(error).__name__}: {error}"
+    family.look()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         task.pipe.send(result)
     end_own()
@@ -199,34 +200,55 @@ class Probe(NamedTuple):
         make_s: Seconds that making it took.
         step_s: Seconds per step.
         is_waiting: Whether steps mostly wait.
-        is_new: Whether the factory makes a new env each time; the others are None if not.
+        is_new: Whether the factory makes a new env each time.
+        is_only: Whether a process can hold one such env only.
     """
 
     make_s: float
     step_s: float
     is_waiting: bool
     is_new: bool = True
+    is_only: bool = False
 
 
 def probe_env(factories: Factories) -> Probe:
-    """Make and step an env of the last factory, unless that always returns the same one."""
+    """Make and step an env of the last factory, unless that always returns the same one.
+
+    Args:
+        factories: Of some envs that are to be made; what the last one makes, the others do.
+    """
     env_fn = factories[-1]
     begin = time.perf_counter()
     env = env_fn()
     make_s = time.perf_counter() - begin
-    is_own = True
+    is_own, is_only = True, False
     try:
         if make_s < _CHEAP_TO_MAKE_S:
-            other = env_fn()
-            is_own = other.unwrapped is not env.unwrapped
+            other = _make_beside(env_fn, factories[0])
+            is_only = other is None
+            is_own = other is None or other.unwrapped is not env.unwrapped
             if not is_own:
                 return Probe(make_s, 0.0, False, is_new=False)  # its owner steps and closes it
-            other.close()
+            if other is not None:
+                other.close()
         env.reset()
-        return Probe(make_s, *_step_alone(env, _STEPPING_S))
+        return Probe(make_s, *_step_alone(env, _STEPPING_S), is_only=is_only)
     finally:
         if is_own:
             env.close()
+
+
+def _make_beside(env_fn: Callable[[], Env], neighbour_fn: Callable[[], Env]) -> Env | None:
+    """Make an env of a factory again while the first lives; None if no other can be made either."""
+    try:
+        return env_fn()
+    except Exception:
+        try:
+            neighbour = neighbour_fn()
+        except Exception:
+            return None
+        neighbour.close()
+        raise  # each of them may be made once
 
 
 def mostly_wait(factories: Factories) -> bool:

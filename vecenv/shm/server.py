@@ -56,6 +56,7 @@ os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 sys.path[:] = {path!r}
 from vecenv.shm.server import serve
 serve({file})
+os._exit(0)  # at once: there is nothing to tidy up
 """
 
 

@@ -150,6 +150,10 @@ class PortableLink(Link):
         self.times_on_callers_core = memoryview(np.zeros(1, np.int64))  # type: ignore[arg-type]
         self.publish, self.read_ready = self._publish, self._read_ready
 
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("layout", "_bells", "_caller_bell", "_lane_bells", "_lock")
+        return {name: vars(self)[name] for name in kept}
+
     def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
         for worker in range(first, last):
             command = self.layout.command(worker)
