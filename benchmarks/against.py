@@ -1068,7 +1068,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.serve is not None:
         serve(options.serve)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the checkout is removed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: see below
     rows = chosen_rows(options.rows)
     if options.list:
         print("\n".join(row.name for row in rows))
@@ -1086,7 +1086,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 number += 1
                 run_generation(trees, found, options, Path(folder))
         except KeyboardInterrupt:
-            print("stopped by Ctrl-C; the table is of what was finished", file=sys.stderr)
+            print("stopped; the table is of what was finished", file=sys.stderr)
         show("")
     print(machine("gymnasium", "numpy", "numba", "torch"))
     print(f"A is {names['A']}, B is {names['B']}; {number} generations of {options.rounds} rounds")

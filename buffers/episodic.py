@@ -105,7 +105,8 @@ class EpisodicReplayBuffer(Rebuilt):
             self._open = OpenEpisodes(self.num_envs, self._storage)
         self._remember(
             EpisodicReplayBuffer, capacity, observation_space, action_space, num_envs=num_envs,
-            max_episodes=max_episodes, extra_columns=extra_columns, device=device, staged=staged,
+            max_episodes=max_episodes, extra_columns=extra_columns, device=self.device,
+            staged=staged,
         )  # fmt: skip
 
     @staticmethod

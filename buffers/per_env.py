@@ -83,7 +83,7 @@ class PerEnvReplayBuffer(ReplayBuffer):
         options = plan_replay(capacity, *spaces, num_envs=num_envs, is_per_env=True, **rows)
         self.over = over
         super().__init__(options, device=device, seed=seed, staged=staged)
-        made = {"device": device, "staged": staged, "num_envs": num_envs, **rows}
+        made = {"device": self.device, "staged": staged, "num_envs": num_envs, **rows}
         self._remember(PerEnvReplayBuffer, capacity, *spaces, over=over, **made)
 
     @staticmethod

@@ -107,7 +107,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._sums = BlockSums(self.capacity, self.device) if is_staged else None
         self._largest = np.ones(1)
         self._bound = -1.0, 0.0  # an alpha, and the largest priority for it
-        made = {"device": device, "staged": staged, "num_envs": num_envs, **rows}
+        made = {"device": self.device, "staged": staged, "num_envs": num_envs, **rows}
         self._remember(PrioritizedReplayBuffer, capacity, *spaces, alpha=alpha, beta=beta, **made)
 
     @staticmethod
@@ -260,7 +260,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             values, held = arrays["priorities"].copy(), slice(0, len(self))  # later rows are empty
             powers, largest = values[held], arrays["exponents"][0]
             # With an exponent of 0 nothing is known of the priorities: all are like new.
-            given = powers ** (1 / self.alpha) if self.alpha else np.full_like(powers, largest)
+            with np.errstate(over="ignore"):  # limited below
+                given = powers ** (1 / self.alpha) if self.alpha else np.full_like(powers, largest)
             self.alpha = alpha
             largest = min(largest, self._largest_priority())
             values[held] = np.minimum(given, largest) ** alpha

@@ -57,7 +57,7 @@ class ReplayState:
             "kind": self._kind,
             "fields": self._storage.layout.describe(),
             "constants": constant_part(self._storage.state),
-            "settings": self._settings,
+            "settings": dict(self._settings),
         }
 
     def _small(self) -> dict[str, np.ndarray]:
@@ -68,7 +68,7 @@ class ReplayState:
         return {**arrays, **self._own()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as copies: tensors, ints, strings and lists of them."""
+        """Everything, as copies: tensors, numbers, strings, lists and dicts of them."""
         small = {name: torch.from_numpy(array.copy()) for name, array in self._small().items()}
         return {**self._meta(), **small, "rows": torch.cat(self._storage.live_blocks()).cpu()}
 

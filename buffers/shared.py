@@ -76,7 +76,7 @@ class SharedReplayBuffer(ReplayBuffer):
         spaces = observation_space, action_space
         options = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
         super().__init__(options, device=device, seed=seed, staged=staged)
-        made = {"device": device, "staged": staged, "num_envs": num_envs, **rows}
+        made = {"device": self.device, "staged": staged, "num_envs": num_envs, **rows}
         self._remember(SharedReplayBuffer, capacity, *spaces, **made)
 
     @staticmethod

@@ -89,7 +89,7 @@ class TrajectoryBuffer(Rebuilt):
         self._ends: list[int] = []
         self._allocate(check_count("capacity", capacity))
         spaces = observation_space, action_space
-        options = {"extra_columns": extra_columns, "device": device}
+        options = {"extra_columns": extra_columns, "device": self.device}
         self._remember(TrajectoryBuffer, capacity, *spaces, **options)
 
     def _copied_state(self) -> dict[str, Any]:

@@ -36,7 +36,8 @@ class Copies:
             Python function before its names are bound; returns what takes its place.
         finish: Called with what was found and what takes its place once names are bound.
         find: Called with what was found; returns what takes its place already, or None.
-        convert: Called with any value that is no function; returns what takes its place.
+        convert: Called with any value that is no function, and with modules whose functions are not
+            copied; returns what takes its place.
         with_plain: Whether plain functions are copied too.
     """
 
@@ -104,7 +105,7 @@ class Copies:
         if id(module) in self._made:
             return self._made[id(module)][1]
         if module.__name__.split(".")[0] in FIXED_PACKAGES:
-            return module
+            return self._convert(module)
         self._made[id(module)] = (module, module)  # should it contain itself
         changed = {}
         for name in names:

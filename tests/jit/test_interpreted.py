@@ -17,6 +17,7 @@ from vecenv.jit.random import integers
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="everything is interpreted anyway")
 SIZE = 5
 TABLE = np.array([3, -1, 2], dtype=np.int8)
+WIDTH = np.int8(20)
 
 
 @njit
@@ -152,6 +153,46 @@ def test_narrow_integers_are_widened_as_in_compiled_code():
     compiled, interpreted = JitVectorEnv(WIDE, 3), JitVectorEnv(WIDE, 3, debug=True)
     actions = np.random.default_rng(0).integers(0, 2, (30, 3))
     assert_same(roll(compiled, actions), roll(interpreted, actions))
+
+
+def local_step(state, action, rng):
+    """Narrow integers that come from constants, local arrays and conversions."""
+    marks = np.zeros(3, np.uint8)
+    before = marks[0] - 1  # -1, not 255
+    if before >= 0:
+        state.visits[before] += 1
+    shifted = marks - 1
+    if shifted.max() >= 0:
+        state.visits[shifted[0]] += 1
+    far = 7 * WIDTH  # 140, not -116
+    state.visits[far - 136] += 1
+    state.visits[np.uint8(257) * 300 - 297] += 1  # 1 * 300
+    state.visits[np.int8(100) + np.int8(100) - 199] += 1
+    state.cell = min(state.cell + action, SIZE - 1)
+    return np.sum(marks) + 1.5, False, state.cell == 3
+
+
+@needs_jit
+def test_narrow_local_integers_and_constants_are_widened_as_in_compiled_code():
+    kernels = dataclasses.replace(WIDE, name="local", step=local_step)
+    compiled, interpreted = JitVectorEnv(kernels, 3), JitVectorEnv(kernels, 3, debug=True)
+    actions = np.random.default_rng(0).integers(0, 2, (30, 3))
+    assert_same(roll(compiled, actions), roll(interpreted, actions))
+
+
+def drawing_step(state, action, rng):
+    state.cell = np.random.randint(0, SIZE)  # noqa: NPY002
+    return 0.0, False, False
+
+
+@needs_jit
+def test_the_trial_leaves_the_callers_random_numbers_alone():
+    kernels = dataclasses.replace(WALK, name="drawing", step=drawing_step)
+    before = np.random.get_state()[1:3]  # noqa: NPY002
+    JitVectorEnv(kernels)
+    after = np.random.get_state()[1:3]  # noqa: NPY002
+    assert before[1] == after[1]
+    np.testing.assert_array_equal(before[0], after[0])
 
 
 def endless_step(state, action, rng):

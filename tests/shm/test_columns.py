@@ -266,3 +266,24 @@ def test_more_forms_than_there_is_room_for():
     for _ in range(98):
         assert_same(pool.step([0] * 3), sync.step([0] * 3))
     pool.close()
+
+
+class SharesInfos(ReusesInfos):
+    """All envs of a process have one dict, which each fills anew."""
+
+    shared = {}
+
+    def _count(self):
+        number = int(self.np_random.integers(1 << 30))
+        self.shared.update(number=number, list=[number], array=np.full(2, number))
+        return self.shared
+
+
+@pytest.mark.parametrize("options", [name for name in OPTIONS if name != "threads"])
+def test_envs_may_share_an_info_dict(options):
+    fns = [SharesInfos] * 4
+    pool, sync = AsyncVectorEnv(fns, **OPTIONS[options]), SyncVectorEnv(fns)
+    assert_same(pool.reset(seed=3), sync.reset(seed=3))
+    for _ in range(3):
+        assert_same(pool.step([0] * 4), sync.step([0] * 4))
+    pool.close()

@@ -2,7 +2,8 @@
 
 Compiled code does not check indices, so a wrong one reads or writes memory of others. NumPy does.
 Compiled integers of less than 64 bits are widened in every operation, NumPy's are not; so kernels
-get their records and arrays as `Record` and `WideArray`, which hand out wide numbers.
+get their records and arrays as `Record` and `WideArray`, which hand out wide numbers, constants as
+wide numbers, and NumPy with functions that return such.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import linecache
 import logging
+import random
 import re
 import threading
 import time
@@ -67,6 +69,25 @@ class WideArray(np.ndarray):
     def __iter__(self) -> Any:
         return (self[k] for k in range(len(self)))
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Compute with plain arrays; a Python int is an int64 beside narrow integers."""
+        if all(_is_narrow(one) for one in inputs if isinstance(one, np.ndarray)):
+            inputs = tuple(np.int64(one) if type(one) is int else one for one in inputs)
+        if out := options.get("out"):
+            plain = tuple(one.view(np.ndarray) for one in out)
+            options |= {"out": plain, "casting": "unsafe"}
+        arrays = (one.view(np.ndarray) if isinstance(one, WideArray) else one for one in inputs)
+        result = getattr(ufunc, method)(*arrays, **options)
+        return out[0] if out else _wide(result)
+
+    def max(self, *args: Any, **options: Any) -> Any:
+        """Return the maximum as a wide number."""
+        return _wide(super().max(*args, **options))
+
+    def min(self, *args: Any, **options: Any) -> Any:
+        """Return the minimum as a wide number."""
+        return _wide(super().min(*args, **options))
+
 
 class Record:
     """Reference to a record with the fields that compiled code sees."""
@@ -100,6 +121,10 @@ class Record:
         if name not in names:
             raise AttributeError(f"the record has no field {name!r}; it has {', '.join(names)}")
         return name
+
+
+def _is_narrow(array: np.ndarray) -> bool:
+    return array.dtype.kind in "iu" and array.itemsize < 8
 
 
 def _wide(value: Any) -> Any:
@@ -158,7 +183,44 @@ def interpretable(run_rows: Any) -> Callable[..., Any]:
 
 
 def _wide_constant(value: Any) -> Any:
-    return _wide(value) if isinstance(value, np.ndarray | np.void) else value
+    """What compiled code sees of a global or closed-over value, or of an attribute of NumPy."""
+    if value is np:
+        return _NUMPY
+    if isinstance(value, type):
+        return _WIDE_TYPES.get(value, value)
+    is_function = callable(value) and (getattr(value, "__module__", "") or "numpy") == "numpy"
+    return _with_wide_results(value) if is_function else _wide(value)
+
+
+class _WideNumpy(types.ModuleType):
+    """NumPy as compiled code sees it."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = _wide_constant(getattr(np, name))
+        setattr(self, name, found)
+        return found
+
+
+def _wide_type(narrow: type[np.integer]) -> type:
+    """Return a dtype like an integer type; called, it converts to that, but returns a wide one."""
+    bounds = np.iinfo(narrow)
+
+    def make(_: type, value: Any = 0) -> int:
+        wrapped = (int(value) - bounds.min) % (bounds.max - bounds.min + 1)
+        return int(wrapped + bounds.min)
+
+    return type(narrow.__name__, (narrow,), {"__new__": make})
+
+
+def _with_wide_results(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **options: _wide(function(*args, **options))
+
+
+_NUMPY = _WideNumpy("numpy")
+_WIDE_TYPES = {
+    narrow: _wide_type(narrow)
+    for narrow in (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32)
+}
 
 
 def calls_users_code(run_rows: Any) -> bool:
@@ -184,20 +246,24 @@ def try_out(
 
     What Python or NumPy can't run, or not in half a second, is left to the compiler.
 
+    The generators of NumPy and Python are put back: compiled code draws from others.
+
     Args:
         kernels: What kind of env.
         loop: What `interpretable` returned for it.
-        params: (1,) parameter record, or None.
+        params: (1,) parameter record, of which a copy is used, or None.
         max_episode_steps: Of an episode; NO_LIMIT for none.
 
     Raises:
         KernelIndexError: There is one; names file and line.
     """
     failures: list[BaseException] = []
+    copied = None if params is None else params.copy()
+    streams = np.random.get_state(), random.getstate()  # noqa: NPY002
 
     def run() -> None:
         try:
-            _take_steps(kernels, loop, params, max_episode_steps)
+            _take_steps(kernels, loop, copied, max_episode_steps)
         except BaseException as error:
             failures.append(error)
 
@@ -209,6 +275,8 @@ def try_out(
             ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
         )
         thread.join(_LIMIT_SECONDS)
+    np.random.set_state(streams[0])  # noqa: NPY002
+    random.setstate(streams[1])
     for error in failures:
         if isinstance(error, IndexError) and "out of" in str(error):
             _raise_index_error(kernels, error)

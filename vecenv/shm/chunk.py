@@ -230,27 +230,22 @@ class Chunk:
         count = len(self.group.envs)
         mask = request.reset_mask
         wanted = list(range(count)) if mask is None else np.flatnonzero(mask).tolist()
-        faults: list[EnvFault] = []
         infos: dict[int, Noted] = {}
 
-        def reset(index: int) -> Any:
+        def reset(index: int) -> EnvFault | None:
             self.announce(self.first + index)
             try:
                 if request.drop and self._lanes is not None:
                     self._lanes.drop(index)
                 seed = request.seeds[index]
-                return self.group.reset_env(index, seed, request.options, self._own.obs)
+                info = self.group.reset_env(index, seed, request.options, self._own.obs)
+                if info:  # taken down at once, as another env may use the same dict
+                    self.group.enter(infos, info, index, count)
             except BaseException as error:
                 return self._fault(error, index, "reset")
+            return None
 
-        for index, info in zip(wanted, self.run_each(reset, wanted), strict=True):
-            if isinstance(info, EnvFault):
-                faults.append(info)
-            elif info:
-                try:
-                    self.group.enter(infos, info, index, count)
-                except Exception as error:
-                    faults.append(self._fault(error, index, "reset"))
+        faults = [fault for fault in self.run_each(reset, wanted) if fault is not None]
         if self._published:
             faults += self._publish_each(range(count), "reset")
         return self.outcome(infos, faults)

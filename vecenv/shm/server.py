@@ -214,8 +214,8 @@ def _current_setting(process: Any, popen: _ServedPopen) -> _Setting:
         with contextlib.suppress(OSError):  # closed, in a service for example
             os.fstat(fd)
             streams[fd] = popen.duplicate_for_child(fd)
-    # The standard library's is passed if there is one: it knows of shared memory made here.
     filters: list[Any] = list(warnings.filters)
+    # The standard library's is passed if there is one: it knows of shared memory made here.
     trackers: dict[str, Any] = {"multiprocess": multiprocess.resource_tracker.getfd()}
     theirs = getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None)
     if theirs is not None:
