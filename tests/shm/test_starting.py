@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 import multiprocess
+import numpy as np
 import pytest
 from shm.faulty_envs import FINE, FaultyEnv, faulty, wait_until_gone
 
@@ -72,6 +73,9 @@ def no_method():
 class Spy(FaultyEnv):
     """Tells of its process."""
 
+    def num_threads(self):
+        return len(os.listdir("/proc/self/task"))
+
     def tell(self):
         import vecenv.shm.server
 
@@ -100,6 +104,13 @@ def test_workers_of_a_process_with_threads_are_not_forked_from_it(thread, no_met
     assert "Python threads" in why_not_fork()
     assert told()["served"]
     assert not told(context="fork")["served"]
+
+
+def test_a_forked_worker_has_no_threads_that_spin():
+    np.ones((64, 64)) @ np.ones((64, 64))  # OpenBLAS may have threads here
+    pool = AsyncVectorEnv([Spy], num_workers=1, threads_per_worker=1, context="fork")
+    assert pool.call("num_threads") == (1,)
+    pool.close()
 
 
 def test_a_process_without_threads_is_forked(tmp_path):

@@ -293,11 +293,18 @@ def _limit_numba(config: dict[str, Any]) -> None:
 
 
 def _limit_openblas() -> None:
-    """Tell copies of OpenBLAS that a fork has inherited; they have read their variables before."""
+    """Tell copies of OpenBLAS that a fork has inherited; they have read their variables before.
+
+    The functions for that start threads again which the fork has ended, and these spin for a while.
+    So the number is written directly where it can be.
+    """
     for name, path in _loaded_libraries().items():
         if "openblas" not in name:
             continue
         library = ctypes.CDLL(path)
+        if hasattr(library, "blas_cpu_number"):
+            ctypes.c_int.in_dll(library, "blas_cpu_number").value = 1
+            continue
         for setter in _OPENBLAS_SETTERS:
             for suffix in ("", "64_"):
                 if hasattr(library, setter + suffix):
