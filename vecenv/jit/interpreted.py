@@ -259,7 +259,7 @@ def try_out(
     """
     failures: list[BaseException] = []
     copied = None if params is None else params.copy()
-    streams = np.random.get_state(), random.getstate()  # noqa: NPY002
+    streams = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
 
     def run() -> None:
         try:
