@@ -1,5 +1,6 @@
 """Envs that fail in one way each, and counts of what a process has open."""
 
+import ctypes
 import os
 import signal
 import time
@@ -51,6 +52,10 @@ class FaultyEnv(gym.Env):
 
     def children(self):
         return children()
+
+    def hold(self, seconds):
+        """Sleep without letting other threads of the process run."""
+        ctypes.PyDLL(None).sleep(seconds)
 
     def nap(self, seconds):
         time.sleep(seconds)

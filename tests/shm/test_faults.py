@@ -515,9 +515,12 @@ def test_an_env_that_is_late_in_reset_is_restarted(tmp_path):
     pool.close()
 
 
-def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path):
+@pytest.mark.parametrize(
+    ("caller_steps", "restarts"), [(False, [0, 0, 1, 1]), (True, [0, 0, 0, 1])]
+)
+def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path, caller_steps, restarts):
     options = {"num_workers": 2, "on_error": "restart", "timeout": 0.5, "threads_per_worker": 2}
-    pool = AsyncVectorEnv(late(tmp_path, "step", 2), **options)
+    pool = AsyncVectorEnv(late(tmp_path, "step", 2), caller_steps=caller_steps, **options)
     pool.reset(seed=1)
     pool.send([FINE] * 4)
     truncated = np.zeros(4, bool)
@@ -527,7 +530,7 @@ def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path):
         truncated[batch.env_ids] |= batch.truncations
         pool.send([FINE] * len(batch.env_ids), batch.env_ids)
     assert truncated[3]
-    assert pool.restarts.tolist() == [0, 0, 1, 1]
+    assert pool.restarts.tolist() == restarts
     pool.close()
 
 

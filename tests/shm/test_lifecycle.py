@@ -143,6 +143,7 @@ THEN = {
     "idle": "time.sleep(60)",
     "hanging": "envs.step([HANG] * 4); envs.step([HANG] * 4); envs.step([HANG] * 4)",
     "first-ready": "envs.send([FINE] * 4); time.sleep(60)",
+    "holding Python's lock": "envs.call('hold', 300)",
 }
 
 
@@ -167,6 +168,7 @@ def start_caller(then, context="fork"):
         ("stepping", "fork"),
         ("hanging", "fork"),
         ("hanging", "forkserver"),
+        ("holding Python's lock", "forkserver"),
         pytest.param("hanging", "spawn", marks=pytest.mark.slow),
         pytest.param("stepping", "forkserver", marks=pytest.mark.slow),
         pytest.param("stepping", "spawn", marks=pytest.mark.slow),

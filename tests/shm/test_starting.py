@@ -1,13 +1,17 @@
 """Where workers come from: forked where that is harmless, else from a process without user code."""
 
+import errno
 import logging
 import multiprocessing
 import os
+import pickle
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from pathlib import Path
 
@@ -193,6 +197,68 @@ def test_a_worker_whose_server_was_killed_is_found_dead_and_is(thread, no_method
     pool.step([FINE])
     pool.close(timeout=2)
     assert wait_until_gone({pid}, 5) == []
+
+
+def test_a_worker_that_can_not_be_forked_is_an_error_and_others_live(thread, no_method):
+    pool = AsyncVectorEnv(faulty(1), num_workers=1)
+    pid = server._server.pid
+    most = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 3  # room for the files of half a request
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
+    with pytest.raises(OSError, match="a worker can't be forked: Too many open files"):
+        AsyncVectorEnv(faulty(1), num_workers=1)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    pool.reset()
+    told()
+    assert server._server.pid == pid
+    pool.close()
+
+
+def test_forks_that_fail_are_told_by_number(monkeypatch):
+    def fork():
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    assert server._try_to_fork() == -errno.EAGAIN
+
+
+def test_threads_that_spawn_at_the_same_time_leave_the_main_script_alone():
+    main, events = sys.modules["__main__"], [threading.Event() for _ in range(2)]
+
+    def hide(mine, other):
+        with starting._hidden_main():
+            mine.set()
+            other.wait(0.2)
+
+    threads = [threading.Thread(target=hide, args=pair) for pair in (events, events[::-1])]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sys.modules["__main__"] is main
+
+
+def test_modules_that_only_the_caller_has_reach_workers(monkeypatch, thread, no_method):
+    module = types.ModuleType("robots_of_a_file_of_another_name")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    code = """
+from shm.faulty_envs import FINE, FaultyEnv
+class Fell(Exception):
+    pass
+class Robot(FaultyEnv):
+    def step(self, action):
+        if action != FINE:
+            raise Fell("hard")
+        return super().step(action)
+"""
+    exec(code, vars(module))
+    pool = AsyncVectorEnv([module.Robot] * 2, num_workers=2, threads_per_worker=1)
+    pool.reset()
+    assert pool.step([FINE] * 2)[0].tolist() == [[0, 1], [0, 1]]
+    with pytest.raises(module.Fell, match="hard"):
+        pool.step([FINE, FINE + 1])
+    pool.close()
+    assert pickle.loads(pickle.dumps(module.Robot)) is module.Robot
 
 
 @pytest.mark.slow

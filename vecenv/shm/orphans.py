@@ -9,6 +9,8 @@ whatever way, so also when the caller was killed. A worker without children has 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import os
 import signal
 import sys
@@ -18,8 +20,13 @@ from typing import Any
 __all__ = ["Family", "end_with_caller"]
 
 _PR_SET_PDEATHSIG = 1
-_STARTS = frozenset(
-    ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system", "os.spawn")
+# By module: the functions by which Python starts processes, but for forks, which have hooks.
+_STARTERS = (
+    ("subprocess", "_fork_exec"),
+    ("_posixsubprocess", "fork_exec"),
+    ("os", "posix_spawn"),
+    ("os", "posix_spawnp"),
+    ("os", "system"),
 )
 _WATCHER = """
 import os, select, signal, sys, time
@@ -58,10 +65,29 @@ class Family:
             except OSError:  # a session's leader has a group of its own
                 self._has_group = os.getpgrp() == self._pid
         if self._has_group:
-            sys.addaudithook(self._note)
+            os.register_at_fork(before=self._note)
+            for module, name in _STARTERS:
+                self._note_calls(importlib.import_module(module), name)
 
-    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._watcher is None and event in _STARTS and os.getpid() == self._pid:
+    def _note_calls(self, module: Any, name: str) -> None:
+        """Have the family watched before a function of a module is called for the first time.
+
+        An audit hook would be told of all of them too, but also of every `id()` and other things
+        that envs do all the time: `copy.deepcopy` takes many times as long with one.
+        """
+        start = getattr(module, name, None)
+        if start is None:  # in this version of Python
+            return
+
+        @functools.wraps(start)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._note()
+            return start(*args, **kwargs)
+
+        setattr(module, name, noted)
+
+    def _note(self) -> None:
+        if self._watcher is None and os.getpid() == self._pid:
             self._watch()
 
     def look(self) -> None:
@@ -122,7 +148,9 @@ def _watch(caller_pid: int) -> None:
     else:
         import select
 
-        select.select([file], [], [])
+        ended = select.poll()  # `select` refuses files above 1023
+        ended.register(file, select.POLLIN)
+        ended.poll()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -232,10 +232,7 @@ class WorkerPool:
 
     def reap(self, worker: int) -> None:
         """Make sure that a worker's process is gone, and close its pipe."""
-        process = self.processes[worker]
-        if process.is_alive():
-            process.kill()
-        process.join()
+        self.end(worker)
         self._channel(worker).close()
 
     def dismiss(self, deadline: Deadline) -> None:

@@ -47,9 +47,9 @@ class Receiver:
             self._owners[bounds[worker] : bounds[worker + 1]] = worker
         self._lanes = exchange.link.layout.env_lanes(bounds)
         # Seconds that an env may take, where one that takes longer is restarted; and per lane the
-        # time of its latest sign of life.
+        # time of its latest sign of life; the last item is for the envs that have none (lane -1).
         self._limit_s = None if exchange.restarts is None else envs._timeout
-        self._heard = np.zeros(self._lanes.max() + 1)
+        self._heard = np.zeros(self._lanes.max() + 2)
         self._own_queue: list[tuple[int, Any]] = []
         exchange.push = self._push
         exchange.before_revival = self._lost

@@ -11,6 +11,7 @@ variables, `sys.path`, folder, processors, output files, filters of warnings, st
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import pickle
@@ -55,7 +56,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 sys.path[:] = {path!r}
 from vecenv.shm.server import serve
-serve({file})
+serve({file}, {caller})
 os._exit(0)  # at once: there is nothing to tidy up
 """
 
@@ -155,10 +156,13 @@ class _ServedPopen(multiprocess.popen_fork.Popen):
             os.close(child_input)
             os.close(child_status)
         try:
-            self.pid = _read_number(self.sentinel, _PATIENCE_S)
+            pid = _read_number(self.sentinel, _PATIENCE_S)
+            if pid < 0:
+                raise OSError(-pid, f"a worker can't be forked: {os.strerror(-pid)}")
         except BaseException:
             self.finalizer()
             raise
+        self.pid = pid
         return to_child
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
@@ -318,7 +322,7 @@ def _running() -> _Server:
         with there:
             # Absolute, as the server may be used from another folder.
             path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
-            code = _PROLOGUE.format(path=path, file=there.fileno())
+            code = _PROLOGUE.format(path=path, file=there.fileno(), caller=os.getpid())
             command = [os.fsencode(multiprocess.spawn.get_executable() or sys.executable)]
             command += [
                 os.fsencode(flag) for flag in multiprocess.util._args_from_interpreter_flags()
@@ -359,19 +363,25 @@ def _send(file: int, fds: list[int]) -> None:
 _passed: list[int] = []  # in a child: files that came with its request
 
 
-def serve(file: int) -> None:
-    """Be the server: fork when asked, and report how children end, until the caller is gone."""
+def serve(file: int, caller_pid: int) -> None:
+    """Be the server: fork when asked, and report how children end, until the caller is gone.
+
+    Children that are left then are killed: they watch the caller themselves, but only from a thread
+    that waits for ever where an env does not let go of Python's lock.
+    """
+    caller = _watch_caller(caller_pid)
     _import_all()
     wake_up, signalled = os.pipe()
     os.set_blocking(wake_up, False)
     os.set_blocking(signalled, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+    own = [file, wake_up, signalled, *caller]
     requests = socket.socket(fileno=file)
     statuses: dict[int, int] = {}  # by pid: where to write the exit code
     with selectors.DefaultSelector() as selector:
-        selector.register(requests, selectors.EVENT_READ)
-        selector.register(wake_up, selectors.EVENT_READ)
+        for source in (requests, wake_up, *caller):
+            selector.register(source, selectors.EVENT_READ)
         is_asked = True
         while is_asked or statuses:
             ready = [key.fileobj for key, _ in selector.select()]
@@ -379,24 +389,62 @@ def serve(file: int) -> None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_up, 1 << 16)
                 _report_ends(statuses)
-            if requests in ready:
-                message, fds, _, _ = socket.recv_fds(requests, 1, _MOST_FDS)
-                if not message:  # the caller is gone, or has another server
-                    is_asked = False
-                    selector.unregister(requests)
-                    continue
-                given, status, *passed = fds
-                pid = os.fork()
-                if pid == 0:
-                    selector.close()
-                    requests.close()
-                    for fd in (wake_up, signalled, status, *statuses.values()):
-                        os.close(fd)
-                    _run_child(given, passed)
-                statuses[pid] = status
-                _write_number(status, pid)
-                for fd in (given, *passed):
-                    os.close(fd)
+            if any(source in ready for source in caller):
+                for pid in statuses:
+                    os.kill(pid, signal.SIGKILL)
+                return
+            if requests in ready and not _answer(requests, statuses, [*own, selector.fileno()]):
+                is_asked = False
+                selector.unregister(requests)
+
+
+def _answer(requests: socket.socket, statuses: dict[int, int], own: list[int]) -> bool:
+    """Fork a child as asked; return False if nobody asks: the caller has another server.
+
+    Args:
+        requests: This side of the pair of sockets.
+        statuses: By pid where to write the exit code; changed in place.
+        own: Files that are none of a child's business.
+    """
+    message, fds, flags, _ = socket.recv_fds(requests, 1, _MOST_FDS)
+    if not message:
+        return False
+    if len(fds) < 2:  # there is no room for them, and nobody to be told
+        for fd in fds:
+            os.close(fd)
+        return True
+    given, status, *passed = fds
+    pid = -errno.EMFILE if flags & socket.MSG_CTRUNC else _try_to_fork()
+    if pid == 0:
+        for fd in (*own, status, *statuses.values()):
+            os.close(fd)
+        _run_child(given, passed)
+    _write_number(status, pid)
+    if pid > 0:
+        statuses[pid] = status
+    else:
+        os.close(status)
+    for fd in (given, *passed):
+        os.close(fd)
+    return True
+
+
+def _watch_caller(caller_pid: int) -> list[int]:
+    """Return a file that can be read when the caller is gone; none where there is no such file."""
+    files = []
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, too old, or gone
+        files.append(os.pidfd_open(caller_pid))
+    if os.getppid() != caller_pid:
+        os._exit(0)
+    return files
+
+
+def _try_to_fork() -> int:
+    """Return what `os.fork` does, or the negative number of its error."""
+    try:
+        return os.fork()
+    except OSError as error:  # too many processes, or too little memory
+        return -(error.errno or errno.EAGAIN)
 
 
 def _import_all() -> None:
@@ -446,9 +494,10 @@ def _run_child(given: int, passed: list[int]) -> None:
             _take_over(pickle.load(file))
             process = pickle.load(file)
         code = process._bootstrap(parent_sentinel=sentinel)
-    except BaseException:
-        traceback.print_exc()
-        multiprocess.util._flush_std_streams()
+    except BaseException as error:
+        if not isinstance(error, EOFError):  # the caller was interrupted
+            traceback.print_exc()
+            multiprocess.util._flush_std_streams()
     finally:
         os._exit(code)
 

@@ -21,6 +21,8 @@ from typing import Any
 
 __all__ = ["authkey", "end_own", "pickled", "settle", "unpickled"]
 
+_pickling = threading.RLock()  # as modules are registered with cloudpickle meanwhile
+
 
 def authkey() -> bytes:
     """Return the key with which this process talks to managers."""
@@ -29,6 +31,9 @@ def authkey() -> bytes:
 
 def pickled(factories: list[Any]) -> bytes:
     """Pickle factories by value as far as needed: lambdas, closures, classes of `__main__`.
+
+    So are classes and functions of modules that only this process has, as it has made them or
+    loaded them from a file of another name.
 
     Locks, queues, pipes and shared values are handed over as if a process of theirs were started;
     everything else, tensors and bound methods too, as `cloudpickle` does it. Load with `unpickled`.
@@ -46,39 +51,89 @@ def pickled(factories: list[Any]) -> bytes:
             if is_shared_value or kind.__module__.partition(".")[0] in names:
                 theirs[kind] = reducer
 
-    main = vars(sys.modules["__main__"])
-    of_main: dict[str, Any] = {}  # classes and functions of the main script that are pickled
+    by_value = _ByValue()
 
     class Pickler(cloudpickle.Pickler):
         dispatch_table: Any = ChainMap(theirs, cloudpickle.Pickler.dispatch_table)  # type: ignore[arg-type]
 
         def reducer_override(self, obj: Any) -> Any:
-            is_named = isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__"
-            if is_named and main.get(obj.__name__) is obj:
-                of_main[obj.__name__] = obj
+            if isinstance(obj, type | types.FunctionType):
+                by_value.note(obj)
             return super().reducer_override(obj)
 
     file = io.BytesIO()
-    for library in libraries:
-        library.context.set_spawning_popen(_Spawning)
-    try:
-        Pickler(file).dump((factories, of_main))
-    finally:
+    with _pickling:
         for library in libraries:
-            library.context.set_spawning_popen(None)
+            library.context.set_spawning_popen(_Spawning)
+        try:
+            Pickler(file).dump((factories, by_value.objects))
+        finally:
+            for library in libraries:
+                library.context.set_spawning_popen(None)
+            by_value.end()
     return file.getvalue()
+
+
+class _ByValue:
+    """Classes and functions that are pickled by value.
+
+    Attributes:
+        objects: By module and name.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {"__main__": {}}
+        self._known: set[str] = set()  # modules that others can import
+        self._registered: list[types.ModuleType] = []
+
+    def note(self, obj: Any) -> None:
+        """Take notice of a class or function before it is pickled."""
+        import cloudpickle
+
+        name = obj.__module__
+        module = sys.modules.get(name)
+        if name in self._known or module is None:
+            return
+        if name not in self.objects:
+            if _can_be_imported(name):
+                self._known.add(name)
+                return
+            self.objects[name] = {}
+            if name not in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.register_pickle_by_value(module)
+                self._registered.append(module)
+        if vars(module).get(obj.__name__) is obj:
+            self.objects[name][obj.__name__] = obj
+
+    def end(self) -> None:
+        """Leave modules to be pickled as before."""
+        import cloudpickle
+
+        for module in self._registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _can_be_imported(name: str) -> bool:
+    """Whether the package of a module is where others find it too."""
+    package = name.partition(".")[0]
+    try:
+        return any(finder.find_spec(package, None) for finder in sys.meta_path)
+    except Exception:  # finders are anybody's code
+        return True
 
 
 def unpickled(text: bytes) -> list[Any]:
     """Return factories that another process has pickled.
 
-    Classes and functions of its main script become those of this process's, so that their instances
-    (infos, exceptions, attributes) find their way back to the very same class over there.
+    Classes and functions of its main script, and of other modules that went by value, become those
+    of this process's, so that their instances (infos, exceptions, attributes) find their way back
+    to the very same class over there.
     """
-    factories, of_main = pickle.loads(text)
-    main = vars(sys.modules["__main__"])
-    for name, value in of_main.items():
-        main.setdefault(name, value)
+    factories, by_value = pickle.loads(text)
+    for module_name, objects in by_value.items():
+        module = sys.modules.setdefault(module_name, types.ModuleType(module_name))
+        for name, value in objects.items():
+            vars(module).setdefault(name, value)
     return factories
 
 

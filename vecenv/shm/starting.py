@@ -34,6 +34,7 @@ __all__ = [
 
 _logger = logging.getLogger("vecenv")
 _said: set[str] = set()  # warnings that have been given in this process
+_hiding = threading.Lock()  # of the main script, while a process is spawned
 
 # Libraries that are loaded to use a GPU or a display, which a forked child can't.
 _DEVICES = ("libcuda.so", "libEGL_", "libGLX_", "libOSMesa")
@@ -172,7 +173,7 @@ def _pickled_registry() -> bytes:
     import gymnasium
 
     specs = []
-    for spec in gymnasium.registry.values():
+    for spec in list(gymnasium.registry.values()):  # which another thread may add to
         with contextlib.suppress(Exception):  # pickling runs code of users' classes
             specs.append(cloudpickle.dumps(spec))
     return dumps(specs)
@@ -194,12 +195,13 @@ def _hidden_main() -> Iterator[None]:
 
     Factories are pickled with all they need from `__main__`, so nothing there is missed.
     """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = type(sys)("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _hiding:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = type(sys)("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 # -- whether forking is harmless ------------------------------------------------------------------
