@@ -186,6 +186,8 @@ def _wide_constant(value: Any) -> Any:
     """What compiled code sees of a global or closed-over value, or of an attribute of NumPy."""
     if value is np:
         return _NUMPY
+    if value is np.ndenumerate:
+        return lambda array: ((index, array[index]) for index, _ in np.ndenumerate(array))
     if isinstance(value, type):
         return _WIDE_TYPES.get(value, value)
     is_function = callable(value) and (getattr(value, "__module__", "") or "numpy") == "numpy"
