@@ -161,6 +161,9 @@ def local_step(state, action, rng):
     before = marks[0] - 1  # -1, not 255
     if before >= 0:
         state.visits[before] += 1
+    for _, mark in np.ndenumerate(marks):
+        if mark - 1 >= 0:
+            state.visits[mark] += 1
     shifted = marks - 1
     if shifted.max() >= 0:
         state.visits[shifted[0]] += 1

@@ -82,7 +82,7 @@ def read_object(argument: str, text: str) -> Any:
     """
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # behind all others, so that no file here takes their place
     module_name, _, path = text.partition(":")
     if not module_name or not path:
         raise ValueError(f"{argument} is {text!r}, expected 'module:object'")

@@ -186,6 +186,8 @@ def _wide_constant(value: Any) -> Any:
     """What compiled code sees of a global or closed-over value, or of an attribute of NumPy."""
     if value is np:
         return _NUMPY
+    if value is np.ndenumerate:
+        return lambda array: ((index, array[index]) for index, _ in np.ndenumerate(array))
     if isinstance(value, type):
         return _WIDE_TYPES.get(value, value)
     is_function = callable(value) and (getattr(value, "__module__", "") or "numpy") == "numpy"
@@ -259,7 +261,7 @@ def try_out(
     """
     failures: list[BaseException] = []
     copied = None if params is None else params.copy()
-    streams = np.random.get_state(), random.getstate()  # noqa: NPY002
+    streams = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
 
     def run() -> None:
         try:

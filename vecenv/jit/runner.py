@@ -269,7 +269,7 @@ class CompiledRunner:
             self._helpers.failures.clear()
         error.add_note(
             "This came from a kernel; some envs may have been left in the midst of a step. "
-            "With NUMBA_DISABLE_JIT=1 in the environment, the traceback shows where."
+            "An env made with debug=True shows the line in the traceback."
         )
         raise error
 
