@@ -44,6 +44,17 @@ def pytest_runtest_setup(item):
             pytest.skip("needs a CUDA device; torch sees none")
 
 
+@pytest.fixture(autouse=True)
+def a_program_without_threads(monkeypatch):
+    """Fork where a plain script would: pytest-timeout's timer is a thread, which speaks against it.
+
+    What starts from a clean process is tested in tests/shm/test_starting.py, which undoes this.
+    """
+    import vecenv.shm.starting
+
+    monkeypatch.setattr(vecenv.shm.starting, "why_not_fork", lambda: None)
+
+
 @pytest.fixture
 def one_torch_thread():
     """More only wait for each other on networks so small, for long on a busy machine."""

@@ -28,6 +28,11 @@ from vecenv.shm.starting import make_start, why_not_fork
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def a_program_without_threads():
+    """Nothing is pretended here."""
+
+
 def run_script(text, *args, folder, timeout=100, command=None):
     """Run a script with this checkout; return its output."""
     path = folder / "script.py"
