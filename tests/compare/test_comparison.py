@@ -172,7 +172,7 @@ def test_what_fails_without_a_chance_is_said_once_for_each_reason():
     assert result.diversity_reason == "KeyError: 'no level 7'"
     text = as_text(result)
     assert re.search(r"jit +│ 1, 2 │ skipped", text)
-    assert "is a factory of single envs; compiled envs have ids" in text
+    assert "is a factory of single envs; compiled ones have ids" in text
 
 
 def test_envs_without_single_envs_run_compiled_only():

@@ -1,6 +1,7 @@
 """Where workers come from: forked where that is harmless, else from a process without user code."""
 
 import errno
+import itertools
 import logging
 import multiprocessing
 import os
@@ -218,7 +219,9 @@ def test_a_worker_whose_server_was_killed_is_found_dead_and_is(thread, no_method
 def test_a_worker_that_can_not_be_forked_is_an_error_and_others_live(thread, no_method):
     pool = AsyncVectorEnv(faulty(1), num_workers=1)
     pid = server._server.pid
-    most = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 3  # room for the files of half a request
+    used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+    unused = (number for number in itertools.count() if number not in used)
+    most = next(itertools.islice(unused, 2, None))  # room for two files, less than a request has
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
     with pytest.raises(OSError, match="a worker can't be forked: Too many open files"):
