@@ -138,6 +138,7 @@ def test_cycles_of_creation_and_close():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_five_hundred_cycles_of_creation_and_close():
     cycle(500)
 
