@@ -163,7 +163,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         if not self._calls.is_ready:
             self._calls.require_ready("step")
-        if type(out) is not self._slot_type:
+        if out is not None and type(out) is not self._slot_type:
             self._check_slot_mode(out)
         log = self._log
         if log is None:
