@@ -45,7 +45,7 @@ test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an ag
 	$(PYTEST) -m "(slow or learn) and not gpu and not ray and not real" || test $$? -eq 5  # 5: there are none
 
 fuzz: $(VENV)/.installed-test  ## random envs in lockstep with Gymnasium's, a minute
-	PYTHONPATH=tests $(RUN) tests/random_envs.py $(FUZZ_ARGS)
+	PYTHONPATH=.:tests $(RUN) tests/random_envs.py $(FUZZ_ARGS)
 
 test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device
 	$(PYTEST) -m gpu || test $$? -eq 5
