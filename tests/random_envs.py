@@ -3,8 +3,8 @@
 A case is a number: it decides on spaces, infos, rewards, wrappers, the mode of autoreset, workers,
 threads, the start method, copies, and who is stepped when. Nothing here knows how vecenv works.
 
-    python tests/random_envs.py --seconds 60             # prints its seed, and a case that differs
-    python tests/random_envs.py --case 123456            # that case again
+    make fuzz                                            # prints its seed, and a case that differs
+    make fuzz FUZZ_ARGS="--case 123456"                  # that case again
 
 The environment variables VECENV_FUZZ_SEED and VECENV_FUZZ_SECONDS are the defaults.
 """
