@@ -7,7 +7,7 @@ PYTHON ?= python3
 DEMO_ARGS ?=
 # Options of `make cage2`; `make cage2 CAGE2_ARGS=--help` lists them.
 CAGE2_ARGS ?=
-# Options of the random envs; `make fuzz FUZZ_ARGS=--help` lists them.
+# Options of the fuzzers; `make fuzz FUZZ_ARGS=--help` lists them.
 FUZZ_ARGS ?=
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
 PYTEST_ARGS ?=
@@ -44,8 +44,8 @@ test: $(VENV)/.installed-test  ## the fast tests and the doctests
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
 	$(PYTEST) -m "(slow or learn) and not gpu and not ray and not real" || test $$? -eq 5  # 5: there are none
 
-fuzz: $(VENV)/.installed-test  ## random envs in lockstep with Gymnasium's, a minute
-	PYTHONPATH=.:tests $(RUN) tests/random_envs.py $(FUZZ_ARGS)
+fuzz: $(VENV)/.installed-test  ## random cases in lockstep with others, a minute of each fuzzer
+	PYTHONPATH=.:tests $(RUN) -m fuzz $(FUZZ_ARGS)
 
 test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device
 	$(PYTEST) -m gpu || test $$? -eq 5

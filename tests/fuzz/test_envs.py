@@ -4,8 +4,9 @@ import os
 
 import numpy as np
 import pytest
-import random_envs
-from random_envs import RUNS, run_for
+from fuzz import envs as random_envs
+from fuzz.__main__ import run_for
+from fuzz.envs import RUNS
 
 
 @pytest.mark.parametrize("kind", RUNS)
@@ -25,7 +26,7 @@ def test_a_few_random_envs(kind):
 def test_random_envs_of_a_new_seed():
     """The seed is printed; VECENV_FUZZ_SEED takes it again."""
     seed = int(os.environ.get("VECENV_FUZZ_SEED") or np.random.SeedSequence().generate_state(1)[0])
-    assert run_for(float(os.environ.get("VECENV_FUZZ_SECONDS") or 20), seed) > 0
+    assert run_for("envs", float(os.environ.get("VECENV_FUZZ_SECONDS") or 20), seed) > 0
 
 
 def test_a_difference_is_found(monkeypatch):

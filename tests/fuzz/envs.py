@@ -1,21 +1,13 @@
 """Envs drawn at random, in lockstep with Gymnasium's vector envs and with envs stepped by hand.
 
-A case is a number: it decides on spaces, infos, rewards, wrappers, the mode of autoreset, workers,
-threads, the start method, copies, and who is stepped when. Nothing here knows how vecenv works.
-
-    make fuzz                                            # prints its seed, and a case that differs
-    make fuzz FUZZ_ARGS="--case 123456"                  # that case again
-
-The environment variables VECENV_FUZZ_SEED and VECENV_FUZZ_SECONDS are the defaults.
+A case decides on spaces, infos, rewards, wrappers, the mode of autoreset, workers, threads, the
+start method, copies, and who is stepped when. Nothing here knows how vecenv works.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
-import sys
-import time
 from collections import OrderedDict
 from copy import deepcopy
 from fractions import Fraction
@@ -33,6 +25,7 @@ from vecenv import AsyncVectorEnv, InfoError, StepSlot, SyncVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES
 MOST_ENVS = 6
+UNIT = "env steps"  # what `run_case` counts
 RAISED = (TypeError, ValueError, OverflowError, IndexError, AttributeError)
 
 
@@ -810,43 +803,3 @@ def run_case(number):
     kinds = list(RUNS)
     with np.errstate(over="ignore", invalid="ignore"):  # of numbers cast to the first env's dtype
         return RUNS[kinds[[0, 0, 0, 1, 1, 2][number % 6]]](number)
-
-
-def say(line):
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def run_for(seconds, seed, least_steps=0):
-    """Run cases until the time is up; return the number of env steps compared."""
-    end, total, count = time.monotonic() + seconds, 0, 0
-    numbers = np.random.default_rng(seed)
-    while time.monotonic() < end or total < least_steps:
-        number = int(numbers.integers(1 << 40))
-        try:
-            total += run_case(number)
-        except BaseException:
-            say(f"case {number} of seed {seed} differs: {sys.argv[0]} --case {number}")
-            raise
-        count += 1
-    say(f"{total} env steps in {count} cases without a difference (seed {seed})")
-    return total
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    env = os.environ.get
-    fresh = int(np.random.SeedSequence().generate_state(1)[0])
-    parser.add_argument("--seed", type=int, default=int(env("VECENV_FUZZ_SEED") or fresh))
-    parser.add_argument("--seconds", type=float, default=float(env("VECENV_FUZZ_SECONDS") or 60))
-    parser.add_argument("--case", type=int, help="run only this one")
-    args = parser.parse_args()
-    if args.case is not None:
-        say(f"{run_case(args.case)} env steps without a difference")
-        return
-    say(f"seed {args.seed}")
-    run_for(args.seconds, args.seed)
-
-
-if __name__ == "__main__":
-    main()
