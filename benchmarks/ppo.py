@@ -61,7 +61,7 @@ def seconds_by_phase(envs: Any) -> dict[str, float]:
     """Seconds of the training in the envs, and in each phase of the example."""
     report = envs.timing.report()
     spent = {name: share * report.wall_s for name, share in report.shares.items()}
-    env = sum(spent.pop(name) for name in ENV_SHARES)
+    env = sum(spent.pop(name, 0.0) for name in ENV_SHARES)
     return {"env": env, "policy": spent["policy"], "update": spent["learner"]}
 
 

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.errors import ObservationError
 from vecenv.infos import add_info, copy_value
 from vecenv.rows import ObservationRows
-from vecenv.timing.stamps import EnvStamps, stamped
+from vecenv.timing.stamps import EnvStamps, StampedEnv, stamped
 
 __all__ = ["EnvGroup", "StepRows", "read_autoreset_mode"]
 
@@ -249,6 +249,12 @@ class EnvGroup:
     def stamp(self, stamps: EnvStamps | None) -> None:
         """Stamp the envs' steps and resets from now on, row i being env i's; None ends it."""
         self._steppers = self.envs if stamps is None else stamped(self.envs, stamps)
+
+    def mark_done(self, index: int) -> None:
+        """Stamp that the results of an env's latest step have been written, if it is stamped."""
+        stepper = self._steppers[index]
+        if isinstance(stepper, StampedEnv):
+            stepper.mark_done()
 
     def require_reset_ended(self, indices: Iterable[int]) -> None:
         """Refuse to step envs whose episode has ended, if autoreset is disabled.

@@ -165,10 +165,9 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             self._calls.require_ready("step")
         if out is not None and type(out) is not self._slot_type:
             self._check_slot_mode(out)
-        log = self._log
-        if log is None:
+        if self._log is None:
             return self._step(self._actions.check(actions), out)
-        with self._logged(STEP):
+        with self.timing.call(STEP) as log:
             log.note_rows(self.num_envs)
             return self._step(self._actions.check(actions), out)
 
@@ -190,6 +189,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         ids = self._calls.check_env_ids(env_ids)
         with self._logged(SEND):
             self._send(self._actions.check(actions, ids), ids)
+            if self._log is not None:
+                self.timing.log.note_sent(ids)
         self._calls.mark_sent(ids)
 
     def recv(
@@ -223,7 +224,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         with self._logged(RECV):
             batch = self._recv(count, most, timeout)
             if self._log is not None:
-                self._log.note_rows(len(batch.env_ids))
+                self.timing.log.note_received(batch.env_ids)
         self._calls.mark_received(batch.env_ids)
         return batch
 
@@ -268,20 +269,28 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         if getattr(type(out), "autoreset_mode", None) is given:  # so for all of this type
             self._slot_type = type(out)
 
-    def _logged(self, kind: int) -> AbstractContextManager[None]:
+    def _logged(self, kind: int) -> AbstractContextManager[CallLog | None]:
         """Return a context that is logged as a call, if time is being taken."""
         return _NOT_LOGGED if self._log is None else self.timing.call(kind)
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged waits for envs."""
-        return _NOT_LOGGED if self._log is None else self._log.waiting()
+        return _NOT_LOGGED if self._log is None else self.timing.log.waiting()
 
-    def _begin_stamps(self) -> EnvStamps | None:
-        """Begin to stamp env steps; return where, or None if single steps can't be told apart."""
+    def _taking_infos(self) -> AbstractContextManager[None]:
+        """Return a context in which the call that is logged receives and batches infos."""
+        return _NOT_LOGGED if self._log is None else self.timing.log.taking_infos()
+
+    def _begin_stamps(self) -> EnvStamps | int | None:
+        """Begin to stamp env steps; see `TimedEnvs`."""
         return None
 
     def _end_stamps(self) -> None:
-        """Stop stamping."""
+        """Stop stamping; if that raises, nothing has changed."""
+
+    def _env_lanes(self) -> np.ndarray:
+        """Return the number of the thread that steps each env, int64 (num_envs,)."""
+        return np.searchsorted(self._env_chunks(), np.arange(self.num_envs), side="right") - 1
 
     def _keep_infos_apart(self) -> bool:
         """Return `InfosApart` for infos from now on; False if they are batched from the start."""

@@ -1,126 +1,251 @@
 """Recordings made by hand, whose shares are known."""
 
+import threading
+
 import numpy as np
 import pytest
 
-from vecenv.timing.attribution import shares_ns
-from vecenv.timing.calls import RECV, SEND, STEP, CallLog, Calls
-from vecenv.timing.control import Recording, WorkerProcess
+from vecenv.timing import calls as calls_module
+from vecenv.timing.attribution import ENVS, KERNEL, NOTHING, CallTotals, Crew, EnvTotals, Work
+from vecenv.timing.calls import (
+    RECV,
+    RESET,
+    SEND,
+    STEP,
+    STEP_ASYNC,
+    STEP_WAIT,
+    CallLog,
+    Calls,
+    Pass,
+)
+from vecenv.timing.control import Recording, Tally, WorkerProcess
 from vecenv.timing.report import make_report
 from vecenv.timing.stamps import Stamps
 
 PROCESSES = [WorkerProcess(2**30, 0.1), WorkerProcess(2**30 + 1, 0.2)]  # of which there are none
-POLICY = 4
+TWO_WORKERS = Crew(ENVS, [0, 2, 4], np.array([0, 0, 1, 1]), False)
+TWO_THREADS = Crew(ENVS, [0, 4], np.array([0, 1, 0, 1]), False)
+FOUR_THREADS = Crew(ENVS, [0, 2, 4], np.arange(4), False)
+LOCAL = Crew(ENVS, [0, 4], np.zeros(4, np.int64), True)
+NO_PASS = Pass(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def calls(*rows):
-    """Rows of kind, begin, end, wait_begin, wait_end, nested."""
-    columns = np.array([(*row, 0, 0) for row in rows], dtype=np.int64).reshape(-1, 8).T
-    return Calls(*columns)
+    """Rows of kind, begin, end, wait_begin, wait_end, and perhaps first and last env."""
+    rows = [(*row[:5], 0, 0, 4, *(row[5:] or (0, 0)), 0) for row in rows]
+    return Calls(*np.array(rows, dtype=np.int64).reshape(-1, 11).T)
 
 
-def steps(*rows):
-    """Rows of env, begin, end, thread."""
-    rows = sorted(rows, key=lambda row: row[1])
-    env_ids, begin_ns, end_ns, threads = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    return Stamps(env_ids, begin_ns, end_ns, threads, np.zeros(len(rows), bool))
+def steps(*rows, resets=(), cpu=0):
+    """Rows of env, begin, end and, where they are marked, done; `resets` are rows too."""
+    rows = sorted(
+        [*((*row, 0) for row in rows), *((*row, 1) for row in resets)], key=lambda r: r[1]
+    )
+    full = [(*row[:-1], *([0] * (5 - len(row))), row[-1]) for row in rows]
+    env_ids, begin_ns, end_ns, done_ns, kinds = np.array(full, dtype=np.int64).reshape(-1, 5).T
+    cpu_ns = ((end_ns - begin_ns) * cpu).astype(np.int64)
+    return Stamps(env_ids, begin_ns, end_ns, done_ns, cpu_ns, kinds.astype(bool))
 
 
-def recording(calls, stamps, *, processes=PROCESSES, end_ns=1000):
-    names = ["step", "send", "recv", "reset", "policy"]
-    bounds = [0, 2, 4] if len(processes) == 2 else [0, 4]
-    return Recording("Envs", 0, end_ns, names, calls, stamps, bounds, processes, 4)
+def shares(crew, log, stamps, cpu=np.nan):
+    """Return the totals of these calls, and their shares of 1000 ns."""
+    totals = CallTotals()
+    work = Work(stamps, crew, np.full(len(crew.chunks) - 1, cpu), 1000)
+    totals.add(log, work, crew)
+    return totals, totals.shares_ns
+
+
+def report(crew, log, stamps, phases_ns=None, **options):
+    """Return a report about 1000 ns."""
+    totals, envs = CallTotals(), None
+    if stamps is not None:
+        envs = EnvTotals(crew)
+        envs.add(stamps.where(stamps.end_ns > 0))
+        work = Work(stamps, crew, envs.cpu_shares(), 1000)
+        envs.add_work(work, 0, 1000)
+        totals.add(log, work, crew)
+    else:
+        totals.add(log, None, crew)
+    tally = {"copies": True, "other_threads": 0.0, "others_ns": {}, **options}
+    processes = [None] if crew.is_local else PROCESSES[: len(crew.chunks) - 1]
+    names = ["step", "send", "recv", "reset", "step_async", "step_wait", "policy"]
+    recording = Recording(
+        "Envs", 0, 1000, names, log, stamps, crew, processes, 4, NO_PASS, NO_PASS, []
+    )
+    return make_report(Tally(1000, phases_ns or {}, totals, envs, **tally), recording)
 
 
 def test_a_barrier_step_is_cut_into_work_stragglers_hand_over_and_copying():
-    envs = steps((0, 130, 230, 7), (1, 230, 330, 7), (2, 140, 240, 8), (3, 250, 650, 8))
-    shares = shares_ns(recording(calls((STEP, 100, 900, 120, 800, 0)), envs))
-    # Thread 7 worked for 200, thread 8 for 500, while the caller waited from 120 to 800.
-    assert shares["env compute"] == 350
-    assert shares["straggler wait"] == 150
-    assert shares["hand-over"] == 20 + 680 - 500
-    assert shares["copying"] == 100
-    assert shares["other"] == 200
-    assert sum(shares.values()) == 1000
+    envs = steps((0, 130, 230), (1, 230, 330, 330), (2, 140, 240), (3, 250, 650, 660))
+    totals, found = shares(TWO_WORKERS, calls((STEP, 100, 900, 120, 800)), envs)
+    # Worker 0 was at work for 200; worker 1 for 520: 500 at steps, 20 writing.
+    assert found["env compute"] == 350
+    assert found["straggler wait"] == 520 - 360
+    assert found["copying"] == 10 + 100 and totals.workers_copying_ns == 10
+    assert found["hand-over"] == 20 + 680 - 520
+    assert found["env reset"] == 0
+    assert sum(found.values()) == 800
+    assert totals.late_ns == 140
+
+
+def test_resets_have_a_share_of_their_own_and_are_blamed_for_what_others_wait():
+    envs = steps((0, 100, 200, 200), (2, 100, 110, 110), resets=[(3, 110, 900, 900)])
+    totals, found = shares(TWO_WORKERS, calls((STEP, 100, 900, 100, 900)), envs)
+    assert found["env compute"] == 55 and found["env reset"] == 395
+    assert found["straggler wait"] == 350 == totals.reset_straggler_ns
 
 
 def test_a_thread_without_work_is_not_waited_for():
-    envs = steps((0, 100, 200, 7), (1, 2000, 2100, 9))
-    shares = shares_ns(recording(calls((STEP, 100, 200, 100, 200, 0)), envs))
-    assert (shares["env compute"], shares["straggler wait"]) == (100, 0)
+    envs = steps((0, 100, 200, 200), (2, 2000, 2100, 2100))
+    _, found = shares(TWO_WORKERS, calls((STEP, 100, 200, 100, 200)), envs)
+    assert (found["env compute"], found["straggler wait"]) == (100, 0)
+
+
+@pytest.mark.parametrize(("cpu", "compute"), [(0.0, 200), (1.0, 800)])
+def test_threads_of_a_process_that_compute_take_turns(cpu, compute):
+    crew = Crew(ENVS, [0, 4], np.arange(4), False)
+    envs = steps(*((k, 100 + 200 * k, 300 + 200 * k, 300 + 200 * k) for k in range(4)))
+    _, found = shares(crew, calls((STEP, 100, 900, 100, 900)), envs, cpu)
+    assert found["env compute"] == compute
+    assert found["hand-over"] == 800 - compute
 
 
 def test_first_ready_has_no_stragglers():
-    envs = steps((0, 0, 100, 7), (2, 0, 900, 8))
-    log = calls((SEND, 0, 10, 0, 0, 0), (RECV, 10, 210, 10, 200, 0))
-    shares = shares_ns(recording(log, envs))
-    assert shares["env compute"] == 190
-    assert shares["straggler wait"] == 0
-    assert shares["hand-over"] == 10
-    assert shares["copying"] == 10
+    envs = steps((0, 0, 100, 100), (2, 150, 250, 900), resets=[(1, 110, 140, 140)])
+    log = calls((SEND, 0, 10, 0, 0), (RECV, 10, 210, 10, 200))
+    _, found = shares(TWO_WORKERS, log, envs)
+    assert found["env compute"] == 90 + 50
+    assert found["env reset"] == 30
+    assert found["straggler wait"] == 0
+    assert found["hand-over"] == 10 + 20
+    assert found["copying"] == 10
 
 
-def test_phases_count_without_what_is_inside_them():
-    log = calls((STEP, 200, 500, 200, 500, 0), (POLICY, 100, 600, 0, 0, 300))
-    shares = shares_ns(recording(log, steps((0, 200, 500, 7))))
-    assert shares["policy"] == 200
-    assert shares["env compute"] == 300
-    assert shares["other"] == 500
+def test_the_envs_own_time_is_counted_from_the_command_on():
+    envs = steps((0, 20, 520, 520), (2, 20, 320, 320))
+    log = calls((STEP_ASYNC, 0, 10, 0, 0), (STEP_WAIT, 500, 600, 510, 530))
+    totals, found = shares(TWO_WORKERS, log, envs)
+    assert totals.critical_ns == {0: 500} and totals.work_ns == 20
+    assert found["env compute"] == 20 and found["hand-over"] == 10 + 10
+
+
+def test_a_step_may_be_begun_before_the_totals_are_taken_up_and_ended_after():
+    envs = steps((0, 20, 520, 520))
+    totals = CallTotals()
+    work = Work(envs, TWO_WORKERS, np.full(2, np.nan), 1000)
+    totals.add(calls((STEP_ASYNC, 0, 10, 0, 0)), work, TWO_WORKERS)
+    assert totals.sent_ns == {0: 0}
+    totals.add(calls((STEP_WAIT, 500, 600, 510, 530)), work, TWO_WORKERS)
+    assert totals.critical_ns == {0: 500} and totals.sent_ns == {}
+
+
+def test_halves_wait_for_their_own_envs_only():
+    envs = steps((0, 0, 300, 300), (2, 100, 900, 900))
+    log = calls(
+        (STEP_ASYNC, 0, 0, 0, 0, 0, 2),
+        (STEP_ASYNC, 100, 100, 0, 0, 2, 4),
+        (STEP_WAIT, 200, 310, 200, 300, 0, 2),
+    )
+    totals, found = shares(TWO_WORKERS, log, envs)
+    assert (found["env compute"], found["straggler wait"]) == (100, 0)
+    assert totals.critical_ns == {0: 300} and totals.sent_ns == {2: 100}
 
 
 def test_in_one_process_all_but_the_envs_is_copying():
-    envs = steps((0, 110, 200, 7), (1, 210, 300, 7))
-    shares = shares_ns(recording(calls((STEP, 100, 400, 0, 0, 0)), envs, processes=[None]))
-    assert (shares["env compute"], shares["copying"], shares["other"]) == (180, 120, 700)
+    envs = steps((0, 110, 200), (1, 210, 300), resets=[(2, 300, 350)])
+    _, found = shares(LOCAL, calls((STEP, 100, 400, 0, 0)), envs)
+    assert (found["env compute"], found["env reset"], found["copying"]) == (180, 50, 70)
 
 
-def test_compiled_envs_are_all_compute():
-    log = calls((STEP, 100, 400, 0, 0, 0))
-    report = make_report(recording(log, None, processes=[None]))
-    assert report.shares["env compute"] == 0.3
-    assert report.envs is None and report.workers == []
-    assert "compiled kernel" in str(report) or "other" in report.verdict
+def test_compiled_calls_are_the_kernel_and_what_is_around_it():
+    crew = Crew(KERNEL, [0, 4], np.zeros(4, np.int64), True, 20)
+    log = calls((RESET, 0, 100, 10, 60), (STEP, 100, 400, 150, 350))
+    found = report(crew, log, None)
+    assert found.shares["env reset"] == 0.03
+    assert found.shares["env compute"] == 0.18
+    assert found.shares["copying"] == pytest.approx(0.19)
+    assert found.envs is None and found.workers == []
 
 
-def test_steps_that_have_not_ended_and_resets_are_not_counted():
-    envs = steps((0, 100, 200, 7), (1, 200, 0, 7), (1, 300, 400, 7))
-    envs = envs._replace(is_reset=np.array([False, False, True]))
-    report = make_report(recording(calls((STEP, 100, 400, 100, 400, 0)), envs))
-    assert report.num_steps == 1 and report.envs.num_steps == 1
-    assert report.workers[0].busy == 0.2 and report.workers[0].memory_bytes is None
+def test_what_is_not_stamped_is_not_split():
+    crew = Crew(NOTHING, [0, 2, 4], np.array([0, 0, 1, 1]), False)
+    found = report(crew, calls((STEP, 100, 900, 120, 800)), None)
+    assert found.shares == {"env calls": 0.8, "other": pytest.approx(0.2)}
+    assert "unknown" in found.verdict and found.resets is None
+
+
+def test_steps_that_have_not_ended_and_resets_are_no_steps():
+    envs = steps((0, 100, 200, 200), (1, 200, 0), resets=[(1, 300, 400, 400)])
+    found = report(TWO_WORKERS, calls((STEP, 100, 400, 100, 400)), envs)
+    assert found.num_steps == 1 and found.envs.num_steps == 1
+    assert found.resets.num_steps == 1 and found.resets.mean == 100
+    assert found.workers[0].memory_bytes is None
 
 
 @pytest.mark.parametrize(
     ("last_env", "advice"),
     [
-        ((3, 1, 1000, 9), "the envs themselves"),
-        ((3, 990, 1000, 9), "use first-ready (send/recv) with batches of 1"),
+        ((3, 1, 1000, 1000), "the envs wait"),
+        ((3, 990, 1000, 1000), "use first-ready (send/recv) with batches of 1"),
         (None, "use backend='sync'"),
     ],
 )
 def test_the_verdict_names_the_largest_share(last_env, advice):
-    short = [(env, 990, 1000, env) for env in range(3)]
-    envs = short if last_env is None else [*short[1:], (0, 1, 1000, 7), last_env]
-    log = calls((STEP, 1, 1000, 1, 1000, 0))
-    assert advice in make_report(recording(log, steps(*envs))).verdict
+    short = [(env, 990, 1000, 1000) for env in range(3)]
+    envs = short if last_env is None else [*short[1:], (0, 1, 1000, 1000), last_env]
+    log = calls((STEP, 1, 1000, 1, 1000))
+    crew = TWO_WORKERS if last_env is None else FOUR_THREADS
+    envs = envs if last_env != (3, 1, 1000, 1000) else [(k, 1, 1000, 1000) for k in range(4)]
+    assert advice in report(crew, log, steps(*envs)).verdict
 
 
-def test_gains_say_what_the_rate_would_be():
-    log = calls((STEP, 500, 1000, 500, 1000, 0))
-    report = make_report(recording(log, steps((0, 500, 1000, 7))))
-    assert report.steps_per_second == pytest.approx(1e6)
-    assert report.gains["env compute"] == pytest.approx(2e6)
+def test_gains_are_bounded_by_the_envs_own_time():
+    envs = steps((0, 0, 950, 950))
+    log = calls((STEP_ASYNC, 0, 0, 0, 0), (STEP_WAIT, 900, 950, 900, 950))
+    found = report(TWO_WORKERS, log, envs, {"learner": 900})
+    assert found.steps_per_second == pytest.approx(1e6)
+    assert found.shares["learner"] == 0.9
+    assert found.gains["learner"] == pytest.approx(1e6 / 0.95)
+    assert found.gains["env compute"] == pytest.approx(1e6 / 0.95)
+    assert "beside the envs" in found.verdict
 
 
-def test_the_log_forgets_the_oldest(monkeypatch):
-    monkeypatch.setattr("vecenv.timing.calls.CAPACITY", 4)
+def test_first_ready_is_bounded_by_threads_that_are_always_at_work():
+    envs = steps((0, 0, 100, 100), (0, 500, 600, 600), (2, 0, 250, 250), (2, 500, 750, 750))
+    log = calls((RECV, 100, 500, 100, 400))
+    found = report(TWO_WORKERS, log, envs, {"learner": 550})
+    # 2 steps in 200 ns and 2 in 500 ns: 14 per microsecond, against 4.
+    assert found.gains["learner"] == pytest.approx(4e6 / 0.45)
+    assert report(TWO_WORKERS, log, envs, {"learner": 900}).gains["learner"] == pytest.approx(14e6)
+
+
+def test_phases_may_have_names_of_ours():
     log = CallLog()
+    for name in ("step", "other", "env compute"):
+        with log.interval(log.kind(name)):
+            pass
+    with log.interval(STEP):
+        pass
+    assert log.names[6:] == ["step", "other", "env compute"]
+    assert log.read().kinds.tolist() == [6, 7, 8, STEP]
+    found = report(LOCAL, calls((STEP, 0, 100, 0, 0)), steps((0, 0, 100)), log.phases_ns())
+    assert {"step", "other (phase)", "env compute (phase)", "other"} < set(found.shares)
+    assert sum(found.shares.values()) == pytest.approx(1)
+
+
+def test_the_log_forgets_the_oldest_but_not_their_sum(monkeypatch):
+    monkeypatch.setattr(calls_module, "CAPACITY", 4)
+    log = CallLog()
+    folds = []
+    log.fold_at, log.fold = 3, lambda: folds.append(log.count)
     for number in range(7):
         with log.interval(STEP):
             log.note_rows(number)
     found = log.read()
     assert found.num_rows.tolist() == [3, 4, 5, 6]
     assert log.complete_since() == found.end_ns[0]
+    assert log.own_ns[STEP] > (found.end_ns - found.begin_ns).sum() > 0
+    assert folds == [3, 4, 5, 6, 7]  # nobody has moved `fold_at`
 
 
 def test_waiting_and_nesting_are_logged():
@@ -141,8 +266,36 @@ def test_waiting_and_nesting_are_logged():
     assert set(log.total_ns) == {"outer", "inner"}
 
 
-def test_clearing_inside_a_phase_ends_it():
+def test_clearing_inside_a_phase_lets_it_begin_anew():
     log = CallLog()
     with log.interval(log.kind("policy")):
         log.clear()
-    assert log.count == 0 and log.total_ns == {}
+        begin_ns = log.begin_ns
+    assert log.read().begin_ns.tolist() == [begin_ns]
+
+
+def test_open_phases_count_until_the_latest_event():
+    log = CallLog()
+    with log.interval(log.kind("rollout")):
+        with log.interval(STEP):
+            pass
+        rollout_ns = log.phases_ns()["rollout"]
+        assert 0 < rollout_ns <= log.wall_ns - log.own_ns[STEP]
+        with log.interval(STEP):
+            threading.Event().wait(0.01)
+        assert log.phases_ns()["rollout"] < rollout_ns + 10e6
+
+
+def test_pauses_are_left_out_of_everything():
+    log = CallLog()
+    with log.interval(log.kind("policy")):
+        with log.paused(), log.paused():
+            threading.Event().wait(0.05)
+        assert log.phases_ns().get("policy", 0) < 40e6 and log.wall_ns < 40e6
+    with log.paused():
+        threading.Event().wait(0.05)
+    assert log.wall_ns < 40e6
+    with log.interval(STEP):
+        pass
+    assert log.wall_ns < 40e6
+    assert sum(log.own_ns) <= log.wall_ns

@@ -1,4 +1,4 @@
-import threading
+import time
 
 import numpy as np
 import pytest
@@ -24,7 +24,8 @@ class Env:
 
 
 def small_stamps(num_envs, size):
-    return EnvStamps(np.zeros((num_envs, size, 3), np.int64), np.zeros(num_envs, np.int64))
+    rings = np.zeros((num_envs, size, module.RECORD_WORDS), np.int64)
+    return EnvStamps(rings, np.zeros(num_envs, np.int64))
 
 
 def test_steps_and_resets_are_stamped_in_order():
@@ -34,7 +35,7 @@ def test_steps_and_resets_are_stamped_in_order():
     found = stamps.read()
     assert found.env_ids.tolist() == [0, 1, 0]
     assert found.is_reset.tolist() == [True, False, False]
-    assert (found.threads == threading.get_ident()).all()
+    assert (found.done_ns == 0).all()
     assert (found.begin_ns <= found.end_ns).all() and (np.diff(found.begin_ns) > 0).all()
     assert stamps.complete_since() == 0
 
@@ -64,6 +65,58 @@ def test_a_step_that_raises_stays_open_and_is_told_first():
     assert describe_latest(stamps, np.array([5])) == ""
 
 
+def test_steps_are_taken_once_each_and_running_ones_are_shown():
+    envs = [Env(), Env(fails_at=3)]
+    stamps = small_stamps(2, 8)
+    first, second = stamped(envs, stamps)
+    first.step(0)
+    second.step(0)
+    found, taken = stamps.since(np.zeros(2, np.int64))
+    assert found.env_ids.tolist() == [0, 1] and taken.tolist() == [1, 1]
+    second.step(0)
+    with pytest.raises(ZeroDivisionError):
+        second.step(0)
+    found, taken = stamps.since(taken)
+    assert found.env_ids.tolist() == [1, 1] and (found.end_ns > 0).tolist() == [True, False]
+    assert stamps.since(taken)[0].env_ids.tolist() == [1]  # what has ended is taken
+    for _ in range(30):
+        first.step(0)
+    assert (stamps.since(taken)[0].env_ids == 0).sum() == 7  # what the ring holds
+
+
+def test_the_first_mark_after_a_step_counts():
+    stamps = small_stamps(1, 4)
+    (env,) = stamped([Env()], stamps)
+    for _ in range(6):
+        env.step(0)
+        env.mark_done()
+        done_ns = stamps.read().done_ns[-1]
+        env.mark_done()
+        found = stamps.read()
+        assert found.end_ns[-1] <= found.done_ns[-1] == done_ns
+    env.step(0)
+    assert stamps.read().done_ns[-1] == 0  # not that of the step whose place it has taken
+
+
+def test_processor_time_is_taken_of_long_steps_and_of_some_short_ones():
+    class Waits(Env):
+        def step(self, action):
+            time.sleep(action)
+
+    stamps = small_stamps(1, 64)
+    (env,) = stamped([Waits()], stamps)
+    for _ in range(40):
+        env.step(0)
+    is_taken = stamps.read().cpu_ns >= 0
+    assert is_taken[0] and 2 <= is_taken.sum() <= 20
+    for _ in range(20):
+        env.step(0.001)
+    found = stamps.read()
+    latest = found.where(np.arange(len(found.env_ids)) >= len(found.env_ids) - 4)
+    assert (latest.cpu_ns >= 0).all()
+    assert (latest.cpu_ns < 0.5 * (latest.end_ns - latest.begin_ns)).all()
+
+
 def test_an_env_may_be_replaced():
     envs = [Env(fails_at=1)]
     (env,) = stamped(envs, small_stamps(1, 4))
@@ -77,7 +130,7 @@ def test_memory_is_bounded(num_envs, size):
 
     def allocate(shape, dtype):
         asked.append(shape)
-        return np.zeros((2, 2, 3), dtype)
+        return np.zeros((2, 2, module.RECORD_WORDS), dtype)
 
     EnvStamps.make(num_envs, allocate)
     assert asked == [(num_envs, size, module.RECORD_WORDS), (num_envs,)]

@@ -197,6 +197,9 @@ def test_a_hang_is_reported_with_the_latest_steps():
     envs.close(terminate=True)
 
 
+CATEGORIES = {"call", "wait", "copy", "phase", "env", "reset"}
+
+
 def test_the_trace_follows_the_format(tmp_path):
     fns = [lambda k=k: CountingEnv(step_s=0.002 * (k + 1)) for k in range(4)]
     envs = AsyncVectorEnv(fns, num_workers=2)
@@ -208,13 +211,56 @@ def test_the_trace_follows_the_format(tmp_path):
     slices = [event for event in events if event["ph"] == "X"]
     assert all({"name", "cat", "ts", "dur", "pid", "tid"} <= event.keys() for event in slices)
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in slices)
-    assert {event["cat"] for event in slices} == {"call", "wait", "phase", "env", "reset"}
+    assert {event["cat"] for event in slices} == CATEGORIES
     assert {e["pid"] for e in slices} == {0, 1, 2}
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names[0] == "caller" and names[2].startswith("worker 1 (pid ")
     assert sum(event["cat"] == "env" for event in slices) == envs.timing.report().num_steps
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert tracks[0, 0] == "calls and phases"
+    assert sorted(tracks.values())[1:] == ["env 0", "env 1", "env 2", "env 3"]
+    assert {(e["pid"], e["tid"]) for e in slices} == set(tracks)
+    for event in slices:
+        if event["cat"] in {"env", "reset"}:
+            assert tracks[event["pid"], event["tid"]] == f"env {event['args']['env_id']}"
     check_nesting(slices)
     check_flows(events, slices)
+
+
+def test_arrows_begin_at_the_call_that_sent_the_env_and_end_at_the_one_that_received_it():
+    fns = [lambda k=k: CountingEnv(step_s=0.001 * (1 + 3 * k)) for k in range(4)]
+    envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=2)
+    envs.reset(seed=1)
+    envs.timing.enable()
+    sent, received = [np.arange(4)], []
+    envs.send(np.zeros(4, int))
+    for _ in range(30):
+        received.append(envs.recv(1).env_ids)
+        sent.append(received[-1])
+        envs.send(np.zeros(len(sent[-1]), int), sent[-1])
+    received.append(envs.recv().env_ids)
+    events = list(trace_events(envs.timing.recording()))
+    envs.close()
+    slices = [event for event in events if event["ph"] == "X"]
+    check_flows(events, slices)
+    pairs = (("s", "send", sent), ("f", "recv", received))
+    steps = {
+        (event["pid"], event["tid"], event["ts"]): event["args"]["env_id"]
+        for event in slices
+        if event["cat"] in {"env", "reset"}
+    }
+    of_env = {
+        event["id"]: steps[event["pid"], event["tid"], event["ts"]]
+        for event in events
+        if event["ph"] == "t"
+    }
+    assert len(of_env) == len(steps) == sum(map(len, received))
+    for phase, name, passed in pairs:
+        calls = [event for event in slices if event["name"] == name]
+        for event in events:
+            if event["ph"] == phase:
+                begins = [call["ts"] <= event["ts"] <= call["ts"] + call["dur"] for call in calls]
+                assert of_env[event["id"]] in passed[begins.index(True)]
 
 
 def check_nesting(slices):
@@ -223,7 +269,7 @@ def check_nesting(slices):
         ends = [math.inf]
         mine = [e for e in slices if (e["pid"], e["tid"]) == track]
         for event in sorted(mine, key=lambda e: (e["ts"], -e["dur"])):
-            while event["ts"] >= ends[-1]:
+            while event["ts"] >= ends[-1] - 1e-3:  # they are floats, to the nanosecond
                 ends.pop()
             end = event["ts"] + event["dur"]
             assert end <= ends[-1] + 1e-3
@@ -306,4 +352,4 @@ def test_a_report_fits_80_columns_whatever_users_name_their_phases():
     table = lines[: next(k for k, line in enumerate(lines) if line.startswith("└"))]
     # A border, the header, a border, then one line for each share.
     shares = [line.split("│")[1].strip() for line in table if line.startswith("│")]
-    assert len(shares) == 8 and all(shares)
+    assert len(shares) == 9 and all(shares)

@@ -47,6 +47,7 @@ _MODES = {
 }
 _RENDER_MODES = ("rgb_array", "ansi")
 _RENDER_FPS = 10
+_NUM_EMPTY = 20  # compiled calls that do nothing, to see what stamping itself comes to
 _MAX_SEED = 2**64 - 1
 _BOOL, _INT8 = np.dtype(np.bool_), np.dtype(np.int8)
 _seed_streams = cached_njit(random.seed_streams)
@@ -291,6 +292,24 @@ class JitVectorEnv(VecEnv):
         self._count_over()
         self._is_seeded = True
         self._calls.mark_reset()
+
+    def _begin_stamps(self) -> int:
+        """Stamp compiled calls, not envs; return what one that does nothing takes."""
+        self._calls.require_open("timing.enable")
+        lengths_ns: list[int] = []
+        self._runner.stamp(lambda begin_ns, end_ns: lengths_ns.append(end_ns - begin_ns))
+        for _ in range(_NUM_EMPTY):
+            self._run_without_actions(OBSERVE, 0, obs=self._unused.obs)
+        timing = self.timing  # not self: a cycle would delay the end of a forgotten env
+
+        def note(begin_ns: int, end_ns: int) -> None:
+            timing.log.note_kernel(begin_ns, end_ns)  # of the thread that calls
+
+        self._runner.stamp(note)
+        return sorted(lengths_ns)[_NUM_EMPTY // 2]
+
+    def _end_stamps(self) -> None:
+        self._runner.stamp(None)
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the helper threads."""

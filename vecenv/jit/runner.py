@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -58,8 +59,12 @@ class PythonRunner:
     num_threads = 1
 
     def __init__(self, run_rows: Any, fixed: Fixed) -> None:
-        self._run_rows = run_rows
+        self._run_rows = self._unstamped = run_rows
         self._fixed = fixed
+
+    def stamp(self, note: Callable[[int, int], None] | None) -> None:
+        """Call `note` with beginning and end of every job from now on; None ends it."""
+        self._run_rows = self._unstamped if note is None else _stamped(self._unstamped, note)
 
     def step(self, actions: np.ndarray, *outputs: np.ndarray) -> int:
         """Step all envs; see `CompiledRunner.step`."""
@@ -115,7 +120,7 @@ class CompiledRunner:
 
     def __init__(self, attend: Any, fixed: Fixed, num_threads: int) -> None:
         self.num_threads = min(num_threads, MAX_THREADS)
-        self._attend = attend
+        self._attend = self._unstamped = attend
         self._fixed = fixed  # keeps alive what the job has addresses of
         self._bounds = fixed.action_bounds
         self._control = aligned_zeros((control_words(self.num_threads),), np.int64)
@@ -205,6 +210,10 @@ class CompiledRunner:
         self.num_threads = 1
         self._describe_step()
 
+    def stamp(self, note: Callable[[int, int], None] | None) -> None:
+        """Call `note` with beginning and end of every job from now on; None ends it."""
+        self._attend = self._unstamped if note is None else _stamped(self._unstamped, note)
+
     def _describe_step(self) -> None:
         self._describe(STEP, len(self._fixed.states), _NO_IDS, _NO_MASKS)
 
@@ -251,7 +260,7 @@ class CompiledRunner:
         if self._helpers is None or self._helpers.pid != os.getpid():
             if self._helpers is not None:
                 self._helpers.forget()
-            self._helpers = _Helpers(self._attend, self._control, self._jobs, self.num_threads)
+            self._helpers = _Helpers(self._unstamped, self._control, self._jobs, self.num_threads)
         is_close = time.perf_counter_ns() - self._end_ns < CLOSE_NS
         may_wake = is_close or self._work_ns >= WAKE_NS
         if may_wake != self._may_wake:
@@ -289,6 +298,19 @@ class CompiledRunner:
                 self._describe_step()
         elif self._choice.note(elapsed_ns):
             self._describe_step()
+
+
+def _stamped(job: Any, note: Callable[[int, int], None]) -> Callable[..., Any]:
+    """Return a function that does a job and notes when, also if it raises."""
+
+    def run(*args: Any) -> Any:
+        begin_ns = time.perf_counter_ns()
+        try:
+            return job(*args)
+        finally:
+            note(begin_ns, time.perf_counter_ns())
+
+    return run
 
 
 class _Helpers:

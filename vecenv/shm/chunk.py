@@ -37,6 +37,8 @@ class Chunk:
         group: The envs, with the rules of autoreset.
         has_objects: Whether some leaves of the observations have no fixed shape.
         announce: Called with the id of the env that is about to be reset or called.
+        is_stamped: Whether steps are being stamped; then whoever has written the results of one
+            calls `group.mark_done`.
         run_each: Calls a function with indices of envs and returns the results, each in the thread
             that owns the env; the function must not raise.
 
@@ -67,6 +69,7 @@ class Chunk:
         self.columns = ColumnWriter(arena.view, first, self.last, layout.row_forms)
         self.group = EnvGroup(envs, layout.autoreset_mode, self.columns.note)
         self.announce: Callable[[int], None] = lambda env_id: None
+        self.is_stamped = False
         self._space = layout.observation_space
         self._arena = arena
         own = slot_rows(arena, self._space, layout.own, first, self.last)
@@ -97,6 +100,7 @@ class Chunk:
 
     def _stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
         """Stamp the envs' steps into the rings and counts given; None ends it."""
+        self.is_stamped = leaves is not None
         if leaves is None:
             self.group.stamp(None)
             return
@@ -133,6 +137,8 @@ class Chunk:
             infos, faults = self._step_rest(error, list(actions), rows)
         if self._published:
             faults = [*faults, *self._publish(range(len(self.group.envs)), "step")]
+        if self.is_stamped and self.worker < 0:  # the caller goes on with other things
+            self.group.mark_done(-1)
         if infos or faults or self._objects:
             return self.outcome(infos, faults)
         return 0, 0, None
@@ -145,9 +151,14 @@ class Chunk:
         count = min(len(actions), len(self.group.envs))  # fewer if they have not been checked
         infos: dict[int, Noted] = {}
         faults: list[EnvFault] = []
-        results = self.run_each(
-            lambda index: self.step_env(index, actions[index], slot), range(count)
-        )
+
+        def step(index: int) -> tuple[dict[int, Noted], Sequence[EnvFault]]:
+            result = self.step_env(index, actions[index], slot)
+            if self.is_stamped:
+                self.group.mark_done(index)
+            return result
+
+        results = self.run_each(step, range(count))
         for env_infos, env_faults in results:
             faults += env_faults
             infos.update(env_infos)
@@ -243,6 +254,8 @@ class Chunk:
                     self.group.enter(infos, info, index, count)
             except BaseException as error:
                 return self._fault(error, index, "reset")
+            if self.is_stamped:
+                self.group.mark_done(index)
             return None
 
         faults = [fault for fault in self.run_each(reset, wanted) if fault is not None]

@@ -24,7 +24,7 @@ from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as, re
 from vecenv.shm.layout import COMMANDS
 from vecenv.shm.messages import ResetRequest
 from vecenv.spaces import ObservationMode
-from vecenv.timing.calls import SEND, STEP
+from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 
 if TYPE_CHECKING:
     from vecenv.shm.chunk import Outcome
@@ -270,7 +270,7 @@ class AsyncVectorEnv(RemoteCalls):
         """Start stepping every env once; see `step`."""
         self._calls.require_ready("step_async")
         self._ended.require_reset_ended(range(self.num_envs))
-        with self._logged(SEND):
+        with self._logged(STEP_ASYNC):
             self._begin_step(self._actions.check(actions), out)
         self._calls.begin_async("step")
 
@@ -282,7 +282,9 @@ class AsyncVectorEnv(RemoteCalls):
             StepTimeoutError: Some env has not answered; the step stays pending.
         """
         self._require_pending("step")
-        with self._logged(STEP):
+        with self._logged(STEP_WAIT) as log:
+            if log is not None:
+                log.note_rows(self.num_envs)
             return self._finish_step(self._finish("step", self._deadline(timeout))[0])
 
     def _step(self, actions: Any, out: Any) -> StepResult:
@@ -368,7 +370,8 @@ class AsyncVectorEnv(RemoteCalls):
         if not status and own_outcome in (None, (0, 0, None)):
             return {}, [], []
         try:
-            gathered = exchange.gather(self._workers, own_outcome)
+            with self._taking_infos():
+                gathered = exchange.gather(self._workers, own_outcome)
             raise_faults(gathered[1], exchange.steps)
         except Exception as error:
             if call != "call":

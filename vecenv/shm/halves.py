@@ -13,7 +13,7 @@ from vecenv.base import StepResult
 from vecenv.rows import copy_batch
 from vecenv.shm.faults import StepTimeoutError, raise_faults, retold
 from vecenv.shm.layout import COMMANDS, OTHER_HALF
-from vecenv.timing.calls import SEND, STEP
+from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 
 if TYPE_CHECKING:
     from vecenv.shm.env import AsyncVectorEnv
@@ -70,7 +70,9 @@ class Half:
         envs._ended.require_reset_ended(self.env_ids.tolist())
         checked = self._actions.check(actions)
         assert envs._writer is not None
-        with envs._logged(SEND):
+        with envs._logged(STEP_ASYNC) as log:
+            if log is not None:
+                log.note_range(self._rows.start, self._rows.stop)
             envs._own_rows()
             envs._writer.write(checked, self.env_ids)
             exchange.steps += 1
@@ -91,7 +93,10 @@ class Half:
             raise NoAsyncCallError(
                 "Calling `step_wait` without any prior call to `step_async`.", "step"
             )
-        with envs._logged(STEP):
+        with envs._logged(STEP_WAIT) as log:
+            if log is not None:
+                log.note_range(self._rows.start, self._rows.stop)
+                log.note_rows(self.num_envs)
             return self._finish(timeout)
 
     def _finish(self, timeout: float | None) -> StepResult:
@@ -105,7 +110,8 @@ class Half:
         infos: dict[str, Any] = {}
         if status:
             try:
-                infos, faults, _ = exchange.gather(self._workers, None)
+                with envs._taking_infos():
+                    infos, faults, _ = exchange.gather(self._workers, None)
                 raise_faults(faults, exchange.steps)
             except BaseException as error:
                 envs._calls.forget_reset(retold(error))

@@ -113,6 +113,8 @@ class Receiver:
             position = self._exchange.link.publish(
                 (CLAIMS_LINE - 1) * LINE, leaves, env_id, status, form
             )
+            if own.is_stamped:
+                own.group.mark_done(env_id - own.first)
             if answer is not None:
                 self._exchange.keep_row_answer(position, answer)
 
@@ -243,15 +245,16 @@ class Receiver:
         words = ring.words(index)
         positions = words[:, ROW_SEQUENCE] - 1
         messages: dict[int, list[Any]] = {}
-        faults = self._messages(words[:, ROW_STATUS], ids, positions, messages, objects)
-        forms = words[:, ROW_FORM].copy()
-        if faults or not (messages or forms.any()):
-            return {}, faults, None
-        try:
-            columns, places = self._exchange.columns, positions % ring.size
-            return columns.collect_ring(forms, messages, places, ids), faults, None
-        except InfoError as error:
-            return {}, faults, error
+        with self._envs._taking_infos():
+            faults = self._messages(words[:, ROW_STATUS], ids, positions, messages, objects)
+            forms = words[:, ROW_FORM].copy()
+            if faults or not (messages or forms.any()):
+                return {}, faults, None
+            try:
+                columns, places = self._exchange.columns, positions % ring.size
+                return columns.collect_ring(forms, messages, places, ids), faults, None
+            except InfoError as error:
+                return {}, faults, error
 
     def _messages(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from vecenv.base import VecEnv
 from vecenv.timing.control import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
@@ -34,6 +36,11 @@ class StampedPool(VecEnv):
         if not self.closed:
             self._calls.require_idle("timing.disable")
             self._exchange.stamp(None)
+
+    def _env_lanes(self) -> np.ndarray:
+        exchange = self._exchange
+        lanes = exchange.link.layout.env_lanes(exchange.pool.bounds)  # -1 for the caller's
+        return lanes if exchange.own is None else lanes + 1
 
     def _env_chunks(self) -> list[int]:
         bounds = list(self._exchange.pool.bounds)

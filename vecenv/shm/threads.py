@@ -209,7 +209,7 @@ class _Lane(threading.Thread):
                     del given
                 elif env_id >= 0:
                     status, form, answer = step(env_id)
-                    if answer is None:
+                    if answer is None and not chunk.is_stamped:
                         leaves = chunk.ring_leaves if form else chunk.bare_leaves
                         env_id = link.publish_and_take(
                             command, line, num_jobs, leaves, env_id, status, form

@@ -318,11 +318,13 @@ class _Worker:
     def _complete(self, outcome: Outcome, begin_ns: int) -> None:
         """Report that a command is done, then send what it has to say beyond numbers."""
         status, form, answer = outcome
-        if answer is None:
+        # Pickled before: what has been announced must come at once.
+        pickled = answer and answer_bytes(answer, self._chunk.first, self._index)
+        if self._chunk.is_stamped:
+            self._chunk.group.mark_done(-1)
+        if pickled is None:
             self._link.complete(self._command, status, form, begin_ns, perf_counter_ns())
             return
-        # Pickled before: what has been announced must come at once.
-        pickled = answer_bytes(answer, self._chunk.first, self._index)
         status |= HAS_MESSAGE
         self._link.complete(self._command, status, form, begin_ns, perf_counter_ns())
         with self._pipe_lock:
@@ -354,11 +356,13 @@ class _Worker:
         row = self._command, leaves, env_id, status, form
         if answer is None:
             self._link.publish(*row)
-            return
-        pickled = answer_bytes(answer, env_id, self._index)
-        with self._pipe_lock:
-            position = self._link.publish(*row)
-            self._pipe.send_bytes(message_head(position, -1) + pickled)
+        else:
+            pickled = answer_bytes(answer, env_id, self._index)
+            with self._pipe_lock:
+                position = self._link.publish(*row)
+                self._pipe.send_bytes(message_head(position, -1) + pickled)
+        if self._chunk.is_stamped:
+            self._chunk.group.mark_done(env_id - self._chunk.first)
 
     def _carry_out(self, message: dict[str, Any]) -> bool:
         """Carry out a command that came by message; return False to stop."""

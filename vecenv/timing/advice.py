@@ -1,78 +1,374 @@
-"""From the shares of a report to one line of advice."""
+"""From running totals to advice: only what can be estimated from them, with what it may bring."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from vecenv.timing.attribution import COPYING, ENV_COMPUTE, HAND_OVER, OTHER, STRAGGLERS
+from vecenv.timing.attribution import (
+    COPYING,
+    ENV_COMPUTE,
+    ENV_RESET,
+    HAND_OVER,
+    KERNEL,
+    OTHER,
+    STRAGGLERS,
+    UNSPLIT,
+    CallTotals,
+    EnvTotals,
+)
 
-if TYPE_CHECKING:
-    from vecenv.timing.report import TimingReport
+__all__ = ["Advice", "Facts", "advise"]
 
-__all__ = ["verdict"]
+_WORTH = 1.1  # times as many steps/s from which on something is advised
+_COMPUTES = 0.5  # share of processor time in steps from which on they count as computing
+_FEWEST_GAPS, _IN_TURN = 20, 0.08  # share of short gaps up to which envs end one after the other
+_HAND_OVER_NS = 30_000, 200_000  # of a round that is handed to workers, as it usually is
+_LATE_NS = 200_000  # by which the caller notices late, if something is wrong
 
-_SLOW_ENV_NS = 50_000  # a step that takes longer is worth handing to a worker
-_BATCHES = 4  # first-ready batches per round that are proposed
+
+@dataclass(frozen=True)
+class Advice:
+    """Something that may help.
+
+    Attributes:
+        text: What, and why.
+        low, high: Between how many times as many steps per second are to be expected; None if that
+            can't be estimated.
+    """
+
+    text: str
+    low: float | None = None
+    high: float | None = None
 
 
-def verdict(report: TimingReport) -> str:
-    """Say which share is the largest and what would make it smaller."""
-    name, share = max(report.shares.items(), key=lambda item: item[1])
-    advice = {
+class Facts(NamedTuple):
+    """What is known about a run; times in nanoseconds.
+
+    Attributes:
+        backend, num_envs: Of the vector env.
+        stamped, is_local, num_workers, num_lanes: Who steps the envs, see `Crew`.
+        cores: Processors that this process may use.
+        wall_ns: Of the run.
+        spent_ns: By share.
+        bound_ns: What the envs alone would have taken.
+        first_ready: Whether envs were received as they became ready.
+        copies: Whether observations are copied for the caller.
+        calls, envs: Running totals.
+        num_steps: Env steps.
+        other_threads: Processors that other threads of the calling process keep busy.
+    """
+
+    backend: str
+    stamped: str
+    is_local: bool
+    num_envs: int
+    num_workers: int
+    num_lanes: int
+    cores: int
+    wall_ns: int
+    spent_ns: dict[str, int]
+    bound_ns: float
+    first_ready: bool
+    copies: bool
+    calls: CallTotals
+    envs: EnvTotals | None
+    num_steps: int
+    other_threads: float
+
+    def gain(self, wall_ns: float) -> float:
+        """Return how many times as many steps per second another wall time would be."""
+        return self.wall_ns / max(wall_ns, 1.0)
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Share of processor time in the envs' work."""
+        if self.envs is None:
+            return None
+        of_ns = int(self.envs.cpu_of_ns.sum())
+        return int(self.envs.cpu_ns.sum()) / of_ns if of_ns else None
+
+    @property
+    def take_turns(self) -> bool:
+        """Whether the envs of different threads end one after the other, as if for one lock."""
+        calls = self.calls
+        return calls.gaps >= _FEWEST_GAPS and calls.short_gaps < _IN_TURN * calls.gaps
+
+    @property
+    def outside_ns(self) -> int:
+        """The caller's own time: all but waiting for envs."""
+        return self.wall_ns - self.calls.waited_ns
+
+
+def advise(facts: Facts) -> list[Advice]:
+    """Say what would make the largest share smaller, or why nothing is advised."""
+    name = max(facts.spent_ns, key=lambda key: facts.spent_ns[key])
+    about = {
         ENV_COMPUTE: _about_compute,
+        ENV_RESET: _about_resets,
         STRAGGLERS: _about_stragglers,
         HAND_OVER: _about_hand_over,
         COPYING: _about_copying,
         OTHER: _about_other,
+        UNSPLIT: _about_unsplit,
     }.get(name)
-    what = f"{share:.0%} of the time goes to {name}"
-    if advice is None:
-        gain = report.gains[name] / max(report.steps_per_second, 1e-9)
-        return f"{what}: the envs are not the bottleneck; without it, {gain:.1f} x the steps/s"
-    return f"{what}: {advice(report)}"
+    return [_about_phase(facts, name) if about is None else about(facts)]
 
 
-def _about_compute(report: TimingReport) -> str:
-    if report.envs is None:
-        return "the compiled kernel; more threads or a simpler step make it shorter"
-    is_slow = report.envs.mean > _SLOW_ENV_NS
-    if report.backend == "SyncVectorEnv" and report.num_envs > 1 and is_slow:
-        return (
-            f"{report.envs.mean / 1e6:.2g} ms per env step, one after the other; "
-            "backend='async' steps them in all processors"
+def _told(text: str, low: float, high: float) -> Advice:
+    """Return advice with its gain in words."""
+    low, high = min(low, high), max(low, high)
+    if high < 1.15 * low:
+        told = f"about {(low + high) / 2:.3g} x the steps/s"
+    elif low <= 1.02:
+        told = f"up to {high:.3g} x the steps/s"
+    else:
+        told = f"{low:.2g} to {high:.2g} x the steps/s"
+    return Advice(f"{text}: {told}", low, high)
+
+
+def _without(facts: Facts, name: str, text: str) -> Advice:
+    """Say what remains if a share takes no time."""
+    gain = facts.gain(facts.wall_ns - facts.spent_ns[name])
+    return _told(f"{text}; without it", gain, gain)
+
+
+# -- inside the envs ------------------------------------------------------------------------------
+
+
+def _about_compute(facts: Facts) -> Advice:
+    if facts.stamped == KERNEL:
+        return _without(
+            facts, ENV_COMPUTE, "the compiled kernel; more threads or a simpler step shorten it"
         )
-    if report.backend == "SyncVectorEnv":
-        return "the envs themselves; make their step cheaper, or write it for the JIT kit"
-    if report.first_ready and sum(worker.busy for worker in report.workers) > 1:
-        return "the envs themselves; if they wait rather than compute, keep more of them in flight"
-    return "the envs themselves, in every worker; more processors or a cheaper step are left"
+    cpu_share = facts.cpu_share
+    if facts.envs is None or cpu_share is None:
+        return _without(facts, ENV_COMPUTE, "the envs; whether they compute or wait is unknown")
+    if facts.is_local:
+        return _about_local_compute(facts, cpu_share)
+    return _about_waiting(facts) if cpu_share < _COMPUTES else _about_computing(facts)
 
 
-def _about_stragglers(report: TimingReport) -> str:
-    batch = max(1, report.num_envs // _BATCHES)
-    return (
-        f"waiting for the slowest of {report.num_envs} envs; use first-ready (send/recv) with "
-        f"batches of {batch}, or more overlap (threads_per_worker)"
+def _about_local_compute(facts: Facts, cpu_share: float) -> Advice:
+    assert facts.envs is not None
+    calls, envs = facts.calls, facts.envs
+    env_ns = int(envs.step_ns.sum() + envs.reset_ns.sum())
+    mean = _duration(int(envs.step_ns.sum()) / max(int(envs.steps.sum()), 1))
+    does_wait = cpu_share < _COMPUTES
+    is_async_possible = facts.num_envs > 1 and not facts.first_ready and calls.num_rounds
+    if is_async_possible and (does_wait or facts.cores > 1):
+        alone_ns = calls.longest_ns
+        if not does_wait:
+            alone_ns = max(alone_ns, env_ns / min(facts.cores, facts.num_envs))
+        rest_ns = facts.wall_ns - env_ns + alone_ns
+        low, high = (
+            facts.gain(rest_ns + calls.num_rounds * per_round_ns)
+            for per_round_ns in reversed(_HAND_OVER_NS)
+        )
+        if low > _WORTH:
+            if not does_wait:
+                return _told(
+                    f"{mean} per env step, one after the other; backend='async' steps them on "
+                    f"{min(facts.cores, facts.num_envs)} processors",
+                    low,
+                    high,
+                )
+            return _told(
+                f"{mean} per env step, one after the other, and they wait rather than compute; "
+                "backend='async' lets them wait side by side (unless for one another)",
+                1.0,
+                high,
+            )
+    if does_wait:
+        return _without(facts, ENV_COMPUTE, f"the envs wait, {mean} per step")
+    return _without(
+        facts, ENV_COMPUTE, "the envs compute; make their step cheaper, or write it for the JIT kit"
     )
 
 
-def _about_hand_over(report: TimingReport) -> str:
-    if report.envs is not None and report.envs.mean < _SLOW_ENV_NS:
-        return (
-            f"an env step takes {report.envs.mean / 1e3:.3g} us, too little to hand to another "
-            "process; use backend='sync', or more envs per worker"
+def _about_waiting(facts: Facts) -> Advice:
+    """Advise on envs in workers that sleep, or wait for others."""
+    assert facts.cpu_share is not None
+    share = f"the envs wait for {1 - facts.cpu_share:.0%} of their time"
+    if facts.take_turns:
+        return _without(
+            facts,
+            ENV_COMPUTE,
+            f"{share} and end one after the other, as if for one lock or server: more threads or "
+            "processors would not help",
         )
-    return "commands and wake-ups; use more envs per worker, or halves() to overlap the policy"
+    if facts.num_lanes < facts.num_envs and not facts.first_ready:
+        rest_ns = facts.wall_ns - facts.calls.work_ns + facts.calls.longest_ns
+        high = facts.gain(max(rest_ns, facts.outside_ns))
+        threads = math.ceil(facts.num_envs / facts.num_workers)
+        # Ends at the same time show that they do not wait for one another.
+        low = 0.8 * high if facts.calls.gaps >= _FEWEST_GAPS else 1.0
+        if high > _WORTH:
+            doubt = "" if low > 1 else " (unless they wait for one another)"
+            return _told(
+                f"{share}; threads_per_worker={threads} lets all wait side by side{doubt}",
+                max(low, 1.0),
+                high,
+            )
+    return _without(
+        facts, ENV_COMPUTE, f"{share}, side by side already; more envs at once cost little more"
+    )
 
 
-def _about_copying(report: TimingReport) -> str:
-    if report.backend == "SyncVectorEnv":
-        return (
+def _about_computing(facts: Facts) -> Advice:
+    calls, processors = facts.calls, min(facts.cores, facts.num_envs)
+    rest_ns = facts.wall_ns - calls.work_ns
+    spread_ns = max(calls.work_ns * facts.num_workers / processors, calls.longest_ns)
+    gain = facts.gain(rest_ns + spread_ns)
+    turns = facts.num_lanes > facts.num_workers
+    if not facts.first_ready and processors > facts.num_workers and gain > _WORTH:
+        why = "threads of one process take turns when they compute" if turns else "the envs compute"
+        more = f"num_workers={processors}" + (", threads_per_worker=1" if turns else "")
+        return _told(f"{why}; {more}", 0.8 * gain, gain)
+    why = "the envs compute"
+    if turns:
+        why += ", and threads of one process take turns"
+    why += f", on {facts.num_workers} of {facts.cores} processors"
+    return _without(facts, ENV_COMPUTE, f"{why}; a cheaper step, or more processors, are left")
+
+
+def _about_resets(facts: Facts) -> Advice:
+    if facts.envs is None or (count := int(facts.envs.resets.sum())) == 0:
+        return _without(facts, ENV_RESET, "resets; make them cheaper, or episodes longer")
+    mean = _duration(int(facts.envs.reset_ns.sum()) / count)
+    told = f"{count:,} resets of {mean}"
+    calls = facts.calls
+    if not facts.is_local and facts.num_lanes < facts.num_envs and not facts.first_ready:
+        cpu_share = facts.envs.cpu_share(1)
+        rest_ns = max(facts.wall_ns - calls.work_ns + calls.longest_ns, facts.outside_ns)
+        if cpu_share is not None and cpu_share < _COMPUTES and facts.gain(rest_ns) > _WORTH:
+            threads = math.ceil(facts.num_envs / facts.num_workers)
+            return _told(
+                f"{told} that wait; threads_per_worker={threads} lets them wait side by side "
+                "(unless for one another)",
+                1.0,
+                facts.gain(rest_ns),
+            )
+    return _without(facts, ENV_RESET, f"{told}; make them cheaper, or episodes longer")
+
+
+def _about_stragglers(facts: Facts) -> Advice:
+    assert facts.envs is not None
+    spent_ns = facts.spent_ns[STRAGGLERS]
+    batch = max(1, facts.num_envs // 4)
+    slowest = f"the slowest of {facts.num_envs} envs"
+    if facts.calls.reset_straggler_ns > 0.5 * spent_ns:
+        slowest = "the envs that are being reset"
+    even = facts.gain(facts.wall_ns - spent_ns)
+    free = facts.envs.free_rate() * facts.wall_ns / 1e9 / max(facts.num_steps, 1)
+    most = facts.gain(facts.outside_ns)
+    low, high = sorted((min(even, most), min(max(free, 1.0), most)))
+    return _told(
+        f"waiting for {slowest}; use first-ready (send/recv) with batches of {batch}",
+        max(0.8 * low, 1.0),
+        high,
+    )
+
+
+# -- around them ----------------------------------------------------------------------------------
+
+
+def _about_hand_over(facts: Facts) -> Advice:
+    calls, envs, spent_ns = facts.calls, facts.envs, facts.spent_ns[HAND_OVER]
+    count = max(calls.num_rounds + calls.num_receives, 1)
+    if calls.late_ns > 0.5 * spent_ns and calls.late_ns / count > _LATE_NS:
+        late = f"the caller goes on {_duration(calls.late_ns / count)} after the envs have finished"
+        why = "no processor was free for it, or another thread of this process held Python's lock"
+        if facts.other_threads > 0.1:
+            why = (
+                f"other threads of this process compute ({facts.other_threads:.1f} processors) and "
+                "hold Python's lock; move them into a process"
+            )
+        gain = facts.gain(facts.wall_ns - calls.late_ns)
+        return _told(f"{late}: {why}; without that", gain, gain)
+    if envs is not None and not facts.first_ready and calls.num_rounds:
+        env_ns = int(envs.step_ns.sum() + envs.reset_ns.sum() + envs.copy_ns.sum())
+        gain = facts.gain(facts.outside_ns + env_ns)
+        if gain > _WORTH:
+            mean = _duration(env_ns / max(facts.num_steps, 1))
+            return _told(
+                f"an env step takes {mean}, too little to hand to another process; use "
+                "backend='sync'",
+                0.8 * gain,
+                1.2 * gain,
+            )
+    per_call = f"{_duration(spent_ns / count)} per call for commands and wake-ups"
+    overlapped = _overlapped(facts)
+    if overlapped > _WORTH:
+        return _told(f"{per_call}; step_async or halves() let the caller go on", 1.0, overlapped)
+    more_ns = calls.work_ns + facts.spent_ns[COPYING] + facts.wall_ns - facts.outside_ns - spent_ns
+    gain = 2 * facts.wall_ns / (facts.wall_ns + max(min(more_ns, facts.wall_ns), 1))
+    return _told(f"{per_call}; twice as many envs share it", max(0.8 * gain, 1.0), gain)
+
+
+def _about_copying(facts: Facts) -> Advice:
+    calls, spent_ns = facts.calls, facts.spent_ns[COPYING]
+    if facts.is_local:
+        return _without(
+            facts,
+            COPYING,
             "the envs cost less than batching their results; write into your own memory with "
-            "out=, or compile the env with the JIT kit"
+            "out=, or compile the env with the JIT kit",
         )
-    return "results are copied for the caller; use copy=False, or out= with allocate()d memory"
+    rest_ns = max(spent_ns - calls.infos_ns - calls.workers_copying_ns, 0)
+    most = max(calls.infos_ns, calls.workers_copying_ns, rest_ns)
+    gain = facts.gain(max(facts.wall_ns - most, facts.bound_ns))
+    if most == calls.infos_ns:
+        return _told("infos, which are pickled or batched; without them", gain, gain)
+    if most == calls.workers_copying_ns:
+        return _told(
+            "workers write observations and infos into shared memory; smaller ones (dtype, size) "
+            "are what helps; without that",
+            gain,
+            gain,
+        )
+    if facts.copies:
+        return _told(
+            "observations are copied for the caller; copy=False, or out= with allocate()d memory",
+            0.9 * gain,
+            gain,
+        )
+    return _told("rewards and flags are copied for the caller; without that", gain, gain)
 
 
-def _about_other(report: TimingReport) -> str:
-    return "code outside the vector env; name its parts with envs.timing.phase(...) to see which"
+def _overlapped(facts: Facts) -> float:
+    """Return the gain if the caller's own time and the envs' ran side by side."""
+    return facts.gain(max(facts.outside_ns, facts.bound_ns))
+
+
+def _about_other(facts: Facts) -> Advice:
+    return _about_phase(
+        facts,
+        OTHER,
+        "code outside the vector env; name its parts with envs.timing.phase(...) to see which; ",
+    )
+
+
+def _about_phase(facts: Facts, name: str, told: str = "") -> Advice:
+    gain = facts.gain(max(facts.wall_ns - facts.spent_ns[name], facts.bound_ns))
+    if gain < _WORTH and facts.bound_ns:
+        return _told(
+            f"{told}it runs beside the envs, which take as long by themselves; without it",
+            gain,
+            gain,
+        )
+    return _told(f"{told}the envs are not the bottleneck; without it", gain, gain)
+
+
+def _about_unsplit(facts: Facts) -> Advice:
+    return _without(
+        facts, UNSPLIT, "the envs and the way to them; which of the two is unknown on this backend"
+    )
+
+
+def _duration(time_ns: float) -> str:
+    for limit_ns, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
+        if time_ns < limit_ns:
+            return f"{time_ns * 1e3 / limit_ns:.3g} {unit}"
+    return f"{time_ns / 1e9:.3g} s"

@@ -1,136 +1,440 @@
 """From stamps to shares: who had the time, so that the shares add up to the wall time.
 
-Time inside a call of the vector env is cut at the moments at which the caller began and ended to
-wait. What the threads that step envs did while it waited says the rest. In a call that waits for
-all: the mean, over the threads that had work, of the time for which they had an env at work is *env
-compute*; the longest of these times minus the mean is the *straggler wait*. In `recv`, which waits
-for whoever is first, the time in which any env was at work is *env compute*. What is left of the
-waiting, and posting the commands, is *hand-over*; what comes after the waiting is *copying*. If the
-calling process steps the envs itself, all but the env steps is copying: batching results.
+A call of the vector env is cut where the caller began and ended to wait. What the threads that step
+envs did until then says the rest. In a call that waits for all: each thread's time at work is that
+of its env steps, of resets, and of writing results (copying). The means over the threads that had
+work are *env compute*, *env reset* and *copying*; the longest time at work minus the mean is the
+*straggler wait*. In `recv`, which waits for whoever is first, the time in which any env was being
+stepped is *env compute*, else reset *env reset*, else written *copying*. What is left until then is
+*hand-over*; what comes after the waiting is *copying* too. If the calling process steps the envs
+itself, all but steps and resets is copying: batching results.
+
+Threads of one process whose envs compute in Python take turns, and count as one that does it all.
+
+All of this is taken up from the rings now and then and added to running totals.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from vecenv.timing.calls import ENV_CALLS, RECV, SEND, Calls
-from vecenv.timing.control import Recording
+from vecenv.timing.calls import (
+    ENV_CALLS,
+    RECV,
+    RESET,
+    STEP,
+    STEP_ASYNC,
+    STEP_WAIT,
+    Calls,
+)
 from vecenv.timing.intervals import Coverage
 from vecenv.timing.stamps import Stamps
 
-__all__ = ["ENV_SHARES", "env_durations", "shares_ns", "worker_coverage"]
+__all__ = ["ENV_SHARES", "CallTotals", "Crew", "EnvTotals", "Work"]
 
-ENV_COMPUTE, STRAGGLERS, HAND_OVER, COPYING = (
+ENV_COMPUTE, ENV_RESET, STRAGGLERS, HAND_OVER, COPYING, UNSPLIT = (
     "env compute",
+    "env reset",
     "straggler wait",
     "hand-over",
     "copying",
+    "env calls",
 )
-ENV_SHARES = (ENV_COMPUTE, STRAGGLERS, HAND_OVER, COPYING)
+ENV_SHARES = (ENV_COMPUTE, ENV_RESET, STRAGGLERS, HAND_OVER, COPYING, UNSPLIT)
 OTHER = "other"
+ENVS, KERNEL, NOTHING = "envs", "kernel", "nothing"
+
+_COMPUTES = 0.5  # share of processor time in work from which on it counts as computing
+_ONE_PROCESSOR = 1.2  # so many processors' time at most is that of threads that take turns
+_SHORT_GAP = 0.3  # of the mean time between two ends
 
 
-def ended(recording: Recording) -> Stamps | None:
-    """Return the env steps of a recording that have ended."""
-    stamps = recording.stamps
-    return None if stamps is None else stamps.where(stamps.end_ns > 0)
+class Crew(NamedTuple):
+    """Who steps the envs.
+
+    Attributes:
+        stamped: ENVS if env steps are stamped one by one, KERNEL if compiled calls are, NOTHING if
+            only the caller's time is known.
+        chunks: W + 1 bounds: envs chunks[w], ..., chunks[w + 1] - 1 are stepped by worker w.
+        lanes: int64 (num_envs,), number of the thread that steps each env, over all workers.
+        is_local: Whether all workers are the calling process.
+        kernel_ns: What stamping a compiled call that does nothing comes to.
+    """
+
+    stamped: str
+    chunks: list[int]
+    lanes: np.ndarray
+    is_local: bool
+    kernel_ns: int = 0
+
+    @property
+    def num_lanes(self) -> int:
+        """Threads that step envs."""
+        return len(np.unique(self.lanes))
+
+    def workers(self, env_ids: np.ndarray) -> np.ndarray:
+        """Return whose envs these are, int64 (R,)."""
+        return np.searchsorted(self.chunks, env_ids, side="right") - 1
 
 
-def worker_coverage(recording: Recording) -> list[Coverage]:
-    """Return for each worker when at least one of its envs was at work; empty if not known."""
-    stamps = ended(recording)
-    if stamps is None:
-        return []
-    owners = np.searchsorted(recording.chunks, stamps.env_ids, side="right") - 1
-    found = [stamps.where(owners == worker) for worker in range(len(recording.chunks) - 1)]
-    return [Coverage(chosen.begin_ns, chosen.end_ns) for chosen in found]
+class Unit(NamedTuple):
+    """What works one thing at a time: a thread, or threads that take turns.
+
+    Attributes:
+        first_env: The lowest of its envs.
+        worker: Whose it is.
+        lanes: The threads.
+        steps, resets, work: When it was at each; work has the copying as well.
+    """
+
+    first_env: int
+    worker: int
+    lanes: list[int]
+    steps: Coverage
+    resets: Coverage | None
+    work: Coverage
 
 
-def shares_ns(recording: Recording) -> dict[str, int]:
-    """Return nanoseconds of wall time by name: the env's shares, the user's phases, the rest."""
-    calls, names = recording.calls, recording.names
-    own_ns = calls.end_ns - calls.begin_ns - calls.nested_ns
-    shares: dict[str, int] = dict(zip(ENV_SHARES, _env_shares(recording), strict=True))
-    for kind, name in enumerate(names):
-        if kind >= len(ENV_CALLS):
-            total = int(own_ns[calls.kinds == kind].sum())
-            shares[name] = shares.get(name, 0) + total
-    shares[OTHER] = recording.end_ns - recording.begin_ns - sum(shares.values())
-    return shares
-
-
-def _env_shares(recording: Recording) -> tuple[int, int, int, int]:
-    """Cut up the time inside calls of the vector env."""
-    calls = recording.calls.where(recording.calls.kinds < len(ENV_CALLS))
-    total_ns = int((calls.end_ns - calls.begin_ns).sum())
-    stamps = ended(recording)
-    if stamps is None:  # one compiled call does it all
-        return total_ns, 0, 0, 0
-    is_local = all(process is None for process in recording.processes)
-    wait_begin, wait_end = _waits(calls, is_local=is_local)
-    lanes = stamps._replace(threads=thread_numbers(recording._replace(stamps=stamps)))
-    mean_ns, most_ns = _work(lanes, wait_begin, wait_end)
-    any_ns = Coverage(stamps.begin_ns, stamps.end_ns).between(wait_begin, wait_end)
-    is_barrier = calls.kinds != RECV
-    compute_ns = round(np.where(is_barrier, mean_ns, any_ns).sum())
-    stragglers_ns = round((most_ns - mean_ns)[is_barrier].sum())
-    if is_local:
-        return compute_ns, 0, 0, total_ns - compute_ns
-    copying_ns = int((calls.end_ns - wait_end).sum())
-    return compute_ns, stragglers_ns, total_ns - compute_ns - stragglers_ns - copying_ns, copying_ns
-
-
-def thread_numbers(recording: Recording) -> np.ndarray:
-    """Number the threads of all processes from 0; int64 (R,), of each stamped env step."""
-    stamps = recording.stamps
-    assert stamps is not None
-    owners = np.searchsorted(recording.chunks, stamps.env_ids, side="right") - 1
-    pairs = np.stack([owners, stamps.threads], axis=1)
-    return np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
-
-
-def _work(stamps: Stamps, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for how long in each interval the threads were at work.
+class Work:
+    """What all threads did in a while.
 
     Args:
-        stamps: Env steps that have ended.
-        begins: int64 (M,).
-        ends: int64 (M,).
+        stamps: Env steps, running ones included.
+        crew: Who made them.
+        cpu_shares: Share of processor time in each worker's steps, float64 (W,), NaN if not known.
+        now_ns: When the while ended: running steps are at work until then.
 
-    Returns:
-        Mean over the threads that were at work at all, float64 (M,), and maximum, int64 (M,).
+    Attributes:
+        stamps: In the order of threads, and for each of beginnings; those that were running end
+            when the while does.
+        until_ns: int64 (R,), when a thread had nothing more to do with a step's results.
+        units: Of the threads that had work.
     """
-    total, most, active = (np.zeros(len(begins), dtype=np.int64) for _ in range(3))
-    for thread in np.unique(stamps.threads).tolist():
-        chosen = stamps.where(stamps.threads == thread)
-        busy_ns = Coverage(chosen.begin_ns, chosen.end_ns).between(begins, ends)
-        total += busy_ns
-        active += busy_ns > 0
-        most = np.maximum(most, busy_ns)
-    return total / np.maximum(active, 1), most
+
+    def __init__(self, stamps: Stamps, crew: Crew, cpu_shares: np.ndarray, now_ns: int) -> None:
+        stamps = stamps._replace(end_ns=np.where(stamps.end_ns > 0, stamps.end_ns, now_ns))
+        lanes = crew.lanes[stamps.env_ids]
+        order = np.lexsort((stamps.begin_ns, lanes))
+        self.crew = crew
+        self.stamps = stamps = stamps.where(order)
+        self.lanes = lanes[order]
+        self.until_ns = self._until(stamps)
+        self.units: list[Unit] = []
+        workers = crew.workers(stamps.env_ids)
+        for worker in np.unique(workers).tolist():
+            chosen = np.flatnonzero(workers == worker)
+            found = np.unique(self.lanes[chosen]).tolist()
+            self._add(worker, chosen, found, float(cpu_shares[worker]))
+
+    def _until(self, stamps: Stamps) -> np.ndarray:
+        """Return until when the results of each step were being written."""
+        if self.crew.is_local:
+            return stamps.end_ns
+        # Without a mark of its own, a step's results were written before the thread's next step.
+        following = np.append(stamps.begin_ns[1:], 0)
+        is_same = np.append(self.lanes[1:] == self.lanes[:-1], False)
+        follows = np.where(is_same, following, 0)
+        until_ns = np.where(stamps.done_ns > 0, stamps.done_ns, follows)
+        return np.maximum(until_ns, stamps.end_ns)
+
+    def _add(self, worker: int, chosen: np.ndarray, lanes: list[int], cpu_share: float) -> None:
+        """Add a worker's units: each thread, or all as one if they take turns."""
+        if len(lanes) > 1 and cpu_share > _COMPUTES:
+            begins, untils = self.stamps.begin_ns[chosen], self.until_ns[chosen]
+            union_ns = Coverage(begins, untils).length_ns
+            stepped_ns = int((self.stamps.end_ns - self.stamps.begin_ns)[chosen].sum())
+            if stepped_ns * cpu_share <= _ONE_PROCESSOR * union_ns:
+                self.units.append(self._unit(worker, chosen, lanes))
+                return
+        for lane in lanes:
+            self.units.append(self._unit(worker, chosen[self.lanes[chosen] == lane], [lane]))
+
+    def _unit(self, worker: int, chosen: np.ndarray, lanes: list[int]) -> Unit:
+        stamps, untils = self.stamps.where(chosen), self.until_ns[chosen]
+        is_step = ~stamps.is_reset
+        resets = None
+        if not is_step.all():
+            resets = Coverage(stamps.begin_ns[~is_step], stamps.end_ns[~is_step])
+        steps = Coverage(stamps.begin_ns[is_step], stamps.end_ns[is_step])
+        first_env = int(stamps.env_ids.min(initial=np.iinfo(np.int64).max))
+        return Unit(first_env, worker, lanes, steps, resets, Coverage(stamps.begin_ns, untils))
 
 
-def _waits(calls: Calls, *, is_local: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 (M,) twice: when each call waited for envs, (end, end) if it did not."""
-    if is_local:
-        return calls.begin_ns, calls.end_ns
-    has_waited = (calls.wait_begin_ns > 0) & (calls.wait_end_ns > 0)
-    return (
-        np.where(has_waited, calls.wait_begin_ns, calls.end_ns),
-        np.where(has_waited, calls.wait_end_ns, calls.end_ns),
-    )
+class CallTotals:
+    """Running totals of one thread's calls; nanoseconds.
+
+    Attributes:
+        shares_ns: By name, see `ENV_SHARES`; COPYING is that of the caller and of the workers.
+        workers_copying_ns, infos_ns: Parts of COPYING.
+        reset_straggler_ns: Part of the straggler wait: for threads that were at resets.
+        late_ns: Part of the hand-over: from the end of all work until the caller noticed.
+        waited_ns: In calls, before all that was waited for was there: what envs and hand-over took.
+        critical_ns: The envs' own time, by the first env of a half (0 for whole steps): in each
+            round what its busiest thread took, from the command on, whatever the caller did
+            meanwhile.
+        work_ns: Of it what fell into the calls.
+        longest_ns: Of every round the longest step or reset of a single env.
+        num_rounds: Calls that waited for all.
+        num_receives: Calls of `recv`.
+        num_rows: Rows that came back.
+        gaps, short_gaps: Between ends of steps of several threads in a round: how many there were,
+            and how many were short: two ended at about the same time.
+    """
+
+    def __init__(self) -> None:
+        self.shares_ns = dict.fromkeys(ENV_SHARES, 0)
+        self.workers_copying_ns = self.infos_ns = 0
+        self.reset_straggler_ns = self.late_ns = self.waited_ns = 0
+        self.critical_ns: dict[int, int] = {}
+        self.work_ns = self.longest_ns = 0
+        self.num_rounds = self.num_receives = self.num_rows = 0
+        self.gaps = self.short_gaps = 0
+        self.sent_ns: dict[int, int] = {}  # when the pending step began, by the first env
+
+    def add(self, calls: Calls, work: Work | None, crew: Crew) -> None:
+        """Take up calls that have ended.
+
+        Args:
+            calls: The intervals; phases among them are left out.
+            work: What the threads did, at least since the first of these calls began, or the first
+                `step_async` that one of them waited for; None if that was not stamped.
+            crew: Who steps the envs.
+        """
+        calls = calls.where(calls.kinds < len(ENV_CALLS))
+        if len(calls.kinds) == 0:
+            return
+        self.num_rows += int(calls.num_rows.sum())
+        total_ns = int((calls.end_ns - calls.begin_ns - calls.nested_ns).sum())
+        if crew.stamped == NOTHING:
+            self.shares_ns[UNSPLIT] += total_ns
+            return
+        if crew.stamped == KERNEL:
+            self._add_kernels(calls, total_ns, crew)
+            return
+        assert work is not None
+        has_waited = calls.wait_end_ns > 0
+        ready_ns = np.where(has_waited, calls.wait_end_ns, calls.end_ns)
+        sent_ns = self._sent(calls)
+        is_round = np.isin(calls.kinds, (STEP, STEP_WAIT, RESET))
+        is_recv = calls.kinds == RECV
+        found = np.zeros(5, np.int64)  # as ENV_SHARES
+        found += self._rounds(calls.where(is_round), sent_ns[is_round], ready_ns[is_round], work)
+        found += self._receives(calls.where(is_recv), ready_ns[is_recv], work)
+        if crew.is_local:
+            found[4] = total_ns - found[0] - found[1]
+            found[2] = found[3] = 0
+        else:
+            self.workers_copying_ns += int(found[4])
+            after_ns = int((calls.end_ns - ready_ns).sum())
+            found[4] += after_ns
+            found[3] = total_ns - found.sum() + found[3]
+        self.infos_ns += int(calls.infos_ns.sum())
+        waits = is_round | is_recv
+        self.waited_ns += int((ready_ns - calls.begin_ns)[waits].sum())
+        for name, spent_ns in zip(ENV_SHARES, found.tolist(), strict=False):
+            self.shares_ns[name] += spent_ns
+
+    def _add_kernels(self, calls: Calls, total_ns: int, crew: Crew) -> None:
+        lengths_ns = np.maximum(calls.wait_end_ns - calls.wait_begin_ns - crew.kernel_ns, 0)
+        is_reset = calls.kinds == RESET
+        reset_ns, step_ns = int(lengths_ns[is_reset].sum()), int(lengths_ns[~is_reset].sum())
+        self.shares_ns[ENV_COMPUTE] += step_ns
+        self.shares_ns[ENV_RESET] += reset_ns
+        self.shares_ns[COPYING] += total_ns - step_ns - reset_ns
+        self.num_rounds += int((~is_reset).sum())
+
+    def _rounds(
+        self, calls: Calls, sent_ns: np.ndarray, ready_ns: np.ndarray, work: Work
+    ) -> np.ndarray:
+        """Cut up calls that waited for all; return int64 (5,), as ENV_SHARES."""
+        found = np.zeros(5, np.int64)
+        if len(calls.kinds) == 0:
+            return found
+        self.num_rounds += len(calls.kinds)
+        totals = np.zeros((3, len(ready_ns)), np.int64)  # work, steps, resets over the units
+        active, most_ns, its_resets = (np.zeros(len(ready_ns), np.int64) for _ in range(3))
+        is_early = sent_ns < calls.begin_ns
+        critical_ns = np.zeros(len(ready_ns), np.int64)
+        for unit in work.units:
+            is_meant = (calls.last_env == 0) | (
+                (unit.first_env >= calls.first_env) & (unit.first_env < calls.last_env)
+            )
+            work_ns = unit.work.between(calls.begin_ns, ready_ns) * is_meant
+            steps_ns = unit.steps.between(calls.begin_ns, ready_ns) * is_meant
+            resets_ns = np.zeros(len(ready_ns), np.int64)
+            if unit.resets is not None:
+                resets_ns = unit.resets.between(calls.begin_ns, ready_ns) * is_meant
+            totals += work_ns, steps_ns, resets_ns
+            active += work_ns > 0
+            its_resets = np.where(work_ns > most_ns, resets_ns, its_resets)
+            most_ns = np.maximum(most_ns, work_ns)
+            alone_ns = work_ns
+            if is_early.any():
+                alone_ns = unit.work.between(sent_ns, ready_ns) * is_meant
+            critical_ns = np.maximum(critical_ns, alone_ns)
+        mean_ns, steps_ns, resets_ns = totals / np.maximum(active, 1)
+        stragglers_ns = most_ns - mean_ns
+        found[0] = round(steps_ns.sum())
+        found[1] = round(resets_ns.sum())
+        found[2] = round(stragglers_ns.sum())
+        found[4] = round(mean_ns.sum()) - found[0] - found[1]
+        for_resets_ns = np.minimum(np.maximum(its_resets - resets_ns, 0), stragglers_ns)
+        self.reset_straggler_ns += round(for_resets_ns.sum())
+        self.work_ns += int(most_ns.sum())
+        for first in np.unique(calls.first_env).tolist():
+            chosen = calls.first_env == first
+            self.critical_ns[first] = self.critical_ns.get(first, 0) + int(
+                critical_ns[chosen].sum()
+            )
+        self._note_ends(calls, sent_ns, ready_ns, work)
+        return found
+
+    def _receives(self, calls: Calls, ready_ns: np.ndarray, work: Work) -> np.ndarray:
+        """Cut up calls that waited for whoever is first; return int64 (5,), as ENV_SHARES."""
+        found = np.zeros(5, np.int64)
+        if len(calls.kinds) == 0:
+            return found
+        self.num_receives += len(calls.kinds)
+        stamps, is_step = work.stamps, ~work.stamps.is_reset
+        whens = (
+            Coverage(stamps.begin_ns[is_step], stamps.end_ns[is_step]),
+            Coverage(stamps.begin_ns, stamps.end_ns),
+            Coverage(stamps.begin_ns, work.until_ns),
+        )
+        steps_ns, envs_ns, work_ns = (
+            int(when.between(calls.begin_ns, ready_ns).sum()) for when in whens
+        )
+        found[0], found[1], found[4] = steps_ns, envs_ns - steps_ns, work_ns - envs_ns
+        return found
+
+    def _sent(self, calls: Calls) -> np.ndarray:
+        """Return when each call's round was begun: by `step_async`, or itself; int64 (M,)."""
+        found = calls.begin_ns.copy()
+        is_async, is_wait = calls.kinds == STEP_ASYNC, calls.kinds == STEP_WAIT
+        for first in np.unique(calls.first_env[is_async | is_wait]).tolist():
+            is_its = calls.first_env == first
+            waits = np.flatnonzero(is_wait & is_its)
+            sent_ns = calls.begin_ns[is_async & is_its]
+            if first in self.sent_ns:
+                sent_ns = np.concatenate([[self.sent_ns.pop(first)], sent_ns])
+            if len(sent_ns) == 0:
+                continue
+            places = np.searchsorted(sent_ns, calls.begin_ns[waits], side="right") - 1
+            found[waits] = np.where(places >= 0, sent_ns[places], found[waits])
+            if len(waits) == 0 or sent_ns[-1] > calls.begin_ns[waits[-1]]:
+                self.sent_ns[first] = int(sent_ns[-1])
+        return found
+
+    def _note_ends(
+        self, calls: Calls, sent_ns: np.ndarray, ready_ns: np.ndarray, work: Work
+    ) -> None:
+        """Note how late the caller noticed, and whether envs ended together or in turn."""
+        stamps = work.stamps
+        untils = np.sort(work.until_ns)
+        latest = np.searchsorted(untils, ready_ns, side="right") - 1
+        ends_ns = np.where(latest >= 0, untils[np.maximum(latest, 0)], 0) if len(untils) else 0
+        late_ns = np.where(ends_ns > calls.begin_ns, ready_ns - ends_ns, 0)
+        self.late_ns += int(late_ns.sum())
+        order = np.argsort(sent_ns, kind="stable")
+        begins, readies = sent_ns[order], ready_ns[order]
+        rounds = np.searchsorted(begins, stamps.begin_ns, side="right") - 1
+        is_inside = (rounds >= 0) & (stamps.begin_ns < readies[np.maximum(rounds, 0)])
+        rounds, ends = rounds[is_inside], stamps.end_ns[is_inside]
+        lengths_ns = ends - stamps.begin_ns[is_inside]
+        longest_ns = np.zeros(len(begins), np.int64)
+        np.maximum.at(longest_ns, rounds, lengths_ns)
+        self.longest_ns += int(longest_ns.sum())
+        order = np.lexsort((ends, rounds))
+        rounds, ends = rounds[order], ends[order]
+        if len(work.units) < 2 or len(rounds) < 2:
+            return
+        gaps = np.diff(ends)[rounds[1:] == rounds[:-1]]
+        in_rounds = rounds[1:][rounds[1:] == rounds[:-1]]
+        counts = np.bincount(in_rounds, minlength=len(begins))
+        sums = np.bincount(in_rounds, gaps, minlength=len(begins))
+        means = sums / np.maximum(counts, 1)
+        self.gaps += len(gaps)
+        self.short_gaps += int((gaps < _SHORT_GAP * means[in_rounds]).sum())
 
 
-def is_first_ready(recording: Recording) -> bool:
-    """Return whether envs were sent and received rather than stepped all at once."""
-    kinds = recording.calls.kinds
-    return bool(((kinds == SEND) | (kinds == RECV)).any())
+class EnvTotals:
+    """Running totals of the envs.
 
+    Attributes:
+        steps, resets: int64 (N,), how many have ended.
+        step_ns, reset_ns: int64 (N,), how long they took, in all.
+        longest_step_ns, longest_reset_ns: int64 (N,).
+        copy_ns: int64 (N,), from the ends of steps and resets until their results were written.
+        cpu_ns, cpu_of_ns: int64 (2, N), for steps and for resets: processor time of those of which
+            it was taken, and how long these took.
+        lane_ns: int64 (L,), when each thread was at work; threads that take turns have all of it.
+        worker_ns: int64 (W,), when any of a worker's envs was at work.
+    """
 
-def env_durations(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
-    """Return the envs int64 (R,) and the lengths int64 (R,) in nanoseconds of steps, no resets."""
-    stamps = ended(recording)
-    if stamps is None:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    steps = stamps.where(~stamps.is_reset)
-    return steps.env_ids, steps.end_ns - steps.begin_ns
+    def __init__(self, crew: Crew) -> None:
+        num_envs = crew.chunks[-1]
+        self.crew = crew
+        self.steps, self.resets, self.step_ns, self.reset_ns, self.copy_ns = np.zeros(
+            (5, num_envs), np.int64
+        )
+        self.longest_step_ns, self.longest_reset_ns = np.zeros((2, num_envs), np.int64)
+        self.cpu_ns, self.cpu_of_ns = np.zeros((2, 2, num_envs), np.int64)
+        self.lane_ns = np.zeros(int(crew.lanes.max(initial=0)) + 1, np.int64)
+        self.worker_ns = np.zeros(len(crew.chunks) - 1, np.int64)
+
+    def add(self, stamps: Stamps) -> None:
+        """Take up steps and resets that have ended."""
+        lengths_ns = stamps.end_ns - stamps.begin_ns
+        for is_reset, counts, sums, longest in (
+            (False, self.steps, self.step_ns, self.longest_step_ns),
+            (True, self.resets, self.reset_ns, self.longest_reset_ns),
+        ):
+            chosen = stamps.is_reset == is_reset
+            ids, found_ns = stamps.env_ids[chosen], lengths_ns[chosen]
+            counts += np.bincount(ids, minlength=len(counts))
+            sums += np.bincount(ids, found_ns, minlength=len(sums)).astype(np.int64)
+            np.maximum.at(longest, ids, found_ns)
+            taken = chosen & (stamps.cpu_ns >= 0)
+            ids, kind = stamps.env_ids[taken], int(is_reset)
+            np.add.at(self.cpu_ns[kind], ids, stamps.cpu_ns[taken])
+            np.add.at(self.cpu_of_ns[kind], ids, lengths_ns[taken])
+
+    def add_work(self, work: Work, begin_ns: int, end_ns: int) -> None:
+        """Take up when threads were at work between two times."""
+        window = np.array([begin_ns]), np.array([end_ns])
+        for unit in work.units:
+            self.lane_ns[unit.lanes] += int(unit.work.between(*window)[0])
+        stamps = work.stamps
+        workers = self.crew.workers(stamps.env_ids)
+        for worker in np.unique(workers).tolist():
+            its = workers == worker
+            when = Coverage(stamps.begin_ns[its], stamps.end_ns[its])
+            self.worker_ns[worker] += int(when.between(*window)[0])
+        copies_ns = work.until_ns - np.maximum(stamps.end_ns, begin_ns)
+        ids = stamps.env_ids
+        found = np.bincount(ids, np.maximum(copies_ns, 0), minlength=len(self.copy_ns))
+        self.copy_ns += found.astype(np.int64)
+
+    def cpu_shares(self) -> np.ndarray:
+        """Return the share of processor time in each worker's work, float64 (W,), NaN if unknown.
+
+        Steps and resets count as they took time.
+        """
+        bounds = self.crew.chunks[:-1]
+        spent, of = (
+            np.add.reduceat(rows.sum(axis=0), bounds) for rows in (self.cpu_ns, self.cpu_of_ns)
+        )
+        return np.where(of > 0, spent / np.maximum(of, 1), np.nan)
+
+    def cpu_share(self, kind: int) -> float | None:
+        """Return the share of processor time in steps (0) or resets (1); None if not known."""
+        of_ns = int(self.cpu_of_ns[kind].sum())
+        return int(self.cpu_ns[kind].sum()) / of_ns if of_ns else None
+
+    def free_rate(self) -> float:
+        """Return the steps per second if all threads were always at work."""
+        lanes = np.bincount(self.crew.lanes, self.steps, minlength=len(self.lane_ns))
+        busy = self.lane_ns > 0
+        return float((lanes[busy] / self.lane_ns[busy]).sum() * 1e9)

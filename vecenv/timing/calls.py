@@ -1,34 +1,53 @@
-"""The caller's side: a log of its calls of the vector env, and of the phases it names."""
+"""The caller's side: a log of a thread's calls of the vector env, and of the phases it names."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from threading import get_ident
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["ENV_CALLS", "RECV", "RESET", "SEND", "STEP", "CallLog", "Calls"]
+__all__ = [
+    "ENV_CALLS",
+    "RECV",
+    "RESET",
+    "SEND",
+    "STEP",
+    "STEP_ASYNC",
+    "STEP_WAIT",
+    "CallLog",
+    "Calls",
+    "Pass",
+]
 
-STEP, SEND, RECV, RESET = range(4)
-ENV_CALLS = ("step", "send", "recv", "reset")
+STEP, SEND, RECV, RESET, STEP_ASYNC, STEP_WAIT = range(6)
+ENV_CALLS = ("step", "send", "recv", "reset", "step_async", "step_wait")
 CAPACITY = 1 << 16
-_WORDS = 8
+_MOST_PASSES = 1 << 16
+_WORDS = 11
+_ROW = struct.Struct(f"{_WORDS}q")
 
 
 class Calls(NamedTuple):
-    """What the log holds, in the order in which the intervals ended; times in nanoseconds.
+    """Intervals in the order in which they ended; times in nanoseconds.
 
     Attributes:
-        kinds: int64 (M,), numbers into the log's `names`; the first four are calls of the env.
+        kinds: int64 (M,), numbers into the log's `names`; the first six are calls of the env.
         begin_ns: int64 (M,).
         end_ns: int64 (M,).
-        wait_begin_ns: int64 (M,), when it began to wait for envs; 0 if it never did.
+        wait_begin_ns: int64 (M,), when it began to wait for envs, or to run the compiled kernel; 0
+            if it never did.
         wait_end_ns: int64 (M,).
         nested_ns: int64 (M,), spent in intervals inside this one.
         depths: int64 (M,), how many intervals are around this one.
         num_rows: int64 (M,), how many envs the call handed back.
+        first_env, last_env: int64 (M,), of the envs that the call was about; (0, 0) for all.
+        infos_ns: int64 (M,), spent receiving and batching infos.
     """
 
     kinds: np.ndarray
@@ -39,36 +58,109 @@ class Calls(NamedTuple):
     nested_ns: np.ndarray
     depths: np.ndarray
     num_rows: np.ndarray
+    first_env: np.ndarray
+    last_env: np.ndarray
+    infos_ns: np.ndarray
 
     def where(self, chosen: np.ndarray) -> Calls:
         """Return the intervals for which `chosen` bool (M,) holds."""
         return Calls(*(column[chosen] for column in self))
 
 
+class Pass(NamedTuple):
+    """Which envs single calls of `send` or `recv` were about.
+
+    Attributes:
+        env_ids: int64 (P,).
+        begin_ns: int64 (P,), when the call began.
+    """
+
+    env_ids: np.ndarray
+    begin_ns: np.ndarray
+
+
+class _Passes:
+    """Ring of the envs that calls of one kind were about."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros((_MOST_PASSES, 2), np.int64)
+        self.count = 0
+
+    def add(self, env_ids: np.ndarray, begin_ns: int) -> None:
+        at, more = self.count % _MOST_PASSES, len(env_ids)
+        if at + more <= _MOST_PASSES:
+            rows = self._rows[at : at + more]
+            rows[:, 0], rows[:, 1] = env_ids, begin_ns
+        else:
+            places = np.arange(at, at + more) % _MOST_PASSES
+            self._rows[places, 0], self._rows[places, 1] = env_ids, begin_ns
+        self.count += more
+
+    def read(self) -> Pass:
+        return Pass(*self._rows[: min(self.count, _MOST_PASSES)].T.copy())
+
+
+class _Open:
+    """An interval that has not ended."""
+
+    __slots__ = (
+        "begin_ns",
+        "first_env",
+        "infos_ns",
+        "kind",
+        "last_env",
+        "nested_ns",
+        "rows",
+        "wait_begin_ns",
+        "wait_end_ns",
+    )
+
+    def __init__(self, kind: int, begin_ns: int) -> None:
+        self.kind, self.begin_ns = kind, begin_ns
+        self.wait_begin_ns = self.wait_end_ns = self.nested_ns = self.infos_ns = 0
+        self.rows = self.first_env = self.last_env = 0
+
+
 class CallLog:
-    """Ring of the caller's latest intervals; it has one writer, the thread that calls.
+    """A thread's intervals: the latest in a ring, and running totals of all; it alone writes.
 
     Attributes:
         names: Of the kinds of interval: calls of the env, then phases as they came up.
         total_ns: Time spent in each phase since the log began, phases inside it included.
+        own_ns: Time in intervals by kind, without what is inside them.
         begin_ns: When the log began.
+        last_ns: When the latest interval began or ended.
+        count: How many intervals have ended.
+        fold_at: When `count` has come so far, `fold` is called.
+        fold: Takes up what the rings hold before it is overwritten.
+        pause_depth: How many pauses are one inside the other now.
     """
 
     def __init__(self) -> None:
+        self.thread = get_ident()
         self.names: list[str] = list(ENV_CALLS)
         self.total_ns: dict[str, int] = {}
         self._rows = np.zeros((CAPACITY, _WORDS), np.int64)
-        self._words: Any = memoryview(self._rows.reshape(-1))  # type: ignore[arg-type]
-        self._kinds = {name: kind for kind, name in enumerate(self.names)}
+        self._bytes = memoryview(self._rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        self._kinds: dict[str, int] = {}  # of phases; they may have names of calls
+        self._sent, self._received = _Passes(), _Passes()
+        # Of every open interval; they stay open when the log is cleared.
+        self._open: list[_Open] = []
+        self.pause_depth = 0
+        self.fold: Callable[[], None] = lambda: None
+        self.fold_at = CAPACITY // 2
         self.clear()
 
     def clear(self) -> None:
-        """Forget the intervals that have ended."""
-        self.begin_ns = perf_counter_ns()
+        """Forget the intervals that have ended; those that are open begin now."""
+        self.begin_ns = self.last_ns = perf_counter_ns()
         self.total_ns.clear()
-        self.count = 0
-        # Of every open interval: kind, begin, begin and end of waiting, nested time, rows.
-        self._open: list[list[int]] = []
+        self.own_ns: list[int] = [0] * len(self.names)
+        self._paused_ns = 0  # by what timing itself did before `last_ns`
+        self._pauses: list[tuple[int, int]] = []  # begin and length of those after it
+        self.count = self._sent.count = self._received.count = 0
+        for interval in self._open:
+            interval.begin_ns, interval.nested_ns = self.begin_ns, 0
 
     def interval(self, kind: int) -> AbstractContextManager[None]:
         """Return a context that is logged as one interval."""
@@ -78,71 +170,180 @@ class CallLog:
         """Return the number of a phase."""
         found = self._kinds.get(name)
         if found is None:
-            found = self._kinds[name] = len(self.names)
+            self.own_ns.append(0)
             self.names.append(name)
+            found = self._kinds[name] = len(self.names) - 1
         return found
 
     def begin(self, kind: int) -> None:
         """Open an interval inside the one that is open."""
-        self._open.append([kind, perf_counter_ns(), 0, 0, 0, 0])
+        self.last_ns = now_ns = perf_counter_ns()
+        self._open.append(_Open(kind, now_ns))
 
     def waiting(self) -> AbstractContextManager[None]:
         """Return a context in which the open interval waits for envs."""
         return _Waiting(self)
 
+    def taking_infos(self) -> AbstractContextManager[None]:
+        """Return a context in which the open interval receives and batches infos."""
+        return _TakingInfos(self)
+
     def begin_wait(self) -> None:
         """Note that the open interval begins to wait for envs; the first note counts."""
-        if self._open and self._open[-1][2] == 0:
-            self._open[-1][2] = perf_counter_ns()
+        if self._open and self._open[-1].wait_begin_ns == 0:
+            self._open[-1].wait_begin_ns = perf_counter_ns()
 
     def end_wait(self) -> None:
         """Note that it has ended waiting; the last note counts."""
         if self._open:
-            self._open[-1][3] = perf_counter_ns()
+            self._open[-1].wait_end_ns = perf_counter_ns()
+
+    def note_kernel(self, begin_ns: int, end_ns: int) -> None:
+        """Note when the open call of the vector env, if there is one, has run the kernel."""
+        interval = self._open[-1] if self._open else None
+        if interval is not None and interval.kind < len(ENV_CALLS):
+            interval.wait_begin_ns = interval.wait_begin_ns or begin_ns
+            interval.wait_end_ns = end_ns
 
     def note_rows(self, count: int) -> None:
         """Note how many envs the open interval hands back."""
         if self._open:
-            self._open[-1][5] = count
+            self._open[-1].rows = count
+
+    def note_range(self, first: int, last: int) -> None:
+        """Note that the open interval is about the envs first, ..., last - 1."""
+        if self._open:
+            self._open[-1].first_env, self._open[-1].last_env = first, last
+
+    def note_sent(self, env_ids: np.ndarray) -> None:
+        """Note which envs the open interval sends."""
+        if self._open:
+            self._sent.add(env_ids, self._open[-1].begin_ns)
+
+    def note_received(self, env_ids: np.ndarray) -> None:
+        """Note which envs the open interval hands back."""
+        if self._open:
+            self._open[-1].rows = len(env_ids)
+            self._received.add(env_ids, self._open[-1].begin_ns)
 
     def end(self) -> None:
         """Close the interval opened last."""
-        end_ns = perf_counter_ns()
-        if not self._open:  # cleared meanwhile
-            return
-        kind, begin_ns, wait_begin_ns, wait_end_ns, nested_ns, rows = self._open.pop()
-        if self._open:
-            self._open[-1][4] += end_ns - begin_ns
+        self.last_ns = end_ns = perf_counter_ns()
+        one = self._open.pop()
+        kind, begin_ns = one.kind, one.begin_ns
+        spent_ns = end_ns - begin_ns
+        self.own_ns[kind] += spent_ns - one.nested_ns
+        depth = len(self._open)
+        if depth:
+            self._open[-1].nested_ns += spent_ns
         if kind >= len(ENV_CALLS):
             name = self.names[kind]
-            self.total_ns[name] = self.total_ns.get(name, 0) + end_ns - begin_ns
-        words, at = self._words, self.count % CAPACITY * _WORDS
-        words[at], words[at + 1], words[at + 2] = kind, begin_ns, end_ns
-        words[at + 3], words[at + 4], words[at + 5] = wait_begin_ns, wait_end_ns, nested_ns
-        words[at + 6], words[at + 7] = len(self._open), rows
+            self.total_ns[name] = self.total_ns.get(name, 0) + spent_ns
+        _ROW.pack_into(
+            self._bytes,
+            self.count % CAPACITY * _ROW.size,
+            kind,
+            begin_ns,
+            end_ns,
+            one.wait_begin_ns,
+            one.wait_end_ns,
+            one.nested_ns,
+            depth,
+            one.rows,
+            one.first_env,
+            one.last_env,
+            one.infos_ns,
+        )
         self.count += 1
+        if self._pauses:
+            self._settle_pauses()
+        if self.count >= self.fold_at:
+            with self.paused():
+                self.fold()
+            self.last_ns = perf_counter_ns()
+            self._settle_pauses()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a context whose time is not counted: what timing itself does."""
+        return _Paused(self)
+
+    def note_pause(self, begin_ns: int, end_ns: int) -> None:
+        """Leave some time out of everything."""
+        self._pauses.append((begin_ns, end_ns - begin_ns))
+        if self._open:
+            self._open[-1].nested_ns += end_ns - begin_ns
+
+    def _settle_pauses(self) -> None:
+        """Count the pauses before the latest interval's begin or end, and only those."""
+        self._paused_ns += sum(ns for begin_ns, ns in self._pauses if begin_ns < self.last_ns)
+        self._pauses = [pause for pause in self._pauses if pause[0] >= self.last_ns]
+
+    @property
+    def wall_ns(self) -> int:
+        """Time from the beginning of the log to the latest event, without pauses."""
+        self._settle_pauses()
+        return self.last_ns - self.begin_ns - self._paused_ns
+
+    @property
+    def env_ns(self) -> int:
+        """Time in calls of the vector env."""
+        return sum(self.own_ns[: len(ENV_CALLS)])
+
+    def phases_ns(self) -> dict[str, int]:
+        """Return the time in each phase, without what is inside it; open ones until now."""
+        found = {name: self.own_ns[kind] for name, kind in self._kinds.items()}
+        self._settle_pauses()
+        inside_begin_ns = self.last_ns
+        later_ns = sum(ns for _, ns in self._pauses)  # in the innermost one, after `last_ns`
+        for interval in reversed(self._open):
+            own_ns = inside_begin_ns - interval.begin_ns - interval.nested_ns + later_ns
+            later_ns = 0
+            if interval.kind >= len(ENV_CALLS):
+                found[self.names[interval.kind]] += max(own_ns, 0)
+            inside_begin_ns = interval.begin_ns
+        return {name: ns for name, ns in found.items() if ns > 0}
+
+    def since(self, first: int, last: int) -> Calls:
+        """Copy out the intervals first, ..., last - 1, counted from the beginning of the log."""
+        places = np.arange(max(first, last - CAPACITY), last) % CAPACITY
+        return Calls(*self._rows[places].T.copy())
 
     def read(self) -> Calls:
-        """Copy out the intervals that have ended, the oldest first."""
-        if self.count <= CAPACITY:
-            rows = self._rows[: self.count]
-        else:
-            rows = np.roll(self._rows, -(self.count % CAPACITY), axis=0)
-        return Calls(*rows.T.copy())
+        """Copy out the intervals that the ring holds, the oldest first."""
+        return self.since(0, self.count)
+
+    def sent(self) -> Pass:
+        """Return the envs that the latest calls of `send` have sent."""
+        return self._sent.read()
+
+    def received(self) -> Pass:
+        """Return the envs that the latest calls of `recv` have handed back."""
+        return self._received.read()
+
+    def open_since(self) -> int | None:
+        """Return when the outermost call of the vector env began that has not ended."""
+        begins = [one.begin_ns for one in self._open if one.kind < len(ENV_CALLS)]
+        return min(begins, default=None)
 
     def complete_since(self) -> int:
-        """Return the time from which on everything is in the log."""
+        """Return the time from which on everything is in the ring."""
         if self.count <= CAPACITY:
             return self.begin_ns
         return int(self._rows[self.count % CAPACITY, 2])  # where the oldest one ended
+
+
+class _Context(AbstractContextManager[None]):
+    __slots__ = ("_log",)
+
+    def __init__(self, log: CallLog) -> None:
+        self._log = log
 
 
 class _Interval(AbstractContextManager[None]):
     __slots__ = ("_kind", "_log")
 
     def __init__(self, log: CallLog, kind: int) -> None:
-        self._log = log
-        self._kind = kind
+        self._log, self._kind = log, kind
 
     def __enter__(self) -> None:
         self._log.begin(self._kind)
@@ -156,19 +357,35 @@ class _Interval(AbstractContextManager[None]):
         self._log.end()
 
 
-class _Waiting(AbstractContextManager[None]):
-    __slots__ = ("_log",)
-
-    def __init__(self, log: CallLog) -> None:
-        self._log = log
+class _Waiting(_Context):
+    __slots__ = ()
 
     def __enter__(self) -> None:
         self._log.begin_wait()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         self._log.end_wait()
+
+
+class _TakingInfos(_Context):
+    __slots__ = ("_begin_ns",)
+
+    def __enter__(self) -> None:
+        self._begin_ns = perf_counter_ns()
+
+    def __exit__(self, *_: Any) -> None:
+        if self._log._open:
+            self._log._open[-1].infos_ns += perf_counter_ns() - self._begin_ns
+
+
+class _Paused(_Context):
+    __slots__ = ("_begin_ns",)
+
+    def __enter__(self) -> None:
+        self._begin_ns = perf_counter_ns()
+        self._log.pause_depth += 1
+
+    def __exit__(self, *_: Any) -> None:
+        self._log.pause_depth -= 1
+        if self._log.pause_depth == 0:  # the outermost has it all
+            self._log.note_pause(self._begin_ns, perf_counter_ns())

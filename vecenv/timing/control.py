@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from time import perf_counter_ns
+from threading import get_ident
+from time import perf_counter_ns, process_time_ns, thread_time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from vecenv.timing.calls import CallLog, Calls
+from vecenv.timing.attribution import ENVS, KERNEL, NOTHING, CallTotals, Crew, EnvTotals, Work
+from vecenv.timing.calls import CAPACITY, CallLog, Calls, Pass
 from vecenv.timing.stamps import EnvStamps, Stamps
 
 if TYPE_CHECKING:
     from vecenv.timing.report import TimingReport
 
-__all__ = ["Recording", "TimedEnvs", "Timing", "WorkerProcess"]
+__all__ = ["Recording", "Tally", "TimedEnvs", "Timing", "WorkerProcess"]
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
 
@@ -41,14 +44,23 @@ class TimedEnvs(Protocol):
     closed: bool
     _log: CallLog | None
 
-    def _begin_stamps(self) -> EnvStamps | None:
-        """Begin to stamp env steps; return where, or None if single steps can't be told apart."""
+    def _begin_stamps(self) -> EnvStamps | int | None:
+        """Begin to stamp env steps.
+
+        Returns:
+            Where. Or, if compiled calls are stamped in the log of calls, what one that does nothing
+            takes, in nanoseconds. None if only the caller's time is known.
+        """
 
     def _end_stamps(self) -> None:
-        """Stop stamping."""
+        """Stop stamping; if that raises, nothing has changed."""
 
     def _env_chunks(self) -> list[int]:
         """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
+        ...
+
+    def _env_lanes(self) -> np.ndarray:
+        """Return the number of the thread that steps each env, int64 (num_envs,)."""
         ...
 
     def _worker_processes(self) -> list[WorkerProcess | None]:
@@ -56,18 +68,34 @@ class TimedEnvs(Protocol):
         ...
 
 
+class ThreadCalls(NamedTuple):
+    """The latest intervals of a thread.
+
+    Attributes:
+        name: Of the thread.
+        names: Of the kinds of intervals.
+        calls: The intervals.
+    """
+
+    name: str
+    names: list[str]
+    calls: Calls
+
+
 class Recording(NamedTuple):
-    """What was stamped in a window of time.
+    """What was stamped in a window of time: the latest, as far back as it is complete.
 
     Attributes:
         backend: Name of the vector env's class.
         begin_ns, end_ns: The window, by `time.perf_counter_ns`.
         names: Of the kinds of calls.
-        calls: The caller's intervals inside the window.
+        calls: The intervals inside the window, of the thread that calls the vector env.
         stamps: Env steps that began inside the window; None if they are not stamped one by one.
-        chunks: Bounds of the workers' envs.
+        crew: Who steps which envs.
         processes: Of the workers, None for the caller.
         num_envs: Of the vector env.
+        sent, received: Which envs single calls of `send` and `recv` were about.
+        others: Intervals of other threads.
     """
 
     backend: str
@@ -76,20 +104,72 @@ class Recording(NamedTuple):
     names: list[str]
     calls: Calls
     stamps: Stamps | None
-    chunks: list[int]
+    crew: Crew
     processes: list[WorkerProcess | None]
     num_envs: int
+    sent: Pass
+    received: Pass
+    others: list[ThreadCalls]
+
+
+class Tally(NamedTuple):
+    """Running totals since `enable` or `clear`.
+
+    Attributes:
+        wall_ns: Of the thread that calls the vector env, until its latest call or phase.
+        phases_ns: Time in its phases, without what is inside them.
+        calls: Of its calls.
+        envs: Of the envs; None if they are not stamped one by one.
+        others_ns: Time in phases and calls of other threads, by name.
+        copies: Whether the vector env hands out copies of observations.
+        other_threads: Processors that other threads of the calling process kept busy, on average.
+    """
+
+    wall_ns: int
+    phases_ns: dict[str, int]
+    calls: CallTotals
+    envs: EnvTotals | None
+    others_ns: dict[str, int]
+    copies: bool
+    other_threads: float
+
+
+class _ThreadLog(CallLog):
+    """The log of a thread, and what has been made of it.
+
+    Attributes:
+        name: Of the thread.
+        folded: How many intervals have been taken up in the totals.
+        totals: Of the calls among them.
+        cpu_ns: Processor time of the thread when the log began; None if that was another thread's.
+    """
+
+    def __init__(self) -> None:
+        self.name = threading.current_thread().name
+        self.folded = 0
+        self.totals = CallTotals()
+        super().__init__()
+
+    def clear(self) -> None:
+        super().clear()
+        self.folded, self.totals = 0, CallTotals()
+        self.cpu_ns = thread_time_ns() if get_ident() == self.thread else None
 
 
 class Timing:
     """Where the time goes; off until `enable` is called, and then costs nothing.
 
-    Stamps are kept of the latest 65 536 calls and phases, and of the latest steps of every env
-    (16 384 for up to 16 envs, never fewer than 64); a report is about what is complete in these.
+    Shares, rates and mean times are about all the time since `enable` or `clear`. The timeline, and
+    the percentiles in a report, are about the latest 65 536 calls and phases, and the latest steps
+    of every env (16 384 for up to 16 envs, never fewer than 64). What timing itself does now and
+    then, and in `report`, is left out.
+
+    Phases may be entered in several threads. Shares are those of the thread that calls the vector
+    env; the phases of others are reported beside them.
 
     Attributes:
         enabled: Whether time is being taken.
-        total_ns: Nanoseconds spent in each phase since the last `clear`.
+        total_ns: Nanoseconds spent in each phase since the last `clear`, in all threads.
 
     Example:
         >>> from vecenv import make_vec
@@ -108,19 +188,34 @@ class Timing:
     def __init__(self, envs: TimedEnvs) -> None:
         self._envs = weakref.ref(envs)  # a cycle would delay the end of a forgotten env
         self._backend = type(envs).__name__
-        self._log: CallLog | None = None
+        self._logs: dict[int, _ThreadLog] = {}  # by thread
+        self._lock = threading.RLock()  # over the totals
         self._stamps: EnvStamps | None = None
-        self._since_ns = 0
-        self._kept: tuple[list[int], list[WorkerProcess | None], int] = ([0], [], 0)
+        self._stamped, self._kernel_ns = NOTHING, 0
+        self._taken = np.zeros(0, np.int64)  # of the stamps in the totals
+        self._carried: Stamps | None = None  # stamps of calls that had not ended then
+        self._env_totals: EnvTotals | None = None
+        self._since_ns = self._folded_ns = 0
+        self._process_cpu_ns = 0
+        self._kept: tuple[Crew, list[WorkerProcess | None], int] = (
+            Crew(NOTHING, [0], np.zeros(0, np.int64), True),
+            [],
+            0,
+        )
+        self._copies = True
         self.enabled = False
 
     @property
     def total_ns(self) -> dict[str, int]:
-        """Nanoseconds spent in each phase since the last `clear`."""
-        return {} if self._log is None else self._log.total_ns
+        """Nanoseconds spent in each phase since the last `clear`, in all threads."""
+        found: dict[str, int] = {}
+        for log in list(self._logs.values()):
+            for name, spent_ns in list(log.total_ns.items()):
+                found[name] = found.get(name, 0) + spent_ns
+        return found
 
     def enable(self) -> None:
-        """Take the time from now on.
+        """Take the time from now on; what was recorded before is forgotten.
 
         Raises:
             ClosedEnvironmentError: The vector env is closed.
@@ -129,72 +224,206 @@ class Timing:
         envs = self._envs()
         if self.enabled or envs is None:
             return
-        self._stamps = envs._begin_stamps()
-        if self._log is None:
-            self._log = CallLog()
-        self._since_ns = perf_counter_ns()
-        self.enabled = True
-        envs._log = self._log
+        found = envs._begin_stamps()
+        self._stamps = found if isinstance(found, EnvStamps) else None
+        self._stamped = NOTHING if found is None else ENVS if self._stamps is not None else KERNEL
+        self._kernel_ns = found if isinstance(found, int) else 0
         self.keep()
+        self.enabled = True
+        envs._log = self.log
+        self.clear()
 
     def disable(self) -> None:
-        """Stop taking the time; what has been recorded stays."""
+        """Stop taking the time; what has been recorded stays.
+
+        Raises:
+            AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending; time is
+                being taken as before.
+        """
         envs = self._envs()
         if self.enabled and envs is not None:
-            envs._log = None
             envs._end_stamps()
+            envs._log = None
         self.enabled = False
 
     def clear(self) -> None:
-        """Forget what has been recorded."""
-        if self._log is not None:
-            self._log.clear()
-        self._since_ns = perf_counter_ns()
+        """Forget what has been recorded; phases that are open begin now."""
+        with self._lock:
+            for log in list(self._logs.values()):
+                log.clear()
+                self._set_next_fold(log)
+            self._since_ns = self._folded_ns = perf_counter_ns()
+            self._process_cpu_ns = process_time_ns()
+            self._carried = self._env_totals = None
+            if self._stamps is not None:
+                self._taken = self._stamps.counts.copy()
+                self._env_totals = EnvTotals(self._kept[0])
+
+    @property
+    def log(self) -> CallLog:
+        """The log of the calling thread."""
+        log = self._logs.get(get_ident())
+        if log is None:
+            log = _ThreadLog()
+            log.begin_ns = log.begin_ns if not self._since_ns else self._since_ns
+            log.fold = self._fold
+            self._set_next_fold(log)
+            self._logs[log.thread] = log
+        return log
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose wall time is added to phase `name` (nothing while disabled)."""
-        log = self._log
-        return log.interval(log.kind(name)) if self.enabled and log is not None else _NO_PHASE
+        if not self.enabled:
+            return _NO_PHASE
+        log = self.log
+        return log.interval(log.kind(name))
 
-    def call(self, kind: int) -> AbstractContextManager[None]:
+    def call(self, kind: int) -> AbstractContextManager[CallLog]:
         """Return a context that is logged as a call of the vector env.
 
         An exception that passes through it is given the latest steps as a note.
         """
-        assert self._log is not None
-        return _Call(self, self._log, kind)
+        return _Call(self, self.log, kind)
 
     def keep(self) -> None:
         """Note who steps which envs, for a report after the vector env is closed."""
         envs = self._envs()
-        if envs is not None and not envs.closed:
-            self._kept = envs._env_chunks(), envs._worker_processes(), envs.num_envs
+        if envs is None or envs.closed:
+            return
+        processes = envs._worker_processes()
+        is_local = all(process is None for process in processes)
+        chunks, lanes = envs._env_chunks(), envs._env_lanes()
+        crew = Crew(self._stamped, chunks, lanes, is_local, self._kernel_ns)
+        self._kept = crew, processes, envs.num_envs
+        self._copies = bool(getattr(envs, "copy", False))
 
-    def recording(self) -> Recording:
-        """Return what was recorded since `enable` or `clear`, as far back as it is complete.
+    # -- totals ------------------------------------------------------------------------------
+
+    def _set_next_fold(self, log: CallLog) -> None:
+        """Have the rings taken up before they are overwritten: a call makes two steps at most."""
+        size = CAPACITY // 2
+        if self._stamps is not None:
+            size = min(size, self._stamps.rings.shape[1] // 4)
+        log.fold_at = log.count + size
+
+    def _fold(self) -> None:
+        """Add to the totals what the rings hold since that was last done."""
+        with self._lock:
+            now_ns, crew, work = perf_counter_ns(), self._kept[0], None
+            found: Stamps | None = None
+            if self._stamps is not None and self._env_totals is not None:
+                found, self._taken = self._stamps.since(self._taken)
+                totals = self._env_totals
+                totals.add(found.where(found.end_ns > 0))
+                if self._carried is not None:
+                    found = self._carried.joined(found)
+                work = Work(found, crew, totals.cpu_shares(), now_ns)
+                totals.add_work(work, self._folded_ns, now_ns)
+            self._folded_ns = needed_ns = now_ns
+            for log in list(self._logs.values()):
+                count = log.count
+                log.totals.add(log.since(log.folded, count), work, crew)
+                log.folded = count
+                self._set_next_fold(log)
+                open_ns = log.open_since()
+                begins = [*log.totals.sent_ns.values(), *([] if open_ns is None else [open_ns])]
+                needed_ns = min([needed_ns, *begins])
+            if found is not None:
+                untils_ns = np.maximum(found.end_ns, found.done_ns)
+                self._carried = found.where((found.end_ns > 0) & (untils_ns > needed_ns))
+
+    def _main_log(self) -> _ThreadLog:
+        """Return the log of the thread that calls the vector env.
 
         Raises:
             RuntimeError: Nothing was recorded.
         """
-        if self._log is None or self._log.count == 0:
+        logs = [log for log in list(self._logs.values()) if log.count]
+        if not logs:
             raise RuntimeError(
                 "nothing has been recorded: call envs.timing.enable() before the steps"
             )
-        begin_ns = max(self._since_ns, self._log.complete_since())
-        stamps = None
-        if self._stamps is not None:
-            begin_ns = max(begin_ns, self._stamps.complete_since())
-            stamps = self._stamps.read()
-            stamps = stamps.where(stamps.begin_ns >= begin_ns)
-        calls = self._log.read()
-        calls = calls.where(calls.begin_ns >= begin_ns)
-        end_ns = int(calls.end_ns.max(initial=begin_ns))
+        return max(logs, key=lambda log: log.env_ns)
+
+    def _pause(self) -> AbstractContextManager[None]:
+        log = self._logs.get(get_ident())
+        return nullcontext() if log is None else log.paused()
+
+    def tally(self) -> Tally:
+        """Return the running totals.
+
+        Raises:
+            RuntimeError: Nothing was recorded.
+        """
+        main = self._main_log()
         self.keep()  # workers may have been replaced
-        chunks, processes, num_envs = self._kept
-        names = list(self._log.names)
-        return Recording(
-            self._backend, begin_ns, end_ns, names, calls, stamps, chunks, processes, num_envs
-        )
+        with self._lock:
+            self._fold()
+            others_ns: dict[str, int] = {}
+            for log in list(self._logs.values()):
+                if log is main:
+                    continue
+                spent = {**log.phases_ns()}
+                for name, own_ns in zip(log.names, log.own_ns, strict=False):
+                    if own_ns and name not in spent:
+                        spent[name] = own_ns
+                for name, own_ns in spent.items():
+                    others_ns[name] = others_ns.get(name, 0) + own_ns
+            wall_ns = max(main.wall_ns, 1)
+            used = (process_time_ns() - self._process_cpu_ns) / wall_ns
+            if main.cpu_ns is not None and main.thread == get_ident():
+                used -= (thread_time_ns() - main.cpu_ns) / wall_ns
+            else:
+                used = 0.0
+            return Tally(
+                wall_ns,
+                main.phases_ns(),
+                main.totals,
+                self._env_totals,
+                others_ns,
+                self._copies,
+                used,
+            )
+
+    def recording(self) -> Recording:
+        """Return the latest of what was recorded since `enable` or `clear`, for a timeline.
+
+        Raises:
+            RuntimeError: Nothing was recorded.
+        """
+        main = self._main_log()
+        self.keep()
+        with self._pause():
+            begin_ns = max(self._since_ns, main.complete_since())
+            stamps = None
+            if self._stamps is not None:
+                begin_ns = max(begin_ns, self._stamps.complete_since())
+                stamps = self._stamps.read()
+                stamps = stamps.where(stamps.begin_ns >= begin_ns)
+            calls = main.read()
+            calls = calls.where(calls.begin_ns >= begin_ns)
+            end_ns = int(calls.end_ns.max(initial=begin_ns))
+            others = []
+            for log in list(self._logs.values()):
+                if log is not main and log.count:
+                    found = log.read()
+                    found = found.where(found.begin_ns >= begin_ns)
+                    others.append(ThreadCalls(log.name, list(log.names), found))
+            crew, processes, num_envs = self._kept
+            return Recording(
+                self._backend,
+                begin_ns,
+                end_ns,
+                list(main.names),
+                calls,
+                stamps,
+                crew,
+                processes,
+                num_envs,
+                main.sent(),
+                main.received(),
+                others,
+            )
 
     def report(self) -> TimingReport:
         """Say where the time went since `enable` or `clear`; see `TimingReport`.
@@ -204,10 +433,11 @@ class Timing:
         """
         from vecenv.timing.report import make_report
 
-        return make_report(self.recording())
+        with self._pause():
+            return make_report(self.tally(), self.recording())
 
     def write_trace(self, path: str | Path) -> None:
-        """Write the timeline as Chrome trace JSON, which Perfetto (ui.perfetto.dev) opens.
+        """Write the latest part of the timeline as Chrome trace JSON, for ui.perfetto.dev.
 
         Raises:
             RuntimeError: Nothing was recorded.
@@ -215,7 +445,8 @@ class Timing:
         """
         from vecenv.timing.trace import write_trace
 
-        write_trace(self.recording(), path)
+        with self._pause():
+            write_trace(self.recording(), path)
 
     def latest(self, env_id: int | None = None) -> str:
         """Describe the latest steps, those that have not ended first; empty if there are none.
@@ -227,7 +458,7 @@ class Timing:
             return ""
         from vecenv.timing.recorder import describe_latest
 
-        chunks = self._kept[0]
+        chunks = self._kept[0].chunks
         first, last = chunks[0], chunks[-1]
         if env_id is not None:
             worker = int(np.searchsorted(chunks, env_id, side="right")) - 1
@@ -235,7 +466,7 @@ class Timing:
         return describe_latest(self._stamps, np.arange(first, last))
 
 
-class _Call(AbstractContextManager[None]):
+class _Call(AbstractContextManager[CallLog]):
     """Logs a call, and says in exceptions what the envs did last."""
 
     __slots__ = ("_kind", "_log", "_timing")
@@ -243,8 +474,9 @@ class _Call(AbstractContextManager[None]):
     def __init__(self, timing: Timing, log: CallLog, kind: int) -> None:
         self._timing, self._log, self._kind = timing, log, kind
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> CallLog:
         self._log.begin(self._kind)
+        return self._log
 
     def __exit__(
         self,

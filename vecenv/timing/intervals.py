@@ -33,6 +33,11 @@ class Coverage:
         lengths = self.ends - self.begins
         self._sums = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
+    @property
+    def length_ns(self) -> int:
+        """How much is covered, in all."""
+        return int(self._sums[-1])
+
     def between(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return int64 (M,): how much of each interval is covered."""
         return self._until(ends) - self._until(begins)

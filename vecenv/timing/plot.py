@@ -17,6 +17,8 @@ __all__ = ["draw_shares", "new_figure", "plot_reports"]
 
 _COLOURS = {
     "env compute": "#2a9d8f",
+    "env reset": "#264653",
+    "env calls": "#2a9d8f",
     "straggler wait": "#e76f51",
     "hand-over": "#e9c46a",
     "copying": "#f4a261",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,50 @@ from typing import Any
 import numpy as np
 
 from vecenv.files import write_text
-from vecenv.timing import attribution
-from vecenv.timing.advice import verdict
-from vecenv.timing.control import Recording
+from vecenv.timing.advice import Advice, Facts, advise
+from vecenv.timing.attribution import (
+    COPYING,
+    ENV_SHARES,
+    HAND_OVER,
+    OTHER,
+    UNSPLIT,
+    EnvTotals,
+)
+from vecenv.timing.control import Recording, Tally
 from vecenv.timing.memory import pss_bytes
 
 __all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "make_report"]
 
 _NUM_SLOWEST = 5
-_PERCENTILES = (50, 90, 99, 100)
+_SLOW = 1.25  # times the median env's mean time
+_PERCENTILES = (50, 90, 99)
+_NANOSECONDS = ("mean", "p50", "p90", "p99", "max")
+_UNITS = {
+    "wall_s": "s",
+    "latest_s": "s",
+    "steps_per_second": "env steps per second",
+    "shares": "share of wall_s",
+    "gains": "env steps per second if that share took no time",
+    "other_threads": "share of wall_s, beside the shares",
+    "*_ns": "ns",
+    "busy, idle": "share of wall_s",
+    "start_s": "s",
+    "memory_bytes": "bytes",
+    "cpu_share": "processor time / time of env steps",
+    "low, high": "times as many steps per second",
+}
 
 
 @dataclass(frozen=True)
 class EnvTimes:
-    """How long the steps of one env took, or of all; nanoseconds.
+    """How long the steps of one env took, or of all, or resets; nanoseconds.
 
     Attributes:
         name: "env 3", or "all envs".
-        num_steps: How many; resets are not among them.
-        mean, p50, p90, p99, max: Of their lengths.
+        num_steps: How many steps (or resets); resets are not among steps.
+        mean, max: Of all of them.
+        p50, p90, p99: Of the latest, see `TimingReport.latest_s`; NaN if none is among these.
+        is_slow: Whether an env takes much longer than most others.
     """
 
     name: str
@@ -39,6 +65,7 @@ class EnvTimes:
     p90: float
     p99: float
     max: float
+    is_slow: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,44 +97,66 @@ class TimingReport:
     Attributes:
         backend: Class of the vector env.
         num_envs: Of the vector env.
-        wall_s: Seconds that the report is about.
-        num_steps: Env steps that ended in that time, resets not counted (for compiled envs, which
-            are not stamped one by one, rows that came back).
+        wall_s: Seconds that the report is about, without what timing itself took.
+        latest_s: Seconds at their end that the percentiles are about.
+        num_steps: Env steps that ended in that time, resets not counted (for envs that are not
+            stamped one by one, rows that came back).
         steps_per_second: The quotient.
-        shares: Share of the wall time by name. "env compute", "straggler wait", "hand-over" and
-            "copying" are inside calls of the vector env, see `vecenv.timing.attribution`; the
-            phases that the user named follow, and "other". They add up to 1.
-        gains: Steps per second, by name, if that share took no time.
+        shares: Share of the wall time by name. "env compute", "env reset", "straggler wait",
+            "hand-over" and "copying" are inside calls of the vector env, see
+            `vecenv.timing.attribution`; of envs whose steps are not stamped, "env calls" stands for
+            all of these. The phases that the user named follow (those with one of our names as
+            "other (phase)"), and "other". They add up to 1.
+        gains: Steps per second, by name, if that share took no time: no more than the envs can do.
+        other_threads: Share of the wall time of phases in other threads, beside the shares.
         first_ready: Whether envs were sent and received rather than stepped all at once.
-        envs: Step times of all envs together; None for compiled envs.
+        cpu_share: Processor time of env steps by the time they take: 1 if they compute all the
+            time, 0 if they only wait; None if not known.
+        envs: Step times of all envs together; None for envs that are not stamped.
+        resets: Reset times of all envs together; None if there were none, or it is not known.
         slowest: The envs whose steps take longest on average.
         workers: One entry per worker.
-        durations_ns: int64 (R,), lengths of all steps; not in the JSON.
+        advice: What may help, with what it may bring.
+        durations_ns: int64 (R,), lengths of the latest steps; not in the JSON.
     """
 
     backend: str
     num_envs: int
     wall_s: float
+    latest_s: float
     num_steps: int
     steps_per_second: float
     shares: dict[str, float]
     gains: dict[str, float]
+    other_threads: dict[str, float]
     first_ready: bool
+    cpu_share: float | None
     envs: EnvTimes | None
+    resets: EnvTimes | None
     slowest: list[EnvTimes]
     workers: list[WorkerTimes]
+    advice: list[Advice]
     durations_ns: np.ndarray = field(repr=False)
 
     @property
     def verdict(self) -> str:
         """One line that says what costs most and what would help."""
-        return verdict(self)
+        name, share = max(self.shares.items(), key=lambda item: item[1])
+        told = "; ".join(advice.text for advice in self.advice[:1])
+        return f"{share:.0%} of the time goes to {name}: {told}"
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return the numbers as JSON, and write them to a file if one is given."""
+        """Return the numbers as JSON, and write them to a file if one is given.
+
+        Names say the unit (`_s`, `_ns`, `_bytes`), and so does the entry "units".
+        """
         numbers = dataclasses.asdict(dataclasses.replace(self, durations_ns=np.zeros(0)))
         del numbers["durations_ns"]
-        text = json.dumps({**numbers, "verdict": self.verdict}, indent=1)
+        for times in (numbers["envs"], numbers["resets"], *numbers["slowest"]):
+            for name in _NANOSECONDS if times else ():
+                value = times.pop(name)
+                times[f"{name}_ns"] = None if np.isnan(value) else value
+        text = json.dumps({**numbers, "verdict": self.verdict, "units": _UNITS}, indent=1)
         if path is not None:
             write_text(path, text + "\n")
         return text
@@ -132,58 +181,154 @@ class TimingReport:
         """Return the tables as plain text, 80 columns wide."""
         from rich.console import Console
 
-        console = Console(width=80, color_system=None, highlight=False, force_jupyter=False)
+        console = Console(
+            width=80, color_system=None, highlight=False, force_jupyter=False, emoji=False
+        )
         with console.capture() as captured:
             console.print(self)
         return captured.get()
 
 
-def make_report(recording: Recording) -> TimingReport:
-    """Compute the report of a recording."""
-    wall_ns = max(recording.end_ns - recording.begin_ns, 1)
-    shares = {name: spent / wall_ns for name, spent in attribution.shares_ns(recording).items()}
-    env_ids, durations_ns = attribution.env_durations(recording)
-    is_stamped = recording.stamps is not None
-    num_steps = len(env_ids) if is_stamped else int(recording.calls.num_rows.sum())
+def make_report(tally: Tally, recording: Recording) -> TimingReport:
+    """Compute the report of running totals, and of the recording of their latest part."""
+    wall_ns, calls, envs = tally.wall_ns, tally.calls, tally.envs
+    crew = recording.crew
+    spent_ns = _spent_ns(tally)
+    num_steps = calls.num_rows if envs is None else int(envs.steps.sum())
     per_second = num_steps / wall_ns * 1e9
-    gains = {name: per_second / max(1 - share, 1e-9) for name, share in shares.items()}
+    bound_ns = _bound_ns(tally, num_steps)
+    gains = {}
+    for name, ns in spent_ns.items():
+        least_ns = bound_ns if name not in ENV_SHARES or name in {HAND_OVER, COPYING} else 0
+        gains[name] = per_second * wall_ns / max(wall_ns - ns, min(least_ns, wall_ns), 1)
+    stamps = recording.stamps
+    env_ids = lengths_ns = np.zeros(0, np.int64)
+    reset_lengths_ns = lengths_ns
+    if stamps is not None:
+        stamps = stamps.where(stamps.end_ns > 0)
+        is_step = ~stamps.is_reset
+        all_ns = stamps.end_ns - stamps.begin_ns
+        env_ids, lengths_ns = stamps.env_ids[is_step], all_ns[is_step]
+        reset_lengths_ns = all_ns[~is_step]
+    cpu_share = None if envs is None else envs.cpu_share(0)
+    first_ready = calls.num_receives > 0
+    facts = Facts(
+        backend=recording.backend,
+        stamped=crew.stamped,
+        is_local=crew.is_local,
+        num_envs=recording.num_envs,
+        num_workers=len(crew.chunks) - 1,
+        num_lanes=crew.num_lanes,
+        cores=_cores(),
+        wall_ns=wall_ns,
+        spent_ns=spent_ns,
+        bound_ns=bound_ns,
+        first_ready=first_ready,
+        copies=tally.copies,
+        calls=calls,
+        envs=envs,
+        num_steps=num_steps,
+        other_threads=tally.other_threads,
+    )
     return TimingReport(
         backend=recording.backend,
         num_envs=recording.num_envs,
         wall_s=wall_ns / 1e9,
+        latest_s=min((recording.end_ns - recording.begin_ns) / 1e9, wall_ns / 1e9),
         num_steps=num_steps,
         steps_per_second=per_second,
-        shares=shares,
+        shares={name: ns / wall_ns for name, ns in spent_ns.items()},
         gains=gains,
-        first_ready=attribution.is_first_ready(recording),
-        envs=_times("all envs", durations_ns) if len(durations_ns) else None,
-        slowest=_slowest(env_ids, durations_ns, recording.num_envs),
-        workers=_workers(recording, wall_ns),
-        durations_ns=durations_ns,
+        other_threads={name: ns / wall_ns for name, ns in tally.others_ns.items()},
+        first_ready=first_ready,
+        cpu_share=cpu_share,
+        envs=_all_times(envs, 0, lengths_ns),
+        resets=_all_times(envs, 1, reset_lengths_ns),
+        slowest=[] if envs is None else _slowest(envs, env_ids, lengths_ns),
+        workers=[] if envs is None else _workers(recording, envs, wall_ns),
+        advice=advise(facts),
+        durations_ns=lengths_ns,
     )
 
 
-def _times(name: str, durations_ns: np.ndarray) -> EnvTimes:
-    percentiles = map(float, np.percentile(durations_ns, _PERCENTILES))
-    return EnvTimes(name, len(durations_ns), float(durations_ns.mean()), *percentiles)
+def _spent_ns(tally: Tally) -> dict[str, int]:
+    """Return nanoseconds of wall time by name: the env's shares, the user's phases, the rest."""
+    shares_ns = tally.calls.shares_ns
+    is_unsplit = shares_ns[UNSPLIT] > 0
+    spent_ns = {name: ns for name, ns in shares_ns.items() if (name == UNSPLIT) == is_unsplit}
+    for name, ns in tally.phases_ns.items():
+        is_taken = name in ENV_SHARES or name == OTHER
+        spent_ns[f"{name} (phase)" if is_taken else name] = ns
+    spent_ns[OTHER] = tally.wall_ns - sum(spent_ns.values())
+    return spent_ns
 
 
-def _slowest(env_ids: np.ndarray, durations_ns: np.ndarray, num_envs: int) -> list[EnvTimes]:
-    if num_envs == 1 or len(env_ids) == 0:
+def _bound_ns(tally: Tally, num_steps: int) -> float:
+    """Return how long the envs alone would have taken for these steps, all threads at work.
+
+    If all are waited for: in each round as long as its busiest thread. If whoever is first is
+    received: as long as it takes with all threads at work all the time.
+    """
+    calls, envs = tally.calls, tally.envs
+    critical_ns = max(calls.critical_ns.values(), default=0)
+    if calls.num_receives and envs is not None and (rate := envs.free_rate()) > 0:
+        return max(critical_ns, num_steps / rate * 1e9)
+    return critical_ns
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _all_times(envs: EnvTotals | None, kind: int, latest_ns: np.ndarray) -> EnvTimes | None:
+    """Return the times of steps (0) or resets (1) of all envs; None if there are none."""
+    if envs is None:
+        return None
+    counts, sums = (envs.resets, envs.reset_ns) if kind else (envs.steps, envs.step_ns)
+    longest = envs.longest_reset_ns if kind else envs.longest_step_ns
+    count = int(counts.sum())
+    if count == 0:
+        return None
+    return _times("all envs", count, float(sums.sum()) / count, int(longest.max()), latest_ns)
+
+
+def _times(
+    name: str, count: int, mean: float, longest: int, latest_ns: np.ndarray, is_slow: bool = False
+) -> EnvTimes:
+    p50, p90, p99 = [float("nan")] * len(_PERCENTILES)
+    if len(latest_ns):
+        p50, p90, p99 = map(float, np.percentile(latest_ns, _PERCENTILES))
+    return EnvTimes(name, count, mean, p50, p90, p99, float(longest), is_slow)
+
+
+def _slowest(envs: EnvTotals, env_ids: np.ndarray, lengths_ns: np.ndarray) -> list[EnvTimes]:
+    if len(envs.steps) == 1 or len(env_ids) == 0:
         return []
-    counts = np.bincount(env_ids, minlength=num_envs)
-    means = np.bincount(env_ids, durations_ns, minlength=num_envs) / np.maximum(counts, 1)
+    means = envs.step_ns / np.maximum(envs.steps, 1)
+    limit = _SLOW * float(np.median(means[envs.steps > 0]))
     chosen = np.argsort(-means, kind="stable")[:_NUM_SLOWEST].tolist()
-    return [_times(f"env {e}", durations_ns[env_ids == e]) for e in chosen if counts[e]]
+    return [
+        _times(
+            f"env {e}",
+            int(envs.steps[e]),
+            float(means[e]),
+            int(envs.longest_step_ns[e]),
+            lengths_ns[env_ids == e],
+            bool(means[e] > limit),
+        )
+        for e in chosen
+        if envs.steps[e]
+    ]
 
 
-def _workers(recording: Recording, wall_ns: int) -> list[WorkerTimes]:
-    window = np.array([recording.begin_ns]), np.array([recording.end_ns])
+def _workers(recording: Recording, envs: EnvTotals, wall_ns: int) -> list[WorkerTimes]:
     workers, number = [], 0
-    for index, covered in enumerate(attribution.worker_coverage(recording)):
-        process = recording.processes[index]
-        busy = int(covered.between(*window)[0]) / wall_ns
-        first, last = recording.chunks[index : index + 2]
+    chunks = recording.crew.chunks
+    for index, process in enumerate(recording.processes):
+        busy = min(int(envs.worker_ns[index]) / wall_ns, 1.0)
+        first, last = chunks[index : index + 2]
         name = "caller" if process is None else f"worker {number}"
         number += process is not None
         start_s = None if process is None else process.start_s

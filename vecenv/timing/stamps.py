@@ -1,14 +1,14 @@
-"""Stamps of env steps: when each began and ended, in which thread.
+"""Stamps of env steps: when each began and ended, and when its results had been written.
 
 Every env has a ring of its own. An env is stepped by one thread at a time, so a ring has one writer
-at a time and needs no lock; it may lie in memory that several processes share.
+at a time and needs no lock; it may lie in memory that several processes share. The rings hold the
+latest steps; `Totals` takes them up before they are overwritten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import get_ident
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +17,14 @@ __all__ = ["EnvStamps", "StampedEnv", "Stamps", "stamped"]
 
 _MOST_RECORDS = 1 << 18  # of all envs together, unless that leaves one fewer than _FEWEST
 _FEWEST, _MOST = 64, 1 << 14  # records of one env
-# Words of a record; the third is the thread, times two, plus 1 for a reset.
-BEGIN_NS, END_NS = 0, 1
-RECORD_WORDS = 3
+# Words of a record. DONE_NS counts if it is not before END_NS: then a thread had nothing more to do
+# with the results. NOTE is 1 for a reset, plus twice (processor time in ns + 1) if that was taken.
+BEGIN_NS, END_NS, DONE_NS, NOTE = range(4)
+RECORD_WORDS = 4
+# Asking for the processor time takes longer than a stamp: it is taken of one step in 16, and of all
+# that follow one that took so long that it does not matter.
+_MASK = 16 * RECORD_WORDS - 1
+_LONG_NS = 100_000
 
 
 class Stamps(NamedTuple):
@@ -29,26 +34,47 @@ class Stamps(NamedTuple):
         env_ids: int64 (R,).
         begin_ns: int64 (R,).
         end_ns: int64 (R,); 0 if the step has not ended: it is running, or it raised.
-        threads: int64 (R,), as `threading.get_ident`: unique within a process.
+        done_ns: int64 (R,), when its results had been written; 0 if the same thread went on with
+            another env first, or if that is not known.
+        cpu_ns: int64 (R,), processor time of the thread that made it; -1 if it was not taken.
         is_reset: bool (R,), whether it was a reset.
     """
 
     env_ids: np.ndarray
     begin_ns: np.ndarray
     end_ns: np.ndarray
-    threads: np.ndarray
+    done_ns: np.ndarray
+    cpu_ns: np.ndarray
     is_reset: np.ndarray
 
     def where(self, chosen: np.ndarray) -> Stamps:
-        """Return the records for which `chosen` bool (R,) holds."""
+        """Return the records for which `chosen` bool (R,), or an index, holds."""
         return Stamps(*(column[chosen] for column in self))
+
+    def joined(self, other: Stamps) -> Stamps:
+        """Return these records and then those of another."""
+        return Stamps(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+
+    @staticmethod
+    def of(env_ids: np.ndarray, records: np.ndarray) -> Stamps:
+        """Unpack records int64 (R, RECORD_WORDS) of these envs, int64 (R,)."""
+        begin_ns, end_ns, done_ns, notes = records.T
+        is_done = (end_ns > 0) & (done_ns >= end_ns)
+        return Stamps(
+            env_ids,
+            begin_ns.copy(),
+            end_ns.copy(),
+            np.where(is_done, done_ns, 0),
+            (notes >> 1) - 1,
+            (notes & 1).astype(np.bool_),
+        )
 
 
 class EnvStamps:
     """The rings of N envs.
 
     Args:
-        rings: int64 (N, K, 3), zeros; owned by whoever made them.
+        rings: int64 (N, K, RECORD_WORDS), zeros; owned by whoever made them.
         counts: int64 (N,), zeros; how many steps of each env have ended.
 
     Attributes:
@@ -73,13 +99,33 @@ class EnvStamps:
     def read(self) -> Stamps:
         """Copy out what the rings hold, steps that are running included."""
         rings = self.rings.copy()
-        num_envs = len(rings)
         held = rings[..., BEGIN_NS] > 0
-        env_ids = np.broadcast_to(np.arange(num_envs)[:, None], held.shape)[held]
-        found = rings[held]
-        order = np.argsort(found[:, BEGIN_NS], kind="stable")
-        begin_ns, end_ns, notes = found[order].T
-        return Stamps(env_ids[order], begin_ns, end_ns, notes >> 1, (notes & 1).astype(np.bool_))
+        env_ids = np.broadcast_to(np.arange(len(rings))[:, None], held.shape)[held]
+        found = Stamps.of(env_ids, rings[held])
+        return found.where(np.argsort(found.begin_ns, kind="stable"))
+
+    def since(self, taken: np.ndarray) -> tuple[Stamps, np.ndarray]:
+        """Copy out the steps that have ended since a call of this, and then those that are running.
+
+        Args:
+            taken: int64 (N,), what that call returned.
+
+        Returns:
+            The records, env by env, each env's in their order; and for the next call, int64 (N,),
+            how many of each env have been taken, in all.
+        """
+        size = self.rings.shape[1]
+        counts = self.counts.copy()
+        lengths = np.minimum(counts - taken, size - 1)
+        env_ids = np.repeat(np.arange(len(counts)), lengths)
+        begins = np.cumsum(lengths) - lengths
+        places = np.arange(len(env_ids)) - begins[env_ids] + (counts - lengths)[env_ids]
+        ended = Stamps.of(env_ids, self.rings[env_ids, places % size])
+        every = np.arange(len(counts))
+        latest = self.rings[every, (counts - 1) % size, END_NS]
+        running = Stamps.of(every, self.rings[every, counts % size])
+        is_running = (running.end_ns == 0) & (running.begin_ns > 0) & (running.begin_ns >= latest)
+        return ended.joined(running.where(is_running)), counts
 
     def complete_since(self) -> int:
         """Return the time from which on no record has been overwritten; 0 if none has been."""
@@ -99,7 +145,7 @@ class StampedEnv:
     item of a memoryview takes half the time of an array's, and half a microsecond is all it costs.
     """
 
-    __slots__ = ("_at", "_count", "_counts", "_envs", "_index", "_ring", "_size")
+    __slots__ = ("_at", "_count", "_counts", "_envs", "_index", "_mask", "_ring", "_size")
 
     def __init__(self, envs: Sequence[Any], index: int, stamps: EnvStamps) -> None:
         self._envs = envs
@@ -110,30 +156,48 @@ class StampedEnv:
         self._size = len(ring)
         self._count = int(stamps.counts[index])
         self._at = self._count * RECORD_WORDS % self._size
+        self._mask = 0
 
     def step(self, action: Any) -> Any:
         """Step the env between two stamps; one that raises leaves the second one out."""
         ring, at = self._ring, self._at
+        if at & self._mask == 0:
+            return self._measure(self._envs[self._index].step, 0, action)
         ring[at + 1] = 0
         ring[at] = perf_counter_ns()
         result = self._envs[self._index].step(action)
         ring[at + 1] = perf_counter_ns()
-        ring[at + 2] = get_ident() << 1
+        ring[at + 3] = 0
         self._counts[self._index] = self._count = self._count + 1
         self._at = (at + RECORD_WORDS) % self._size
         return result
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the env between two stamps."""
+        return self._measure(self._envs[self._index].reset, 1, **kwargs)
+
+    def _measure(self, call: Callable[..., Any], kind: int, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the env between two stamps, and take the processor time as well."""
         ring, at = self._ring, self._at
         ring[at + 1] = 0
-        ring[at] = perf_counter_ns()
-        result = self._envs[self._index].reset(**kwargs)
-        ring[at + 1] = perf_counter_ns()
-        ring[at + 2] = get_ident() << 1 | 1
+        cpu_begin_ns = thread_time_ns()
+        ring[at] = begin_ns = perf_counter_ns()
+        result = call(*args, **kwargs)
+        end_ns = perf_counter_ns()
+        cpu_ns = thread_time_ns() - cpu_begin_ns
+        ring[at + 1] = end_ns
+        ring[at + 3] = (min(cpu_ns, end_ns - begin_ns) + 1) << 1 | kind
+        if kind == 0:
+            self._mask = 0 if end_ns - begin_ns > _LONG_NS else _MASK
         self._counts[self._index] = self._count = self._count + 1
         self._at = (at + RECORD_WORDS) % self._size
         return result
+
+    def mark_done(self) -> None:
+        """Stamp that what the latest step has returned has been written; the first mark counts."""
+        ring, at = self._ring, self._at - RECORD_WORDS  # may be negative, as indices may
+        if ring[at + DONE_NS] < ring[at + END_NS]:
+            ring[at + DONE_NS] = perf_counter_ns()
 
 
 def stamped(envs: Sequence[Any], stamps: EnvStamps) -> list[StampedEnv]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -37,6 +38,8 @@ def duration(time_ns: float) -> str:
         >>> duration(850), duration(42_345), duration(1_234_567), duration(2.5e9)
         ('850 ns', '42.3 us', '1.23 ms', '2.5 s')
     """
+    if math.isnan(time_ns):
+        return "unknown"
     for limit_ns, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
         if time_ns < limit_ns:
             return f"{time_ns * 1e3 / limit_ns:.3g} {unit}"
@@ -66,10 +69,30 @@ def report_tables(report: TimingReport) -> Any:
     parts: list[Any] = [_shares(report)]
     if report.workers:
         parts.append(_workers(report))
-    if report.envs is not None:
+    if report.envs is not None or report.resets is not None:
         parts.append(_envs(report))
+    notes = list(filter(None, [_about_window(report), _about_threads(report)]))
+    parts += [Text(note) for note in notes]
     parts.append(Text(report.verdict, style="bold"))
     return Group(*parts)
+
+
+def _about_window(report: TimingReport) -> str:
+    """Say what the percentiles are about, if that is not all."""
+    if report.envs is None or report.latest_s >= 0.99 * report.wall_s:
+        return ""
+    return (
+        f"Percentiles are those of the latest {report.latest_s:.3g} s of {report.wall_s:.3g} s; "
+        "all other numbers are about the whole time."
+    )
+
+
+def _about_threads(report: TimingReport) -> str:
+    """Name the phases of other threads."""
+    if not report.other_threads:
+        return ""
+    named = ", ".join(f"{name} {share:.1%}" for name, share in report.other_threads.items())
+    return f"In other threads, beside these: {named} of the time."
 
 
 def _shares(report: TimingReport) -> Table:
@@ -96,7 +119,7 @@ def _workers(report: TimingReport) -> Table:
         table.add_column(column, justify="right" if column not in {"process", ""} else "left")
     for worker in report.workers:
         table.add_row(
-            worker.name,
+            Text(worker.name),
             f"{worker.first_env}-{worker.last_env}",
             f"{worker.busy:.1%}",
             bar(worker.busy, 12),
@@ -109,11 +132,11 @@ def _workers(report: TimingReport) -> Table:
 
 def _envs(report: TimingReport) -> Table:
     table = new_table("")
-    for column in ("step times", "steps", "mean", "p50", "p90", "p99", "max"):
-        table.add_column(column, justify="left" if column == "step times" else "right")
-    assert report.envs is not None
-    for index, times in enumerate([report.envs, *report.slowest]):
-        name = times.name if index == 0 else f"{times.name} (slow)"
-        lengths = (times.mean, times.p50, times.p90, times.p99, times.max)
-        table.add_row(name, f"{times.num_steps:,}", *map(duration, lengths))
+    for column in ("times of", "count", "mean", "p50", "p90", "p99", "max"):
+        table.add_column(column, justify="left" if column == "times of" else "right")
+    slow = [(times, f"{times.name} (slow)") for times in report.slowest if times.is_slow]
+    for times, name in ((report.envs, "steps"), *slow, (report.resets, "resets")):
+        if times is not None:
+            lengths = (times.mean, times.p50, times.p90, times.p99, times.max)
+            table.add_row(Text(name), f"{times.num_steps:,}", *map(duration, lengths))
     return table

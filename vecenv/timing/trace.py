@@ -1,8 +1,9 @@
 """The timeline as Chrome trace JSON (Trace Event Format), for Perfetto or chrome://tracing.
 
-One process "caller" with its calls, waits and phases; one process per worker with a track per
-thread. Arrows (flow events) lead from the call that sent an env on its way to its step, and from
-there to the call that received it.
+One process "caller" with a track for its calls, waits, copies and phases, and one for each other
+thread that has phases; one process per worker with a track per thread, named by its envs. Arrows
+(flow events) lead from the call that sent an env on its way to its step, and from there to the call
+that received it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,27 @@ from typing import Any
 import numpy as np
 
 from vecenv.files import whole_file
-from vecenv.timing.attribution import ended, thread_numbers
-from vecenv.timing.calls import ENV_CALLS, RECV, RESET, SEND, STEP
+from vecenv.timing.attribution import KERNEL, Work
+from vecenv.timing.calls import (
+    ENV_CALLS,
+    RECV,
+    RESET,
+    SEND,
+    STEP,
+    STEP_ASYNC,
+    STEP_WAIT,
+    Calls,
+    Pass,
+)
 from vecenv.timing.control import Recording
+from vecenv.timing.stamps import Stamps
 
 __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
 
 MOST_STEPS = 50_000  # env steps in a trace, the latest; Perfetto opens that in a moment
 _CALLER = 0  # number of the process; worker w is w + 1
+_OTHER_THREADS = 1_000_000  # first track of the caller's other threads
+_FEW = 4  # envs that are named one by one
 
 Event = dict[str, Any]
 
@@ -42,85 +56,186 @@ def write_trace(recording: Recording, path: str | Path) -> None:
 
 def trace_events(recording: Recording) -> Iterator[Event]:
     """Yield the events of a trace; times in microseconds since the window began."""
-    stamps = ended(recording)
-    if stamps is not None and len(stamps.env_ids) > MOST_STEPS:
-        since = stamps.begin_ns[-MOST_STEPS]
-        stamps = stamps.where(stamps.begin_ns >= since)
-        calls = recording.calls.where(recording.calls.end_ns >= since)
-        recording = recording._replace(calls=calls)
-    recording = recording._replace(stamps=stamps)
-    yield _name("process_name", _CALLER, 0, "caller")
-    yield from _call_events(recording)
+    stamps = recording.stamps
     if stamps is not None:
-        yield from _step_events(recording)
-        yield from _flow_events(recording)
+        stamps = stamps.where(stamps.end_ns > 0)
+        if len(stamps.env_ids) > MOST_STEPS:
+            since = stamps.begin_ns[-MOST_STEPS]
+            stamps = stamps.where(stamps.begin_ns >= since)
+            calls = recording.calls.where(recording.calls.end_ns >= since)
+            recording = recording._replace(calls=calls)
+    yield _name("process_name", _CALLER, 0, "caller")
+    yield _name("thread_name", _CALLER, 0, "calls and phases")
+    yield from _call_events(recording)
+    for number, other in enumerate(recording.others):
+        track = _CALLER, _OTHER_THREADS + number
+        yield _name("thread_name", *track, f"thread {other.name}")
+        for k in range(len(other.calls.kinds)):
+            yield _call_event(other.calls, k, other.names, recording.begin_ns, track)
+    if stamps is not None:
+        tracks = _Tracks(recording)
+        yield from tracks.names()
+        yield from _step_events(recording, stamps, tracks)
+        yield from _flow_events(recording, stamps, tracks)
+
+
+def _call_event(
+    calls: Calls, k: int, names: list[str], since_ns: int, track: tuple[int, int]
+) -> Event:
+    kind = int(calls.kinds[k])
+    category = "call" if kind < len(ENV_CALLS) else "phase"
+    interval = int(calls.begin_ns[k]), int(calls.end_ns[k])
+    return _slice(names[kind], category, interval, since_ns, track)
 
 
 def _call_events(recording: Recording) -> Iterator[Event]:
-    calls, begin_ns = recording.calls, recording.begin_ns
+    """Yield the caller's calls and phases, and inside the calls waits and copies."""
+    calls, since_ns = recording.calls, recording.begin_ns
+    is_compiled = recording.crew.stamped == KERNEL
+    waited = "kernel" if is_compiled else "wait"
     for k in range(len(calls.kinds)):
-        kind = int(calls.kinds[k])
-        category = "call" if kind < len(ENV_CALLS) else "phase"
-        interval = int(calls.begin_ns[k]), int(calls.end_ns[k])
-        yield _slice(recording.names[kind], category, interval, begin_ns, (_CALLER, 0))
-        if calls.wait_begin_ns[k] and calls.wait_end_ns[k]:
-            waiting = int(calls.wait_begin_ns[k]), int(calls.wait_end_ns[k])
-            yield _slice("wait", "wait", waiting, begin_ns, (_CALLER, 0))
+        yield _call_event(calls, k, recording.names, since_ns, (_CALLER, 0))
+        begin_ns, end_ns = int(calls.wait_begin_ns[k]), int(calls.wait_end_ns[k])
+        if begin_ns and end_ns:
+            yield _slice(waited, waited, (begin_ns, end_ns), since_ns, (_CALLER, 0))
+            if not is_compiled:
+                copying = end_ns, int(calls.end_ns[k])
+                yield _slice("copy", "copy", copying, since_ns, (_CALLER, 0))
 
 
-def _owners(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each env step the number of its process and of its track, int64 (R,) each."""
-    stamps = recording.stamps
-    assert stamps is not None
-    workers = np.searchsorted(recording.chunks, stamps.env_ids, side="right") - 1
-    numbers = np.array([_CALLER if p is None else w for w, p in _numbered(recording)])
-    return numbers[workers], thread_numbers(recording) + 1  # track 0 of the caller is its calls
+class _Tracks:
+    """Processes and tracks of envs.
+
+    Attributes:
+        processes: int64 (num_envs,), number of the process that steps each env.
+        threads: int64 (num_envs,), number of its track; 0 of the caller is its calls.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        crew = recording.crew
+        number, numbers = 0, []
+        for process in recording.processes:
+            number += process is not None
+            numbers.append(_CALLER if process is None else number)
+        self._numbers = numbers
+        self.processes = np.array(numbers)[crew.workers(np.arange(recording.num_envs))]
+        self.threads: np.ndarray = crew.lanes + 1
+
+    def names(self) -> Iterator[Event]:
+        """Yield the names of the workers and of their threads."""
+        for number, process in zip(self._numbers, self._recording.processes, strict=True):
+            if process is not None:
+                name = f"worker {number - 1} (pid {process.pid})"
+                yield _name("process_name", number, 0, name)
+        for thread in np.unique(self.threads).tolist():
+            envs = np.flatnonzero(self.threads == thread)
+            yield _name("thread_name", int(self.processes[envs[0]]), thread, _named(envs))
 
 
-def _numbered(recording: Recording) -> Iterator[tuple[int, Any]]:
-    number = 0
-    for process in recording.processes:
-        number += process is not None
-        yield number, process
+def _named(env_ids: np.ndarray) -> str:
+    """Name a few envs, or a range, or the first few of more."""
+    first, last = int(env_ids[0]), int(env_ids[-1])
+    if len(env_ids) == 1:
+        return f"env {first}"
+    if last - first == len(env_ids) - 1:
+        return f"envs {first}-{last}"
+    return "envs " + ", ".join(map(str, env_ids[:_FEW])) + (", ..." if len(env_ids) > _FEW else "")
 
 
-def _step_events(recording: Recording) -> Iterator[Event]:
-    stamps, begin_ns = recording.stamps, recording.begin_ns
-    assert stamps is not None
-    processes, threads = _owners(recording)
-    for number, process in _numbered(recording):
-        if process is not None:
-            yield _name("process_name", number, 0, f"worker {number - 1} (pid {process.pid})")
-    for process, thread in np.unique(np.stack([processes, threads], 1), axis=0).tolist():
-        yield _name("thread_name", process, thread, "envs")
+def _step_events(recording: Recording, stamps: Stamps, tracks: _Tracks) -> Iterator[Event]:
+    """Yield steps, resets, and the writing of their results."""
+    unknown = np.full(len(recording.processes), np.nan)
+    work = Work(stamps, recording.crew, unknown, recording.end_ns)
+    stamps, since_ns = work.stamps, recording.begin_ns
     for k in range(len(stamps.env_ids)):
         env_id = int(stamps.env_ids[k])
         what = "reset" if stamps.is_reset[k] else "env"
         interval = int(stamps.begin_ns[k]), int(stamps.end_ns[k])
-        track = int(processes[k]), int(threads[k])
-        event = _slice(f"{what} {env_id}", what, interval, begin_ns, track)
-        event["args"] = {"env_id": env_id}
+        track = int(tracks.processes[env_id]), int(tracks.threads[env_id])
+        event = _slice(f"{what} {env_id}", what, interval, since_ns, track)
+        event["args"] = {"env_id": env_id, "worker": track[0] - 1}
         yield event
+        until_ns = int(work.until_ns[k])
+        if until_ns > interval[1]:
+            yield _slice("copy", "copy", (interval[1], until_ns), since_ns, track)
 
 
-def _flow_events(recording: Recording) -> Iterator[Event]:
+def _flow_events(recording: Recording, stamps: Stamps, tracks: _Tracks) -> Iterator[Event]:
     """Yield arrows: call -> env step -> call; at most one pair per step."""
-    stamps, calls, begin_ns = recording.stamps, recording.calls, recording.begin_ns
-    assert stamps is not None
-    senders = calls.where(np.isin(calls.kinds, (STEP, SEND, RESET)))
-    receivers = calls.where(np.isin(calls.kinds, (STEP, RECV, RESET)))
-    if len(senders.kinds) == 0 or len(receivers.kinds) == 0:
-        return
-    processes, threads = _owners(recording)
-    sent = np.searchsorted(senders.begin_ns, stamps.begin_ns, side="right") - 1
-    taken = np.searchsorted(receivers.end_ns, stamps.end_ns, side="left")
-    for k in np.flatnonzero((sent >= 0) & (taken < len(receivers.kinds))).tolist():
-        if processes[k] == _CALLER:
-            continue  # the caller steps these envs itself
-        track = int(processes[k]), int(threads[k])
-        yield _flow("s", k, int(senders.begin_ns[sent[k]]), begin_ns, (_CALLER, 0))
-        yield _flow("t", k, int(stamps.begin_ns[k]), begin_ns, track)
-        yield _flow("f", k, int(receivers.end_ns[taken[k]]) - 1, begin_ns, (_CALLER, 0))
+    sent_ns = _latest_before(recording, stamps)
+    taken_ns = _first_after(recording, stamps)
+    is_complete = (sent_ns > 0) & (taken_ns > 0) & (tracks.processes[stamps.env_ids] != _CALLER)
+    since_ns = recording.begin_ns
+    for k in np.flatnonzero(is_complete).tolist():  # others the caller steps itself, or are cut off
+        env_id = int(stamps.env_ids[k])
+        track = int(tracks.processes[env_id]), int(tracks.threads[env_id])
+        yield _flow("s", k, int(sent_ns[k]), since_ns, (_CALLER, 0))
+        yield _flow("t", k, int(stamps.begin_ns[k]), since_ns, track)
+        yield _flow("f", k, int(taken_ns[k]) - 1, since_ns, (_CALLER, 0))
+
+
+def _ranges(calls: Calls, num_envs: int) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Yield which calls are about the same range of envs, bool (M,), and that range."""
+    lasts = np.where(calls.last_env == 0, num_envs, calls.last_env)
+    for first, last in sorted(set(zip(calls.first_env.tolist(), lasts.tolist(), strict=True))):
+        yield (calls.first_env == first) & (lasts == last), first, last
+
+
+def _latest_before(recording: Recording, stamps: Stamps) -> np.ndarray:
+    """Return when the call began that asked for each step, int64 (R,); 0 if it is not known."""
+    found = np.zeros(len(stamps.env_ids), np.int64)
+    calls = recording.calls.where(np.isin(recording.calls.kinds, (STEP, STEP_ASYNC, RESET)))
+    for chosen, first, last in _ranges(calls, recording.num_envs):
+        begins_ns = np.sort(calls.begin_ns[chosen])
+        places = np.searchsorted(begins_ns, stamps.begin_ns, side="right") - 1
+        is_its = (places >= 0) & (stamps.env_ids >= first) & (stamps.env_ids < last)
+        latest_ns = begins_ns[np.maximum(places, 0)]
+        found = np.where(is_its, np.maximum(found, latest_ns), found)
+    held = recording.calls.where(recording.calls.kinds == SEND).begin_ns
+    for rows, times_ns in _by_env(recording.sent, stamps, held, held):
+        places = np.searchsorted(times_ns, stamps.begin_ns[rows], side="right") - 1
+        latest_ns = np.where(places >= 0, times_ns[np.maximum(places, 0)], 0)
+        found[rows] = np.maximum(found[rows], latest_ns)
+    return found
+
+
+def _first_after(recording: Recording, stamps: Stamps) -> np.ndarray:
+    """Return when the call ended that took each step's results, int64 (R,); 0 if not known."""
+    never = np.iinfo(np.int64).max
+    found = np.full(len(stamps.env_ids), never)
+    calls = recording.calls.where(np.isin(recording.calls.kinds, (STEP, STEP_WAIT, RESET)))
+    for chosen, first, last in _ranges(calls, recording.num_envs):
+        ends_ns = np.append(np.sort(calls.end_ns[chosen]), never)
+        next_ns = ends_ns[np.searchsorted(ends_ns, stamps.end_ns, side="left")]
+        is_its = (stamps.env_ids >= first) & (stamps.env_ids < last)
+        found = np.where(is_its, np.minimum(found, next_ns), found)
+    receives = recording.calls.where(recording.calls.kinds == RECV)
+    for rows, times_ns in _by_env(recording.received, stamps, receives.begin_ns, receives.end_ns):
+        ends_ns = np.append(times_ns, never)
+        next_ns = ends_ns[np.searchsorted(ends_ns, stamps.end_ns[rows], side="left")]
+        found[rows] = np.minimum(found[rows], next_ns)
+    return np.where(found == never, 0, found)
+
+
+def _by_env(
+    passed: Pass, stamps: Stamps, begins_ns: np.ndarray, times_ns: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield for each env its steps, int64 (R',), and times of the calls that it passed through.
+
+    Args:
+        passed: Which envs calls were about.
+        stamps: The steps.
+        begins_ns: int64 (M,), when the calls began, in their order.
+        times_ns: int64 (M,), the time that is wanted of each.
+    """
+    places = np.searchsorted(begins_ns, passed.begin_ns)
+    is_held = places < len(begins_ns)
+    is_held[is_held] = begins_ns[places[is_held]] == passed.begin_ns[is_held]
+    env_ids, places = passed.env_ids[is_held], places[is_held]
+    for env_id in np.intersect1d(env_ids, stamps.env_ids).tolist():
+        found_ns = np.sort(times_ns[places[env_ids == env_id]])
+        yield np.flatnonzero(stamps.env_ids == env_id), found_ns
 
 
 def _slice(
