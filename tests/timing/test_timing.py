@@ -175,6 +175,36 @@ def test_timing_is_not_switched_while_envs_are_in_flight():
     envs.timing.disable()
 
 
+def test_disabling_while_a_step_is_out_changes_nothing():
+    envs = AsyncVectorEnv([CountingEnv] * 2, num_workers=1)
+    envs.reset(seed=1)
+    envs.timing.enable()
+    for is_first_ready in (False, True):
+        (envs.send if is_first_ready else envs.step_async)([0, 1])
+        with pytest.raises(AlreadyPendingCallError):
+            envs.timing.disable()
+        assert envs.timing.enabled
+        with envs.timing.phase("learner"):
+            pass
+        envs.recv() if is_first_ready else envs.step_wait()
+        envs.step([0, 1])
+    assert envs.timing.report().num_steps == 8
+    assert "learner" in envs.timing.total_ns
+    envs.timing.disable()
+    envs.step([0, 1])
+    assert envs.timing.report().num_steps == 8 and not envs.timing.enabled
+    envs.close()
+
+
+def test_a_worker_that_is_being_replaced_has_no_start_yet():
+    envs = AsyncVectorEnv([CountingEnv] * 2, num_workers=1)
+    envs.timing.enable()
+    envs.reset(seed=1)
+    envs._exchange.pool.start_s[0] = -6547.0
+    assert envs.timing.report().workers[0].start_s is None
+    envs.close()
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium logs what an env raises
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_exception_ends_with_the_latest_steps(backend):
@@ -305,17 +335,37 @@ def test_a_long_trace_is_cut_to_the_latest_steps(monkeypatch):
     envs.close()
 
 
-def test_compiled_envs_are_timed_as_one(tmp_path):
-    envs = make_vec("JitCartPole-v1", num_envs=8)
+def test_compiled_envs_are_stamped_around_their_kernel(tmp_path):
+    envs = make_vec("JitCartPole-v1", num_envs=1)
     envs.timing.enable()
-    run(envs, 5)
+    run(envs, 200)
     report = envs.timing.report()
-    assert report.num_steps == 40 and report.workers == []
+    assert report.num_steps == 200 and report.workers == []
     assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
+    assert report.shares["env compute"] < 0.1  # 0.02 of 5.7 us
+    assert report.resets is None  # inside of the kernel
+    assert "backend=" not in report.verdict
     envs.timing.write_trace(tmp_path / "trace.json")
+    assert '"cat":"kernel"' in (tmp_path / "trace.json").read_text()
     report.plot(tmp_path / "report.png")
     assert (tmp_path / "report.png").stat().st_size > 5_000
+    envs.timing.disable()
+    run(envs, 3)
     envs.close()
+
+
+def test_a_kernel_that_takes_long_has_the_time():
+    envs = make_vec("JitCartPole-v1", num_envs=50_000, num_threads=1)
+    envs.reset(seed=1)
+    actions = np.zeros(50_000, int)
+    envs.step(actions)
+    envs.timing.enable()
+    for _ in range(20):
+        envs.step(actions)
+    report = envs.timing.report()
+    envs.close()
+    assert report.shares["env compute"] > 0.5
+    assert "the compiled kernel" in report.verdict
 
 
 def test_a_report_is_written_as_json_table_and_picture(tmp_path):
@@ -328,6 +378,8 @@ def test_a_report_is_written_as_json_table_and_picture(tmp_path):
     assert json.loads((tmp_path / "report.json").read_text()) == numbers
     assert numbers["num_steps"] == report.num_steps == 10
     assert numbers["verdict"] == report.verdict
+    assert numbers["envs"]["mean_ns"] == report.envs.mean and "mean" not in numbers["envs"]
+    assert numbers["units"]["shares"] == "share of wall_s"
     assert "durations_ns" not in numbers
     text = str(report)
     assert "where the time goes" in text and report.verdict[:30] in text

@@ -48,7 +48,7 @@ ENVS, KERNEL, NOTHING = "envs", "kernel", "nothing"
 
 _COMPUTES = 0.5  # share of processor time in work from which on it counts as computing
 _ONE_PROCESSOR = 1.2  # so many processors' time at most is that of threads that take turns
-_SHORT_GAP = 0.3  # of the mean time between two ends
+_SHORT_GAP = 0.3  # of a round's length by the number of its steps
 
 
 class Crew(NamedTuple):
@@ -347,14 +347,16 @@ class CallTotals:
         np.maximum.at(longest_ns, rounds, lengths_ns)
         self.longest_ns += int(longest_ns.sum())
         order = np.lexsort((ends, rounds))
+        firsts = np.full(len(begins), np.iinfo(np.int64).max)
+        np.minimum.at(firsts, rounds, stamps.begin_ns[is_inside])
         rounds, ends = rounds[order], ends[order]
         if len(work.units) < 2 or len(rounds) < 2:
             return
-        gaps = np.diff(ends)[rounds[1:] == rounds[:-1]]
+        lasts = np.zeros(len(begins), np.int64)
+        np.maximum.at(lasts, rounds, ends)
         in_rounds = rounds[1:][rounds[1:] == rounds[:-1]]
-        counts = np.bincount(in_rounds, minlength=len(begins))
-        sums = np.bincount(in_rounds, gaps, minlength=len(begins))
-        means = sums / np.maximum(counts, 1)
+        gaps = np.diff(ends)[rounds[1:] == rounds[:-1]]
+        means = (lasts - firsts) / np.maximum(np.bincount(rounds, minlength=len(begins)), 1)
         self.gaps += len(gaps)
         self.short_gaps += int((gaps < _SHORT_GAP * means[in_rounds]).sum())
 

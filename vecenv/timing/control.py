@@ -30,11 +30,12 @@ class WorkerProcess(NamedTuple):
 
     Attributes:
         pid: Its number.
-        start_s: Seconds from its start until its envs were made.
+        start_s: Seconds from its start until its envs were made; None or negative while they are
+            being made.
     """
 
     pid: int
-    start_s: float
+    start_s: float | None
 
 
 class TimedEnvs(Protocol):

@@ -76,7 +76,8 @@ class WorkerTimes:
         name: "worker 0", or "caller" for the calling process.
         first_env, last_env: Its envs.
         busy, idle: Shares of the wall time in which at least one of its envs was at work, and none.
-        start_s: Seconds from its start until its envs were made; None for the caller.
+        start_s: Seconds from its start until its envs were made; None for the caller, and while
+            they are being made.
         memory_bytes: Its proportional share of memory (PSS) at the time of the report; None if the
             system does not say.
     """
@@ -316,11 +317,17 @@ def _slowest(envs: EnvTotals, env_ids: np.ndarray, lengths_ns: np.ndarray) -> li
             float(means[e]),
             int(envs.longest_step_ns[e]),
             lengths_ns[env_ids == e],
-            bool(means[e] > limit),
+            _is_above(float(means[e]), lengths_ns[env_ids == e], limit),
         )
         for e in chosen
         if envs.steps[e]
     ]
+
+
+def _is_above(mean: float, latest_ns: np.ndarray, limit: float) -> bool:
+    """Return whether a mean is above a limit for certain: single long steps don't make it so."""
+    count = len(latest_ns)
+    return count > 1 and mean - 2 * float(latest_ns.std(ddof=1)) / count**0.5 > limit
 
 
 def _workers(recording: Recording, envs: EnvTotals, wall_ns: int) -> list[WorkerTimes]:
@@ -332,6 +339,8 @@ def _workers(recording: Recording, envs: EnvTotals, wall_ns: int) -> list[Worker
         name = "caller" if process is None else f"worker {number}"
         number += process is not None
         start_s = None if process is None else process.start_s
+        if start_s is not None and start_s < 0:  # it is being replaced
+            start_s = None
         memory_bytes = pss_bytes(None if process is None else process.pid)
         workers.append(WorkerTimes(name, first, last - 1, busy, 1 - busy, start_s, memory_bytes))
     return workers

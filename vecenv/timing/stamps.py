@@ -13,6 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+try:
+    from resource import RUSAGE_THREAD as _RUSAGE_THREAD
+    from resource import getrusage
+except ImportError:
+    _RUSAGE_THREAD = None
+
 __all__ = ["EnvStamps", "StampedEnv", "Stamps", "stamped"]
 
 _MOST_RECORDS = 1 << 18  # of all envs together, unless that leaves one fewer than _FEWEST
@@ -21,10 +27,10 @@ _FEWEST, _MOST = 64, 1 << 14  # records of one env
 # with the results. NOTE is 1 for a reset, plus twice (processor time in ns + 1) if that was taken.
 BEGIN_NS, END_NS, DONE_NS, NOTE = range(4)
 RECORD_WORDS = 4
-# Asking for the processor time takes longer than a stamp: it is taken of one step in 16, and of all
+# Asking for the processor time takes longer than a stamp: it is taken of one step in 32, and of all
 # that follow one that took so long that it does not matter.
-_MASK = 16 * RECORD_WORDS - 1
-_LONG_NS = 100_000
+_MASK = 32 * RECORD_WORDS - 1
+_LONG_NS = 250_000
 
 
 class Stamps(NamedTuple):
@@ -36,7 +42,8 @@ class Stamps(NamedTuple):
         end_ns: int64 (R,); 0 if the step has not ended: it is running, or it raised.
         done_ns: int64 (R,), when its results had been written; 0 if the same thread went on with
             another env first, or if that is not known.
-        cpu_ns: int64 (R,), processor time of the thread that made it; -1 if it was not taken.
+        cpu_ns: int64 (R,), for how long it computed: processor time of the thread, or all of the
+            time if the thread never gave up its processor by itself; -1 if that was not taken.
         is_reset: bool (R,), whether it was a reset.
     """
 
@@ -138,6 +145,14 @@ class EnvStamps:
         return int(oldest.max())
 
 
+def _usage() -> tuple[int, int]:
+    """Return how often this thread has waited, and its processor time in nanoseconds."""
+    if _RUSAGE_THREAD is None:  # not Linux: whatever is not processor time counts as waiting
+        return perf_counter_ns(), thread_time_ns()
+    usage = getrusage(_RUSAGE_THREAD)
+    return usage.ru_nvcsw, round(1e9 * (usage.ru_utime + usage.ru_stime))
+
+
 class StampedEnv:
     """Steps and resets an env of a list, and stamps it; the list's item may be replaced.
 
@@ -180,13 +195,16 @@ class StampedEnv:
         """Call a method of the env between two stamps, and take the processor time as well."""
         ring, at = self._ring, self._at
         ring[at + 1] = 0
-        cpu_begin_ns = thread_time_ns()
+        waits, cpu_begin_ns = _usage()
         ring[at] = begin_ns = perf_counter_ns()
         result = call(*args, **kwargs)
         end_ns = perf_counter_ns()
-        cpu_ns = thread_time_ns() - cpu_begin_ns
+        more_waits, cpu_ns = _usage()
+        computed_ns = end_ns - begin_ns
+        if more_waits != waits:  # else others may have had the processor, but it did not wait
+            computed_ns = min(computed_ns, cpu_ns - cpu_begin_ns)
         ring[at + 1] = end_ns
-        ring[at + 3] = (min(cpu_ns, end_ns - begin_ns) + 1) << 1 | kind
+        ring[at + 3] = (computed_ns + 1) << 1 | kind
         if kind == 0:
             self._mask = 0 if end_ns - begin_ns > _LONG_NS else _MASK
         self._counts[self._index] = self._count = self._count + 1
