@@ -25,6 +25,7 @@ from vecenv import RayVectorEnv, StepSlot, SyncVectorEnv, check_vector_env, make
 from vecenv.cage import Cage2VectorEnv
 from vecenv.infos import take_infos
 from vecenv.jit.cartpole import CartPoleVectorEnv
+from vecenv.synthetic import SyntheticEnv
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 
@@ -174,9 +175,54 @@ def test_timing_counts_calls_and_waiting():
     for _ in range(5):
         spread.step([0] * 4)
     report = spread.timing.report()
-    assert report.num_steps == 20
+    assert report.num_steps == 16  # four rows of twenty are resets
+    assert report.resets.num_steps == 4
     assert "RayVectorEnv" in str(report)
+    spread.timing.disable()
+    spread.step([0] * 4)
+    assert spread.timing.report().num_steps == 16
     spread.close()
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_slow_env_is_seen_in_its_actor(way, tmp_path):
+    fns = [functools.partial(SyntheticEnv, wait_ms=30.0 if k == 2 else 3.0) for k in range(4)]
+    options = {"worker_options": {"threads_per_worker": 2}} if way == "async" else {}
+    spread = RayVectorEnv(fns, num_workers=2, worker_backend=way, **options)
+    spread.reset()
+    spread.step([0] * 4)
+    spread.timing.enable()
+    for _ in range(10):
+        spread.step([0] * 4)
+    report = spread.timing.report()
+    # 6 ms in one actor and 33 ms in the other one, by turns; or all side by side.
+    work = {"sync": (6, 33), "async": (3, 3, 30, 3)}[way]
+    mean = sum(work) / len(work)
+    of_straggler = (max(work) - mean) / max(work)
+    assert report.shares["hand-over"] < 0.5
+    in_envs = report.shares["env compute"] + report.shares["straggler wait"]
+    assert report.shares["straggler wait"] / in_envs == pytest.approx(of_straggler, abs=0.1)
+    assert [times.name for times in report.slowest if times.is_slow] == ["env 2"]
+    assert report.cpu_share < 0.3
+    spread.send([0] * 4)
+    assert spread.recv(1, max_envs=1).env_ids.size == 1
+    spread.recv()
+    spread.timing.write_trace(tmp_path / "trace.json")
+    assert spread.timing.report().num_steps == 44
+    spread.close()
+
+
+def test_envs_in_compiled_actors_are_not_told_apart():
+    spread = RayVectorEnv(CartPoleVectorEnv, num_envs=8, num_workers=2)
+    spread.timing.enable()
+    spread.reset()
+    for _ in range(3):
+        spread.step([0] * 8)
+    report = spread.timing.report()
+    spread.timing.disable()
+    spread.close()
+    assert set(report.shares) == {"env calls", "other"}
+    assert "unknown" in report.verdict
 
 
 def test_ids_registered_by_the_caller_are_known_in_actors():

@@ -66,9 +66,15 @@ def report(crew, log, stamps, phases_ns=None, **options):
         totals.add(log, work, crew)
     else:
         totals.add(log, None, crew)
-    tally = {"copies": True, "other_threads": 0.0, "others_ns": {}, **options}
+    tally = {
+        "copies": True,
+        "stamped": crew.stamped,
+        "other_threads": 0.0,
+        "others_ns": {},
+        **options,
+    }
     processes = [None] if crew.is_local else PROCESSES[: len(crew.chunks) - 1]
-    names = ["step", "send", "recv", "reset", "step_async", "step_wait", "policy"]
+    names = [*calls_module.ENV_CALLS, "policy"]
     recording = Recording(
         "Envs", 0, 1000, names, log, stamps, crew, processes, 4, NO_PASS, NO_PASS, []
     )
@@ -226,8 +232,8 @@ def test_phases_may_have_names_of_ours():
             pass
     with log.interval(STEP):
         pass
-    assert log.names[6:] == ["step", "other", "env compute"]
-    assert log.read().kinds.tolist() == [6, 7, 8, STEP]
+    assert log.names[7:] == ["step", "other", "env compute"]
+    assert log.read().kinds.tolist() == [7, 8, 9, STEP]
     found = report(LOCAL, calls((STEP, 0, 100, 0, 0)), steps((0, 0, 100)), log.phases_ns())
     assert {"step", "other (phase)", "env compute (phase)", "other"} < set(found.shares)
     assert sum(found.shares.values()) == pytest.approx(1)

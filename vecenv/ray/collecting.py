@@ -16,7 +16,7 @@ from vecenv.ray.chunks import Where, copy_rows, place_infos, place_rows
 from vecenv.ray.fragments import Fragment, step_of
 from vecenv.ray.remote import RemoteEnvs
 from vecenv.slots import slot_rows
-from vecenv.timing.calls import STEP
+from vecenv.timing.calls import COLLECT
 
 if TYPE_CHECKING:
     from vecenv.ray.worker import ActorPolicy
@@ -100,9 +100,9 @@ class Collecting(RemoteEnvs):
         self._check_collect(slots)
         arrays = [_checked(f"inputs[{k}]", rows, size) for k, rows in enumerate(inputs)]
         targets = {k: _checked(f"fields[{k!r}]", rows, size) for k, rows in (fields or {}).items()}
-        with self._logged(STEP):
-            if self._log is not None:
-                self._log.note_rows(len(slots) * self.num_envs)
+        with self._logged(COLLECT) as log:
+            if log is not None:
+                log.note_rows(len(slots) * self.num_envs)
             return self._collect(slots, weights, arrays, targets, timeout)
 
     def _check_collect(self, slots: Sequence[Any]) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vecenv.base import VecEnv
 from vecenv.ray.revival import Loss
+from vecenv.ray.stamping import StampMirror
 from vecenv.rows import ObservationRows
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import WorkerDiedError, raise_faults
 from vecenv.timing.control import WorkerProcess
+from vecenv.timing.stamps import EnvStamps
 
 if TYPE_CHECKING:
     from vecenv.ray.fleet import Fleet, Task
@@ -41,6 +44,8 @@ class RemoteEnvs(VecEnv):
     _seeds: list[int | None]  # of the latest resets
     _timeout: float | None
     _steps = 0
+    _mirror: StampMirror | None = None  # while time is taken
+    _stamped_lanes: np.ndarray | None = None
 
     def _chunk(self, worker: int) -> range:
         """Return the envs of a worker."""
@@ -67,7 +72,19 @@ class RemoteEnvs(VecEnv):
         for task, reply in replies:
             if reply.restarts is not None:
                 self.restarts[self._rows_of(task.worker)] = reply.restarts
+        if self._mirror is not None:
+            replies = [(task, self._take_stamps(task, reply)) for task, reply in replies]
         return replies
+
+    def _take_stamps(self, task: Task, reply: Reply) -> Reply:
+        """Keep the stamps that came with a reply; return the rest."""
+        if reply.stamps is None:
+            return reply
+        assert self._mirror is not None
+        worker = task.worker
+        actor = worker, self._fleet.openings[worker].local_pid
+        self._mirror.enter(reply.stamps, self._fleet.bounds[worker], actor, perf_counter_ns())
+        return reply._replace(stamps=None)
 
     def _end_with(self, error: WorkerDiedError) -> None:
         """Close everything, as a worker is gone, and say so."""
@@ -158,6 +175,34 @@ class RemoteEnvs(VecEnv):
         self._ask_all("set_attr", [(name, list(values[a:b])) for a, b in pairwise(bounds)])
 
     # -- timing and end ----------------------------------------------------------------------
+
+    def _begin_stamps(self) -> EnvStamps | None:
+        self._calls.require_idle("timing.enable")
+        self._stamped_lanes = self._stamp_actors(is_on=True)
+        if self._stamped_lanes is None:  # of compiled envs there is but one call to be seen
+            self._stamp_actors(is_on=False)
+            return None
+        self._mirror = StampMirror(self.num_envs, self.timing.count_stamps)
+        return self._mirror.stamps
+
+    def _end_stamps(self) -> None:
+        if not self.closed and self._mirror is not None:
+            self._calls.require_idle("timing.disable")
+            self._stamp_actors(is_on=False)
+        self._mirror = None
+
+    def _stamp_actors(self, *, is_on: bool) -> np.ndarray | None:
+        """Let all actors stamp their envs' steps or not; return the envs' threads if they do."""
+        parts = self._ask_all("stamp", [(is_on,)] * self.num_workers)
+        self._fleet.seats = [seat._replace(is_stamped=is_on) for seat in self._fleet.seats]
+        if any(part is None for part in parts):
+            return None
+        firsts = np.cumsum([0, *(int(part.max()) + 1 for part in parts[:-1])])
+        return np.concatenate([first + part for first, part in zip(firsts, parts, strict=True)])
+
+    def _env_lanes(self) -> np.ndarray:
+        lanes = self._stamped_lanes
+        return super()._env_lanes() if lanes is None else lanes
 
     def _env_chunks(self) -> list[int]:
         return list(self._fleet.bounds)

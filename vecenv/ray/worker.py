@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -20,6 +21,7 @@ from vecenv.infos import InfosApart
 from vecenv.ray.chunks import copy_rows, place_rows
 from vecenv.ray.fragments import Fragment, FragmentMemory
 from vecenv.ray.revival import Loss, Successors
+from vecenv.ray.stamping import ActorStamps, NewStamps
 from vecenv.rows import ObservationRows
 from vecenv.shm.env import AsyncVectorEnv
 from vecenv.shm.faults import EnvFault
@@ -56,6 +58,7 @@ class Seat(NamedTuple):
         registry: Pickled specs of envs that the caller has registered.
         policy: Pickled factory of the policy, or None.
         loss: What its envs take over, if it replaces another.
+        is_stamped: Whether the steps of its envs are stamped.
     """
 
     worker: int
@@ -64,6 +67,7 @@ class Seat(NamedTuple):
     registry: bytes
     policy: bytes | None = None
     loss: Loss | None = None
+    is_stamped: bool = False
 
 
 class Opening(NamedTuple):
@@ -95,11 +99,13 @@ class Reply(NamedTuple):
         result: Of the call; None if it failed.
         faults: What went wrong.
         restarts: int64 (n,), how often each env has been replaced, if that has changed.
+        stamps: Of env steps since the last reply, if these are stamped.
     """
 
     result: Any
     faults: Sequence[EnvFault] = ()
     restarts: np.ndarray | None = None
+    stamps: NewStamps | None = None
 
 
 class EnvChunk(NamedTuple):
@@ -160,6 +166,7 @@ class RayRolloutWorker:
     _policy: ActorPolicy | None = None
     _successors: Successors | None = None
     _memory: tuple[int, FragmentMemory] | None = None
+    _stamps: ActorStamps | None = None
 
     def open(self, seat: Seat) -> Reply:
         """Make the vector env; the reply has an `Opening`."""
@@ -171,6 +178,7 @@ class RayRolloutWorker:
                     gym.registry.setdefault(spec.id, spec)
             self.envs = loads(seat.maker)()
             self._start()
+            self._stamps = ActorStamps(self.envs) if seat.is_stamped else None
         except Exception as error:
             if isinstance(error, EnvCreationError) and isinstance(error.__cause__, Exception):
                 error = error.__cause__
@@ -230,6 +238,8 @@ class RayRolloutWorker:
         if self._successors is not None:
             self._successors.forget(mask)
         self._place(obs, range(self.envs.num_envs))
+        if self._stamps is not None:
+            self._stamps.mark_done()
         return self._reply((obs, self._infos(infos)))
 
     def step(self, actions: Any, env_ids: np.ndarray | None) -> Reply:
@@ -256,9 +266,21 @@ class RayRolloutWorker:
             batch = self._successors.step(actions, np.arange(envs.num_envs) if is_all else env_ids)
             return (*batch[:5], None if is_all else batch.env_ids)
         if env_ids is None:
-            return (*envs.step(actions), None)
-        envs.send(actions, env_ids)
-        return tuple(envs.recv())
+            results = (*envs.step(actions), None)
+        else:
+            envs.send(actions, env_ids)
+            results = tuple(envs.recv())
+        if self._stamps is not None:
+            self._stamps.mark_done()
+        return results
+
+    def stamp(self, is_on: bool) -> Reply:
+        """Stamp the envs' steps from now on, or no longer; the result is `ActorStamps.lanes`."""
+        self._seat = self._seat._replace(is_stamped=is_on)
+        if self._stamps is not None:
+            self._stamps.end()
+        self._stamps = ActorStamps(self.envs) if is_on else None
+        return Reply(None if self._stamps is None else self._stamps.lanes)
 
     def set_policy(self, policy: bytes) -> Reply:
         """Make the policy from its pickled factory."""
@@ -316,7 +338,10 @@ class RayRolloutWorker:
     def _step_into(self, actions: Any, slot: Any) -> dict[str, Any]:
         """Step all envs into a slot; return the infos."""
         if self._successors is None or self._successors.is_done:
-            return self._infos(self.envs.step(actions, out=slot)[4])
+            infos = self._infos(self.envs.step(actions, out=slot)[4])
+            if self._stamps is not None:
+                self._stamps.mark_done()
+            return infos
         obs, *results, infos, _ = self._step(self.envs._actions.check(actions), None)
         copy_rows(slot.obs, obs, slice(None))
         for target, found in zip(slot[1:], results, strict=True):
@@ -346,10 +371,11 @@ class RayRolloutWorker:
         return Reply(None)
 
     def _reply(self, result: Any) -> Reply:
+        stamps = None if self._stamps is None else self._stamps.take(perf_counter_ns())
         if self._counts is None or (self._counts == self._reported).all():
-            return Reply(result)
+            return Reply(result, stamps=stamps)
         self._reported = self._counts.copy()
-        return Reply(result, restarts=self._reported)
+        return Reply(result, restarts=self._reported, stamps=stamps)
 
     def _failed(self, error: Exception, call: str, actions: Any = None) -> Reply:
         index, action = getattr(error, "env_index", None), None

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vecenv.timing.calls import (
+    COLLECT,
     ENV_CALLS,
     RECV,
     RESET,
@@ -217,6 +218,14 @@ class CallTotals:
         has_waited = calls.wait_end_ns > 0
         ready_ns = np.where(has_waited, calls.wait_end_ns, calls.end_ns)
         sent_ns = self._sent(calls)
+        is_collect = calls.kinds == COLLECT
+        if is_collect.any():
+            total_ns -= self._collects(calls.where(is_collect), ready_ns[is_collect], work)
+            calls, ready_ns, sent_ns = (
+                calls.where(~is_collect),
+                ready_ns[~is_collect],
+                sent_ns[~is_collect],
+            )
         is_round = np.isin(calls.kinds, (STEP, STEP_WAIT, RESET))
         is_recv = calls.kinds == RECV
         found = np.zeros(5, np.int64)  # as ENV_SHARES
@@ -290,6 +299,20 @@ class CallTotals:
             )
         self._note_ends(calls, sent_ns, ready_ns, work)
         return found
+
+    def _collects(self, calls: Calls, ready_ns: np.ndarray, work: Work) -> int:
+        """Cut up calls in which actors act by themselves; return their length.
+
+        What is not the envs' there is their policies' and the hand-over, which are not told apart.
+        """
+        found = self._rounds(calls, calls.begin_ns, ready_ns, work)
+        self.workers_copying_ns += int(found[4])
+        found[4] += int((calls.end_ns - ready_ns).sum())
+        total_ns = int((calls.end_ns - calls.begin_ns - calls.nested_ns).sum())
+        for name, spent_ns in zip(ENV_SHARES, found.tolist(), strict=False):
+            self.shares_ns[name] += spent_ns
+        self.shares_ns[UNSPLIT] += total_ns - int(found.sum())
+        return total_ns
 
     def _receives(self, calls: Calls, ready_ns: np.ndarray, work: Work) -> np.ndarray:
         """Cut up calls that waited for whoever is first; return int64 (5,), as ENV_SHARES."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 __all__ = [
+    "COLLECT",
     "ENV_CALLS",
     "RECV",
     "RESET",
@@ -25,8 +26,8 @@ __all__ = [
     "Pass",
 ]
 
-STEP, SEND, RECV, RESET, STEP_ASYNC, STEP_WAIT = range(6)
-ENV_CALLS = ("step", "send", "recv", "reset", "step_async", "step_wait")
+STEP, SEND, RECV, RESET, STEP_ASYNC, STEP_WAIT, COLLECT = range(7)
+ENV_CALLS = ("step", "send", "recv", "reset", "step_async", "step_wait", "collect")
 CAPACITY = 1 << 16
 _MOST_PASSES = 1 << 16
 _WORDS = 11
@@ -39,7 +40,7 @@ class Calls(NamedTuple):
     """Intervals in the order in which they ended; times in nanoseconds.
 
     Attributes:
-        kinds: int64 (M,), numbers into the log's `names`; the first six are calls of the env.
+        kinds: int64 (M,), numbers into the log's `names`; the first seven are calls of the env.
         begin_ns: int64 (M,).
         end_ns: int64 (M,).
         wait_begin_ns: int64 (M,), when it began to wait for envs, or to run the compiled kernel; 0

@@ -123,6 +123,7 @@ class Tally(NamedTuple):
         envs: Of the envs; None if they are not stamped one by one.
         others_ns: Time in phases and calls of other threads, by name.
         copies: Whether the vector env hands out copies of observations.
+        stamped: ENVS, KERNEL or NOTHING, see `Crew`.
         other_threads: Processors that other threads of the calling process kept busy, on average.
     """
 
@@ -132,6 +133,7 @@ class Tally(NamedTuple):
     envs: EnvTotals | None
     others_ns: dict[str, int]
     copies: bool
+    stamped: str
     other_threads: float
 
 
@@ -333,6 +335,11 @@ class Timing:
                 untils_ns = np.maximum(found.end_ns, found.done_ns)
                 self._carried = found.where((found.end_ns > 0) & (untils_ns > needed_ns))
 
+    def count_stamps(self) -> None:
+        """Take up all stamps there are, for an owner of rings that are about to be overwritten."""
+        if self.enabled:
+            self._fold()
+
     def _main_log(self) -> _ThreadLog:
         """Return the log of the thread that calls the vector env.
 
@@ -383,6 +390,7 @@ class Timing:
                 self._env_totals,
                 others_ns,
                 self._copies,
+                self._kept[0].stamped,
                 used,
             )
 

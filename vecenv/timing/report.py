@@ -17,6 +17,7 @@ from vecenv.timing.attribution import (
     COPYING,
     ENV_SHARES,
     HAND_OVER,
+    NOTHING,
     OTHER,
     UNSPLIT,
     EnvTotals,
@@ -255,8 +256,8 @@ def make_report(tally: Tally, recording: Recording) -> TimingReport:
 def _spent_ns(tally: Tally) -> dict[str, int]:
     """Return nanoseconds of wall time by name: the env's shares, the user's phases, the rest."""
     shares_ns = tally.calls.shares_ns
-    is_unsplit = shares_ns[UNSPLIT] > 0
-    spent_ns = {name: ns for name, ns in shares_ns.items() if (name == UNSPLIT) == is_unsplit}
+    is_split = tally.stamped != NOTHING
+    spent_ns = {name: ns for name, ns in shares_ns.items() if ns or (name == UNSPLIT) != is_split}
     for name, ns in tally.phases_ns.items():
         is_taken = name in ENV_SHARES or name == OTHER
         spent_ns[f"{name} (phase)" if is_taken else name] = ns

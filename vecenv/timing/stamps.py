@@ -121,18 +121,23 @@ class EnvStamps:
             The records, env by env, each env's in their order; and for the next call, int64 (N,),
             how many of each env have been taken, in all.
         """
+        env_ids, records, counts = self.records_since(taken)
+        ended = Stamps.of(env_ids, records)
+        size, every = self.rings.shape[1], np.arange(len(counts))
+        latest = self.rings[every, (counts - 1) % size, END_NS]
+        running = Stamps.of(every, self.rings[every, counts % size])
+        is_running = (running.end_ns == 0) & (running.begin_ns > 0) & (running.begin_ns >= latest)
+        return ended.joined(running.where(is_running)), counts
+
+    def records_since(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return env ids int64 (R,) and records of ended steps as `since` does, and its counts."""
         size = self.rings.shape[1]
         counts = self.counts.copy()
         lengths = np.minimum(counts - taken, size - 1)
         env_ids = np.repeat(np.arange(len(counts)), lengths)
         begins = np.cumsum(lengths) - lengths
         places = np.arange(len(env_ids)) - begins[env_ids] + (counts - lengths)[env_ids]
-        ended = Stamps.of(env_ids, self.rings[env_ids, places % size])
-        every = np.arange(len(counts))
-        latest = self.rings[every, (counts - 1) % size, END_NS]
-        running = Stamps.of(every, self.rings[every, counts % size])
-        is_running = (running.end_ns == 0) & (running.begin_ns > 0) & (running.begin_ns >= latest)
-        return ended.joined(running.where(is_running)), counts
+        return env_ids, self.rings[env_ids, places % size], counts
 
     def complete_since(self) -> int:
         """Return the time from which on no record has been overwritten; 0 if none has been."""
