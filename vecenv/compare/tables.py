@@ -11,11 +11,13 @@ from rich.text import Text
 
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.serving import UNAVAILABLE
+from vecenv.timing.attribution import ENV_RESET
 from vecenv.timing.tables import new_table, shorten
 
 __all__ = ["comparison_tables"]
 
 _NOTE_LENGTH = 144  # two lines; the JSON has all of it
+_NOTHING = 0.005  # a share that is shown as 0 %
 _STATES = {"unavailable": "skipped", "failed": "failed"}
 
 
@@ -87,9 +89,14 @@ def _shares(comparison: Comparison) -> Table:
     table = new_table(title, padding=(0, 1, 0, 0))  # for 80 columns
     reports = [(case, case.report) for case in comparison.cases if case.report is not None]
     names = list(dict.fromkeys(name for _, report in reports for name in report.shares))
+    if all(report.shares.get(ENV_RESET, 0.0) < _NOTHING for _, report in reports):
+        names = [name for name in names if name != ENV_RESET]
     table.add_column("backend", no_wrap=True)
     for column in ("envs", *names):
         header = Text(column.replace(" ", "\n").replace("-", "-\n"))
+        if ENV_RESET in names:  # one column more
+            header = Text(header.plain.replace("straggler", "strag-\ngler"))
+            header = Text(header.plain.replace("compute", "com-\npute"))
         table.add_column(header, justify="right")
     for case, report in reports:
         shares = [f"{report.shares.get(name, 0.0):.0%}" for name in names]

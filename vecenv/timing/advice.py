@@ -299,6 +299,9 @@ def _about_hand_over(facts: Facts) -> Advice:
                 1.2 * gain,
             )
     per_call = f"{_duration(spent_ns / count)} per call for commands and wake-ups"
+    if facts.first_ready:
+        gain = facts.gain(max(facts.wall_ns - spent_ns / 2, facts.bound_ns))
+        return _told(f"{per_call}; batches of twice as many envs halve it", 1.0, gain)
     overlapped = _overlapped(facts)
     if overlapped > _WORTH:
         return _told(f"{per_call}; step_async or halves() let the caller go on", 1.0, overlapped)
