@@ -60,7 +60,8 @@ def report(crew, log, stamps, phases_ns=None, **options):
     totals, envs = CallTotals(), None
     if stamps is not None:
         envs = EnvTotals(crew)
-        envs.add(stamps.where(stamps.end_ns > 0))
+        ended = stamps.where(stamps.end_ns > 0)
+        envs.add(ended.where(np.argsort(ended.env_ids, kind="stable")))
         work = Work(stamps, crew, envs.cpu_shares(), 1000)
         envs.add_work(work, 0, 1000)
         totals.add(log, work, crew)

@@ -16,6 +16,7 @@ All of this is taken up from the rings now and then and added to running totals.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,7 @@ ENVS, KERNEL, NOTHING = "envs", "kernel", "nothing"
 
 _COMPUTES = 0.5  # share of processor time in work from which on it counts as computing
 _ONE_PROCESSOR = 1.2  # so many processors' time at most is that of threads that take turns
+_MOST_ROUNDS = 128  # at a time, of which more is made than sums
 _SHORT_GAP = 0.3  # of a round's length by the number of its steps
 
 
@@ -117,17 +119,24 @@ class Work:
     def __init__(self, stamps: Stamps, crew: Crew, cpu_shares: np.ndarray, now_ns: int) -> None:
         stamps = stamps._replace(end_ns=np.where(stamps.end_ns > 0, stamps.end_ns, now_ns))
         lanes = crew.lanes[stamps.env_ids]
-        order = np.lexsort((stamps.begin_ns, lanes))
+        # Sorting what is in order in parts is quick, and so is sorting small numbers.
+        order = np.argsort(stamps.begin_ns, kind="stable")
+        small = np.uint16 if lanes.max(initial=0) < 1 << 16 else np.int64
+        order = order[np.argsort(lanes[order].astype(small), kind="stable")]
         self.crew = crew
         self.stamps = stamps = stamps.where(order)
         self.lanes = lanes[order]
         self.until_ns = self._until(stamps)
         self.units: list[Unit] = []
-        workers = crew.workers(stamps.env_ids)
-        for worker in np.unique(workers).tolist():
-            chosen = np.flatnonzero(workers == worker)
-            found = np.unique(self.lanes[chosen]).tolist()
-            self._add(worker, chosen, found, float(cpu_shares[worker]))
+        # Threads of a worker have consecutive numbers, so its steps are in one place.
+        begins = np.append(np.flatnonzero(np.diff(self.lanes, prepend=-1)), len(self.lanes))
+        lanes_of: dict[int, list[tuple[int, slice]]] = {}
+        for begin, end in pairwise(begins.tolist()):
+            worker = int(crew.workers(stamps.env_ids[begin : begin + 1])[0])
+            lane = int(self.lanes[begin])
+            lanes_of.setdefault(worker, []).append((lane, slice(begin, end)))
+        for worker, lanes_found in lanes_of.items():
+            self._add(worker, lanes_found, float(cpu_shares[worker]))
 
     def _until(self, stamps: Stamps) -> np.ndarray:
         """Return until when the results of each step were being written."""
@@ -140,19 +149,20 @@ class Work:
         until_ns = np.where(stamps.done_ns > 0, stamps.done_ns, follows)
         return np.maximum(until_ns, stamps.end_ns)
 
-    def _add(self, worker: int, chosen: np.ndarray, lanes: list[int], cpu_share: float) -> None:
+    def _add(self, worker: int, lanes: list[tuple[int, slice]], cpu_share: float) -> None:
         """Add a worker's units: each thread, or all as one if they take turns."""
         if len(lanes) > 1 and cpu_share > _COMPUTES:
+            chosen = slice(lanes[0][1].start, lanes[-1][1].stop)
             begins, untils = self.stamps.begin_ns[chosen], self.until_ns[chosen]
             union_ns = Coverage(begins, untils).length_ns
             stepped_ns = int((self.stamps.end_ns - self.stamps.begin_ns)[chosen].sum())
             if stepped_ns * cpu_share <= _ONE_PROCESSOR * union_ns:
-                self.units.append(self._unit(worker, chosen, lanes))
+                self.units.append(self._unit(worker, chosen, [lane for lane, _ in lanes]))
                 return
-        for lane in lanes:
-            self.units.append(self._unit(worker, chosen[self.lanes[chosen] == lane], [lane]))
+        for lane, chosen in lanes:
+            self.units.append(self._unit(worker, chosen, [lane]))
 
-    def _unit(self, worker: int, chosen: np.ndarray, lanes: list[int]) -> Unit:
+    def _unit(self, worker: int, chosen: slice, lanes: list[int]) -> Unit:
         stamps, untils = self.stamps.where(chosen), self.until_ns[chosen]
         is_step = ~stamps.is_reset
         resets = None
@@ -194,7 +204,13 @@ class CallTotals:
         self.gaps = self.short_gaps = 0
         self.sent_ns: dict[int, int] = {}  # when the pending step began, by the first env
 
-    def add(self, calls: Calls, work: Work | None, crew: Crew) -> None:
+    def add(
+        self,
+        calls: Calls,
+        work: Work | None,
+        crew: Crew,
+        inside_ns: tuple[int, int] | None = None,
+    ) -> None:
         """Take up calls that have ended.
 
         Args:
@@ -202,6 +218,8 @@ class CallTotals:
             work: What the threads did, at least since the first of these calls began, or the first
                 `step_async` that one of them waited for; None if that was not stamped.
             crew: Who steps the envs.
+            inside_ns: What steps and resets inside of these calls took, if that is known without
+                looking at each; `work` is then about the last of them.
         """
         calls = calls.where(calls.kinds < len(ENV_CALLS))
         if len(calls.kinds) == 0:
@@ -215,6 +233,9 @@ class CallTotals:
             self._add_kernels(calls, total_ns, crew)
             return
         assert work is not None
+        if inside_ns is not None:
+            self._add_local(calls, total_ns, work, inside_ns)
+            return
         has_waited = calls.wait_end_ns > 0
         ready_ns = np.where(has_waited, calls.wait_end_ns, calls.end_ns)
         sent_ns = self._sent(calls)
@@ -244,6 +265,25 @@ class CallTotals:
         self.waited_ns += int((ready_ns - calls.begin_ns)[waits].sum())
         for name, spent_ns in zip(ENV_SHARES, found.tolist(), strict=False):
             self.shares_ns[name] += spent_ns
+
+    def _add_local(
+        self, calls: Calls, total_ns: int, work: Work, inside_ns: tuple[int, int]
+    ) -> None:
+        steps_ns, resets_ns = inside_ns
+        self.shares_ns[ENV_COMPUTE] += steps_ns
+        self.shares_ns[ENV_RESET] += resets_ns
+        self.shares_ns[COPYING] += total_ns - steps_ns - resets_ns
+        self.work_ns += steps_ns + resets_ns
+        self.critical_ns[0] = self.critical_ns.get(0, 0) + steps_ns + resets_ns
+        self.waited_ns += total_ns
+        self.num_receives += int((calls.kinds == RECV).sum())
+        rounds = calls.where(np.isin(calls.kinds, (STEP, RESET)))
+        count = len(rounds.kinds)
+        self.num_rounds += count
+        if count:
+            latest = rounds.where(slice(-_MOST_ROUNDS, None))
+            scale = count / len(latest.kinds)
+            self._note_ends(latest, latest.begin_ns, latest.end_ns, work, scale)
 
     def _add_kernels(self, calls: Calls, total_ns: int, crew: Crew) -> None:
         lengths_ns = np.maximum(calls.wait_end_ns - calls.wait_begin_ns - crew.kernel_ns, 0)
@@ -297,7 +337,9 @@ class CallTotals:
             self.critical_ns[first] = self.critical_ns.get(first, 0) + int(
                 critical_ns[chosen].sum()
             )
-        self._note_ends(calls, sent_ns, ready_ns, work)
+        latest = slice(-_MOST_ROUNDS, None)
+        scale = len(ready_ns) / len(ready_ns[latest])
+        self._note_ends(calls.where(latest), sent_ns[latest], ready_ns[latest], work, scale)
         return found
 
     def _collects(self, calls: Calls, ready_ns: np.ndarray, work: Work) -> int:
@@ -351,15 +393,29 @@ class CallTotals:
         return found
 
     def _note_ends(
-        self, calls: Calls, sent_ns: np.ndarray, ready_ns: np.ndarray, work: Work
+        self,
+        calls: Calls,
+        sent_ns: np.ndarray,
+        ready_ns: np.ndarray,
+        work: Work,
+        scale: float,
     ) -> None:
-        """Note how late the caller noticed, and whether envs ended together or in turn."""
-        stamps = work.stamps
-        untils = np.sort(work.until_ns)
+        """Note how late the caller noticed, and whether envs ended together or in turn.
+
+        Args:
+            calls: Rounds.
+            sent_ns: int64 (M,), when they were begun.
+            ready_ns: int64 (M,), when the caller noticed that they were over.
+            work: What the threads did meanwhile.
+            scale: For how many rounds each of them stands.
+        """
+        is_latest = work.stamps.begin_ns >= sent_ns.min()
+        stamps = work.stamps.where(is_latest)
+        untils = np.sort(work.until_ns[is_latest])
         latest = np.searchsorted(untils, ready_ns, side="right") - 1
         ends_ns = np.where(latest >= 0, untils[np.maximum(latest, 0)], 0) if len(untils) else 0
         late_ns = np.where(ends_ns > calls.begin_ns, ready_ns - ends_ns, 0)
-        self.late_ns += int(late_ns.sum())
+        self.late_ns += round(scale * int(late_ns.sum()))
         order = np.argsort(sent_ns, kind="stable")
         begins, readies = sent_ns[order], ready_ns[order]
         rounds = np.searchsorted(begins, stamps.begin_ns, side="right") - 1
@@ -368,7 +424,7 @@ class CallTotals:
         lengths_ns = ends - stamps.begin_ns[is_inside]
         longest_ns = np.zeros(len(begins), np.int64)
         np.maximum.at(longest_ns, rounds, lengths_ns)
-        self.longest_ns += int(longest_ns.sum())
+        self.longest_ns += round(scale * int(longest_ns.sum()))
         order = np.lexsort((ends, rounds))
         firsts = np.full(len(begins), np.iinfo(np.int64).max)
         np.minimum.at(firsts, rounds, stamps.begin_ns[is_inside])
@@ -409,22 +465,40 @@ class EnvTotals:
         self.lane_ns = np.zeros(int(crew.lanes.max(initial=0)) + 1, np.int64)
         self.worker_ns = np.zeros(len(crew.chunks) - 1, np.int64)
 
-    def add(self, stamps: Stamps) -> None:
-        """Take up steps and resets that have ended."""
+    def add(self, stamps: Stamps) -> tuple[int, int]:
+        """Take up steps and resets that have ended, env by env; return what each kind took."""
+        env_ids = stamps.env_ids
+        if len(env_ids) == 0:
+            return 0, 0
         lengths_ns = stamps.end_ns - stamps.begin_ns
-        for is_reset, counts, sums, longest in (
-            (False, self.steps, self.step_ns, self.longest_step_ns),
-            (True, self.resets, self.reset_ns, self.longest_reset_ns),
-        ):
-            chosen = stamps.is_reset == is_reset
-            ids, found_ns = stamps.env_ids[chosen], lengths_ns[chosen]
-            counts += np.bincount(ids, minlength=len(counts))
-            sums += np.bincount(ids, found_ns, minlength=len(sums)).astype(np.int64)
-            np.maximum.at(longest, ids, found_ns)
-            taken = chosen & (stamps.cpu_ns >= 0)
-            ids, kind = stamps.env_ids[taken], int(is_reset)
-            np.add.at(self.cpu_ns[kind], ids, stamps.cpu_ns[taken])
-            np.add.at(self.cpu_of_ns[kind], ids, lengths_ns[taken])
+        starts = np.flatnonzero(np.diff(env_ids, prepend=-1))
+        found = env_ids[starts]
+        is_taken = stamps.cpu_ns >= 0
+        taken_ns, cpu_ns = lengths_ns * is_taken, stamps.cpu_ns * is_taken
+        any_reset = stamps.is_reset.any()
+        for kind in (0, 1) if any_reset else (0,):
+            counts, sums, longest = (
+                (self.resets, self.reset_ns, self.longest_reset_ns)
+                if kind
+                else (self.steps, self.step_ns, self.longest_step_ns)
+            )
+            if any_reset:
+                chosen = stamps.is_reset == bool(kind)
+                columns = (chosen.astype(np.int64), lengths_ns * chosen, cpu_ns * chosen)
+                columns = (*columns, taken_ns * chosen)
+            else:
+                columns = (np.ones(len(env_ids), np.int64), lengths_ns, cpu_ns, taken_ns)
+            totals = (counts, sums, self.cpu_ns[kind], self.cpu_of_ns[kind])
+            for total, column in zip(totals, columns, strict=True):
+                total[found] += np.add.reduceat(column, starts)
+            longest[found] = np.maximum(longest[found], np.maximum.reduceat(columns[1], starts))
+        resets_ns = int(lengths_ns[stamps.is_reset].sum()) if any_reset else 0
+        return int(lengths_ns.sum()) - resets_ns, resets_ns
+
+    def add_local(self, spent_ns: int) -> None:
+        """Take up that the calling process was at work for so long."""
+        self.lane_ns += spent_ns
+        self.worker_ns += spent_ns
 
     def add_work(self, work: Work, begin_ns: int, end_ns: int) -> None:
         """Take up when threads were at work between two times."""

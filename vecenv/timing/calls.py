@@ -65,7 +65,7 @@ class Calls(NamedTuple):
     last_env: np.ndarray
     infos_ns: np.ndarray
 
-    def where(self, chosen: np.ndarray) -> Calls:
+    def where(self, chosen: np.ndarray | slice) -> Calls:
         """Return the intervals for which `chosen` bool (M,) holds."""
         return Calls(*(column[chosen] for column in self))
 
@@ -302,6 +302,12 @@ class CallLog:
     def received(self) -> Pass:
         """Return the envs that the latest calls of `recv` have handed back."""
         return self._received.read()
+
+    def latest_begin_ns(self, count: int) -> int:
+        """Return when the first of the latest `count` intervals began, of those in the ring."""
+        if self.count == 0:
+            return self.begin_ns
+        return int(self._rows[max(self.count - min(count, CAPACITY), 0) % CAPACITY, 1])
 
     def open_since(self) -> int | None:
         """Return when the outermost call of the vector env began that has not ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import get_ident
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "Tally", "TimedEnvs", "Timing", "WorkerProcess"]
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
+_LATEST = 256  # intervals, of which more is looked at than sums where the caller steps the envs
 
 
 class WorkerProcess(NamedTuple):
@@ -159,6 +161,18 @@ class _ThreadLog(CallLog):
         self.cpu_ns = thread_time_ns() if get_ident() == self.thread else None
 
 
+def _weak_fold(timing: Timing) -> Callable[[], None]:
+    """Return `timing._fold` without keeping it alive: a cycle would delay the end of the rings."""
+    reference = weakref.ref(timing)
+
+    def fold() -> None:
+        timing = reference()
+        if timing is not None:
+            timing._fold()
+
+    return fold
+
+
 class Timing:
     """Where the time goes; off until `enable` is called, and then costs nothing.
 
@@ -269,7 +283,7 @@ class Timing:
         if log is None:
             log = _ThreadLog()
             log.begin_ns = log.begin_ns if not self._since_ns else self._since_ns
-            log.fold = self._fold
+            log.fold = _weak_fold(self)
             self._set_next_fold(log)
             self._logs[log.thread] = log
         return log
@@ -314,18 +328,26 @@ class Timing:
         with self._lock:
             now_ns, crew, work = perf_counter_ns(), self._kept[0], None
             found: Stamps | None = None
+            inside_ns: tuple[int, int] | None = None
+            logs = list(self._logs.values())
             if self._stamps is not None and self._env_totals is not None:
                 found, self._taken = self._stamps.since(self._taken)
-                totals = self._env_totals
-                totals.add(found.where(found.end_ns > 0))
+                totals, is_ended = self._env_totals, found.end_ns > 0
+                spent_ns = totals.add(found if is_ended.all() else found.where(is_ended))
                 if self._carried is not None:
                     found = self._carried.joined(found)
+                callers = [log for log in logs if log.env_ns or log.open_since() is not None]
+                if crew.is_local and len(callers) == 1 and callers[0].open_since() is None:
+                    inside_ns = spent_ns  # nobody else can have stepped them
+                    totals.add_local(sum(spent_ns))
+                    found = found.where(found.begin_ns >= callers[0].latest_begin_ns(_LATEST))
                 work = Work(found, crew, totals.cpu_shares(), now_ns)
-                totals.add_work(work, self._folded_ns, now_ns)
+                if inside_ns is None:
+                    totals.add_work(work, self._folded_ns, now_ns)
             self._folded_ns = needed_ns = now_ns
-            for log in list(self._logs.values()):
+            for log in logs:
                 count = log.count
-                log.totals.add(log.since(log.folded, count), work, crew)
+                log.totals.add(log.since(log.folded, count), work, crew, inside_ns)
                 log.folded = count
                 self._set_next_fold(log)
                 open_ns = log.open_since()

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 try:
-    from resource import RUSAGE_THREAD as _RUSAGE_THREAD
-    from resource import getrusage
-except ImportError:
-    _RUSAGE_THREAD = None
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 __all__ = ["EnvStamps", "StampedEnv", "Stamps", "stamped"]
 
@@ -31,6 +30,8 @@ RECORD_WORDS = 4
 # that follow one that took so long that it does not matter.
 _MASK = 32 * RECORD_WORDS - 1
 _LONG_NS = 250_000
+_RUSAGE_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)  # on Linux
+_getrusage: Any = getattr(resource, "getrusage", None)
 
 
 class Stamps(NamedTuple):
@@ -54,7 +55,7 @@ class Stamps(NamedTuple):
     cpu_ns: np.ndarray
     is_reset: np.ndarray
 
-    def where(self, chosen: np.ndarray) -> Stamps:
+    def where(self, chosen: np.ndarray | slice) -> Stamps:
         """Return the records for which `chosen` bool (R,), or an index, holds."""
         return Stamps(*(column[chosen] for column in self))
 
@@ -65,15 +66,10 @@ class Stamps(NamedTuple):
     @staticmethod
     def of(env_ids: np.ndarray, records: np.ndarray) -> Stamps:
         """Unpack records int64 (R, RECORD_WORDS) of these envs, int64 (R,)."""
-        begin_ns, end_ns, done_ns, notes = records.T
-        is_done = (end_ns > 0) & (done_ns >= end_ns)
+        begin_ns, end_ns, done_ns, notes = records.T.copy()
+        done_ns *= (end_ns > 0) & (done_ns >= end_ns)
         return Stamps(
-            env_ids,
-            begin_ns.copy(),
-            end_ns.copy(),
-            np.where(is_done, done_ns, 0),
-            (notes >> 1) - 1,
-            (notes & 1).astype(np.bool_),
+            env_ids, begin_ns, end_ns, done_ns, (notes >> 1) - 1, (notes & 1).astype(np.bool_)
         )
 
 
@@ -134,10 +130,13 @@ class EnvStamps:
         size = self.rings.shape[1]
         counts = self.counts.copy()
         lengths = np.minimum(counts - taken, size - 1)
-        env_ids = np.repeat(np.arange(len(counts)), lengths)
-        begins = np.cumsum(lengths) - lengths
-        places = np.arange(len(env_ids)) - begins[env_ids] + (counts - lengths)[env_ids]
-        return env_ids, self.rings[env_ids, places % size], counts
+        parts = []
+        for ring, end, length in zip(self.rings, (counts % size).tolist(), lengths, strict=True):
+            begin = end - int(length)
+            if begin < 0:
+                parts.append(ring[begin:])
+            parts.append(ring[max(begin, 0) : end])
+        return np.repeat(np.arange(len(counts)), lengths), np.concatenate(parts), counts
 
     def complete_since(self) -> int:
         """Return the time from which on no record has been overwritten; 0 if none has been."""
@@ -152,9 +151,9 @@ class EnvStamps:
 
 def _usage() -> tuple[int, int]:
     """Return how often this thread has waited, and its processor time in nanoseconds."""
-    if _RUSAGE_THREAD is None:  # not Linux: whatever is not processor time counts as waiting
+    if _RUSAGE_THREAD is None:  # whatever is not processor time counts as waiting
         return perf_counter_ns(), thread_time_ns()
-    usage = getrusage(_RUSAGE_THREAD)
+    usage = _getrusage(_RUSAGE_THREAD)
     return usage.ru_nvcsw, round(1e9 * (usage.ru_utime + usage.ru_stime))
 
 
