@@ -70,6 +70,7 @@ def report(crew, log, stamps, phases_ns=None, **options):
     tally = {
         "copies": True,
         "stamped": crew.stamped,
+        "others_load": None,
         "other_threads": 0.0,
         "others_ns": {},
         **options,

@@ -6,6 +6,7 @@ machine adds to a sleep. Shares are to be within 5 points, expected gains within
 
 import functools
 import math
+import os
 import threading
 import time
 from functools import partial
@@ -78,10 +79,12 @@ class KnownEnv(gym.Env):
 
     def step(self, action):
         begin = time.monotonic()
-        time.sleep(self.steps_s[self.count % len(self.steps_s)])
-        end = time.thread_time() + self.work_s
-        while time.thread_time() < end:
-            pass
+        if (seconds := self.steps_s[self.count % len(self.steps_s)]) > 0:
+            time.sleep(seconds)
+        if self.work_s:
+            end = time.thread_time() + self.work_s
+            while time.thread_time() < end:
+                pass
         self.count += 1
         self.time_in_episode += 1
         self.spent_s.append((time.monotonic() - begin, 0.0))
@@ -485,6 +488,74 @@ def test_phases_of_other_threads_are_beside_the_shares(tmp_path):
 
 
 # -- envs that compute ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@measured_anew
+def test_envs_that_compute_are_told_to_use_the_processors_there_are():
+    fns = [lambda: KnownEnv(work_s=0.003)] * 4
+    workers = partial(AsyncVectorEnv, fns, threads_per_worker=1)
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one processor")
+    cores = min(len(os.sched_getaffinity(0)), 4)
+    slow = {
+        f"backend='async' steps them on {cores} processors": SyncVectorEnv(fns),
+        f"num_workers={cores}": workers(num_workers=1),
+        f"num_workers={cores}, threads_per_worker=1": AsyncVectorEnv(
+            fns, num_workers=1, threads_per_worker=4
+        ),
+    }
+    for words, envs in slow.items():
+        report, measured = advised(envs, workers(num_workers=cores), 30)
+        # Others may have the processors: that is why a range is told.
+        assert 0.7 * report.advice[0].low < measured < 1.3 * report.advice[0].high
+        assert words in report.verdict
+        assert report.cpu_share > 0.9
+
+
+@pytest.mark.slow
+@measured_anew
+def test_cheap_envs_are_told_to_stay_in_the_process():
+    fns = [KnownEnv] * 4
+    workers = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=1)
+    report, measured = advised(workers, SyncVectorEnv(fns), 300)
+    check_advice(report, "backend='sync'", measured)
+
+
+@pytest.mark.slow
+@measured_anew
+def test_copies_are_worth_what_is_said():
+    fns = [partial(KnownEnv, size=200_000)] * 8
+    make = partial(AsyncVectorEnv, fns, num_workers=2, threads_per_worker=1)
+    report, measured = advised(make(), make(copy=False), 50)
+    if "copy=False" in report.verdict:
+        check_advice(report, "copy=False", measured)
+    else:
+        assert measured < 2
+
+
+@pytest.mark.slow
+@measured_anew
+def test_slow_resets_that_wait_are_told_to_wait_side_by_side():
+    fns = [lambda: KnownEnv((0.001,), 0.03, 5)] * 4
+    make = partial(AsyncVectorEnv, fns, num_workers=2)
+    report, measured = advised(make(threads_per_worker=1), make(threads_per_worker=2), 24)
+    check_advice(report, "resets of", measured)
+    assert "threads_per_worker=2" in report.verdict
+
+
+@pytest.mark.slow
+@measured_anew
+def test_resets_of_few_envs_are_blamed_for_what_the_others_wait():
+    fns = [lambda k=k: KnownEnv((0.001,), 0.03, 5 + 2 * k) for k in range(4)]
+    envs = AsyncVectorEnv(fns, num_workers=1, threads_per_worker=4)
+    envs.reset(seed=1)
+    envs.timing.enable()
+    for _ in range(60):
+        envs.step(np.zeros(4, int))
+    verdict = envs.timing.report().verdict
+    envs.close()
+    assert "straggler wait: waiting for the envs that are being reset" in verdict
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ _WORTH = 1.1  # times as many steps/s from which on something is advised
 _COMPUTES = 0.5  # share of processor time in steps from which on they count as computing
 _FEWEST_GAPS, _IN_TURN = 20, 0.08  # share of short gaps up to which envs end one after the other
 _HAND_OVER_NS = 30_000, 200_000  # of a round that is handed to workers, as it usually is
+_BUSY = 0.2  # processors in use by others from which on that is said
 _LATE_NS = 200_000  # by which the caller notices late, if something is wrong
 
 
@@ -50,6 +51,7 @@ class Facts(NamedTuple):
         backend, num_envs: Of the vector env.
         stamped, is_local, num_workers, num_lanes: Who steps the envs, see `Crew`.
         cores: Processors that this process may use.
+        others_load: How many of them others kept busy; None if not known.
         wall_ns: Of the run.
         spent_ns: By share.
         bound_ns: What the envs alone would have taken.
@@ -67,6 +69,7 @@ class Facts(NamedTuple):
     num_workers: int
     num_lanes: int
     cores: int
+    others_load: float | None
     wall_ns: int
     spent_ns: dict[str, int]
     bound_ns: float
@@ -88,6 +91,11 @@ class Facts(NamedTuple):
             return None
         of_ns = int(self.envs.cpu_of_ns.sum())
         return int(self.envs.cpu_ns.sum()) / of_ns if of_ns else None
+
+    @property
+    def free_cores(self) -> float:
+        """Processors that others leave, at least one."""
+        return max(1.0, self.cores - (self.others_load or 0.0))
 
     @property
     def take_turns(self) -> bool:
@@ -158,19 +166,23 @@ def _about_local_compute(facts: Facts, cpu_share: float) -> Advice:
     does_wait = cpu_share < _COMPUTES
     is_async_possible = facts.num_envs > 1 and not facts.first_ready and calls.num_rounds
     if is_async_possible and (does_wait or facts.cores > 1):
-        alone_ns = calls.longest_ns
-        if not does_wait:
-            alone_ns = max(alone_ns, env_ns / min(facts.cores, facts.num_envs))
-        rest_ns = facts.wall_ns - env_ns + alone_ns
+        rest_ns = facts.wall_ns - env_ns
         low, high = (
-            facts.gain(rest_ns + calls.num_rounds * per_round_ns)
-            for per_round_ns in reversed(_HAND_OVER_NS)
+            facts.gain(
+                rest_ns
+                + (0 if does_wait else env_ns / min(cores, facts.num_envs))
+                + (calls.longest_ns if does_wait else 0)
+                + calls.num_rounds * per_round_ns
+            )
+            for cores, per_round_ns in zip(
+                (facts.free_cores, facts.cores), reversed(_HAND_OVER_NS), strict=True
+            )
         )
-        if low > _WORTH:
+        if (high if facts.others_load else low) > _WORTH:
             if not does_wait:
                 return _told(
                     f"{mean} per env step, one after the other; backend='async' steps them on "
-                    f"{min(facts.cores, facts.num_envs)} processors",
+                    f"{min(facts.cores, facts.num_envs)} processors{_if_free(facts)}",
                     low,
                     high,
                 )
@@ -225,12 +237,21 @@ def _about_computing(facts: Facts) -> Advice:
     if not facts.first_ready and processors > facts.num_workers and gain > _WORTH:
         why = "threads of one process take turns when they compute" if turns else "the envs compute"
         more = f"num_workers={processors}" + (", threads_per_worker=1" if turns else "")
-        return _told(f"{why}; {more}", 0.8 * gain, gain)
+        alone_ns = calls.work_ns * facts.num_workers / min(facts.free_cores, processors)
+        least = facts.gain(rest_ns + min(alone_ns, calls.work_ns))
+        return _told(f"{why}; {more}{_if_free(facts)}", min(least, 0.8 * gain), gain)
     why = "the envs compute"
     if turns:
         why += ", and threads of one process take turns"
     why += f", on {facts.num_workers} of {facts.cores} processors"
     return _without(facts, ENV_COMPUTE, f"{why}; a cheaper step, or more processors, are left")
+
+
+def _if_free(facts: Facts) -> str:
+    """Say that others had processors, if they did."""
+    if facts.others_load is None or facts.others_load < _BUSY:
+        return ""
+    return f" (of which others kept {facts.others_load:.1f} busy)"
 
 
 def _about_resets(facts: Facts) -> Advice:

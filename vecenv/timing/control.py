@@ -16,6 +16,7 @@ import numpy as np
 
 from vecenv.timing.attribution import ENVS, KERNEL, NOTHING, CallTotals, Crew, EnvTotals, Work
 from vecenv.timing.calls import CAPACITY, CallLog, Calls, Pass
+from vecenv.timing.memory import cpu_ns, machine_cpu_ns
 from vecenv.timing.stamps import EnvStamps, Stamps
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "Tally", "TimedEnvs", "Timing", "WorkerProcess"]
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
+_FEWEST_TICKS_NS = 200_000_000  # the system counts in hundredths of a second
 _LATEST = 256  # intervals, of which more is looked at than sums where the caller steps the envs
 
 
@@ -126,6 +128,7 @@ class Tally(NamedTuple):
         others_ns: Time in phases and calls of other threads, by name.
         copies: Whether the vector env hands out copies of observations.
         stamped: ENVS, KERNEL or NOTHING, see `Crew`.
+        others_load: Processors that other processes kept busy, on average; None if not known.
         other_threads: Processors that other threads of the calling process kept busy, on average.
     """
 
@@ -136,6 +139,7 @@ class Tally(NamedTuple):
     others_ns: dict[str, int]
     copies: bool
     stamped: str
+    others_load: float | None
     other_threads: float
 
 
@@ -213,7 +217,8 @@ class Timing:
         self._carried: Stamps | None = None  # stamps of calls that had not ended then
         self._env_totals: EnvTotals | None = None
         self._since_ns = self._folded_ns = 0
-        self._process_cpu_ns = 0
+        self._process_cpu_ns = self._workers_cpu_ns = 0
+        self._machine_cpu_ns: int | None = None
         self._kept: tuple[Crew, list[WorkerProcess | None], int] = (
             Crew(NOTHING, [0], np.zeros(0, np.int64), True),
             [],
@@ -271,6 +276,8 @@ class Timing:
                 self._set_next_fold(log)
             self._since_ns = self._folded_ns = perf_counter_ns()
             self._process_cpu_ns = process_time_ns()
+            self._machine_cpu_ns = machine_cpu_ns()
+            self._workers_cpu_ns = cpu_ns(self._pids())
             self._carried = self._env_totals = None
             if self._stamps is not None:
                 self._taken = self._stamps.counts.copy()
@@ -413,8 +420,25 @@ class Timing:
                 others_ns,
                 self._copies,
                 self._kept[0].stamped,
+                self._others_load(),
                 used,
             )
+
+    def _pids(self) -> list[int]:
+        """Return the workers on this machine."""
+        return [process.pid for process in self._kept[1] if process is not None and process.pid > 0]
+
+    def _others_load(self) -> float | None:
+        """Return how many processors other processes kept busy; None if that is not known."""
+        now_ns, busy_ns = perf_counter_ns(), machine_cpu_ns()
+        if busy_ns is None or self._machine_cpu_ns is None:
+            return None
+        if now_ns - self._since_ns < _FEWEST_TICKS_NS:
+            return None
+        own_ns = process_time_ns() - self._process_cpu_ns
+        own_ns += max(cpu_ns(self._pids()) - self._workers_cpu_ns, 0)
+        spent_ns = busy_ns - self._machine_cpu_ns - own_ns
+        return max(spent_ns / max(now_ns - self._since_ns, 1), 0.0)
 
     def recording(self) -> Recording:
         """Return the latest of what was recorded since `enable` or `clear`, for a timeline.

@@ -1,10 +1,50 @@
-"""Memory of a process, as Linux counts it."""
+"""Memory and processor time of processes, as Linux counts them."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["pss_bytes"]
+__all__ = ["cpu_ns", "machine_cpu_ns", "pss_bytes", "usable_cores"]
+
+
+def usable_cores() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_ns(pids: Iterable[int]) -> int:
+    """Return the processor time of processes, in nanoseconds; 0 for those that are gone."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])  # in user mode, and in the kernel's
+        except (OSError, ValueError, IndexError):
+            continue
+    return total * _tick_ns()
+
+
+def machine_cpu_ns() -> int | None:
+    """Return the processor time of all processes; None if the system does not tell.
+
+    Also if this process may not use all processors: it matters only what those are busy with.
+    """
+    if usable_cores() != os.cpu_count():
+        return None
+    try:
+        with open("/proc/stat") as file:
+            user, nice, system = map(int, file.readline().split()[1:4])
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system) * _tick_ns()
+
+
+def _tick_ns() -> int:
+    return 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def pss_bytes(pid: int | None = None) -> int | None:

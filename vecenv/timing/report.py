@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from vecenv.timing.attribution import (
     EnvTotals,
 )
 from vecenv.timing.control import Recording, Tally
-from vecenv.timing.memory import pss_bytes
+from vecenv.timing.memory import pss_bytes, usable_cores
 
 __all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "make_report"]
 
@@ -42,6 +41,7 @@ _UNITS = {
     "busy, idle": "share of wall_s",
     "start_s": "s",
     "memory_bytes": "bytes",
+    "others_load": "processors",
     "cpu_share": "processor time / time of env steps",
     "low, high": "times as many steps per second",
 }
@@ -99,6 +99,9 @@ class TimingReport:
     Attributes:
         backend: Class of the vector env.
         num_envs: Of the vector env.
+        stamped: "envs" if steps and resets of envs are stamped one by one; "kernel" if calls of
+            compiled code are, which may include resets; "nothing" if only the caller's time is
+            known.
         wall_s: Seconds that the report is about, without what timing itself took.
         latest_s: Seconds at their end that the percentiles are about.
         num_steps: Env steps that ended in that time, resets not counted (for envs that are not
@@ -114,6 +117,7 @@ class TimingReport:
         first_ready: Whether envs were sent and received rather than stepped all at once.
         cpu_share: Processor time of env steps by the time they take: 1 if they compute all the
             time, 0 if they only wait; None if not known.
+        others_load: Processors that other processes kept busy meanwhile; None if not known.
         envs: Step times of all envs together; None for envs that are not stamped.
         resets: Reset times of all envs together; None if there were none, or it is not known.
         slowest: The envs whose steps take longest on average.
@@ -124,6 +128,7 @@ class TimingReport:
 
     backend: str
     num_envs: int
+    stamped: str
     wall_s: float
     latest_s: float
     num_steps: int
@@ -133,6 +138,7 @@ class TimingReport:
     other_threads: dict[str, float]
     first_ready: bool
     cpu_share: float | None
+    others_load: float | None
     envs: EnvTimes | None
     resets: EnvTimes | None
     slowest: list[EnvTimes]
@@ -221,7 +227,8 @@ def make_report(tally: Tally, recording: Recording) -> TimingReport:
         num_envs=recording.num_envs,
         num_workers=len(crew.chunks) - 1,
         num_lanes=crew.num_lanes,
-        cores=_cores(),
+        cores=usable_cores(),
+        others_load=tally.others_load,
         wall_ns=wall_ns,
         spent_ns=spent_ns,
         bound_ns=bound_ns,
@@ -235,6 +242,7 @@ def make_report(tally: Tally, recording: Recording) -> TimingReport:
     return TimingReport(
         backend=recording.backend,
         num_envs=recording.num_envs,
+        stamped=crew.stamped,
         wall_s=wall_ns / 1e9,
         latest_s=min((recording.end_ns - recording.begin_ns) / 1e9, wall_ns / 1e9),
         num_steps=num_steps,
@@ -244,6 +252,7 @@ def make_report(tally: Tally, recording: Recording) -> TimingReport:
         other_threads={name: ns / wall_ns for name, ns in tally.others_ns.items()},
         first_ready=first_ready,
         cpu_share=cpu_share,
+        others_load=tally.others_load,
         envs=_all_times(envs, 0, lengths_ns),
         resets=_all_times(envs, 1, reset_lengths_ns),
         slowest=[] if envs is None else _slowest(envs, env_ids, lengths_ns),
@@ -276,12 +285,6 @@ def _bound_ns(tally: Tally, num_steps: int) -> float:
     if calls.num_receives and envs is not None and (rate := envs.free_rate()) > 0:
         return max(critical_ns, num_steps / rate * 1e9)
     return critical_ns
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _all_times(envs: EnvTotals | None, kind: int, latest_ns: np.ndarray) -> EnvTimes | None:

@@ -9,6 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from vecenv.timing.attribution import KERNEL
+
 if TYPE_CHECKING:
     from vecenv.timing.report import TimingReport
 
@@ -71,10 +73,18 @@ def report_tables(report: TimingReport) -> Any:
         parts.append(_workers(report))
     if report.envs is not None or report.resets is not None:
         parts.append(_envs(report))
-    notes = list(filter(None, [_about_window(report), _about_threads(report)]))
+    found = [_about_kernel(report), _about_window(report), _about_threads(report)]
+    notes = list(filter(None, found))
     parts += [Text(note) for note in notes]
     parts.append(Text(report.verdict, style="bold"))
     return Group(*parts)
+
+
+def _about_kernel(report: TimingReport) -> str:
+    """Say where the resets of compiled envs are."""
+    if report.stamped != KERNEL:
+        return ""
+    return "How long resets inside of steps take is unknown: compiled calls are stamped as one."
 
 
 def _about_window(report: TimingReport) -> str:
