@@ -52,25 +52,38 @@ class RayVectorEnv(Collecting):
         worker_options: Further arguments of these, such as {"threads_per_worker": 4}; "async" has
             one worker process for each of `cpus_per_worker`.
         cpus_per_worker: CPUs that Ray sets aside for each actor.
+        gpus_per_worker: GPUs, or parts of one, for each.
+        memory_per_worker: Bytes of memory for each; Ray places actors by it and limits nothing.
+        resources: Further resources of Ray for each, such as {"second": 1} on nodes started with
+            `ray start --resources='{"second": 1}'`.
+        scheduling_strategy: "SPREAD" over the nodes, "DEFAULT" (packed), or an object of
+            `ray.util.scheduling_strategies`, such as a placement group's; this needs `num_workers`.
         address: Of the cluster: "host:port", "ray://host:port" or "auto"; None for the one that Ray
             is connected to, that of the environment variable `RAY_ADDRESS`, or else one that is
             started on this machine and ends with this process.
-        runtime_env: For the actors' processes, such as {"working_dir": "."}; see Ray.
+        runtime_env: For the actors' processes, such as {"working_dir": "."}; see Ray. Ray takes
+            folders and modules of this machine only when it is connected to: they are passed to
+            `ray.init` if it is called here, and refused if you have called it.
         on_error: "raise", or "restart": envs that raise and actors that are gone are replaced,
-            their episodes reported as truncated.
+            their episodes reported as truncated; `reset` also replaces actors that don't answer it
+            within `timeout`.
+        shares_cpus: Whether an actor that replaces another shares the CPUs of the others if no node
+            has any for it; else it waits for a node, until `start_timeout`.
         timeout: Longest wait in seconds of calls that are not given one; None waits for as long as
             the actors live.
-        start_timeout: Longest wait in seconds until an actor's envs are made, restarts included.
+        start_timeout: Longest wait in seconds until an actor's envs are made, restarts included,
+            and until the actors' policies are made.
 
     Attributes:
         restarts: int64 (num_envs,), how often each env has been replaced.
 
     Raises:
         ImportError: Ray is not installed.
-        ConnectionError: There is no cluster at the address.
+        ConnectionError: There is no cluster at the address, or it demands another token.
         ValueError: More actors than the cluster has room for, or an unknown option.
         TypeError: A factory can't be pickled; names the env.
-        EnvCreationError: A factory raised; names the env.
+        EnvCreationError: A factory raised; names the env. Or a node lacks this package, or has
+            another version; names the node.
         RuntimeError: The envs' spaces differ.
     """
 
@@ -86,13 +99,18 @@ class RayVectorEnv(Collecting):
         worker_backend: str | None = None,
         worker_options: Mapping[str, Any] | None = None,
         cpus_per_worker: float = 1.0,
+        gpus_per_worker: float = 0.0,
+        memory_per_worker: float | None = None,
+        resources: Mapping[str, float] | None = None,
+        scheduling_strategy: Any = "SPREAD",
         address: str | None = None,
         runtime_env: dict[str, Any] | None = None,
         on_error: str = "raise",
+        shares_cpus: bool = False,
         timeout: float | None = None,
         start_timeout: float = 120.0,
     ) -> None:
-        from vecenv.ray.opening import RayOptions, open_fleet
+        from vecenv.ray.opening import RayOptions, open_fleet, read_demand
 
         self.closed = True  # until there is something to close
         self.env_fns, self.copy, self._timeout = env_fns, copy, timeout
@@ -104,11 +122,18 @@ class RayVectorEnv(Collecting):
             num_workers,
             worker_backend,
             dict(worker_options or {}),
-            cpus_per_worker,
+            read_demand(
+                cpus_per_worker,
+                gpus_per_worker,
+                memory_per_worker,
+                resources,
+                scheduling_strategy,
+                runtime_env,
+            ),
             address,
-            runtime_env,
             on_error,
             start_timeout,
+            shares_cpus,
         )
         self._fleet = open_fleet(env_fns, options)
         self._prepare(options)
@@ -142,7 +167,7 @@ class RayVectorEnv(Collecting):
         self._seeds = [None] * num_envs
         self.restarts = np.zeros(num_envs, np.int64)
         if options.on_error == "restart":
-            self._fleet.loss_of = self._loss_of
+            self._fleet.seat_after = self._seat_after
         self.closed = False
 
     # -- reset and step ----------------------------------------------------------------------
@@ -164,7 +189,7 @@ class RayVectorEnv(Collecting):
                 self._fleet.ask(worker, "reset", seeds_part, options, mask[rows])
                 count += len(self._chunk(worker))
         try:
-            replies = self._wait("reset", count, self._deadline(None), "`reset`")
+            replies = self._wait_reset(count)
             self._raise_faults(replies)
         except BaseException:
             self._fleet.forget()
@@ -174,6 +199,16 @@ class RayVectorEnv(Collecting):
             if seeds[env_id] is not None:
                 self._seeds[env_id] = seeds[env_id]
         return self._take_reset(replies, mask)
+
+    def _wait_reset(self, count: int) -> list[tuple[Task, Reply]]:
+        """Wait for the envs' first observations; replace actors that hang, if that is wanted."""
+        while True:
+            try:
+                return self._wait("reset", count, self._deadline(None), "`reset`")
+            except StepTimeoutError as error:
+                if self._fleet.seat_after is None:
+                    raise
+                self._replace_late(str(error))
 
     def _take_reset(
         self, replies: list[tuple[Task, Reply]], mask: np.ndarray
