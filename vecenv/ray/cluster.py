@@ -138,7 +138,7 @@ class Cluster:
         global _uploaded  # noqa: PLW0603, as there is one connection per process
         options: dict[str, Any] = {"logging_level": logging.WARNING}
         if uploads:
-            options["runtime_env"] = uploads
+            options["runtime_env"] = dict(uploads)  # Ray changes it
         is_local = address in (None, "", "local")
         if is_local:
             options["include_dashboard"] = False
@@ -154,8 +154,10 @@ class Cluster:
                 f"there is no Ray cluster at {address!r}: {shorten(str(error))}. Start one with "
                 "`ray start --head`, or leave the address out for one on this machine"
             ) from error
-        except BaseException:  # connected perhaps, but the upload has failed
+        except BaseException as error:  # connected perhaps, but the upload has failed
             self._ray.shutdown()
+            if isinstance(error, self._refusals):
+                raise self._refusal(address, error) from error
             raise
         if uploads:
             _uploaded = uploads, self._job_env()
@@ -177,31 +179,42 @@ class Cluster:
             self._check_token(address)
 
     def _check_token(self, address: str) -> None:
-        refusal = getattr(self._ray.exceptions, "AuthenticationError", None)
-        if refusal is None:  # a release of Ray without tokens
-            return
+        """Ask a head once whether it lets this process in, which `ray.init` does for 20 seconds."""
         refused: list[Exception] = []
 
         def ask() -> None:
             try:
+                from ray._private.authentication import authentication_token_setup as setup
                 from ray._raylet import GcsClient
 
+                # Without a token where there should be one, a GcsClient ends the process.
+                setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
                 GcsClient(address=address)
-            except refusal as error:
+            except self._refusals as error:
                 refused.append(error)
-            except Exception:  # `ray.init` will say it, and better
+            except Exception:  # a release without tokens; or `ray.init` will say it, and better
                 return
 
         asking = threading.Thread(target=ask, daemon=True)  # Ray's own wait is 40 seconds
         asking.start()
         asking.join(_PROBE_S)
         if refused:
-            raise ConnectionError(
-                f"the Ray cluster at {address!r} refuses this process: {refused[0]} Clusters "
-                "started where there is a token file demand that token: set RAY_AUTH_MODE=token "
-                "in the environment of this process and of all nodes, or start all of them with "
-                "RAY_AUTH_MODE=disabled"
-            ) from refused[0]
+            raise self._refusal(address, refused[0])
+
+    @property
+    def _refusals(self) -> tuple[type[Exception], ...]:
+        """Classes of what Ray raises about tokens; older releases have none."""
+        kind = getattr(self._ray.exceptions, "AuthenticationError", None)
+        return () if kind is None else (kind,)
+
+    def _refusal(self, address: str | None, error: Exception) -> ConnectionError:
+        refusal = ConnectionError(
+            f"the Ray cluster at {address!r} refuses this process: {error} Clusters started where "
+            "there is a token file demand that token: set RAY_AUTH_MODE=token in the environment "
+            "of this process and of all nodes, or start all of them with RAY_AUTH_MODE=disabled"
+        )
+        refusal.__cause__ = error
+        return refusal
 
     @property
     def is_connected(self) -> bool:

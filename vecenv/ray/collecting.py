@@ -133,7 +133,8 @@ class Collecting(RemoteEnvs):
     def _warn_of_size(self, slot: Any, fields: dict[str, np.ndarray]) -> None:
         """Log which nodes' object stores can't hold the fragments: Ray is slow then, in silence."""
         fleet, num_steps = self._fleet, self._sized_steps
-        step_bytes = _bytes_of(slot.obs) + sum(rows.nbytes for rows in self._rows[1:])
+        rows = self._rows.rewards, self._rows.terminations, self._rows.truncations
+        step_bytes = _bytes_of(slot.obs) + sum(array.nbytes for array in rows)
         total = num_steps * step_bytes + sum(array.nbytes for array in fields.values())
         needed = Counter[str]()
         for worker, node in enumerate(fleet.nodes):

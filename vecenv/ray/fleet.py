@@ -22,9 +22,9 @@ _logger = logging.getLogger("vecenv")
 _MOST_TRIES = 3  # of one task, each with another actor
 _CLOSE_S = 5.0
 _RELEASE_S = 5.0  # until Ray has the resources back of actors that have ended
-_NO_PLACE_S = 2.0  # without a sign of an actor, until the log says that it has no place
+_NO_PLACE_S = 1.0  # without a sign of an actor, until Ray is asked whether it has a place
+_PATIENCE_S = 10.0  # for its process to start, where the nodes have room for all actors
 _NEXT_NOTE_S = 30.0
-_SHARE_S = 5.0  # until it shares the CPUs of others, if it may
 
 
 class Task(NamedTuple):
@@ -139,7 +139,10 @@ class Fleet:
                 )
             if self.cluster.is_placed(self._actors[seat.worker], self._demand):
                 continue
-            if may_share and waited_s > _SHARE_S:
+            has_room = self.cluster.all_places(self._demand) >= len(self.seats)
+            if has_room and waited_s < _PATIENCE_S:
+                continue
+            if may_share:
                 may_share = False
                 self.cluster.kill(self._actors[seat.worker])
                 node = self._node_beside(seat.worker)
