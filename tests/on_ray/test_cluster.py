@@ -122,6 +122,12 @@ def test_a_killed_node(cluster, on_error):
     envs.close()
 
 
+def test_another_part_of_ray_at_the_address(cluster):
+    port = cluster.head_node.node_manager_port
+    with pytest.raises(ConnectionError, match="is no Ray head"):
+        RayVectorEnv(faulty(1), address=f"127.0.0.1:{port}")
+
+
 def test_another_address_than_the_one_connected_to_is_refused(cluster):
     RayVectorEnv(faulty(1), num_workers=1, address=cluster.address).close()
     RayVectorEnv(faulty(1), num_workers=1, address="auto").close()
@@ -348,6 +354,11 @@ def test_a_lost_node_without_room_elsewhere(tight, caplog, way, shares_cpus):
         envs.close(terminate=True)
 
 
+def listens(port):
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
 TOKEN = "0123456789abcdef" * 4
 REFUSED = """
     import sys, time
@@ -370,29 +381,30 @@ REFUSED = """
 def test_a_token_that_is_missing_or_wrong_is_told_at_once(tmp_path):
     home = {"HOME": str(tmp_path)}
     with_token = {**home, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
+        port, client_port = one.getsockname()[1], two.getsockname()[1]
     ray = Path(sys.executable).with_name("ray")
     command = [ray, "start", "--head", "--block", f"--port={port}", "--num-cpus=1"]
+    command += [f"--ray-client-server-port={client_port}"]
     command += ["--include-dashboard=false", f"--temp-dir={tmp_path.parent / 'r'}"]
     command += ["--object-store-memory=80000000", "--disable-usage-stats"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     head = subprocess.Popen(command, env={**os.environ, **with_token}, **quiet)
     try:
         end = time.monotonic() + 60
-        while True:
-            with socket.socket() as connection:
-                if connection.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert time.monotonic() < end
-            time.sleep(0.2)
-        for told, *wrong in (
-            ("InvalidAuthToken", "disabled", ""),
-            ("InvalidAuthToken", "token", TOKEN[::-1]),
-            ("no authentication token was found", "token", ""),
+        for opened in (port, client_port):
+            while not listens(opened):
+                assert time.monotonic() < end
+                time.sleep(0.2)
+        here, client = f"127.0.0.1:{port}", f"ray://127.0.0.1:{client_port}"
+        for address, told, *wrong in (
+            (here, "InvalidAuthToken", "disabled", ""),
+            (here, "InvalidAuthToken", "token", TOKEN[::-1]),
+            (here, "no authentication token was found", "token", ""),
+            (client, "Invalid or missing authentication token", "disabled", ""),
         ):
             mode = dict(zip(("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"), wrong, strict=True))
-            assert run(REFUSED, f"127.0.0.1:{port}", told, cwd=tmp_path, **home, **mode) == "done\n"
+            assert run(REFUSED, address, told, cwd=tmp_path, **home, **mode) == "done\n"
     finally:
         head.terminate()  # with --block it ends all that it has started
         head.wait(60)

@@ -23,6 +23,7 @@ _POLL_S = 0.02
 # A gRPC server, such as Ray's head, greets with a SETTINGS frame; other servers don't.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _SETTINGS = 4
+_UNIMPLEMENTED = 12  # gRPC's code for "no such method here"
 _UNITS = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
 
 _uploaded: tuple[dict[str, Any], dict[str, Any]] | None = None  # what was, and Ray's names of it
@@ -175,31 +176,46 @@ class Cluster:
                 return
             address = found
         _probe(address)
-        if not address.startswith("ray://"):
-            self._check_token(address)
+        self._ask_to_be_let_in(address)
 
-    def _check_token(self, address: str) -> None:
-        """Ask a head once whether it lets this process in, which `ray.init` does for 20 seconds."""
-        refused: list[Exception] = []
+    def _ask_to_be_let_in(self, address: str) -> None:
+        """Ask a head once, which `ray.init` would do for 20 or 30 seconds.
+
+        Raises:
+            ConnectionError: It wants another token, or is no head.
+        """
+        failed: list[Exception] = []
 
         def ask() -> None:
             try:
                 from ray._private.authentication import authentication_token_setup as setup
-                from ray._raylet import GcsClient
 
-                # Without a token where there should be one, a GcsClient ends the process.
+                # Without a token where there should be one, Ray's clients end the process.
                 setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
-                GcsClient(address=address)
-            except self._refusals as error:
-                refused.append(error)
-            except Exception:  # a release without tokens; or `ray.init` will say it, and better
+                if address.startswith("ray://"):
+                    _call_ray_client(address.removeprefix("ray://"))
+                else:
+                    from ray._raylet import GcsClient
+
+                    GcsClient(address=address)
+            except ImportError:  # a release of Ray without tokens
                 return
+            except Exception as error:
+                failed.append(error)
 
         asking = threading.Thread(target=ask, daemon=True)  # Ray's own wait is 40 seconds
         asking.start()
         asking.join(_PROBE_S)
-        if refused:
-            raise self._refusal(address, refused[0])
+        for error in failed:
+            if isinstance(error, self._refusals):
+                raise self._refusal(address, error)
+            if getattr(error, "rpc_code", None) == _UNIMPLEMENTED:
+                raise ConnectionError(
+                    f"what listens at {address!r} is no Ray head ({error}), but another part of "
+                    "Ray perhaps: ports of `ray start --ray-client-server-port` need 'ray://'. "
+                    "`ray status` on the head's machine names the address"
+                ) from error
+            # Of anything else `ray.init` says more.
 
     @property
     def _refusals(self) -> tuple[type[Exception], ...]:
@@ -499,6 +515,26 @@ def _found_address() -> str | None:
 
         return canonicalize_bootstrap_address("auto")
     return None
+
+
+def _call_ray_client(address: str) -> None:
+    """Call the server of "ray://" once, with the token that Ray has.
+
+    Raises:
+        AuthenticationError: It wants another.
+    """
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.exceptions import AuthenticationError
+
+    channel = init_grpc_channel(address)
+    try:
+        channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=_PROBE_S)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # type: ignore[attr-defined]
+            raise AuthenticationError(str(error.details())) from error  # type: ignore[attr-defined]
+    finally:
+        channel.close()
 
 
 def _probe(address: str) -> None:
