@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class Options:
     backend: str = "auto"  # of vecenv.make_vec; with "ray" the policy acts in actors
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
     ray_address: str | None = None  # of a Ray cluster; without one, ray runs on this machine
+    ray_lost: Literal["raise", "wait", "share"] = "raise"  # actors: or replace, on CPUs in use too
     torch_threads: int = 1  # more pay for large minibatches only, and only on idle cores
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
     save: Path = Path("runs")  # folder for the policy, its learning curve and TensorBoard files
@@ -350,6 +351,8 @@ def main(
         raise SystemExit(f"{error}: choose another folder with --save") from None
     board = optional("torch.utils.tensorboard", "tensorboard") if options.tensorboard else None
     given = {"num_workers": options.num_workers, "address": options.ray_address}
+    given |= {"on_error": "restart" if options.ray_lost != "raise" else None}
+    given |= {"shares_cpus": options.ray_lost == "share"}
     env_kwargs["vector_kwargs"] = {name: value for name, value in given.items() if value}
     envs = make_vec(options.env_id, options.num_envs, backend=options.backend, **env_kwargs)
     policy = Policy(envs, options)

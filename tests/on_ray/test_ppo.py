@@ -34,7 +34,7 @@ def train(folder, env_id, *args):
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_the_same_policy_is_learned_in_actors(tmp_path, env_id):
     expected, last_line = train(tmp_path / "here", env_id, "--backend", "sync")
-    ray_args = ["--backend", "ray", "--num-workers", "2"]
+    ray_args = ["--backend", "ray", "--num-workers", "2", "--ray-lost", "share"]
     tensors, ray_line = train(tmp_path / "actors", env_id, *ray_args)
     for found, wanted in zip(tensors, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)

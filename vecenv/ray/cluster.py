@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 import socket
@@ -188,16 +189,13 @@ class Cluster:
 
         def ask() -> None:
             try:
-                from ray._private.authentication import authentication_token_setup as setup
-
+                setup = _part_of_ray("_private.authentication.authentication_token_setup")
                 # Without a token where there should be one, Ray's clients end the process.
                 setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
                 if address.startswith("ray://"):
                     _call_ray_client(address.removeprefix("ray://"))
                 else:
-                    from ray._raylet import GcsClient
-
-                    GcsClient(address=address)
+                    _part_of_ray("_raylet").GcsClient(address=address)
             except ImportError:  # a release of Ray without tokens
                 return
             except Exception as error:
@@ -314,19 +312,17 @@ class Cluster:
         Where Ray does not say it, as through "ray://": whether there is room for another.
         """
         with contextlib.suppress(Exception):  # it is for debugging only, and may go
-            from ray._private.state import actors
-
-            return bool(actors(actor._actor_id.hex())["Address"]["IPAddress"])
+            about = _part_of_ray("_private.state").actors(actor._actor_id.hex())
+            return bool(about["Address"]["IPAddress"])
         return self.free_places(demand) > 0
 
     def beside(self, demand: Demand, node: str | None) -> Demand:
         """Return a demand without CPUs of its own, on this node if that is there."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         others = {name: amount for name, amount in demand.resources.items() if name != "CPU"}
         if node is None or not demand.is_counted:
             return demand._replace(resources=others)
-        place = NodeAffinitySchedulingStrategy(node, soft=True)
+        strategies = _part_of_ray("util.scheduling_strategies")
+        place = strategies.NodeAffinitySchedulingStrategy(node, soft=True)
         return demand._replace(resources=others, strategy=place)
 
     def ask_about(self, actor: Any) -> Any:
@@ -383,6 +379,11 @@ class Cluster:
                 self._ray.kill(actor, no_restart=True)
 
 
+def _part_of_ray(name: str) -> Any:
+    """Import a part of Ray; a private one may be missing in another release, or have changed."""
+    return importlib.import_module(f"ray.{name}")
+
+
 def _import_ray() -> Any:
     try:
         import ray
@@ -412,8 +413,6 @@ def _actor_class() -> type:
             import socket
             from pathlib import Path
 
-            import ray
-
             versions = {"Python": platform.python_version()}
             missing = {}
             for name in ("vecenv", "numpy", "gymnasium"):
@@ -428,7 +427,7 @@ def _actor_class() -> type:
                     for path in sorted(Path(module.__file__).parent.rglob("*.py")):
                         digest.update(path.read_bytes())
                     versions["source of vecenv"] = digest.hexdigest()[:8]
-            node = ""
+            node, ray = "", importlib.import_module("ray")
             if ray.is_initialized():
                 node = ray.get_runtime_context().get_node_id()
             where = {"node": node, "host": socket.gethostname()}
@@ -511,9 +510,7 @@ def _existing(path: str, name: str) -> str:
 def _found_address() -> str | None:
     """Return what "auto" stands for, or None if only `ray.init` knows."""
     with contextlib.suppress(Exception):  # nothing is found, or Ray has moved the function
-        from ray._private.services import canonicalize_bootstrap_address
-
-        return canonicalize_bootstrap_address("auto")
+        return _part_of_ray("_private.services").canonicalize_bootstrap_address("auto")
     return None
 
 
@@ -523,16 +520,14 @@ def _call_ray_client(address: str) -> None:
     Raises:
         AuthenticationError: It wants another.
     """
-    import grpc
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray.exceptions import AuthenticationError
-
-    channel = init_grpc_channel(address)
+    grpc = importlib.import_module("grpc")  # of Ray's client, which needs it
+    channel = _part_of_ray("_private.grpc_utils").init_grpc_channel(address)
     try:
         channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=_PROBE_S)
     except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # type: ignore[attr-defined]
-            raise AuthenticationError(str(error.details())) from error  # type: ignore[attr-defined]
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            refusal = _part_of_ray("exceptions").AuthenticationError
+            raise refusal(str(error.details())) from error
     finally:
         channel.close()
 
