@@ -165,13 +165,14 @@ class Collecting(RemoteEnvs):
         timeout: float | None,
     ) -> dict[int, dict[str, Any]]:
         fleet, deadline = self._fleet, self._deadline(timeout)
+        self._require_known("collect")
         self._own_rows()
         reference = None if weights is None else fleet.cluster.put(weights)
-        for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
-            rows = [array[:, first:last] for array in inputs]
-            fleet.ask(worker, "collect", len(slots), reference, rows)
         found: dict[int, dict[int, dict[str, Any]]] = {}  # infos by worker and step
         try:
+            for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
+                rows = [array[:, first:last] for array in inputs]
+                fleet.ask(worker, "collect", len(slots), reference, rows)
             while len(found) < self.num_workers:
                 doing = f"the collection of steps {self._steps + 1}-{self._steps + len(slots)}"
                 replies = self._wait("collect", 1, deadline, doing)

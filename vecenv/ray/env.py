@@ -13,7 +13,6 @@ from gymnasium.vector import AutoresetMode
 from vecenv.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult, VecEnv
 from vecenv.batches import take_rows
-from vecenv.errors import InfoError
 from vecenv.infos import InfosApart, known_infos, take_infos
 from vecenv.ray.chunks import place_infos, place_rows, take_range
 from vecenv.ray.collecting import Collecting
@@ -180,20 +179,21 @@ class RayVectorEnv(Collecting):
         is_full = reset_mask is None or bool(reset_mask.all())
         if is_full:
             self._fleet.forget()  # what was in flight is given up
+        else:
+            self._require_known("reset")
         mask = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
         count = 0
-        for worker in range(self.num_workers):
-            rows = self._rows_of(worker)
-            if mask[rows].any():
-                seeds_part = None if seed is None else seeds[rows]
-                self._fleet.ask(worker, "reset", seeds_part, options, mask[rows])
-                count += len(self._chunk(worker))
         try:
+            for worker in range(self.num_workers):
+                rows = self._rows_of(worker)
+                if mask[rows].any():
+                    seeds_part = None if seed is None else seeds[rows]
+                    self._fleet.ask(worker, "reset", seeds_part, options, mask[rows])
+                    count += len(self._chunk(worker))
             replies = self._wait_reset(count)
             self._raise_faults(replies)
         except BaseException:
-            self._fleet.forget()
-            self._calls.give_up()
+            self._give_up()
             raise
         for env_id in np.flatnonzero(mask).tolist():
             if seeds[env_id] is not None:
@@ -230,21 +230,25 @@ class RayVectorEnv(Collecting):
         if self._is_disabled:
             self._ended.require_reset_ended(range(self.num_envs))
         rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+        self._require_known("step")
         self._steps += 1
         space, fleet = self.single_action_space, self._fleet
-        for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
-            fleet.ask(worker, "step", take_range(space, actions, first, last), None)
         try:
+            for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
+                fleet.ask(worker, "step", take_range(space, actions, first, last), None)
             deadline, doing = self._deadline(None), f"step {self._steps}"
             replies = self._wait("step", self.num_envs, deadline, doing)
+            return self._take_step(replies, rows, out)
         except BaseException as error:  # Ctrl-C too
             if not self.closed:
                 self._own_rows()
-                self._calls.mark_sent(np.arange(self.num_envs))
+                if fleet.count("step") == self.num_envs:
+                    self._calls.mark_sent(np.arange(self.num_envs))
+                else:  # it came while they were asked, or after they had answered
+                    self._give_up()
             if isinstance(error, StepTimeoutError):
                 error.args = (f"{error.args[0]}. All envs are in flight: `recv` them, or close",)
             raise
-        return self._take_step(replies, rows, out)
 
     def _take_step(self, replies: list[tuple[Task, Reply]], rows: StepRows, out: Any) -> StepResult:
         """Write the results of a step of all envs into their rows."""
@@ -293,26 +297,36 @@ class RayVectorEnv(Collecting):
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         self._ended.require_reset_ended(env_ids.tolist())
+        self._require_known("send")
         self._own_rows()
         self._steps += 1
-        for worker, (first, last) in enumerate(pairwise(self._fleet.bounds)):
-            chosen = np.flatnonzero((env_ids >= first) & (env_ids < last))
-            if len(chosen):
-                part = take_rows(self.single_action_space, actions, chosen.tolist())
-                ids = env_ids[chosen] - first
-                self._fleet.ask(worker, "step", part, ids, num_envs=len(ids))
+        try:
+            for worker, (first, last) in enumerate(pairwise(self._fleet.bounds)):
+                chosen = np.flatnonzero((env_ids >= first) & (env_ids < last))
+                if len(chosen):
+                    part = take_rows(self.single_action_space, actions, chosen.tolist())
+                    ids = env_ids[chosen] - first
+                    self._fleet.ask(worker, "step", part, ids, num_envs=len(ids))
+        except BaseException:  # Ctrl-C: some have been asked
+            self._give_up()
+            raise
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        self._require_known("recv")
         try:
             replies = self._wait("step", count, self._deadline(timeout), "`recv`")
         except StepTimeoutError as error:
             error.args = (f"{error.args[0]}. They stay in flight",)
             raise
-        if any(reply.faults for _, reply in replies):
-            # Some envs of that actor have been stepped and some not.
-            self._fleet.forget()
-            self._calls.give_up()
-            self._raise_faults(replies)
+        try:
+            return self._take_batch(most, replies)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _take_batch(self, most: int, replies: list[tuple[Task, Reply]]) -> StepBatch:
+        """Write the results of some envs into their rows, and return them."""
+        self._raise_faults(replies)  # some envs of that actor have been stepped and some not
         replies = self._first(most, replies)
         rows, found = self._rows, []
         for task, reply in replies:
@@ -322,14 +336,9 @@ class RayVectorEnv(Collecting):
         env_ids = np.concatenate(found)
         infos: dict[str, Any] = {}
         first_row, num_rows = 0, len(env_ids)
-        try:
-            for (_, reply), ids in zip(replies, found, strict=True):
-                where = slice(first_row, first_row := first_row + len(ids))
-                place_infos(infos, reply.result[4], where, num_rows, ids)
-        except InfoError:
-            self._fleet.forget()
-            self._calls.give_up()
-            raise
+        for (_, reply), ids in zip(replies, found, strict=True):
+            where = slice(first_row, first_row := first_row + len(ids))
+            place_infos(infos, reply.result[4], where, num_rows, ids)
         if self._is_disabled:
             self._note_ended(rows, env_ids)
         return StepBatch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ _RELEASE_S = 5.0  # until Ray has the resources back of actors that have ended
 _NO_PLACE_S = 1.0  # without a sign of an actor, until Ray is asked whether it has a place
 _PATIENCE_S = 10.0  # for its process to start, where the nodes have room for all actors
 _NEXT_NOTE_S = 30.0
+
+_held_in_forks: list[Any] = []  # see `Fleet._is_forked`
 
 
 class Task(NamedTuple):
@@ -76,6 +79,7 @@ class Fleet:
         start_timeout: float,
         shares_cpus: bool = False,
     ) -> None:
+        self._pid = os.getpid()  # a fork has a copy of this, but no connection to Ray
         self.cluster, self.bounds, self.seats = cluster, bounds, list(seats)
         self.start_timeout = start_timeout
         self._demand, self._shares_cpus = demand, shares_cpus
@@ -257,15 +261,32 @@ class Fleet:
         self._submit(Task(worker, method, args, num_envs))
 
     def _submit(self, task: Task) -> None:
+        if self._is_forked:
+            raise RuntimeError(
+                f"a vector env on Ray was called in process {os.getpid()}, a fork of process "
+                f"{self._pid}, which it belongs to; make one of its own in the fork, or call it "
+                "there"
+            )
         if not self.cluster.is_connected:
             raise WorkerDiedError("Ray has been shut down, and all workers with it.")
         reference = self.cluster.call(self._actors[task.worker], task.method, *task.args)
         self._pending[reference] = task
 
+    def count(self, method: str) -> int:
+        """Return about how many envs calls of a method have been made and not been taken."""
+        tasks = (*self._pending.values(), *(task for task, _ in self._done))
+        return sum(task.num_envs for task in tasks if task.method == method)
+
     def forget(self) -> None:
         """Give up what has been asked; the actors finish it, but nobody will look at it."""
-        self._pending.clear()
-        self._done.clear()
+        if self._is_forked:
+            _held_in_forks.append((self._pending, self._done))
+        self._pending, self._done = {}, []
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a copy in a fork, where even letting go of references to Ray hangs."""
+        return os.getpid() != self._pid
 
     def take(self, method: str) -> list[tuple[Task, Reply]]:
         """Return the replies that have come to calls of a method, in their order."""
@@ -308,8 +329,8 @@ class Fleet:
             return
         replies = self.cluster.fetch_all(list(self._pending), deadline)
         if replies is not None:
-            self._pending.clear()
-            self._done += zip(tasks, replies, strict=True)
+            done = [*self._done, *zip(tasks, replies, strict=True)]
+            self._pending, self._done = {}, done  # both: Ctrl-C can't come in between
 
     def _finish(self, reference: Any, doing: str, deadline: Deadline) -> None:
         """Take in one reply, or replace the actor that did not give it."""
@@ -322,8 +343,9 @@ class Fleet:
             reason = f"{self.name(task.worker)} is gone during {doing}: {error}"
             self._replace(task, reason, error)
             return
-        del self._pending[reference]
-        self._done.append((task, reply))
+        done = [*self._done, (task, reply)]
+        pending = {other: task for other, task in self._pending.items() if other != reference}
+        self._pending, self._done = pending, done  # both: Ctrl-C can't come in between
 
     def replace_late(self, reason: str) -> None:
         """Start others in the place of the actors that have not answered, and ask these.
@@ -370,6 +392,9 @@ class Fleet:
             try:
                 [self.openings[worker]] = self._open([seat], deadline)
                 return
+            except KeyboardInterrupt:  # one without envs would not be known as such
+                self.cluster.kill(self._actors[worker])
+                raise
             except EnvCreationError as error:
                 # Ray puts actors on nodes that are gone until it has noticed that they are.
                 if not (tries_left and isinstance(error.__cause__, ActorGoneError)):
@@ -386,27 +411,40 @@ class Fleet:
                 the next vector env) find them free.
         """
         self.forget()
-        if timeout > 0 and self.cluster.is_connected:
-            deadline = Deadline(timeout)
-            with contextlib.suppress(Exception):
-                asked = [self.cluster.call(actor, "close") for actor in self._actors]
-                while asked and not deadline.is_over:
-                    done = self.cluster.wait(asked, deadline)
-                    asked = [reference for reference in asked if reference not in done]
-        if not self._actors:
+        if self._is_forked:
+            _held_in_forks.append(self._actors)
+            self._actors = []
             return
-        wanted = Counter()
-        if release_timeout > 0 and self.cluster.is_connected and self._demand.is_counted:
-            with contextlib.suppress(Exception):
-                free = self.cluster.free()
-                wanted.update({name: free.get(name, 0.0) for name in self._demand.resources})
-                for demand in self._demands[: len(self._actors)]:
-                    wanted.update(demand.resources)
-        for actor in self._actors:
-            self.cluster.kill(actor)
-        self._actors = []
+        try:
+            if timeout > 0 and self.cluster.is_connected:
+                self._close_envs(Deadline(timeout))
+        finally:  # Ctrl-C too
+            wanted = self._amounts_then() if release_timeout > 0 else None
+            for actor in self._actors:
+                self.cluster.kill(actor)
+            self._actors = []
         if wanted:
             self.cluster.await_free(wanted, Deadline(release_timeout))
+
+    def _close_envs(self, deadline: Deadline) -> None:
+        with contextlib.suppress(Exception):
+            asked = [self.cluster.call(actor, "close") for actor in self._actors]
+            while asked and not deadline.is_over:
+                done = self.cluster.wait(asked, deadline)
+                asked = [reference for reference in asked if reference not in done]
+
+    def _amounts_then(self) -> dict[str, float] | None:
+        """Return which resources will be free when the actors have ended, if that is known."""
+        if not (self._actors and self._demand.is_counted and self.cluster.is_connected):
+            return None
+        with contextlib.suppress(Exception):
+            free = self.cluster.free()
+            amounts = {name: free.get(name, 0.0) for name in self._demand.resources}
+            for demand in self._demands[: len(self._actors)]:
+                for name, amount in demand.resources.items():
+                    amounts[name] += amount
+            return amounts
+        return None
 
 
 def _series(name: str, version: str) -> list[str]:

@@ -53,6 +53,18 @@ class RemoteEnvs(VecEnv):
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
 
+    def _give_up(self) -> None:
+        """Forget what is in flight, so that a `reset` is needed."""
+        self._fleet.forget()
+        self._calls.give_up()
+
+    def _require_known(self, call: str) -> None:
+        """Ask for a `reset` if Ctrl-C came between what the actors did and its being noted."""
+        if self._fleet.count("step") != self._calls.num_in_flight:
+            self._fleet.forget()
+            self._calls.give_up(RuntimeError("Ctrl-C came between a step and its being noted"))
+            self._calls.require_ready(call)
+
     # -- replies -----------------------------------------------------------------------------
 
     def _wait(
