@@ -195,7 +195,9 @@ class Fleet:
                 "it along with runtime_env={'py_modules': [vecenv]} when connecting"
             )
         differing = [name for name, version in here.items() if there.get(name) != version]
-        if any(_series(name, here[name]) != _series(name, there[name]) for name in differing):
+        if any(
+            _series(name, here[name]) != _series(name, there.get(name, "")) for name in differing
+        ):
             raise EnvCreationError(
                 f"{who} can't work on {where}, where {', '.join(differing)} differ too much. "
                 f"{told}. Install the same versions on all nodes"
@@ -311,11 +313,11 @@ class Fleet:
         while sum(task.num_envs for task, _ in self._done if task.method == method) < num_envs:
             if not self.cluster.is_connected:
                 raise WorkerDiedError("Ray has been shut down, and all workers with it.")
-            ready = self.cluster.wait(list(self._pending), deadline)
-            for reference in ready:
+            has_come = False
+            for reference in self.cluster.wait(list(self._pending), deadline):
                 if reference in self._pending:  # an actor replaced meanwhile has other references
-                    self._finish(reference, doing, deadline)
-            if not ready and deadline.is_over:
+                    has_come |= self._finish(reference, doing, deadline)
+            if not has_come and deadline.is_over:
                 late = sorted({task.worker for task in self._pending.values()})
                 raise StepTimeoutError(
                     f"{doing} has timed out after {deadline.timeout} second(s): waiting for "
@@ -332,20 +334,25 @@ class Fleet:
             done = [*self._done, *zip(tasks, replies, strict=True)]
             self._pending, self._done = {}, done  # both: Ctrl-C can't come in between
 
-    def _finish(self, reference: Any, doing: str, deadline: Deadline) -> None:
-        """Take in one reply, or replace the actor that did not give it."""
+    def _finish(self, reference: Any, doing: str, deadline: Deadline) -> bool:
+        """Take in one reply, or replace the actor that did not give it.
+
+        Returns:
+            False if the reply is on a node that does not send it.
+        """
         task = self._pending[reference]
         try:
             reply = self.cluster.fetch(reference, deadline)
         except NotThereError:
-            return
+            return False
         except ActorGoneError as error:
             reason = f"{self.name(task.worker)} is gone during {doing}: {error}"
             self._replace(task, reason, error)
-            return
+            return True
         done = [*self._done, (task, reply)]
         pending = {other: task for other, task in self._pending.items() if other != reference}
         self._pending, self._done = pending, done  # both: Ctrl-C can't come in between
+        return True
 
     def replace_late(self, reason: str) -> None:
         """Start others in the place of the actors that have not answered, and ask these.
