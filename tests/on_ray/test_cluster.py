@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from shm.faulty_envs import FINE, faulty
 
-from vecenv import EnvCreationError, RayVectorEnv, WorkerDiedError
+from vecenv import EnvCreationError, RayVectorEnv, StepTimeoutError, WorkerDiedError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -352,6 +352,31 @@ def test_a_lost_node_without_room_elsewhere(tight, caplog, way, shares_cpus):
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
         envs.close(terminate=True)
+
+
+def test_reset_does_not_wait_until_ray_notices_a_frozen_node():
+    import ray
+
+    cluster = started(1)
+    second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    options = {"on_error": "restart", "shares_cpus": True, "timeout": 2.0}
+    envs = RayVectorEnv(faulty(4), num_workers=2, address=cluster.address, **options)
+    envs.reset(seed=0)
+    lost = envs._fleet.nodes.index(second.node_id)
+    frozen = lose("frozen", cluster, second, envs)
+    try:
+        with pytest.raises(StepTimeoutError, match=f"waiting for worker {lost} "):
+            envs.step([FINE] * 4)
+        assert envs.reset(seed=0)[0][:, 1].tolist() == [0] * 4
+        assert all(node["Alive"] for node in ray.nodes())  # for all that Ray knows, as yet
+        assert envs._fleet.nodes == [cluster.head_node.node_id] * 2
+        assert envs.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        envs.close(terminate=True)
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def listens(port):

@@ -306,19 +306,21 @@ class Cluster:
         actor_class = self._ray.remote(_actor_class())
         return actor_class.options(max_restarts=0, **demand.options()).remote()
 
-    def is_placed(self, actor: Any, demand: Demand) -> bool:
-        """Whether a node has taken an actor whose process may not have started yet.
+    def node_of(self, actor: Any, demand: Demand) -> str:
+        """Return the node that is to start an actor's process, or ""; it may be a lost one.
 
-        Where Ray does not say it, as through "ray://": whether there is room for another.
+        Where Ray does not say it, as through "ray://": "?" if there is room for another.
         """
         with contextlib.suppress(Exception):  # it is for debugging only, and may go
-            about = _part_of_ray("_private.state").actors(actor._actor_id.hex())
-            return bool(about["Address"]["IPAddress"])
-        return self.free_places(demand) > 0
+            place = _part_of_ray("_private.state").actors(actor._actor_id.hex())["Address"]
+            return place["NodeID"] if place["IPAddress"] else ""
+        return "?" if self.free_places(demand) > 0 else ""
 
     def beside(self, demand: Demand, node: str | None) -> Demand:
         """Return a demand without CPUs of its own, on this node if that is there."""
-        others = {name: amount for name, amount in demand.resources.items() if name != "CPU"}
+        # Of memory, as Ray asks any node, perhaps a frozen one, to place actors that need nothing.
+        others = {"memory": 1, **demand.resources}
+        del others["CPU"]
         if node is None or not demand.is_counted:
             return demand._replace(resources=others)
         strategies = _part_of_ray("util.scheduling_strategies")

@@ -141,22 +141,27 @@ class Fleet:
                     f"Room for actors of {self._demand} now: "
                     f"{self.cluster.free_places(self._demand)}"
                 )
-            if self.cluster.is_placed(self._actors[seat.worker], self._demand):
+            node = self.cluster.node_of(self._actors[seat.worker], self._demand)
+            if node and node != self.nodes[seat.worker]:  # not where its predecessor was lost
                 continue
-            has_room = self.cluster.all_places(self._demand) >= len(self.seats)
+            has_room = node or self.cluster.all_places(self._demand) >= len(self.seats)
             if has_room and waited_s < _PATIENCE_S:
                 continue
             if may_share:
-                may_share = False
+                may_share, told_s = False, waited_s
                 self.cluster.kill(self._actors[seat.worker])
                 node = self._node_beside(seat.worker)
                 reference = self._start(seat, self.cluster.beside(self._demand, node))
-                _logger.warning("%s shares the CPUs of other actors: none are free", who)
+                _logger.warning(
+                    "%s shares the CPUs of other actors, as no node has started it for %.0f s",
+                    who,
+                    waited_s,
+                )
             elif not told_s or waited_s - told_s > _NEXT_NOTE_S:
                 told_s = waited_s
                 _logger.warning(
-                    "waiting for a node for %s: after %.0f s none has room for its actor of %s; "
-                    "it is given up after %g s (start_timeout)",
+                    "waiting for a node for %s: after %.0f s none has started its actor of %s; it "
+                    "is given up after %g s (start_timeout)",
                     who,
                     waited_s,
                     self._demand,
