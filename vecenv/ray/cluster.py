@@ -104,6 +104,10 @@ class Cluster:
     """
 
     def __init__(self, address: str | None, runtime_env: Mapping[str, Any] | None = None) -> None:
+        if address is not None and not isinstance(address, str):
+            raise TypeError(
+                f"address is {address!r}, expected 'host:port', 'ray://host:port', 'auto' or None"
+            )
         self._ray = _import_ray()
         uploads, self.runtime_env = _split(runtime_env)
         if self._ray.is_initialized():
