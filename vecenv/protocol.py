@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,6 +12,8 @@ from gymnasium.error import (
     NoAsyncCallError,
     ResetNeeded,
 )
+
+from vecenv.errors import ForkedEnvError
 
 __all__ = ["CallProtocol"]
 
@@ -30,9 +33,12 @@ class CallProtocol:
         num_in_flight: How many these are.
         fault: What went wrong first since the last reset, and made a reset or a new vector env
             necessary; None if nothing did. It is told by every call that is refused for it.
+        parent_pid: In a fork, the process that the envs belong to; None in that process, and where
+            a fork has envs of its own.
     """
 
     fault: BaseException | None = None
+    parent_pid: int | None = None
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -51,7 +57,22 @@ class CallProtocol:
             and not self.is_closed
             and self.pending is None
             and self.num_in_flight == 0
+            and self.parent_pid is None
         )
+
+    def leave_to_parent(self, parent_pid: int) -> None:
+        """Refuse every call but `close` from now on: this is a fork, the envs are its parent's."""
+        self.parent_pid = parent_pid
+        self._update()
+
+    def require_owner(self, call: str) -> None:
+        """Refuse `call` in a fork of the process that the envs belong to."""
+        if self.parent_pid is not None:
+            raise ForkedEnvError(
+                f"`{call}` was called in process {os.getpid()}, a fork of process "
+                f"{self.parent_pid}, which this vector env with its workers and its shared memory "
+                "belongs to; make a vector env of its own in the fork, or call it there"
+            )
 
     def mark_reset(self) -> None:
         """Note that all envs have been reset at least once."""
@@ -93,7 +114,8 @@ class CallProtocol:
         self._update()
 
     def require_open(self, call: str) -> None:
-        """Refuse `call` after close."""
+        """Refuse `call` after close, and in a fork."""
+        self.require_owner(call)
         if self.is_closed:
             because = "" if self.fault is None else f" It is closed because: {_told(self.fault)}"
             raise ClosedEnvironmentError(
@@ -103,7 +125,7 @@ class CallProtocol:
 
     def require_idle(self, call: str) -> None:
         """Refuse `call` after close or while another call is pending."""
-        if self.is_closed or self.pending is not None or self.num_in_flight:
+        if self.is_closed or self.pending is not None or self.num_in_flight or self.parent_pid:
             self.require_open(call)
             self._refuse_pending(call)
 

@@ -23,6 +23,7 @@ from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.shm.layout import COMMANDS
 from vecenv.shm.messages import ResetRequest
+from vecenv.shm.process import tell_after_fork
 from vecenv.spaces import ObservationMode
 from vecenv.timing.calls import SEND, STEP
 
@@ -160,14 +161,21 @@ class AsyncVectorEnv(RemoteCalls):
         self._receiver = Receiver(self, exchange)
         exchange.timeout = self._timeout
         exchange.break_down = _Breakdown(self)
+        tell_after_fork(self._calls)
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
         """Return zeroed shared memory that workers write into; it outlives this vector env.
 
+        A process that is forked from this one has these arrays, too, and not copies of them: what
+        either writes, the other reads.
+
         Raises:
+            ValueError, TypeError: A negative dimension, or items that are no plain memory.
             MemoryError: The address space reserved for this vector env is used up.
+            ForkedEnvError: In a fork of the process that has made this vector env.
         """
-        return self._arena.allocate(tuple(shape), dtype)
+        self._calls.require_owner("allocate")
+        return self._arena.allocate(shape, dtype)
 
     # -- reset -------------------------------------------------------------------------------
 
@@ -411,6 +419,8 @@ class AsyncVectorEnv(RemoteCalls):
             ValueError: There is only one worker, or the caller steps a share itself.
         """
         from vecenv.shm.halves import make_halves
+
+        self._calls.require_open("halves")
 
         return make_halves(self, self._exchange)
 

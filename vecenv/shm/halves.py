@@ -61,6 +61,7 @@ class Half:
             ActionError: As for `step`.
         """
         envs, exchange = self._envs, self._exchange
+        envs._calls.require_open("step_async")
         if self.is_pending:
             raise AlreadyPendingCallError(
                 "`step_async` of a half whose step is pending; call its `step_wait` first", "step"

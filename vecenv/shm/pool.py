@@ -21,6 +21,7 @@ from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import EnvFault, WorkerDiedError, describe_exit
 from vecenv.shm.layout import CURRENT
 from vecenv.shm.messages import EnvSpaces, dumps, loads
+from vecenv.shm.process import tell_after_fork
 from vecenv.shm.standard import authkey
 from vecenv.shm.starting import make_start
 from vecenv.shm.wait import CALLER_SLICE_S, Link
@@ -65,7 +66,7 @@ class WorkerPool:
         restarts: np.ndarray | None,
     ) -> None:
         self.bounds = bounds
-        self.processes: list[Any] = [None] * (len(bounds) - 1)
+        self.processes: list[Any] = [None] * (len(bounds) - 1)  # of `Process`
         self.start_s = [0.0] * (len(bounds) - 1)
         self._pipes: list[_Channel | None] = [None] * (len(bounds) - 1)
         self._method = method
@@ -76,11 +77,23 @@ class WorkerPool:
         self._entropy = _global_entropy()
         self._owner_pid = os.getpid()
         self._end = weakref.finalize(self, _kill, self.processes, self._pipes, self._owner_pid)
+        tell_after_fork(self)
 
     @property
     def is_owner(self) -> bool:
         """Whether this process started the workers; a fork of it must leave them alone."""
         return os.getpid() == self._owner_pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all processes are gone, and nothing of them is left here."""
+        return not self._end.alive
+
+    def leave_to_parent(self, owner_pid: int) -> None:
+        """Close this fork's copies of the pipes, whose ends tell workers that the caller is gone."""
+        for pipe in self._pipes:
+            if pipe is not None:
+                pipe.close()
 
     def start(self, worker: int, lost_because: str | None = None) -> None:
         """Start one worker process."""
@@ -107,8 +120,10 @@ class WorkerPool:
         process = start.process(
             run_worker, seat, name=f"vecenv-worker-{worker}", daemon=self._daemon
         )
-        there.close()
+        # Known before it is there, so that it is ended, too, if Ctrl-C comes meanwhile.
         self.processes[worker], self._pipes[worker] = process, _Channel(here, process)
+        with there:
+            process.start()
 
     def send(self, worker: int, message: bytes) -> None:
         """Send a message to a worker; one that is gone, or does not read, is left to the waits."""
@@ -199,8 +214,7 @@ class WorkerPool:
     def end(self, worker: int) -> None:
         """Kill a worker's process."""
         process = self.processes[worker]
-        if process.is_alive():
-            process.kill()
+        process.kill()
         process.join(_JOIN_S)
 
     def ensure_end(self, worker: int) -> None:
@@ -210,11 +224,7 @@ class WorkerPool:
 
     def dead(self) -> list[int]:
         """Return the workers whose process has ended."""
-        sentinels = {process.sentinel: worker for worker, process in enumerate(self.processes)}
-        ended = {sentinels[sentinel] for sentinel in wait_for_any(list(sentinels), 0)}
-        # A sentinel does not show the end of a process while one that it has forked lives.
-        ended.update(w for w, process in enumerate(self.processes) if not process.is_alive())
-        return sorted(ended)
+        return [w for w, process in enumerate(self.processes) if not process.is_alive()]
 
     def epitaph(self, worker: int, doing: str) -> WorkerDiedError:
         """Say which worker is gone, how, and what it was doing."""
@@ -234,6 +244,7 @@ class WorkerPool:
         """Make sure that a worker's process is gone, and close its pipe."""
         self.end(worker)
         self._channel(worker).close()
+        self.processes[worker].close()
 
     def dismiss(self, deadline: Deadline) -> None:
         """Let the workers that have made their envs close them, and end the others."""
@@ -248,7 +259,7 @@ class WorkerPool:
         for worker in waiting:
             self.send(worker, nothing)
         for worker, process in enumerate(self.processes):
-            if process is not None and worker not in waiting and process.is_alive():
+            if process is not None and worker not in waiting:
                 process.terminate()
         self.stop(deadline)
 
@@ -265,26 +276,22 @@ class WorkerPool:
             patience = Deadline(grace_s)
             for process in alive:
                 process.join(min(patience.left(), 5.0))
+        _let_go(self.processes, self._pipes)
         self._end.detach()
-        for pipe in self._pipes:
-            if pipe is not None:
-                pipe.close()
-        for process in started:
-            if not process.is_alive():
-                process.close()
 
     def kill(self) -> None:
-        """Kill the processes that `stop` was kept from ending."""
-        self._end()
+        """Kill the processes that `stop` was kept from ending; again, if this was kept from it."""
+        _kill(self.processes, self._pipes, self._owner_pid)
+        self._end.detach()
 
     def _drain_until_end(self, processes: list[Any], deadline: Deadline) -> None:
         """Wait for processes to end, and read what keeps them from it."""
         pipes = {pipe.file: pipe for pipe in self._pipes if pipe is not None}
         alive = [process for process in processes if process.is_alive()]
         while alive and not deadline.is_over:
-            sentinels = [process.sentinel for process in alive]
+            endings = [process.ending for process in alive]
             ready: Any
-            for ready in wait_for_any([*sentinels, *pipes], min(deadline.left(), 1.0)):
+            for ready in wait_for_any([*endings, *pipes], min(deadline.left(), 1.0)):
                 if ready in pipes and not pipes[ready].drop():
                     del pipes[ready]
             alive = [process for process in alive if process.is_alive()]
@@ -429,14 +436,19 @@ def _kill(processes: list[Any], pipes: list[Any], owner_pid: int) -> None:
     if os.getpid() != owner_pid:
         return
     for process in processes:
-        if process is not None and process.is_alive():
+        if process is not None:
             process.kill()
     for process in processes:
         if process is not None:
-            process.join(5)
-    for pipe in pipes:
-        if pipe is not None:
-            pipe.close()
+            process.join(_JOIN_S)
+    _let_go(processes, pipes)
+
+
+def _let_go(processes: list[Any], pipes: list[Any]) -> None:
+    """Close what belongs to processes that have ended."""
+    for item in (*pipes, *processes):
+        if item is not None:
+            item.close()
 
 
 def _global_entropy() -> int:

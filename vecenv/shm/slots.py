@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Dict, Tuple
 
 from vecenv.autoreset import StepRows
 from vecenv.rows import ObjectRows, ObservationRows, TreeRows
@@ -66,14 +65,14 @@ def object_rows(rows: ObservationRows) -> Iterator[ObjectRows]:
             yield from object_rows(child)
 
 
-def _arrays(space: Space, batch: Any) -> Iterator[np.ndarray]:
-    """Go through the arrays of a batch in the order of `ObservationRows.make`."""
-    if isinstance(batch, np.ndarray):
-        yield batch
-        return
-    assert isinstance(space, Dict | Tuple)
-    for key, part in space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces):
-        yield from _arrays(part, batch[key])
+def _arrays(rows: ObservationRows) -> Iterator[np.ndarray]:
+    """Go through the arrays of observations, in the order of `ObservationRows.make`."""
+    if isinstance(rows, TreeRows):
+        for child in rows.children.values():
+            yield from _arrays(child)
+    else:
+        assert rows.array is not None
+        yield rows.array
 
 
 def reward_bits(rewards: np.ndarray) -> np.ndarray:
@@ -112,7 +111,7 @@ class SlotTable:
         if seen is not None and seen[0] is out:
             return seen[1], seen[2]
         rows = caller_rows(out, self._own.obs, self._num_envs)
-        number = self._number(out)
+        number = self._number(rows)
         # The fields of a tuple can't be replaced, so it need not be looked at again.
         if isinstance(out, tuple):
             if len(self._seen) >= 1 << 14:
@@ -127,10 +126,9 @@ class SlotTable:
         leaves = next(leaves for leaves, known in self._numbers.items() if known == number)
         return slot_rows(self._arena, self._space, leaves, 0, self._num_envs)
 
-    def _number(self, out: Any) -> int:
+    def _number(self, rows: StepRows) -> int:
         offset = self._arena.offset
-        flags = (out.rewards, out.terminations, out.truncations)
-        arrays = [*_arrays(self._space, out.obs), *flags]
+        arrays = [*_arrays(rows.obs), rows.rewards, rows.terminations, rows.truncations]
         if any(array.size and offset(array) is None for array in arrays):
             return 0
         leaves = [Leaf(offset(array) or 0, array.shape, array.dtype.str) for array in arrays]

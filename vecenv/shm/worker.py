@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from gymnasium import Env
 from vecenv.shm.arena import Arena
 from vecenv.shm.chunk import Chunk, Outcome, run_here
 from vecenv.shm.cores import CoreChoice
-from vecenv.shm.faults import EnvFault, answer_bytes
+from vecenv.shm.faults import EnvFault, answer_bytes, leave_if_copied, leave_when_copied
 from vecenv.shm.guard import guard_envs
 from vecenv.shm.inbox import Inbox
 from vecenv.shm.layout import (
@@ -92,9 +93,11 @@ class Seat(NamedTuple):
 def run_worker(seat: Seat) -> None:
     """Be a worker: the target of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and then closes us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGCHLD):  # what the caller does is not for our envs
+        signal.signal(number, signal.SIG_DFL)
     end_with_caller(seat.caller_pid, is_child_of_main_thread=seat.is_child_of_main_thread)
     family = Family()
+    leave_when_copied()
     _sharpen_timers()
     settle(seat.worker, seat.authkey)
     limit_threads()
@@ -160,6 +163,7 @@ def _make_envs(
         env_id = seat.first + getattr(error, "env_index", 0)
         fault = EnvFault.of(error, env_id, seat.worker, "creation")
         report = dumps(fault)
+    leave_if_copied()
     seat.pipe.send_bytes(report)
     if fault is None:
         return envs, cast("Factories", factories)
@@ -256,6 +260,7 @@ class _Worker:
         self._link = seat.link
         self._index = seat.worker
         seat.link.attach(words, is_caller=False, may_spin=seat.may_spin)
+        _cut_in_forks(seat.link)
         # Reading and writing one word takes half the time of the array's.
         self._words = memoryview(words)  # type: ignore[arg-type]  # typeshed before 3.12
         self._command = seat.link.layout.command(seat.worker)
@@ -395,6 +400,17 @@ class _Worker:
         if request.drop:  # after threads that had taken an id have taken its action
             self._inbox.drop_actions()
         return outcome
+
+
+def _cut_in_forks(link: Link) -> None:
+    """Keep processes that envs fork from reporting anything in the worker's name."""
+
+    def leave(*_: Any) -> None:
+        leave_if_copied()
+
+    reports = dict.fromkeys(("complete", "publish", "publish_and_take", "take"), leave)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: vars(link).update(reports))
 
 
 def _words_leaf(link: Link) -> Any:
