@@ -76,13 +76,18 @@ class CallProtocol:
 
     def mark_reset(self) -> None:
         """Note that all envs have been reset at least once."""
-        self.has_reset = True
         self.fault = None
+        self.has_reset = True
         self._update()
+
+    def keep_reset(self) -> None:
+        """Undo `begin_reset` of all envs, if a reset was refused before anything was done."""
+        if self.fault is _UNFINISHED:
+            self.mark_reset()
 
     def note_fault(self, fault: BaseException) -> None:
         """Remember what went wrong, unless something has before."""
-        if self.fault is None:
+        if self.fault is None or self.fault is _UNFINISHED:
             self.fault = fault
 
     def forget_reset(self, fault: BaseException | None = None) -> None:
@@ -99,9 +104,9 @@ class CallProtocol:
         self.forget_reset(fault)
 
     def begin_async(self, call: str) -> None:
-        """Note that an asynchronous "reset", "step" or "call" has been sent."""
+        """Note that an asynchronous "reset", "step" or "call" is about to be sent."""
+        self.is_ready = False
         self.pending = call
-        self._update()
 
     def end_async(self) -> None:
         """Note that the pending asynchronous call has been waited for, or given up."""
@@ -133,7 +138,9 @@ class CallProtocol:
         """Refuse `call` unless the envs have been reset and nothing is pending."""
         if not self.is_ready:
             self.require_idle(call)
-            self._ask_for_reset(call)
+            self._update()  # which Ctrl-C may have come before
+            if not self.is_ready:
+                self._ask_for_reset(call)
 
     def _ask_for_reset(self, call: str) -> NoReturn:
         if self.fault is None:
@@ -162,9 +169,10 @@ class CallProtocol:
         if self.pending is not None:
             self._refuse_pending("reset")
         if reset_mask is None or reset_mask.all():
+            # Should Ctrl-C come before the end of the reset, there must be another.
+            self.forget_reset(_UNFINISHED if self.has_reset else None)
             self.in_flight[:] = False
             self.num_in_flight = 0
-            self._update()
         elif not self.has_reset:
             raise ResetNeeded(
                 "`reset` with a `reset_mask` came before the first full `reset`; "
@@ -258,11 +266,19 @@ class CallProtocol:
             )
         return int(min_envs), most
 
+    def recount(self) -> None:
+        """Derive from `in_flight` what is kept of it, after a change of it or an interrupt."""
+        self.num_in_flight = int(np.count_nonzero(self.in_flight))
+        self._update()
+
     def mark_received(self, env_ids: np.ndarray) -> None:
         """Note that these envs have come back."""
         self.in_flight[env_ids] = False
         self.num_in_flight -= len(env_ids)
         self._update()
+
+
+_UNFINISHED = RuntimeError("the last `reset` did not come to its end")
 
 
 def _told(fault: BaseException) -> str:

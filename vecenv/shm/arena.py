@@ -80,8 +80,8 @@ class Arena:
     def close(self) -> None:
         """Close the file; the mapping stays for as long as there are arrays in it."""
         if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
+            file, self.file = self.file, -1
+            os.close(file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pass the file's descriptor on when a worker is spawned."""

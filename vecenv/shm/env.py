@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from gymnasium import Env, Space, logger
-from gymnasium.error import ResetNeeded
+from gymnasium.error import NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
@@ -20,6 +20,7 @@ from vecenv.rows import copy_batch
 from vecenv.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.shm.calls import RemoteCalls
 from vecenv.shm.deadline import Deadline
+from vecenv.shm.exchange import INTERRUPTED, NOTHING
 from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.shm.layout import COMMANDS
 from vecenv.shm.messages import ResetRequest
@@ -28,7 +29,6 @@ from vecenv.spaces import ObservationMode
 from vecenv.timing.calls import SEND, STEP
 
 if TYPE_CHECKING:
-    from vecenv.shm.chunk import Outcome
     from vecenv.shm.halves import Half
     from vecenv.shm.opening import Opened
 
@@ -145,8 +145,7 @@ class AsyncVectorEnv(RemoteCalls):
         self._rows = opened.rows
         self._latest = self._rows.obs  # where the last observations are: there or in an `out`
         self._out: tuple[Any, Any] = (None, self._rows)
-        self._own_outcome: Outcome | None = None
-        self._has_own_step = False
+        self._begun_at = 0  # commands given before the pending call
         self._writer: ActionWriter | None = None
         if exchange.layout.actions is not None:
             self._writer = ActionWriter(
@@ -185,9 +184,12 @@ class AsyncVectorEnv(RemoteCalls):
         if self._calls.pending is not None:
             self._calls.require_idle("reset_async")
         mask, rest = split_reset_mask(options, self.num_envs)
-        self._calls.begin_reset(mask)
-        self._begin_reset(seed, rest, mask)
-        self._calls.begin_async("reset")
+        try:
+            self._calls.begin_reset(mask)
+            self._begin_reset(seed, rest, mask)
+        except Exception:
+            self._calls.keep_reset()
+            raise
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for `reset_async` and return its results.
@@ -205,8 +207,38 @@ class AsyncVectorEnv(RemoteCalls):
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> tuple[Any, dict[str, Any]]:
         self._begin_reset(seed, options, reset_mask)
-        self._calls.begin_async("reset")
         return self._finish_reset(self._deadline(None))
+
+    def _begin(self, call: str, give: Callable[[], None]) -> None:
+        """Have `give` ask the workers for an asynchronous call, which is pending from then on.
+
+        It is so, too, if Ctrl-C comes when some of them have been asked: what waits for the call
+        asks the others.
+        """
+        self._exchange.finish_announcement()
+        self._begun_at = self._exchange.num_given()
+        try:
+            self._calls.begin_async(call)
+            give()
+        except BaseException:
+            self._drop_unbegun()
+            raise
+
+    def _drop_unbegun(self) -> bool:
+        """Forget the pending call if nobody has been asked for it; return whether that is so."""
+        if self._exchange.num_given() != self._begun_at:
+            return False
+        self._pending_own = None
+        self._calls.end_async()
+        return True
+
+    def _require_begun(self, call: str) -> None:
+        if self._drop_unbegun():
+            raise NoAsyncCallError(
+                f"`{call}_wait` after `{call}_async` was interrupted, before the envs were asked "
+                f"for anything; call `{call}_async` again",
+                call,
+            )
 
     def _begin_reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
@@ -217,6 +249,9 @@ class AsyncVectorEnv(RemoteCalls):
         exchange = self._exchange
         exchange.finish_announcement()
         is_full = reset_mask is None or bool(reset_mask.all())
+        self._drops_rows = is_full
+        chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
+        self._resetting: Sequence[int] = chosen
         bounds = exchange.pool.bounds
         requests = [
             ResetRequest(
@@ -229,10 +264,7 @@ class AsyncVectorEnv(RemoteCalls):
         ]
         own = exchange.own
         self._pending_own = None if own is None else lambda: own.reset(requests[0])
-        exchange.ask_all("reset", requests[1:])
-        self._drops_rows = is_full
-        chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
-        self._resetting: Sequence[int] = chosen
+        self._begin("reset", lambda: exchange.ask_all("reset", requests[1:]))
 
     def _finish_reset(self, deadline: Deadline) -> tuple[Any, dict[str, Any]]:
         infos = self._finish("reset", deadline)[0]
@@ -241,7 +273,10 @@ class AsyncVectorEnv(RemoteCalls):
             self._exchange.drop_rows()
             self._receiver.give_up()
         self._out = (None, self._rows)
-        return self._observations(), infos
+        obs = self._observations()
+        self._calls.end_async()
+        self._exchange.drop_answers()
+        return obs, infos
 
     # -- step --------------------------------------------------------------------------------
 
@@ -261,7 +296,6 @@ class AsyncVectorEnv(RemoteCalls):
         """Raise ResetNeeded for a step before the very first reset; see `step`."""
         told = "`step` was called before the first `reset`; call `reset` first"
         self._begin_step(actions, None, is_checked=False)
-        self._calls.begin_async("step")
         try:
             self.step_wait()
         except Exception as error:
@@ -280,7 +314,6 @@ class AsyncVectorEnv(RemoteCalls):
         self._ended.require_reset_ended(range(self.num_envs))
         with self._logged(SEND):
             self._begin_step(self._actions.check(actions), out)
-        self._calls.begin_async("step")
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Wait for `step_async` and return its results.
@@ -291,7 +324,7 @@ class AsyncVectorEnv(RemoteCalls):
         """
         self._require_pending("step")
         with self._logged(STEP):
-            return self._finish_step(self._finish("step", self._deadline(timeout))[0])
+            return self._end_step(self._deadline(timeout))
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         if self._is_disabled:
@@ -301,21 +334,33 @@ class AsyncVectorEnv(RemoteCalls):
             slot, rows = exchange.slots.find(out)
         if self._writer is None or (out is not None and not slot) or not exchange.is_settled:
             self._begin_step(actions, out)
-            self._calls.begin_async("step")
-            return self._finish_step(self._finish("step", self._deadline(None))[0])
+            return self._end_step(self._deadline(None))
         self._writer.write(actions)
-        self._out = (out, rows)
+        before = exchange.steps
         try:
+            self._out = (out, rows)
             with self._waiting():
                 status, outcome = exchange.step_at_once(slot)
-        except BaseException:
-            self._calls.begin_async("step")
+            if not status and outcome is None:
+                return self._finish_step({})
+        except BaseException:  # Ctrl-C: the step is pending, or has never begun
+            self._hold_step(before)
             raise
-        if status or outcome is not None:
+        self._hold_step(before)
+        return self._end_step(self._deadline(None))
+
+    def _hold_step(self, before: int) -> None:
+        """Note that the step after step number `before` is pending, if workers know of it."""
+        steps = self._exchange.steps
+        if steps != before and self._exchange.has_posted(steps):
             self._calls.begin_async("step")
-            self._own_outcome = outcome
-            return self._finish_step(self._finish("step", self._deadline(None))[0])
-        return self._finish_step({})
+            self._begun_at = -1
+
+    def _end_step(self, deadline: Deadline) -> StepResult:
+        """Wait for the pending step, and end it."""
+        result = self._finish_step(self._finish("step", deadline)[0])
+        self._calls.end_async()
+        return result
 
     def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
         exchange = self._exchange
@@ -335,7 +380,9 @@ class AsyncVectorEnv(RemoteCalls):
         self._pending_own = None
         if (own := exchange.own) is not None:
             self._pending_own = lambda: own.step_all(slot, own_actions)
-        exchange.post_step(slot, 0, self.num_workers, COMMANDS, messages)
+        self._begin(
+            "step", lambda: exchange.post_step(slot, 0, self.num_workers, COMMANDS, messages)
+        )
 
     def _finish_step(self, infos: dict[str, Any]) -> StepResult:
         out, rows = self._out
@@ -351,38 +398,55 @@ class AsyncVectorEnv(RemoteCalls):
                 infos,
             )
         if self._copies is not None:
-            target, self._copies = self._copies, None
+            target = self._copies
             target.obs.load(rows.obs)
             target.rewards[...] = rows.rewards
             target.terminations[...] = rows.terminations
             target.truncations[...] = rows.truncations
+            self._copies = None
         self._latest = rows.obs
         return out.obs, out.rewards, out.terminations, out.truncations, infos
 
     def _finish(self, call: str, deadline: Deadline) -> Any:
-        """Do the caller's own share of a pending call, wait for the workers, and gather."""
+        """Do the caller's own share of a pending call, wait for the workers, and gather.
+
+        The call stays pending, so that it can be waited for again should Ctrl-C come before its
+        results are there; but it has ended if an error is raised.
+        """
         exchange = self._exchange
+        self._require_begun(call)
         if self._pending_own is not None:
-            own, self._pending_own = self._pending_own, None
-            self._own_outcome = (0, 0, None)  # if it is interrupted, it is not repeated
-            self._own_outcome = own()
+            own = self._pending_own
+            exchange.own_outcome = INTERRUPTED  # it is not repeated
+            self._pending_own = None
+            exchange.own_outcome = own()
         doing = f"{call} {exchange.steps}" if call == "step" else call
         if call == "call" and deadline.is_limit:  # of steps, not of what users call
             deadline = Deadline(deadline.timeout)
         with self._waiting():
             status = exchange.wait(COMMANDS, self._workers, deadline, doing)
-        self._calls.end_async()
-        own_outcome, self._own_outcome = self._own_outcome, None
-        if not status and own_outcome in (None, (0, 0, None)):
+        own_outcome = exchange.own_outcome
+        if not status and own_outcome in (None, NOTHING):
             return {}, [], []
         try:
+            if own_outcome is INTERRUPTED:
+                self._refuse_interrupted(call)
             gathered = exchange.gather(self._workers, own_outcome)
             raise_faults(gathered[1], exchange.steps)
         except Exception as error:
             if call != "call":
                 self._calls.forget_reset(retold(error))
+            exchange.own_outcome = None
+            self._calls.end_async()
             raise
         return gathered
+
+    def _refuse_interrupted(self, call: str) -> NoReturn:
+        """Raise what says that the caller's own envs were interrupted."""
+        told = f"`{call}` was interrupted while the caller's own envs were in it"
+        if call == "call":
+            raise NoAsyncCallError(f"{told}, so there are no results; call it again", call)
+        raise ResetNeeded(f"{told}, in what state they are is not known; call `reset` first")
 
     def _break_down(self, error: Exception) -> None:
         """Close everything after an error that can't be survived, and remember that error."""
@@ -436,6 +500,44 @@ class AsyncVectorEnv(RemoteCalls):
 
     # -- end ---------------------------------------------------------------------------------
 
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Start stepping some envs and return at once; see `VecEnv.send`."""
+        try:
+            super().send(actions, env_ids)
+            self._receiver.note_sent()
+        except BaseException:
+            self._receiver.settle_send()
+            raise
+
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        max_envs: int | None = None,
+    ) -> StepBatch:
+        """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
+        try:
+            batch = super().recv(min_envs, timeout, max_envs=max_envs)
+            self._receiver.note_received()
+        except BaseException:
+            self._receiver.settle_recv()
+            raise
+        return batch
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the envs and end the workers; see `close_extras`. May be called twice.
+
+        If Ctrl-C comes meanwhile, the workers are killed; a further call ends what is left of them.
+        """
+        try:
+            super().close(**kwargs)
+        finally:
+            if hasattr(self, "_exchange"):
+                pool = self._exchange.pool
+                if pool.is_owner and not pool.has_ended:
+                    pool.kill()
+
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the workers, whatever state they are in.
 
@@ -446,6 +548,7 @@ class AsyncVectorEnv(RemoteCalls):
         """
         exchange = self._exchange
         if not exchange.pool.is_owner:
+            self._arena.close()
             return
         pending = self._calls.pending
         deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout)
@@ -458,9 +561,6 @@ class AsyncVectorEnv(RemoteCalls):
             if not terminate:
                 exchange.ask_to_close(deadline)
             exchange.pool.stop(deadline)
-        except BaseException:  # Ctrl-C: this vector env counts as closed, so nobody does it later
-            exchange.pool.kill()
-            raise
         finally:
             if exchange.own is not None:
                 exchange.own.close()

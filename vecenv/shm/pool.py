@@ -143,6 +143,8 @@ class WorkerPool:
     def receive(self, worker: int, deadline: Deadline) -> bytes | None:
         """Return the next message of a worker, or None if the deadline passes first.
 
+        It is the next one until `drop_received`, so that none is lost if Ctrl-C comes meanwhile.
+
         Raises:
             EOFError: The worker is gone.
         """
@@ -153,6 +155,10 @@ class WorkerPool:
                 return message
             if deadline.is_over:
                 return None
+
+    def drop_received(self, worker: int) -> None:
+        """Drop the message that was received last."""
+        self._channel(worker).drop_received()
 
     def receive_announced(self, worker: int) -> bytes:
         """Return a message that has been announced, and is on its way therefore.
@@ -191,6 +197,7 @@ class WorkerPool:
                     if message is None:
                         continue
                     outcomes[worker] = loads(message)
+                    self._channel(worker).drop_received()
                 self.start_s[worker] += time.monotonic()
                 left.remove(worker)
                 if not isinstance(outcomes[worker], EnvSpaces):
@@ -302,6 +309,7 @@ class _Channel:
 
     It never blocks: a worker that is busy sending may have no eye for what it is sent, so both
     directions are served at the same time, and what it does not take within a moment is kept.
+    Ctrl-C may come at any time: what has been read or written, and the note of it, are one call.
 
     Attributes:
         file: Descriptor of the pipe.
@@ -312,8 +320,10 @@ class _Channel:
         self.file: int = connection.fileno()
         os.set_blocking(self.file, False)
         self._poll = select.poll()
-        self._received = bytearray()
-        self._unsent: deque[memoryview] = deque()
+        self._received: list[bytes | memoryview] = []  # from the first message that is not dropped
+        self._end = 0  # of that message, once it is whole
+        # Each with how many bytes of it were sent at a time.
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self._is_over = False  # nothing more comes
         self._heard = time.monotonic()
 
@@ -327,18 +337,21 @@ class _Channel:
         size = len(message)
         head = _SIZE.pack(size) if size <= _MOST_SIZE else _SIZE.pack(-1) + _LONG_SIZE.pack(size)
         if size < _SMALL:
-            self._unsent.append(memoryview(head + message))
+            self._unsent.append((memoryview(head + message), []))
         else:
-            self._unsent += memoryview(head), memoryview(message)
+            self._unsent += (memoryview(head), []), (memoryview(message), [])
         self.flush(_PATIENCE_S)
 
     def flush(self, patience_s: float) -> None:
         """Send what is left, as far as the worker takes it within `patience_s` seconds."""
         patience = Deadline(patience_s)
         while self._unsent:
-            part = self._unsent[0]
+            part, counts = self._unsent[0]
+            if sum(counts) == len(part):
+                self._unsent.popleft()
+                continue
             try:
-                count = os.write(self.file, part)
+                counts.extend(map(os.write, (self.file,), (part[sum(counts) :],)))
             except BlockingIOError:
                 if patience.is_over or not self._process.is_alive():
                     return
@@ -348,40 +361,42 @@ class _Channel:
             except OSError:  # the worker is gone, which the next wait will find
                 self._unsent.clear()
                 return
-            if count == len(part):
-                self._unsent.popleft()
-            else:
-                self._unsent[0] = part[count:]
 
     def receive(self, timeout_s: float) -> bytes | None:
-        """Return the next message; None if it has not come after a wait.
+        """Return the next message, until it is dropped; None if it has not come after a wait.
 
         Raises:
             EOFError: The worker is gone.
         """
-        message = self._take()
+        message = self._first()
         if message is None and self._unsent:
             self.flush(0.0)
         if message is None and not self._is_over:
             self._await(select.POLLIN, timeout_s)
             is_alive = self._process.is_alive()  # before the last look
             while message is None and self._read():
-                message = self._take()
+                message = self._first()
             self._is_over |= not is_alive
         if message is None and self._is_over:
             raise EOFError
         return message
 
     def has_message(self) -> bool:
-        """Whether a message has come that was not taken."""
+        """Whether a message has come that was not dropped."""
         self._read()
-        return len(self._received) > 0
+        return any(map(len, self._received))
 
     def drop(self) -> bool:
         """Throw away what has been received; return whether more may come."""
-        self._received.clear()
+        self._received = []
         self._read()
         return not self._is_over
+
+    def drop_received(self) -> None:
+        """Drop the message that `receive` has returned."""
+        first, *others = self._received
+        rest = memoryview(first)[self._end :]
+        self._received = [rest, *others] if len(rest) else others
 
     def close(self) -> None:
         """Close the pipe."""
@@ -401,34 +416,37 @@ class _Channel:
         """Read what is there; return whether there was something."""
         if self._is_over:
             return False
+        received = self._received
         try:
-            part = os.read(self.file, 1 << 20)
+            received.extend(map(os.read, (self.file,), (1 << 20,)))
         except BlockingIOError:
             return False
         except OSError:
-            part = b""
-        self._received += part
-        self._is_over = not part
+            received.append(b"")
+        self._is_over = not received[-1]
         self._heard = time.monotonic()
-        return bool(part)
+        return not self._is_over
 
-    def _take(self) -> bytes | None:
-        """Take a message that has been received whole."""
+    def _first(self) -> bytes | None:
+        """Return the first message, if it has been received whole."""
         received, begin = self._received, _SIZE.size
-        if len(received) < begin:
+        if len(received) > 1 and len(received[0]) < begin + _LONG_SIZE.size:
+            received = self._received = [b"".join(received)]
+        if not received or len(received[0]) < begin:
             return None
-        (size,) = _SIZE.unpack_from(received)
+        (size,) = _SIZE.unpack_from(received[0])
         if size < 0:
-            if len(received) < begin + _LONG_SIZE.size:
+            if len(received[0]) < begin + _LONG_SIZE.size:
                 return None
-            (size,) = _LONG_SIZE.unpack_from(received, begin)
+            (size,) = _LONG_SIZE.unpack_from(received[0], begin)
             begin += _LONG_SIZE.size
         end = begin + size
-        if len(received) < end:
+        if sum(map(len, received)) < end:
             return None
-        message = bytes(memoryview(received)[begin:end])
-        del received[:end]
-        return message
+        if len(received[0]) < end:
+            received = self._received = [b"".join(received)]
+        self._end = end
+        return bytes(memoryview(received[0])[begin:end])
 
 
 def _kill(processes: list[Any], pipes: list[Any], owner_pid: int) -> None:

@@ -90,6 +90,9 @@ class SlotTable:
 
     A slot whose arrays all come from `allocate` gets a number, and workers write into it; the
     number and its leaves are sent to them once. Any other slot is copied into.
+
+    Attributes:
+        has_unsent: Whether there may be some that workers have not been told of.
     """
 
     def __init__(self, arena: Arena, space: Space, own: StepRows, num_envs: int) -> None:
@@ -99,7 +102,7 @@ class SlotTable:
         self._num_envs = num_envs
         self._seen: dict[int, tuple[Any, int, StepRows]] = {}
         self._numbers: dict[SlotLeaves, int] = {}
-        self.unsent: list[tuple[int, SlotLeaves]] = []
+        self.has_unsent = False
 
     def find(self, out: Any) -> tuple[int, StepRows]:
         """Return the number of a slot (0: workers can't write there) and the caller's rows in it.
@@ -135,10 +138,16 @@ class SlotTable:
         key = SlotLeaves(tuple(leaves[:-3]), *leaves[-3:])
         number = self._numbers.get(key)
         if number is None:
+            self.has_unsent = True
             number = self._numbers[key] = len(self._numbers) + 1
-            self.unsent.append((number, key))
         return number
 
-    def all_sent(self) -> list[tuple[int, SlotLeaves]]:
-        """Return every slot that has a number, for a worker that starts anew."""
-        return [(number, leaves) for leaves, number in self._numbers.items()]
+    @property
+    def count(self) -> int:
+        """How many slots have a number."""
+        return len(self._numbers)
+
+    def all_since(self, count: int) -> list[tuple[int, SlotLeaves]]:
+        """Return the slots that have got a number after the first `count` of them."""
+        found = [(number, leaves) for leaves, number in self._numbers.items()]
+        return found[count:]

@@ -299,7 +299,7 @@ class _Worker:
                     core.note_command(self._done, words[command + FLAGS] >> CORE_SHIFT)
                 if words[command + OPCODE] == OP_STEP:
                     self._step()
-                elif not self._carry_out(self._inbox.message()):
+                elif not self._carry_out(self._inbox.message(self._done)):
                     return
             elif found == 2:
                 self._step_queued()
@@ -310,7 +310,7 @@ class _Worker:
         actions = None
         slot = words[command + SLOT]
         if words[command + FLAGS] & FLAG_MESSAGE:
-            news = self._inbox.message()
+            news = self._inbox.message(self._done)
             self._chunk.learn(news)
             if "actions" in news:
                 try:
