@@ -22,6 +22,7 @@ from vecenv.shm.calls import RemoteCalls
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.exchange import INTERRUPTED, NOTHING
 from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
+from vecenv.shm.interrupts import interrupts_later
 from vecenv.shm.layout import COMMANDS
 from vecenv.shm.messages import ResetRequest
 from vecenv.shm.process import tell_after_fork
@@ -107,9 +108,10 @@ class AsyncVectorEnv(RemoteCalls):
         timeout: float | None = None,
         publish: dict[str, Space] | None = None,
     ) -> None:
+        self.closed = True  # until there is something to close
+        _import_all()
         from vecenv.shm.opening import open_workers, pool_options
 
-        self.closed = True  # until there is something to close
         if worker is not None:
             raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
@@ -125,18 +127,24 @@ class AsyncVectorEnv(RemoteCalls):
             publish=publish,
         )
         opened = open_workers(env_fns, options)
-        self.num_workers = opened.exchange.num_workers
-        self._prepare(opened, options.autoreset_mode)
+        try:
+            self._exchange = opened.exchange
+            self._prepare(opened, options.autoreset_mode)
+        except BaseException:  # Ctrl-C
+            self.closed = True
+            opened.exchange.pool.kill()
+            opened.arena.close()
+            raise
 
     def _prepare(self, opened: Opened, mode: AutoresetMode) -> None:
         """Bind what the calls need."""
         from vecenv.shm.action_rows import ActionWriter
         from vecenv.shm.receive import Receiver
 
-        self.closed = False
         num_envs = len(self.env_fns)
+        self.num_workers = opened.exchange.num_workers
         self._set_up(num_envs, opened.spaces, mode, opened.metadata, opened.render_mode)
-        exchange = self._exchange = opened.exchange
+        exchange = opened.exchange
         self.published = opened.published
         counted = exchange.restarts
         self.restarts = np.zeros(num_envs, np.int64) if counted is None else counted
@@ -161,6 +169,7 @@ class AsyncVectorEnv(RemoteCalls):
         exchange.timeout = self._timeout
         exchange.break_down = _Breakdown(self)
         tell_after_fork(self._calls)
+        self.closed = False
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
         """Return zeroed shared memory that workers write into; it outlives this vector env.
@@ -289,15 +298,15 @@ class AsyncVectorEnv(RemoteCalls):
         """
         if self._is_new and not self._calls.is_ready:
             self._calls.require_idle("step")
-            self._refuse_unreset(actions)
+            self._begin_step(actions, None, is_checked=False)
+            self.step_wait()
         return super().step(actions, out=out)
 
-    def _refuse_unreset(self, actions: Any) -> NoReturn:
+    def _refuse_unreset(self, deadline: Deadline) -> NoReturn:
         """Raise ResetNeeded for a step before the very first reset; see `step`."""
         told = "`step` was called before the first `reset`; call `reset` first"
-        self._begin_step(actions, None, is_checked=False)
         try:
-            self.step_wait()
+            self._end_step(deadline)
         except Exception as error:
             env_id = vars(error).get("env_index")
             if env_id is None:  # a timeout, or a worker that is gone
@@ -323,6 +332,8 @@ class AsyncVectorEnv(RemoteCalls):
             StepTimeoutError: Some env has not answered; the step stays pending.
         """
         self._require_pending("step")
+        if self._is_new:
+            self._refuse_unreset(self._deadline(timeout))
         with self._logged(STEP):
             return self._end_step(self._deadline(timeout))
 
@@ -445,7 +456,7 @@ class AsyncVectorEnv(RemoteCalls):
         """Raise what says that the caller's own envs were interrupted."""
         told = f"`{call}` was interrupted while the caller's own envs were in it"
         if call == "call":
-            raise NoAsyncCallError(f"{told}, so there are no results; call it again", call)
+            raise NoAsyncCallError(f"{told}, so there are no results; call it again, or `reset`", call)
         raise ResetNeeded(f"{told}, in what state they are is not known; call `reset` first")
 
     def _break_down(self, error: Exception) -> None:
@@ -568,8 +579,26 @@ class AsyncVectorEnv(RemoteCalls):
 
     def __del__(self) -> None:
         """Kill the workers of a vector env that was never closed."""
-        if not getattr(self, "closed", True) and not sys.is_finalizing():
+        if hasattr(self, "_exchange") and not self.closed and not sys.is_finalizing():
             self.close(terminate=True)
+
+
+def _import_all() -> None:
+    """Import what a pool needs, at the first use and as a whole."""
+    if "vecenv.shm.opening" in sys.modules:
+        return
+    with interrupts_later():
+        import multiprocess
+        import multiprocess.connection  # noqa: F401
+
+        import vecenv.shm.action_rows
+        import vecenv.shm.receive
+        from vecenv.shm.futex import has_futex
+
+        if has_futex():
+            import vecenv.shm.compiled
+
+        import vecenv.shm.opening
 
 
 class _Breakdown:

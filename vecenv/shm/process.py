@@ -13,6 +13,7 @@ end them when it ends itself.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
@@ -104,15 +105,14 @@ class Process:
 
     def start(self) -> None:
         """Start it."""
-        import multiprocess.process
-
+        table = importlib.import_module("multiprocess.process")
         _ours.add(self._process)
         try:
             with self._starting():
                 self._process.start()
         finally:  # also if Ctrl-C came when it had been started
             # It ends with its owner, which needs no table for that; and a fork must not end it.
-            multiprocess.process._children.discard(self._process)  # type: ignore[attr-defined]
+            table._children.discard(self._process)
             popen = self._process._popen
             if popen is not None:
                 self.pid, self.sentinel, self._popen = popen.pid, popen.sentinel, popen

@@ -14,6 +14,7 @@ import numpy as np
 
 from vecenv.shm import layout as at
 from vecenv.shm.futex import has_futex
+from vecenv.shm.interrupts import interrupts_later
 from vecenv.shm.layout import LINE, ControlLayout
 
 __all__ = ["CALLER_SLICE_S", "JOB", "Link", "make_link"]
@@ -106,15 +107,24 @@ class FutexLink(Link):
         self.publish = partial(compiled.publish, words, *ring)
         self.read_ready = partial(compiled.read_ready, words, *ring)
         if is_caller:
-            self._warm_up()
+            with interrupts_later():
+                self._warm_up()
 
     def _warm_up(self) -> None:
-        """Compile, or load from the cache, what workers will call, so that forked ones have it."""
+        """Compile, or load from the cache, all that is called, so that forked workers have it.
+
+        Nothing is left for the first step, where Ctrl-C might come in the midst of that.
+        """
         own = FutexLink(self.layout)
         own.attach(np.zeros(self.layout.num_words, np.int64), is_caller=False, may_spin=False)
         own._scratch[2:4] = 0, 1
         own.wait_command(own.layout.command(0), 0, True)
+        own.post(0, 1, 0, 0, 0, 0, 0)
         own.complete(own.layout.command(0), 0, 0, 0, 0)
+        own.wait_done(0, 0, 1)
+        own.wait_count(0, 0)
+        own.post_and_wait(1, 0, 0, 0, 0)
+        own.read_ready(0, np.zeros(own.layout.ring_rows, np.int64))
         own.push(np.zeros(1, np.int64), np.zeros(1, np.int64))
         if self.layout.lanes == 1:
             own.pop(0)
