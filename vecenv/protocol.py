@@ -222,9 +222,11 @@ class CallProtocol:
         self._seen[ids] = False
         if num_distinct != len(ids):
             self._seen[:] = False  # also what a Ctrl-C may have left there
-            raise ValueError(
-                f"env_ids has repeated ids: {len(ids)} ids, {num_distinct} different ones"
-            )
+            num_distinct = len(np.unique(ids))
+            if num_distinct != len(ids):
+                raise ValueError(
+                    f"env_ids has repeated ids: {len(ids)} ids, {num_distinct} different ones"
+                )
         return ids
 
     def mark_sent(self, env_ids: np.ndarray) -> None:
