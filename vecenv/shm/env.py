@@ -456,7 +456,9 @@ class AsyncVectorEnv(RemoteCalls):
         """Raise what says that the caller's own envs were interrupted."""
         told = f"`{call}` was interrupted while the caller's own envs were in it"
         if call == "call":
-            raise NoAsyncCallError(f"{told}, so there are no results; call it again, or `reset`", call)
+            raise NoAsyncCallError(
+                f"{told}, so there are no results; call it again, or `reset`", call
+            )
         raise ResetNeeded(f"{told}, in what state they are is not known; call `reset` first")
 
     def _break_down(self, error: Exception) -> None:
@@ -588,17 +590,12 @@ def _import_all() -> None:
     if "vecenv.shm.opening" in sys.modules:
         return
     with interrupts_later():
-        import multiprocess
         import multiprocess.connection  # noqa: F401
 
-        import vecenv.shm.action_rows
-        import vecenv.shm.receive
         from vecenv.shm.futex import has_futex
 
         if has_futex():
-            import vecenv.shm.compiled
-
-        import vecenv.shm.opening
+            pass
 
 
 class _Breakdown:

@@ -163,9 +163,7 @@ class Exchange:
 
     def _announce(self, message: dict[str, Any]) -> None:
         self._announced = True
-        self._give(
-            0, self.num_workers, OP_MESSAGE, 0, at.COMMANDS, [message] * self.num_workers
-        )
+        self._give(0, self.num_workers, OP_MESSAGE, 0, at.COMMANDS, [message] * self.num_workers)
 
     def stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
         """Let the envs' steps be stamped into these rings and counts; None ends it."""
@@ -216,7 +214,7 @@ class Exchange:
         else:
             self._give(first, last, OP_STEP, slot, line, told)
 
-    def _give(  # noqa: PLR0917
+    def _give(
         self,
         first: int,
         last: int,

@@ -90,7 +90,7 @@ class WorkerPool:
         return not self._end.alive
 
     def leave_to_parent(self, owner_pid: int) -> None:
-        """Close this fork's copies of the pipes, whose ends tell workers that the caller is gone."""
+        """Close this fork's copies of the pipes, by whose end workers know of the caller's."""
         for pipe in self._pipes:
             if pipe is not None:
                 pipe.close()

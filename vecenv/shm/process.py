@@ -5,9 +5,9 @@ process that has ended is then free at once, and may be somebody else's when it 
 process is known here by a file that stands for it (a pidfd) where there is such a thing, and else
 counts as gone as soon as it is no child any more; it is never sent a signal by number alone.
 
-A fork of this process has copies of everything here, and none of these children: what is told to
-`tell_after_fork` takes notice, and the table of `multiprocess` forgets them, as the copy would otherwise
-end them when it ends itself.
+A fork of this process has copies of everything here, and none of these children: what is given to
+`tell_after_fork` takes notice. They are in no table of `multiprocess`, as a fork would end what is
+there when it ends itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def tell_after_fork(thing: _Copied) -> None:
 
 def _leave_to_parent() -> None:
     """Leave everything to the parent, in a forked child."""
-    global _pid  # noqa: PLW0603
+    global _pid
     owner_pid, _pid = _pid, os.getpid()
     table = sys.modules.get("multiprocess.process")
     if table is not None:
@@ -113,18 +113,26 @@ class Process:
         finally:  # also if Ctrl-C came when it had been started
             # It ends with its owner, which needs no table for that; and a fork must not end it.
             table._children.discard(self._process)
-            popen = self._process._popen
-            if popen is not None:
-                self.pid, self.sentinel, self._popen = popen.pid, popen.sentinel, popen
-                self._is_served = popen.method == "forkserver"
-                given = popen.pidfd if self._is_served else None
-                self._pidfd = open_pidfd(popen.pid, popen.sentinel) if given is None else given
-                is_sure = self._pidfd >= 0 and not self._is_served
-                self.ending = self._pidfd if is_sure else self.sentinel
+            self._note_start()
+
+    def _note_start(self) -> bool:
+        """Note what is known of it, unless that has been done; return whether it was started."""
+        popen = self._process._popen
+        if popen is None:
+            return False
+        if self._popen is None:
+            self._is_served = popen.method == "forkserver"
+            given = popen.pidfd if self._is_served else None
+            self._pidfd = open_pidfd(popen.pid, popen.sentinel) if given is None else given
+            is_sure = self._pidfd >= 0 and not self._is_served
+            self.ending = self._pidfd if is_sure else popen.sentinel
+            self.pid, self.sentinel = popen.pid, popen.sentinel
+            self._popen = popen
+        return True
 
     def is_alive(self) -> bool:
         """Whether it has been started and has not ended."""
-        if self._popen is None or self._has_ended:
+        if self._has_ended or not self._note_start():
             return False
         if self._is_served:  # its parent tells how it has ended
             self._has_ended = self._popen.poll() is not None
@@ -149,7 +157,7 @@ class Process:
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code, or minus the signal; None while it lives, or if somebody else has reaped it."""
+        """Exit code, or minus the signal; None while it lives, or if others have reaped it."""
         if self._exit_code is None and not self.is_alive() and self._popen is not None:
             self._exit_code = self._reap()
         return self._exit_code

@@ -60,7 +60,8 @@ class Receiver:
         self._letters: list[tuple[int, bytes]] = []
         self._num_sent = 0
         self._taken: tuple[np.ndarray, int] | None = None
-        self._pushed: Any = memoryview(exchange.link.words[POSTED_LINE * LINE + ROWS :])
+        words: Any = exchange.link.words
+        self._pushed = memoryview(words[POSTED_LINE * LINE + ROWS :])
         exchange.push = self._push_again
         exchange.before_revival = self._lost
 
@@ -111,6 +112,8 @@ class Receiver:
         ring = self._exchange.ring
         self._taken = ids, ring.head + ready
         ring.head += ready
+        if ring.has_status:
+            self._exchange.drop_answers()
 
     def _lost(self) -> np.ndarray:
         """Return the envs in flight whose results are not in the ring."""
@@ -168,8 +171,8 @@ class Receiver:
     def _step_own(self) -> None:
         """Step the envs that were put aside; their rows go into the ring like all others."""
         own = self._exchange.own
-        assert own is not None
         while self._own_queue:
+            assert own is not None
             env_id, action = self._own_queue[0]
             try:
                 status, form, answer = own.step_one(env_id - own.first, action)
@@ -194,10 +197,9 @@ class Receiver:
 
     def recv(self, count: int, most: int, deadline: Deadline) -> StepBatch:
         """Return the rows that are ready, at most `most`, once there are at least `count`."""
-        if self._own_queue:
-            self._step_own()
-        if self._letters:
+        if self._own_queue or self._letters:
             self._post_letters()
+            self._step_own()
         ring = self._exchange.ring
         while True:
             with self._envs._waiting():
@@ -233,8 +235,6 @@ class Receiver:
             obs = copy_batch(obs) if isinstance(index, slice) else obs
             flags = rewards.copy(), terminations.copy(), truncations.copy()
         self._take(ids, ready)
-        if ring.has_status:
-            self._exchange.drop_answers()
         if self._exchange.has_news:
             self._exchange.announce()
         return StepBatch(obs, *flags, infos, ids)

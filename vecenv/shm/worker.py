@@ -50,6 +50,7 @@ from vecenv.shm.wait import Link
 __all__ = ["Seat", "env_spaces", "make_chunk_envs", "run_worker"]
 
 _PR_SET_TIMERSLACK = 29
+_REPORTS = ("complete", "publish", "publish_and_take", "take")  # of `Link`
 
 Factories = list[Callable[[], Env]]
 # Calls a function with indices of envs and returns the results, each in the env's own thread.
@@ -408,7 +409,7 @@ def _cut_in_forks(link: Link) -> None:
     def leave(*_: Any) -> None:
         leave_if_copied()
 
-    reports = dict.fromkeys(("complete", "publish", "publish_and_take", "take"), leave)
+    reports: dict[str, Any] = dict.fromkeys(_REPORTS, leave)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: vars(link).update(reports))
 
