@@ -89,7 +89,7 @@ class WorkerPool:
         """Whether all processes are gone, and nothing of them is left here."""
         return not self._end.alive
 
-    def leave_to_parent(self, owner_pid: int) -> None:
+    def leave_to_parent(self, parent_pid: int) -> None:
         """Close this fork's copies of the pipes, by whose end workers know of the caller's."""
         for pipe in self._pipes:
             if pipe is not None:

@@ -30,8 +30,8 @@ _SLICE_S = 0.05  # between looks after a process that no file stands for
 
 
 class _Copied(Protocol):
-    def leave_to_parent(self, owner_pid: int) -> None:
-        """Take notice that this is a copy in a fork of process `owner_pid`."""
+    def leave_to_parent(self, parent_pid: int) -> None:
+        """Take notice that this is a copy in a fork of process `parent_pid`."""
 
 
 _pid = os.getpid()
@@ -47,12 +47,12 @@ def tell_after_fork(thing: _Copied) -> None:
 def _leave_to_parent() -> None:
     """Leave everything to the parent, in a forked child."""
     global _pid
-    owner_pid, _pid = _pid, os.getpid()
+    parent_pid, _pid = _pid, os.getpid()
     table = sys.modules.get("multiprocess.process")
     if table is not None:
         table._children.difference_update(list(_ours))  # type: ignore[attr-defined]
     for thing in list(_copied):
-        thing.leave_to_parent(owner_pid)
+        thing.leave_to_parent(parent_pid)
     _ours.clear()
     _copied.clear()
 

@@ -168,8 +168,12 @@ class Receiver:
             return actions, env_ids[~is_own]
         return concatenate(space, kept, create_empty_array(space, n=len(kept))), env_ids[~is_own]
 
-    def _step_own(self) -> None:
-        """Step the envs that were put aside; their rows go into the ring like all others."""
+    def _do_own_part(self) -> None:
+        """Do what `send` has left: send actions if it was interrupted, and step the own envs.
+
+        Their rows go into the ring like all others.
+        """
+        self._post_letters()
         own = self._exchange.own
         while self._own_queue:
             assert own is not None
@@ -198,8 +202,7 @@ class Receiver:
     def recv(self, count: int, most: int, deadline: Deadline) -> StepBatch:
         """Return the rows that are ready, at most `most`, once there are at least `count`."""
         if self._own_queue or self._letters:
-            self._post_letters()
-            self._step_own()
+            self._do_own_part()
         ring = self._exchange.ring
         while True:
             with self._envs._waiting():
