@@ -268,3 +268,43 @@ def test_workers_whose_end_somebody_else_has_seen_are_known_to_be_gone(how, no_p
     code, printed = run(REAPED.format(how=how, no_pidfd=no_pidfd))
     assert code == 0
     assert printed == [told] or how == "handler", printed  # it may come later than we look
+
+
+# -- without a compiler ---------------------------------------------------------------------------
+
+DIES_WITH_LOCK = """
+import ctypes, os, signal, sys
+from shm.faulty_envs import FINE, faulty
+from vecenv import AsyncVectorEnv
+
+caller, move, marker = os.getpid(), ctypes.memmove, {marker!r}
+
+def dying(*args):
+    if os.getpid() != caller and not os.path.exists(marker):
+        open(marker, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return move(*args)
+
+ctypes.memmove = dying  # rows are copied while the lock is held
+envs = AsyncVectorEnv(
+    faulty(4), num_workers=2, context="fork", on_error="restart", threads_per_worker={threads}
+)
+envs.reset()
+for _ in range(3):
+    envs.send([FINE] * 4)
+    left = 4
+    while left:
+        batch = envs.recv(1, timeout=20)
+        left -= len(batch.env_ids)
+        print(*batch.truncations[batch.truncations].astype(int))
+envs.close()
+print(os.path.exists(marker), "dead")
+"""
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_worker_that_is_killed_while_it_holds_the_lock_is_replaced(tmp_path, threads):
+    code = DIES_WITH_LOCK.format(marker=str(tmp_path / "died"), threads=threads)
+    status, printed = run(code, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
+    assert status == 0
+    assert printed == ["1", "1", "True", "dead"]  # both envs of the worker

@@ -7,6 +7,9 @@ completion.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import threading
 from functools import partial
 from typing import Any
 
@@ -60,8 +63,8 @@ class Link:
     publish: Any  # (command line, leaves, env id, status, form) -> position
     read_ready: Any  # (head, env ids to fill) -> 4 rows + 1 (status bits) + 2 (infos)
 
-    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
-        """Bind this process's end to the control words."""
+    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
+        """Bind this process's end to the control words, which are mapped from `file`."""
         raise NotImplementedError
 
 
@@ -78,7 +81,7 @@ class FutexLink(Link):
     def __init__(self, layout: ControlLayout) -> None:
         self.layout = layout
 
-    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
+    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
         from vecenv.shm import compiled
 
         self.words = words
@@ -140,6 +143,30 @@ class FutexLink(Link):
         return {"layout": self.layout}
 
 
+class _FileLock:
+    """A lock between processes on counts, claims and queues, which have several writers.
+
+    The system lets go of it when the process that holds it ends, however that ends: a worker that
+    is killed in between leaves a row that was claimed and not written, and nobody waiting.
+    """
+
+    def __init__(self, file: int, *, has_threads: bool) -> None:
+        self._file = file
+        self._threads = threading.Lock() if has_threads else contextlib.nullcontext()
+
+    def __enter__(self) -> None:
+        self._threads.__enter__()
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+        self._threads.__exit__(None, None, None)
+
+    def release(self) -> None:
+        """Let go of it if it is held, in a process that has no threads that take it."""
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+
 class PortableLink(Link):
     """Semaphores and plain Python: correct anywhere, slower.
 
@@ -154,10 +181,10 @@ class PortableLink(Link):
         self._caller_bell = context.Semaphore(0)
         num_threads = layout.num_workers * layout.lanes if layout.lanes > 1 else 0
         self._lane_bells = [context.Semaphore(0) for _ in range(num_threads)]
-        self._lock = context.Lock()  # counts, claims and jobs have several writers
 
-    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
+    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
         self.words = words
+        self._lock = _FileLock(file, has_threads=not is_caller)
         self.post, self.wait_count, self.wait_done = self._post, self._wait_count, self._wait_done
         self.post_and_wait, self.wait_command = self._post_and_wait, self._wait_command
         self.complete, self.push = self._complete, self._push
@@ -167,7 +194,7 @@ class PortableLink(Link):
         self.publish, self.read_ready = self._publish, self._read_ready
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("layout", "_bells", "_caller_bell", "_lane_bells", "_lock")
+        kept = ("layout", "_bells", "_caller_bell", "_lane_bells")
         return {name: vars(self)[name] for name in kept}
 
     def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
@@ -184,6 +211,7 @@ class PortableLink(Link):
             self._bells[worker].release()
 
     def _wait_count(self, line: int, target: int) -> bool:
+        self._lock.release()  # Ctrl-C may have come when it had just been taken
         while self._caller_bell.acquire(block=False):
             pass
         count = line * LINE + at.COUNT
@@ -192,6 +220,7 @@ class PortableLink(Link):
         return bool(self.words[count] >= target)
 
     def _wait_done(self, line: int, first: int, last: int) -> int:
+        self._lock.release()
         while self._caller_bell.acquire(block=False):
             pass
         if not self._are_done(first, last):

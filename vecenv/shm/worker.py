@@ -260,7 +260,7 @@ class _Worker:
         self._pipe_lock = threading.Lock()
         self._link = seat.link
         self._index = seat.worker
-        seat.link.attach(words, is_caller=False, may_spin=seat.may_spin)
+        seat.link.attach(words, is_caller=False, may_spin=seat.may_spin, file=seat.arena.file)
         _cut_in_forks(seat.link)
         # Reading and writing one word takes half the time of the array's.
         self._words = memoryview(words)  # type: ignore[arg-type]  # typeshed before 3.12
