@@ -308,6 +308,7 @@ class JitVectorEnv(VecEnv):
                 )
         self._calls.has_reset = self._calls.is_ready = False  # until all is there
         try:
+            self._runner.end_cut_job()
             self._states[:], self._runs[:] = found
             self._count_over()
             self._is_seeded = True
@@ -337,6 +338,7 @@ class JitVectorEnv(VecEnv):
         obs = np.empty(self._obs_shape, self._obs_dtype)
         self._calls.has_reset = self._calls.is_ready = False  # until it has come to its end
         try:
+            self._runner.end_cut_job()
             self._begin_streams(*begins)
             if reset_mask is None or reset_mask.all():
                 self._sent.clear()
@@ -399,8 +401,11 @@ class JitVectorEnv(VecEnv):
                     row = -1 - num_ended
                     self._reader.refuse(actions, row, row)
                 infos = self._end_infos(num_ended, outputs, None)
-        except BaseException:  # perhaps Ctrl-C, perhaps after the step
+        except BaseException as error:  # perhaps Ctrl-C, perhaps after the step
             self._num_over = -1
+            if self._runner.is_cut:
+                self._calls.has_reset = self._calls.is_ready = False
+                self._calls.forget_reset(error)
             raise
         return outputs.obs, outputs.rewards, outputs.terminations, outputs.truncations, infos
 

@@ -64,9 +64,14 @@ _NO_MASKS = np.zeros((0, 0), dtype=np.bool_)
 
 
 class PythonRunner:
-    """Does jobs without compiled code; slow, for debugging and for coverage."""
+    """Does jobs without compiled code; slow, for debugging and for coverage.
+
+    Attributes:
+        is_cut: Whether Ctrl-C has left a job done in part.
+    """
 
     num_threads = 1
+    is_cut = False
 
     def __init__(self, run_rows: Any, fixed: Fixed) -> None:
         self._run_rows = run_rows
@@ -112,7 +117,15 @@ class PythonRunner:
             fixed.final_obs,
             masks,
         )
-        return self._run_rows(batch, 0, num_rows)
+        self.is_cut = False
+        try:
+            return self._run_rows(batch, 0, num_rows)
+        except BaseException as error:
+            self.is_cut = not isinstance(error, Exception)
+            raise
+
+    def end_cut_job(self) -> None:
+        """Do nothing: nobody goes on with it."""
 
     def stop(self) -> None:
         """Do nothing: there are no threads."""
@@ -132,6 +145,9 @@ class CompiledRunner:
     then is done by assignments only, between which no handler runs: they say that a job is open, or
     that the record has to be tidied up by whoever comes next. A job that was opened to helpers is
     done to its end and waited for before the exception goes on; its arrays are kept until then.
+
+    Attributes:
+        is_cut: Whether a second exception has come before that end: the next call sees to it.
     """
 
     def __init__(self, attend: Any, fixed: Fixed, num_threads: int) -> None:
@@ -162,6 +178,7 @@ class CompiledRunner:
         self._choice = SplitChoice()
         self._end_ns = 0  # when the last job ended that was split
         self._may_wake = False
+        self.is_cut = False
         # Parts of the next step; 0 if the record of the job has to be tidied up before.
         self._step_parts = 0
         self._describe_step()
@@ -243,6 +260,19 @@ class CompiledRunner:
         finally:
             self._free[0] = None
 
+    def end_cut_job(self) -> None:
+        """End a job that was cut short, before anything else touches the envs."""
+        if not self.is_cut:
+            return
+        try:
+            del self._free[0]
+        except KeyError:
+            _refuse()
+        try:
+            self._tidy_up()
+        finally:
+            self._free[0] = None
+
     def stop(self) -> None:
         """End the helper threads; later jobs are done by the calling thread alone."""
         self.num_threads = 1
@@ -314,7 +344,7 @@ class CompiledRunner:
             if self._is_timed:
                 self._note_times(begin_ns, time.perf_counter_ns())
         except BaseException as error:
-            self._step_parts = 0
+            self.is_cut, self._step_parts = True, 0
             is_kernels = self._control[CALLER] != 0  # else it came from a signal handler
             self._tidy_up()
             if is_kernels:
@@ -402,6 +432,7 @@ class CompiledRunner:
             helpers.failures.clear()
             helpers.wake(-1)  # also those that were about to be woken
             helpers.arrays = ()
+        self.is_cut = False
         self._describe_step()
         if interrupt is not None:
             raise interrupt
@@ -430,7 +461,11 @@ class CompiledRunner:
 
 
 # In whose frames a call is under way, see `note_fork`.
-_CALLS = (CompiledRunner.step.__code__, CompiledRunner.run.__code__)
+_CALLS = (
+    CompiledRunner.step.__code__,
+    CompiledRunner.run.__code__,
+    CompiledRunner.end_cut_job.__code__,
+)
 
 
 def _refuse() -> NoReturn:
