@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
 import hashlib
 import itertools
 import logging
@@ -31,7 +30,7 @@ from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
 
 from vecenv.copies import FIXED_PACKAGES, Copies, closed_over, python_function
-from vecenv.interrupts import without_interrupts
+from vecenv.interrupts import interrupts_later
 
 __all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off"]
 
@@ -107,7 +106,7 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     dispatcher._cache = _FingerprintedCache(dispatcher, function)
     # Numba does not survive Ctrl-C: what it was about to register or to compile is then there in
     # part, and every later compilation fails.
-    dispatcher.compile = functools.partial(without_interrupts, dispatcher.compile)
+    dispatcher.compile = interrupts_later()(dispatcher.compile)
     return dispatcher
 
 

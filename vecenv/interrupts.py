@@ -1,41 +1,41 @@
-"""Put off signal handlers where an exception out of one would do lasting harm."""
+"""Ctrl-C that waits until something is whole that must not be left half done."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["without_interrupts"]
+__all__ = ["interrupts_later"]
 
-_Result = TypeVar("_Result")
-_MOST_PUT_OFF = 2  # of one signal; who is that impatient gets through
+_MOST_PUT_OFF = 2  # of one signal; who is more impatient than that gets through
 
 
-def without_interrupts(function: Callable[..., _Result], *args: Any, **options: Any) -> _Result:
-    """Call a function, and run the handlers of signals that come meanwhile after it.
+@contextlib.contextmanager
+def interrupts_later() -> Iterator[None]:
+    """Let signal handlers wait until the end of this context; a third Ctrl-C does not wait.
 
-    So Ctrl-C raises KeyboardInterrupt as soon as it has ended. A third one raises it at once. Only
-    the main thread runs handlers, so elsewhere this is a plain call.
+    For what other libraries do once, and can't do again if it was broken off: an import, or what
+    Numba loads and compiles. Only the main thread runs handlers; in others this does nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return function(*args, **options)
     handlers: dict[int, Any] = {}
     came: list[int] = []
 
-    def put_off(number: int, frame: Any) -> None:
+    def note(number: int, frame: Any) -> None:
         came.append(number)
         if came.count(number) > _MOST_PUT_OFF:
             handlers[number](number, frame)
 
     try:
-        for number in signal.valid_signals():
-            handler = signal.getsignal(number)
-            if callable(handler) and not isinstance(handler, signal.Handlers):
-                handlers[number] = handler
-                signal.signal(number, put_off)
-        return function(*args, **options)
+        if threading.current_thread() is threading.main_thread():
+            for number in signal.valid_signals():
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    handlers[number] = handler
+                    signal.signal(number, note)
+        yield
     finally:
         _put_back(handlers)
         for number in dict.fromkeys(came):
@@ -44,8 +44,8 @@ def without_interrupts(function: Callable[..., _Result], *args: Any, **options: 
 
 def _put_back(handlers: dict[int, Any]) -> None:
     """Set all handlers, also if one that has been set raises meanwhile."""
-    left = list(handlers)
     raised: BaseException | None = None
+    left = list(handlers)
     while left:
         try:
             signal.signal(left[-1], handlers[left[-1]])

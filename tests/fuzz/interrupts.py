@@ -501,6 +501,7 @@ class AsyncCase:
         self.own = set(children())  # the sender
         self.record()
         self.open()
+        self.put_right()
         for number in range(num_rounds):
             try:
                 self.round()
@@ -538,14 +539,13 @@ class AsyncCase:
             wait_for(gone, lambda: f"workers outlive {what}: {set(children()) - self.own}")
 
     def round(self):
-        envs, rng = self.envs, self.rng
-        self.doing = str(rng.choice(list(self.CALLS)))
+        self.doing = str(self.rng.choice(list(self.CALLS)))
         at = self.CALLS[self.doing](self)
         if at is None:
             self.put_right()
             at = 0
         for index in range(at, min(at + 3, len(self.actions))):
-            assert_same(envs.step(self.actions[index])[:4], self.results[index])
+            assert_same(self.envs.step(self.actions[index])[:4], self.results[index])
         self.put_right()
 
     def put_right(self):

@@ -224,7 +224,9 @@ class JitVectorEnv(VecEnv):
         if out is None:
             out = np.empty(self._obs_shape, self._obs_dtype)
         else:
-            check_slot_array("obs", out, self._obs_shape, (self._obs_dtype,))
+            given = check_slot_array("obs", out, self._obs_shape, (self._obs_dtype,))
+            self._run_without_actions(OBSERVE, self.num_envs, obs=given)
+            return out
         self._run_without_actions(OBSERVE, self.num_envs, obs=out)
         return out
 
@@ -251,9 +253,8 @@ class JitVectorEnv(VecEnv):
         shape = (self.num_envs, int(self.single_action_space.n))  # type: ignore[attr-defined]
         if out is None:
             out = np.zeros(shape, np.int8)
-        else:
-            check_slot_array("masks", out, shape, (_INT8, _BOOL))
-        self._run_without_actions(MASK, self.num_envs, masks=out.view(_BOOL))
+        plain = check_slot_array("masks", out, shape, (_INT8, _BOOL))
+        self._run_without_actions(MASK, self.num_envs, masks=plain.view(_BOOL))
         return out
 
     def render(self) -> tuple[Any, ...] | None:
@@ -407,7 +408,8 @@ class JitVectorEnv(VecEnv):
                 self._calls.has_reset = self._calls.is_ready = False
                 self._calls.forget_reset(error)
             raise
-        return outputs.obs, outputs.rewards, outputs.terminations, outputs.truncations, infos
+        given = outputs if out is None else out
+        return given.obs, given.rewards, given.terminations, given.truncations, infos
 
     def _count_over(self) -> None:
         is_counted = self.autoreset_mode is AutoresetMode.DISABLED

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.interrupts import interrupts_later
 from vecenv.shm import layout as at
 from vecenv.shm.futex import has_futex
 from vecenv.shm.layout import LINE, ControlLayout
@@ -35,17 +36,19 @@ class Link:
     Attributes:
         words: The control words, int64.
         layout: Where they are.
+        posts_at_once: Whether `post` and `push` are done or not, even if an interrupt comes.
         times_on_callers_core: One int64: how many commands in a row have found this worker on the
             core that the caller was on, if there is one for each; the worker sets it to 0.
     """
 
     words: np.ndarray
     layout: ControlLayout
+    posts_at_once: bool
     times_on_callers_core: Any
     post: Any  # (first, last, opcode, slot, flags, step, wait_line)
     wait_count: Any  # (line, target) -> bool, after one sleep at the latest
-    wait_done: Any  # (line, target, first, last) -> status bits or -1
-    post_and_wait: Any  # (target, last, slot, flags, step, opcode) -> status bits or -1
+    wait_done: Any  # (line, first, last) -> status bits or -1
+    post_and_wait: Any  # (last, slot, flags, step, opcode) -> status bits or -1
     wait_command: Any  # (command line, sequence seen, takes ids) -> 0, 1 (command) or 2 (queue)
     complete: Any  # (command line, status, form, begin ns, end ns)
     push: Any  # (env ids, lanes by env id)
@@ -69,6 +72,8 @@ def make_link(context: Any, layout: ControlLayout) -> Link:
 
 class FutexLink(Link):
     """Compiled waits: spin briefly where there is a core for it, then sleep on a futex."""
+
+    posts_at_once = True
 
     def __init__(self, layout: ControlLayout) -> None:
         self.layout = layout
@@ -102,15 +107,24 @@ class FutexLink(Link):
         self.publish = partial(compiled.publish, words, *ring)
         self.read_ready = partial(compiled.read_ready, words, *ring)
         if is_caller:
-            self._warm_up()
+            with interrupts_later():
+                self._warm_up()
 
     def _warm_up(self) -> None:
-        """Compile, or load from the cache, what workers will call, so that forked ones have it."""
+        """Compile, or load from the cache, all that is called, so that forked workers have it.
+
+        Nothing is left for the first step, where Ctrl-C might come in the midst of that.
+        """
         own = FutexLink(self.layout)
         own.attach(np.zeros(self.layout.num_words, np.int64), is_caller=False, may_spin=False)
         own._scratch[2:4] = 0, 1
         own.wait_command(own.layout.command(0), 0, True)
+        own.post(0, 1, 0, 0, 0, 0, 0)
         own.complete(own.layout.command(0), 0, 0, 0, 0)
+        own.wait_done(0, 0, 1)
+        own.wait_count(0, 0)
+        own.post_and_wait(1, 0, 0, 0, 0)
+        own.read_ready(0, np.zeros(own.layout.ring_rows, np.int64))
         own.push(np.zeros(1, np.int64), np.zeros(1, np.int64))
         if self.layout.lanes == 1:
             own.pop(0)
@@ -131,6 +145,8 @@ class PortableLink(Link):
 
     A semaphore orders memory, so words written before a release are seen after the acquire.
     """
+
+    posts_at_once = False
 
     def __init__(self, layout: ControlLayout, context: Any) -> None:
         self.layout = layout
@@ -175,18 +191,28 @@ class PortableLink(Link):
             self._caller_bell.acquire(timeout=CALLER_SLICE_S)
         return bool(self.words[count] >= target)
 
-    def _wait_done(self, line: int, target: int, first: int, last: int) -> int:
-        if not self._wait_count(line, target):
-            return -1
+    def _wait_done(self, line: int, first: int, last: int) -> int:
+        while self._caller_bell.acquire(block=False):
+            pass
+        if not self._are_done(first, last):
+            self._caller_bell.acquire(timeout=CALLER_SLICE_S)
+            if not self._are_done(first, last):
+                return -1
         found = 0
         for worker in range(first, last):
             completion = self.layout.completion(worker)
             found |= int(self.words[completion + at.STATUS])
         return int(found)
 
-    def _post_and_wait(self, target, last, slot, flags, step, opcode):
+    def _are_done(self, first: int, last: int) -> bool:
+        return all(
+            self.words[command + at.SEQUENCE] == self.words[command + LINE + at.DONE_SEQUENCE]
+            for command in map(self.layout.command, range(first, last))
+        )
+
+    def _post_and_wait(self, last, slot, flags, step, opcode):
         self._post(0, last, opcode, slot, flags, step, at.COMMANDS)
-        return self._wait_done(at.COMMANDS, target, 0, last)
+        return self._wait_done(at.COMMANDS, 0, last)
 
     def _look(self, command: int, done: int, takes_ids: bool) -> int:
         if self.words[command + at.SEQUENCE] != done:
@@ -224,6 +250,7 @@ class PortableLink(Link):
             )
             self.words[queue + LINE + self.words[tail] % self.layout.queue_rows] = env_id
             self.words[tail] += 1
+            self.words[at.POSTED_LINE * LINE + at.ROWS] += 1
             (self._lane_bells if has_threads else self._bells)[lane].release()
 
     def _pop(self, worker: int) -> int:
