@@ -231,9 +231,11 @@ class CallProtocol:
 
     def mark_sent(self, env_ids: np.ndarray) -> None:
         """Note that these envs are in flight now."""
+        count = len(env_ids)
+        # Assignments only: no signal handler runs between them.
         self.in_flight[env_ids] = True
-        self.num_in_flight += len(env_ids)
-        self._update()
+        self.num_in_flight += count
+        self.is_ready = False
 
     def check_recv(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
         """Return how many envs a `recv` has to wait for, and how many it may return.
@@ -275,8 +277,9 @@ class CallProtocol:
 
     def mark_received(self, env_ids: np.ndarray) -> None:
         """Note that these envs have come back."""
-        self.in_flight[env_ids] = False
-        self.num_in_flight -= len(env_ids)
+        count = len(env_ids)
+        self.in_flight[env_ids] = False  # nor here
+        self.num_in_flight -= count
         self._update()
 
 
@@ -284,5 +287,5 @@ _UNFINISHED = RuntimeError("the last `reset` did not come to its end")
 
 
 def _told(fault: BaseException) -> str:
-    notes = " ".join(getattr(fault, "__notes__", ()))
-    return f"{type(fault).__name__}: {fault} {notes}".rstrip()
+    told = " ".join([str(fault), *getattr(fault, "__notes__", ())]).strip()
+    return f"{type(fault).__name__}{': ' if told else ''}{told}"

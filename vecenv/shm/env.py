@@ -16,13 +16,13 @@ from gymnasium.vector.utils import iterate
 
 from vecenv.autoreset import EnvGroup, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult
+from vecenv.interrupts import interrupts_later
 from vecenv.rows import copy_batch
 from vecenv.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.shm.calls import RemoteCalls
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.exchange import INTERRUPTED, NOTHING
 from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
-from vecenv.shm.interrupts import interrupts_later
 from vecenv.shm.layout import COMMANDS
 from vecenv.shm.messages import ResetRequest
 from vecenv.shm.process import tell_after_fork

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.interrupts import interrupts_later
 from vecenv.shm import layout as at
 from vecenv.shm.futex import has_futex
-from vecenv.shm.interrupts import interrupts_later
 from vecenv.shm.layout import LINE, ControlLayout
 
 __all__ = ["CALLER_SLICE_S", "JOB", "Link", "make_link"]
