@@ -81,7 +81,7 @@ def in_fork(act, *args):
     if pid == 0:
         code = 1
         try:
-            faulthandler.dump_traceback_later(100, exit=True)
+            faulthandler.dump_traceback_later(250, exit=True)
             act(*args)
             code = 0
         except BaseException:
@@ -231,13 +231,13 @@ def strike_closing(stride, options):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [61, pytest.param(5, marks=pytest.mark.slow)])
 def test_ctrl_c_at_a_line_of_the_constructor_leaves_no_worker(stride):
     in_fork(strike_opening, stride)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [29, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [{}, {"terminate": True}])
 def test_a_second_close_ends_what_ctrl_c_has_left_of_the_first(stride, options):
     in_fork(strike_closing, stride, options)
@@ -262,7 +262,7 @@ def test_ctrl_c_twice_in_close_leaves_workers_to_a_further_close():
 
 
 def test_signals_wait_while_something_must_be_whole():
-    from vecenv.shm.interrupts import interrupts_later
+    from vecenv.interrupts import interrupts_later
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     done = []

@@ -102,6 +102,7 @@ class SlotTable:
         self._num_envs = num_envs
         self._seen: dict[int, tuple[Any, int, StepRows]] = {}
         self._numbers: dict[SlotLeaves, int] = {}
+        self._listed: list[tuple[int, SlotLeaves]] = []  # number 1 first
         self.has_unsent = False
 
     def find(self, out: Any) -> tuple[int, StepRows]:
@@ -126,7 +127,7 @@ class SlotTable:
         """Return the rows of all envs in the slot of this number."""
         if number == 0:
             return self._own
-        leaves = next(leaves for leaves, known in self._numbers.items() if known == number)
+        leaves = self._listed[number - 1][1]
         return slot_rows(self._arena, self._space, leaves, 0, self._num_envs)
 
     def _number(self, rows: StepRows) -> int:
@@ -139,15 +140,16 @@ class SlotTable:
         number = self._numbers.get(key)
         if number is None:
             self.has_unsent = True
-            number = self._numbers[key] = len(self._numbers) + 1
+            number = len(self._listed) + 1
+            self._listed.append((number, key))
+            self._numbers[key] = number  # last: if Ctrl-C comes before, it gets another
         return number
 
     @property
     def count(self) -> int:
         """How many slots have a number."""
-        return len(self._numbers)
+        return len(self._listed)
 
     def all_since(self, count: int) -> list[tuple[int, SlotLeaves]]:
         """Return the slots that have got a number after the first `count` of them."""
-        found = [(number, leaves) for leaves, number in self._numbers.items()]
-        return found[count:]
+        return self._listed[count:]
