@@ -12,7 +12,7 @@ from vecenv import AsyncVectorEnv, VecEnv
 
 def test_a_few_forks():
     """Of programs with workers and without, the same ones every time."""
-    assert sum(map(forks.run_case, (0, 1, 8))) >= 15
+    assert sum(map(forks.run_case, (0, 1))) >= 10
 
 
 @pytest.mark.slow

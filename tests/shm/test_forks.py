@@ -257,7 +257,7 @@ assert not sent or {no_pidfd}, sent
     ("how", "no_pidfd"),
     [
         ("ignored", False),
-        ("ignored", True),
+        pytest.param("ignored", True, marks=pytest.mark.slow),
         pytest.param("handler", False, marks=pytest.mark.slow),
         pytest.param("handler", True, marks=pytest.mark.slow),
         pytest.param("default", True, marks=pytest.mark.slow),
