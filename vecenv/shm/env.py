@@ -224,6 +224,7 @@ class AsyncVectorEnv(RemoteCalls):
         It is so, too, if Ctrl-C comes when some of them have been asked: what waits for the call
         asks the others.
         """
+        self._receiver.post_letters()
         self._exchange.finish_announcement()
         self._begun_at = self._exchange.num_given()
         try:
@@ -572,6 +573,7 @@ class AsyncVectorEnv(RemoteCalls):
                 )
         try:
             if not terminate:
+                self._receiver.post_letters()
                 exchange.ask_to_close(deadline)
             exchange.pool.stop(deadline)
         finally:

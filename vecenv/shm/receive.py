@@ -147,10 +147,13 @@ class Receiver:
             letters.append((worker, exchange.pickled_actions(told)))
         self._sending, self._letters = env_ids, letters
         self._push(env_ids)
-        self._post_letters()
+        self.post_letters()
 
-    def _post_letters(self) -> None:
-        """Send the actions of envs that have been queued; workers drop what comes twice."""
+    def post_letters(self) -> None:
+        """Send the actions of envs that have been queued, which workers wait for.
+
+        It is done again after an interrupt, and workers drop what comes twice.
+        """
         for worker, letter in self._letters:
             self._exchange.pool.send(worker, letter)
         self._letters = []
@@ -173,7 +176,7 @@ class Receiver:
 
         Their rows go into the ring like all others.
         """
-        self._post_letters()
+        self.post_letters()
         own = self._exchange.own
         while self._own_queue:
             assert own is not None
