@@ -47,13 +47,35 @@ def run_case(number):
     return run_apart("fuzz.interrupts", number, target, warm=number // len(TARGETS) % 8 > 0)
 
 
-def run_here(number, target):
-    """Run a case in this process, which is to be thrown away."""
+def run_here(number, target, num_rounds=None, fault=None):
+    """Run a case in this process, which is to be thrown away; with a fault, to be found."""
+    if fault is not None:
+        CartPoleVectorEnv.step = faulty(CartPoleVectorEnv.step, fault)
     rng = np.random.default_rng([number, TARGETS.index(target)])
     case = AsyncCase(rng) if target == "async" else CompiledCase(rng, target)
     with Interrupts(rng) as interrupts:
-        case.run(interrupts, NUM_ROUNDS[target])
+        case.run(interrupts, num_rounds or NUM_ROUNDS[target])
     return interrupts.num_struck
+
+
+def faulty(step, fault):
+    """A step that does not get over an interrupt."""
+
+    def interrupted(envs, *args, **kwargs):
+        try:
+            return step(envs, *args, **kwargs)
+        except KeyboardInterrupt:
+            if fault == "changes a state":
+                envs.states["x"] += 1
+            elif fault == "says nothing of use":
+                raise RuntimeError("busy") from None
+            elif fault == "dies":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            elif fault == "hangs":
+                time.sleep(1000)
+            raise
+
+    return interrupted
 
 
 def warm_up():
@@ -491,7 +513,7 @@ class AsyncCase:
         self.options = {
             "autoreset_mode": self.mode,
             "num_workers": int(rng.integers(1, 4)),
-            "context": "fork" if rng.random() < 0.9 else "forkserver",
+            "context": "fork" if rng.random() < 0.96 else "forkserver",
             "caller_steps": bool(rng.random() < 0.2),
             "threads_per_worker": int(rng.choice([1, 1, 1, 2])),
         }
@@ -663,6 +685,8 @@ class AsyncCase:
         return 0
 
     def close_and_open(self):
+        if self.rng.random() < 0.7:  # it takes long
+            return self.step()
         self.close()
         self.open()
         return None

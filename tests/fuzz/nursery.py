@@ -37,15 +37,22 @@ def run_apart(module, number, *arguments, warm=True, limit_s=LIMIT_S):
     key = module, warm
     if key not in _started:
         _started[key] = _Nursery(module, warm)
+    nursery = _started[key]
     try:
-        return _started[key].run(number, arguments, limit_s)
-    except BaseException:
-        _started.pop(key).end()
-        raise
+        return nursery.run(number, arguments, limit_s)
+    finally:
+        if not nursery.has_answered:
+            _started.pop(key).end()
 
 
 class _Nursery:
-    """The process that forks, seen from outside."""
+    """The process that forks, seen from outside.
+
+    Attributes:
+        has_answered: Whether it has said how the latest case ended.
+    """
+
+    has_answered = True
 
     def __init__(self, module, warm):
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `end` closes it
@@ -62,6 +69,7 @@ class _Nursery:
         atexit.register(self.end)
 
     def run(self, number, arguments, limit_s):
+        self.has_answered = False
         begin = self._errors.seek(0, os.SEEK_END)
         print(json.dumps([number, arguments, limit_s]), file=self._process.stdin, flush=True)
         answers = self._process.stdout
@@ -71,6 +79,7 @@ class _Nursery:
         said = self._errors.read()[-6000:]
         assert line, f"the nursery is gone or silent (exit {self._process.poll()})\n{said}"
         status, value, told = json.loads(line)
+        self.has_answered = True
         assert status == 0, f"case {number} {arguments} {_ended(status)}\n{told}\n{said}"
         return value
 

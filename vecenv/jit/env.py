@@ -60,7 +60,7 @@ _NARROW_RUN_DTYPE = np.dtype(
     align=True,
 )
 _seed_streams = cached_njit(random.seed_streams)
-_alive: weakref.WeakSet[JitVectorEnv] = weakref.WeakSet()
+_alive: weakref.WeakValueDictionary[int, JitVectorEnv] = weakref.WeakValueDictionary()  # by id
 
 
 class JitVectorEnv(VecEnv):
@@ -129,7 +129,7 @@ class JitVectorEnv(VecEnv):
         self._allocate_envs()
         loop = bind_loop(kernels, record, max_episode_steps=limit, debug=debug, dry_run=dry_run)
         self._runner = self._make_runner(loop, limit, record, threads)
-        _alive.add(self)
+        _alive[id(self)] = self
 
     def _make_runner(
         self, loop: Loop, max_episode_steps: int, params: np.ndarray | None, num_threads: int
@@ -563,7 +563,7 @@ def _default_threads() -> int:
 
 def _note_fork() -> None:
     """In a forked process, ask for a reset of the envs that other threads were stepping."""
-    for envs in list(_alive):
+    for envs in list(_alive.values()):
         if envs._runner.note_fork():
             envs._calls.give_up(
                 RuntimeError("this process was forked in the midst of a step of these envs")

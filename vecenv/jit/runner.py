@@ -401,7 +401,8 @@ class CompiledRunner:
         if helpers is None:
             # Words of their own: threads of before may still be about to leave by the old ones.
             control = aligned_zeros((self._control_words,), np.int64)
-            helpers = _Helpers(self._attend, control, self._jobs, self._fixed, self.num_threads)
+            kept = self._fixed, self._own_actions
+            helpers = _Helpers(self._attend, control, self._jobs, kept, self.num_threads)
             self._control, self._helpers = control, helpers
         is_close = time.perf_counter_ns() - self._end_ns < CLOSE_NS
         may_wake = is_close or self._work_ns >= WAKE_NS
@@ -491,10 +492,10 @@ class _Helpers:
     """
 
     def __init__(
-        self, attend: Any, control: np.ndarray, jobs: np.ndarray, fixed: Fixed, num_threads: int
+        self, attend: Any, control: np.ndarray, jobs: np.ndarray, kept: Any, num_threads: int
     ) -> None:
         self.failures: list[BaseException] = []
-        self._kept: list[Any] = [(), fixed]
+        self._kept: list[Any] = [(), kept]
         self._locks = [threading.Lock() for _ in range(num_threads)]
         self._threads: list[threading.Thread] = []
         self._control = control
