@@ -48,9 +48,11 @@ def first_invalid_row(actions, bounds):
 @njit
 def copied(actions, address):
     """Copy actions to an address, where there is room for them; return the copy."""
-    own = carray(pointer(address), actions.shape, actions.dtype)
-    own[...] = actions
-    return own
+    flat = actions.reshape(actions.size)
+    own = carray(pointer(address), (actions.size,), actions.dtype)
+    for k in range(flat.size):  # an assignment of arrays would look for overlaps first
+        own[k] = flat[k]
+    return own.reshape(actions.shape)
 
 
 @njit
