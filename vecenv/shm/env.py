@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,10 +22,9 @@ from vecenv.rows import copy_batch
 from vecenv.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.shm.calls import RemoteCalls
 from vecenv.shm.deadline import Deadline
-from vecenv.shm.exchange import INTERRUPTED, NOTHING
 from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.shm.layout import COMMANDS
-from vecenv.shm.messages import ResetRequest
+from vecenv.shm.messages import INTERRUPTED, NOTHING, ResetRequest
 from vecenv.shm.process import tell_after_fork
 from vecenv.spaces import ObservationMode
 from vecenv.timing.calls import SEND, STEP
@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv"]
 
 _CLOSE_TIMEOUT_S = 5.0
+_NEEDED = (
+    "multiprocess.connection",
+    "vecenv.shm.action_rows",
+    "vecenv.shm.receive",
+    "vecenv.shm.opening",
+)
 
 
 class AsyncVectorEnv(RemoteCalls):
@@ -133,6 +139,8 @@ class AsyncVectorEnv(RemoteCalls):
         except BaseException:  # Ctrl-C
             self.closed = True
             opened.exchange.pool.kill()
+            if opened.exchange.own is not None:
+                opened.exchange.own.close()
             opened.arena.close()
             raise
 
@@ -499,7 +507,6 @@ class AsyncVectorEnv(RemoteCalls):
         from vecenv.shm.halves import make_halves
 
         self._calls.require_open("halves")
-
         return make_halves(self, self._exchange)
 
     # -- first-ready -------------------------------------------------------------------------
@@ -589,15 +596,11 @@ class AsyncVectorEnv(RemoteCalls):
 
 def _import_all() -> None:
     """Import what a pool needs, at the first use and as a whole."""
-    if "vecenv.shm.opening" in sys.modules:
+    if _NEEDED[-1] in sys.modules:
         return
     with interrupts_later():
-        import multiprocess.connection  # noqa: F401
-
-        from vecenv.shm.futex import has_futex
-
-        if has_futex():
-            pass
+        for name in _NEEDED:
+            importlib.import_module(name)
 
 
 class _Breakdown:

@@ -17,20 +17,27 @@ from vecenv.shm.columns import ChunkInfos, ColumnReader
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import EnvFault, StepTimeoutError, WorkerDiedError
 from vecenv.shm.layout import FLAG_MESSAGE, HAS_MESSAGE, LINE, OP_MESSAGE, OP_STEP, Leaf
-from vecenv.shm.messages import Answer, EnvSpaces, Layout, dumps, loads, split_message
+from vecenv.shm.messages import (
+    INTERRUPTED,
+    NOTHING,
+    Answer,
+    EnvSpaces,
+    Layout,
+    dumps,
+    loads,
+    split_message,
+)
 from vecenv.shm.pool import WorkerPool
 from vecenv.shm.ready import ReadyRing
 from vecenv.shm.slots import SlotTable, object_rows, reward_bits, unwritten
 from vecenv.shm.wait import Link
 
-__all__ = ["INTERRUPTED", "NOTHING", "Exchange", "Gathered"]
+__all__ = ["Exchange", "Gathered"]
 
 # Batched infos, faults, and for every chunk the result of a call.
 Gathered = tuple[dict[str, Any], list[EnvFault], list[Any]]
 
 
-NOTHING: Outcome = (0, 0, None)
-INTERRUPTED: Outcome = (-1, -1, None)  # of the caller's own chunk: nobody knows how far it came
 _MOST_REPLACEMENTS = 5  # of one worker in one wait
 
 
