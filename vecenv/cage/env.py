@@ -175,7 +175,9 @@ class Cage2VectorEnv(JitVectorEnv):
             ValueError: An entry has another shape or dtype than this env's, or the scenario has
                 other hosts.
         """
-        facts = json.loads(str(state["scenario"])) if "scenario" in state else {}
+        # Not `str` of the array: after a Ctrl-C in that of another one it may be "...".
+        text = np.asarray(state["scenario"]).item() if "scenario" in state else "{}"
+        facts = json.loads(text)
         hosts = facts.get("hosts", _host_names(self.scenario))
         if hosts != _host_names(self.scenario):
             raise ValueError(
