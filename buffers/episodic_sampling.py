@@ -25,6 +25,7 @@ from buffers.episodic_kernels import (
 )
 from buffers.episodic_layout import HEADER_WORDS
 from buffers.episodic_storage import EpisodicStorage
+from buffers.ring_state import is_generator_state
 
 __all__ = ["STRATEGIES", "CompiledSampler", "TorchSampler", "WindowTable", "offsets_below"]
 
@@ -226,8 +227,7 @@ class TorchSampler:
 
     def accepts_state(self, state: np.ndarray) -> bool:
         """Whether `set_state` can take it."""
-        saved = self.get_state()
-        return state.dtype == saved.dtype and state.shape == saved.shape
+        return is_generator_state(state, self.generator)
 
     def set_state(self, state: np.ndarray) -> None:
         """Go on from a state."""

@@ -14,6 +14,7 @@ import torch
 
 from buffers import indexing as at
 from buffers.errors import BufferMisuseError
+from buffers.ring_state import is_generator_state
 from buffers.record_layout import RecordLayout, field_view
 from buffers.replay_batch import ReplayBatch
 from buffers.replay_storage import ReplayStorage
@@ -206,11 +207,7 @@ class TorchReader:
 
     def accepts_state(self, state: Any) -> bool:
         """Whether `set_state` would take it."""
-        mine = self.get_state()
-        return (
-            isinstance(state, np.ndarray)
-            and (state.shape, state.dtype) == (mine.shape, mine.dtype)
-        )  # fmt: skip
+        return is_generator_state(state, self.generator)
 
     def set_state(self, state: np.ndarray) -> None:
         """Continue where another generator stood."""
