@@ -49,7 +49,8 @@ def restore_rollout_state(
         )
     if type(shuffle) is not int or not 0 <= shuffle < 2**64:
         raise BufferMisuseError(f"state holds {shuffle!r:.99} for shuffle, expected 64 bits")
-    check_settings({"settings": state.get("settings", settings)}, {"settings": dict(settings)})
+    made = state.get("settings", settings)
+    check_settings(made if isinstance(made, Mapping) else {"settings": made}, settings)
     rows, found = _rows(storage), {}
     for name, row in rows.items():
         value = state_array(name, state.get(name), row.dtype, row.shape)
