@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from buffers.checkpoint import is_generator_state
 from buffers.episodic_batches import PairBatch
 from buffers.episodic_draw_kernels import (
     draw_goals,
@@ -25,7 +26,6 @@ from buffers.episodic_kernels import (
 )
 from buffers.episodic_layout import HEADER_WORDS
 from buffers.episodic_storage import EpisodicStorage
-from buffers.ring_state import is_generator_state
 
 __all__ = ["STRATEGIES", "CompiledSampler", "TorchSampler", "WindowTable", "offsets_below"]
 

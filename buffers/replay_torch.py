@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from buffers import indexing as at
+from buffers.checkpoint import is_generator_state
 from buffers.errors import BufferMisuseError
-from buffers.ring_state import is_generator_state
 from buffers.record_layout import RecordLayout, field_view
 from buffers.replay_batch import ReplayBatch
 from buffers.replay_storage import ReplayStorage

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
 
 from buffers import indexing as at
 from buffers.record_layout import RecordLayout
 
-__all__ = ["constant_part", "is_generator_state", "new_generator", "new_state", "state_words"]
+__all__ = ["constant_part", "new_generator", "new_state", "state_words"]
 
 _ARRAYS = (at.POINTERS, at.TOTALS, at.LAST, at.STOPPED, at.CUMULATED, at.OCCUPIED)
 
@@ -59,27 +56,3 @@ def constant_part(state: np.ndarray) -> list[int]:
 def new_generator(seed: int | None) -> np.ndarray:
     """A generator uint64 (2,), see `random_kernels`; None takes entropy of the system."""
     return np.array([np.random.SeedSequence(seed).generate_state(1, np.uint64)[0], 0], np.uint64)
-
-
-def is_generator_state(state: Any, generator: torch.Generator) -> bool:
-    """Whether a generator of torch could go on from a state, uint8 (K,).
-
-    On the CPU torch does not look at where in its table of 624 words the next one is taken from.
-    """
-    own = generator.get_state().cpu().numpy()
-    if not isinstance(state, np.ndarray) or (state.dtype, state.shape) != (own.dtype, own.shape):
-        return False
-    try:
-        torch.Generator(generator.device).set_state(torch.from_numpy(state.copy()))
-    except RuntimeError:
-        return False
-    if generator.device.type != "cpu":
-        return True
-    _, left, is_seeded, place = np.frombuffer(state.tobytes(), _MT19937, 1)[0].tolist()
-    # All words are used up, or the place says how many are left; `left` counts the next one, too.
-    fits = (left, place) == (1, 0) or (1 <= left <= _NUM_WORDS and place == _NUM_WORDS + 1 - left)
-    return is_seeded == 1 and fits
-
-
-_NUM_WORDS = 624
-_MT19937 = np.dtype([("seed", "<u8"), ("left", "<i4"), ("is_seeded", "<i4"), ("place", "<u8")])
