@@ -14,7 +14,7 @@ import re
 import secrets
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 
 __all__ = [
     "load_arrays",
+    "read_entry",
     "read_npz",
     "require_writable",
     "save_arrays",
@@ -210,6 +211,62 @@ def _read_npy(stream: Any, size: int) -> np.ndarray:
     if dtype.kind == "b" and nbytes and array.view(np.uint8).max() > 1:
         raise ValueError("an array of bools has bytes that are none")
     return array.T if header[2] == b"True" else array
+
+
+def read_entry(
+    state: Mapping[str, Any], name: str, accepts: Callable[[np.dtype, tuple[int, ...]], bool]
+) -> np.ndarray:
+    """Return a copy of an array in a mapping, such as what `numpy.load` made of a file.
+
+    Of an npz archive nothing is read that isn't wanted, however small it is on disk.
+
+    Args:
+        state: Arrays by name.
+        name: Which.
+        accepts: Called with its dtype and shape; raises, or says whether the array is wanted.
+
+    Raises:
+        ValueError: It isn't wanted, can't be read, or has bytes in place of bools that are none.
+    """
+    if isinstance(state, np.lib.npyio.NpzFile):
+        try:
+            accepted = accepts(*_npy_kind(state.zip, name))
+            found = np.array(state[name]) if accepted else None
+        except OSError:
+            raise
+        except Exception as error:  # whatever reading a file of unknown origin leads to
+            raise ValueError(f"state[{name!r}] can't be read: {error!s:.300}") from error
+    else:
+        found = np.asarray(state[name])
+        found = np.array(found) if accepts(found.dtype, found.shape) else None
+    if found is None:
+        raise ValueError(f"state[{name!r}] is not what was expected")
+    for path in _bools_of(found.dtype):
+        field = found
+        for part in path:
+            field = field[part]
+        if field.size and np.ascontiguousarray(field).view(np.uint8).max() > 1:
+            raise ValueError(f"state[{name!r}] has bytes in place of bools that are none")
+    return found
+
+
+def _npy_kind(archive: zipfile.ZipFile, name: str) -> tuple[np.dtype, tuple[int, ...]]:
+    """The dtype and shape of an array in an archive."""
+    form = np.lib.format
+    names = archive.namelist()
+    with archive.open(name if name in names else f"{name}.npy") as stream:
+        version = form.read_magic(stream)
+        read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}[version]
+        shape, _, dtype = read(stream)
+    return dtype, shape
+
+
+def _bools_of(dtype: np.dtype, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The fields of bools of a record, or of what is none."""
+    if dtype.base.kind == "b":
+        yield path
+    for name, (field, *_) in (dtype.base.fields or {}).items():
+        yield from _bools_of(field, (*path, name))
 
 
 def save_arrays(path: str | Path, saved: Any) -> None:
