@@ -339,7 +339,8 @@ def open_checkpoint(
         path: The file.
         kind: What `save_checkpoint` was given.
         prepare: Called when the header is known and none of the columns, to refuse the file or to
-            return, by column, what wants to see the columns as they are checked; see `check_columns`.
+            return, by column, what wants to see the columns as they are checked, see
+            `check_columns`.
 
     Yields:
         A reader, with `meta` and `read`.
@@ -405,7 +406,7 @@ def _differences(path: str, found: Any, own: Any) -> Iterator[str]:
 def _is_equal(found: Any, own: Any) -> bool:
     """Whether a value of a state is one of ours; arrays, whose comparison is no bool, are not."""
     try:
-        return type(found) is type(own) and bool(found == own) or (
+        return (type(found) is type(own) and bool(found == own)) or (
             isinstance(found, int | float) and isinstance(own, int | float) and found == own
         )
     except (TypeError, ValueError, RuntimeError):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from buffers import indexing as at
+from buffers.compiling import njit
 from buffers.episodic_kernels import fill_rooms
 
 __all__ = ["CHECKSUM_LANES", "are_free", "first_wrong_header", "first_wrong_row", "mix_words"]
@@ -145,7 +145,11 @@ def first_wrong_row(state, links, env_ids, slots, num_finals, newest, is_marked)
             is_known = has_ids or num_rings > 1 or num_envs == 1
             for env in range(ring, ring + 1 if num_rings > 1 else num_envs):
                 last = state[state[at.LAST] + env]
-                if last < 0 or last > total or (is_known and newest[env] > 0 and newest[env] != last):
+                if (
+                    last < 0
+                    or last > total
+                    or (is_known and newest[env] > 0 and newest[env] != last)
+                ):
                     return -2 - env
                 if last > total - count:
                     if is_known and newest[env] == 0:

@@ -159,7 +159,7 @@ class EpisodicState:
         return opened, small
 
     def _wanted(self) -> dict[str, tuple[np.dtype, tuple[int | None, ...]]]:
-        """dtype and shape of all arrays of a state."""
+        """Dtype and shape of all arrays of a state."""
         width, generator = self._storage.layout.row.num_words, self._sampler.get_state()
         int64 = np.dtype(np.int64)
         return {
@@ -257,7 +257,9 @@ class EpisodicState:
 
 
 def _contradiction(reason: str) -> BufferMisuseError:
-    return BufferMisuseError(f"state contradicts itself; it was changed after it was made: {reason}")
+    return BufferMisuseError(
+        f"state contradicts itself; it was changed after it was made: {reason}"
+    )
 
 
 def describe_fields(layout: RowLayout) -> list[list[Any]]:

@@ -151,7 +151,9 @@ class ReplayState:
             num_rows = reader.columns["rows"][1][0]
             names = [name for name in self._small() if name != "finals"]
             small = {name: reader.array(name) for name in names}
-            finals = np.empty(reader.columns["finals"][1], np.uint8) if "finals" in watchers else None
+            finals = (
+                np.empty(reader.columns["finals"][1], np.uint8) if "finals" in watchers else None
+            )
             checked = self._checked(small, num_rows, finals, watchers)
             kept = self._storage.successors
             self._restore(checked, small, finals)
@@ -166,7 +168,7 @@ class ReplayState:
         return small
 
     def _wanted(self) -> dict[str, tuple[np.dtype, tuple[int | None, ...]]]:
-        """dtype and shape of all arrays of a state."""
+        """Dtype and shape of all arrays of a state."""
         wanted: dict[str, tuple[np.dtype, tuple[int | None, ...]]] = {
             name: (mine.dtype, (None, *mine.shape[1:]) if name in _GROWING else mine.shape)
             for name, mine in self._small().items()
@@ -297,7 +299,10 @@ class ReplayState:
         if kept is not None and finals is not None:
             missing = len(kept.finals) - num_finals
             num_free = int(storage.state[at.NUM_FREE])
-            for name, values in (*((n, small[n]) for n in _KEPT if n != "finals"), ("finals", finals)):
+            for name, values in (
+                *((n, small[n]) for n in _KEPT if n != "finals"),
+                ("finals", finals),
+            ):
                 getattr(kept, name)[: len(values)] = values
             spare = np.arange(num_finals, len(kept.finals))
             kept.free[num_free : num_free + missing] = spare
@@ -324,7 +329,9 @@ _KEPT_PARTS = {at.TOTALS: at.NUM_RINGS, at.LAST: at.NUM_ENVS, at.STOPPED: at.NUM
 
 
 def _contradiction(reason: str) -> BufferMisuseError:
-    return BufferMisuseError(f"state contradicts itself; it was changed after it was made: {reason}")
+    return BufferMisuseError(
+        f"state contradicts itself; it was changed after it was made: {reason}"
+    )
 
 
 def _obs_truths(layout: RecordLayout) -> Iterable[tuple[int, int]]:

@@ -307,7 +307,9 @@ def load_arrays(path: str | Path) -> Any:
             raise ValueError(f"its format is not {_FORMAT!r}")
         return _unpacked(json.loads(str(arrays.pop("facts"))), arrays)
     except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no file of `vecenv.files.save_arrays`: {error!s:.300}") from None
+        raise ValueError(
+            f"{path} is no file of `vecenv.files.save_arrays`: {error!s:.300}"
+        ) from None
 
 
 def _packed(value: Any, arrays: dict[str, np.ndarray], depth: int = 0) -> Any:

@@ -58,3 +58,36 @@ def test_layouts_do_not_disturb_one_another_in_whatever_order_they_are_compiled(
             for line in ended.stdout.splitlines():
                 said.setdefault(line.split()[0], set()).add(line)
     assert {name: len(lines) for name, lines in said.items()} == {"image": 1, "wide": 1}
+
+
+LIMITED = """
+import logging, resource, sys
+import numba, torch
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # nothing can be written, as on a full disk
+"""
+
+
+def run_program(program, folder):
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-c", program, "image"]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=env
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_full_disk_or_damaged_files_of_the_cache_are_not_in_the_way(tmp_path):
+    whole = run_program(PROGRAM, tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    damaged = [*tmp_path.rglob("*.nbi"), *tmp_path.rglob("*.nbc")]
+    for file in damaged:
+        file.write_bytes(file.read_bytes()[:60])
+    for program in (LIMITED + PROGRAM, PROGRAM, PROGRAM):  # full, mended, read
+        ended = run_program(program, tmp_path)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert ended.stdout.splitlines()[-1:] == whole.stdout.splitlines()
+        warnings = [line for line in ended.stdout.splitlines() if line.startswith("WARNING")]
+        assert len(warnings) == (program != PROGRAM)
+        assert all("is not kept on disk" in line for line in warnings)

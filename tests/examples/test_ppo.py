@@ -346,7 +346,9 @@ def test_saved_policy_evaluates_the_same_after_loading(tmp_path, capsys):
     assert (tmp_path / "a" / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "CartPole-v1" in capsys.readouterr().out
 
-    again = main(tmp_path / "b", **{**options, "total_steps": 0}, load=tmp_path / "a" / "policy.npz")
+    again = main(
+        tmp_path / "b", **{**options, "total_steps": 0}, load=tmp_path / "a" / "policy.npz"
+    )
 
     assert again.tolist() == returns.tolist()
     assert not (tmp_path / "b" / "curve.png").exists()

@@ -308,7 +308,7 @@ def _cell(agent: str, length: int, totals: np.ndarray) -> Cell:
 
 
 def _check_plain(result: Evaluation, *cells: Cell) -> None:
-    """Raise ValueError unless all values are of the types they should be, and no cell is missing."""
+    """Raise ValueError if a value is of another type than it should be, or a cell is missing."""
     kinds = {"str": str, "bool": bool, "int": int, "float": float, "int | None": int | None}
     kinds["str | None"] = str | None
     for owner in (result, *cells):
