@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import os
+import re
 import secrets
 import stat
 import sys
@@ -56,7 +57,7 @@ _MAGIC = b"RLBUFFER"
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 22  # what is held besides the columns; small enough to stay in the cache
 _MAX_HEADER_BYTES = 1 << 23  # as objects of Python it takes thirty times as much
-_DTYPE_KINDS = "biuf"
+_PLAIN_DTYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]|<f16")  # others have a syntax of their own
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 Block = np.ndarray | torch.Tensor
@@ -387,11 +388,16 @@ def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
     """
     try:
         return {
-            str(path): f"{np.dtype(dtype)} {tuple(shape)}"
+            str(path): f"{_dtype_name(dtype)} {tuple(shape)}"
             for path, shape, dtype, _ in described or ()
         }
-    except (TypeError, ValueError, SyntaxError, OverflowError) as error:
+    except (TypeError, ValueError) as error:
         raise BufferMisuseError(f"state has fields that cannot be read: {_short(error)}") from None
+
+
+def _dtype_name(dtype: Any) -> str:
+    is_plain = isinstance(dtype, str) and _PLAIN_DTYPE.fullmatch(dtype)
+    return str(np.dtype(dtype)) if is_plain else _short(dtype, str)
 
 
 def _differences(path: str, found: Any, own: Any) -> Iterator[str]:
@@ -696,10 +702,12 @@ def _lay_out(described: Iterable[Any], start: int) -> tuple[dict[str, _Column], 
     for name, dtype, shape in described:
         is_plain = isinstance(name, str) and isinstance(dtype, str) and isinstance(shape, list)
         if not is_plain or name in columns or any(type(n) is not int or n < 0 for n in shape):
-            raise ValueError(f"column {_short(name)} has dtype {dtype!r} and shape {shape!r}")
+            raise ValueError(
+                f"column {_short(name)} has dtype {_short(dtype)} and shape {_short(shape)}"
+            )
+        if not _PLAIN_DTYPE.fullmatch(dtype):
+            raise ValueError(f"column {_short(name)} has dtype {_short(dtype)}")
         column = _Column(name, np.dtype(dtype), tuple(shape), start)
-        if column.dtype.str != dtype or column.dtype.kind not in _DTYPE_KINDS:
-            raise ValueError(f"column {name!r} has dtype {dtype!r}")
         columns[column.name] = column
         start += column.nbytes + -column.nbytes % _ALIGNMENT
     return columns, start
