@@ -62,8 +62,11 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         return
     aside = None
     try:
-        aside = _new_beside(final)
+        aside, mode = _new_beside(final)
         yield aside
+        if mode is not None:
+            with suppress(OSError):  # some file systems have no modes
+                aside.chmod(mode)
         aside.replace(final)
     except OSError as error:
         if error.filename in (None, str(aside), str(final)):
@@ -75,8 +78,13 @@ def whole_file(path: str | Path) -> Iterator[Path]:
                 aside.unlink(missing_ok=True)
 
 
-def _new_beside(final: Path) -> Path:
-    """Create an empty file of a new name in the folder of another one, with the mode of that."""
+def _new_beside(final: Path) -> tuple[Path, int | None]:
+    """Create an empty file of a new name in the folder of another one.
+
+    Returns:
+        Where it is, and the mode that it is to have at the end, if there is a file that it
+        replaces: until then it has that too, but that its owner may read and write it.
+    """
     name = f".{final.stem[:_MAX_NAMED]}.{secrets.token_hex(8)}{final.suffix}"
     aside = final.with_name(name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
@@ -85,7 +93,7 @@ def _new_beside(final: Path) -> Path:
             old = os.stat(final)
         except FileNotFoundError:
             os.close(os.open(aside, flags, 0o666))
-            return aside
+            return aside, None
         number = os.open(aside, flags, 0o600)
     except OSError as error:
         error.filename = str(final)
@@ -98,10 +106,10 @@ def _new_beside(final: Path) -> Path:
             except OSError:
                 mode &= ~stat.S_IRWXG  # meant for another group
         with suppress(OSError):  # some file systems have no modes
-            os.chmod(number if os.chmod in os.supports_fd else aside, mode)
+            os.chmod(number if os.chmod in os.supports_fd else aside, mode | 0o600)
     finally:
         os.close(number)
-    return aside
+    return aside, mode
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -128,7 +136,7 @@ def require_writable(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return
     try:
-        _new_beside(final).unlink()
+        _new_beside(final)[0].unlink()
     except OSError as error:
         error.filename = str(path)
         raise
