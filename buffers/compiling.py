@@ -30,7 +30,8 @@ def njit(**options: Any) -> Any:
             if not options.get("cache"):
                 raise
             _say_not_kept(error)
-            return numba.njit(**{**options, "cache": False})(function)
+            uncached: Any = {**options, "cache": False}
+            return numba.njit(**uncached)(function)
         # Another class for the object, which has looked for its folder already.
         if type(getattr(dispatcher, "_cache", None)) is FunctionCache:
             dispatcher._cache.__class__ = _PatientCache

@@ -209,7 +209,8 @@ def _read_npy(stream: Any, size: int) -> np.ndarray:
     if not dtype.itemsize or nbytes != size - 8 - length_bytes - length:
         raise ValueError(f"an array is said to be {dtype} {shape}, which its bytes are not")
     array = np.empty(shape[::-1] if header[2] == b"True" else shape, dtype)
-    pages = memoryview(array.reshape(-1).view(np.uint8)) if nbytes else memoryview(b"")
+    bytes_of: Any = array.reshape(-1).view(np.uint8) if nbytes else b""
+    pages = memoryview(bytes_of)
     while pages:
         count = stream.readinto(pages[: 1 << 20])
         if not count:
@@ -238,7 +239,8 @@ def read_entry(
     """
     if isinstance(state, np.lib.npyio.NpzFile):
         try:
-            accepted = accepts(*_npy_kind(state.zip, name))
+            archive: Any = state.zip
+            accepted = accepts(*_npy_kind(archive, name))
             found = np.array(state[name]) if accepted else None
         except OSError:
             raise

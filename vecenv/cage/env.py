@@ -291,6 +291,7 @@ def _read_facts(state: Mapping[str, Any]) -> dict[str, Any]:
     def accepts(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
         return dtype.kind == "U" and shape == () and dtype.itemsize <= _MAX_FACTS
 
+    facts: Any = None
     try:
         facts = json.loads(str(read_entry(state, "scenario", accepts)))
         is_known = (
