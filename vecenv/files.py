@@ -242,8 +242,6 @@ def read_entry(
             archive: Any = state.zip
             accepted = accepts(*_npy_kind(archive, name))
             found = np.array(state[name]) if accepted else None
-        except OSError:
-            raise
         except Exception as error:  # whatever reading a file of unknown origin leads to
             raise ValueError(f"state[{name!r}] can't be read: {error!s:.300}") from error
     else:
