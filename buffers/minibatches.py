@@ -25,8 +25,11 @@ from buffers.space_tree import build_tree
 __all__ = ["MinibatchSampler", "RolloutBatch", "split_evenly"]
 
 _POOL_SIZE = 2  # batches whose memory is kept
+_POOLED_BYTES = 1 << 23  # of copies; the allocator gives the pages of smaller ones again by itself
 _ALIGNMENT = 64
-_SMALL_BYTES = 1 << 14  # of copies that are not worth a pool
+_BLOCK_BYTES = (
+    1 << 18
+)  # of rows that are gathered by one call, for several batches if these are small
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -108,7 +111,7 @@ class _Pool:
 
     def __init__(self, columns: Sequence[torch.Tensor], *, is_host: bool):
         self._columns, self._is_host = columns, is_host
-        self._row_bytes = sum(column.element_size() * column[0].numel() for column in columns)
+        self.row_bytes = sum(column.element_size() * column[0].numel() for column in columns)
         self._capacity = 0
         self._kept: list[_Pages] = []
 
@@ -131,7 +134,7 @@ class _Pool:
 
     def take(self, size: int) -> list[torch.Tensor] | None:
         """A tensor (size, ...) for each column, or None if new ones are as quick."""
-        if not self._is_host or self._capacity * self._row_bytes <= _SMALL_BYTES:
+        if not self._is_host or self._capacity * self.row_bytes <= _POOLED_BYTES:
             return None
         for pages in self._kept:
             if pages.is_unused():
@@ -142,7 +145,7 @@ class _Pool:
         return pages.cut(size)
 
     def _check(self, capacity: int) -> None:
-        needed, device = capacity * self._row_bytes, self._columns[0].device
+        needed, device = capacity * self.row_bytes, self._columns[0].device
         advice = "use more minibatches, or keep fewer"
         check_fits(f"a batch of {capacity} rows", needed, device, advice)
 
@@ -222,15 +225,34 @@ class MinibatchSampler:
         return self._draw(count, num_batches, self._stops)
 
     def _draw(self, count: int, num_batches: int, stops: int) -> Iterator[RolloutBatch]:
-        if stops != self._stops:
-            raise _overtaken()
+        self._require_current(self._passes, stops)
         self._passes += 1
         number = self._passes
         order = self._shuffled(count)
-        for start, stop in split_evenly(count, num_batches):
-            if number != self._passes or stops != self._stops:
-                raise _overtaken()
-            yield self._gather(order[start:stop])
+        # A call of torch takes longer than copying a small batch, so those are gathered together.
+        bounds = list(split_evenly(count, num_batches))
+        batch_bytes = self._batches.row_bytes * count // max(1, num_batches)
+        at_once = max(1, _BLOCK_BYTES // max(1, batch_bytes))
+        for begin in range(0, num_batches, at_once):
+            parts = bounds[begin : begin + at_once]
+            self._require_current(number, stops)
+            chosen = order[parts[0][0] : parts[-1][1]]
+            if len(parts) == 1:
+                yield self._batch(self._gather(chosen), chosen)
+                continue
+            sizes = [stop - start for start, stop in parts]
+            block = [column.split_with_sizes(sizes) for column in (*self._gather(chosen), chosen)]
+            for *columns, indices in zip(*block, strict=True):
+                self._require_current(number, stops)
+                yield self._batch(columns, indices)
+
+    def _require_current(self, number: int, stops: int) -> None:
+        if number != self._passes or stops != self._stops:
+            raise BufferMisuseError(
+                "these minibatches are over: another pass or rollout has begun since, or "
+                "advantages were computed again; go through one pass at a time, "
+                "list(rollout.minibatches(...)) keeps the batches of a pass"
+            )
 
     def _shuffled(self, count: int) -> torch.Tensor:
         """The first rows int64 (count,) of the list, shuffled; a copy, of which batches have part.
@@ -244,14 +266,16 @@ class MinibatchSampler:
             return taken[0].copy_(self._rows.tensor[:count])
         return torch.from_numpy(rows).to(self._rows.tensor.device, copy=True)
 
-    def _gather(self, chosen: torch.Tensor) -> RolloutBatch:
+    def _gather(self, chosen: torch.Tensor) -> list[torch.Tensor]:
         """The rows int64 (B,) of all columns, in memory of their own."""
         select, columns = torch.index_select, self._batches.take(len(chosen))
         if columns is None:
-            columns = [select(source, 0, chosen) for source in self._sources]
-        else:
-            for source, target in zip(self._sources, columns, strict=True):
-                select(source, 0, chosen, out=target)
+            return [select(source, 0, chosen) for source in self._sources]
+        for source, target in zip(self._sources, columns, strict=True):
+            select(source, 0, chosen, out=target)
+        return columns
+
+    def _batch(self, columns: list[torch.Tensor], indices: torch.Tensor) -> RolloutBatch:
         extras: dict[str, torch.Tensor] = {}
         if self._extras:
             begin = len(columns) - len(self._extras)
@@ -259,12 +283,4 @@ class MinibatchSampler:
             del columns[begin:]
         if self._is_nested:
             columns[: self._num_obs] = [build_tree(self._space, columns[: self._num_obs])]
-        return RolloutBatch(*columns, indices=chosen, extras=extras)
-
-
-def _overtaken() -> BufferMisuseError:
-    return BufferMisuseError(
-        "these minibatches are over: another pass or rollout has begun since, or advantages were "
-        "computed again; go through one pass at a time, list(rollout.minibatches(...)) keeps the "
-        "batches of a pass"
-    )
+        return RolloutBatch(*columns, indices=indices, extras=extras)

@@ -149,10 +149,12 @@ class SyncVectorEnv(VecEnv):
         rows = self._rows
         for _ in range(count):
             self._sent.popleft()
-        row_of = {index: row for row, index in enumerate(indices)}
         enter = self._group.enter
+        row_of: dict[int, int] = {}
 
         def enter_row(infos: Any, info: Any, index: int, num_envs: int) -> None:
+            if not row_of:  # only now, as most steps have no infos
+                row_of.update(zip(indices, range(count), strict=True))
             enter(infos, info, row_of[index], count, index)  # type: ignore[call-arg]
 
         try:
