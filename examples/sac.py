@@ -299,7 +299,8 @@ class Trainer:
         """Write a checkpoint, all or nothing; return where."""
         learner, path = self.learner, self.options.save / "sac.npz"
         progress = self.steps, learner.num_updates, self.curve
-        state = {"kind": self.kind, "tensors": learner.tensors, "progress": progress}
+        tensors = [tensor.cpu() for tensor in learner.tensors]
+        state = {"kind": self.kind, "tensors": tensors, "progress": progress}
         state |= {"buffer": learner.buffer.state_dict(), "noise": learner.generator.get_state()}
         save_arrays(path, state)
         return path

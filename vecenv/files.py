@@ -70,7 +70,9 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         aside.replace(final)
     except OSError as error:
         if error.filename in (None, str(aside), str(final)):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            if error.filename2 is not None:
+                del error.filename2
         raise
     finally:
         if aside is not None:
@@ -171,9 +173,9 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
         ValueError: It is something else, or damaged.
         OSError: It can't be read.
     """
+    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+        raise ValueError(f"{path} is no archive of arrays, but a folder, a device or a pipe")
     with Path(path).open("rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{path} is no regular file")
         left = os.fstat(file.fileno()).st_size
         arrays = {}
         try:
