@@ -440,7 +440,7 @@ def change_checkpoint(content, rng):
         arrays[name] = mutate_array(arrays[name], rng)
         if rng.random() < 0.9:  # as it is now
             header["columns"] = [[n, a.dtype.str, list(a.shape)] for n, a in arrays.items()]
-    if rng.random() < 0.02:
+    if rng.random() < 0.02 and isinstance(header, dict):
         name = rng.choice(list(arrays))
         arrays.pop(name)
         header["columns"] = [[n, a.dtype.str, list(a.shape)] for n, a in arrays.items()]
