@@ -403,7 +403,7 @@ def _dtype_name(dtype: Any) -> str:
 def _differences(path: str, found: Any, own: Any) -> Iterator[str]:
     if isinstance(found, Mapping) and isinstance(own, Mapping):
         for name in dict.fromkeys((*own, *found)):
-            place = f"{path} {name}".strip()
+            place = _short(f"{path} {name}".strip(), str)
             yield from _differences(place, found.get(name), own.get(name))
     elif not _is_equal(found, own):
         yield f"{path} is {_short(found, str)}, expected {own}"

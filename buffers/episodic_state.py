@@ -183,10 +183,9 @@ class EpisodicState:
 
     def _check_made(self, meta: Mapping[str, Any]) -> None:
         """Raise BufferMisuseError unless the state is of a buffer with rows like these."""
-        if meta.get("state_version") != _VERSION:
-            raise BufferMisuseError(
-                f"state has version {meta.get('state_version')!r:.99}, expected {_VERSION}"
-            )
+        version = meta.get("state_version")
+        if type(version) is not int or version != _VERSION:
+            raise BufferMisuseError(f"state has version {version!r:.99}, expected {_VERSION}")
         fields = meta.get("fields"), describe_fields(self._storage.layout.row)
         found, own = ({"field": name_fields(described)} for described in fields)
         check_settings(found, own)

@@ -194,12 +194,14 @@ class ReplayState:
     def _check_made(self, meta: Mapping[str, Any]) -> None:
         """Raise BufferMisuseError unless the state is of a buffer made like this one."""
         own = self._meta()
-        if meta.get("state_version") == 1:  # all that the first release had
+        version = meta.get("state_version")
+        if type(version) is int and version == 1:  # all that the first release had
             meta = {**meta, "state_version": _VERSION, "settings": self._settings}
         for name in ("kind", "state_version"):
-            if meta.get(name) != own[name]:
+            found = meta.get(name)
+            if type(found) is not type(own[name]) or found != own[name]:
                 raise BufferMisuseError(
-                    f"state has {name} {meta.get(name)!r}, expected {own[name]!r}; pass what "
+                    f"state has {name} {found!r:.99}, expected {own[name]!r}; pass what "
                     "state_dict() of such a buffer returned"
                 )
         check_settings(_listed(meta), _listed(own))
