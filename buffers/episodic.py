@@ -407,7 +407,8 @@ class EpisodicReplayBuffer(Rebuilt):
         return self._state.copied_state(self._open)
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
-        self._restore_open(self._state.take_copied_state(state))
+        small = self._state.take_copied_state(state)
+        self._restore_open(self._make_open(len(small["open_lengths"])), small)
 
     def state_dict(self) -> dict[str, Any]:
         """Episodes, open ones too, and generator, as copies: tensors, ints, strings, lists."""
@@ -419,7 +420,7 @@ class EpisodicReplayBuffer(Rebuilt):
         Raises:
             BufferMisuseError: The state is of another version or does not fit; nothing was changed.
         """
-        self._restore_open(self._state.load_state_dict(state))
+        self._restore_open(*self._state.load_state_dict(state, self._make_open))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what `state_dict` has into a file, all or nothing, without a copy of the rows."""
@@ -431,14 +432,19 @@ class EpisodicReplayBuffer(Rebuilt):
         Raises:
             BufferMisuseError: The file is damaged or does not fit; nothing was changed.
         """
-        self._restore_open(self._state.load(path))
+        self._restore_open(*self._state.load(path, self._make_open))
 
-    def _restore_open(self, small: dict[str, np.ndarray]) -> None:
-        lengths = small["open_lengths"]
-        if not len(lengths):
-            self._open = None if self.num_envs is None else self._open
-            lengths = np.zeros(self.num_envs or 0, np.int64)
-        elif self._open is None or self._open.num_envs != len(lengths):
-            self._open, self.num_envs = OpenEpisodes(len(lengths), self._storage), len(lengths)
-        if self._open is not None:
-            self._open.restore(lengths, small["open_rows"])
+    def _make_open(self, num_envs: int) -> OpenEpisodes | None:
+        """What is to hold the open episodes of a state of so many envs; ours, if it can."""
+        if not num_envs:
+            return None if self.num_envs is None else self._open
+        if self._open is not None and self._open.num_envs == num_envs:
+            return self._open
+        return OpenEpisodes(num_envs, self._storage)
+
+    def _restore_open(self, opened: OpenEpisodes | None, small: dict[str, np.ndarray]) -> None:
+        lengths, self._open = small["open_lengths"], opened
+        if opened is not None:
+            self.num_envs = opened.num_envs
+            lengths = lengths if len(lengths) else np.zeros(opened.num_envs, np.int64)
+            opened.restore(lengths, small["open_rows"])

@@ -14,7 +14,7 @@ The tables, all of them rings:
 
 from __future__ import annotations
 
-from numba import njit
+from buffers.compiling import njit
 
 __all__ = [
     "COUNTERS",

@@ -12,10 +12,10 @@ places ahead: the time is spent waiting for memory, and so the waits overlap.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from buffers import indexing as at
 from buffers.byte_copy import prefetch
+from buffers.compiling import njit
 from buffers.indexing import live_row, tally
 from buffers.random_kernels import bounded, random_word
 from buffers.replay_kernels import copy_field

@@ -24,6 +24,7 @@ from buffers.sum_tree_torch import BlockSums
 __all__ = ["PrioritizedReplayBuffer"]
 
 _ALPHA, _BETA = 0.6, 0.4
+_ROUNDING = 1e-6  # of powers
 _LOG_MAX = math.log(sys.float_info.max)
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 
@@ -246,6 +247,26 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             largest, values = float(self._sums.largest), self._sums.leaves.cpu().numpy()
         exponents = np.array([largest, self.alpha, self.beta])
         return {"exponents": exponents, "priorities": values}
+
+    def _check_own_arrays(self, arrays: Mapping[str, np.ndarray], num_rows: int) -> None:
+        values, limit = arrays["priorities"], largest_value(self.capacity)
+        largest, alpha, beta = arrays["exponents"].tolist()
+        fits = (  # false of NaN
+            0.0 <= alpha < math.inf
+            and 0.0 <= beta < math.inf
+            and 1.0 <= largest < math.inf
+            and alpha * math.log(largest) <= math.log(limit) + _ROUNDING
+            and 0.0 <= values.min() <= values.max() <= limit * (1.0 + _ROUNDING)
+            and not values[num_rows:].any()
+        )
+        if not fits:
+            raise BufferMisuseError(
+                "state contradicts itself; it was changed after it was made: it has priorities or "
+                f"exponents that cannot be: alpha {alpha}, beta {beta}, largest {largest}"
+            )
+
+    def _forget_own_arrays(self) -> None:
+        self._restore(1.0, np.zeros(self.capacity))
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         self._take_priorities(self._saved.take_copied_state(state))

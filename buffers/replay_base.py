@@ -134,7 +134,9 @@ class ReplayBuffer(Rebuilt):
             )
         self._reader = self._make_reader(is_staged, seed, has_weights)
         settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
-        self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays, settings)
+        self._saved = ReplayState(
+            kind, self._storage, self._reader, self._own_arrays, self._check_own_arrays, settings
+        )
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
 
@@ -373,8 +375,14 @@ class ReplayBuffer(Rebuilt):
         """Further arrays of a checkpoint."""
         return {}
 
+    def _check_own_arrays(self, arrays: Mapping[str, np.ndarray], num_rows: int) -> None:
+        """Raise BufferMisuseError if those of a state of so many transitions do not fit."""
+
     def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore them."""
+
+    def _forget_own_arrays(self) -> None:
+        """Begin anew with them: the buffer is empty."""
 
     def _copied_state(self) -> dict[str, Any]:
         return self._saved.copied_state()
@@ -391,8 +399,8 @@ class ReplayBuffer(Rebuilt):
 
         Raises:
             BufferMisuseError: The state is of another kind of buffer, version or device, or of one
-                with other spaces, sizes, `n_step`, `gamma` or options, which are listed; nothing
-                was changed.
+                with other spaces, sizes, `n_step`, `gamma` or options, which are listed, or it
+                contradicts itself; nothing was changed.
         """
         self._take_own_arrays(self._saved.load_state_dict(state))
 
@@ -407,9 +415,21 @@ class ReplayBuffer(Rebuilt):
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue where the buffer stood that `save` was called on.
 
+        Nothing in a file is believed: what contradicts itself is refused, so that no file can make
+        the buffer read or write other memory. Others must not write to it meanwhile.
+
         Raises:
             BufferMisuseError: The file is damaged, cut off, or does not fit this buffer, as in
                 `load_state_dict`; nothing was changed.
-            OSError: It cannot be opened.
+            BufferMemoryError: It has more final observations than there is memory for; nothing was
+                changed.
+            OSError: It cannot be opened, or reading fails at last: then the buffer is empty.
         """
-        self._take_own_arrays(self._saved.load(path))
+        before = len(self)
+        try:
+            arrays = self._saved.load(path)
+        except BaseException:
+            if before and not len(self):
+                self._forget_own_arrays()
+            raise
+        self._take_own_arrays(arrays)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from buffers import indexing as at
 from buffers.byte_copy import copy_bytes, prefetch_to_write
+from buffers.compiling import njit
 from buffers.indexing import follow, ids_fit, skip_rows, take_row, take_rows
 
 __all__ = [

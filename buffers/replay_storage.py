@@ -11,6 +11,7 @@ import torch
 from numba.core import config
 
 from buffers import indexing as at
+from buffers.compiling import njit
 from buffers.errors import BufferMemoryError
 from buffers.free_memory import format_bytes, free_bytes
 from buffers.huge_pages import zeroed_bytes
@@ -83,7 +84,11 @@ def _compiled_add(layout: RecordLayout) -> Callable[..., bool] | None:
             for rewards in (array(np.float32, 1), array(np.float64, 1))
         ]
         kernel: Any = add_rows
-        _compiled[key] = numba.njit(signatures, nogil=True, cache=True)(kernel.py_func)
+        compiled = njit(nogil=True, cache=True)(kernel.py_func)
+        for signature in signatures:
+            compiled.compile(signature)
+        compiled.disable_compile()
+        _compiled[key] = compiled
     return _compiled[key]
 
 

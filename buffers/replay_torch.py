@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from buffers import indexing as at
+from buffers.checkpoint import is_generator_state
 from buffers.errors import BufferMisuseError
 from buffers.record_layout import RecordLayout, field_view
 from buffers.replay_batch import ReplayBatch
@@ -206,11 +207,7 @@ class TorchReader:
 
     def accepts_state(self, state: Any) -> bool:
         """Whether `set_state` would take it."""
-        mine = self.get_state()
-        return (
-            isinstance(state, np.ndarray)
-            and (state.shape, state.dtype) == (mine.shape, mine.dtype)
-        )  # fmt: skip
+        return is_generator_state(state, self.generator)
 
     def set_state(self, state: np.ndarray) -> None:
         """Continue where another generator stood."""

@@ -9,9 +9,9 @@ batch, so that waits for memory overlap.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from buffers.byte_copy import prefetch
+from buffers.compiling import njit
 from buffers.random_kernels import random_word, unit_float
 
 __all__ = ["FAN_OUT", "check_update", "draw_leaves", "set_leaves", "set_newest", "set_range"]

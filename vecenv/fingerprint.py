@@ -187,7 +187,8 @@ class _FingerprintedCache:
                     found = self._files.load_overload(signature, target)
             except Exception as error:  # whatever reading a damaged file leads to
                 _logger.info("compiled code on disk can't be read, %r: compiling anew", error)
-                self._files.flush()
+                with contextlib.suppress(OSError):  # the disk may be full, too
+                    self._files.flush()
         if found is None:
             function = _fresh_copies().bind(function, dispatcher)
         dispatcher.py_func = dispatcher._compiler.py_func = function
@@ -206,7 +207,7 @@ class _FingerprintedCache:
             return
         try:
             self._files.save_overload(signature, overload)
-        except OSError as error:
+        except Exception as error:  # no room, or a damaged list of what is there
             _logger.warning("compiled code is not kept on disk: %s", error)
 
     def flush(self) -> None:

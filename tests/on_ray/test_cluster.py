@@ -291,10 +291,9 @@ def test_closing_gives_the_resources_back_before_it_returns(tight, caplog):
 
 
 def test_actors_go_where_they_are_put(tight):
+    import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    import ray
 
     RayVectorEnv(faulty(1), num_workers=1, address=tight[0].address).close()
     group = placement_group([{"CPU": 1, "second": 1}])
