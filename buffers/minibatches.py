@@ -14,12 +14,13 @@ import torch
 from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 
+from buffers.arguments import check_count
 from buffers.batch import Batch
 from buffers.columns import Column
 from buffers.errors import BufferMisuseError
 from buffers.free_memory import check_fits
+from buffers.guard import Guard, exclusive
 from buffers.rollout_kernels import shuffle
-from buffers.rollout_layout import check_count
 from buffers.space_tree import build_tree
 
 __all__ = ["MinibatchSampler", "RolloutBatch", "split_evenly"]
@@ -182,6 +183,7 @@ class MinibatchSampler:
         self._block_rows = min(self._num_rows, _BLOCK_BYTES // max(1, self._batches.row_bytes))
         self._orders = _Pool([rows.tensor], is_host=is_host)
         self._passes = self._stops = 0
+        self._guard = Guard()
         self.state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
 
     @property
@@ -254,6 +256,7 @@ class MinibatchSampler:
                 "list(rollout.minibatches(...)) keeps the batches of a pass"
             )
 
+    @exclusive
     def _shuffled(self, count: int) -> torch.Tensor:
         """The first rows int64 (count,) of the list, shuffled; a copy, of which batches have part.
 
@@ -266,6 +269,7 @@ class MinibatchSampler:
             return taken[0].copy_(self._rows.tensor[:count])
         return torch.from_numpy(rows).to(self._rows.tensor.device, copy=True)
 
+    @exclusive
     def _gather(self, chosen: torch.Tensor) -> list[torch.Tensor]:
         """The rows int64 (B,) of all columns, in memory of their own."""
         select, columns = torch.index_select, self._batches.take(len(chosen))

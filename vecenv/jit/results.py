@@ -55,7 +55,13 @@ class SlotCheck:
         Raises:
             SlotError: Results can't be written into one of them.
         """
-        outputs = Outputs(out.obs, out.rewards, out.terminations, out.truncations)
+        try:
+            outputs = Outputs(out.obs, out.rewards, out.terminations, out.truncations)
+        except AttributeError as error:
+            raise SlotError(
+                f"out is {type(out).__name__}, expected an object with the arrays obs, rewards, "
+                f"terminations, truncations such as StepSlot: {error}"
+            ) from None
         obs, rewards, terminations, truncations = outputs
         try:
             if (

@@ -8,8 +8,10 @@ completion.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,7 @@ JOB = -2  # in place of an env id: the worker's main thread has given the lane a
 # Longest sleep before the caller looks after its workers, and before a worker looks around.
 CALLER_SLICE_S = 0.05
 WORKER_SLICE_S = 0.5
+_LOCK_POLL_S = 0.0002
 THREAD_SLICE_S = 60
 # About 200 us, which is longer than it takes both sides to wake up; with less, each may find the
 # other asleep again and again.
@@ -161,6 +164,21 @@ class _FileLock:
     def __exit__(self, *_: object) -> None:
         fcntl.lockf(self._file, fcntl.LOCK_UN)
         self._threads.__exit__(None, None, None)
+
+    def acquire(self, timeout: float) -> bool:
+        """Take it within some seconds; return whether that was possible."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_LOCK_POLL_S)
+            else:
+                return True
 
     def release(self) -> None:
         """Let go of it if it is held, in a process that has no threads that take it."""
@@ -343,8 +361,11 @@ class PortableLink(Link):
 
     def _read_ready(self, head: int, env_ids: np.ndarray) -> int:
         count = status = form = 0
-        with self._lock:  # what is there has been written before it was let go
-            ready = int(self.words[at.ROWS * LINE + at.COUNT]) - head
+        if not self._lock.acquire(CALLER_SLICE_S):
+            return 0  # its holder does not go on: the caller looks around, or its time is up
+        # What is there has been written before the lock was let go.
+        ready = int(self.words[at.ROWS * LINE + at.COUNT]) - head
+        self._lock.release()
         while count < min(ready, self.layout.ring_rows):
             place = self.layout.ring + (head + count) % self.layout.ring_rows * at.RING_WORDS
             sequence, env_id, row_status, row_form = self.words[place : place + 4].tolist()
