@@ -151,6 +151,10 @@ def broken_slots():
             r"out.rewards .*int64, expected shape \(2,\) and dtype float64 or float32",
         ),
         "rewards layout": (slot(rewards=np.zeros(4)[::2]), "out.rewards must be C-contiguous"),
+        "rewards unaligned": (
+            slot(rewards=np.zeros(17, np.uint8)[1:].view(np.float64)),
+            "out.rewards .*aligned=False",
+        ),
         "rewards read-only": (slot(rewards=read_only), "out.rewards .*writeable=False"),
         "flags dtype": (
             slot(terminations=np.zeros(2, np.uint8)),

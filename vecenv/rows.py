@@ -323,10 +323,11 @@ def check_slot_array(
             f"expected shape {shape} and dtype {wanted}"
         )
     flags = plain.flags
-    if not (flags.c_contiguous and flags.writeable):
+    if not flags.carray:
         raise SlotError(
-            f"out.{name} must be C-contiguous and writable memory (its strides are "
-            f"{plain.strides}, writeable={flags.writeable}); use `envs.allocate`"
+            f"out.{name} must be C-contiguous, aligned and writable memory (its strides are "
+            f"{plain.strides}, aligned={flags.aligned}, writeable={flags.writeable}); use "
+            "`envs.allocate`"
         )
     return plain
 
