@@ -44,7 +44,7 @@ test: $(VENV)/.installed-test  ## the fast tests and the doctests
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
 	$(PYTEST) -m "(slow or learn) and not gpu and not ray and not real" || test $$? -eq 5  # 5: there are none
 
-fuzz: $(VENV)/.installed-test  ## random cases in lockstep with others, a minute of each fuzzer
+fuzz: $(VENV)/.installed-test  ## random cases, a minute of each fuzzer
 	PYTHONPATH=.:tests $(RUN) -m fuzz $(FUZZ_ARGS)
 
 test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device

@@ -3,7 +3,7 @@
     python benchmarks/sac.py                                               # Pendulum-v1, one env
     python benchmarks/sac.py --env-id HalfCheetah-v5 --num-envs 8          # needs gymnasium[mujoco]
     python benchmarks/sac.py --train-sb3 --total-steps 20000 --seed 1      # return and minutes
-    python benchmarks/sac.py --picture docs/sac.png runs/*/sac.pt          # curves of checkpoints
+    python benchmarks/sac.py --picture docs/sac.png runs/*/sac.npz         # curves of checkpoints
 
 Both have 256-256 networks, batches of 256, one update per env step, float32 unless said otherwise,
 and have filled their buffers with the first steps, which are not counted. They take turns. Without
@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 from measure import alternate, machine, markdown_table, median_ratio
+
+from vecenv.files import load_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 sac: Any = import_module("sac")  # the example, whose folder comes first now
@@ -144,7 +146,7 @@ def draw(paths: list[Path], file: Path) -> None:
     """Draw the returns of the runs that checkpoints are of, one axis per env."""
     curves = defaultdict(list)
     for path in paths:
-        saved = torch.load(path, weights_only=True)
+        saved = load_arrays(path)
         env_id = saved["kind"].split(",")[0].split()[-1]
         curves[env_id].append(np.array(saved["progress"][2]).T)
     figure = import_module("matplotlib.figure").Figure(

@@ -6,6 +6,7 @@ Works with any Gymnasium vector env; nothing here knows what an environment is.
 from __future__ import annotations
 
 from buffers.batch import Batch
+from buffers.checkpoint import restore_generator
 from buffers.episodic import EpisodicReplayBuffer
 from buffers.episodic_batches import GoalBatch, PairBatch, SequenceBatch, StackBatch
 from buffers.errors import BufferMemoryError, BufferMisuseError, CheckpointError
@@ -42,4 +43,5 @@ __all__ = [
     "TrajectoryStats",
     "TransitionWriter",
     "gae",
+    "restore_generator",
 ]

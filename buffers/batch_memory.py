@@ -15,7 +15,7 @@ import torch
 
 from buffers.free_memory import allocation
 
-__all__ = ["BatchArrays", "BatchMemory"]
+__all__ = ["BatchArrays", "BatchMemory", "Kept"]
 
 BatchArrays = dict[str, np.ndarray]
 
@@ -24,15 +24,15 @@ _POOL_SIZE = 2  # batches of one kind whose memory is kept
 _MAX_POOLED_BYTES = 1 << 26
 
 
-class _Kept(NamedTuple):
-    """Memory in the pool.
+class Kept(NamedTuple):
+    """Memory of a batch, and the arrays over it by name.
 
     How many references an array has that is in the pool only differs between versions of Python. So
     every look counts those of an array that never leaves the pool as well, which lies in as many
     containers as the others: twice in `counted`, they once here and once in their dict.
     """
 
-    pages: np.ndarray
+    pages: np.ndarray  # uint8 (size_bytes,)
     arrays: BatchArrays
     counted: list[np.ndarray]  # the one that never leaves, twice, then all in `arrays`
 
@@ -41,7 +41,7 @@ class BatchMemory:
     """Hands out arrays over one piece of memory, to be made into tensors by `torch.from_numpy`.
 
     Such a tensor, and every view of it, keeps its array alive. An array nobody else refers to
-    shows that all tensors over it are gone. Not for several threads at once.
+    shows that all tensors over it are gone.
 
     Args:
         size_bytes: Of the memory.
@@ -50,23 +50,35 @@ class BatchMemory:
 
     def __init__(self, size_bytes: int, view: Callable[[np.ndarray], BatchArrays]):
         self._size, self._view = size_bytes, view
-        self._pool: list[_Kept] = []
+        self._pool: list[Kept] = []
 
-    def take(self) -> tuple[np.ndarray, BatchArrays]:
-        """Memory uint8 (size_bytes,) and the arrays over it, not initialised."""
-        for pages, arrays, counted in self._pool:
+    def take(self) -> Kept:
+        """Memory and the arrays over it, not initialised; to be given to `keep` when tensors are.
+
+        It is not in the pool until then, so that no other thread is given the same.
+        """
+        pool = self._pool
+        for _ in range(len(pool)):
+            try:
+                kept = pool.pop(0)
+            except IndexError:  # another thread was quicker
+                break
             unused = maxsize
-            for array in counted:
+            for array in kept.counted:
                 references = getrefcount(array)
                 if references > unused:
                     break
                 unused = references
             else:
-                return pages, arrays
-        with allocation("a batch", self._size, _CPU, "draw fewer at once", is_checked=True):
+                return kept
+            pool.append(kept)
+        is_small = self._size <= _MAX_POOLED_BYTES  # so much may be there without looking
+        with allocation("a batch", self._size, _CPU, "draw fewer at once", is_checked=is_small):
             pages = np.empty(self._size, np.uint8)
-        arrays = self._view(pages)
+        arrays, unused = self._view(pages), np.empty(0, np.uint8)
+        return Kept(pages, arrays, [unused, unused, *arrays.values()])
+
+    def keep(self, kept: Kept) -> None:
+        """Take memory into the pool, once the tensors are made that show that it is in use."""
         if len(self._pool) < _POOL_SIZE and self._size <= _MAX_POOLED_BYTES:
-            unused = np.empty(0, np.uint8)
-            self._pool.append(_Kept(pages, arrays, [unused, unused, *arrays.values()]))
-        return pages, arrays
+            self._pool.append(kept)

@@ -11,7 +11,13 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from buffers.arguments import read_distinct_ids, resolve_device
+from buffers.arguments import (
+    MAX_COUNT,
+    check_count,
+    read_distinct_ids,
+    read_number,
+    resolve_device,
+)
 from buffers.copies import Rebuilt
 from buffers.episodic_batches import BatchShaper, GoalBatch, PairBatch, SequenceBatch, StackBatch
 from buffers.episodic_draws import EpisodicDraws
@@ -21,8 +27,8 @@ from buffers.episodic_sampling import CompiledSampler, TorchSampler
 from buffers.episodic_state import EpisodicState
 from buffers.episodic_storage import EpisodicStorage
 from buffers.errors import BufferMisuseError
+from buffers.guard import Guard, exclusive
 from buffers.open_episodes import OpenEpisodes
-from buffers.rollout_layout import check_count
 
 __all__ = ["EpisodicReplayBuffer"]
 
@@ -90,7 +96,10 @@ class EpisodicReplayBuffer(Rebuilt):
         self.capacity, self.max_episodes = layout.capacity, layout.max_episodes
         self.observation_space, self.action_space = observation_space, action_space
         self.device = resolve_device(device)
-        self.num_envs = None if num_envs is None else check_count("num_envs", num_envs)
+        self.num_envs = None
+        if num_envs is not None:
+            self.num_envs = check_count("num_envs", num_envs, MAX_COUNT)
+        self._guard = Guard()
         is_staged = staged or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
             self._storage = EpisodicStorage(layout, self.device, staged=is_staged)
@@ -185,6 +194,13 @@ class EpisodicReplayBuffer(Rebuilt):
                 f"the episode has {count} steps, but the capacity is {self.capacity}; make the "
                 "buffer larger or split the episode"
             )
+        self._insert(arrays, last, count)
+
+    @exclusive
+    def _insert(
+        self, arrays: dict[str, np.ndarray], last: dict[str, np.ndarray], count: int
+    ) -> None:
+        """Store an episode of `count` steps: columns by path, and one row of the last obs."""
         self._storage.reserve(count + 1)
         self._storage.staging[count] = 0
         fields = self._storage.fields
@@ -214,6 +230,16 @@ class EpisodicReplayBuffer(Rebuilt):
         arrays, following, count = read_steps(
             columns, self._row, self.observation_space, self.device
         )
+        self._append(env_ids, arrays, following, count)
+
+    @exclusive
+    def _append(
+        self,
+        env_ids: Any,
+        arrays: dict[str, np.ndarray],
+        following: dict[str, np.ndarray],
+        count: int,
+    ) -> None:
         opened = self._opened(env_ids, count)
         ids = np.arange(count) if env_ids is None else env_ids
         ids = read_distinct_ids(ids, opened.num_envs, self.device)
@@ -244,6 +270,7 @@ class EpisodicReplayBuffer(Rebuilt):
             )
         return OpenEpisodes(count, self._storage)
 
+    @exclusive
     def cut_episodes(self, env_ids: Any = None) -> None:
         """End open episodes where they are, as when environments were reset; they are stored.
 
@@ -263,6 +290,7 @@ class EpisodicReplayBuffer(Rebuilt):
             if len(ids):
                 self._open.close(ids)
 
+    @exclusive
     def episode(self, index: int) -> dict[str, Any]:
         """Copy an episode out.
 
@@ -287,6 +315,7 @@ class EpisodicReplayBuffer(Rebuilt):
         fields = self._shaper.fields(words[:-1], *names)
         return {"obs": self._shaper.obs(words), **fields, **self._shaper.extras(words[:-1])}
 
+    @exclusive
     def sample(
         self,
         batch_size: int,
@@ -313,9 +342,8 @@ class EpisodicReplayBuffer(Rebuilt):
         Raises:
             BufferMisuseError: An argument does not fit, or no step has a later one in its bound.
         """
-        batch_size = check_count("batch_size", batch_size)
-        if not 0 <= discount <= 1:
-            raise BufferMisuseError(f"discount is {discount!r}, expected a number from 0 to 1")
+        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        discount = read_number("discount", discount)
         by_episode = self._draws.is_by_episode(over)
         if not self._storage.count("num_starts"):
             raise BufferMisuseError(
@@ -327,6 +355,7 @@ class EpisodicReplayBuffer(Rebuilt):
         self._sampler.fill_pairs(batch, discount, by_episode)
         return batch
 
+    @exclusive
     def sample_sequences(
         self, batch_size: int, sequence_length: int, *, over: str = "steps", pad: bool = False
     ) -> SequenceBatch:
@@ -345,6 +374,7 @@ class EpisodicReplayBuffer(Rebuilt):
         """
         return self._draws.sequences(batch_size, sequence_length, over, pad)
 
+    @exclusive
     def sample_stacks(self, batch_size: int, num_frames: int, *, over: str = "steps") -> StackBatch:
         """Draw steps with the last observations of their episode stacked.
 
@@ -392,9 +422,14 @@ class EpisodicReplayBuffer(Rebuilt):
         Raises:
             BufferMisuseError: An argument does not fit, or the buffer is empty.
         """
-        batch = self._draws.goals(batch_size, strategy, relabel_ratio, over)
+        batch = self._goals(batch_size, strategy, relabel_ratio, over)
         return self._draws.relabel(batch, achieved, desired, compute_reward)
 
+    @exclusive
+    def _goals(self, batch_size: int, strategy: str, relabel_ratio: float, over: str) -> GoalBatch:
+        return self._draws.goals(batch_size, strategy, relabel_ratio, over)
+
+    @exclusive
     def clear(self) -> None:
         """Forget all episodes, open ones too; memory and generator stay."""
         self._storage.clear()
@@ -407,38 +442,48 @@ class EpisodicReplayBuffer(Rebuilt):
         return self._state.copied_state(self._open)
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
-        self._restore_open(self._state.take_copied_state(state))
+        small = self._state.take_copied_state(state)
+        self._restore_open(self._make_open(len(small["open_lengths"])), small)
 
+    @exclusive
     def state_dict(self) -> dict[str, Any]:
         """Episodes, open ones too, and generator, as copies: tensors, ints, strings, lists."""
         return self._state.state_dict(self._open)
 
+    @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the buffer stood that `state_dict` was called on.
 
         Raises:
             BufferMisuseError: The state is of another version or does not fit; nothing was changed.
         """
-        self._restore_open(self._state.load_state_dict(state))
+        self._restore_open(*self._state.load_state_dict(state, self._make_open))
 
+    @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what `state_dict` has into a file, all or nothing, without a copy of the rows."""
         self._state.save(path, self._open)
 
+    @exclusive
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on where the buffer stood that `save` was called on.
 
         Raises:
             BufferMisuseError: The file is damaged or does not fit; nothing was changed.
         """
-        self._restore_open(self._state.load(path))
+        self._restore_open(*self._state.load(path, self._make_open))
 
-    def _restore_open(self, small: dict[str, np.ndarray]) -> None:
-        lengths = small["open_lengths"]
-        if not len(lengths):
-            self._open = None if self.num_envs is None else self._open
-            lengths = np.zeros(self.num_envs or 0, np.int64)
-        elif self._open is None or self._open.num_envs != len(lengths):
-            self._open, self.num_envs = OpenEpisodes(len(lengths), self._storage), len(lengths)
-        if self._open is not None:
-            self._open.restore(lengths, small["open_rows"])
+    def _make_open(self, num_envs: int) -> OpenEpisodes | None:
+        """What is to hold the open episodes of a state of so many envs; ours, if it can."""
+        if not num_envs:
+            return None if self.num_envs is None else self._open
+        if self._open is not None and self._open.num_envs == num_envs:
+            return self._open
+        return OpenEpisodes(num_envs, self._storage)
+
+    def _restore_open(self, opened: OpenEpisodes | None, small: dict[str, np.ndarray]) -> None:
+        lengths, self._open = small["open_lengths"], opened
+        if opened is not None:
+            self.num_envs = opened.num_envs
+            lengths = lengths if len(lengths) else np.zeros(opened.num_envs, np.int64)
+            opened.restore(lengths, small["open_rows"])

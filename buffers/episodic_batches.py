@@ -204,9 +204,10 @@ class BatchShaper:
         """A batch of pairs in memory of its own, not filled yet."""
         plan = self._pair_plans.get(batch_size) or self._plan_pairs(batch_size)
         if self._device.type == "cpu":
-            _, arrays = plan.memory.take()
-            words, *fields = arrays.values()
+            kept = plan.memory.take()
+            words, *fields = kept.arrays.values()
             views = list(map(torch.from_numpy, fields))
+            plan.memory.keep(kept)
         else:
             words = torch.empty(plan.num_words, dtype=torch.int64, device=self._device)
             views = [

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from buffers.byte_copy import copy_bytes, prefetch
+from buffers.compiling import njit
 from buffers.episodic_kernels import (
     FIRST_DRAWABLE,
     FIRST_START,

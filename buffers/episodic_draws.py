@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+from buffers.arguments import MAX_COUNT, check_count, read_number
 from buffers.episodic_batches import BatchShaper, GoalBatch, SequenceBatch, StackBatch
 from buffers.episodic_sampling import STRATEGIES, CompiledSampler, TorchSampler
 from buffers.episodic_storage import EpisodicStorage
 from buffers.errors import BufferMisuseError
-from buffers.rollout_layout import check_count
+from buffers.free_memory import check_fits
 
 __all__ = ["EpisodicDraws"]
 
 _LOW = 0xFFFFFFFF
+_NO_MATTER_BYTES = 1 << 26  # that may be there without looking
 _OVER = {"steps": False, "episodes": True}
 _COMMON = ("actions", "rewards", "terminations", "truncations")
 
@@ -34,14 +36,15 @@ class EpisodicDraws:
 
     def is_by_episode(self, over: str) -> bool:
         """Read the argument `over`."""
-        by_episode = _OVER.get(over)
+        by_episode = _OVER.get(over) if isinstance(over, str) else None
         if by_episode is None:
             raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_OVER)}")
         return by_episode
 
     def sequences(self, batch_size: int, length: int, over: str, pad: bool) -> SequenceBatch:
         """Runs of steps."""
-        length = check_count("sequence_length", length)
+        length = check_count("sequence_length", length, MAX_COUNT)
+        self._check_room(batch_size, 3 * length, f"sequences of {length} steps")
         first = self._first_rows(batch_size, 1 if pad else length, over)
         places = torch.arange(length, device=first.device)
         chosen = (first[:, None] + places) % self._num_rows
@@ -59,7 +62,8 @@ class EpisodicDraws:
 
     def stacks(self, batch_size: int, num_frames: int, over: str) -> StackBatch:
         """Steps with the observations before them."""
-        num_frames = check_count("num_frames", num_frames)
+        num_frames = check_count("num_frames", num_frames, MAX_COUNT)
+        self._check_room(batch_size, 3 * num_frames, f"stacks of {num_frames} frames")
         rows = self._first_rows(batch_size, 1, over)
         words = self._rows(rows)
         steps = words[:, 0] >> 32 & _LOW
@@ -75,12 +79,12 @@ class EpisodicDraws:
 
     def goals(self, batch_size: int, strategy: str, relabel_ratio: float, over: str) -> GoalBatch:
         """Steps and the observations that are to give their goals; nothing is replaced yet."""
-        if strategy not in STRATEGIES:
+        if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise BufferMisuseError(
                 f"strategy is {strategy!r}, expected one of {sorted(STRATEGIES)}"
             )
-        if not 0 <= relabel_ratio <= 1:
-            raise BufferMisuseError(f"relabel_ratio is {relabel_ratio!r}, expected 0 to 1")
+        relabel_ratio = read_number("relabel_ratio", relabel_ratio)
+        self._check_room(batch_size, 5, "goals")
         rows = self._first_rows(batch_size, 1, over)
         goals, relabelled = self._sampler.draw_goals(rows, strategy, relabel_ratio)
         words, goal_words = self._rows(rows), self._rows(goals)
@@ -126,7 +130,7 @@ class EpisodicDraws:
         return batch
 
     def _first_rows(self, batch_size: int, length: int, over: str) -> torch.Tensor:
-        batch_size = check_count("batch_size", batch_size)
+        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         by_episode = self.is_by_episode(over)
         if not self._sampler.windows.prepare(length):
             held = self._storage.count("num_episodes")
@@ -135,6 +139,14 @@ class EpisodicDraws:
                 "shorter sequences"
             )
         return self._sampler.draw_windows(batch_size, by_episode)
+
+    def _check_room(self, batch_size: int, rows_each: int, what: str) -> None:
+        """Raise BufferMemoryError if a batch takes more memory than there is, intermediates too."""
+        count = check_count("batch_size", batch_size, MAX_COUNT)
+        needed = 8 * count * rows_each * self._storage.layout.row.num_words
+        if needed > _NO_MATTER_BYTES:
+            advice = "draw fewer at once"
+            check_fits(f"a batch of {count} {what}", needed, self._storage.device, advice)
 
     def _headers(self, rows: torch.Tensor) -> torch.Tensor:
         return self._storage.rows[:, :2].index_select(0, rows)

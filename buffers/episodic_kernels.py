@@ -14,7 +14,7 @@ The tables, all of them rings:
 
 from __future__ import annotations
 
-from numba import njit
+from buffers.compiling import njit
 
 __all__ = [
     "COUNTERS",
@@ -193,26 +193,22 @@ def link_steps(
         rows: int64 (B, W), the steps.
         next_obs: int64 (B, V), the observations after them.
         free: int32 (P,), a stack of rows of the pool without use.
-        num_free: How many these are, at least B.
+        num_free: int64 (1,), how many these are, at least B; brought up to date.
         pool: int64 (P, W), rows of open episodes.
         previous: int32 (P,), the row of the step before, -1 for the first.
         last_rows: int32 (N,), the last row of each env, -1 for none.
         lengths: int64 (N,), steps of each env's open episode.
         last_next_obs: int64 (N, V).
-
-    Returns:
-        How many rows of the pool are still without use.
     """
     for b in range(env_ids.shape[0]):
         env_id = env_ids[b]
-        num_free -= 1
-        row = free[num_free]
+        num_free[0] -= 1
+        row = free[num_free[0]]
         pool[row] = rows[b]
         previous[row] = last_rows[env_id]
         last_rows[env_id] = row
         lengths[env_id] += 1
         last_next_obs[env_id] = next_obs[b]
-    return num_free
 
 
 @njit(nogil=True, cache=True)
@@ -226,9 +222,6 @@ def collect_episodes(
         obs_start: Word of a row where the observation begins.
         free, num_free, pool, previous, last_rows, lengths, last_next_obs: As in `link_steps`.
         out: int64 (K, W), written: K is the number of steps and episodes.
-
-    Returns:
-        How many rows of the pool are without use then.
     """
     begin = 0
     for b in range(env_ids.shape[0]):
@@ -237,8 +230,8 @@ def collect_episodes(
         row = last_rows[env_id]
         for t in range(length - 1, -1, -1):
             out[begin + t] = pool[row]
-            free[num_free] = row
-            num_free += 1
+            free[num_free[0]] = row
+            num_free[0] += 1
             row = previous[row]
         last = begin + length
         out[last] = 0
@@ -247,4 +240,3 @@ def collect_episodes(
         last_rows[env_id] = -1
         lengths[env_id] = 0
         begin = last + 1
-    return num_free

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from buffers.arguments import extra_leaves
+from buffers.arguments import check_count, extra_leaves
 from buffers.columns import ColumnSpec, spec_bytes
 from buffers.errors import BufferMisuseError
-from buffers.rollout_layout import check_count
 from buffers.space_tree import Leaf, action_leaf, space_leaves
 
 __all__ = [

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from buffers.checkpoint import is_generator_state
 from buffers.episodic_batches import PairBatch
 from buffers.episodic_draw_kernels import (
     draw_goals,
@@ -226,8 +227,7 @@ class TorchSampler:
 
     def accepts_state(self, state: np.ndarray) -> bool:
         """Whether `set_state` can take it."""
-        saved = self.get_state()
-        return state.dtype == saved.dtype and state.shape == saved.shape
+        return is_generator_state(state, self.generator)
 
     def set_state(self, state: np.ndarray) -> None:
         """Go on from a state."""

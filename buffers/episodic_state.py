@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from buffers.checkpoint import check_settings, name_fields, open_checkpoint, save_checkpoint
+from buffers.checkpoint import (
+    CheckpointReader,
+    FieldWatcher,
+    Watcher,
+    check_settings,
+    name_fields,
+    open_checkpoint,
+    other_generator,
+    save_checkpoint,
+    state_array,
+)
+from buffers.checkpoint_kernels import first_wrong_header
 from buffers.copies import fill_block
 from buffers.episodic_layout import RowLayout
 from buffers.episodic_sampling import CompiledSampler, TorchSampler
@@ -22,6 +33,8 @@ __all__ = ["EpisodicState"]
 _KIND = "EpisodicReplayBuffer"
 _VERSION = 1
 _SMALL = ("lengths", "open_lengths", "open_rows", "generator")
+_HEADER = ("room", "step", "remaining", "bound")
+_MOST_ADDED = 2**62  # episodes ever added; what is added later has to be counted, too
 
 
 class EpisodicState:
@@ -86,72 +99,153 @@ class EpisodicState:
         self._commit(state, small)
         return small
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Replace ring, tables and generator; return what is to become the open episodes."""
-        missing = sorted({*_SMALL, "rows"} - set(state))
+    def load_state_dict(
+        self, state: Mapping[str, Any], make_open: Callable[[int], OpenEpisodes | None]
+    ) -> tuple[OpenEpisodes | None, dict[str, np.ndarray]]:
+        """Replace ring, tables and generator.
+
+        Args:
+            state: What `state_dict` returned.
+            make_open: Makes what is to hold the open episodes, for their number of envs.
+
+        Returns:
+            What `make_open` made, and what it is to be restored from.
+        """
+        wanted = self._wanted()
+        missing = sorted(set(wanted) - set(state))
         if missing:
             raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
-        small = {name: state[name].numpy() for name in _SMALL}
-        self._check(state, small, tuple(state["rows"].shape), state["rows"].dtype)
-        rows = state["rows"]
-        self._storage.rows[: len(rows)].copy_(rows)
+        arrays = {name: state_array(name, state[name], *like) for name, like in wanted.items()}
+        rows = arrays.pop("rows")
+        small = {name: array.copy() for name, array in arrays.items()}
+        watchers = self._watchers(len(rows))
+        for name, watcher in watchers.items():
+            pages = rows if name == "rows" else small[name]
+            watcher(pages.view(np.uint8))
+        self._check(state, small, len(rows), watchers)
+        opened = make_open(len(small["open_lengths"]))
+        fill_block(self._storage.rows[: len(rows)], rows)
         self._commit(state, small)
-        return small
+        return opened, small
 
-    def load(self, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    def load(
+        self, path: str | os.PathLike[str], make_open: Callable[[int], OpenEpisodes | None]
+    ) -> tuple[OpenEpisodes | None, dict[str, np.ndarray]]:
         """The same from a file."""
-        with open_checkpoint(path, _KIND) as reader:
-            small = {}
-            for name in _SMALL:
-                if name not in reader.columns:
-                    raise reader.refusal(f"has no column {name!r}")
-                dtype, shape = reader.columns[name]
-                small[name] = np.zeros(shape, dtype)
-                reader.read(name, [small[name]])
-            if "rows" not in reader.columns:
-                raise reader.refusal("has no column 'rows'")
-            dtype, shape = reader.columns["rows"]
-            self._check(reader.meta, small, shape, torch.from_numpy(np.empty(0, dtype)).dtype)
-            reader.read("rows", [self._storage.rows[: shape[0]]])
+        watchers: dict[str, FieldWatcher] = {}
+
+        def prepare(reader: CheckpointReader) -> Mapping[str, Watcher]:
+            self._check_made(reader.meta)
+            reader.require_generator(self._sampler.get_state())
+            reader.require(self._wanted())
+            (num_rows, _), layout = reader.columns["rows"][1], self._storage.layout
+            (num_episodes,) = reader.columns["lengths"][1]
+            if num_episodes > layout.max_episodes or num_rows - num_episodes > layout.capacity:
+                self._refuse_size(num_episodes, num_rows - num_episodes)
+            watchers.update(self._watchers(num_rows))
+            return watchers
+
+        with open_checkpoint(path, _KIND, prepare) as reader:
+            small = {name: reader.array(name) for name in _SMALL}
+            _, (num_rows, _) = reader.columns["rows"]
+            self._check(reader.meta, small, num_rows, watchers)
+            opened = make_open(len(small["open_lengths"]))
+            try:
+                reader.read("rows", [self._storage.rows[:num_rows]])
+            except BaseException:
+                self._storage.clear()
+                raise
             self._commit(reader.meta, small)
-        return small
+        return opened, small
+
+    def _wanted(self) -> dict[str, tuple[np.dtype, tuple[int | None, ...]]]:
+        """Dtype and shape of all arrays of a state."""
+        width, generator = self._storage.layout.row.num_words, self._sampler.get_state()
+        int64 = np.dtype(np.int64)
+        return {
+            "lengths": (int64, (None,)),
+            "open_lengths": (int64, (None,)),
+            "open_rows": (int64, (None, width)),
+            "generator": (generator.dtype, generator.shape),
+            "rows": (int64, (None, width)),
+        }
+
+    def _watchers(self, num_rows: int) -> dict[str, FieldWatcher]:
+        """What looks at the bytes of steps."""
+        fields = self._storage.layout.row.fields
+        truths = [(f.offset, f.nbytes) for f in fields.values() if f.dtype == np.bool_]
+        kept = {name: fields[name].offset for name in _HEADER}
+        boundaries = {"boundaries": fields["boundaries"].offset}
+        return {
+            "rows": FieldWatcher(num_rows, kept, truths, boundaries),
+            "open_rows": FieldWatcher(0, {}, truths),
+        }
+
+    def _check_made(self, meta: Mapping[str, Any]) -> None:
+        """Raise BufferMisuseError unless the state is of a buffer with rows like these."""
+        version = meta.get("state_version")
+        if type(version) is not int or version != _VERSION:
+            raise BufferMisuseError(f"state has version {version!r:.99}, expected {_VERSION}")
+        fields = meta.get("fields"), describe_fields(self._storage.layout.row)
+        found, own = ({"field": name_fields(described)} for described in fields)
+        check_settings(found, own)
+        check_settings(*({"layout": described} for described in fields))
+        first = meta.get("first_episode")
+        if type(first) is not int or not 0 <= first <= _MOST_ADDED:
+            raise _contradiction(f"its first episode is {first!r:.99}")
+
+    def _refuse_size(self, num_episodes: int, num_steps: int) -> None:
+        layout = self._storage.layout
+        raise BufferMisuseError(
+            f"state has {num_episodes} episodes of {num_steps} steps, but the buffer holds "
+            f"{layout.max_episodes} of {layout.capacity}; load it into a larger one"
+        )
 
     def _check(
         self,
         meta: Mapping[str, Any],
         small: dict[str, np.ndarray],
-        shape: tuple[int, ...],
-        dtype: Any,
+        num_rows: int,
+        watchers: Mapping[str, FieldWatcher],
     ) -> None:
-        """Raise BufferMisuseError unless the state fits this buffer."""
+        """Raise BufferMisuseError unless the state fits this buffer, and its parts one another.
+
+        Args:
+            meta: What is in it besides arrays.
+            small: Its arrays but the rows, of the dtypes of `_wanted`.
+            num_rows: Of its rows.
+            watchers: They have seen all rows.
+        """
+        self._check_made(meta)
         layout = self._storage.layout
-        if meta.get("state_version") != _VERSION:
-            raise BufferMisuseError(
-                f"state has version {meta.get('state_version')!r}, expected {_VERSION}"
-            )
-        fields = meta.get("fields"), describe_fields(layout.row)
-        found: dict[str, Any]
-        own: dict[str, Any]
-        found, own = ({"field": name_fields(described)} for described in fields)
         num_envs = len(small["open_lengths"])
         if self.num_envs is not None and num_envs:  # a state without open episodes fits any number
-            found["num_envs"], own["num_envs"] = num_envs, self.num_envs
-        check_settings(found, own)
-        check_settings(*({"layout": described} for described in fields))
-        lengths = small["lengths"]
-        steps = int(lengths.sum())
+            check_settings({"num_envs": num_envs}, {"num_envs": self.num_envs})
+        lengths, open_lengths = small["lengths"], small["open_lengths"]
+        if lengths.min(initial=1) < 1 or open_lengths.min(initial=0) < 0:
+            raise _contradiction("it has episodes without steps")
+        longest = int(lengths.max(initial=1))  # no sum overflows up to the capacity
+        steps = longest if longest > layout.capacity else int(lengths.sum())
         if steps > layout.capacity or len(lengths) > layout.max_episodes:
-            raise BufferMisuseError(
-                f"state has {len(lengths)} episodes of {steps} steps, but the buffer holds "
-                f"{layout.max_episodes} of {layout.capacity}; load it into a larger one"
-            )
-        if not _is_consistent(meta, small, shape, dtype, layout.row.num_words):
-            raise BufferMisuseError("state contradicts itself; it was changed after it was made")
+            self._refuse_size(len(lengths), steps)
+        if num_rows != steps + len(lengths):
+            raise _contradiction(f"it has {num_rows} rows for {len(lengths)} episodes of {steps}")
+        if open_lengths.max(initial=0) >= layout.capacity:  # would have been stored
+            raise _contradiction("it has open episodes as long as the buffer")
+        num_open_rows = int(open_lengths.sum()) + np.count_nonzero(open_lengths)
+        if len(small["open_rows"]) != num_open_rows:
+            raise _contradiction(f"it has {len(small['open_rows'])} rows of open episodes")
+        for name, watcher in watchers.items():
+            if watcher.num_wrong:
+                raise _contradiction(f"{watcher.num_wrong} bytes of bools in {name} are no bools")
+        kept = watchers["rows"].kept
+        headers = np.stack([kept[name] for name in _HEADER], 1)
+        boundaries = kept["boundaries"]
+        row = first_wrong_header(lengths, boundaries, headers, np.zeros(num_rows, np.int32))
+        if row >= 0:
+            raise _contradiction(f"row {row} says wrongly where in its episode it is")
         if not self._sampler.accepts_state(small["generator"]):
-            raise BufferMisuseError(
-                "state has a generator of another device; load it into a buffer on the device it "
-                "was made on"
-            )
+            raise other_generator()
 
     def _commit(self, meta: Mapping[str, Any], small: dict[str, np.ndarray]) -> None:
         if not self._storage.refile(small["lengths"], int(meta["first_episode"])):
@@ -161,25 +255,9 @@ class EpisodicState:
         self._sampler.set_state(small["generator"])
 
 
-def _is_consistent(
-    meta: Mapping[str, Any],
-    small: dict[str, np.ndarray],
-    shape: tuple[int, ...],
-    dtype: Any,
-    width: int,
-) -> bool:
-    """Whether the parts of a state fit together; shape and dtype are those of its rows."""
-    lengths, open_lengths, open_rows = (small[name] for name in _SMALL[:3])
-    num_rows = int(lengths.sum()) + len(lengths)
-    num_open_rows = int(open_lengths.sum()) + np.count_nonzero(open_lengths)
-    return (
-        lengths.dtype == open_lengths.dtype == open_rows.dtype == np.int64
-        and lengths.ndim == open_lengths.ndim == 1
-        and lengths.min(initial=1) >= 1
-        and open_lengths.min(initial=0) >= 0
-        and (shape, dtype) == ((num_rows, width), torch.int64)
-        and open_rows.shape == (num_open_rows, width)
-        and int(meta["first_episode"]) >= 0
+def _contradiction(reason: str) -> BufferMisuseError:
+    return BufferMisuseError(
+        f"state contradicts itself; it was changed after it was made: {reason}"
     )
 
 

@@ -7,8 +7,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from buffers.arguments import as_tensor
 from buffers.errors import BufferMisuseError
-from buffers.gae_arguments import GaeInputs, check_discounts, check_gae_inputs, check_gae_out
+from buffers.gae_arguments import (
+    GaeInputs,
+    check_discounts,
+    check_gae_inputs,
+    check_gae_out,
+    plain,
+)
 from buffers.gae_kernels import fill_advantages
 
 __all__ = ["fill_advantages_torch", "gae"]
@@ -76,24 +83,27 @@ def gae(
     >>> gae(rewards, values, no, last, gamma=1.0, gae_lambda=1.0)[1].ravel().tolist()
     [11.0, 10.0, 9.0]
     """
-    inputs = GaeInputs(rewards, values, terminations, truncations, final_values, valid)
-    check_discounts(gamma, gae_lambda)
-    inputs = check_gae_inputs(inputs)
+    given = rewards, values, terminations, truncations, final_values, valid
+    gamma, gae_lambda = check_discounts(gamma, gae_lambda)
+    inputs = check_gae_inputs(GaeInputs(*map(plain, given)))
+    rewards = inputs.rewards
     on_cpu = isinstance(rewards, np.ndarray) or rewards.device.type == "cpu"
     if compiled and not on_cpu:
         raise BufferMisuseError(
             f"compiled=True needs memory of the CPU, rewards is on {rewards.device}; leave it out"
         )
-    if out is not None:
-        check_gae_out(out, inputs)
     results: Any = _empty_pair(rewards) if out is None else out
+    if out is not None:
+        results = tuple(map(plain, out)) if isinstance(out, tuple | list) else out
+        check_gae_out(results, inputs)
     if on_cpu and compiled is not False:
         _run_compiled(inputs, results, gamma, gae_lambda)
     else:
-        tensors = GaeInputs(*(None if array is None else _as_tensor(array) for array in inputs))
+        named = inputs._asdict().items()
+        tensors = GaeInputs(*(None if a is None else as_tensor(name, a) for name, a in named))
         advantages, returns = map(_as_tensor, results)
         fill_advantages_torch(tensors, advantages, returns, gamma, gae_lambda)
-    return results
+    return results if out is None else out
 
 
 def fill_advantages_torch(

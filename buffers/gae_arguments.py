@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from buffers.arguments import read_flags
+from buffers.arguments import read_flags, read_number
 from buffers.errors import BufferMisuseError
 
-__all__ = ["GaeInputs", "check_discounts", "check_gae_inputs", "check_gae_out"]
+__all__ = ["GaeInputs", "check_discounts", "check_gae_inputs", "check_gae_out", "plain"]
 
 _BOOL = np.dtype(np.bool_)
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -34,11 +33,18 @@ class GaeInputs(NamedTuple):
     valid: Any
 
 
-def check_discounts(gamma: float, gae_lambda: float) -> None:
-    """Raise BufferMisuseError unless both are finite and within [0, 1]."""
-    for name, number in (("gamma", gamma), ("gae_lambda", gae_lambda)):
-        if not (math.isfinite(number) and 0.0 <= number <= 1.0):
-            raise BufferMisuseError(f"{name} is {number}, expected a number from 0 to 1")
+def check_discounts(gamma: float, gae_lambda: float) -> tuple[float, float]:
+    """Both as floats; raise BufferMisuseError unless they are finite and within [0, 1]."""
+    return read_number("gamma", gamma), read_number("gae_lambda", gae_lambda)
+
+
+def plain(array: Any) -> Any:
+    """The same memory without a class of its own, whose attributes may say what is not so."""
+    if isinstance(array, np.ndarray) and type(array) is not np.ndarray:
+        return np.asarray(array)
+    if isinstance(array, torch.Tensor) and type(array) is not torch.Tensor:
+        return array.as_subclass(torch.Tensor)
+    return array
 
 
 def check_gae_inputs(inputs: GaeInputs) -> GaeInputs:
@@ -57,6 +63,7 @@ def check_gae_inputs(inputs: GaeInputs) -> GaeInputs:
     if dtype not in _FLOATS:
         raise BufferMisuseError(f"rewards has dtype {rewards.dtype}, expected float32 or float64")
     num_steps, num_envs = rewards.shape
+    _check_array("rewards", rewards, rewards, dtype, (num_steps, num_envs))
     for name in ("values", "terminations", "truncations", "final_values", "valid"):
         array = getattr(inputs, name)
         if array is None and name in ("final_values", "valid"):
@@ -97,6 +104,8 @@ def _check_array(
         )
     if _numpy_dtype(array) != dtype:
         raise BufferMisuseError(f"{name} has dtype {array.dtype}, expected {dtype}; convert it")
+    if isinstance(array, torch.Tensor) and array.layout is not torch.strided:
+        raise BufferMisuseError(f"{name} has the layout {array.layout}, expected a dense tensor")
     if isinstance(array, torch.Tensor) and array.device != rewards.device:
         raise BufferMisuseError(
             f"{name} is on {array.device}, expected {rewards.device} like rewards; move one of them"
@@ -113,9 +122,11 @@ def check_gae_out(out: Any, inputs: GaeInputs) -> None:
     for name, array in zip(("out's advantages", "out's returns"), out, strict=True):
         _check_array(name, array, rewards, _numpy_dtype(rewards), tuple(rewards.shape))
         is_tensor = isinstance(array, torch.Tensor)
-        contiguous = array.is_contiguous() if is_tensor else array.flags.c_contiguous
-        if not contiguous or not (is_tensor or array.flags.writeable):
-            raise BufferMisuseError(f"{name} must be C-contiguous and writeable; pass a new array")
+        fits = array.is_contiguous() if is_tensor else array.flags.carray
+        if not fits:
+            raise BufferMisuseError(
+                f"{name} must be C-contiguous, aligned and writeable; pass a new array"
+            )
     named = [(name, array) for name, array in inputs._asdict().items() if array is not None]
     pairs = [(result, name, array) for result in out for name, array in named]
     for result, name, array in [*pairs, (out[0], "itself", out[1])]:

@@ -13,7 +13,7 @@ second thread gains.
 
 from __future__ import annotations
 
-from numba import njit
+from buffers.compiling import njit
 
 __all__ = ["NARROW_ENVS", "advantage_row", "error_block", "fill_advantages", "temporal_difference"]
 

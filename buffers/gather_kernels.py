@@ -12,15 +12,22 @@ places ahead: the time is spent waiting for memory, and so the waits overlap.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from buffers import indexing as at
 from buffers.byte_copy import prefetch
+from buffers.compiling import njit
 from buffers.indexing import live_row, tally
 from buffers.random_kernels import bounded, random_word
 from buffers.replay_kernels import copy_field
 
-__all__ = ["draw_by_ring", "draw_distinct", "draw_uniform", "gather", "sample_uniform"]
+__all__ = [
+    "draw_by_ring",
+    "draw_distinct",
+    "draw_uniform",
+    "gather",
+    "gather_at_once",
+    "sample_uniform",
+]
 
 BATCH, NUM_FIELDS, NUM_SUCCESSORS = 0, 1, 2
 ROWS_TO, LASTS_TO, REWARDS_TO, DISCOUNTS_TO, NUM_STEPS = 3, 4, 5, 6, 7
@@ -45,7 +52,7 @@ def draw_uniform(state, generator, rows):
     generator[1] = np.add(counter, np.uint64(rows.shape[0]))
 
 
-@njit(nogil=True, cache=True)
+@njit(cache=True)
 def draw_by_ring(state, generator, rows):
     """Fill rows int64 (B,): a ring that is not empty, equally likely, then a live row of it."""
     if not state[at.IS_TALLIED]:
@@ -123,7 +130,7 @@ def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
         discounts[i] = np.float32(1.0)
     factor = 1.0
     for step in range(plan[NUM_STEPS]):
-        is_final = step + 1 == plan[NUM_STEPS]
+        is_final, num_open = step + 1 == plan[NUM_STEPS], 0
         for i in range(rows.shape[0]):
             row = lasts[i]
             if row < 0:  # ended before
@@ -136,7 +143,10 @@ def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
                 lasts[i] = -1 - row
             else:
                 lasts[i] = link - 1
+                num_open += 1
                 prefetch(table, (link - 1) * stride + over_at)
+        if num_open == 0:
+            break
         factor *= gamma
     for i in range(rows.shape[0]):
         lasts[i] = -1 - lasts[i]
@@ -177,6 +187,9 @@ def copy_successors(table, state, plan, pages, begin, lasts, pending, finals):
 
     They are where the link of a row says: in another row (link > 0), among those that episodes
     ended with (< 0), or the newest of the env (0).
+
+    Returns:
+        Whether all were there; `finals` may be one that another thread has replaced.
     """
     stride, obs_at, words = table.shape[1], state[at.OBS_AT], table.view(np.int32)
     link_word, env_word = state[at.LINK_AT] // 4, state[at.ENV_AT] // 4
@@ -195,11 +208,14 @@ def copy_successors(table, state, plan, pages, begin, lasts, pending, finals):
             target = plan[f + 2] + (begin + i) * count
             if link > 0:
                 copy_field(pages, target, table, (link - 1) * stride + obs_at + offset, count)
+            elif link < -finals.shape[0]:
+                return False
             elif link < 0:
                 copy_field(pages, target, finals, (-1 - link) * finals.shape[1] + offset, count)
             else:
                 start = words[lasts[i], env_word] * pending.shape[1]
                 copy_field(pages, target, pending, start + offset, count)
+    return True
 
 
 @njit(nogil=True, cache=True)
@@ -213,12 +229,15 @@ def gather(table, state, plan, pages, gamma, pending, finals):
         pages: uint8, the batch; its list of rows is read, the rest is written.
         gamma: Discount per step, float64.
         pending, finals: uint8 (N, S) and (F, S), if observations are stored once; else anything.
+
+    Returns:
+        Whether everything was there; see `copy_successors`.
     """
     size, is_walked, stored_once = plan[BATCH], plan[LASTS_TO] >= 0, plan[NUM_SUCCESSORS] > 0
     rows = pages[plan[ROWS_TO] : plan[ROWS_TO] + 8 * size].view(np.int64)
     if not (is_walked or stored_once):
         copy_fields(table, plan, pages, 0, rows, rows)
-        return
+        return True
     lasts_to = plan[LASTS_TO] if is_walked else plan[ROWS_TO]
     lasts = pages[lasts_to : lasts_to + 8 * size].view(np.int64)
     rewards = pages[plan[REWARDS_TO] : plan[REWARDS_TO] + 4 * size].view(np.float32)
@@ -231,13 +250,27 @@ def gather(table, state, plan, pages, gamma, pending, finals):
                 table, state, plan, gamma, own, last, rewards[begin:stop], discounts[begin:stop]
             )
         copy_fields(table, plan, pages, begin, own, last)
-        if stored_once:
-            copy_successors(table, state, plan, pages, begin, last, pending, finals)
+        if stored_once and not copy_successors(
+            table, state, plan, pages, begin, last, pending, finals
+        ):
+            return False
+    return True
 
 
-@njit(nogil=True, cache=True)
-def sample_uniform(table, state, generator, plan, pages, gamma, pending, finals):
-    """Draw live rows with replacement and fill the batch with them; as `gather`."""
+@njit(cache=True)
+def gather_at_once(table, state, busy, plan, pages, gamma, pending, finals):
+    """As `gather`, unless the flag of the buffer's `Guard` is set in busy int64 (1,).
+
+    It keeps the interpreter's lock, so that no other thread adds meanwhile.
+    """
+    return busy[0] == 0 and gather(table, state, plan, pages, gamma, pending, finals)
+
+
+@njit(cache=True)
+def sample_uniform(table, state, busy, generator, plan, pages, gamma, pending, finals):
+    """Draw live rows with replacement and fill the batch with them; as `gather_at_once`."""
+    if busy[0] != 0:
+        return False
     rows = pages[plan[ROWS_TO] : plan[ROWS_TO] + 8 * plan[BATCH]].view(np.int64)
     draw_uniform(state, generator, rows)
-    gather(table, state, plan, pages, gamma, pending, finals)
+    return gather(table, state, plan, pages, gamma, pending, finals)

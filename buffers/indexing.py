@@ -8,7 +8,7 @@ first ever added, so a row with number a is alive until number a + C is added.
 
 from __future__ import annotations
 
-from numba import njit
+from buffers.compiling import njit
 
 __all__ = [
     "follow",

@@ -14,18 +14,18 @@ import torch
 from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 
+from buffers.arguments import check_count
 from buffers.batch import Batch
 from buffers.columns import Column
 from buffers.errors import BufferMisuseError
 from buffers.free_memory import check_fits
+from buffers.guard import Guard, exclusive
 from buffers.rollout_kernels import shuffle
-from buffers.rollout_layout import check_count
 from buffers.space_tree import build_tree
 
 __all__ = ["MinibatchSampler", "RolloutBatch", "split_evenly"]
 
 _POOL_SIZE = 2  # batches whose memory is kept
-_POOLED_BYTES = 1 << 23  # of copies; the allocator gives the pages of smaller ones again by itself
 _ALIGNMENT = 64
 _BLOCK_BYTES = (
     1 << 18
@@ -133,8 +133,8 @@ class _Pool:
         self.take(capacity)
 
     def take(self, size: int) -> list[torch.Tensor] | None:
-        """A tensor (size, ...) for each column, or None if new ones are as quick."""
-        if not self._is_host or self._capacity * self.row_bytes <= _POOLED_BYTES:
+        """A tensor (size, ...) for each column; None on devices that have an allocator."""
+        if not self._is_host:
             return None
         for pages in self._kept:
             if pages.is_unused():
@@ -180,8 +180,10 @@ class MinibatchSampler:
         self._num_rows = rows.spec.shape[0]
         is_host = rows.tensor.device.type == "cpu" and not rows.is_twofold
         self._batches = _Pool(self._sources, is_host=is_host)
+        self._block_rows = min(self._num_rows, _BLOCK_BYTES // max(1, self._batches.row_bytes))
         self._orders = _Pool([rows.tensor], is_host=is_host)
         self._passes = self._stops = 0
+        self._guard = Guard()
         self.state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
 
     @property
@@ -211,9 +213,9 @@ class MinibatchSampler:
                 "make it smaller"
             )
         if num_minibatches is None:
-            self._batches.reserve(number)
+            self._batches.reserve(max(number, self._block_rows))
             return -(-count // number)
-        self._batches.reserve(-(-self._num_rows // number))
+        self._batches.reserve(max(-(-self._num_rows // number), self._block_rows))
         return min(number, count)
 
     def stop(self) -> None:
@@ -231,8 +233,8 @@ class MinibatchSampler:
         order = self._shuffled(count)
         # A call of torch takes longer than copying a small batch, so those are gathered together.
         bounds = list(split_evenly(count, num_batches))
-        batch_bytes = self._batches.row_bytes * count // max(1, num_batches)
-        at_once = max(1, _BLOCK_BYTES // max(1, batch_bytes))
+        largest = -(-count // max(1, num_batches))
+        at_once = max(1, self._block_rows // max(1, largest))
         for begin in range(0, num_batches, at_once):
             parts = bounds[begin : begin + at_once]
             self._require_current(number, stops)
@@ -254,6 +256,7 @@ class MinibatchSampler:
                 "list(rollout.minibatches(...)) keeps the batches of a pass"
             )
 
+    @exclusive
     def _shuffled(self, count: int) -> torch.Tensor:
         """The first rows int64 (count,) of the list, shuffled; a copy, of which batches have part.
 
@@ -266,6 +269,7 @@ class MinibatchSampler:
             return taken[0].copy_(self._rows.tensor[:count])
         return torch.from_numpy(rows).to(self._rows.tensor.device, copy=True)
 
+    @exclusive
     def _gather(self, chosen: torch.Tensor) -> list[torch.Tensor]:
         """The rows int64 (B,) of all columns, in memory of their own."""
         select, columns = torch.index_select, self._batches.take(len(chosen))

@@ -40,11 +40,11 @@ class OpenEpisodes:
         layout = storage.layout.row
         self.num_envs = num_envs
         self._storage = storage
-        self.lengths = np.zeros(num_envs, np.int64)
-        self._last_rows = np.full(num_envs, -1, np.int32)
-        needed = 8 * num_envs * (2 * layout.obs_words + layout.num_words)
+        needed = num_envs * (8 * (2 * layout.obs_words + layout.num_words) + 12)
         what = f"{num_envs} open episodes"
         with allocation(what, needed, torch.device("cpu"), "use fewer envs"):
+            self.lengths = np.zeros(num_envs, np.int64)
+            self._last_rows = np.full(num_envs, -1, np.int32)
             self._last_next_obs = np.zeros((num_envs, layout.obs_words), np.int64)
             self._incoming = np.zeros((num_envs, layout.num_words), np.int64)
             self._incoming_next = np.zeros((num_envs, layout.obs_words), np.int64)
@@ -54,7 +54,7 @@ class OpenEpisodes:
         self._pool = np.zeros((0, layout.num_words), np.int64)
         self._previous = np.zeros(0, np.int32)
         self._free = np.zeros(0, np.int32)
-        self._num_free = 0
+        self._num_free = np.zeros(1, np.int64)  # written by the kernels: no interrupt loses it
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +103,7 @@ class OpenEpisodes:
         """
         lengths = self.lengths[env_ids] + 1
         ends = over | (lengths >= self._storage.layout.capacity)
-        if len(env_ids) > self._num_free:
+        if len(env_ids) > self._num_free[0]:
             self._grow(len(env_ids))
         if ends.any():
             self._reserve_staging(lengths[ends])
@@ -112,7 +112,7 @@ class OpenEpisodes:
     def append(self, env_ids: np.ndarray) -> None:
         """Append the rows in `fields` and `next_fields` to the open episodes of some envs."""
         count = len(env_ids)
-        self._num_free = link_steps(
+        link_steps(
             env_ids,
             self._incoming[:count],
             self._incoming_next[:count],
@@ -131,26 +131,23 @@ class OpenEpisodes:
         self._reserve_staging(lengths)
         for part in _split(lengths + 1, _CHUNK_ROWS):
             self._storage.reserve(0)  # waits until the last block has left
-            self._num_free = self._collect(env_ids[part], self._storage.staging)
+            collect_episodes(
+                env_ids[part],
+                HEADER_WORDS,
+                self._free,
+                self._num_free,
+                self._pool,
+                self._previous,
+                self._last_rows,
+                self.lengths,
+                self._last_next_obs,
+                self._storage.staging,
+            )
             self._storage.insert(lengths[part])
 
     def _reserve_staging(self, lengths: np.ndarray) -> None:
         together = min(int(lengths.sum()) + len(lengths), _CHUNK_ROWS)
         self._storage.reserve(max(together, int(lengths.max(initial=0)) + 1))
-
-    def _collect(self, env_ids: np.ndarray, out: np.ndarray) -> int:
-        return collect_episodes(
-            env_ids,
-            HEADER_WORDS,
-            self._free,
-            self._num_free,
-            self._pool,
-            self._previous,
-            self._last_rows,
-            self.lengths,
-            self._last_next_obs,
-            out,
-        )
 
     def _grow(self, needed: int) -> None:
         """Double the pool at least; the rows it has stay where they are."""
@@ -165,21 +162,31 @@ class OpenEpisodes:
             pool = np.zeros((size, self._pool.shape[1]), np.int64)
             previous, free = np.full(size, -1, np.int32), np.zeros(size, np.int32)
         pool[:old], previous[:old] = self._pool, self._previous
-        free[: self._num_free] = self._free[: self._num_free]
-        free[self._num_free : self._num_free + size - old] = np.arange(size - 1, old - 1, -1)
-        self._num_free += size - old
-        self._pool, self._previous, self._free = pool, previous, free
+        count = int(self._num_free[0])
+        free[:count] = self._free[:count]
+        free[count : count + size - old] = np.arange(size - 1, old - 1, -1)
+        num_free = np.array([count + size - old])
+        self._pool, self._previous, self._free, self._num_free = pool, previous, free, num_free
 
     def snapshot(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies of the open episodes: lengths int64 (N,), and rows as `restore` takes them."""
-        lengths, last_rows, free = self.lengths, self._last_rows, self._free
-        env_ids = np.flatnonzero(lengths)
-        rows = np.zeros((int(lengths.sum()) + len(env_ids), self._pool.shape[1]), np.int64)
-        self.lengths, self._last_rows = lengths.copy(), last_rows.copy()
-        self._free = np.empty(len(free) + len(rows), np.int32)  # what is freed is not kept
-        self._collect(env_ids, rows)
-        self.lengths, self._last_rows, self._free = lengths, last_rows, free
-        return lengths.copy(), rows
+        env_ids = np.flatnonzero(self.lengths)
+        rows = np.zeros(
+            (int(self.lengths.sum()) + len(env_ids), self._pool.shape[1]), np.int64
+        )  # fmt: skip
+        collect_episodes(  # copies: nothing is taken out
+            env_ids,
+            HEADER_WORDS,
+            np.empty(len(rows), np.int32),
+            np.zeros(1, np.int64),
+            self._pool,
+            self._previous,
+            self._last_rows.copy(),
+            self.lengths.copy(),
+            self._last_next_obs,
+            rows,
+        )
+        return self.lengths.copy(), rows
 
     def restore(self, lengths: np.ndarray, rows: np.ndarray) -> None:
         """Replace the open episodes.
@@ -189,13 +196,11 @@ class OpenEpisodes:
             rows: int64 (K, W), env after env with an open episode: its steps, then a row with the
                 last observation.
         """
-        self._last_rows.fill(-1)
-        self._num_free = len(self._pool)
-        self._free[:] = np.arange(len(self._pool) - 1, -1, -1)
-        total = int(lengths.sum())
-        if total > self._num_free:
-            self._grow(total - self._num_free)
-        self.lengths[:] = lengths
+        missing = int(lengths.sum()) - len(self._pool)
+        if missing > 0:
+            self._grow(missing)
+        self.lengths[:] = 0  # until all is there
+        last_rows = np.full(self.num_envs, -1, np.int32)
         begin = filled = 0
         for env_id in np.flatnonzero(lengths):
             stop = begin + int(lengths[env_id])
@@ -203,12 +208,15 @@ class OpenEpisodes:
             self._pool[chosen] = rows[begin:stop]
             self._previous[chosen] = np.arange(chosen.start - 1, chosen.stop - 1)
             self._previous[filled] = -1
-            self._last_rows[env_id] = chosen.stop - 1
+            last_rows[env_id] = chosen.stop - 1
             last = rows[stop, HEADER_WORDS:]
             self._last_next_obs[env_id] = last[: self._last_next_obs.shape[1]]
             begin, filled = stop + 1, chosen.stop
-        self._num_free = len(self._pool) - filled
-        self._free[: self._num_free] = np.arange(len(self._pool) - 1, filled - 1, -1)
+        num_free, free = np.array([len(self._pool) - filled]), np.zeros(len(self._pool), np.int32)
+        free[: len(self._pool) - filled] = np.arange(len(self._pool) - 1, filled - 1, -1)
+        lengths = lengths.astype(np.int64)
+        self._last_rows, self._free, self._num_free = last_rows, free, num_free
+        self.lengths = lengths
 
 
 def _split(sizes: np.ndarray, limit: int) -> Iterator[slice]:

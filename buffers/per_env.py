@@ -70,7 +70,7 @@ class PerEnvReplayBuffer(ReplayBuffer):
         seed: int | None = None,
         staged: bool = False,
     ):
-        if over not in _DRAWS:
+        if not isinstance(over, str) or over not in _DRAWS:
             raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
         rows: RowOptions = {
             "n_step": n_step,
@@ -126,7 +126,7 @@ class PerEnvReplayBuffer(ReplayBuffer):
         if not replace and self.over != "transitions":
             raise BufferMisuseError("replace=False needs over='transitions'")
         batch = self._batch(batch_size, out)
-        if not replace:
-            self._check_distinct(batch_size)
-        self._reader.fill(batch, _DRAWS[self.over] if replace else "distinct")
+        draw = _DRAWS[self.over] if replace else "distinct"
+        if not self._reader.fill_at_once(batch, draw):
+            self._fill(batch, draw)
         return batch

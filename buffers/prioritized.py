@@ -12,8 +12,9 @@ import torch
 from gymnasium import Space
 
 from buffers import indexing as at
-from buffers.arguments import as_array
+from buffers.arguments import as_array, read_number
 from buffers.errors import BufferMisuseError
+from buffers.guard import exclusive
 from buffers.replay_base import ReplayBuffer, ReplayOptions, RowOptions, plan_replay
 from buffers.replay_batch import ReplayBatch
 from buffers.replay_storage import storage_bytes
@@ -24,6 +25,7 @@ from buffers.sum_tree_torch import BlockSums
 __all__ = ["PrioritizedReplayBuffer"]
 
 _ALPHA, _BETA = 0.6, 0.4
+_ROUNDING = 1e-6  # of powers
 _LOG_MAX = math.log(sys.float_info.max)
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 
@@ -89,8 +91,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         staged: bool = False,
     ):
         self._given = {"alpha": alpha, "beta": beta}
-        self.alpha = _check_exponent("alpha", _ALPHA if alpha is None else alpha)
-        self.beta = _check_exponent("beta", _BETA if beta is None else beta)
+        self.alpha = read_number("alpha", _ALPHA if alpha is None else alpha, math.inf)
+        self.beta = read_number("beta", _BETA if beta is None else beta, math.inf)
         rows: RowOptions = {
             "n_step": n_step,
             "gamma": gamma,
@@ -105,6 +107,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         with self._allocation(options):
             self._tree = None if is_staged else SumTree(self.capacity)
             self._sums = BlockSums(self.capacity, self.device) if is_staged else None
+        self._num_inserted = 0  # rows that `_sums` knows of
         self._largest = np.ones(1)
         self._bound = -1.0, 0.0  # an alpha, and the largest priority for it
         made = {"device": self.device, "staged": staged, "num_envs": num_envs, **rows}
@@ -153,14 +156,26 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def add(self, *, env_ids: Any = None, **columns: Any) -> None:
         """Add K transitions with the largest priority so far; otherwise as `SharedReplayBuffer`."""
-        state = self._state
-        before = state[at.ADDED]
         super().add(env_ids=env_ids, **columns)
-        count, end = state[at.ADDED] - before, state[state[at.POINTERS]]
+        self._insert_new()
+
+    def _insert_new(self) -> None:
+        """Give rows their first priority: all that were added since this was done the last time.
+
+        An interrupt may have come between an `add` and this, or another thread.
+        """
         if self._tree is not None:
-            self._tree.insert(end, count, self._largest[0] ** self.alpha)  # pyright: ignore[reportArgumentType]
-        elif self._sums is not None and count:
-            self._sums.insert(int(end), int(count), self.alpha)
+            self._tree.insert(self._state, self._largest[0] ** self.alpha)
+        else:
+            self._insert_sums()
+
+    @exclusive
+    def _insert_sums(self) -> None:
+        state = self._state
+        count, end = int(state[at.ADDED]) - self._num_inserted, int(state[state[at.POINTERS]])
+        if self._sums is not None and count:
+            self._sums.insert(end, count, self.alpha)
+            self._num_inserted += count
 
     def sample(
         self, batch_size: int, out: ReplayBatch | None = None, *, beta: float | None = None
@@ -176,20 +191,29 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             BufferMisuseError: The buffer is empty, or all priorities are 0 (found out on the CPU
                 only), or an argument does not fit.
         """
-        exponent = self.beta if beta is None else _check_exponent("beta", beta)
+        exponent = self.beta if beta is None else read_number("beta", beta, math.inf)
         tree = self._tree
+        if tree is not None and len(self) and not tree.total > 0:
+            self._insert_new()
         if tree is not None and len(self) and not tree.total > 0:
             raise BufferMisuseError(
                 "all priorities are 0; give some a positive one with update_priorities"
             )
         batch = self._batch(batch_size, out)
-        if tree is not None:
-            memory = batch.memory
-            tree.draw(self._reader.generator, memory.rows, memory.weights, exponent)
-        elif self._sums is not None:
-            self._sums.draw(self._reader.generator, batch.indices, batch.weights, exponent)
-        self._reader.gather(batch)
+        if tree is None:
+            self._draw_on_device(batch, exponent)
+            return batch
+        memory = batch.memory
+        tree.draw(self._reader.generator, memory.rows, memory.weights, exponent)
+        if not self._reader.gather_at_once(batch):
+            self._gather(batch)
         return batch
+
+    @exclusive
+    def _draw_on_device(self, batch: ReplayBatch, exponent: float) -> None:
+        assert self._sums is not None
+        self._sums.draw(self._reader.generator, batch.indices, batch.weights, exponent)
+        self._reader.gather(batch)
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Give transitions new priorities.
@@ -206,27 +230,35 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             BufferMisuseError: An index or a priority does not fit; nothing was changed.
         """
         if self._sums is not None and _is_on(indices, priorities, self.device):
-            self._sums.update(indices, priorities, self.alpha, self._largest_priority())
+            self._update_sums(indices, priorities)
             return
-        rows = _read_list("indices", indices, _INT64, self.device)
+        leaves = _read_list("indices", indices, _INT64, self.device)
         given = _read_list("priorities", priorities, _FLOAT64, self.device)
-        if rows.ndim != 1 or rows.shape != given.shape:
+        if leaves.ndim != 1 or leaves.shape != given.shape:
             raise BufferMisuseError(
-                f"indices has shape {rows.shape} and priorities {given.shape}, expected (K,) both"
+                f"indices has shape {leaves.shape} and priorities {given.shape}, expected (K,) both"
             )
         bound = self._largest_priority()
-        wrong = check_update(rows, given, self._state[at.COUNT], bound, self._largest)
+        rows, values = np.empty(len(leaves), np.int64), np.empty(len(leaves))
+        wrong = check_update(
+            leaves, given, self._state[at.COUNT], bound, self._largest, rows, values
+        )
         if wrong >= 0:
             raise BufferMisuseError(
-                f"indices[{wrong}] is {rows[wrong]} and priorities[{wrong}] {given[wrong]}, "
+                f"indices[{wrong}] is {rows[wrong]} and priorities[{wrong}] {values[wrong]}, "
                 f"expected a row from 0 to {len(self) - 1} and a priority from 0 to {bound:.4g}, "
                 "so that no sum overflows"
             )
         if self._tree is not None:
-            self._tree.update(rows, np.power(given, self.alpha))
-        elif self._sums is not None and len(rows):
-            found = torch.from_numpy(rows).to(self.device), torch.from_numpy(given).to(self.device)
-            self._sums.update(*found, self.alpha, bound)
+            self._tree.update(rows, np.power(values, self.alpha, out=values))
+        elif len(rows):
+            self._update_sums(*(torch.from_numpy(a).to(self.device) for a in (rows, values)))
+
+    @exclusive
+    def _update_sums(self, indices: torch.Tensor, priorities: torch.Tensor) -> None:
+        assert self._sums is not None
+        bound = self._largest_priority()
+        self._sums.update(indices, priorities, len(self), self.alpha, bound)
 
     def _largest_priority(self) -> float:
         """Up to which priorities are taken: so many rows of it can be summed up."""
@@ -246,6 +278,26 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             largest, values = float(self._sums.largest), self._sums.leaves.cpu().numpy()
         exponents = np.array([largest, self.alpha, self.beta])
         return {"exponents": exponents, "priorities": values}
+
+    def _check_own_arrays(self, arrays: Mapping[str, np.ndarray], num_rows: int) -> None:
+        values, limit = arrays["priorities"], largest_value(self.capacity)
+        largest, alpha, beta = arrays["exponents"].tolist()
+        fits = (  # false of NaN
+            0.0 <= alpha < math.inf
+            and 0.0 <= beta < math.inf
+            and 1.0 <= largest < math.inf
+            and alpha * math.log(largest) <= math.log(limit) + _ROUNDING
+            and 0.0 <= values.min() <= values.max() <= limit * (1.0 + _ROUNDING)
+            and not values[num_rows:].any()
+        )
+        if not fits:
+            raise BufferMisuseError(
+                "state contradicts itself; it was changed after it was made: it has priorities or "
+                f"exponents that cannot be: alpha {alpha}, beta {beta}, largest {largest}"
+            )
+
+    def _forget_own_arrays(self) -> None:
+        self._restore(1.0, np.zeros(self.capacity))
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         self._take_priorities(self._saved.take_copied_state(state))
@@ -273,17 +325,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _restore(self, largest: float, values: np.ndarray) -> None:
         self._largest[0] = largest
+        self._num_inserted = int(self._state[at.ADDED])
         if self._tree is not None:
             self._tree.restore(values)
+            self._tree.inserted[0] = self._num_inserted
         elif self._sums is not None:
             self._sums.restore(torch.from_numpy(values).to(self.device))
             self._sums.largest.fill_(largest)
-
-
-def _check_exponent(name: str, value: float) -> float:
-    if not 0.0 <= value < float("inf"):
-        raise BufferMisuseError(f"{name} is {value!r}, expected a finite number of 0 or more")
-    return float(value)
 
 
 def _is_on(indices: Any, priorities: Any, device: torch.device) -> bool:
@@ -296,7 +344,7 @@ def _is_on(indices: Any, priorities: Any, device: torch.device) -> bool:
 
 def _read_list(name: str, given: Any, dtype: np.dtype, device: torch.device) -> np.ndarray:
     array = as_array(name, given, device)
-    if array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable:
+    if array.dtype == dtype and array.flags.carray:
         return array
     if array.size and array.dtype.kind not in ("iu" if dtype == _INT64 else "fiu"):
         raise BufferMisuseError(f"{name} has dtype {array.dtype}, expected {dtype}; convert it")

@@ -9,7 +9,8 @@ word, so it fits into a checkpoint and can be continued anywhere.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from buffers.compiling import njit
 
 __all__ = ["bounded", "random_word", "unit_float"]
 

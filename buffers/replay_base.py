@@ -10,12 +10,21 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import torch
 from gymnasium import Space
+from numba.core.errors import NumbaError
 
 from buffers import indexing as at
-from buffers.arguments import read_distinct_ids, resolve_device
+from buffers.arguments import (
+    MAX_COUNT,
+    as_array,
+    check_count,
+    read_distinct_ids,
+    read_number,
+    resolve_device,
+)
 from buffers.copies import Rebuilt
 from buffers.errors import BufferMemoryError, BufferMisuseError
 from buffers.free_memory import allocation
+from buffers.guard import Guard, exclusive
 from buffers.indexing import mark_cut
 from buffers.record_layout import RecordLayout, field_view, plan_records
 from buffers.replay_batch import BatchPlanner, ReplayBatch
@@ -24,11 +33,10 @@ from buffers.replay_reader import CompiledReader
 from buffers.replay_state import ReplayState
 from buffers.replay_storage import ReplayStorage, check_room, storage_bytes
 from buffers.replay_torch import TorchReader
-from buffers.rollout_layout import check_count
 
 __all__ = ["ReplayBuffer", "ReplayOptions", "RowOptions", "plan_replay"]
 
-_MAX_ROWS = 2**31 - 2  # links between rows are 32-bit, with a sign
+_MAX_ROWS = 2**31 - 2  # links between rows are 32-bit, with a sign, like env ids
 
 
 class ReplayOptions(NamedTuple):
@@ -75,9 +83,9 @@ def plan_replay(
     Raises:
         BufferMisuseError: One of them is wrong, or two do not go together.
     """
-    capacity, n_step = check_count("capacity", capacity), check_count("n_step", n_step)
-    if gamma is not None and not 0.0 <= gamma <= 1.0:
-        raise BufferMisuseError(f"gamma is {gamma!r}, expected a number from 0 to 1")
+    capacity, n_step = check_count("capacity", capacity), check_count("n_step", n_step, _MAX_ROWS)
+    if gamma is not None:
+        gamma = read_number("gamma", gamma)
     if n_step > 1 and gamma is None:
         raise BufferMisuseError(f"n_step={n_step} needs gamma, the discount per step")
     needs_envs = n_step > 1 or not store_next or track_env
@@ -86,7 +94,8 @@ def plan_replay(
             "n_step > 1, store_next=False and track_env=True need num_envs, to tell which rows "
             "follow one another; with a single environment give num_envs=1"
         )
-    number = 0 if num_envs is None else check_count("num_envs", num_envs)
+    is_untracked = num_envs is None and not is_per_env
+    number = 0 if is_untracked else check_count("num_envs", num_envs, _MAX_ROWS)
     num_rings = number if is_per_env else 1
     if capacity * num_rings > _MAX_ROWS:
         raise BufferMisuseError(
@@ -120,6 +129,7 @@ class ReplayBuffer(Rebuilt):
         self.capacity, self.device = options.capacity, resolve_device(device)
         self.num_envs = options.num_envs or None
         self.n_step, self.gamma = options.num_steps, options.gamma
+        self._guard = Guard()
         kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
         check_room(kind, options.capacity, self._bytes_for(options), self.device)
         # The tensors outlive the mode they were made in.
@@ -134,9 +144,12 @@ class ReplayBuffer(Rebuilt):
             )
         self._reader = self._make_reader(is_staged, seed, has_weights)
         settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
-        self._saved = ReplayState(kind, self._storage, self._reader, self._own_arrays, settings)
+        self._saved = ReplayState(
+            kind, self._storage, self._reader, self._own_arrays, self._check_own_arrays, settings
+        )
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
+        self._busy = self._guard.flag
 
     def _allocation(self, options: ReplayOptions) -> AbstractContextManager[None]:
         """Around what allocates memory in the constructor."""
@@ -153,19 +166,19 @@ class ReplayBuffer(Rebuilt):
         if is_staged:
             return TorchReader(
                 self._storage,
-                num_steps=self.n_step,
+                num_steps=min(self.n_step, self.capacity),
                 gamma=self.gamma,
                 has_weights=has_weights,
                 seed=seed,
             )
         planner = BatchPlanner(
             self._storage.layout,
-            num_steps=self.n_step,
+            num_steps=min(self.n_step, self.capacity),  # no window is longer
             has_discounts=self.gamma is not None,
             has_weights=has_weights,
         )
         gamma = 1.0 if self.gamma is None else self.gamma
-        return CompiledReader(self._storage, planner, gamma, seed)
+        return CompiledReader(self._storage, planner, gamma, seed, self._guard)
 
     def __len__(self) -> int:
         """Number of transitions held."""
@@ -230,6 +243,7 @@ class ReplayBuffer(Rebuilt):
                 if self._add_rows(
                     self._table,
                     self._state,
+                    self._busy,
                     self._no_ids if env_ids is None else env_ids,
                     obs,
                     next_obs,
@@ -239,7 +253,7 @@ class ReplayBuffer(Rebuilt):
                     truncations,
                 ):
                     return
-            except TypeError:  # other types than those it was compiled for
+            except (TypeError, NumbaError):  # other types than those it was compiled for
                 pass
         columns = {
             "obs": obs,
@@ -256,7 +270,11 @@ class ReplayBuffer(Rebuilt):
         arrays = read_columns(columns, self._storage.layout, self.device)
         num_envs = self.num_envs or 0
         ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs, self.device)
-        self._storage.write(arrays, ids if num_envs else self._no_ids)
+        self._write(arrays, ids if num_envs else self._no_ids)
+
+    @exclusive
+    def _write(self, arrays: Mapping[str, np.ndarray], ids: np.ndarray) -> None:
+        self._storage.write(arrays, ids)
 
     def cut_episodes(self, env_ids: Any = None) -> None:
         """Say that environments were reset, or left, before their episodes ended.
@@ -273,8 +291,13 @@ class ReplayBuffer(Rebuilt):
         if self.num_envs is None:
             return
         ids = np.arange(self.num_envs) if env_ids is None else env_ids
-        mark_cut(self._state, read_distinct_ids(ids, self.num_envs, self.device))
+        self._mark_cut(read_distinct_ids(ids, self.num_envs, self.device))
 
+    @exclusive
+    def _mark_cut(self, ids: np.ndarray) -> None:
+        mark_cut(self._state, ids)
+
+    @exclusive
     def reserve_final_obs(self, number: int) -> None:
         """Make room for the observations episodes end with, where `store_next` is False.
 
@@ -288,7 +311,7 @@ class ReplayBuffer(Rebuilt):
         Raises:
             BufferMemoryError: They would not fit into free memory; nothing was changed.
         """
-        kept, number = self._storage.successors, check_count("number", number)
+        kept, number = self._storage.successors, check_count("number", number, MAX_COUNT)
         if kept is not None and number > len(kept.finals):
             before, kept.is_captured = kept.is_captured, False
             try:
@@ -299,7 +322,7 @@ class ReplayBuffer(Rebuilt):
 
     def new_batch(self, batch_size: int) -> ReplayBatch:
         """Memory for `sample(batch_size, out=...)`, not initialised."""
-        return self._reader.new(check_count("batch_size", batch_size))
+        return self._reader.new(check_count("batch_size", batch_size, MAX_COUNT))
 
     def _batch(self, batch_size: int, out: ReplayBatch | None) -> ReplayBatch:
         """The batch to fill.
@@ -309,9 +332,20 @@ class ReplayBuffer(Rebuilt):
         """
         if not self._state[at.COUNT]:
             raise BufferMisuseError("the buffer is empty; add transitions before sampling")
-        if type(batch_size) is not int or batch_size < 1:
-            batch_size = check_count("batch_size", batch_size)
+        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
+            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         return self._reader.new(batch_size) if out is None else self._reader.check(out, batch_size)
+
+    @exclusive
+    def _fill(self, batch: ReplayBatch, draw: str) -> None:
+        """Draw rows and gather them, where the reader cannot do it at once."""
+        if draw == "distinct":
+            self._check_distinct(batch.size)
+        self._reader.fill(batch, draw)
+
+    @exclusive
+    def _gather(self, batch: ReplayBatch) -> None:
+        self._reader.gather(batch)
 
     def _check_distinct(self, batch_size: int) -> None:
         if batch_size > len(self):
@@ -333,6 +367,7 @@ class ReplayBuffer(Rebuilt):
         others = set(views) - {*layout.obs, *layout.next_obs, "link"}
         return {**found, **{name: views[name] for name in views if name in others}}
 
+    @exclusive
     def order(self) -> torch.Tensor:
         """int64 (len,) on the CPU: the rows that hold transitions, oldest first in each ring."""
         return self._storage.oldest_first()
@@ -346,20 +381,26 @@ class ReplayBuffer(Rebuilt):
         Raises:
             BufferMisuseError: A row is out of range or holds nothing.
         """
-        rows = np.asarray(torch.as_tensor(indices).cpu())
-        state, capacity = self._state, int(self._state[at.CAPACITY])
-        fits = rows.ndim == 1 and len(rows) > 0 and rows.dtype.kind in "iu"
-        if fits and rows.min() >= 0 and rows.max() < len(self._storage.rows):
-            totals = state[state[at.TOTALS] + rows // capacity]
-            fits = bool((rows % capacity < totals).all())
-        else:
-            fits = False
-        if not fits:
+        given = as_array("indices", indices, self.device)
+        fits = given.ndim == 1 and len(given) > 0 and given.dtype.kind in "iu"
+        rows = np.array(given, np.int64) if fits else np.zeros(0, np.int64)  # nobody else's
+        batch = self._get(rows) if fits else None
+        if batch is None:
             raise BufferMisuseError(
-                f"indices is {rows}, expected rows that hold transitions, (B,); see order()"
+                f"indices is {given}, expected rows that hold transitions, (B,); see order()"
             )
+        return batch
+
+    @exclusive
+    def _get(self, rows: np.ndarray) -> ReplayBatch | None:
+        """The transitions in rows int64 (B,), or None if one is out of range or holds nothing."""
+        state, capacity = self._state, int(self._state[at.CAPACITY])
+        if rows.min() < 0 or rows.max() >= len(self._storage.rows):
+            return None
+        if (rows % capacity >= state[state[at.TOTALS] + rows // capacity]).any():
+            return None
         batch = self._reader.new(len(rows))
-        batch.indices.copy_(torch.from_numpy(rows.astype(np.int64)))
+        batch.indices.copy_(torch.from_numpy(rows))
         if batch.weights is not None:
             batch.weights.fill_(1.0)
         self._reader.gather(batch)
@@ -373,8 +414,14 @@ class ReplayBuffer(Rebuilt):
         """Further arrays of a checkpoint."""
         return {}
 
+    def _check_own_arrays(self, arrays: Mapping[str, np.ndarray], num_rows: int) -> None:
+        """Raise BufferMisuseError if those of a state of so many transitions do not fit."""
+
     def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore them."""
+
+    def _forget_own_arrays(self) -> None:
+        """Begin anew with them: the buffer is empty."""
 
     def _copied_state(self) -> dict[str, Any]:
         return self._saved.copied_state()
@@ -382,20 +429,23 @@ class ReplayBuffer(Rebuilt):
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         self._take_own_arrays(self._saved.take_copied_state(state))
 
+    @exclusive
     def state_dict(self) -> dict[str, Any]:
         """Transitions and generator, as copies: tensors, numbers, strings, lists, dicts."""
         return self._saved.state_dict()
 
+    @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the buffer stood that `state_dict` was called on.
 
         Raises:
             BufferMisuseError: The state is of another kind of buffer, version or device, or of one
-                with other spaces, sizes, `n_step`, `gamma` or options, which are listed; nothing
-                was changed.
+                with other spaces, sizes, `n_step`, `gamma` or options, which are listed, or it
+                contradicts itself; nothing was changed.
         """
         self._take_own_arrays(self._saved.load_state_dict(state))
 
+    @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write transitions and generator into a file, all or nothing.
 
@@ -404,12 +454,25 @@ class ReplayBuffer(Rebuilt):
         """
         self._saved.save(path)
 
+    @exclusive
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue where the buffer stood that `save` was called on.
+
+        Nothing in a file is believed: what contradicts itself is refused, so that no file can make
+        the buffer read or write other memory. Others must not write to it meanwhile.
 
         Raises:
             BufferMisuseError: The file is damaged, cut off, or does not fit this buffer, as in
                 `load_state_dict`; nothing was changed.
-            OSError: It cannot be opened.
+            BufferMemoryError: It has more final observations than there is memory for; nothing was
+                changed.
+            OSError: It cannot be opened, or reading fails at last: then the buffer is empty.
         """
-        self._take_own_arrays(self._saved.load(path))
+        before = len(self)
+        try:
+            arrays = self._saved.load(path)
+        except BaseException:
+            if before and not len(self):
+                self._forget_own_arrays()
+            raise
+        self._take_own_arrays(arrays)

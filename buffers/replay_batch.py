@@ -141,10 +141,12 @@ class BatchPlanner:
     def new(self, size: int) -> ReplayBatch:
         """A batch of B transitions in memory of its own, not initialised."""
         recipe = self._recipes.get(size) or self._plan(size)
-        pages, arrays = recipe.memory.take()
+        kept = recipe.memory.take()
+        pages, arrays, _ = kept
         from_numpy = torch.from_numpy
         tensors = {name: from_numpy(array) for name, array in arrays.items()}
         memory = BatchPages(pages, recipe.plan, arrays["indices"], arrays.get("weights"), self)
+        recipe.memory.keep(kept)
         layout = self._layout
         if len(layout.obs) == 1 and layout.obs[0] == "obs":
             extras = {name: tensors.pop(name) for name in layout.extras}

@@ -73,10 +73,11 @@ def read_row_ids(
         raise BufferMisuseError(
             f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers ({num_rows},)"
         )
+    ids = np.array(ids, np.int64)  # another thread may change those that were given
     if num_envs and ids.size and (ids.min() < 0 or ids.max() >= num_envs):
         wrong = int(ids[(ids < 0) | (ids >= num_envs)][0])
         raise BufferMisuseError(
             f"env_ids has {wrong}, expected numbers from 0 to {num_envs - 1}, as num_envs is "
             f"{num_envs}"
         )
-    return ids.astype(np.int64)
+    return ids

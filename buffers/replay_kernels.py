@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from buffers import indexing as at
 from buffers.byte_copy import copy_bytes, prefetch_to_write
+from buffers.compiling import njit
 from buffers.indexing import follow, ids_fit, skip_rows, take_row, take_rows
 
 __all__ = [
@@ -57,15 +57,18 @@ def all_finite(rewards):
     return total == np.float32(0.0)
 
 
-@njit(nogil=True, cache=True)
+@njit(cache=True)
 def add_rows(
-    table, state, env_ids, obs, next_obs, actions, rewards, terminations, truncations
+    table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
 ):  # fmt: skip
     """Check and write transitions with a single array as observation, both observations stored.
+
+    It keeps the interpreter's lock, so that no other thread adds or draws meanwhile.
 
     Args:
         table: uint8 (rows, stride), written.
         state: int64, see `indexing`; written.
+        busy: int64 (1,), the flag of the buffer's `Guard`; nothing is written while it is set.
         env_ids: int64 (K,), or (0,) for whole steps.
         obs, next_obs: (K, *obs_shape), of the dtype of the table, like actions (K, *action_shape).
         rewards: float (K,); stored as float32.
@@ -76,7 +79,8 @@ def add_rows(
     """
     num_rows = rewards.shape[0]
     fits = (
-        shape_fits(obs.shape, num_rows, state, state[at.OBS_DIMS])
+        busy[0] == 0
+        and shape_fits(obs.shape, num_rows, state, state[at.OBS_DIMS])
         and shape_fits(next_obs.shape, num_rows, state, state[at.OBS_DIMS])
         and shape_fits(actions.shape, num_rows, state, state[at.ACTION_DIMS])
         and terminations.shape[0] == num_rows
@@ -98,9 +102,10 @@ def add_rows(
     first = skip_rows(state, num_rows)
     at_once = num_rings == 1 and link_at < 0  # no row needs to know another
     following = take_rows(state, num_rows - first) if at_once else 0
-    step = first % num_envs if num_envs else 0
+    step, last_env = first % num_envs if num_envs else 0, max(num_envs - 1, 0)
     for i in range(first, num_rows):
-        env = env_ids[i] if env_ids.shape[0] else step
+        # Limited, as another thread may have changed it since it was checked.
+        env = min(max(env_ids[i], 0), last_env) if env_ids.shape[0] else step
         step = step + 1 if step + 1 < num_envs else 0
         ring = env if num_rings > 1 else 0
         if at_once:
@@ -128,7 +133,7 @@ def add_rows(
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit(cache=True)
 def place_rows(state, env_ids, is_over, rows, befores, envs):
     """Take rows for transitions that are written field by field.
 
@@ -191,7 +196,7 @@ def same_bytes(left, left_row, right, right_row):
     return difference == 0
 
 
-@njit(nogil=True, cache=True)
+@njit(cache=True)
 def keep_successors(
     state, rows, befores, envs, obs, next_obs, slots, pending, finals, free, codes
 ):  # fmt: skip

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from buffers.gather_kernels import draw_by_ring, draw_distinct, gather, sample_uniform
+from buffers.gather_kernels import (
+    draw_by_ring,
+    draw_distinct,
+    draw_uniform,
+    gather,
+    gather_at_once,
+    sample_uniform,
+)
+from buffers.guard import Guard
 from buffers.replay_batch import BatchPlanner, ReplayBatch
 from buffers.replay_storage import ReplayStorage
 from buffers.ring_state import new_generator
@@ -15,6 +23,7 @@ from buffers.ring_state import new_generator
 __all__ = ["CompiledReader"]
 
 _NOTHING = np.zeros((1, 1), np.uint8)
+_MOST_AT_ONCE = 1024  # rows of a batch that is drawn without giving up the interpreter's lock
 
 
 class CompiledReader:
@@ -25,34 +34,71 @@ class CompiledReader:
         planner: Makes the batches.
         gamma: Discount per step.
         seed: Of the generator.
+        guard: Of the buffer.
 
     Attributes:
         generator: uint64 (2,), see `random_kernels`.
     """
 
     def __init__(
-        self, storage: ReplayStorage, planner: BatchPlanner, gamma: float, seed: int | None
+        self,
+        storage: ReplayStorage,
+        planner: BatchPlanner,
+        gamma: float,
+        seed: int | None,
+        guard: Guard,
     ):
         self._storage, self._gamma = storage, float(gamma)
+        self._busy = guard.flag
         self.generator = new_generator(seed)
         self._moved = np.empty(0, np.int64)
         self.new, self.check = planner.new, planner.check
+
+    def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
+        """As `fill`, if it takes one compiled call and no thread is in an exclusive call.
+
+        Returns:
+            Whether it was done; otherwise `fill` has to do it, exclusively.
+        """
+        if draw != "rows" or batch.size > _MOST_AT_ONCE:
+            return False
+        storage, memory = self._storage, batch.memory
+        pending, finals = self._kept()
+        return sample_uniform(
+            storage.table,
+            storage.state,
+            self._busy,
+            self.generator,
+            memory.plan,
+            memory.pages,
+            self._gamma,
+            pending,
+            finals,
+        )
+
+    def gather_at_once(self, batch: ReplayBatch) -> bool:
+        """As `gather`; see `fill_at_once`."""
+        if batch.size > _MOST_AT_ONCE:
+            return False
+        storage, memory = self._storage, batch.memory
+        pending, finals = self._kept()
+        return gather_at_once(
+            storage.table,
+            storage.state,
+            self._busy,
+            memory.plan,
+            memory.pages,
+            self._gamma,
+            pending,
+            finals,
+        )
 
     def fill(self, batch: ReplayBatch, draw: str) -> None:
         """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
         storage, memory = self._storage, batch.memory
         if draw == "rows":
-            sample_uniform(
-                storage.table,
-                storage.state,
-                self.generator,
-                memory.plan,
-                memory.pages,
-                self._gamma,
-                *self._kept(),
-            )
-            return
-        if draw == "rings":
+            draw_uniform(storage.state, self.generator, memory.rows)
+        elif draw == "rings":
             draw_by_ring(storage.state, self.generator, memory.rows)
         else:
             draw_distinct(storage.state, self.generator, memory.rows, self._table(batch.size))

@@ -9,8 +9,10 @@ import numba
 import numpy as np
 import torch
 from numba.core import config
+from numba.core.errors import NumbaError
 
 from buffers import indexing as at
+from buffers.compiling import njit
 from buffers.errors import BufferMemoryError
 from buffers.free_memory import format_bytes, free_bytes
 from buffers.huge_pages import zeroed_bytes
@@ -23,7 +25,7 @@ from buffers.successors import Successors, successor_bytes
 __all__ = ["ReplayStorage", "check_room", "storage_bytes"]
 
 _PLAIN = "fiub"
-_compiled: dict[Any, Callable[..., bool]] = {}
+_compiled: dict[Any, Callable[..., bool] | None] = {}
 
 
 def storage_bytes(
@@ -78,13 +80,50 @@ def _compiled_add(layout: RecordLayout) -> Callable[..., bool] | None:
         words, flags = array(np.int64, 1), array(np.bool_, 1)
         signatures = [
             numba.types.boolean(
-                array(np.uint8, 2), words, words, obs, obs, actions, rewards, flags, flags
+                array(np.uint8, 2), words, words, words, obs, obs, actions, rewards, flags, flags
             )
             for rewards in (array(np.float32, 1), array(np.float64, 1))
         ]
         kernel: Any = add_rows
-        _compiled[key] = numba.njit(signatures, nogil=True, cache=True)(kernel.py_func)
+        compiled = njit(cache=True)(kernel.py_func)
+        for signature in signatures:
+            compiled.compile(signature)
+        compiled.disable_compile()
+        _compiled[key] = compiled if _refuses_swapped(compiled, *key) else None
     return _compiled[key]
+
+
+def _refuses_swapped(kernel: Any, obs: tuple[str, int], action: tuple[str, int]) -> bool:
+    """Whether a compiled `add_rows` refuses arrays of the other byte order, from now on for ever.
+
+    Numba finds the type of an array that is aligned and of the machine's byte order by its dtype.
+    Others it knows by a summary in which the byte order is missing: the first array with a summary
+    decides for all that follow. Here those of the other order come first, which have no type; or an
+    unaligned one has come before, whose type they would be given.
+
+    Args:
+        kernel: Compiled for certain signatures.
+        obs: Dtype of the observations, and number of axes of one.
+        action: The same of the actions.
+    """
+    observations, actions = (np.zeros((2,) * (n + 1), dtype) for dtype, n in (obs, action))
+    ids, rewards, flags = np.zeros(2, np.int64), np.zeros(2), np.zeros(2, np.bool_)
+    busy = np.ones(1, np.int64)  # then it looks at nothing else
+    good: list[np.ndarray] = [
+        np.zeros((2, 2), np.uint8), ids, busy, ids, observations, observations, actions, rewards,
+        flags, flags,
+    ]  # fmt: skip
+    for place, array in [*enumerate(good), (7, rewards.astype(np.float32))]:
+        for code in np.typecodes["All"]:
+            if np.dtype(code) != array.dtype or array.dtype.itemsize == 1:
+                continue
+            swapped = np.zeros(array.shape, np.dtype(code).newbyteorder("S"))
+            try:
+                kernel(*good[:place], swapped, *good[place + 1 :])
+            except (TypeError, NumbaError):
+                continue
+            return False
+    return True
 
 
 class ReplayStorage:

@@ -13,12 +13,16 @@ import numpy as np
 import torch
 
 from buffers import indexing as at
+from buffers.checkpoint import is_generator_state
 from buffers.errors import BufferMisuseError
+from buffers.free_memory import check_fits
 from buffers.record_layout import RecordLayout, field_view
 from buffers.replay_batch import ReplayBatch
 from buffers.replay_storage import ReplayStorage
 
 __all__ = ["TorchReader"]
+
+_NO_MATTER_BYTES = 1 << 26  # that may be there without looking
 
 
 class TorchMemory(NamedTuple):
@@ -79,6 +83,9 @@ class TorchReader:
         def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty((size, *shape), dtype=dtype, device=device)
 
+        needed = 3 * size * layout.stride
+        if needed > _NO_MATTER_BYTES:
+            check_fits(f"a batch of {size}", needed, device, "draw fewer at once")
         floats = torch.float32
         own = empty(layout.stride, dtype=torch.uint8)
         is_long, has_sums = self._num_steps > 1, self._gamma is not None
@@ -100,6 +107,14 @@ class TorchReader:
         if out.size != size:
             raise BufferMisuseError(f"out holds {out.size} transitions, expected {size}")
         return out
+
+    def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
+        """False: on a device nothing takes one call only."""
+        return False
+
+    def gather_at_once(self, batch: ReplayBatch) -> bool:
+        """False, as above."""
+        return False
 
     def fill(self, batch: ReplayBatch, draw: str) -> None:
         """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
@@ -206,11 +221,7 @@ class TorchReader:
 
     def accepts_state(self, state: Any) -> bool:
         """Whether `set_state` would take it."""
-        mine = self.get_state()
-        return (
-            isinstance(state, np.ndarray)
-            and (state.shape, state.dtype) == (mine.shape, mine.dtype)
-        )  # fmt: skip
+        return is_generator_state(state, self.generator)
 
     def set_state(self, state: np.ndarray) -> None:
         """Continue where another generator stood."""

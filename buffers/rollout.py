@@ -16,6 +16,7 @@ from buffers.errors import BufferMisuseError
 from buffers.gae import fill_advantages_torch
 from buffers.gae_arguments import check_discounts
 from buffers.gae_kernels import fill_advantages
+from buffers.guard import Guard, exclusive
 from buffers.minibatches import MinibatchSampler, RolloutBatch
 from buffers.rollout_input import read_field
 from buffers.rollout_kernels import (
@@ -141,7 +142,8 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         extra_columns: Mapping[str, Space] | None = None,
         staged: bool = False,
     ):
-        check_discounts(gamma, gae_lambda)
+        gamma, gae_lambda = check_discounts(gamma, gae_lambda)
+        self._guard = Guard()
         super().__init__(
             num_steps,
             num_envs,
@@ -209,6 +211,7 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         self._require_computed("num_valid")
         return self._num_valid
 
+    @exclusive
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
 
@@ -218,7 +221,7 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         Raises:
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
-        self.episodes()  # carries the sums of unfinished episodes on
+        self._episodes()  # carries the sums of unfinished episodes on
         columns = self._storage.columns
         self._storage.write_obs(0, [column.host[-1] for column in self._storage.obs])
         terminations, truncations = columns["terminations"].host, columns["truncations"].host
@@ -241,7 +244,11 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
                 continued.
         """
         self._require_started("compute_advantages")
-        last = read_field("last_values", last_values, self._row_shape, torch.float32).detach()
+        last = read_field("last_values", last_values, self._row_shape, torch.float32)
+        self._compute(last, policy_outputs)
+
+    @exclusive
+    def _compute(self, last: torch.Tensor, policy_outputs: bool) -> None:
         self._require_results("compute_advantages")
         if policy_outputs:
             self._require_policy_outputs("compute_advantages")
@@ -286,6 +293,7 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
                 f"infos['final_obs'][{env_id}] (under DISABLED: of the observation before reset)"
             )
 
+    @exclusive
     def episodes(self) -> EpisodeStats:
         """Returns and lengths of the episodes that ended in this rollout, wherever they began.
 
@@ -295,6 +303,9 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         Raises:
             BufferMisuseError: An environment has not written a step yet, or a reward is not finite.
         """
+        return self._episodes()
+
+    def _episodes(self) -> EpisodeStats:
         self._require_started("episodes")
         columns, flags = self._storage.columns, self._storage.flags
         returns, lengths = columns["episode_returns"].host, columns["episode_lengths"].host
@@ -372,6 +383,7 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
             setattr(self, name, count)
         self._sampler.state[:] = state["shuffle"]
 
+    @exclusive
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
 
@@ -394,6 +406,7 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         settings = {name: made[name] for name in ("gamma", "gae_lambda")}
         return {"autoreset_mode": self.autoreset_mode.value, **settings}
 
+    @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin a rollout where the buffer stood that `state_dict` was called on.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from buffers.arguments import read_array
+from buffers.arguments import as_tensor, holds_values, read_array
 from buffers.errors import BufferMisuseError
 from buffers.rollout_layout import RolloutLayout
 from buffers.space_tree import tree_leaves
@@ -30,20 +30,19 @@ def read_observations(obs: Any, layout: RolloutLayout) -> list[np.ndarray]:
 
 
 def read_field(name: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of exactly this shape and of a dtype that can be cast to the given one.
+    """A plain tensor of exactly this shape and of a dtype that can be cast to the given one.
 
     Raises:
         BufferMisuseError: Something else was given.
     """
-    try:
-        tensor = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BufferMisuseError(
-            f"{name} must be a tensor or an array, got {type(given).__name__}: {error}"
-        ) from None
+    tensor = as_tensor(name, given)
     if tuple(tensor.shape) != tuple(shape):
         raise BufferMisuseError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if not torch.can_cast(tensor.dtype, dtype):
+    fits = tensor.dtype is dtype or torch.can_cast(tensor.dtype, dtype)
+    if fits and tensor.dtype is not dtype and not dtype.is_floating_point:
+        own = torch.empty(0, dtype=dtype).numpy().dtype
+        fits = holds_values(own, tensor.cpu().numpy())  # integers: none may change
+    if not fits:
         raise BufferMisuseError(
             f"{name} has dtype {tensor.dtype}, expected {dtype}; convert it before if that is meant"
         )

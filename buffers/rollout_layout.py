@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from buffers.arguments import extra_leaves
+from buffers.arguments import check_count, extra_leaves
 from buffers.columns import ColumnSpec, spec_bytes
 from buffers.errors import BufferMisuseError
 from buffers.space_tree import Leaf, action_leaf, space_leaves
 
-__all__ = ["RolloutLayout", "check_count", "parse_autoreset_mode", "plan_rollout"]
+__all__ = ["RolloutLayout", "parse_autoreset_mode", "plan_rollout"]
 
 _MAX_ROWS = 2**31 - 1  # the shuffle draws 32-bit words
 
@@ -124,17 +123,6 @@ def _rollout_columns(
         ColumnSpec("episode_returns", (num_rows,), _FLOAT64, "host"),
         ColumnSpec("episode_lengths", (num_rows,), _INT64, "host"),
     ]
-
-
-def check_count(name: str, number: Any) -> int:
-    """The number as an int; raise BufferMisuseError unless it is a positive integer."""
-    try:
-        count = operator.index(number)
-    except TypeError:
-        raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}") from None
-    if count < 1:
-        raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}")
-    return count
 
 
 def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from buffers.checkpoint import check_settings
+from buffers.checkpoint import check_settings, state_array
 from buffers.errors import BufferMisuseError
 from buffers.rollout_storage import RolloutStorage
 
@@ -41,24 +41,31 @@ def restore_rollout_state(
     Raises:
         BufferMisuseError: It is of another version or does not fit; nothing was changed.
     """
-    if state.get("version") != _VERSION or "shuffle" not in state:
+    version, shuffle = state.get("version"), state.get("shuffle")
+    if type(version) is not int or version != _VERSION or shuffle is None:
         raise BufferMisuseError(
-            f"state has version {state.get('version')!r}, expected {_VERSION}; pass what "
-            "state_dict() returned"
+            f"state has version {version!r:.99}, expected {_VERSION}; pass what state_dict() "
+            "returned"
         )
-    check_settings(state.get("settings", settings), settings)
-    rows = _rows(storage)
+    if type(shuffle) is not int or not 0 <= shuffle < 2**64:
+        raise BufferMisuseError(f"state holds {shuffle!r:.99} for shuffle, expected 64 bits")
+    made = state.get("settings", settings)
+    check_settings(made if isinstance(made, Mapping) else {"settings": made}, settings)
+    rows, found = _rows(storage), {}
     for name, row in rows.items():
-        saved = state.get(name)
-        found = None if saved is None else (tuple(saved.shape), saved.numpy().dtype)
-        if found != (row.shape, row.dtype):
+        value = state_array(name, state.get(name), row.dtype, row.shape)
+        found[name] = value.copy()
+        if row.dtype == np.bool_ and (found[name].view(np.uint8) > 1).any():
             raise BufferMisuseError(
-                f"state holds {found} for {name}, expected {(row.shape, row.dtype)}; load it into "
-                "a buffer with the same spaces and number of envs"
+                f"state holds bytes that are no bools for {name}; it was changed after it was made"
             )
+    if found["running_lengths"].min(initial=0) < 0:
+        raise BufferMisuseError(
+            "state holds negative running_lengths; it was changed after it was made"
+        )
     for name, row in rows.items():
-        row[...] = state[name].numpy()
-    shuffle_state[0] = state["shuffle"]
+        row[...] = found[name]
+    shuffle_state[0] = shuffle
 
 
 def _rows(storage: RolloutStorage) -> dict[str, np.ndarray]:

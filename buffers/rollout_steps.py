@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -149,6 +150,7 @@ class RolloutSteps:
         """
         if not (0 <= t <= self.num_steps and self._open_steps):
             raise self._refusal("write_obs", t, self.num_steps)
+        t = operator.index(t)  # what is equal to an integer indexes otherwise
         self._storage.write_obs(t, read_observations(obs, self._layout))
         self._is_uploaded[t] = 0
 
@@ -286,6 +288,7 @@ class RolloutSteps:
                 "set_final_values is not for autoreset NEXT_STEP: there the final observation is "
                 "the next row, and values[t + 1] its value; leave the call out"
             )
+        t = operator.index(t)
         ids = read_distinct_ids(env_ids, self.num_envs)
         found = read_field("values", values, (len(ids),), torch.float32).detach()
         where = torch.from_numpy(ids).to(self.device)

@@ -113,7 +113,7 @@ class SharedReplayBuffer(ReplayBuffer):
                 an argument does not fit.
         """
         batch = self._batch(batch_size, out)
-        if not replace:
-            self._check_distinct(batch_size)
-        self._reader.fill(batch, "rows" if replace else "distinct")
+        draw = "rows" if replace else "distinct"
+        if not self._reader.fill_at_once(batch, draw):
+            self._fill(batch, draw)
         return batch

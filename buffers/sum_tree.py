@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from buffers.sum_tree_kernels import FAN_OUT, draw_leaves, set_leaves, set_newest
+from buffers.sum_tree_kernels import FAN_OUT, draw_leaves, insert_newest, set_leaves
 
 __all__ = ["SumTree", "largest_value", "level_sizes"]
 
@@ -36,6 +36,7 @@ class SumTree:
 
     Attributes:
         leaves: float64 (capacity,), view of the tree; read only.
+        inserted: int64 (1,), the number of rows that `insert` knows of.
     """
 
     def __init__(self, capacity: int):
@@ -45,6 +46,7 @@ class SumTree:
         self._tree = _aligned_zeros(sum(sizes))
         self.leaves = self._tree[:capacity]
         self._nodes, self._masses = np.zeros(0, np.int64), np.zeros(0, np.float64)
+        self.inserted = np.zeros(1, np.int64)
 
     @property
     def nbytes(self) -> int:
@@ -56,15 +58,21 @@ class SumTree:
         """The sum of all values."""
         return float(self._tree[-1])
 
-    def insert(self, end: int, count: int, value: float) -> None:
-        """Give one value to the newest `count` leaves of a ring whose next place is `end`."""
-        set_newest(self._tree, self._starts, self._capacity, end, count, value)
+    def insert(self, state: np.ndarray, value: float) -> None:
+        """Give one value to the leaves of all rows that were added since the last call.
+
+        Args:
+            state: int64 of the buffer, see `indexing`.
+            value: See above.
+        """
+        insert_newest(self._tree, self._starts, state, self.inserted, value)
 
     def update(self, leaves: np.ndarray, values: np.ndarray) -> None:
         """Give values float64 (K,) to leaves int64 (K,); of equal leaves the last counts."""
-        if len(self._nodes) < len(leaves):
-            self._nodes = np.zeros(len(leaves), np.int64)
-        set_leaves(self._tree, self._starts, leaves, values, self._nodes)
+        nodes = self._nodes  # which another thread may replace
+        if len(nodes) < len(leaves):
+            nodes = self._nodes = np.zeros(len(leaves), np.int64)
+        set_leaves(self._tree, self._starts, leaves, values, nodes)
 
     def draw(
         self, generator: np.ndarray, leaves: np.ndarray, weights: np.ndarray, beta: float
@@ -77,9 +85,10 @@ class SumTree:
             weights: float32 (B,), written.
             beta: Exponent.
         """
-        if len(self._masses) < len(leaves):
-            self._masses = np.zeros(len(leaves))
-        draw_leaves(self._tree, self._starts, generator, leaves, self._masses, weights)
+        masses = self._masses
+        if len(masses) < len(leaves):
+            masses = self._masses = np.zeros(len(leaves))
+        draw_leaves(self._tree, self._starts, generator, leaves, masses, weights)
         np.power(weights, np.float32(beta), out=weights)
 
     def restore(self, values: np.ndarray) -> None:

@@ -4,17 +4,29 @@ A tree is one array float64 of levels, leaves first, each padded with zeros to w
 int64 (L,) says where each level begins. A node is always computed anew from its children, never
 changed by a difference, so nothing drifts. Levels are handled one after the other for the whole
 batch, so that waits for memory overlap.
+
+The kernels that are called from Python keep the interpreter's lock, so that no other thread changes
+the tree meanwhile.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from buffers import indexing as at
 from buffers.byte_copy import prefetch
+from buffers.compiling import njit
 from buffers.random_kernels import random_word, unit_float
 
-__all__ = ["FAN_OUT", "check_update", "draw_leaves", "set_leaves", "set_newest", "set_range"]
+__all__ = [
+    "FAN_OUT",
+    "check_update",
+    "draw_leaves",
+    "insert_newest",
+    "set_leaves",
+    "set_newest",
+    "set_range",
+]
 
 FAN_OUT = 16
 
@@ -35,7 +47,7 @@ def nodes_of(tree):
     return tree[: tree.shape[0] - 1].reshape(-1, 16)
 
 
-@njit(nogil=True, cache=True)
+@njit(cache=True)
 def set_leaves(tree, starts, leaves, values, nodes):
     """Write values float64 (K,) to leaves int64 (K,), the last of equal ones; refresh the sums.
 
@@ -110,7 +122,22 @@ def choose(mass, a, b, c, d):
     return (last, its_begin) if last < chosen else (chosen, begin)
 
 
-@njit(nogil=True, cache=True)
+@njit(cache=True)
+def insert_newest(tree, starts, state, inserted, value):
+    """Write one value to the leaves of all rows added since the last call, at most all leaves.
+
+    Args:
+        tree, starts: See above.
+        state: int64 of a buffer with one ring, see `indexing`.
+        inserted: int64 (1,), the number of rows added ever until the last call; brought up to date.
+        value: See above.
+    """
+    count, inserted[0] = state[at.ADDED] - inserted[0], state[at.ADDED]
+    if count > 0:
+        set_newest(tree, starts, state[at.CAPACITY], state[state[at.POINTERS]], count, value)
+
+
+@njit(cache=True)
 def draw_leaves(tree, starts, generator, leaves, masses, ratios):
     """Draw leaves with probability proportional to their values, one from each B-th of the sum.
 
@@ -152,8 +179,8 @@ def draw_leaves(tree, starts, generator, leaves, masses, ratios):
         ratios[i] = np.float32(smallest / tree[leaves[i]])
 
 
-@njit(nogil=True, cache=True)
-def check_update(leaves, priorities, count, bound, largest):
+@njit(cache=True)
+def check_update(leaves, priorities, count, bound, largest, rows, values):
     """Look for a leaf not in 0 .. count - 1, or a priority not in 0 .. bound.
 
     Args:
@@ -162,14 +189,18 @@ def check_update(leaves, priorities, count, bound, largest):
         count: See above.
         bound: See above.
         largest: float64 (1,), raised to the largest priority if all is well.
+        rows: int64 (K,), written: the leaves as they were checked. Another thread may change those
+            that were given.
+        values: float64 (K,), written: the priorities as they were checked.
 
     Returns:
         The index of the first that is wrong, or -1.
     """
     found = largest[0]
     for i in range(leaves.shape[0]):
-        if not (0 <= leaves[i] < count and 0.0 <= priorities[i] <= bound):
+        rows[i], values[i] = leaves[i], priorities[i]
+        if not (0 <= rows[i] < count and 0.0 <= values[i] <= bound):
             return i
-        found = max(found, priorities[i])
+        found = max(found, values[i])
     largest[0] = found
     return -1

@@ -52,18 +52,27 @@ class BlockSums:
                 torch.sum(self._values[first:last], 1, out=self._sums[first:last])
 
     def update(
-        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, bound: float
+        self,
+        leaves: torch.Tensor,
+        priorities: torch.Tensor,
+        count: int,
+        alpha: float,
+        bound: float,
     ) -> None:
         """Give priorities to leaves; those not in 0 .. bound are left out and counted.
 
         Args:
-            leaves: int64 (K,) in range, on the device. Equal ones should have equal priorities.
+            leaves: int (K,), on the device; those not in 0 .. count - 1 are left out and counted
+                too. Equal ones should have equal priorities.
             priorities: float (K,), on the device.
+            count: See above.
             alpha: Exponent.
             bound: See above.
         """
         given = priorities.to(torch.float64)
-        is_good = (given >= 0) & (given <= bound)
+        is_there = (leaves >= 0) & (leaves < count)
+        leaves = torch.where(is_there, leaves, 0).long()
+        is_good = (given >= 0) & (given <= bound) & is_there
         values = torch.where(is_good, given.pow(alpha), self.leaves.index_select(0, leaves))
         self.leaves.index_copy_(0, leaves, values)
         blocks = torch.div(leaves, BLOCK, rounding_mode="floor")

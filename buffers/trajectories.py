@@ -11,13 +11,21 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from buffers.arguments import as_array, check_place, check_rewards, resolve_device
+from buffers.arguments import (
+    as_array,
+    as_tensor,
+    check_count,
+    check_place,
+    check_rewards,
+    holds_values,
+    resolve_device,
+)
 from buffers.columns import foreach_copy, torch_dtype
 from buffers.copies import Rebuilt, fill_block
 from buffers.episodic_layout import pack_rows
 from buffers.errors import BufferMemoryError, BufferMisuseError
 from buffers.free_memory import allocation, check_fits
-from buffers.rollout_layout import check_count
+from buffers.guard import Guard, exclusive
 from buffers.space_tree import Leaf, build_tree, tree_leaves
 
 __all__ = ["TrajectoryBuffer", "TrajectoryStats"]
@@ -87,6 +95,7 @@ class TrajectoryBuffer(Rebuilt):
         self._storage: list[torch.Tensor] = []
         self._capacity = 0
         self._ends: list[int] = []
+        self._guard = Guard()
         self._allocate(check_count("capacity", capacity))
         spaces = observation_space, action_space
         options = {"extra_columns": extra_columns, "device": self.device}
@@ -203,7 +212,10 @@ class TrajectoryBuffer(Rebuilt):
             BufferMemoryError: Larger memory is needed than is free. The old steps are kept if that
                 was known beforehand; if the system refuses the memory later, the buffer is empty.
         """
-        columns = self._read(trajectories)
+        return self._replace(self._read(trajectories))
+
+    @exclusive
+    def _replace(self, columns: list[list[torch.Tensor]]) -> TrajectoryStats:
         rewards = columns[self._reward_index]
         lengths = [len(part) for part in rewards]
         num_steps, total = sum(lengths), self._sum_rewards(rewards)
@@ -222,7 +234,11 @@ class TrajectoryBuffer(Rebuilt):
         columns: list[list[torch.Tensor]] = [[] for _ in self._leaves]
         for number, trajectory in enumerate(trajectories):
             if not isinstance(trajectory, Mapping) or trajectory.keys() != self._keys:
-                got = sorted(trajectory) if isinstance(trajectory, Mapping) else type(trajectory)
+                got = (
+                    sorted(trajectory, key=str)
+                    if isinstance(trajectory, Mapping)
+                    else type(trajectory)
+                )
                 raise BufferMisuseError(
                     f"trajectory {number} has the columns {got}, expected {sorted(self._keys)}"
                 )
@@ -244,7 +260,7 @@ class TrajectoryBuffer(Rebuilt):
     def _convert(self, number: int, index: int, value: Any, steps: int) -> torch.Tensor:
         """The tensor of a value that is none, or of another dtype or device, or refuse."""
         leaf, dtype = self._leaves[index], self._dtypes[index]
-        tensor = _as_tensor(number, leaf, value)
+        tensor = as_tensor(f"trajectory {number}: {leaf.path}", value)
         if tensor.shape != (steps, *leaf.shape) or not _holds(tensor, dtype):
             raise BufferMisuseError(
                 f"trajectory {number}: {leaf.path} has shape {tuple(tensor.shape)} and dtype "
@@ -314,25 +330,16 @@ def _count(rewards: Any) -> int:
         return -1
 
 
-def _as_tensor(number: int, leaf: Leaf, value: Any) -> torch.Tensor:
-    try:
-        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BufferMisuseError(
-            f"trajectory {number}: {leaf.path} must be an array or a tensor, got "
-            f"{type(value).__name__}: {error}"
-        ) from None
-    return tensor
-
-
 def _holds(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether the dtype can hold the values: floats may lose precision, integers no value."""
     if tensor.dtype is dtype:
         return True
-    if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
-        return bool((tensor.bool() == tensor).all())  # 0 and 1
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    if dtype is torch.bool and is_integer:
+        array = tensor.cpu().numpy()
+        return bool((array.astype(np.bool_) == array).all())  # 0 and 1
     if not torch.can_cast(tensor.dtype, dtype):
         return False
-    if dtype.is_floating_point or dtype is torch.bool:
+    if dtype.is_floating_point or dtype is torch.bool or not is_integer:
         return True
-    return bool((tensor.to(dtype) == tensor).all())
+    return holds_values(torch.empty(0, dtype=dtype).numpy().dtype, tensor.cpu().numpy())

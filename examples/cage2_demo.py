@@ -83,7 +83,7 @@ def main(options: Options) -> None:
         save=options.save,
     )
     ppo.main(settings, baselines_of(scores), red_agent="mixed")
-    trained = str(options.save / "policy.pt")
+    trained = str(options.save / "policy.npz")
     with console.status("evaluating what was trained") as status:
         given = {"episodes": options.episodes, "seed": options.seed, "name": "trained"}
         scores.insert(0, evaluate(trained, **given))
@@ -92,7 +92,7 @@ def main(options: Options) -> None:
         save_episode_gif(trained, film, red_agent="b_line", episode_length=30, seed=options.seed)
     console.print(compare(scores))
     scores[0].to_json(options.save / "scores.json")
-    for name in ("policy.pt", "curve.png", "scores.json", "episode.gif"):
+    for name in ("policy.npz", "curve.png", "scores.json", "episode.gif"):
         console.print(f"{options.save / name}", soft_wrap=True)
 
 

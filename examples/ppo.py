@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, as_tensor
 
 from buffers import RolloutBatch, RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, make_vec
+from vecenv.files import load_arrays, require_writable, save_arrays
 
 DEFAULTS: Any = {"vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256}}  # of other envs
 
@@ -42,10 +43,11 @@ class Options:
     backend: str = "auto"  # of vecenv.make_vec; with "ray" the policy acts in actors
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
     ray_address: str | None = None  # of a Ray cluster; without one, ray runs on this machine
+    ray_lost: Literal["raise", "wait", "share"] = "raise"  # actors: or replace, on CPUs in use too
     torch_threads: int = 1  # more pay for large minibatches only, and only on idle cores
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
     save: Path = Path("runs")  # folder for the policy, its learning curve and TensorBoard files
-    load: Path | None = None  # policy.pt of an earlier run to begin with
+    load: Path | None = None  # policy.npz of an earlier run to begin with
     tensorboard: bool = False  # write scalars for TensorBoard
     profile: bool = False  # say after the training where its time went
 
@@ -342,25 +344,27 @@ def main(
     """
     torch.set_num_threads(options.torch_threads)
     torch.manual_seed(options.seed)
-    file = options.save / "policy.pt"
+    file = options.save / "policy.npz"
     try:
         options.save.mkdir(parents=True, exist_ok=True)
-        file.with_suffix(".partial").touch()
+        require_writable(file)
     except OSError as error:
         raise SystemExit(f"{error}: choose another folder with --save") from None
     board = optional("torch.utils.tensorboard", "tensorboard") if options.tensorboard else None
     given = {"num_workers": options.num_workers, "address": options.ray_address}
+    given |= {"on_error": "restart" if options.ray_lost != "raise" else None}
+    given |= {"shares_cpus": options.ray_lost == "share"}
     env_kwargs["vector_kwargs"] = {name: value for name, value in given.items() if value}
     envs = make_vec(options.env_id, options.num_envs, backend=options.backend, **env_kwargs)
     policy = Policy(envs, options)
     # CAGE 2 envs: by which tables and rules they play.
     identity = getattr(getattr(envs, "scenario", None), "identity", dict)()
     if options.load is not None:
-        if (saved := torch.load(options.load, weights_only=True))["kind"] != policy.kind:
+        if (saved := load_arrays(options.load))["kind"] != policy.kind:
             raise SystemExit(f"{options.load} is for {saved['kind']}; expected {policy.kind}")
         if (made_for := saved.get("made_for") or identity) != identity:
             print(f"{options.load} was trained in {made_for}; it goes on in {identity}")
-        policy.load(saved["tensors"])
+        policy.load(map(torch.from_numpy, saved["tensors"]))
     trainer = Trainer(options, envs, policy)
     if options.profile:
         envs.timing.enable()
@@ -369,8 +373,7 @@ def main(
         print(envs.timing.report())
     envs.close()
     saved = {"kind": policy.kind, "tensors": policy.tensors}
-    torch.save({**saved, "made_for": identity} if identity else saved, file.with_suffix(".partial"))
-    file.with_suffix(".partial").replace(file)
+    save_arrays(file, {**saved, "made_for": identity} if identity else saved)
     title, picture = f"{options.env_id}, seed {options.seed}", options.save / "curve.png"
     draw_curve(trainer.curve, title, picture, baselines)
     returns = evaluate(policy, options, **env_kwargs)

@@ -19,8 +19,14 @@ from ppo import draw_curve, evaluate, optional  # the example next to this one
 from rich.progress import Progress
 from torch import Tensor
 
-from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
+from buffers import (
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+    TransitionWriter,
+    restore_generator,
+)
 from vecenv import VecEnv, make_vec
+from vecenv.files import load_arrays, require_writable, save_arrays
 
 
 @dataclass
@@ -291,26 +297,27 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint, all or nothing; return where."""
-        learner, path = self.learner, self.options.save / "sac.pt"
+        learner, path = self.learner, self.options.save / "sac.npz"
         progress = self.steps, learner.num_updates, self.curve
-        state = {"kind": self.kind, "tensors": learner.tensors, "progress": progress}
+        tensors = [tensor.cpu() for tensor in learner.tensors]
+        state = {"kind": self.kind, "tensors": tensors, "progress": progress}
         state |= {"buffer": learner.buffer.state_dict(), "noise": learner.generator.get_state()}
-        torch.save(state, path.with_suffix(".partial"))
-        return path.with_suffix(".partial").replace(path)
+        save_arrays(path, state)
+        return path
 
     def load(self, path: Path) -> None:
         try:
-            saved = torch.load(path, weights_only=True, map_location="cpu")
+            saved = load_arrays(path)
             if saved["kind"] != self.kind:
                 raise ValueError(f"it is of {saved['kind']}; expected {self.kind}")
             self.learner.buffer.load_state_dict(saved["buffer"])
             self.learner.buffer.cut_episodes()  # that were open, as `start` does where one goes on
             for tensor, loaded in zip(self.learner.tensors, saved["tensors"], strict=True):
-                tensor.copy_(loaded)
-        except Exception as error:  # torch.load has many
+                tensor.copy_(torch.from_numpy(loaded))
+            restore_generator(self.learner.generator, saved["noise"])
+            self.steps, self.learner.num_updates, self.curve = saved["progress"]
+        except Exception as error:
             raise SystemExit(f"cannot go on from {path}: {error}") from None
-        self.learner.generator.set_state(saved["noise"])
-        self.steps, self.learner.num_updates, self.curve = saved["progress"]
 
 
 @torch.inference_mode()
@@ -322,7 +329,7 @@ def main(options: Options, **env_kwargs: Any) -> np.ndarray:
     torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep what is freed later
     try:
         options.save.mkdir(parents=True, exist_ok=True)
-        (options.save / "sac.partial").touch()
+        require_writable(options.save / "sac.npz")
     except OSError as error:
         raise SystemExit(f"{error}: choose another folder with --save") from None
     board = optional("torch.utils.tensorboard", "tensorboard") if options.tensorboard else None

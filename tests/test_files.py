@@ -1,10 +1,25 @@
 """Files are written as a whole or not at all."""
 
+import io
 import os
+import secrets
+import stat
+import tracemalloc
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
-from vecenv.files import require_writable, whole_file, write_text
+from vecenv.files import (
+    load_arrays,
+    read_npz,
+    require_writable,
+    save_arrays,
+    whole_file,
+    write_npz,
+    write_text,
+)
 
 
 def test_what_is_written_replaces_the_file(tmp_path):
@@ -59,3 +74,178 @@ def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path):
     assert path.read_text() == "old"
     with pytest.raises(OSError):
         require_writable(path / "below")
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_that_others_may_not_read_is_not_readable_while_it_is_written(tmp_path):
+    path = tmp_path / "secret.json"
+    for mode in (0o600, 0o640, 0o444):
+        path.touch()
+        path.chmod(mode)
+        with whole_file(path) as aside:
+            assert mode_of(aside) == mode | 0o600
+            aside.write_text("new")
+        assert mode_of(path) == mode
+        path.unlink()
+
+
+def test_new_files_have_the_mode_of_the_user(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "new.json", "")
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "new.json") == 0o640
+
+
+def test_a_link_that_lies_under_a_name_aside_is_not_followed(tmp_path, monkeypatch):
+    other, path = tmp_path / "other", tmp_path / "numbers.json"
+    other.write_text("precious")
+    (tmp_path / f".numbers.{os.getpid()}.json").symlink_to(other)  # as it was called before
+    write_text(path, "new")
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "guessed")
+    (tmp_path / ".numbers.guessed.json").symlink_to(other)
+    with pytest.raises(FileExistsError, match=r"numbers\.json"):
+        write_text(path, "newer")
+    (tmp_path / ".numbers.guessed.json").unlink()
+    (tmp_path / ".numbers.guessed.json").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError):
+        write_text(path, "newer")
+    assert (other.read_text(), path.read_text()) == ("precious", "new")
+    assert (tmp_path / ".numbers.guessed.json").is_symlink()  # it is not ours to remove
+
+
+def test_threads_that_write_one_file_do_not_disturb_one_another(tmp_path):
+    path, texts = tmp_path / "numbers.json", [str(n) * 50_000 for n in range(8)]
+
+    def write_often(text):
+        for _ in range(20):
+            write_text(path, text)
+            assert path.read_text() in texts
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write_often, texts))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_looking_whether_a_file_can_be_written_removes_no_link(tmp_path):
+    link, target = tmp_path / "link.json", tmp_path / "target.json"
+    link.symlink_to(target)
+    require_writable(link)
+    assert link.is_symlink() and not target.exists()
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        require_writable(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        require_writable(tmp_path / "nowhere" / "file")
+    with pytest.raises(OSError, match="too long"):
+        require_writable(tmp_path / ("x" * 300))
+
+
+def test_nests_of_arrays_are_read_as_they_were_written(tmp_path):
+    fortran = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    arrays = [np.zeros((0, 3)), np.array(5), fortran, np.array([True]), np.array(["a", "bc"])]
+    arrays += [np.arange(3, dtype=dtype) for dtype in ("u1", "<i2", "<f2", "<f4", ">i4")]
+    saved = {"arrays": arrays, "plain": [1, 2.5, None, True, "x", {"y": []}], "": {}}
+    save_arrays(tmp_path / "a.npz", saved)
+    found = load_arrays(tmp_path / "a.npz")
+    for array, wanted in zip(found.pop("arrays"), saved.pop("arrays"), strict=True):
+        np.testing.assert_array_equal(array, wanted, strict=True)
+        assert array.flags.writeable
+    assert found == saved
+    assert os.listdir(tmp_path) == ["a.npz"]
+    for wrong in (object(), {1: 2}, np.array([None]), [{"a": (object(),)}]):
+        with pytest.raises(TypeError):
+            save_arrays(tmp_path / "a.npz", wrong)
+    deep = []
+    for _ in range(60):
+        deep = [deep]
+    with pytest.raises(TypeError, match="more than 50"):
+        save_arrays(tmp_path / "a.npz", deep)
+    assert load_arrays(tmp_path / "a.npz") is not None
+
+
+def archive(path, members, method=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", method) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+
+
+def npy(descr, shape, content=b"", order=False):
+    text = f"{{'descr': {descr!r}, 'fortran_order': {order}, 'shape': {shape}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + content
+
+
+class Evil:
+    def __reduce__(self):
+        return os._exit, (7,)
+
+
+def pickled():
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.array([Evil()], object), allow_pickle=True)
+    return stream.getvalue()
+
+
+HOSTILE = {
+    "pickle": {"a.npy": pickled()},
+    "larger than it is": {"a.npy": npy("<f4", (10**12,), bytes(8))},
+    "without items": {"a.npy": npy("|S0", (10**12,))},
+    "empty items": {"a.npy": npy("<U0", (10**12,))},
+    "negative": {"a.npy": npy("<f4", (-2,), bytes(8))},
+    "too deep": {"a.npy": npy("<f4", "(" * 3000)},
+    "records": {"a.npy": npy([("x", "<f4")], (1,), bytes(4))},
+    "sub-arrays": {"a.npy": npy("(9,)<f4", (1,), bytes(36))},
+    "bools": {"a.npy": npy("|b1", (3,), b"\x01\x02\x00")},
+    "trailing": {"a.npy": npy("<f4", (1,), bytes(9))},
+    "no array": {"a.npy": b""},
+    "another name": {"a": b"text"},
+    "a folder": {"../a.npy/": b""},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_archives_that_lie_are_refused(name, tmp_path):
+    path = tmp_path / "a.npz"
+    archive(path, HOSTILE[name])
+    with pytest.raises(ValueError, match=r"a\.npz is no"):
+        load_arrays(path)
+
+
+def test_archives_that_would_take_gigabytes_are_refused_before_they_are_read(tmp_path):
+    bomb, twice = tmp_path / "bomb.npz", tmp_path / "twice.npz"
+    archive(bomb, {"a.npy": npy("|u1", (1 << 26,), bytes(1 << 26))}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(ValueError, match="is compressed"):
+        read_npz(bomb)
+    archive(twice, {"a.npy": npy("|u1", (1 << 16,), bytes(1 << 16))})
+    content = twice.read_bytes()
+    begin, end = content.index(b"PK\x01\x02"), content.index(b"PK\x05\x06")
+    entry, count = content[begin:end], 300  # entries that lead to the same bytes
+    names = [entry.replace(b"a.npy", f"{n:05}".encode()) for n in range(count)]
+    tail = bytearray(content[end:])
+    tail[8:12] = count.to_bytes(2, "little") * 2
+    tail[12:16] = (len(entry) * count).to_bytes(4, "little")
+    twice.write_bytes(content[:begin] + b"".join(names) + tail)
+    with pytest.raises(ValueError, match=r"twice\.npz is no"):
+        read_npz(twice)
+    tracemalloc.start()
+    for path in (bomb, twice):
+        with pytest.raises(ValueError):
+            read_npz(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 << 20
+
+
+def test_texts_of_archives_that_are_no_nests_are_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    texts = ["[" * 100_000, "{}", "[1]", '["array", "b"]', '["dict", []]', '["x", 1]', "nan?"]
+    texts.append("[" + '"list", [[' * 60 + "]]" * 60 + "]")
+    for text in texts:
+        write_npz(path, {"format": np.array("vecenv arrays 1"), "facts": np.array(text)})
+        with pytest.raises(ValueError, match=r"a\.npz is no"):
+            load_arrays(path)

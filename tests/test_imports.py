@@ -16,7 +16,7 @@ NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
 OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}
 OPTIONAL |= {"stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}
 # Whose names users import from there.
-PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.jit", "vecenv.jit.random"}
+PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.files", "vecenv.jit", "vecenv.jit.random"}
 TEST_ONLY = {"jaxtyping", "beartype", "pytest", "hypothesis"}
 # Imports flow from later rows to earlier ones, and within a row only as WITHIN_ROW says: ray
 # spreads any backend, cage is a compiled environment. Modules not named here are not ordered.

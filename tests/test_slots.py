@@ -151,6 +151,10 @@ def broken_slots():
             r"out.rewards .*int64, expected shape \(2,\) and dtype float64 or float32",
         ),
         "rewards layout": (slot(rewards=np.zeros(4)[::2]), "out.rewards must be C-contiguous"),
+        "rewards unaligned": (
+            slot(rewards=np.zeros(17, np.uint8)[1:].view(np.float64)),
+            "out.rewards .*aligned=False",
+        ),
         "rewards read-only": (slot(rewards=read_only), "out.rewards .*writeable=False"),
         "flags dtype": (
             slot(terminations=np.zeros(2, np.uint8)),
@@ -245,4 +249,71 @@ def test_rows_that_an_env_which_raised_did_not_write_are_not_learned_from(make, 
         if not number:
             rollout.compute_advantages(floats)
             rollout.advance()
+    envs.close()
+
+
+class Lying(np.ndarray):
+    """Says that it is as large and as writable as it is wanted."""
+
+    shape = property(lambda self: self.claimed)
+    dtype = property(lambda self: np.dtype(self.claimed_dtype))
+    flags = property(lambda self: np.zeros(self.claimed).flags)
+
+    @staticmethod
+    def made(array, shape, dtype):
+        lying = array.view(Lying)
+        lying.claimed, lying.claimed_dtype = shape, dtype
+        return lying
+
+
+class Honest(np.ndarray):
+    pass
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "jit"])
+def test_what_a_subclass_of_arrays_says_of_itself_is_not_believed(backend):
+    env_id = "JitCartPole-v1" if backend == "jit" else "CartPole-v1"
+    envs = make_vec(env_id, num_envs=64, backend=backend)
+    envs.reset(seed=0)
+    fields = dict(make_slot(envs)._asdict())
+    for name, array in fields.items():
+        small = np.zeros(1, array.dtype)
+        lying = Lying.made(small, array.shape, array.dtype)
+        read_only = array.copy()
+        read_only.flags.writeable = False
+        for wrong in (lying, Lying.made(read_only, array.shape, array.dtype)):
+            with pytest.raises(SlotError, match=f"out.{name}"):
+                envs.step(np.zeros(64, int), out=StepSlot(**{**fields, name: wrong}))
+        assert not small.any()
+    honest = StepSlot(*(array.view(Honest) for array in fields.values()))
+    results = envs.step(np.zeros(64, int), out=honest)
+    assert results[0] is honest.obs
+    assert (np.asarray(honest.rewards) == 1).all()
+    envs.close()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "jit"])
+def test_allocate_refuses_what_is_no_memory_and_keeps_names_of_fields(backend):
+    env_id = "JitCartPole-v1" if backend == "jit" else "CartPole-v1"
+    envs = make_vec(env_id, num_envs=2, backend=backend)
+    for shape, dtype, error, message in [
+        ((-1,), "S0", ValueError, "dimensions of at least 0"),
+        ((-1,), np.float32, ValueError, r"shape is \(-1,\)"),
+        ((3,), "S0", ValueError, "no bytes"),
+        ((3,), "V0", ValueError, "no bytes"),
+        ((3,), [], ValueError, "no bytes"),
+        ((3,), object, TypeError, "dtype is object"),
+        ((3,), [("a", int), ("b", object)], TypeError, "Python objects"),
+        ((2.5,), np.float32, TypeError, "integer"),
+        ((1 << 62, 1 << 62), np.float32, MemoryError, "allocate"),
+        ((1 << 32, 1 << 32), np.int8, MemoryError, "allocate"),
+    ]:
+        with pytest.raises(error, match=message):
+            envs.allocate(shape, dtype)
+    named = envs.allocate((3,), [("step", np.int32), ("reward", np.float64, (2,))])
+    named["reward"] = 4
+    assert named.dtype.names == ("step", "reward")
+    assert named["step"].tolist() == [0, 0, 0]
+    assert envs.allocate((2,), np.dtype((np.int8, (3,)))).shape == (2, 3)
+    assert envs.allocate(4, "S5").tolist() == [b""] * 4
     envs.close()

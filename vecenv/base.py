@@ -135,9 +135,13 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         seed = checked_seed(seed, self.num_envs)
         reset_mask, rest = split_reset_mask(options, self.num_envs)
-        self._calls.begin_reset(reset_mask)
-        with self._logged(RESET):
-            result = self._reset(seed, rest, reset_mask)
+        try:
+            self._calls.begin_reset(reset_mask)
+            with self._logged(RESET):
+                result = self._reset(seed, rest, reset_mask)
+        except Exception:
+            self._calls.keep_reset()
+            raise
         self._calls.mark_reset()
         return result
 

@@ -8,6 +8,7 @@ __all__ = [
     "ActionError",
     "ActionTypeError",
     "EnvCreationError",
+    "ForkedEnvError",
     "InfoError",
     "ObservationError",
     "SlotError",
@@ -24,6 +25,10 @@ class ActionTypeError(ActionError, TypeError):
 
 class EnvCreationError(RuntimeError):
     """An environment factory raised; the original exception is the `__cause__`."""
+
+
+class ForkedEnvError(RuntimeError):
+    """A forked process has called a vector env whose workers are those of its parent."""
 
 
 class InfoError(ValueError):

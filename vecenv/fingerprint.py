@@ -30,6 +30,7 @@ from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
 
 from vecenv.copies import FIXED_PACKAGES, Copies, closed_over, python_function
+from vecenv.interrupts import interrupts_later
 
 __all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off"]
 
@@ -91,6 +92,8 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     the source, else (read-only installation) in the user's cache directory. If none of these can be
     written, the function is compiled anew in every process.
 
+    A Ctrl-C while it is compiled or loaded raises KeyboardInterrupt after that.
+
     Args:
         function: A plain or an `njit` function; it is not changed.
         **options: For `numba.njit`.
@@ -101,6 +104,9 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
         function = python_function(function)
     dispatcher: Any = njit(_named(function, function.__qualname__), **options)
     dispatcher._cache = _FingerprintedCache(dispatcher, function)
+    # Numba does not survive Ctrl-C: what it was about to register or to compile is then there in
+    # part, and every later compilation fails.
+    dispatcher.compile = interrupts_later()(dispatcher.compile)
     return dispatcher
 
 
@@ -181,7 +187,8 @@ class _FingerprintedCache:
                     found = self._files.load_overload(signature, target)
             except Exception as error:  # whatever reading a damaged file leads to
                 _logger.info("compiled code on disk can't be read, %r: compiling anew", error)
-                self._files.flush()
+                with contextlib.suppress(OSError):  # the disk may be full, too
+                    self._files.flush()
         if found is None:
             function = _fresh_copies().bind(function, dispatcher)
         dispatcher.py_func = dispatcher._compiler.py_func = function
@@ -200,7 +207,7 @@ class _FingerprintedCache:
             return
         try:
             self._files.save_overload(signature, overload)
-        except OSError as error:
+        except Exception as error:  # no room, or a damaged list of what is there
             _logger.warning("compiled code is not kept on disk: %s", error)
 
     def flush(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,6 +12,8 @@ from gymnasium.error import (
     NoAsyncCallError,
     ResetNeeded,
 )
+
+from vecenv.errors import ForkedEnvError
 
 __all__ = ["CallProtocol"]
 
@@ -30,9 +33,12 @@ class CallProtocol:
         num_in_flight: How many these are.
         fault: What went wrong first since the last reset, and made a reset or a new vector env
             necessary; None if nothing did. It is told by every call that is refused for it.
+        parent_pid: In a fork, the process that the envs belong to; None in that process, and where
+            a fork has envs of its own.
     """
 
     fault: BaseException | None = None
+    parent_pid: int | None = None
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -51,17 +57,37 @@ class CallProtocol:
             and not self.is_closed
             and self.pending is None
             and self.num_in_flight == 0
+            and self.parent_pid is None
         )
+
+    def leave_to_parent(self, parent_pid: int) -> None:
+        """Refuse every call but `close` from now on: this is a fork, the envs are its parent's."""
+        self.parent_pid = parent_pid
+        self._update()
+
+    def require_owner(self, call: str) -> None:
+        """Refuse `call` in a fork of the process that the envs belong to."""
+        if self.parent_pid is not None:
+            raise ForkedEnvError(
+                f"`{call}` was called in process {os.getpid()}, a fork of process "
+                f"{self.parent_pid}, which this vector env with its workers and its shared memory "
+                "belongs to; make a vector env of its own in the fork, or call it there"
+            )
 
     def mark_reset(self) -> None:
         """Note that all envs have been reset at least once."""
-        self.has_reset = True
         self.fault = None
+        self.has_reset = True
         self._update()
+
+    def keep_reset(self) -> None:
+        """Undo `begin_reset` of all envs, if a reset was refused before anything was done."""
+        if self.fault is _UNFINISHED:
+            self.mark_reset()
 
     def note_fault(self, fault: BaseException) -> None:
         """Remember what went wrong, unless something has before."""
-        if self.fault is None:
+        if self.fault is None or self.fault is _UNFINISHED:
             self.fault = fault
 
     def forget_reset(self, fault: BaseException | None = None) -> None:
@@ -78,9 +104,9 @@ class CallProtocol:
         self.forget_reset(fault)
 
     def begin_async(self, call: str) -> None:
-        """Note that an asynchronous "reset", "step" or "call" has been sent."""
+        """Note that an asynchronous "reset", "step" or "call" is about to be sent."""
+        self.is_ready = False
         self.pending = call
-        self._update()
 
     def end_async(self) -> None:
         """Note that the pending asynchronous call has been waited for, or given up."""
@@ -93,7 +119,8 @@ class CallProtocol:
         self._update()
 
     def require_open(self, call: str) -> None:
-        """Refuse `call` after close."""
+        """Refuse `call` after close, and in a fork."""
+        self.require_owner(call)
         if self.is_closed:
             because = "" if self.fault is None else f" It is closed because: {_told(self.fault)}"
             raise ClosedEnvironmentError(
@@ -103,7 +130,7 @@ class CallProtocol:
 
     def require_idle(self, call: str) -> None:
         """Refuse `call` after close or while another call is pending."""
-        if self.is_closed or self.pending is not None or self.num_in_flight:
+        if self.is_closed or self.pending is not None or self.num_in_flight or self.parent_pid:
             self.require_open(call)
             self._refuse_pending(call)
 
@@ -111,7 +138,9 @@ class CallProtocol:
         """Refuse `call` unless the envs have been reset and nothing is pending."""
         if not self.is_ready:
             self.require_idle(call)
-            self._ask_for_reset(call)
+            self._update()  # which Ctrl-C may have come before
+            if not self.is_ready:
+                self._ask_for_reset(call)
 
     def _ask_for_reset(self, call: str) -> NoReturn:
         if self.fault is None:
@@ -140,9 +169,10 @@ class CallProtocol:
         if self.pending is not None:
             self._refuse_pending("reset")
         if reset_mask is None or reset_mask.all():
+            # Should Ctrl-C come before the end of the reset, there must be another.
+            self.forget_reset(_UNFINISHED if self.has_reset else None)
             self.in_flight[:] = False
             self.num_in_flight = 0
-            self._update()
         elif not self.has_reset:
             raise ResetNeeded(
                 "`reset` with a `reset_mask` came before the first full `reset`; "
@@ -192,16 +222,20 @@ class CallProtocol:
         self._seen[ids] = False
         if num_distinct != len(ids):
             self._seen[:] = False  # also what a Ctrl-C may have left there
-            raise ValueError(
-                f"env_ids has repeated ids: {len(ids)} ids, {num_distinct} different ones"
-            )
+            num_distinct = len(np.unique(ids))
+            if num_distinct != len(ids):
+                raise ValueError(
+                    f"env_ids has repeated ids: {len(ids)} ids, {num_distinct} different ones"
+                )
         return ids
 
     def mark_sent(self, env_ids: np.ndarray) -> None:
         """Note that these envs are in flight now."""
+        count = len(env_ids)
+        # Assignments only: no signal handler runs between them.
         self.in_flight[env_ids] = True
-        self.num_in_flight += len(env_ids)
-        self._update()
+        self.num_in_flight += count
+        self.is_ready = False
 
     def check_recv(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
         """Return how many envs a `recv` has to wait for, and how many it may return.
@@ -236,13 +270,22 @@ class CallProtocol:
             )
         return int(min_envs), most
 
+    def recount(self) -> None:
+        """Derive from `in_flight` what is kept of it, after a change of it or an interrupt."""
+        self.num_in_flight = int(np.count_nonzero(self.in_flight))
+        self._update()
+
     def mark_received(self, env_ids: np.ndarray) -> None:
         """Note that these envs have come back."""
-        self.in_flight[env_ids] = False
-        self.num_in_flight -= len(env_ids)
+        count = len(env_ids)
+        self.in_flight[env_ids] = False  # nor here
+        self.num_in_flight -= count
         self._update()
 
 
+_UNFINISHED = RuntimeError("the last `reset` did not come to its end")
+
+
 def _told(fault: BaseException) -> str:
-    notes = " ".join(getattr(fault, "__notes__", ()))
-    return f"{type(fault).__name__}: {fault} {notes}".rstrip()
+    told = " ".join([str(fault), *getattr(fault, "__notes__", ())]).strip()
+    return f"{type(fault).__name__}{': ' if told else ''}{told}"

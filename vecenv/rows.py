@@ -7,6 +7,9 @@ Sequence, custom spaces) are lists with one entry per env until they are handed 
 
 from __future__ import annotations
 
+import math
+import operator
+import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -18,7 +21,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.errors import ObservationError, SlotError
 
-__all__ = ["ObservationRows", "aligned_zeros", "copy_batch"]
+__all__ = ["ObservationRows", "aligned_zeros", "checked_layout", "copy_batch"]
 
 Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
 
@@ -27,10 +30,42 @@ _CACHE_LINE = 64
 _MEMORYVIEW_FORMATS = "?bBhHiIlLqQfd"  # those whose items can be assigned
 
 
+def checked_layout(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, int]:
+    """Return shape, dtype and bytes of an array that is to be allocated.
+
+    Raises:
+        ValueError: A negative dimension, or items without any bytes.
+        TypeError: A dimension that is no integer, or items that are Python objects.
+    """
+    wanted = np.dtype(dtype)
+    dtype, inner = wanted.base, wanted.shape  # those of a dtype that has dimensions of its own
+    lengths = shape if isinstance(shape, tuple | list) else (shape,)
+    sizes = (*map(operator.index, lengths), *inner)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"allocate: shape is {shape}, expected dimensions of at least 0")
+    if dtype.hasobject:
+        raise TypeError(
+            f"allocate: dtype is {dtype}, expected numbers, flags or text of fixed length: Python "
+            "objects can't be in memory that other code writes into"
+        )
+    if dtype.itemsize == 0:
+        raise ValueError(
+            f"allocate: dtype is {dtype.str!r}, whose items have no bytes; give it a length, such "
+            f"as {dtype.str[1:-1]}8"
+        )
+    return sizes, dtype, math.prod(sizes) * dtype.itemsize
+
+
 def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """Return zeros of this shape and dtype that begin on a cache line; the caller owns them."""
-    dtype = np.dtype(dtype)
-    size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    """Return zeros of this shape and dtype that begin on a cache line; the caller owns them.
+
+    Raises:
+        ValueError, TypeError: See `checked_layout`.
+        MemoryError: There is not so much memory.
+    """
+    shape, dtype, size_bytes = checked_layout(shape, dtype)
+    if size_bytes > sys.maxsize - _CACHE_LINE:
+        raise MemoryError(f"allocate({shape}, {dtype}) needs {size_bytes} bytes")
     pages = np.zeros(size_bytes + _CACHE_LINE, dtype=np.uint8)
     start = -pages.ctypes.data % _CACHE_LINE
     return pages[start : start + size_bytes].view(dtype).reshape(shape)
@@ -172,7 +207,7 @@ class ArrayRows(ObservationRows):
 
     def over(self, batch: Any) -> ArrayRows:
         assert self.array is not None
-        check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
+        batch = check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
         rows = object.__new__(ArrayRows)
         rows._space, rows._row_shape = self._space, self._row_shape
         rows._slices, rows.keys = self._slices, self.keys
@@ -270,28 +305,31 @@ class TreeRows(ObservationRows):
 
 def check_slot_array(
     name: str, array: Any, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]
-) -> None:
-    """Refuse an `out` array that results could not be written into as they are."""
-    if (
-        isinstance(array, np.ndarray)
-        and array.shape == shape
-        and array.dtype in dtypes
-        and (flags := array.flags).c_contiguous
-        and flags.writeable
-    ):
-        return
+) -> np.ndarray:
+    """Return the memory of an `out` array as a plain array that results can be written into.
+
+    What a subclass says about itself need not be so, and is not asked for.
+
+    Raises:
+        SlotError: It can't be written into as it is.
+    """
     if not isinstance(array, np.ndarray):
         raise SlotError(f"out.{name} must be a NumPy array, got {type(array).__name__}")
-    if array.shape != shape or array.dtype not in dtypes:
+    plain = array if type(array) is np.ndarray else np.asarray(array)
+    if plain.shape != shape or plain.dtype not in dtypes:
         wanted = " or ".join(map(str, dtypes))
         raise SlotError(
-            f"out.{name} has shape {array.shape} and dtype {array.dtype}, "
+            f"out.{name} has shape {plain.shape} and dtype {plain.dtype}, "
             f"expected shape {shape} and dtype {wanted}"
         )
-    raise SlotError(
-        f"out.{name} must be C-contiguous and writable memory (its strides are {array.strides}, "
-        f"writeable={array.flags.writeable}); use `envs.allocate`"
-    )
+    flags = plain.flags
+    if not flags.carray:
+        raise SlotError(
+            f"out.{name} must be C-contiguous, aligned and writable memory (its strides are "
+            f"{plain.strides}, aligned={flags.aligned}, writeable={flags.writeable}); use "
+            "`envs.allocate`"
+        )
+    return plain
 
 
 def _has_view(array: np.ndarray) -> bool:

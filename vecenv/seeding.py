@@ -76,6 +76,7 @@ def split_reset_mask(
     where = "`options['reset_mask']`"
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"{where} must be a numpy array, got {type(mask)}")
+    mask = np.array(mask)  # plain memory, whatever the class says, and nobody else's
     if mask.shape != (num_envs,):
         raise ValueError(f"{where} must have shape `({num_envs},)`, got {mask.shape}")
     if mask.dtype != np.bool_:

@@ -17,7 +17,7 @@ _FLAG_DTYPES = (np.dtype(np.bool_),)
 
 
 def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
-    """Check the caller's slot and return the rows in it.
+    """Check the caller's slot and return the rows in it, over plain arrays.
 
     Args:
         out: Object with the arrays `obs, rewards, terminations, truncations`, see `StepSlot`.
@@ -36,9 +36,9 @@ def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
             f"out is {type(out).__name__}, expected an object with the arrays obs, rewards, "
             f"terminations, truncations such as StepSlot: {error}"
         ) from None
-    check_slot_array("rewards", rewards, shape, _REWARD_DTYPES)
-    check_slot_array("terminations", terminations, shape, _FLAG_DTYPES)
-    check_slot_array("truncations", truncations, shape, _FLAG_DTYPES)
+    rewards = check_slot_array("rewards", rewards, shape, _REWARD_DTYPES)
+    terminations = check_slot_array("terminations", terminations, shape, _FLAG_DTYPES)
+    truncations = check_slot_array("truncations", truncations, shape, _FLAG_DTYPES)
     if np.may_share_memory(terminations, truncations):
         raise SlotError(
             "out.terminations and out.truncations share memory, so one would overwrite the other; "

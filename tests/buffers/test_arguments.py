@@ -1,5 +1,8 @@
 """All buffers give the same answer to the same argument."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from buffers import (
     EpisodicReplayBuffer,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
+    RolloutBuffer,
     SharedReplayBuffer,
     TrajectoryBuffer,
     gae,
@@ -190,7 +194,7 @@ def test_priorities_on_a_device_that_would_overflow_are_left_out_and_counted():
     buffer = PrioritizedReplayBuffer(10, *SPACES, alpha=2.0, staged=True)
     buffer.add(**columns())
     given = torch.tensor([4.0, 1e200], dtype=torch.float64)
-    buffer._sums.update(torch.tensor([0, 1]), given, 2.0, buffer._largest_priority())
+    buffer._update_sums(torch.tensor([0, 1]), given)
     assert buffer.priorities[:2].tolist() == [16.0, 1.0] and buffer.num_refused == 1
 
 
@@ -200,3 +204,170 @@ def test_priorities_may_be_bfloat16(staged):
     buffer.add(**columns())
     buffer.update_priorities(torch.arange(3), torch.tensor([0.5, 2.0, 3.0], dtype=torch.bfloat16))
     assert buffer.priorities[:4].tolist() == [0.5, 2.0, 3.0, 1.0]
+
+
+_NUMBERS = """
+import math
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+from buffers import *
+
+space, actions, K = Box(-1, 1, (2,)), Discrete(2), 6
+flags = np.zeros(K, bool)
+obs = np.zeros((K, 2), np.float32)
+step = dict(obs=obs, next_obs=obs, actions=np.zeros(K, int), rewards=np.zeros(K),
+            terminations=flags, truncations=flags)
+one = dict(num_envs=2, seed=0)
+held = [SharedReplayBuffer(9, space, actions, **one), PerEnvReplayBuffer(9, space, actions, **one),
+        PrioritizedReplayBuffer(9, space, actions, **one),
+        SharedReplayBuffer(9, space, actions, staged=True, **one)]
+for buffer in held:
+    buffer.add(**step)
+ranked = held[2]
+episodic = [EpisodicReplayBuffer(30, space, actions, staged=s, **one) for s in (False, True)]
+for buffer in episodic:
+    episode = {"obs": np.zeros((7, 2), np.float32), "actions": np.zeros(6, int)}
+    buffer.add_episode({**episode, "rewards": np.zeros(6)})
+same = dict(autoreset_mode="SameStep")
+outputs = dict(actions=np.zeros(3, int), log_probs=np.zeros(3), values=np.zeros(3))
+rollout = RolloutBuffer(2, 3, space, actions, seed=0, **same)
+rollout.start(obs[:3])
+for t in range(2):
+    rollout.put(t, **outputs)
+    for part in rollout.slot(t):
+        part[...] = 0
+rollout.compute_advantages(np.zeros(3))
+again = RolloutBuffer(2, 3, space, actions, seed=0, **same)
+again.start(obs[:3])
+makers = {
+    cls: (lambda n, cls=cls: cls(n, space, actions, num_envs=2),
+          lambda n, cls=cls: cls(4, space, actions, num_envs=n),
+          lambda n, cls=cls: cls(4, space, actions, num_envs=2, seed=n),
+          lambda n, cls=cls: cls.nbytes_for(n, space, actions, num_envs=2),
+          lambda n, cls=cls: cls(4, space, actions, num_envs=2, n_step=n, gamma=0.9).n_step,
+          lambda n, cls=cls: cls(4, space, actions, num_envs=2, gamma=n))
+    for cls in (SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer)
+}
+calls = [call for parts in makers.values() for call in parts]
+for b in held:
+    calls += [b.sample, b.new_batch, b.reserve_final_obs, lambda n, b=b: b.get([n]),
+              lambda n, b=b: b.cut_episodes([n])]
+calls += [lambda n, b=b: b.sample(n, replace=False) for b in (*held[:2], held[3])]
+calls += [lambda n: ranked.update_priorities([n], [1.0]),
+          lambda n: ranked.update_priorities([0], [n]),
+          lambda n: ranked.sample(2, beta=n),
+          lambda n: PrioritizedReplayBuffer(4, space, actions, alpha=n, beta=n)]
+for b in episodic:
+    calls += [b.sample, lambda n, b=b: b.sample(2, n), lambda n, b=b: b.sample_stacks(n, 2),
+              lambda n, b=b: b.sample_stacks(8, n), lambda n, b=b: b.sample_sequences(n, 2),
+              lambda n, b=b: b.sample_sequences(8, n), b.episode,
+              lambda n, b=b: b.sample_sequences(8, n, pad=True), b.sample_goals,
+              lambda n, b=b: b.sample_goals(2, relabel_ratio=n),
+              lambda n, b=b: b.cut_episodes([n])]
+calls += [lambda n: EpisodicReplayBuffer(n, space, actions),
+          lambda n: EpisodicReplayBuffer(4, space, actions, num_envs=n),
+          lambda n: EpisodicReplayBuffer(4, space, actions, max_episodes=n),
+          lambda n: EpisodicReplayBuffer.nbytes_for(n, space, actions),
+          lambda n: TrajectoryBuffer(n, space, actions),
+          lambda n: TrajectoryBuffer.nbytes_for(n, space, actions),
+          lambda n: RolloutBuffer(n, 2, space, actions, **same),
+          lambda n: RolloutBuffer(2, n, space, actions, **same),
+          lambda n: RolloutBuffer(2, 2, space, actions, gamma=n, **same),
+          lambda n: RolloutBuffer(2, 2, space, actions, gae_lambda=n, **same),
+          lambda n: RolloutBuffer.nbytes_for(n, 2, space, actions),
+          lambda n: list(rollout.minibatches(n)), lambda n: list(rollout.minibatches(batch_size=n)),
+          again.obs_at, again.slot, again.env_actions, lambda n: again.write_obs(n, obs[:3]),
+          lambda n: again.put(n, **outputs),
+          lambda n: again.set_final_values(n, [0], [0.0]),
+          lambda n: again.set_final_values(0, [n], [0.0]),
+          lambda n: gae(*np.zeros((1, 1, 1)), np.zeros((2, 1)), *[flags[:1, None]] * 2, gamma=n)]
+powers = [2**k + d for k in (8, 31, 32, 53, 62, 63, 64, 2000) for d in (-1, 0, 1)]
+numbers = [*powers, *(-p for p in powers), -1, 0, 1, 2, True, 1.0, 1.5, math.nan, math.inf, None,
+           "2", *(np.dtype(t).type(3) for t in "bBhHiIlLfd"), np.uint64(2**63), np.int64(-2**63),
+           np.float64("nan"), np.bool_(True), np.array(2), np.array([2]), [], {}]
+allowed = (TypeError, ValueError, IndexError, OverflowError, BufferMemoryError)
+taken = refused = 0
+for place, call in enumerate(calls):
+    for number in numbers:
+        try:
+            call(number)
+            taken += 1
+        except allowed as error:
+            if "Numba" in type(error).__name__:
+                raise
+            refused += 1
+        except Exception as error:
+            raise SystemExit(f"call {place} of {number!r}: {error!r}")
+for buffer in (*held, *episodic):
+    buffer.sample(4)
+print(taken > 500 and refused > 2000)
+"""
+
+
+@pytest.mark.timeout(180)
+def test_every_number_in_every_call_is_taken_or_refused_and_ends_nothing():
+    """As `sample_stacks(8, 2**63)`, which ended the interpreter, and n_step=2**31, which hung."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _NUMBERS],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["True"]), done.stderr[-2000:]
+
+
+class Larger(np.ndarray):
+    """Says that it has more rows than it has."""
+
+    @property
+    def shape(self):
+        return (1000, *np.ndarray.shape.__get__(self)[1:])
+
+    def __len__(self):
+        return 1000
+
+
+@pytest.mark.parametrize("name", ["rewards", "values", "terminations", "out"])
+def test_gae_does_not_believe_what_a_class_says_of_its_shape(name):
+    arrays = {
+        "rewards": np.zeros((1000, 2)),
+        "values": np.zeros((1001, 2)),
+        "terminations": np.zeros((1000, 2), bool),
+        "truncations": np.zeros((1000, 2), bool),
+    }
+    if name == "out":
+        arrays["out"] = np.zeros((3, 2)).view(Larger), np.zeros((1000, 2))
+    else:
+        arrays[name] = arrays[name][:3].view(Larger)
+    with pytest.raises(BufferMisuseError, match="shape"):
+        gae(**arrays)
+
+
+def test_read_only_and_reversed_arrays_are_put_like_others():
+    rollout = RolloutBuffer(1, 3, Box(-1, 1, (2,)), Discrete(2), autoreset_mode="SameStep")
+    rollout.start(np.zeros((3, 2), np.float32))
+    values = np.arange(3.0)[::-1]
+    values.flags.writeable = False
+    rollout.put(0, actions=np.ones(3, ">i8"), log_probs=np.zeros(3), values=values)
+    assert rollout.values[0].tolist() == [2, 1, 0]
+    assert rollout.actions[0].tolist() == [1, 1, 1]
+
+
+def test_actions_that_their_dtype_cannot_hold_are_not_put():
+    rollout = RolloutBuffer(
+        1, 1, Box(-1, 1, (2,)), Box(0, 9, (), np.int32), autoreset_mode="SameStep"
+    )
+    rollout.start(np.zeros((1, 2), np.float32))
+    with pytest.raises(BufferMisuseError, match="actions has dtype"):
+        rollout.put(0, actions=np.array([2**40]), log_probs=np.zeros(1), values=np.zeros(1))
+
+
+def test_a_step_that_only_equals_a_number_changes_nothing():
+    """`True` indexes all rows of an array."""
+    rollout = RolloutBuffer(3, 1, Box(-1, 1, (2,)), Discrete(2), autoreset_mode="SameStep")
+    rollout.start(np.zeros((1, 2), np.float32))
+    rollout.write_obs(True, np.ones((1, 2), np.float32))
+    assert rollout.obs[:, 0, 0].tolist() == [0, 1, 0, 0]
+    with pytest.raises(TypeError):
+        rollout.write_obs(np.array([2]), np.ones((1, 2), np.float32))
+    assert rollout.obs[:, 0, 0].tolist() == [0, 1, 0, 0]

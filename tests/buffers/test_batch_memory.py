@@ -34,7 +34,9 @@ def _other_count(request, monkeypatch):
 @pytest.mark.parametrize("name", ["left", "right"])
 def test_memory_is_used_again_when_nobody_holds_a_part_of_it_and_not_before(name, hold):
     memory = BatchMemory(24, view)
-    pages, arrays = memory.take()
+    kept = memory.take()
+    pages, arrays, _ = kept
+    memory.keep(kept)
     address, held = pages.ctypes.data, hold(arrays[name])
     del pages, arrays
     assert memory.take()[0].ctypes.data != address

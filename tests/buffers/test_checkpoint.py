@@ -2,13 +2,14 @@
 
 import fcntl
 import os
+import stat
 import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 
-from buffers import CheckpointError, checkpoint
+from buffers import BufferMisuseError, CheckpointError, checkpoint
 from buffers.checkpoint import open_checkpoint, save_checkpoint
 
 META = {"seed": 2**64 - 1, "fields": [["obs", [3], "<f4"]]}
@@ -168,3 +169,51 @@ def test_a_part_that_another_save_removes_before_it_is_locked_is_begun_anew(tmp_
     write(tmp_path / "a")
     assert len(set(locked)) == 2
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_checkpoint_that_others_may_not_read_is_not_readable_while_it_is_written(
+    tmp_path, monkeypatch
+):
+    path, write_all, modes = tmp_path / "a", checkpoint._write_all, []
+
+    def look(file, *args):
+        modes.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        write_all(file, *args)
+
+    monkeypatch.setattr(checkpoint, "_write_all", look)
+    for mode in (0o600, 0o640, 0o400):
+        path.touch()
+        path.chmod(mode)
+        write(path)
+        assert (modes[-1], stat.S_IMODE(path.stat().st_mode)) == (mode, mode)
+        path.unlink()
+
+
+def test_links_and_other_things_than_files_stay_what_they_are(tmp_path):
+    path, link = tmp_path / "a", tmp_path / "link"
+    link.symlink_to(path)
+    write(link)
+    assert link.is_symlink() and path.is_file()
+    with open_checkpoint(link, "Ring"):
+        pass
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path, tmp_path / "pipe", os.devnull):
+        with pytest.raises(OSError, match="is no regular file"):
+            write(other)
+        with pytest.raises(OSError, match="is no regular file"), open_checkpoint(other, "Ring"):
+            pass
+    assert not os.path.isfile(os.devnull)
+
+
+def test_links_that_look_like_part_files_are_left_alone(tmp_path):
+    other, trap = tmp_path / "other", tmp_path / f".a.{'0' * 12}.part"
+    other.write_bytes(b"precious")
+    trap.symlink_to(other)
+    write(tmp_path / "a")
+    assert trap.is_symlink() and other.read_bytes() == b"precious"
+
+
+def test_headers_too_large_to_be_read_are_not_written(tmp_path):
+    meta = {"names": "x" * (9 << 20)}
+    with pytest.raises(BufferMisuseError, match="spaces of fewer arrays"):
+        save_checkpoint(tmp_path / "a", "Ring", meta, {"rows": [np.zeros(1)]})

@@ -333,7 +333,7 @@ GOOD = random_rollout(np.random.default_rng(6), 4, 3)
         ({"out": np.empty((4, 3))}, r"out is ndarray, expected a pair"),
         ({"out": (np.empty((4, 3)), np.empty((4, 3)))}, "advantages has dtype float64, expected"),
         ({"out": (np.empty((3, 3)),) * 2}, r"advantages has shape \(3, 3\), expected \(4, 3\)"),
-        ({"out": (np.empty((3, 4), "f4").T,) * 2}, "must be C-contiguous and writeable"),
+        ({"out": (np.empty((3, 4), "f4").T,) * 2}, "must be C-contiguous, aligned and writeable"),
         ({"out": (np.empty((4, 3), "f4"),) * 2}, "out shares memory with itself"),
         ({"out": (np.empty((4, 3), "f4"), GOOD[0])}, "out shares memory with rewards"),
         ({"out": (GOOD[1][1:], np.empty((4, 3), "f4"))}, "out shares memory with values"),

@@ -167,7 +167,7 @@ def test_other_random_generators_are_not_touched():
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
 
 
-LARGE = Box(-1, 1, (1 << 18,))  # batches that are worth to be pooled
+LARGE = Box(-1, 1, (16384,))  # of which no two batches are gathered together
 
 
 def test_batches_use_the_same_memory_again():

@@ -1,5 +1,8 @@
 """What replay buffers refuse, with the reason, and unchanged afterwards."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -163,3 +166,41 @@ def test_nbytes_at_equal_numbers_of_transitions_are_equal():
     per_env = PerEnvReplayBuffer(20, space, Discrete(7), num_envs=2048)
     assert shared.memory()["rows"] == per_env.memory()["rows"]
     assert abs(per_env.nbytes / shared.nbytes - 1) < 0.01
+
+
+_SWAPPED = """
+import sys
+import numpy as np
+from numba import njit
+from gymnasium.spaces import Box, Discrete
+from buffers import SharedReplayBuffer
+
+def unaligned(array):
+    found = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+obs, flags = np.ones((2, 3), np.float32), np.zeros(2, bool)
+if sys.argv[1] == "kernel first":  # Numba takes swapped arrays for native ones from now on
+    njit(lambda array: array[0, 0])(unaligned(obs))
+buffer = SharedReplayBuffer(10, Box(-1, 1, (3,)), Discrete(2))
+step = {"actions": np.ones(2, int), "rewards": np.ones(2), "terminations": flags}
+for first in (obs, unaligned(obs), obs.astype(">f4")):
+    for second in (unaligned(obs), obs.astype(">f4"), obs):
+        buffer.add(obs=first, next_obs=second, truncations=flags, **step)
+        buffer.add(obs=obs, next_obs=obs, truncations=flags,
+                   **{**step, "rewards": unaligned(step["rewards"])})
+        buffer.add(obs=obs, next_obs=obs, truncations=flags,
+                   **{**step, "rewards": step["rewards"].astype(">f8"),
+                      "actions": step["actions"].astype(">i8")})
+batch = buffer.get(buffer.order())
+print(*(bool((column == 1).all()) for column in list(batch)[:4]))
+"""
+
+
+@pytest.mark.parametrize("before", ["kernel first", "buffer first"])
+def test_other_byte_orders_are_read_as_such_whatever_numba_has_seen(before):
+    done = subprocess.run(
+        [sys.executable, "-c", _SWAPPED, before], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["True"] * 4), done.stderr

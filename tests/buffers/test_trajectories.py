@@ -103,7 +103,7 @@ BAD = {
     "scalar": ({**GOOD, "obs": 1.0}, r"obs has shape \(\)"),
     "dtype": ({**GOOD, "actions": np.zeros(4)}, "dtype torch.float64, expected .* torch.int64"),
     "complex": ({**GOOD, "rewards": np.zeros(4, complex)}, "rewards has shape .* torch.complex128"),
-    "text": ({**GOOD, "rewards": np.array(list("abcd"))}, "rewards must be an array or a tensor"),
+    "text": ({**GOOD, "rewards": np.array(list("abcd"))}, "rewards must be a tensor or an array"),
     "NaN": ({**GOOD, "rewards": np.array([0, np.nan, 0, 0])}, "trajectory 1: rewards.1. is nan"),
     "device": ({**GOOD, "actions": torch.zeros(4, dtype=int, device="meta")}, "lies on meta"),
 }

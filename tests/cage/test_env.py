@@ -555,6 +555,24 @@ def test_copies_know_whether_the_episode_is_over_and_what_is_sampled_next():
         fresh.step(0)
 
 
+def test_states_that_no_env_was_ever_in_are_refused():
+    envs = Cage2VectorEnv(2, red_agent="mixed", episode_length=(30, 50))
+    envs.reset(seed=0)
+    state = envs.state_dict()
+    names = ("length_index", "red_agent", "blue_action", "red_type", "blue_success", "first_host")
+    for name in (*names, "red_exploit", "green_target", "red_target"):
+        changed = state["states"].copy()
+        changed[name][1] = 255 if changed[name].dtype.kind == "u" else -2
+        with pytest.raises(ValueError, match=rf"state\['states'\] has {name} from"):
+            envs.load_state_dict({**state, "states": changed})
+    for facts in ("[" * 100_000, "[]", '{"made_for": 3}', '{"hosts": [1]}', "x" * (1 << 19)):
+        with pytest.raises(ValueError, match=r"state\['scenario'\]"):
+            envs.load_state_dict({**state, "scenario": np.array(facts)})
+    assert all(
+        found.tobytes() == state[name].tobytes() for name, found in envs.state_dict().items()
+    )
+
+
 def test_states_of_another_network_are_refused_and_of_other_rules_told():
     envs = Cage2VectorEnv(2, rules="debugged")
     envs.reset(seed=0)

@@ -348,7 +348,12 @@ def test_results_carry_scenario_and_version_of_the_rules(tmp_path):
         del fields[name]  # a file from before these were kept
     path.write_text(json.dumps(fields))
     assert Evaluation.from_json(path).rules_version is None
-    for wrong in ("[]", "{}", "no json", json.dumps({**fields, "more": 1})):
+    cell = fields["cells"][0]
+    changed = [{"more": 1}, {"total": "x"}, {"total": 10**400}, {"cells": []}, {"policy": 3}]
+    changed += [{"seed": True}, {"cells": [{**cell, "mean": None}]}, {"cells": {"a": 1}}]
+    changed += [{"cells": [cell, {**cell, "red_agent": "x", "episode_length": 7}]}]
+    texts = [json.dumps({**fields, **change}) for change in changed]
+    for wrong in ("[]", "{}", "no json", "[" * 100_000, *texts):
         path.write_text(wrong)
         with pytest.raises(ValueError, match="is no evaluation that"):
             Evaluation.from_json(path)

@@ -37,12 +37,12 @@ def test_demo_leaves_policy_curve_scores_and_film(demo, tmp_path, capsys):
     out = capsys.readouterr().out
     for policy in ("trained", "sleep", "random", "react-restore"):
         assert policy in out
-    for name in ("policy.pt", "curve.png", "scores.json", "episode.gif"):
+    for name in ("policy.npz", "curve.png", "scores.json", "episode.gif"):
         assert str(tmp_path / "run" / name) in out
     assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "run" / "episode.gif").read_bytes().startswith(b"GIF89a")
     scores = json.loads((tmp_path / "run" / "scores.json").read_text())
-    again = evaluate(str(tmp_path / "run" / "policy.pt"), episodes=20, seed=1)
+    again = evaluate(str(tmp_path / "run" / "policy.npz"), episodes=20, seed=1)
     assert scores["total"] == again.total
     assert len(scores["cells"]) == 9
 
@@ -60,7 +60,7 @@ def test_demo_stopped_by_ctrl_c_goes_on_with_what_it_has(demo, tmp_path, monkeyp
     demo.main(small(demo, tmp_path))
 
     assert "stopped by Ctrl-C" in capsys.readouterr().out
-    assert (tmp_path / "policy.pt").stat().st_size > 0
+    assert (tmp_path / "policy.npz").stat().st_size > 0
     assert json.loads((tmp_path / "scores.json").read_text())["total"] < 0
 
 

@@ -15,6 +15,7 @@ from torch.distributions import Categorical, Normal
 
 from buffers import RolloutBatch
 from vecenv import SyncVectorEnv
+from vecenv.files import load_arrays
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -341,11 +342,13 @@ def test_evaluation_is_the_first_episode_of_each_env():
 def test_saved_policy_evaluates_the_same_after_loading(tmp_path, capsys):
     options = {"env_id": "CartPole-v1", "total_steps": 1500, "num_steps": 64, "normalize": True}
     returns = main(tmp_path / "a", **options)
-    assert (tmp_path / "a" / "policy.pt").stat().st_size > 0
+    assert (tmp_path / "a" / "policy.npz").stat().st_size > 0
     assert (tmp_path / "a" / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "CartPole-v1" in capsys.readouterr().out
 
-    again = main(tmp_path / "b", **{**options, "total_steps": 0}, load=tmp_path / "a" / "policy.pt")
+    again = main(
+        tmp_path / "b", **{**options, "total_steps": 0}, load=tmp_path / "a" / "policy.npz"
+    )
 
     assert again.tolist() == returns.tolist()
     assert not (tmp_path / "b" / "curve.png").exists()
@@ -353,7 +356,7 @@ def test_saved_policy_evaluates_the_same_after_loading(tmp_path, capsys):
 
 def test_saved_policy_holds_tensors_and_text_only(tmp_path):
     main(tmp_path)
-    saved = torch.load(tmp_path / "policy.pt", weights_only=True)
+    saved = load_arrays(tmp_path / "policy.npz")
     assert set(saved) == {"kind", "tensors"}
 
 
@@ -364,8 +367,8 @@ def test_saved_policy_holds_tensors_and_text_only(tmp_path):
 def test_loading_another_kind_of_policy_is_refused(tmp_path, change, expected):
     options = {"env_id": "CartPole-v1", "total_steps": 0}
     main(tmp_path, **options)
-    with pytest.raises(SystemExit, match=r"policy\.pt is for spaces \(Box") as caught:
-        main(tmp_path, **{**options, **change}, load=tmp_path / "policy.pt")
+    with pytest.raises(SystemExit, match=r"policy\.npz is for spaces \(Box") as caught:
+        main(tmp_path, **{**options, **change}, load=tmp_path / "policy.npz")
     assert expected in str(caught.value)
 
 
@@ -406,7 +409,7 @@ def test_ctrl_c_saves_what_there_is(tmp_path, monkeypatch, capsys):
     main(tmp_path, total_steps=10_000)
     out = " ".join(capsys.readouterr().out.split())
     assert "stopped by Ctrl-C" in out and str(tmp_path) in out.replace(" ", "")
-    assert (tmp_path / "policy.pt").stat().st_size > 0 and (tmp_path / "curve.png").exists()
+    assert (tmp_path / "policy.npz").stat().st_size > 0 and (tmp_path / "curve.png").exists()
 
 
 def test_missing_extras_are_named_and_do_no_harm(tmp_path, monkeypatch, capsys):
@@ -417,7 +420,7 @@ def test_missing_extras_are_named_and_do_no_harm(tmp_path, monkeypatch, capsys):
     main(tmp_path, tensorboard=True)
     out = capsys.readouterr().out
     assert "pip install 'vecenv[plots]'" in out and "pip install 'vecenv[tensorboard]'" in out
-    assert (tmp_path / "policy.pt").stat().st_size > 0
+    assert (tmp_path / "policy.npz").stat().st_size > 0
 
 
 class Writer:
@@ -461,7 +464,7 @@ def test_command_line(tmp_path):
     assert "discount" in shown.stdout
     trained = run("--total-steps", "3000", "--save", "here", "--eval-episodes", "2")
     assert trained.returncode == 0, trained.stderr
-    assert (tmp_path / "here" / "policy.pt").exists()
+    assert (tmp_path / "here" / "policy.npz").exists()
 
 
 # --------------------------------------------------------------------------- scores

@@ -21,7 +21,7 @@ import time
 
 import numpy as np
 
-FUZZERS = ("envs",)
+FUZZERS = ("envs", "calls", "files", "forks", "interrupts")
 
 
 def run_for(name, seconds, seed):

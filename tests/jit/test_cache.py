@@ -489,3 +489,18 @@ def test_code_that_can_not_be_written_is_used_all_the_same(monkeypatch, caplog):
     kernel = cached_njit(lambda x: x + 1)
     assert kernel(1) == 2
     assert "not kept on disk" in caplog.text and "No space left" in caplog.text
+
+
+def test_damaged_code_on_a_full_disk_is_compiled_anew(tmp_path, monkeypatch, caplog):
+    def no_space(*args):
+        raise OSError(28, "No space left on device")
+
+    def damaged(*args):
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.load", damaged)
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.flush", no_space)
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", damaged)
+    kernel = cached_njit(lambda x: x + 3)
+    assert kernel(1) == 4
+    assert "not kept on disk: Ran out" in caplog.text

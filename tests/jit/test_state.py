@@ -1,5 +1,7 @@
 """The states of JitVectorEnv: saved, loaded, changed while it lives; action masks."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
@@ -22,6 +24,30 @@ def test_goes_on_bit_for_bit_from_a_saved_state(mode, tmp_path):
         [other.observe(), *(array for row in actions[17:] for array in other.step(row)[:4])],
         expected,
     )
+
+
+def test_archives_that_would_take_gigabytes_are_refused_before_they_are_read(tmp_path):
+    """Large arrays of zeros take little room on disk."""
+    envs = make(2)
+    envs.reset(seed=0)
+    state = envs.state_dict()
+    large = {"states": np.zeros(1 << 20, state["states"].dtype), "runs": np.zeros(1 << 20)}
+    for name, array in large.items():
+        np.savez_compressed(tmp_path / "state.npz", **{**state, name: array})
+        with np.load(tmp_path / "state.npz") as found:
+            tracemalloc.start()
+            with pytest.raises(ValueError, match=r"has shape \(1048576,\) and dtype"):
+                envs.load_state_dict(found)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 1 << 20
+    np.savez_compressed(tmp_path / "state.npz", **state)
+    with np.load(tmp_path / "state.npz") as found:
+        envs.load_state_dict(found)
+    changed = state["runs"].copy()
+    changed["episode_over"].view(np.uint8)[:] = 2
+    with pytest.raises(ValueError, match="bytes in place of bools that are none"):
+        envs.load_state_dict({**state, "runs": changed})
 
 
 def test_saved_states_of_other_envs_are_refused():

@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import os
 import threading
@@ -155,11 +156,19 @@ def test_an_exception_of_a_kernel_reaches_the_caller(row, split_all):
     envs.close()
 
 
+@contextlib.contextmanager
+def used_elsewhere(envs):
+    """Have the envs be in use."""
+    del envs._runner._free[0]
+    yield
+    envs._runner._free[0] = None
+
+
 def test_use_by_two_threads_at_once_is_refused():
     envs = CartPoleVectorEnv(2)
     envs.reset(seed=0)
-    with envs._runner._in_use, pytest.raises(RuntimeError, match="another thread"):
+    with used_elsewhere(envs), pytest.raises(RuntimeError, match="another thread"):
         envs.step([0, 0])
-    with envs._runner._in_use, pytest.raises(RuntimeError, match="another thread"):
+    with used_elsewhere(envs), pytest.raises(RuntimeError, match="another thread"):
         envs.observe()
     envs.step([0, 0])

@@ -1,29 +1,82 @@
-"""A cluster of two nodes: spread over both, one of them killed; and addresses without a cluster."""
+"""Clusters of two nodes: one is killed, frozen, lacks modules, has others; addresses of none."""
 
 import http.server
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from shm.faulty_envs import FINE, faulty
 
-from vecenv import RayVectorEnv, WorkerDiedError
+from vecenv import EnvCreationError, RayVectorEnv, StepTimeoutError, WorkerDiedError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 NODE = {"include_dashboard": False, "object_store_memory": 80 * 2**20}
 
 
+# Ray notices that a node is gone, or does not answer, within seconds instead of a minute.
+ATTENTIVE = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+
+
+def started(num_cpus, **head_args):
+    """A cluster with one node, without dashboard."""
+    from ray.cluster_utils import Cluster
+
+    head_args = {"num_cpus": num_cpus, **NODE, **head_args}
+    cluster = Cluster(initialize_head=True, head_node_args=head_args)
+    cluster.wait_for_nodes()
+    return cluster
+
+
 @pytest.fixture
 def cluster():
     import ray
-    from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **NODE})
-    cluster.wait_for_nodes()
+    cluster = started(2)
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture
+def tight():
+    """Two nodes with a CPU each, and the second of them; its loss is noticed soon."""
+    import ray
+
+    cluster = started(1, _system_config=ATTENTIVE)
+    second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20, resources={"second": 1})
+    yield cluster, second
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def run(script, *args, cwd, timeout=150, **environment):
+    """Run a script in a process of its own; return what it prints if it exits with 0."""
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), *map(str, args)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
 
 
 def node_of(envs, worker):
@@ -69,6 +122,12 @@ def test_a_killed_node(cluster, on_error):
     envs.close()
 
 
+def test_another_part_of_ray_at_the_address(cluster):
+    port = cluster.head_node.node_manager_port
+    with pytest.raises(ConnectionError, match="is no Ray head"):
+        RayVectorEnv(faulty(1), address=f"127.0.0.1:{port}")
+
+
 def test_another_address_than_the_one_connected_to_is_refused(cluster):
     RayVectorEnv(faulty(1), num_workers=1, address=cluster.address).close()
     RayVectorEnv(faulty(1), num_workers=1, address="auto").close()
@@ -97,3 +156,279 @@ def test_somebody_else_at_the_address():
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_a_silent_port_is_given_up_within_five_seconds():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        for given in (address, f"ray://{address}"):
+            with pytest.raises(ConnectionError, match="nothing has answered within 4 seconds"):
+                RayVectorEnv(faulty(1), address=given)
+
+
+HIDDEN = """
+    import sys
+
+    import ray
+
+    address, project = sys.argv[1:]
+    sys.path.insert(0, project)  # as if this were the project's main script
+    import hidden_envs
+    sys.path.remove(project)
+
+    from vecenv import EnvCreationError, RayVectorEnv
+
+    def make(**options):
+        factories = [hidden_envs.HiddenEnv] * 2
+        envs = RayVectorEnv(factories, num_workers=2, address=address, **options)
+        assert len(set(envs._fleet.nodes)) == 2
+        assert envs.reset(seed=0)[0].tolist() == [[7.0], [7.0]]
+        envs.close()
+        return envs
+
+    def refusal(kind, **options):
+        try:
+            make(**options)
+        except kind as error:
+            return str(error)
+        raise AssertionError(f"{options} should have been refused")
+
+    text = refusal(EnvCreationError)
+    assert "ModuleNotFoundError" in text and "hidden_envs" in text, text
+    assert "runtime_env={'working_dir': '.'}" in text and "ray.init(" in text, text
+    text = refusal(ValueError, runtime_env={"working_dir": project})
+    assert "ray.init(..., runtime_env=" in text and "connected already" in text, text
+    ray.shutdown()
+    text = refusal(ValueError, runtime_env={"working_dir": project + "/none"})
+    assert "does not exist" in text and not ray.is_initialized(), text
+    for given in ({"working_dir": project}, {"py_modules": [hidden_envs]}):
+        make(runtime_env={**given, "env_vars": {"HIDDEN": "7"}})
+        make(runtime_env={**given, "env_vars": {"HIDDEN": "7"}})  # the connection has them
+        ray.shutdown()
+    ray.init(address=address, logging_level=40, runtime_env={"working_dir": project})
+    make(runtime_env={"env_vars": {"HIDDEN": "7"}})
+    print("done")
+"""
+
+
+def test_modules_that_nodes_lack_travel_when_the_cluster_is_connected_to(tight, tmp_path):
+    """Ray takes folders of this machine with a connection, not with an actor."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    elsewhere.mkdir()
+    text = """
+        import os
+
+        import gymnasium as gym
+        import numpy as np
+
+        class HiddenEnv(gym.Env):
+            observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+            action_space = gym.spaces.Discrete(2)
+
+            def reset(self, *, seed=None, options=None):
+                return np.full(1, os.environ.get("HIDDEN", 0), np.float32), {}
+
+            def step(self, action):
+                return np.zeros(1, np.float32), 0.0, False, False, {}
+    """
+    (project / "hidden_envs.py").write_text(textwrap.dedent(text))
+    assert run(HIDDEN, tight[0].address, project, cwd=elsewhere).endswith("done\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("raise ModuleNotFoundError('no such package here')", "can't import vecenv .*no such pack"),
+        ("__version__ = '0.0.1'", "vecenv.* differ too much.*There: .*vecenv 0.0.1.*Here: "),
+    ],
+    ids=["missing", "other"],
+)
+def test_a_node_without_this_package_or_with_another_is_named(
+    tmp_path, monkeypatch, text, expected
+):
+    import ray
+
+    monkeypatch.chdir(tmp_path.parent)  # Ray tells the actors to look where the caller is
+    cluster = started(1)
+    package = tmp_path / "vecenv"
+    package.mkdir()
+    (package / "__init__.py").write_text(text)
+    paths = f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"
+    second = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    second = cluster.add_node(**second, env_vars={"PYTHONPATH": paths})
+    try:
+        with pytest.raises(EnvCreationError, match=expected) as raised:
+            RayVectorEnv(faulty(2), num_workers=2, address=cluster.address)
+        assert f"node {socket.gethostname()} ({second.node_id[:12]})" in str(raised.value)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_closing_gives_the_resources_back_before_it_returns(tight, caplog):
+    caplog.set_level(logging.INFO, "vecenv")
+    options = {"resources": {"second": 0.25}, "cpus_per_worker": 0.25, "memory_per_worker": 2**20}
+    for number in range(5):
+        envs = RayVectorEnv(faulty(4), address=tight[0].address)
+        assert envs.num_workers == 2, number
+        envs.reset(seed=0)
+        envs.close(terminate=number % 2 == 1)
+    assert caplog.messages.count(caplog.messages[0]) == 5
+    assert caplog.messages[0].startswith("4 envs in 2 actors of 1 CPUs each;")
+    envs = RayVectorEnv(faulty(4), **options)
+    assert (envs.num_workers, set(envs._fleet.nodes)) == (4, {tight[1].node_id})
+    caplog.clear()
+    others = RayVectorEnv(faulty(2))
+    assert others.num_workers == 1
+    assert "though there would be room for 2 if others did not use it" in caplog.messages[0]
+    others.close()
+    envs.close()
+    with pytest.raises(
+        ValueError, match=r"1 actors of 1 CPUs, 2 second each don't fit .*1 CPUs, 1"
+    ):
+        RayVectorEnv(faulty(4), num_workers=1, resources={"second": 2})
+
+
+def test_actors_go_where_they_are_put(tight):
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    RayVectorEnv(faulty(1), num_workers=1, address=tight[0].address).close()
+    group = placement_group([{"CPU": 1, "second": 1}])
+    ray.get(group.ready(), timeout=60)
+    strategy = PlacementGroupSchedulingStrategy(group)
+    with pytest.raises(ValueError, match="needs num_workers"):
+        RayVectorEnv(faulty(2), scheduling_strategy=strategy)
+    envs = RayVectorEnv(faulty(2), num_workers=1, scheduling_strategy=strategy)
+    assert envs._fleet.nodes == [tight[1].node_id]
+    envs.close()
+    remove_placement_group(group)
+
+
+def lose(way, cluster, node, envs):
+    """Kill or freeze a node; return what thaws it."""
+    if way == "killed":
+        cluster.remove_node(node, allow_graceful=False)
+        return []
+    worker = envs._fleet.nodes.index(node.node_id)
+    pids = [node.all_processes["raylet"][0].process.pid, envs._fleet.openings[worker].pid]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+@pytest.mark.parametrize("way", ["killed", "frozen"])
+@pytest.mark.parametrize("shares_cpus", [True, False], ids=["shares", "waits"])
+def test_a_lost_node_without_room_elsewhere(tight, caplog, way, shares_cpus):
+    """What is left goes on with all envs where that is wanted; else it is waited for, not long."""
+    cluster, second = tight
+    options = {"on_error": "restart", "shares_cpus": shares_cpus, "start_timeout": 10.0}
+    envs = RayVectorEnv(faulty(4), num_workers=2, address=cluster.address, **options)
+    envs.reset(seed=0)
+    envs.step([FINE] * 4)
+    lost = envs._fleet.nodes.index(second.node_id)
+    frozen = lose(way, cluster, second, envs)
+    begin = time.monotonic()
+    try:
+        if shares_cpus:
+            while not envs.restarts.any():
+                assert time.monotonic() < begin + 90
+                result = envs.step([FINE] * 4)
+            assert result[3].tolist() == [env_id // 2 == lost for env_id in range(4)]
+            assert envs._fleet.nodes == [cluster.head_node.node_id] * 2
+            assert any("shares the CPUs of other actors" in text for text in caplog.messages)
+            envs.step([FINE] * 4)
+        else:
+            with pytest.raises(WorkerDiedError, match=r"could not be replaced.* after 10 seconds"):
+                while True:
+                    envs.step([FINE] * 4)
+            waiting = f"waiting for a node for worker {lost} "
+            assert any(text.startswith(waiting) for text in caplog.messages)
+        assert time.monotonic() - begin < 90
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        envs.close(terminate=True)
+
+
+def test_reset_does_not_wait_until_ray_notices_a_frozen_node():
+    import ray
+
+    cluster = started(1)
+    second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    options = {"on_error": "restart", "shares_cpus": True, "timeout": 2.0}
+    envs = RayVectorEnv(faulty(4), num_workers=2, address=cluster.address, **options)
+    envs.reset(seed=0)
+    lost = envs._fleet.nodes.index(second.node_id)
+    frozen = lose("frozen", cluster, second, envs)
+    try:
+        with pytest.raises(StepTimeoutError, match=f"waiting for worker {lost} "):
+            envs.step([FINE] * 4)
+        assert envs.reset(seed=0)[0][:, 1].tolist() == [0] * 4
+        assert all(node["Alive"] for node in ray.nodes())  # for all that Ray knows, as yet
+        assert envs._fleet.nodes == [cluster.head_node.node_id] * 2
+        assert envs.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        envs.close(terminate=True)
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def listens(port):
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+TOKEN = "0123456789abcdef" * 4
+REFUSED = """
+    import sys, time
+
+    from vecenv import RayVectorEnv
+
+    begin = time.monotonic()
+    try:
+        RayVectorEnv([int], num_workers=1, address=sys.argv[1])
+    except ConnectionError as error:
+        assert type(error.__cause__).__name__ == "AuthenticationError"
+        assert sys.argv[2] in str(error) and "RAY_AUTH_MODE=token" in str(error), error
+    else:
+        raise AssertionError("should have been refused")
+    assert time.monotonic() - begin < 15  # a tenth of a second after the import of Ray
+    print("done")
+"""
+
+
+def test_a_token_that_is_missing_or_wrong_is_told_at_once(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    with_token = {**home, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
+        port, client_port = one.getsockname()[1], two.getsockname()[1]
+    ray = Path(sys.executable).with_name("ray")
+    command = [ray, "start", "--head", "--block", f"--port={port}", "--num-cpus=1"]
+    command += [f"--ray-client-server-port={client_port}"]
+    command += ["--include-dashboard=false", f"--temp-dir={tmp_path.parent / 'r'}"]
+    command += ["--object-store-memory=80000000", "--disable-usage-stats"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    head = subprocess.Popen(command, env={**os.environ, **with_token}, **quiet)
+    try:
+        end = time.monotonic() + 60
+        for opened in (port, client_port):
+            while not listens(opened):
+                assert time.monotonic() < end
+                time.sleep(0.2)
+        here, client = f"127.0.0.1:{port}", f"ray://127.0.0.1:{client_port}"
+        for address, told, *wrong in (
+            (here, "InvalidAuthToken", "disabled", ""),
+            (here, "InvalidAuthToken", "token", TOKEN[::-1]),
+            (here, "no authentication token was found", "token", ""),
+            (client, "Invalid or missing authentication token", "disabled", ""),
+        ):
+            mode = dict(zip(("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"), wrong, strict=True))
+            assert run(REFUSED, address, told, cwd=tmp_path, **home, **mode) == "done\n"
+    finally:
+        head.terminate()  # with --block it ends all that it has started
+        head.wait(60)

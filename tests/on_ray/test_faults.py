@@ -61,6 +61,11 @@ def test_an_exception_names_env_worker_step_and_action(make):
     with pytest.raises(ValueError, match="broken joint 3"):
         envs.recv()
     envs.reset(seed=0)
+    envs.send([RAISE, FINE], [3, 2])  # in this order
+    with pytest.raises(ValueError, match="broken joint 3") as raised:
+        envs.recv()
+    assert re.search(r"action (np.int64\()?1", raised.value.__notes__[0])
+    envs.reset(seed=0)
     with pytest.raises(AttributeError):
         envs.call("no_such_method")
     envs.step(actions(0, FINE))
@@ -172,6 +177,75 @@ def test_timeouts_leave_envs_in_flight(make):
     assert sorted(envs.recv(timeout=20).env_ids.tolist()) == [2, 3]
 
 
+def stuck(num_envs, **options):
+    """Envs that hang for good, in `step` or in `reset`, and are not to be interrupted."""
+
+    class Stuck(FaultyEnv):
+        def reset(self, *, seed=None, options=None):
+            if options and options.get("hangs") == self.name:
+                time.sleep(600)
+            return super().reset(seed=seed)
+
+        def step(self, action):
+            if action == HANG:
+                time.sleep(600)
+            return super().step(action)
+
+    factories = [functools.partial(Stuck, name) for name in range(num_envs)]
+    return RayVectorEnv(factories, num_workers=2, timeout=2.0, **options)
+
+
+def test_reset_replaces_an_actor_that_hangs():
+    envs = stuck(4, on_error="restart")
+    envs.reset(seed=0)
+    pids = [opening.pid for opening in envs._fleet.openings]
+    with pytest.raises(StepTimeoutError, match="waiting for worker 1"):
+        envs.step(actions(3, HANG))
+    assert envs.reset(seed=0)[0][:, 1].tolist() == [0] * 4
+    assert envs.restarts.tolist() == [0, 0, 1, 1]
+    assert envs._fleet.openings[0].pid == pids[0]
+    assert wait_until_gone([pids[1]], 10) == []
+    obs, _, _, truncations, infos = envs.step(actions(0, FINE))
+    assert obs[:, 1].tolist() == [1] * 4
+    assert not truncations.any() and "restarts" not in infos
+    assert envs.step(actions(3, RAISE))[4]["restarts"].tolist() == [0, 0, 0, 2]
+    assert envs.restarts.tolist() == [0, 0, 1, 2]
+    begin = time.monotonic()
+    with pytest.raises(WorkerDiedError, match=r"worker 1 .*`reset`.*actor number 3 lost over this"):
+        envs.reset(options={"hangs": 2})
+    assert time.monotonic() - begin < 60  # three times the timeout, and two starts
+    assert envs.closed
+
+
+def test_reset_of_an_actor_that_hangs_times_out_where_nothing_is_to_be_replaced():
+    envs = stuck(4)
+    envs.reset(seed=0)
+    with pytest.raises(StepTimeoutError):
+        envs.step(actions(3, HANG))
+    for _ in range(2):
+        with pytest.raises(StepTimeoutError, match="`reset` has timed out after 2"):
+            envs.reset(seed=0)
+    envs.close(terminate=True)
+
+
+def test_restarts_are_counted_on_where_a_reset_was_due():
+    """What the successor counts goes on from what was counted here."""
+    envs = stuck(4, on_error="restart")
+    with pytest.raises(WorkerDiedError):
+        envs.reset(options={"hangs": 3})
+    envs = stuck(4, on_error="restart")
+    envs.reset(seed=0)
+    envs.send([HANG], [3])
+    with pytest.raises(StepTimeoutError):
+        envs.recv()
+    os.kill(envs._fleet.openings[1].pid, signal.SIGKILL)
+    envs.reset(seed=0)
+    assert envs.restarts.tolist() == [0, 0, 1, 1]
+    envs.step(actions(2, RAISE))
+    assert envs.restarts.tolist() == [0, 0, 2, 1]
+    envs.close()
+
+
 def test_close_is_bounded_and_leaves_nothing(make):
     envs = make(worker_backend="async")
     envs.reset()
@@ -196,9 +270,13 @@ def test_a_failing_factory_is_named(worker):
         assert isinstance(raised.value.__cause__, FileNotFoundError)
 
 
-def test_a_factory_that_ends_its_actor_is_reported():
-    with pytest.raises(EnvCreationError, match=r"worker 0 \(envs 0-1\) ended while its envs"):
+def test_a_factory_that_ends_its_actor_is_reported_with_all_that_ray_says():
+    with pytest.raises(
+        EnvCreationError, match=r"worker 0 \(envs 0-1\) ended while its env"
+    ) as told:
         RayVectorEnv([functools.partial(os._exit, 9)] * 2, num_workers=1)
+    whole = told.value.__cause__.__cause__
+    assert type(whole).__name__ == "ActorDiedError" and "actor_id:" in str(whole)
 
 
 def test_a_factory_that_hangs_is_given_up():
@@ -231,6 +309,15 @@ def test_more_actors_than_cpus_are_refused_at_once(make):
         ({"worker_backend": "jit"}, "factory of vector envs"),
         ({"num_workers": 5}, "expected 1 to 4"),
         ({"cpus_per_worker": 0}, "more than 0"),
+        ({"gpus_per_worker": -1}, "gpus_per_worker is -1"),
+        ({"memory_per_worker": 0}, "expected bytes"),
+        ({"resources": {"GPU": 1}}, "which is gpus_per_worker here"),
+        ({"resources": {"second": 0}}, r"resources\['second'\] is 0"),
+        ({"resources": ["second"]}, "expected amounts by name"),
+        ({"scheduling_strategy": "PACK"}, "expected 'SPREAD', 'DEFAULT'"),
+        ({"runtime_env": "."}, "expected a dict"),
+        ({"runtime_env": {"py_modules": "."}}, "expected a list"),
+        ({"runtime_env": {"working_dir": "no/such"}}, "does not exist"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(make, options, message):

@@ -397,6 +397,69 @@ def test_everything_works_without_a_compiler():
     assert done.stdout.split() == ["PortableLink", "False"], done.stderr
 
 
+_HOLDER = """
+import os, signal, sys
+import gymnasium as gym
+import numpy as np
+from vecenv import AsyncVectorEnv
+from vecenv.shm.wait import PortableLink
+
+how, restart, path = sys.argv[1:]
+publish = PortableLink._publish
+
+def stop_once(self, command, leaves, env_id, status, form):
+    if env_id == 1 and not os.path.exists(path):
+        open(path, "w").close()
+        self._lock.__enter__()
+        os.kill(os.getpid(), signal.SIGSTOP if how == "frozen" else signal.SIGKILL)
+    return publish(self, command, leaves, env_id, status, form)
+
+PortableLink._publish = stop_once
+envs = AsyncVectorEnv(
+    [lambda: gym.make("CartPole-v1")] * 4, num_workers=2, context="fork",
+    **({"on_error": "restart"} if restart == "restart" else {}),
+)
+assert type(envs._exchange.link) is PortableLink
+envs.reset(seed=1)
+found, error = [], ""
+try:
+    for _ in range(3):
+        envs.send(np.zeros(4, int))
+        left = 4
+        while left:
+            batch = envs.recv(1, timeout=1)
+            found += batch.env_ids.tolist()
+            left -= len(batch.env_ids)
+except Exception as caught:
+    error = type(caught).__name__
+envs.close(timeout=0.2)
+print(error or sorted(found) == sorted([0, 1, 2, 3] * 3))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "restart", "expected"),
+    [
+        ("killed", "raise", "WorkerDiedError"),
+        ("killed", "restart", "True"),
+        ("frozen", "raise", "StepTimeoutError"),
+    ],
+)
+def test_a_worker_that_ends_or_stops_with_the_portable_link_locked_stops_nobody(
+    how, restart, expected, tmp_path
+):
+    done = subprocess.run(
+        [sys.executable, "-c", _HOLDER, how, restart, tmp_path / "stopped"],
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
+
+
 def test_envs_with_a_worker_function_are_gymnasiums():
     worker = gym.vector.async_vector_env._async_worker
     fns = [lambda: gym.make("CartPole-v1")] * 2

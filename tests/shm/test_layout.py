@@ -23,7 +23,7 @@ def test_chunks_cover_all_envs_evenly(num_envs, num_chunks):
 @pytest.mark.parametrize("num_workers", [1, 2, 7])
 def test_control_words_do_not_overlap(num_workers):
     layout = ControlLayout(num_workers, queue_rows=5, ring_rows=20)
-    starts = [4 * 8]
+    starts = [5 * 8]
     for worker in range(num_workers):
         starts += [layout.command(worker), layout.completion(worker)]
     assert starts[0] == starts[1]

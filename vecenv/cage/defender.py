@@ -14,7 +14,7 @@ import numpy as np
 from vecenv.cage.blue_memory import BlueMemory
 from vecenv.cage.cage2 import cage2_scenario
 from vecenv.cage.scenario import Scenario, warn_of_other
-from vecenv.files import whole_file
+from vecenv.files import read_npz, write_npz
 
 __all__ = [
     "TRAINED_DEFENDER",
@@ -102,8 +102,8 @@ def save_defender(
     for number, (weight, bias) in enumerate(layers):
         arrays[f"weight{number}"] = np.asarray(weight, dtype=np.float16)
         arrays[f"bias{number}"] = np.asarray(bias, dtype=np.float16)
-    with whole_file(path) as aside, aside.open("wb") as file:
-        np.savez(file, format=np.array(_FORMAT), facts=np.array(json.dumps(facts)), **arrays)
+    texts = {"format": np.array(_FORMAT), "facts": np.array(json.dumps(facts))}
+    write_npz(path, {**texts, **arrays})
 
 
 def load_defender(path: str | Path, scenario: Scenario | None = None) -> DefenderPolicy:
@@ -121,27 +121,38 @@ def load_defender(path: str | Path, scenario: Scenario | None = None) -> Defende
     """
     scenario = cage2_scenario() if scenario is None else scenario
     try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            if str(archive["format"]) != _FORMAT:
-                raise ValueError(f"its format is {archive['format']}, expected {_FORMAT!r}")
-            count = sum(name.startswith("weight") for name in archive.files)
-            layers = [
-                (archive[f"weight{n}"].astype(np.float32), archive[f"bias{n}"].astype(np.float32))
-                for n in range(count)
-            ]
-            facts = json.loads(str(archive["facts"])) if "facts" in archive.files else {}
-            made_for = facts.get(_MADE_FOR) if isinstance(facts, dict) else None
+        arrays = read_npz(path)
+        if str(arrays["format"]) != _FORMAT:
+            raise ValueError(f"its format is {arrays['format']!s:.99}, expected {_FORMAT!r}")
+        count = sum(name.startswith("weight") for name in arrays)
+        layers = [
+            (_numbers(arrays[f"weight{n}"], 2), _numbers(arrays[f"bias{n}"], 1))
+            for n in range(count)
+        ]
+        facts = json.loads(str(arrays["facts"])) if "facts" in arrays else {}
+        made_for = facts.get(_MADE_FOR) if isinstance(facts, dict) else None
         policy = DefenderPolicy(layers, scenario)
-    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no defender that can play here: {error}") from error
     warn_of_other(Path(path).name, made_for, scenario)
     return policy
+
+
+def _numbers(array: np.ndarray, ndim: int) -> np.ndarray:
+    """Weights or biases as float32; they are kept as float16."""
+    if array.ndim != ndim or array.dtype.kind != "f" or not np.isfinite(array).all():
+        raise ValueError(f"its layers are {array.dtype} {array.shape}, expected finite floats")
+    with np.errstate(over="raise"):
+        try:
+            return array.astype(np.float32)
+        except FloatingPointError:
+            raise ValueError("its layers have numbers too large for float32") from None
 
 
 def is_defender_file(path: str | Path) -> bool:
     """Return whether a file looks like one that `save_defender` wrote."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return "format.npy" in archive.namelist()
-    except (zipfile.BadZipFile, OSError):
+            return {"format.npy", "weight0.npy"} <= set(archive.namelist())
+    except Exception:  # whatever reading a file of unknown origin leads to
         return False

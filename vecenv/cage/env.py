@@ -13,6 +13,8 @@ from rich.table import Table
 
 from vecenv.base import StepBatch, StepResult
 from vecenv.cage import text
+from vecenv.cage.actions import blue_actions
+from vecenv.cage.codes import MAX_HOSTS, NONE, RED_ACTION_NAMES, RED_AGENT_NAMES
 from vecenv.cage.kernels import OBSERVATIONS, cage_kernels
 from vecenv.cage.lengths import LENGTH_FIELD, add_lengths, with_drawn_lengths
 from vecenv.cage.options import (
@@ -27,13 +29,15 @@ from vecenv.cage.options import (
 from vecenv.cage.render import RENDER_FPS, RENDER_MODES, render_snapshot
 from vecenv.cage.scenario import Scenario, describe_identity, warn_of_other
 from vecenv.cage.snapshot import Episode, Snapshot, take_snapshot
-from vecenv.cage.state import decode, shell_alerts
+from vecenv.cage.state import decode, shell_alerts, success_names
 from vecenv.cage.tables import compile_tables
+from vecenv.files import read_entry
 from vecenv.jit import EnvKernels, JitVectorEnv
 from vecenv.jit.random import BLOCK_SIZE
 
 __all__ = ["Cage2VectorEnv"]
 
+_MAX_FACTS = 1 << 20  # bytes of the text that says what a state is of
 METADATA = {"render_modes": list(RENDER_MODES), "render_fps": RENDER_FPS}
 
 
@@ -175,7 +179,7 @@ class Cage2VectorEnv(JitVectorEnv):
             ValueError: An entry has another shape or dtype than this env's, or the scenario has
                 other hosts.
         """
-        facts = json.loads(str(state["scenario"])) if "scenario" in state else {}
+        facts = _read_facts(state) if "scenario" in state else {}
         hosts = facts.get("hosts", _host_names(self.scenario))
         if hosts != _host_names(self.scenario):
             raise ValueError(
@@ -184,6 +188,27 @@ class Cage2VectorEnv(JitVectorEnv):
             )
         warn_of_other("state", facts.get("made_for"), self.scenario)
         super().load_state_dict(state)
+
+    def _check_states(self, states: np.ndarray) -> None:
+        ends = {
+            "red_agent": len(RED_AGENT_NAMES),
+            "blue_action": len(blue_actions(self.scenario)),
+            "blue_success": len(success_names()),
+            "red_type": len(RED_ACTION_NAMES),
+            "red_success": len(success_names()),
+            "red_target": MAX_HOSTS,
+            "red_exploit": len(self.scenario.exploits),
+            "green_target": len(self.scenario.hosts),
+            "length_index": len(self._lengths),
+            "first_host": MAX_HOSTS + 1,
+        }
+        for name, end in ends.items():
+            found = states[name]
+            if found.min() < (NONE if found.dtype.kind == "i" else 0) or found.max() >= end:
+                raise ValueError(
+                    f"state['states'] has {name} from {found.min()} to {found.max()}, expected "
+                    f"numbers below {end}; it was changed after it was made"
+                )
 
     def shell_alerts(self) -> np.ndarray:
         """Return on which hosts blue's monitor saw a reverse shell in the latest step, bool (N, H).
@@ -258,3 +283,26 @@ class Cage2VectorEnv(JitVectorEnv):
 
 def _host_names(scenario: Scenario) -> list[str]:
     return [host.name for host in scenario.hosts]
+
+
+def _read_facts(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a state says of the scenario it is of."""
+
+    def accepts(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
+        return dtype.kind == "U" and shape == () and dtype.itemsize <= _MAX_FACTS
+
+    facts: Any = None
+    try:
+        # Not `str` of the array: after a Ctrl-C in that of another one it may be "...".
+        facts = json.loads(read_entry(state, "scenario", accepts).item())
+        is_known = (
+            isinstance(facts, dict)
+            and isinstance(facts.get("made_for", {}), dict)
+            and isinstance(facts.get("hosts", []), list)
+            and all(isinstance(name, str) for name in facts.get("hosts", []))
+        )
+    except (ValueError, RecursionError):
+        is_known = False
+    if not is_known:
+        raise ValueError("state['scenario'] says nothing of a scenario; it was changed")
+    return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import warnings
@@ -125,7 +126,8 @@ class Evaluation:
             cells = tuple(Cell(**cell) for cell in fields.pop("cells"))
             unknown = {"scenario": "unknown", "rules_version": None, "tables": None}
             result = cls(**{**unknown, **fields, "cells": cells})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            _check_plain(result, *cells)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is no evaluation that `to_json` wrote: {error}") from error
         if result.rules_version not in (None, RULES_VERSION):
             warnings.warn(
@@ -303,6 +305,27 @@ def _cell(agent: str, length: int, totals: np.ndarray) -> Cell:
     sd = float(totals.std(ddof=1))
     ci95 = _Z95 * sd / math.sqrt(len(totals))
     return Cell(agent, length, len(totals), float(totals.mean()), sd, ci95)
+
+
+def _check_plain(result: Evaluation, *cells: Cell) -> None:
+    """Raise ValueError if a value is of another type than it should be, or a cell is missing."""
+    kinds = {"str": str, "bool": bool, "int": int, "float": float, "int | None": int | None}
+    kinds["str | None"] = str | None
+    for owner in (result, *cells):
+        for field in dataclasses.fields(owner):
+            value, kind = getattr(owner, field.name), kinds.get(str(field.type))
+            if kind is None:
+                continue
+            if kind is float and type(value) is int and abs(value) < 2**53:
+                continue
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(f"{field.name} is {value!r:.99}, expected {field.type}")
+            if type(value) is int and abs(value) >= 2**64:
+                raise ValueError(f"{field.name} is out of range")
+    found = {(cell.red_agent, cell.episode_length) for cell in cells}
+    agents, lengths = {agent for agent, _ in found}, {length for _, length in found}
+    if not found or len(found) != len(agents) * len(lengths):
+        raise ValueError("some of its cells are missing")
 
 
 def _sum(cells: Sequence[Cell]) -> tuple[float, float]:

@@ -19,11 +19,12 @@ import numpy as np
 from vecenv.cage.actions import blue_actions
 from vecenv.cage.kernels import OBSERVATIONS, observation_space
 from vecenv.cage.scenario import Scenario, warn_of_other
-from vecenv.cage.torch_file import read_torch_file
+from vecenv.files import load_arrays
 
 __all__ = ["SavedPolicy", "is_sb3_file", "load_policy", "load_sb3_policy"]
 
 _MAX_INPUT = 10.0  # normalised inputs are clipped here
+_MAX_SETTINGS = 1 << 24  # bytes of the settings of stable-baselines3, with what it pickled in them
 
 
 class SavedPolicy:
@@ -72,19 +73,54 @@ def load_policy(path: str | Path, scenario: Scenario) -> SavedPolicy:
         ValueError: The file holds something else, or a policy for another env.
         OSError: The file can't be read.
     """
+    if _is_torch_file(path):
+        raise ValueError(
+            f"{path} is a file of torch, as examples/ppo.py saved policies before; convert it: "
+            f"python examples/convert_policy.py {path}"
+        )
     try:
-        saved = read_torch_file(path)
+        saved = load_arrays(path)
         actor, *_, moments = saved["tensors"]
         hidden, normalize = _read_kind(saved["kind"])
-        _, mean, std = moments[:, :-1]  # the last column is about returns
+        _, mean, std = _floats(moments, 2)[:, :-1]  # the last column is about returns
         num_inputs = len(mean)
-        layers = _layers(actor, (num_inputs, *hidden))
+        layers = _layers(_floats(actor, 1), (num_inputs, *hidden))
         scale = (mean, std) if normalize else None
+        made_for = saved.get("made_for")
+        if not normalize:
+            std = np.ones_like(std)
+        if not (std.min(initial=1.0) > 0 and all(map(_are_finite, (mean, std, *sum(layers, ()))))):
+            raise ValueError("its numbers are not finite")
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is no policy saved by examples/ppo.py: {error}") from error
     wanted = _observation_of(path, (num_inputs,), layers[-1][1].size, scenario)
-    warn_of_other(Path(path).name, saved.get("made_for"), scenario)
+    if isinstance(made_for, dict) and all(isinstance(v, str | int) for v in made_for.values()):
+        warn_of_other(Path(path).name, made_for, scenario)
     return SavedPolicy(layers, scale, wanted)
+
+
+def _floats(array: Any, ndim: int) -> np.ndarray:
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.ndim != ndim:
+        raise ValueError("its tensors are others than those of a policy")
+    return array
+
+
+def _are_finite(array: np.ndarray) -> bool:
+    return bool(np.isfinite(array).all())
+
+
+def _is_torch_file(path: str | Path) -> bool:
+    """Return whether a file looks like one that `torch.save` wrote."""
+    return any(name.endswith("data.pkl") for name in _names_in(path))
+
+
+def _names_in(path: str | Path) -> list[str]:
+    """Names of the parts of a zip archive; none of any other file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except Exception:  # whatever reading a file of unknown origin leads to
+        return []
 
 
 def _observation_of(path: Any, shape: Any, num_actions: Any, scenario: Scenario) -> str:
@@ -112,19 +148,22 @@ def _observation_of(path: Any, shape: Any, num_actions: Any, scenario: Scenario)
 
 def _read_kind(kind: str) -> tuple[tuple[int, ...], bool]:
     """Return the numbers of hidden units, and whether inputs are normalised."""
-    found = re.search(r"hidden \(([\d, ]*)\), normalize (True|False)$", kind)
+    found = re.search(r"hidden \(((?:[0-9]{1,7}[, ]*){0,99})\), normalize (True|False)$", kind)
     if found is None:
-        raise ValueError(f"its kind is {kind!r}, expected '..., hidden (...), normalize ...'")
+        raise ValueError(f"its kind is {kind!r:.999}, expected '..., hidden (...), normalize ...'")
     hidden = tuple(map(int, re.findall(r"\d+", found[1])))
     return hidden, found[2] == "True"
 
 
 def _layers(vector: np.ndarray, widths: tuple[int, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Cut a vector into the weights and biases of layers; what is left over is the last one's."""
-    sizes = [(a + 1) * b for a, b in pairwise(widths)]
-    *parts, last = np.split(vector, np.cumsum(sizes))
-    matrices: list[Any] = [part.reshape(a + 1, -1) for part, a in zip(parts, widths, strict=False)]
-    matrices.append(last.reshape(widths[-1] + 1, -1))
+    shapes = [(a + 1, b) for a, b in pairwise(widths)]
+    begin, matrices = 0, []
+    for shape in shapes:
+        size = shape[0] * shape[1]
+        matrices.append(vector[begin : begin + size].reshape(shape))
+        begin += size
+    matrices.append(vector[begin:].reshape(widths[-1] + 1, -1))
     return [(matrix[:-1], matrix[-1]) for matrix in matrices]
 
 
@@ -174,12 +213,12 @@ _SB3_SIGNS = (
 
 
 def is_sb3_file(path: str | Path) -> bool:
-    """Return whether a file looks like one that stable-baselines3's `save` wrote."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return {"data", "policy.pth"} <= set(archive.namelist())
-    except (zipfile.BadZipFile, OSError):
-        return False
+    """Return whether a file looks like one that stable-baselines3's `save` wrote.
+
+    Its name has to end in .zip, as that library sees to: no file of another name can run code.
+    """
+    is_named = Path(path).suffix.lower() == ".zip"
+    return is_named and {"data", "policy.pth"} <= set(_names_in(path))
 
 
 def load_sb3_policy(path: str | Path, scenario: Scenario) -> SB3Policy:
@@ -215,10 +254,13 @@ def load_sb3_policy(path: str | Path, scenario: Scenario) -> SB3Policy:
 def _sb3_algorithm(path: str | Path) -> tuple[str, str]:
     """Return the library and the class that wrote a file."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            settings = json.loads(archive.read("data"))
+        with zipfile.ZipFile(path) as archive, archive.open("data") as stream:
+            text = stream.read(_MAX_SETTINGS + 1)
+        if len(text) > _MAX_SETTINGS:
+            raise ValueError(f"its settings have more than {_MAX_SETTINGS} bytes")
+        settings = json.loads(text)
         module = str(settings["policy_class"]["__module__"])
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # whatever reading a file of unknown origin leads to
         raise ValueError(f"{path} is no model that stable-baselines3 saved: {error}") from error
     for library, name, kind, sign in _SB3_SIGNS:
         if module.startswith(sign) if kind == "module" else sign in settings:

@@ -6,6 +6,7 @@ into the arrays that the kernels read, `vecenv.cage.cage2` holds the tables of C
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import warnings
 from collections.abc import Mapping
@@ -273,11 +274,16 @@ class Scenario:
             "scenario" and "rules", their names; "rules_version", that of the simulator; "tables", a
             hash of all tables. Plain values, as JSON has them.
         """
+        text = repr(self)
+        if "..." in text:
+            # A Ctrl-C in the `repr` of a dataclass may leave a note that this object is being
+            # printed, and "..." for it from then on; there is none about a copy.
+            text = repr(copy.deepcopy(self))
         return {
             "scenario": self.name,
             "rules": self.rules.name,
             "rules_version": RULES_VERSION,
-            "tables": hashlib.sha256(repr(self).encode()).hexdigest()[:16],
+            "tables": hashlib.sha256(text.encode()).hexdigest()[:16],
         }
 
 

@@ -107,7 +107,7 @@ class Cage2Env(Env[np.ndarray, Any]):
             ValueError: It is the state of another network, or of a vector env of several envs.
         """
         self._envs.load_state_dict(state)
-        self._is_over = bool(np.asarray(state["runs"])["episode_over"][0])
+        self._is_over = bool(self._envs.state_dict()["runs"]["episode_over"][0])
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "_envs"}

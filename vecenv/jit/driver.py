@@ -17,6 +17,7 @@ from vecenv.atomics import fetch_add, pointer
 from vecenv.jit.handover import join, settle
 from vecenv.jit.job import (
     ACTIVE,
+    CALLER,
     ENDED,
     FIRST_PART,
     LINE,
@@ -148,6 +149,8 @@ def attend(control, jobs, thread, num_spins):
             ticket = join(control, jobs, thread, ticket, num_spins)
             if ticket < 0:
                 return 0
+        else:
+            control[CALLER] = 1
         job = jobs[0]
         batch = unpack(job)
         parts, rows, chunk = job.num_parts, job.num_rows, job.chunk_rows
@@ -161,6 +164,7 @@ def attend(control, jobs, thread, num_spins):
                 start = fetch_add(control, FIRST_PART + part * LINE, chunk)
         fetch_add(control, ENDED, num_ended)
         if thread == 0:
+            control[CALLER] = 0
             return settle(control, num_spins)
         fetch_add(control, ACTIVE, -1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.autoreset import read_autoreset_mode
 from vecenv.base import StepBatch, StepResult, VecEnv
+from vecenv.files import read_entry
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
 from vecenv.jit.actions import ActionReader
@@ -50,7 +52,17 @@ _RENDER_FPS = 10
 _NUM_EMPTY = 20  # compiled calls that do nothing, to see what stamping itself comes to
 _MAX_SEED = 2**64 - 1
 _BOOL, _INT8 = np.dtype(np.bool_), np.dtype(np.int8)
+_NO_IDS, _NO_SEEDS = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+# What states of before had, which counted steps in 32 bits.
+_NARROW_RUN_DTYPE = np.dtype(
+    [
+        (name, np.int32 if name in {"episode_length", "last_length"} else RUN_DTYPE[name])
+        for name in RUN_DTYPE.names or ()
+    ],
+    align=True,
+)
 _seed_streams = cached_njit(random.seed_streams)
+_alive: weakref.WeakValueDictionary[int, JitVectorEnv] = weakref.WeakValueDictionary()  # by id
 
 
 class JitVectorEnv(VecEnv):
@@ -104,7 +116,7 @@ class JitVectorEnv(VecEnv):
         mode = read_autoreset_mode(autoreset_mode)
         limit = NO_LIMIT
         if max_episode_steps is not None:
-            limit = _count("max_episode_steps", max_episode_steps)
+            limit = min(_count("max_episode_steps", max_episode_steps), NO_LIMIT)
         threads = _default_threads() if num_threads is None else _count("num_threads", num_threads)
         record = None if params is None else as_record(params)
         all_metadata = _with_rendering(
@@ -119,6 +131,7 @@ class JitVectorEnv(VecEnv):
         self._allocate_envs()
         loop = bind_loop(kernels, record, max_episode_steps=limit, debug=debug, dry_run=dry_run)
         self._runner = self._make_runner(loop, limit, record, threads)
+        _alive[id(self)] = self
 
     def _make_runner(
         self, loop: Loop, max_episode_steps: int, params: np.ndarray | None, num_threads: int
@@ -131,6 +144,7 @@ class JitVectorEnv(VecEnv):
             params,
             self._reader.bounds,
             self._final_obs,
+            self._no_actions,
         )
         if loop.attend is None:
             return PythonRunner(loop.run_rows, fixed)
@@ -153,8 +167,11 @@ class JitVectorEnv(VecEnv):
         self._unused = self._new_outputs(0)  # for jobs that do not write them
         self._no_actions = self._reader.no_actions
         self._is_seeded = False
-        self._sent: list[tuple[np.ndarray, np.ndarray]] = []  # env ids, actions
-        self._num_over = 0  # ended episodes that wait for a reset; counted if autoreset is disabled
+        # Env ids, actions, and how many envs are in flight with these. What `_calls` does not know
+        # of was interrupted.
+        self._sent: list[tuple[np.ndarray, np.ndarray, int]] = []
+        # Ended episodes that wait for a reset, if autoreset is disabled; -1: to be counted.
+        self._num_over = 0
 
     def _new_outputs(self, num_rows: int) -> Outputs:
         return new_outputs(num_rows, self._obs_shape[1:], self._obs_dtype)
@@ -162,7 +179,7 @@ class JitVectorEnv(VecEnv):
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """Seeds of the envs' random streams."""
-        self._seed(None)
+        self._begin_streams(_NO_IDS, _NO_SEEDS)
         return tuple(self._runs["seed"].tolist())
 
     @property
@@ -177,7 +194,7 @@ class JitVectorEnv(VecEnv):
 
     @property
     def last_lengths(self) -> np.ndarray:
-        """Length of each env's last episode that ended, int32 (num_envs,), 0 before; live."""
+        """Length of each env's last episode that ended, int64 (num_envs,), 0 before; live."""
         return self._runs["last_length"]
 
     @property
@@ -187,7 +204,7 @@ class JitVectorEnv(VecEnv):
 
     @property
     def episode_lengths(self) -> np.ndarray:
-        """Steps taken in the episodes under way, int32 (num_envs,): a live view."""
+        """Steps taken in the episodes under way, int64 (num_envs,): a live view."""
         return self._runs["episode_length"]
 
     @property
@@ -209,7 +226,9 @@ class JitVectorEnv(VecEnv):
         if out is None:
             out = np.empty(self._obs_shape, self._obs_dtype)
         else:
-            check_slot_array("obs", out, self._obs_shape, (self._obs_dtype,))
+            given = check_slot_array("obs", out, self._obs_shape, (self._obs_dtype,))
+            self._run_without_actions(OBSERVE, self.num_envs, obs=given)
+            return out
         self._run_without_actions(OBSERVE, self.num_envs, obs=out)
         return out
 
@@ -236,9 +255,8 @@ class JitVectorEnv(VecEnv):
         shape = (self.num_envs, int(self.single_action_space.n))  # type: ignore[attr-defined]
         if out is None:
             out = np.zeros(shape, np.int8)
-        else:
-            check_slot_array("masks", out, shape, (_INT8, _BOOL))
-        self._run_without_actions(MASK, self.num_envs, masks=out.view(_BOOL))
+        plain = check_slot_array("masks", out, shape, (_INT8, _BOOL))
+        self._run_without_actions(MASK, self.num_envs, masks=plain.view(_BOOL))
         return out
 
     def render(self) -> tuple[Any, ...] | None:
@@ -276,21 +294,39 @@ class JitVectorEnv(VecEnv):
         Raises:
             KeyError: An entry is missing.
             ValueError: An entry has another shape or dtype than this env's.
+
+        Kernels take a state for one of their own: if they use fields of it as indices without a
+        look, load only states that you trust.
         """
         self._calls.require_idle("load_state_dict")
+        came = {}
         for name, own in (("states", self._states), ("runs", self._runs)):
             if name not in state:
                 raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
-            came = np.asarray(state[name])
-            if came.shape != own.shape or came.dtype != own.dtype:
+
+            def accepts(
+                dtype: np.dtype, shape: tuple[int, ...], name: str = name, own: np.ndarray = own
+            ) -> bool:
+                is_narrow = name == "runs" and dtype == _NARROW_RUN_DTYPE
+                if shape == own.shape and (dtype == own.dtype or is_narrow):
+                    return True
                 raise ValueError(
-                    f"state[{name!r}] has shape {came.shape} and dtype {came.dtype}, "
+                    f"state[{name!r}] has shape {shape} and dtype {dtype}, "
                     f"expected {own.shape} and {own.dtype}: {self.num_envs} envs of the same kind"
                 )
-        self._states[:] = state["states"]
-        self._runs[:] = state["runs"]
-        self._count_over()
-        self._is_seeded = True
+
+            came[name] = read_entry(state, name, accepts)
+        self._check_states(came["states"])
+        self._calls.has_reset = self._calls.is_ready = False  # until all is there
+        try:
+            self._runner.end_cut_job()
+            self._states[:] = came["states"]
+            self._runs[:] = came["runs"].astype(RUN_DTYPE, copy=False)
+            self._count_over()
+            self._is_seeded = True
+        except BaseException as error:
+            self._calls.forget_reset(error)
+            raise
         self._calls.mark_reset()
 
     def _begin_stamps(self) -> int:
@@ -311,6 +347,16 @@ class JitVectorEnv(VecEnv):
     def _end_stamps(self) -> None:
         self._runner.stamp(None)
 
+    def _check_states(self, states: np.ndarray) -> None:
+        """Raise ValueError if states (N,) to be loaded can't be; kernels believe their own."""
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the envs; every later call raises ClosedEnvironmentError. May be called twice."""
+        try:
+            super().close(**kwargs)
+        finally:
+            self.close_extras()  # once more, if it was interrupted
+
     def close_extras(self, **kwargs: Any) -> None:
         """End the helper threads."""
         if hasattr(self, "_runner"):
@@ -321,16 +367,24 @@ class JitVectorEnv(VecEnv):
     ) -> tuple[Any, dict[str, Any]]:
         if options:
             raise ValueError(f"options has {sorted(options)}; compiled envs know only 'reset_mask'")
-        self._seed(seed, reset_mask)
+        begins = self._read_seeds(seed, reset_mask)
         obs = np.empty(self._obs_shape, self._obs_dtype)
-        if reset_mask is None or reset_mask.all():
-            self._sent.clear()
-            self._run_without_actions(RESET, self.num_envs, obs=obs)
-        else:
-            chosen = np.flatnonzero(reset_mask)
-            self._run_without_actions(RESET, len(chosen), obs=obs[: len(chosen)], env_ids=chosen)
-            self._run_without_actions(OBSERVE, self.num_envs, obs=obs)
-        self._count_over()
+        self._calls.has_reset = self._calls.is_ready = False  # until it has come to its end
+        try:
+            self._runner.end_cut_job()
+            self._begin_streams(*begins)
+            if reset_mask is None or reset_mask.all():
+                self._sent.clear()
+                self._run_without_actions(RESET, self.num_envs, obs=obs)
+            else:
+                chosen = np.flatnonzero(reset_mask)
+                some = obs[: len(chosen)]
+                self._run_without_actions(RESET, len(chosen), obs=some, env_ids=chosen)
+                self._run_without_actions(OBSERVE, self.num_envs, obs=obs)
+            self._count_over()
+        except BaseException as error:  # perhaps Ctrl-C
+            self._calls.forget_reset(error)
+            raise
         return obs, {}
 
     def _run_without_actions(
@@ -340,26 +394,31 @@ class JitVectorEnv(VecEnv):
         outputs = self._unused if obs is None else self._unused._replace(obs=obs)
         self._runner.run(op, num_rows, self._no_actions, outputs, **arrays)
 
-    def _seed(self, seed: Seed, reset_mask: np.ndarray | None = None) -> None:
-        """Begin the streams of envs that are given a seed, and of all that never had one."""
-        chosen = np.arange(self.num_envs)
-        if not self._is_seeded:
-            self._begin_streams(chosen, secrets.randbits(62) + chosen.astype(np.uint64))
-            self._is_seeded = True
-        if seed is None:
-            return
-        if reset_mask is not None:
-            chosen = np.flatnonzero(reset_mask)
+    def _read_seeds(
+        self, seed: Seed, reset_mask: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return whose streams a reset begins anew, int64 (B,), and with which seeds, uint64 (B,).
+
+        These are the envs that are given a seed.
+        """
+        chosen = np.arange(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask)
         if isinstance(seed, int):
             _check_seeds(seed, seed + self.num_envs - 1)
-            self._begin_streams(chosen, np.uint64(seed) + chosen.astype(np.uint64))
-            return
-        given = {i: seed[i] for i in chosen.tolist() if seed[i] is not None}
-        if given:
-            _check_seeds(*given.values())
-            self._begin_streams(np.array(list(given)), np.array(list(given.values()), np.uint64))
+            return chosen, np.uint64(seed) + chosen.astype(np.uint64)
+        given = {} if seed is None else {i: seed[i] for i in chosen.tolist() if seed[i] is not None}
+        _check_seeds(*given.values())
+        return np.array(list(given), np.int64), np.array(list(given.values()), np.uint64)
 
     def _begin_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
+        """Begin the streams of these envs, and of all that never had one."""
+        if not self._is_seeded:
+            every = np.arange(self.num_envs)
+            self._set_streams(every, secrets.randbits(62) + every.astype(np.uint64))
+            self._is_seeded = True
+        if len(env_ids):
+            self._set_streams(env_ids, seeds)
+
+    def _set_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
         self._runs["seed"][env_ids] = seeds
         _seed_streams(self._runs.view(np.recarray), env_ids, seeds)
 
@@ -367,21 +426,33 @@ class JitVectorEnv(VecEnv):
         if self._num_over:
             self._refuse_over(None)
         outputs = self._new_outputs(self.num_envs) if out is None else self._slots.arrays(out)
-        num_ended = self._runner.step(self._reader.read(actions), *outputs)
         infos: dict[str, Any] = {}
-        if num_ended:
-            if num_ended < 0:
-                row = -1 - num_ended
-                self._reader.refuse(actions, row, row)
-            infos = self._end_infos(num_ended, outputs, None)
-        return outputs.obs, outputs.rewards, outputs.terminations, outputs.truncations, infos
+        try:
+            num_ended = self._runner.step(self._reader.read(actions), *outputs)
+            if num_ended:
+                if num_ended < 0:
+                    row = -1 - num_ended
+                    self._reader.refuse(actions, row, row)
+                infos = self._end_infos(num_ended, outputs, None)
+        except BaseException as error:  # perhaps Ctrl-C, perhaps after the step
+            self._num_over = -1
+            if self._runner.is_cut:
+                self._calls.has_reset = self._calls.is_ready = False
+                self._calls.forget_reset(error)
+            raise
+        given = outputs if out is None else out
+        return given.obs, given.rewards, given.terminations, given.truncations, infos
 
     def _count_over(self) -> None:
-        if self.autoreset_mode is AutoresetMode.DISABLED:
-            self._num_over = int(np.count_nonzero(self._runs["episode_over"]))
+        is_counted = self.autoreset_mode is AutoresetMode.DISABLED
+        self._num_over = int(np.count_nonzero(self._runs["episode_over"])) if is_counted else 0
 
     def _refuse_over(self, env_ids: np.ndarray | None) -> None:
         """With autoreset disabled, refuse to step envs whose episode has ended."""
+        if self._num_over < 0:
+            self._count_over()
+            if not self._num_over:
+                return
         is_over = self._runs["episode_over"]
         stuck = np.flatnonzero(is_over) if env_ids is None else env_ids[is_over[env_ids]]
         if len(stuck):
@@ -418,20 +489,40 @@ class JitVectorEnv(VecEnv):
         """Note what was sent; `recv` steps it, as there is nobody who could be first."""
         if self._num_over:
             self._refuse_over(env_ids)
-        self._reader.check(actions, env_ids)
-        if self._calls.num_in_flight == 0:
-            self._sent.clear()  # what a reset gave up that then failed
-        self._sent.append((env_ids, self._reader.read(actions).copy()))
+        own = actions.copy()  # first of all: another thread may change the caller's
+        self._reader.check(own, env_ids)
+        cast = self._reader.read(own)
+        self._drop_interrupted()
+        in_flight = self._calls.num_in_flight + len(env_ids)
+        self._sent.append((env_ids, cast if cast is own else cast.copy(), in_flight))
+
+    def _drop_interrupted(self) -> int:
+        """Drop what a reset has given up or an interrupted `send` has left; return what is left."""
+        while self._sent and self._sent[-1][2] > self._calls.num_in_flight:
+            self._sent.pop()
+        return self._sent[-1][2] if self._sent else 0
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the `count` envs that were sent first."""
-        env_ids = np.concatenate([ids for ids, _ in self._sent])
-        actions = np.concatenate([part for _, part in self._sent])
+        calls = self._calls
+        if not calls.has_reset or self._drop_interrupted() != calls.num_in_flight:
+            calls.give_up(RuntimeError("a `recv` was interrupted, and its results are lost"))
+            calls.require_ready("recv")
+        env_ids = np.concatenate([ids for ids, _, _ in self._sent])
+        actions = np.concatenate([part for _, part, _ in self._sent])
         outputs = self._new_outputs(count)
         chosen = env_ids[:count]
-        num_ended = self._runner.run(STEP, count, actions[:count], outputs, env_ids=chosen)
-        self._sent = [(env_ids[count:], actions[count:])] if count < len(env_ids) else []
-        infos = self._end_infos(num_ended, outputs, chosen) if num_ended else {}
+        num_left = len(env_ids) - count
+        calls.has_reset = False  # until it is known what has been stepped
+        try:
+            num_ended = self._runner.run(STEP, count, actions[:count], outputs, env_ids=chosen)
+            self._sent = [(env_ids[count:], actions[count:], num_left)] if num_left else []
+            infos = self._end_infos(num_ended, outputs, chosen) if num_ended else {}
+        except BaseException as error:  # perhaps Ctrl-C
+            self._num_over = -1
+            calls.give_up(error)
+            raise
+        calls.has_reset = True
         return StepBatch(*outputs, infos, chosen)
 
 
@@ -500,6 +591,19 @@ def _default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _note_fork() -> None:
+    """In a forked process, ask for a reset of the envs that other threads were stepping."""
+    for envs in list(_alive.values()):
+        if envs._runner.note_fork():
+            envs._calls.give_up(
+                RuntimeError("this process was forked in the midst of a step of these envs")
+            )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 def _listed(env_ids: np.ndarray) -> str:

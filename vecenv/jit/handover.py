@@ -8,8 +8,9 @@ whatever helpers do not.
 """
 
 from numba import njit
+from numba.np.numpy_support import carray
 
-from vecenv.atomics import exchange, fetch_add, load, pause, store
+from vecenv.atomics import exchange, fetch_add, load, pause, pointer, store
 from vecenv.jit.job import ACTIVE, ENDED, FIRST_PART, LINE, OPEN, STEP, TICKET
 
 
@@ -45,8 +46,21 @@ def first_invalid_row(actions, bounds):
 
 
 @njit
+def copied(actions, address):
+    """Copy actions to an address, where there is room for them; return the copy."""
+    flat = actions.reshape(actions.size)
+    own = carray(pointer(address), (actions.size,), actions.dtype)
+    for k in range(flat.size):  # an assignment of arrays would look for overlaps first
+        own[k] = flat[k]
+    return own.reshape(actions.shape)
+
+
+@njit
 def publish(control, jobs, actions, bounds, obs, rewards, terminations, truncations):
     """Check the actions, fill in the job and, if it has several parts, open it to helpers.
+
+    Actions with bounds are copied, and the copies are checked and used: another thread may change
+    the caller's array at any time.
 
     Args:
         control: Control words int64, see `job`.
@@ -64,6 +78,8 @@ def publish(control, jobs, actions, bounds, obs, rewards, terminations, truncati
     """
     job = jobs[0]
     if job.op == STEP:
+        if bounds.shape[1] > 0:
+            actions = copied(actions, job.own_actions)
         bad_row = first_invalid_row(actions, bounds)
         if bad_row >= 0:
             return -1 - bad_row

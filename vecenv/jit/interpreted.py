@@ -270,15 +270,17 @@ def try_out(
             failures.append(error)
 
     thread = threading.Thread(target=run, name="vecenv-jit-trial", daemon=True)
-    thread.start()
-    thread.join(_LIMIT_SECONDS)
-    if thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
-        )
+    try:
+        thread.start()
         thread.join(_LIMIT_SECONDS)
-    np.random.set_state(streams[0])  # noqa: NPY002
-    random.setstate(streams[1])
+    finally:  # also after Ctrl-C
+        if thread.is_alive():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
+            )
+            thread.join(_LIMIT_SECONDS)
+        np.random.set_state(streams[0])  # noqa: NPY002
+        random.setstate(streams[1])
     for error in failures:
         if isinstance(error, IndexError) and "out of" in str(error):
             _raise_index_error(kernels, error)

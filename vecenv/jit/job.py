@@ -24,8 +24,8 @@ RUN_DTYPE = np.dtype(
         *((name, RNG_DTYPE[name]) for name in ("key", "counter")),  # the env's random stream
         ("episode_return", np.float64),  # of the episode under way
         ("last_return", np.float64),  # of the episode that ended last; NaN before
-        ("episode_length", np.int32),
-        ("last_length", np.int32),  # 0 before the first episode has ended
+        ("episode_length", np.int64),
+        ("last_length", np.int64),  # 0 before the first episode has ended
         ("num_episodes", np.int32),  # that have ended
         ("episode_over", np.bool_),  # ended, and not been reset since
     ],
@@ -38,6 +38,7 @@ ADDRESSES = (
     "params",
     "env_ids",
     "actions",
+    "own_actions",
     "obs",
     "rewards32",
     "rewards64",
@@ -69,7 +70,8 @@ OPEN = 1 * LINE  # 1 while helper threads may join it
 ACTIVE = 2 * LINE  # helper threads that are inside it
 ENDED = 3 * LINE  # episodes that ended in it
 STOP = 4 * LINE  # 1: helper threads shall leave
-FIRST_PART = 5 * LINE  # then one line per part: next row to claim
+CALLER = 5 * LINE  # 1 while the calling thread does its share; it stays so if a kernel raises
+FIRST_PART = 6 * LINE  # then one line per part: next row to claim
 # ... then one line per helper thread: 1 while it sleeps.
 
 

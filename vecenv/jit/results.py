@@ -55,11 +55,18 @@ class SlotCheck:
         Raises:
             SlotError: Results can't be written into one of them.
         """
-        outputs = Outputs(out.obs, out.rewards, out.terminations, out.truncations)
+        try:
+            outputs = Outputs(out.obs, out.rewards, out.terminations, out.truncations)
+        except AttributeError as error:
+            raise SlotError(
+                f"out is {type(out).__name__}, expected an object with the arrays obs, rewards, "
+                f"terminations, truncations such as StepSlot: {error}"
+            ) from None
         obs, rewards, terminations, truncations = outputs
         try:
             if (
-                obs.shape == self._obs_shape
+                type(obs) is type(rewards) is type(terminations) is type(truncations) is np.ndarray
+                and obs.shape == self._obs_shape
                 and obs.dtype == self._obs_dtype
                 and rewards.shape == terminations.shape == truncations.shape == self._shape
                 and rewards.dtype in _FLOATS
@@ -73,11 +80,15 @@ class SlotCheck:
                 return outputs
         except AttributeError:
             pass  # not an array, as the checks below will find
-        check_slot_array("obs", obs, self._obs_shape, (self._obs_dtype,))
-        check_slot_array("rewards", rewards, self._shape, _FLOATS)
-        check_slot_array("terminations", terminations, self._shape, (_BOOL,))
-        check_slot_array("truncations", truncations, self._shape, (_BOOL,))
-        raise SlotError("an array of `out` is not aligned in memory; use `envs.allocate`")
+        plain = Outputs(
+            check_slot_array("obs", obs, self._obs_shape, (self._obs_dtype,)),
+            check_slot_array("rewards", rewards, self._shape, _FLOATS),
+            check_slot_array("terminations", terminations, self._shape, (_BOOL,)),
+            check_slot_array("truncations", truncations, self._shape, (_BOOL,)),
+        )
+        if not all(array.flags.carray for array in plain):
+            raise SlotError("an array of `out` is not aligned in memory; use `envs.allocate`")
+        return plain
 
 
 def episode_infos(runs: np.ndarray, is_over: np.ndarray) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import sys
 import threading
 import time
 import weakref
@@ -13,7 +14,16 @@ import numpy as np
 
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import handover
-from vecenv.jit.job import JOB_DTYPE, STEP, STOP, Batch, control_words
+from vecenv.jit.job import (
+    ACTIVE,
+    CALLER,
+    JOB_DTYPE,
+    OPEN,
+    STEP,
+    STOP,
+    Batch,
+    control_words,
+)
 from vecenv.jit.results import Outputs
 from vecenv.jit.splitting import SplitChoice, num_parts
 from vecenv.rows import aligned_zeros
@@ -47,6 +57,7 @@ class Fixed(NamedTuple):
     params: np.ndarray | None  # (1,) parameter record
     action_bounds: np.ndarray  # int64 (2, K), lowest and highest of each element; K = 0: any
     final_obs: np.ndarray  # (N, *obs_shape), or (0, *obs_shape) where it is not needed
+    no_actions: np.ndarray  # (0, *action_shape) of the action space's dtype
 
 
 _NO_IDS = np.zeros(0, dtype=np.int64)
@@ -54,9 +65,14 @@ _NO_MASKS = np.zeros((0, 0), dtype=np.bool_)
 
 
 class PythonRunner:
-    """Does jobs without compiled code; slow, for debugging and for coverage."""
+    """Does jobs without compiled code; slow, for debugging and for coverage.
+
+    Attributes:
+        is_cut: Whether Ctrl-C has left a job done in part.
+    """
 
     num_threads = 1
+    is_cut = False
 
     def __init__(self, run_rows: Any, fixed: Fixed) -> None:
         self._run_rows = self._unstamped = run_rows
@@ -82,6 +98,7 @@ class PythonRunner:
     ) -> int:
         """Do one job; see `CompiledRunner.run`."""
         fixed = self._fixed
+        actions = actions.copy()  # another thread may change the caller's after the check
         bad_row = _first_invalid_row(actions, fixed.action_bounds) if op == STEP else -1
         if bad_row >= 0:
             return -1 - bad_row
@@ -105,10 +122,22 @@ class PythonRunner:
             fixed.final_obs,
             masks,
         )
-        return self._run_rows(batch, 0, num_rows)
+        self.is_cut = False
+        try:
+            return self._run_rows(batch, 0, num_rows)
+        except BaseException as error:
+            self.is_cut = not isinstance(error, Exception)
+            raise
+
+    def end_cut_job(self) -> None:
+        """Do nothing: nobody goes on with it."""
 
     def stop(self) -> None:
         """Do nothing: there are no threads."""
+
+    def note_fork(self) -> bool:
+        """Return whether a job was cut short in this forked process: not known here."""
+        return False
 
 
 class CompiledRunner:
@@ -116,6 +145,14 @@ class CompiledRunner:
 
     Helpers are started when jobs are first found to be long enough. They inherit the processors
     that the starting thread may use, wait awake for a moment after each job, and then sleep.
+
+    A signal handler may raise at any instant, in Python code as after any call. What has to hold
+    then is done by assignments only, between which no handler runs: they say that a job is open, or
+    that the record has to be tidied up by whoever comes next. A job that was opened to helpers is
+    done to its end and waited for before the exception goes on; its arrays are kept until then.
+
+    Attributes:
+        is_cut: Whether a second exception has come before that end: the next call sees to it.
     """
 
     def __init__(self, attend: Any, fixed: Fixed, num_threads: int) -> None:
@@ -123,22 +160,32 @@ class CompiledRunner:
         self._attend = self._unstamped = attend
         self._fixed = fixed  # keeps alive what the job has addresses of
         self._bounds = fixed.action_bounds
-        self._control = aligned_zeros((control_words(self.num_threads),), np.int64)
+        self._control_words = control_words(self.num_threads)
+        self._control = aligned_zeros((self._control_words,), np.int64)
+        self._own_actions = aligned_zeros(
+            (len(fixed.states) if self._bounds.shape[1] else 0, *fixed.no_actions.shape[1:]),
+            fixed.no_actions.dtype,
+        )
         self._jobs = np.zeros(1, dtype=JOB_DTYPE)
         self._job = self._jobs[0]  # a view
         self._job["autoreset_mode"] = fixed.autoreset_mode
         self._job["max_episode_steps"] = fixed.max_episode_steps
         self._job["num_envs"] = len(fixed.states)
+        self._job["own_actions"] = self._own_actions.ctypes.data
         for name in ("states", "runs", "params", "final_obs"):
             array = getattr(fixed, name)
             self._job[name] = 0 if array is None else array.ctypes.data
         self._row_ns = np.inf  # how long a step of one env takes
         self._num_to_time = NUM_TIMED
         self._helpers: _Helpers | None = None
-        self._in_use = threading.Lock()
+        # Empty while a call is under way. No lock: a handler may run between `acquire` and `try`.
+        self._free: dict[int, None] = {0: None}
         self._choice = SplitChoice()
         self._end_ns = 0  # when the last job ended that was split
         self._may_wake = False
+        self.is_cut = False
+        # Parts of the next step; 0 if the record of the job has to be tidied up before.
+        self._step_parts = 0
         self._describe_step()
 
     def step(
@@ -161,13 +208,23 @@ class CompiledRunner:
         Returns:
             The number of episodes that ended; or -1 - row if the action of that row is out of
             bounds, and then nothing was done.
+
+        Raises:
+            RuntimeError: Another call is under way.
         """
-        if not self._in_use.acquire(False):
-            raise RuntimeError("this vector env is being used by another thread")
         try:
+            del self._free[0]
+        except KeyError:
+            _refuse()
+        try:
+            parts = self._step_parts
+            if parts == 1:
+                return self._do_alone(actions, obs, rewards, terminations, truncations)
+            if parts == 0:  # after an exception
+                self._tidy_up()
             return self._do(actions, obs, rewards, terminations, truncations)
         finally:
-            self._in_use.release()
+            self._free[0] = None
 
     def run(
         self,
@@ -193,34 +250,77 @@ class CompiledRunner:
         Returns:
             As `step`.
         """
-        if not self._in_use.acquire(False):
-            raise RuntimeError("this vector env is being used by another thread")
         try:
+            del self._free[0]
+        except KeyError:
+            _refuse()
+        try:
+            if self._step_parts == 0:
+                self._tidy_up()
+            self._step_parts = 0  # until the record is that of a step again
             self._describe(op, num_rows, env_ids, masks)
-            return self._do(actions, *outputs)
-        finally:
+            num_ended = self._do(actions, *outputs, env_ids, masks)
             self._describe_step()
-            self._in_use.release()
+            return num_ended
+        finally:
+            self._free[0] = None
+
+    def end_cut_job(self) -> None:
+        """End a job that was cut short, before anything else touches the envs."""
+        if not self.is_cut:
+            return
+        try:
+            del self._free[0]
+        except KeyError:
+            _refuse()
+        try:
+            self._tidy_up()
+        finally:
+            self._free[0] = None
 
     def stop(self) -> None:
         """End the helper threads; later jobs are done by the calling thread alone."""
-        if self._helpers is not None:
-            self._helpers.stop()
-            self._helpers = None
         self.num_threads = 1
-        self._describe_step()
+        self._step_parts = 0  # the record is described anew before it is used
+        if (helpers := self._helpers) is not None:
+            helpers.stop()
+            self._helpers = None
+
+    def note_fork(self) -> bool:
+        """Go on in a forked process, in which there are no other threads.
+
+        Returns:
+            Whether another thread was in the midst of a job, which nobody will end here.
+        """
+        self._control[OPEN] = self._control[ACTIVE] = 0  # helpers that were inside are gone
+        if self._helpers is not None:
+            self._helpers.forget()
+            self._helpers = None
+        if 0 in self._free:
+            return False
+        frame: Any = sys._getframe()
+        while frame is not None:
+            if frame.f_code in _CALLS and frame.f_locals["self"] is self:
+                return self._step_parts != 1  # this thread is, and a signal handler forked
+            frame = frame.f_back
+        self._step_parts = 0
+        self._free = {0: None}
+        return True
 
     def stamp(self, note: Callable[[int, int], None] | None) -> None:
         """Call `note` with beginning and end of every job from now on; None ends it."""
         self._attend = self._unstamped if note is None else _stamped(self._unstamped, note)
 
     def _describe_step(self) -> None:
-        self._describe(STEP, len(self._fixed.states), _NO_IDS, _NO_MASKS)
+        self._step_parts = 0
+        parts = self._describe(STEP, len(self._fixed.states), _NO_IDS, _NO_MASKS)
+        self._step_parts = parts  # from here on, the record may be used
 
-    def _describe(self, op: int, num_rows: int, env_ids: np.ndarray, masks: np.ndarray) -> None:
-        """Fill in the job but for the addresses that `publish` knows."""
+    def _describe(self, op: int, num_rows: int, env_ids: np.ndarray, masks: np.ndarray) -> int:
+        """Fill in the job but for the addresses that `publish` knows; return its parts."""
         self._work_ns = work_ns = 0.0 if self._num_to_time else num_rows * self._row_ns
         self._could_split = num_parts(work_ns, self.num_threads) > 1
+        self._is_timed = self._num_to_time > 0 or self._could_split
         parts = num_parts(work_ns, self.num_threads) if self._choice.is_split else 1
         lines = -(-num_rows // (parts * CHUNKS_PER_PART * ROWS_PER_LINE))
         self._is_step = op == STEP and len(env_ids) == 0
@@ -232,62 +332,132 @@ class CompiledRunner:
         job["masks"] = masks.ctypes.data
         job["num_parts"] = self._num_parts = parts
         job["chunk_rows"] = num_rows if parts == 1 else lines * ROWS_PER_LINE
+        return parts
 
-    def _do(self, actions: np.ndarray, *outputs: np.ndarray) -> int:
-        if self._num_parts > 1:
-            self._call_helpers()
-        to_wake = _publish(self._control, self._jobs, actions, self._bounds, *outputs)
-        if to_wake < 0:
-            return to_wake
-        if to_wake > 0:
-            assert self._helpers is not None
-            self._helpers.wake(to_wake)
-        is_timed = self._num_to_time > 0 or self._could_split
-        begin_ns = time.perf_counter_ns() if is_timed else 0
+    def _do(self, actions: np.ndarray, *arrays: np.ndarray) -> int:
+        """Do the job that has been described; `arrays` begins with the outputs."""
+        if self._num_parts == 1:
+            return self._do_alone(actions, *arrays[:4])
+        helpers = self._call_helpers()
+        helpers.arrays = (actions, *arrays)
+        try:
+            to_wake = _publish(self._control, self._jobs, actions, self._bounds, *arrays[:4])
+            if to_wake < 0:
+                return to_wake
+            if to_wake > 0:
+                helpers.wake(to_wake)
+            begin_ns = time.perf_counter_ns() if self._is_timed else 0
+            num_ended = self._attend(self._control, self._jobs, 0, NUM_SPINS)
+            if num_ended < 0:
+                num_ended = self._settle()
+            if self._is_timed:
+                self._note_times(begin_ns, time.perf_counter_ns())
+        except BaseException as error:
+            self.is_cut, self._step_parts = True, 0
+            is_kernels = self._control[CALLER] != 0  # else it came from a signal handler
+            self._tidy_up()
+            if is_kernels:
+                _say_whence(error)
+            raise
+        helpers.arrays = ()
+        if helpers.failures:
+            self._raise_failure(helpers)
+        if self._helpers is None and self.num_threads > 1:
+            raise RuntimeError(
+                "this process was forked in the midst of a step, in whose helper threads some envs "
+                "were: call `reset`, or make a new vector env"
+            )
+        return num_ended
+
+    def _do_alone(
+        self,
+        actions: np.ndarray,
+        obs: np.ndarray,
+        rewards: np.ndarray,
+        terminations: np.ndarray,
+        truncations: np.ndarray,
+    ) -> int:
+        """Do a job in one part, which no other thread touches."""
+        bad_row = _publish(
+            self._control,
+            self._jobs,
+            actions,
+            self._bounds,
+            obs,
+            rewards,
+            terminations,
+            truncations,
+        )
+        if bad_row < 0:
+            return bad_row
+        begin_ns = time.perf_counter_ns() if self._is_timed else 0
         try:
             num_ended = self._attend(self._control, self._jobs, 0, NUM_SPINS)
+            if num_ended < 0:
+                num_ended = self._settle()
         except BaseException as error:
-            self._wait()
-            self._raise_failure(error)
-        if num_ended < 0:
-            num_ended = self._wait()
-        if is_timed:
+            if self._control[CALLER]:
+                self._control[CALLER] = 0
+                _say_whence(error)
+            raise
+        if self._is_timed:
             self._note_times(begin_ns, time.perf_counter_ns())
         return num_ended
 
-    def _call_helpers(self) -> None:
+    def _call_helpers(self) -> _Helpers:
         """Have helpers, and decide whether to wake those who sleep for the job to come."""
-        if self._helpers is None or self._helpers.pid != os.getpid():
-            if self._helpers is not None:
-                self._helpers.forget()
-            self._helpers = _Helpers(self._unstamped, self._control, self._jobs, self.num_threads)
+        helpers = self._helpers
+        if helpers is None:
+            # Words of their own: threads of before may still be about to leave by the old ones.
+            control = aligned_zeros((self._control_words,), np.int64)
+            kept = self._fixed, self._own_actions
+            helpers = _Helpers(self._unstamped, control, self._jobs, kept, self.num_threads)
+            self._control, self._helpers = control, helpers
         is_close = time.perf_counter_ns() - self._end_ns < CLOSE_NS
         may_wake = is_close or self._work_ns >= WAKE_NS
         if may_wake != self._may_wake:
             self._job["may_wake"] = self._may_wake = may_wake
+        return helpers
 
-    def _wait(self) -> int:
+    def _settle(self) -> int:
         """Wait until the last helper has left the job; they are within a chunk of rows."""
         while (num_ended := _settle(self._control, NUM_SPINS)) < 0:
             time.sleep(0)
         return num_ended
 
-    def _raise_failure(self, error: BaseException) -> NoReturn:
-        """Raise what a kernel raised, in this thread or in a helper."""
-        if self._helpers is not None:
-            self._helpers.failures.clear()
-        error.add_note(
-            "This came from a kernel; some envs may have been left in the midst of a step. "
-            "An env made with debug=True shows the line in the traceback."
-        )
-        raise error
+    def _tidy_up(self) -> None:
+        """End what an exception has cut short, and make the record that of a step again."""
+        control, interrupt = self._control, None
+        is_over = self._helpers is None
+        while not is_over:
+            try:
+                if control[OPEN]:
+                    is_over = self._attend(control, self._jobs, 0, NUM_SPINS) >= 0
+                else:
+                    is_over = _settle(control, NUM_SPINS) >= 0
+                time.sleep(0)
+            except BaseException as error:  # the arrays are in use until it is over
+                interrupt = interrupt if control[CALLER] else error
+        if (helpers := self._helpers) is not None:
+            helpers.failures.clear()
+            helpers.wake(-1)  # also those that were about to be woken
+            helpers.arrays = ()
+        self.is_cut = False
+        self._describe_step()
+        if interrupt is not None:
+            raise interrupt
+
+    def _raise_failure(self, helpers: _Helpers) -> NoReturn:
+        """Raise what a kernel raised in a helper."""
+        failure = helpers.failures[0]
+        helpers.failures.clear()
+        _say_whence(failure)
+        raise failure
 
     def _note_times(self, begin_ns: int, end_ns: int) -> None:
-        """Learn from a job how long envs take, and whether to split; see that it went well."""
+        """Learn from a job how long envs take, and whether to split."""
         if self._num_parts > 1:
             self._end_ns = end_ns
-            if self._helpers is not None and self._helpers.failures:
-                self._raise_failure(self._helpers.failures[0])
         if not self._is_step:
             return
         elapsed_ns = end_ns - begin_ns
@@ -313,45 +483,83 @@ def _stamped(job: Any, note: Callable[[int, int], None]) -> Callable[..., Any]:
     return run
 
 
+# In whose frames a call is under way, see `note_fork`.
+_CALLS = (
+    CompiledRunner.step.__code__,
+    CompiledRunner.run.__code__,
+    CompiledRunner.end_cut_job.__code__,
+)
+
+
+def _refuse() -> NoReturn:
+    raise RuntimeError(
+        "this vector env is being used by another thread, or by the call that a signal handler "
+        "has interrupted; wait for the end of that call"
+    ) from None
+
+
+def _say_whence(error: BaseException) -> None:
+    error.add_note(
+        "This came from a kernel; some envs may have been left in the midst of a step. "
+        "An env made with debug=True shows the line in the traceback."
+    )
+
+
 class _Helpers:
     """Threads that take part in the jobs of one runner.
 
     Attributes:
-        pid: The process they live in; a forked child has none of them.
         failures: What kernels have raised in them.
+        arrays: What the job under way reads and writes; threads inside it keep it alive.
     """
 
     def __init__(
-        self, attend: Any, control: np.ndarray, jobs: np.ndarray, num_threads: int
+        self, attend: Any, control: np.ndarray, jobs: np.ndarray, kept: Any, num_threads: int
     ) -> None:
-        self.pid = os.getpid()
         self.failures: list[BaseException] = []
-        control[:] = 0  # after a fork it is as it was in the parent
+        self._kept: list[Any] = [(), kept]
         self._locks = [threading.Lock() for _ in range(num_threads)]
         self._threads: list[threading.Thread] = []
-        self._let_go = weakref.finalize(self, _let_go, control, self._locks)
-        for thread, lock in enumerate(self._locks[1:], start=1):
-            lock.acquire()
-            args = (attend, control, jobs, thread, lock, self.failures)
-            name = f"vecenv-jit-{thread}"
-            self._threads.append(threading.Thread(target=_help, args=args, name=name, daemon=True))
-            self._threads[-1].start()
+        self._control = control
+        self._end = weakref.finalize(self, _let_go, control, self._locks)
+        try:
+            for thread, lock in enumerate(self._locks[1:], start=1):
+                lock.acquire()
+                args = (attend, control, jobs, thread, lock, self.failures, self._kept)
+                name = f"vecenv-jit-{thread}"
+                self._threads.append(
+                    threading.Thread(target=_help, args=args, name=name, daemon=True)
+                )
+                self._threads[-1].start()
+        except BaseException:
+            _let_go(control, self._locks)
+            raise
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """See above."""
+        return self._kept[0]
+
+    @arrays.setter
+    def arrays(self, arrays: tuple[np.ndarray, ...]) -> None:
+        self._kept[0] = arrays
 
     def wake(self, threads: int) -> None:
-        """Wake the sleeping helpers of a bit set."""
+        """Wake the sleeping helpers of a bit set; those that are awake come once more."""
         for thread in range(1, len(self._locks)):
-            if threads >> thread & 1:
+            if threads >> thread & 1 and self._locks[thread].locked():
                 self._locks[thread].release()
 
     def stop(self) -> None:
-        """End the threads."""
-        self._let_go()
+        """End the threads; may be called again if it was interrupted."""
+        _let_go(self._control, self._locks)
         for thread in self._threads:
-            thread.join(timeout=1.0)
+            if thread.ident is not None:
+                thread.join(timeout=1.0)
 
     def forget(self) -> None:
         """Give up threads that a forked child does not have."""
-        self._let_go.detach()
+        self._end.detach()
 
 
 def _help(
@@ -361,8 +569,12 @@ def _help(
     thread: int,
     lock: threading.Lock,
     failures: list[BaseException],
+    kept: list[Any],
 ) -> None:
-    """Take part in jobs until told to stop; what a helper thread does."""
+    """Take part in jobs until told to stop; what a helper thread does.
+
+    `kept` is not used: it keeps alive what a job of which this thread does a part reads and writes.
+    """
     while not control[STOP]:
         try:
             attend(control, jobs, thread, NUM_SPINS)
@@ -376,6 +588,15 @@ def _help(
 def _let_go(control: np.ndarray, locks: list[threading.Lock]) -> None:
     """Make the helpers return, also those asleep; they are not waited for."""
     control[STOP] = 1
-    for lock in locks[1:]:
+    try:
+        _release(locks[1:])
+    except BaseException:  # Ctrl-C; a finalizer is not called again
+        _release(locks[1:])
+        raise
+
+
+def _release(locks: list[threading.Lock]) -> None:
+    for lock in locks:
         if lock.locked():
-            lock.release()
+            with contextlib.suppress(RuntimeError):  # the caller has woken it just now
+                lock.release()

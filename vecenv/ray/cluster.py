@@ -3,28 +3,84 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from vecenv.ray.worker import RayRolloutWorker
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import shorten
 
-__all__ = ["ActorGoneError", "Cluster"]
+__all__ = ["ActorGoneError", "Cluster", "Demand", "NotThereError", "about_here"]
 
-_PROBE_S = 5.0
+_PROBE_S = 4.0  # in all; the documents promise an answer within 5 seconds
 _SLICE_S = 1.0
+_POLL_S = 0.02
 # A gRPC server, such as Ray's head, greets with a SETTINGS frame; other servers don't.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _SETTINGS = 4
+_UNIMPLEMENTED = 12  # gRPC's code for "no such method here"
+_UNITS = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
+
+_uploaded: tuple[dict[str, Any], dict[str, Any]] | None = None  # what was, and Ray's names of it
 
 
 class ActorGoneError(Exception):
-    """An actor is gone, or can't be reached; the message is Ray's."""
+    """An actor is gone, or can't be reached; Ray's whole message is that of the `__cause__`."""
+
+
+class NotThereError(Exception):
+    """A value has been computed but has not come here in time."""
+
+
+class Demand(NamedTuple):
+    """What Ray sets aside for an actor, where, and what the actor's process finds there.
+
+    Attributes:
+        resources: Amounts, more than 0, by Ray's names: "CPU", "GPU", "memory" (bytes), others.
+        strategy: "SPREAD", "DEFAULT", or an object of `ray.util.scheduling_strategies`.
+        runtime_env: See Ray; None for that of the connection.
+    """
+
+    resources: Mapping[str, float]
+    strategy: Any = "SPREAD"
+    runtime_env: dict[str, Any] | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the free resources of the cluster say if there is a place: not in a group."""
+        return isinstance(self.strategy, str)
+
+    def places(self, amounts: Mapping[str, float]) -> int:
+        """Return how many actors so much is enough for."""
+        shares = (amounts.get(name, 0.0) / amount for name, amount in self.resources.items())
+        return int(min(shares) + 1e-9)
+
+    def options(self) -> dict[str, Any]:
+        """Return it as options of a Ray actor."""
+        amounts = dict(self.resources)
+        options: dict[str, Any] = {
+            "num_cpus": amounts.pop("CPU", 0),
+            "num_gpus": amounts.pop("GPU", 0),
+            "scheduling_strategy": self.strategy,
+            "runtime_env": self.runtime_env,
+        }
+        if "memory" in amounts:
+            options["memory"] = int(amounts.pop("memory"))
+        return {**options, "resources": amounts}
+
+    def of(self, amounts: Mapping[str, float]) -> str:
+        """Say how much of what it is about there is, for messages."""
+        parts = [f"{amounts.get(n, 0.0):,.12g} {_UNITS.get(n, n)}" for n in self.resources]
+        return ", ".join(parts)
+
+    def __str__(self) -> str:
+        return self.of(self.resources)
 
 
 class Cluster:
@@ -34,19 +90,31 @@ class Cluster:
         address: "host:port" of a cluster's head, "ray://host:port" or "auto"; None for the cluster
             of the environment variable `RAY_ADDRESS`, else one on this machine that ends with this
             process. If Ray is initialized already, that cluster is used.
+        runtime_env: Of the actors to come. Folders and modules of this machine in it are sent to
+            the cluster when it is connected to, the only time when Ray takes them.
+
+    Attributes:
+        runtime_env: What is left of it for the actors.
 
     Raises:
         ImportError: Ray is not installed.
-        ConnectionError: There is no cluster at the address.
-        ValueError: Not an address, or Ray is connected to another one.
+        ConnectionError: There is no cluster at the address, or it wants another token.
+        ValueError: Not an address; Ray is connected to another one, or was connected to without
+            the folders and modules of `runtime_env`; or these don't exist.
     """
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str | None, runtime_env: Mapping[str, Any] | None = None) -> None:
+        if address is not None and not isinstance(address, str):
+            raise TypeError(
+                f"address is {address!r}, expected 'host:port', 'ray://host:port', 'auto' or None"
+            )
         self._ray = _import_ray()
+        uploads, self.runtime_env = _split(runtime_env)
         if self._ray.is_initialized():
             self._require_same(address)
+            self._require_uploaded(uploads)
         else:
-            self._connect(address or os.environ.get("RAY_ADDRESS"))
+            self._connect(address or os.environ.get("RAY_ADDRESS"), uploads)
 
     def _require_same(self, address: str | None) -> None:
         if not address or address in ("auto", "local") or address.startswith("ray://"):
@@ -58,64 +126,218 @@ class Cluster:
                 f"{current!r} already; leave the address out, or call ray.shutdown() first"
             )
 
-    def _connect(self, address: str | None) -> None:
-        options: dict[str, Any] = {"logging_level": logging.WARNING}
-        if address in (None, "", "local"):
-            self._ray.init(address="local", include_dashboard=False, **options)
+    def _job_env(self) -> dict[str, Any]:
+        """Return the `runtime_env` that this process is connected with, as Ray has it."""
+        return dict(self._ray.get_runtime_context().runtime_env)
+
+    def _require_uploaded(self, uploads: dict[str, Any]) -> None:
+        if not uploads or _uploaded == (uploads, self._job_env()):
             return
-        assert address is not None
-        if address != "auto":
-            _probe(address)
+        raise ValueError(
+            f"runtime_env names files of this machine, {uploads!r}, which Ray takes only when it "
+            "is connected to, and this process is connected already; connect with "
+            f"ray.init(..., runtime_env={uploads!r}) and leave them out here, or let RayVectorEnv "
+            "connect (ray.shutdown() first)"
+        )
+
+    def _connect(self, address: str | None, uploads: dict[str, Any]) -> None:
+        global _uploaded  # noqa: PLW0603, as there is one connection per process
+        options: dict[str, Any] = {"logging_level": logging.WARNING}
+        if uploads:
+            options["runtime_env"] = dict(uploads)  # Ray changes it
+        is_local = address in (None, "", "local")
+        if is_local:
+            options["include_dashboard"] = False
+        else:
+            assert address is not None
+            self._look_at(address)
         try:
-            self._ray.init(address=address, **options)
+            self._ray.init(address="local" if is_local else address, **options)
         except (ConnectionError, RuntimeError) as error:
+            if is_local:
+                raise
             raise ConnectionError(
                 f"there is no Ray cluster at {address!r}: {shorten(str(error))}. Start one with "
                 "`ray start --head`, or leave the address out for one on this machine"
             ) from error
+        except BaseException as error:  # connected perhaps, but the upload has failed
+            self._ray.shutdown()
+            if isinstance(error, self._refusals):
+                raise self._refusal(address, error) from error
+            raise
+        if uploads:
+            _uploaded = uploads, self._job_env()
+
+    def _look_at(self, address: str) -> None:
+        """Make sure that a Ray head is there that lets this process in; Ray tries for minutes.
+
+        Raises:
+            ConnectionError: Not so.
+            ValueError: Not an address.
+        """
+        if address == "auto":
+            found = _found_address()
+            if found is None:
+                return
+            address = found
+        _probe(address)
+        self._ask_to_be_let_in(address)
+
+    def _ask_to_be_let_in(self, address: str) -> None:
+        """Ask a head once, which `ray.init` would do for 20 or 30 seconds.
+
+        Raises:
+            ConnectionError: It wants another token, or is no head.
+        """
+        failed: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                setup = _part_of_ray("_private.authentication.authentication_token_setup")
+                # Without a token where there should be one, Ray's clients end the process.
+                setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
+                if address.startswith("ray://"):
+                    _call_ray_client(address.removeprefix("ray://"))
+                else:
+                    _part_of_ray("_raylet").GcsClient(address=address)
+            except ImportError:  # a release of Ray without tokens
+                return
+            except Exception as error:
+                failed.append(error)
+
+        asking = threading.Thread(target=ask, daemon=True)  # Ray's own wait is 40 seconds
+        asking.start()
+        asking.join(_PROBE_S)
+        for error in failed:
+            if isinstance(error, self._refusals):
+                raise self._refusal(address, error)
+            if getattr(error, "rpc_code", None) == _UNIMPLEMENTED:
+                raise ConnectionError(
+                    f"what listens at {address!r} is no Ray head ({error}), but another part of "
+                    "Ray perhaps: ports of `ray start --ray-client-server-port` need 'ray://'. "
+                    "`ray status` on the head's machine names the address"
+                ) from error
+            # Of anything else `ray.init` says more.
+
+    @property
+    def _refusals(self) -> tuple[type[Exception], ...]:
+        """Classes of what Ray raises about tokens; older releases have none."""
+        kind = getattr(self._ray.exceptions, "AuthenticationError", None)
+        return () if kind is None else (kind,)
+
+    def _refusal(self, address: str | None, error: Exception) -> ConnectionError:
+        refusal = ConnectionError(
+            f"the Ray cluster at {address!r} refuses this process: {error} Clusters started where "
+            "there is a token file demand that token: set RAY_AUTH_MODE=token in the environment "
+            "of this process and of all nodes, or start all of them with RAY_AUTH_MODE=disabled"
+        )
+        refusal.__cause__ = error
+        return refusal
 
     @property
     def is_connected(self) -> bool:
         """Whether Ray has not been shut down."""
         return self._ray.is_initialized()
 
-    def free_places(self, cpus: float) -> int:
-        """Return how many actors of so many CPUs can be started now."""
-        return int(self._ray.available_resources().get("CPU", 0.0) / cpus + 1e-9)
+    def free(self) -> dict[str, float]:
+        """Return what is not set aside for anybody, in all nodes together."""
+        return self._ray.available_resources()
 
-    def require_places(self, count: int, cpus: float, deadline: Deadline) -> None:
-        """Wait until `count` actors of so many CPUs can be started.
+    def free_places(self, demand: Demand) -> int:
+        """Return how many such actors can be started now."""
+        return demand.places(self.free())
+
+    def all_places(self, demand: Demand) -> int:
+        """Return how many such actors there is room for if nobody else uses the cluster."""
+        return sum(map(demand.places, self._nodes()))
+
+    def _nodes(self) -> list[dict[str, float]]:
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
+    def require_places(self, count: int, demand: Demand, deadline: Deadline) -> None:
+        """Wait until `count` such actors can be started.
 
         Raises:
             ValueError: The cluster is too small.
             RuntimeError: Others use it, until after the deadline.
         """
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        sizes = [node.get("CPU", 0.0) for node in nodes]
-        places = sum(int(size / cpus + 1e-9) for size in sizes)
-        advice = "take fewer (num_workers), give each less (cpus_per_worker), or add nodes"
+        if not demand.is_counted:
+            return
+        nodes = self._nodes()
+        places = sum(map(demand.places, nodes))
+        advice = (
+            "take fewer (num_workers), give each less (cpus_per_worker and the like), or add nodes"
+        )
         if places < count:
             raise ValueError(
-                f"{count} actors of {cpus:g} CPUs each don't fit on this Ray cluster: its nodes "
-                f"have {', '.join(f'{size:g}' for size in sizes) or 'no'} CPUs, which is room for "
+                f"{count} actors of {demand} each don't fit on this Ray cluster: its nodes "
+                f"have {'; '.join(map(demand.of, nodes)) or 'nothing'}, which is room for "
                 f"{places}; {advice}"
             )
-        while (free := self.free_places(cpus)) < count:
+        while (free := self.free_places(demand)) < count:
             if deadline.is_over:
                 raise RuntimeError(
-                    f"{count} actors of {cpus:g} CPUs each don't fit on this Ray cluster now: "
+                    f"{count} actors of {demand} each don't fit on this Ray cluster now: "
                     f"others use it, there is room for {free}; {advice}"
                 )
             time.sleep(0.1)
 
-    def start(self, cpus: float, runtime_env: dict[str, Any] | None) -> Any:
+    def await_free(self, amounts: Mapping[str, float], deadline: Deadline) -> None:
+        """Wait until so much is free, or everything is; what others take meanwhile stays taken."""
+        with contextlib.suppress(Exception):  # it is a courtesy, and the cluster may be gone
+            totals = self._ray.cluster_resources()
+            wanted = {name: min(a, totals.get(name, 0.0)) for name, a in amounts.items()}
+            while self.is_connected and not deadline.is_over:
+                free = self.free()
+                if all(free.get(name, 0.0) >= a - 1e-6 for name, a in wanted.items()):
+                    return
+                time.sleep(_POLL_S)
+
+    def store_bytes(self) -> dict[str, int]:
+        """Return the size of each node's object store in bytes, by the node's id."""
+        return {
+            node["NodeID"]: int(node["Resources"].get("object_store_memory", 0))
+            for node in self._ray.nodes()
+            if node["Alive"]
+        }
+
+    def own_node(self) -> str:
+        """Return the id of the node that this process is connected to."""
+        return self._ray.get_runtime_context().get_node_id()
+
+    def start(self, demand: Demand) -> Any:
         """Start an actor and return its handle; it may take a while to be there."""
-        options = {"num_cpus": cpus, "runtime_env": runtime_env, "scheduling_strategy": "SPREAD"}
-        return self._ray.remote(RayRolloutWorker).options(max_restarts=0, **options).remote()
+        actor_class = self._ray.remote(_actor_class())
+        return actor_class.options(max_restarts=0, **demand.options()).remote()
+
+    def node_of(self, actor: Any, demand: Demand) -> str:
+        """Return the node that is to start an actor's process, or ""; it may be a lost one.
+
+        Where Ray does not say it, as through "ray://": "?" if there is room for another.
+        """
+        with contextlib.suppress(Exception):  # it is for debugging only, and may go
+            place = _part_of_ray("_private.state").actors(actor._actor_id.hex())["Address"]
+            return place["NodeID"] if place["IPAddress"] else ""
+        return "?" if self.free_places(demand) > 0 else ""
+
+    def beside(self, demand: Demand, node: str | None) -> Demand:
+        """Return a demand without CPUs of its own, on this node if that is there."""
+        # Of memory, as Ray asks any node, perhaps a frozen one, to place actors that need nothing.
+        others = {"memory": 1, **demand.resources}
+        del others["CPU"]
+        if node is None or not demand.is_counted:
+            return demand._replace(resources=others)
+        strategies = _part_of_ray("util.scheduling_strategies")
+        place = strategies.NodeAffinitySchedulingStrategy(node, soft=True)
+        return demand._replace(resources=others, strategy=place)
+
+    def ask_about(self, actor: Any) -> Any:
+        """Start asking an actor where it is and with what; see `about_here`."""
+        return actor.about.remote()
 
     def call(self, actor: Any, method: str, *args: Any) -> Any:
         """Start calling a method of an actor and return a reference to what will come of it."""
-        return getattr(actor, method).remote(*args)
+        return actor.call.remote(method, *args)
 
     def wait(self, references: Sequence[Any], deadline: Deadline) -> list[Any]:
         """Return those that are ready, after a short wait for the first."""
@@ -134,19 +356,23 @@ class Cluster:
         except self._ray.exceptions.RayError:
             return None
 
-    def fetch(self, reference: Any) -> Any:
-        """Return the value of a reference that is ready.
+    def fetch(self, reference: Any, deadline: Deadline) -> Any:
+        """Return the value of a reference that is ready, wherever it lies.
 
         Raises:
             ActorGoneError: There won't be one.
+            NotThereError: It has not come from its node before the deadline.
         """
         exceptions = self._ray.exceptions
+        left = deadline.left()
         try:
-            return self._ray.get(reference)
+            return self._ray.get(reference, timeout=None if left == float("inf") else left)
         except exceptions.RayTaskError:
             raise  # not of the envs, whose faults are values
+        except exceptions.GetTimeoutError:
+            raise NotThereError from None
         except exceptions.RayError as error:
-            raise ActorGoneError(_essence(str(error))) from None
+            raise ActorGoneError(_essence(str(error))) from error
 
     def put(self, value: Any) -> Any:
         """Put a value into the object store, once for all actors."""
@@ -159,6 +385,11 @@ class Cluster:
                 self._ray.kill(actor, no_restart=True)
 
 
+def _part_of_ray(name: str) -> Any:
+    """Import a part of Ray; a private one may be missing in another release, or have changed."""
+    return importlib.import_module(f"ray.{name}")
+
+
 def _import_ray() -> Any:
     try:
         import ray
@@ -167,11 +398,144 @@ def _import_ray() -> Any:
     return ray
 
 
+@functools.cache
+def _actor_class() -> type:
+    """Return the class of the actors; made here, so that it travels by value.
+
+    A node on which this package is missing, or is another version, can say so. What is inside may
+    use nothing of this module.
+    """
+
+    class RayRolloutWorker:
+        """Has a `vecenv.ray.worker.RayRolloutWorker`."""
+
+        worker: Any = None
+
+        def about(self) -> dict[str, Any]:
+            """Say where this is and what is installed: texts by name, see `about_here`."""
+            import hashlib
+            import importlib
+            import platform
+            import socket
+            from pathlib import Path
+
+            versions = {"Python": platform.python_version()}
+            missing = {}
+            for name in ("vecenv", "numpy", "gymnasium"):
+                try:
+                    module = importlib.import_module(name)
+                    versions[name] = str(module.__version__)
+                except Exception as error:
+                    missing[name] = f"{type(error).__name__}: {error}"
+                    continue
+                if name == "vecenv" and module.__file__ is not None:
+                    digest = hashlib.sha256()
+                    for path in sorted(Path(module.__file__).parent.rglob("*.py")):
+                        digest.update(path.read_bytes())
+                    versions["source of vecenv"] = digest.hexdigest()[:8]
+            node, ray = "", importlib.import_module("ray")
+            if ray.is_initialized():
+                node = ray.get_runtime_context().get_node_id()
+            where = {"node": node, "host": socket.gethostname()}
+            return {**where, "versions": versions, "missing": missing}
+
+        def call(self, method: str, *args: Any) -> Any:
+            """Call a method of the worker, which is made at first."""
+            if self.worker is None:
+                from vecenv.ray.worker import RayRolloutWorker
+
+                self.worker = RayRolloutWorker()
+            return getattr(self.worker, method)(*args)
+
+    return RayRolloutWorker
+
+
+def about_here() -> dict[str, Any]:
+    """Return what an actor's `about` would say in this process.
+
+    Returns:
+        "node" (its id) and "host"; "versions" of Python, vecenv, NumPy and Gymnasium, and a hash of
+        vecenv's source; "missing": for each package that can't be imported, why.
+    """
+    return _actor_class()().about()
+
+
 def _essence(text: str) -> str:
     """Return what Ray's long message says about the cause."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("class_name", "actor_id", "namespace"))]
     return shorten(" ".join(said), 400)
+
+
+def _split(runtime_env: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Part a `runtime_env` into what only a whole connection can have, and what an actor can.
+
+    Raises:
+        ValueError: A folder or module that it names does not exist.
+    """
+    left, uploads = dict(runtime_env or {}), {}
+    folder, modules = left.get("working_dir"), left.get("py_modules") or ()
+    if isinstance(modules, str | os.PathLike):
+        raise ValueError(f"runtime_env['py_modules'] is {modules!r}, expected a list of such")
+    for path in _local_paths(() if folder is None else (folder,)):
+        uploads["working_dir"] = _existing(path, "working_dir")
+        del left["working_dir"]
+    if any(True for _ in _local_paths(modules)):
+        uploads["py_modules"] = [
+            _existing(path, "py_modules") if path is not None else module
+            for module in modules
+            for path in [next(_local_paths((module,)), None)]
+        ]
+        del left["py_modules"]
+    if uploads and "excludes" in left:
+        uploads["excludes"] = left.pop("excludes")
+    return uploads, left or None
+
+
+def _local_paths(given: Sequence[Any]) -> Iterator[str]:
+    """Yield those of working folders, files and imported modules that are of this machine."""
+    for one in given:
+        if isinstance(one, str):
+            if "://" not in one:
+                yield one
+        elif isinstance(one, os.PathLike):
+            yield os.fspath(one)
+        elif hasattr(one, "__path__"):
+            yield next(iter(one.__path__))
+        elif getattr(one, "__file__", None):
+            yield one.__file__
+
+
+def _existing(path: str, name: str) -> str:
+    path = os.path.abspath(path)
+    if not os.path.exists(path):
+        raise ValueError(f"runtime_env[{name!r}] has {path!r}, which does not exist")
+    return path
+
+
+def _found_address() -> str | None:
+    """Return what "auto" stands for, or None if only `ray.init` knows."""
+    with contextlib.suppress(Exception):  # nothing is found, or Ray has moved the function
+        return _part_of_ray("_private.services").canonicalize_bootstrap_address("auto")
+    return None
+
+
+def _call_ray_client(address: str) -> None:
+    """Call the server of "ray://" once, with the token that Ray has.
+
+    Raises:
+        AuthenticationError: It wants another.
+    """
+    grpc = importlib.import_module("grpc")  # of Ray's client, which needs it
+    channel = _part_of_ray("_private.grpc_utils").init_grpc_channel(address)
+    try:
+        channel.unary_unary("/ray.rpc.RayletDriver/ClusterInfo")(b"", timeout=_PROBE_S)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            refusal = _part_of_ray("exceptions").AuthenticationError
+            raise refusal(str(error.details())) from error
+    finally:
+        channel.close()
 
 
 def _probe(address: str) -> None:
@@ -186,12 +550,20 @@ def _probe(address: str) -> None:
         raise ValueError(
             f"address is {address!r}, expected 'host:port', 'ray://host:port' or 'auto'"
         )
+    deadline = Deadline(_PROBE_S)
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_S) as connection:
+        with _connected(host.strip("[]"), int(port), deadline) as connection:
             if os.environ.get("RAY_USE_TLS", "0") != "0":
                 return
+            connection.settimeout(max(0.1, deadline.left()))
             connection.sendall(_HTTP2_HELLO)
             greeting = connection.recv(9)
+    except TimeoutError as error:
+        raise ConnectionError(
+            f"there is no Ray cluster at {address!r}: nothing has answered within {_PROBE_S:g} "
+            "seconds; a firewall, another kind of server, or a head that hangs. `ray status` on "
+            "the head's machine names the address"
+        ) from error
     except OSError as error:
         raise ConnectionError(
             f"there is no Ray cluster at {address!r}: {error}. Start one with `ray start --head`, "
@@ -202,3 +574,18 @@ def _probe(address: str) -> None:
             f"what listens at {address!r} is not a Ray head (it answers {greeting!r}); "
             "`ray status` on the head's machine names the address"
         )
+
+
+def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
+    """Connect to the first address of a host that lets us, all before one deadline."""
+    failed = OSError("the name has no address")
+    for kind, type_, protocol, _, where in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
+        connection = socket.socket(kind, type_, protocol)
+        connection.settimeout(max(0.1, deadline.left()))
+        try:
+            connection.connect(where)
+            return connection
+        except OSError as error:
+            connection.close()
+            failed = error
+    raise failed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -23,12 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Collecting"]
 
+_logger = logging.getLogger("vecenv")
+_STORE_SHARE = 0.8  # of an object store that is full before Ray writes to disk
+
 
 class Collecting(RemoteEnvs):
     """The part of `RayVectorEnv` that lets policies act in the actors."""
 
     _rows: StepRows
     _has_policy = False
+    _sized_steps = 0  # steps of fragments whose size is known to fit, or has been told
 
     def _own_rows(self) -> None:
         """Bring the own rows up to date after steps into `out`."""
@@ -49,6 +55,7 @@ class Collecting(RemoteEnvs):
 
         Raises:
             TypeError: It can't be pickled.
+            StepTimeoutError: It took longer than `start_timeout`.
             Exception: What it raised in an actor.
         """
         from vecenv.ray.opening import pickled
@@ -56,7 +63,8 @@ class Collecting(RemoteEnvs):
         self._calls.require_idle("set_policy")
         policy = pickled(policy_fn, "policy_fn")
         self._fleet.seats = [seat._replace(policy=policy) for seat in self._fleet.seats]
-        self._ask_all("set_policy", [(policy,)] * self.num_workers)
+        patience = self._fleet.start_timeout  # it may import much
+        self._ask_all("set_policy", [(policy,)] * self.num_workers, patience)
         self._has_policy = True
 
     def collect(
@@ -100,6 +108,9 @@ class Collecting(RemoteEnvs):
         self._check_collect(slots)
         arrays = [_checked(f"inputs[{k}]", rows, size) for k, rows in enumerate(inputs)]
         targets = {k: _checked(f"fields[{k!r}]", rows, size) for k, rows in (fields or {}).items()}
+        if len(slots) != self._sized_steps:
+            self._sized_steps = len(slots)
+            self._warn_of_size(slots[0], targets)
         with self._logged(COLLECT) as log:
             if log is not None:
                 log.note_rows(len(slots) * self.num_envs)
@@ -119,6 +130,32 @@ class Collecting(RemoteEnvs):
             self._check_slot_mode(slot)
             slot_rows(slot, self._rows.obs, self.num_envs)
 
+    def _warn_of_size(self, slot: Any, fields: dict[str, np.ndarray]) -> None:
+        """Log which nodes' object stores can't hold the fragments: Ray is slow then, in silence."""
+        fleet, num_steps = self._fleet, self._sized_steps
+        rows = self._rows.rewards, self._rows.terminations, self._rows.truncations
+        step_bytes = _bytes_of(slot.obs) + sum(array.nbytes for array in rows)
+        total = num_steps * step_bytes + sum(array.nbytes for array in fields.values())
+        needed = Counter[str]()
+        for worker, node in enumerate(fleet.nodes):
+            needed[node] += total * len(self._chunk(worker)) // self.num_envs
+        needed[fleet.cluster.own_node()] = total  # where they all come together
+        stores = fleet.cluster.store_bytes()
+        small = [
+            f"{node[:12]} has {stores[node] / 2**20:.0f} MiB for {size / 2**20:.0f} MiB"
+            for node, size in needed.items()
+            if size > _STORE_SHARE * stores.get(node, size)
+        ]
+        if small:
+            _logger.warning(
+                "fragments of %d steps x %d envs don't fit into Ray's object store, which writes "
+                "to disk then and is many times slower: %s. Collect fewer steps at a time, or give "
+                "Ray more (ray start --object-store-memory=BYTES, ray.init(object_store_memory=))",
+                num_steps,
+                self.num_envs,
+                "; ".join(f"node {text}" for text in small),
+            )
+
     def _collect(
         self,
         slots: Sequence[Any],
@@ -128,13 +165,14 @@ class Collecting(RemoteEnvs):
         timeout: float | None,
     ) -> dict[int, dict[str, Any]]:
         fleet, deadline = self._fleet, self._deadline(timeout)
+        self._require_known("collect")
         self._own_rows()
         reference = None if weights is None else fleet.cluster.put(weights)
-        for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
-            rows = [array[:, first:last] for array in inputs]
-            fleet.ask(worker, "collect", len(slots), reference, rows)
         found: dict[int, dict[int, dict[str, Any]]] = {}  # infos by worker and step
         try:
+            for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
+                rows = [array[:, first:last] for array in inputs]
+                fleet.ask(worker, "collect", len(slots), reference, rows)
             while len(found) < self.num_workers:
                 doing = f"the collection of steps {self._steps + 1}-{self._steps + len(slots)}"
                 replies = self._wait("collect", 1, deadline, doing)
@@ -182,6 +220,13 @@ class Collecting(RemoteEnvs):
             slot.truncations[rows] = fragment.truncations[t]
         last = step_of(fragment.obs, len(slots) - 1)
         place_rows(self._rows.obs, self.single_observation_space, last, self._chunk(worker))
+
+
+def _bytes_of(obs: Any) -> int:
+    """Return the size of nested arrays."""
+    if isinstance(obs, dict | tuple):
+        return sum(map(_bytes_of, obs.values() if isinstance(obs, dict) else obs))
+    return obs.nbytes
 
 
 def _checked(name: str, rows: Any, size: tuple[int, int]) -> np.ndarray:

@@ -13,7 +13,6 @@ from gymnasium.vector import AutoresetMode
 from vecenv.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult, VecEnv
 from vecenv.batches import take_rows
-from vecenv.errors import InfoError
 from vecenv.infos import InfosApart, known_infos, take_infos
 from vecenv.ray.chunks import place_infos, place_rows, take_range
 from vecenv.ray.collecting import Collecting
@@ -52,25 +51,38 @@ class RayVectorEnv(Collecting):
         worker_options: Further arguments of these, such as {"threads_per_worker": 4}; "async" has
             one worker process for each of `cpus_per_worker`.
         cpus_per_worker: CPUs that Ray sets aside for each actor.
+        gpus_per_worker: GPUs, or parts of one, for each.
+        memory_per_worker: Bytes of memory for each; Ray places actors by it and limits nothing.
+        resources: Further resources of Ray for each, such as {"second": 1} on nodes started with
+            `ray start --resources='{"second": 1}'`.
+        scheduling_strategy: "SPREAD" over the nodes, "DEFAULT" (packed), or an object of
+            `ray.util.scheduling_strategies`, such as a placement group's; this needs `num_workers`.
         address: Of the cluster: "host:port", "ray://host:port" or "auto"; None for the one that Ray
             is connected to, that of the environment variable `RAY_ADDRESS`, or else one that is
             started on this machine and ends with this process.
-        runtime_env: For the actors' processes, such as {"working_dir": "."}; see Ray.
+        runtime_env: For the actors' processes, such as {"working_dir": "."}; see Ray. Ray takes
+            folders and modules of this machine only when it is connected to: they are passed to
+            `ray.init` if it is called here, and refused if you have called it.
         on_error: "raise", or "restart": envs that raise and actors that are gone are replaced,
-            their episodes reported as truncated.
+            their episodes reported as truncated; `reset` also replaces actors that don't answer it
+            within `timeout`.
+        shares_cpus: Whether an actor that replaces another shares the CPUs of the others if no node
+            has any for it; else it waits for a node, until `start_timeout`.
         timeout: Longest wait in seconds of calls that are not given one; None waits for as long as
             the actors live.
-        start_timeout: Longest wait in seconds until an actor's envs are made, restarts included.
+        start_timeout: Longest wait in seconds until an actor's envs are made, restarts included,
+            and until the actors' policies are made.
 
     Attributes:
         restarts: int64 (num_envs,), how often each env has been replaced.
 
     Raises:
         ImportError: Ray is not installed.
-        ConnectionError: There is no cluster at the address.
+        ConnectionError: There is no cluster at the address, or it demands another token.
         ValueError: More actors than the cluster has room for, or an unknown option.
         TypeError: A factory can't be pickled; names the env.
-        EnvCreationError: A factory raised; names the env.
+        EnvCreationError: A factory raised; names the env. Or a node lacks this package, or has
+            another version; names the node.
         RuntimeError: The envs' spaces differ.
     """
 
@@ -86,13 +98,18 @@ class RayVectorEnv(Collecting):
         worker_backend: str | None = None,
         worker_options: Mapping[str, Any] | None = None,
         cpus_per_worker: float = 1.0,
+        gpus_per_worker: float = 0.0,
+        memory_per_worker: float | None = None,
+        resources: Mapping[str, float] | None = None,
+        scheduling_strategy: Any = "SPREAD",
         address: str | None = None,
         runtime_env: dict[str, Any] | None = None,
         on_error: str = "raise",
+        shares_cpus: bool = False,
         timeout: float | None = None,
         start_timeout: float = 120.0,
     ) -> None:
-        from vecenv.ray.opening import RayOptions, open_fleet
+        from vecenv.ray.opening import RayOptions, open_fleet, read_demand
 
         self.closed = True  # until there is something to close
         self.env_fns, self.copy, self._timeout = env_fns, copy, timeout
@@ -104,11 +121,18 @@ class RayVectorEnv(Collecting):
             num_workers,
             worker_backend,
             dict(worker_options or {}),
-            cpus_per_worker,
+            read_demand(
+                cpus_per_worker,
+                gpus_per_worker,
+                memory_per_worker,
+                resources,
+                scheduling_strategy,
+                runtime_env,
+            ),
             address,
-            runtime_env,
             on_error,
             start_timeout,
+            shares_cpus,
         )
         self._fleet = open_fleet(env_fns, options)
         self._prepare(options)
@@ -142,7 +166,7 @@ class RayVectorEnv(Collecting):
         self._seeds = [None] * num_envs
         self.restarts = np.zeros(num_envs, np.int64)
         if options.on_error == "restart":
-            self._fleet.loss_of = self._loss_of
+            self._fleet.seat_after = self._seat_after
         self.closed = False
 
     # -- reset and step ----------------------------------------------------------------------
@@ -155,25 +179,36 @@ class RayVectorEnv(Collecting):
         is_full = reset_mask is None or bool(reset_mask.all())
         if is_full:
             self._fleet.forget()  # what was in flight is given up
+        else:
+            self._require_known("reset")
         mask = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
         count = 0
-        for worker in range(self.num_workers):
-            rows = self._rows_of(worker)
-            if mask[rows].any():
-                seeds_part = None if seed is None else seeds[rows]
-                self._fleet.ask(worker, "reset", seeds_part, options, mask[rows])
-                count += len(self._chunk(worker))
         try:
-            replies = self._wait("reset", count, self._deadline(None), "`reset`")
+            for worker in range(self.num_workers):
+                rows = self._rows_of(worker)
+                if mask[rows].any():
+                    seeds_part = None if seed is None else seeds[rows]
+                    self._fleet.ask(worker, "reset", seeds_part, options, mask[rows])
+                    count += len(self._chunk(worker))
+            replies = self._wait_reset(count)
             self._raise_faults(replies)
         except BaseException:
-            self._fleet.forget()
-            self._calls.give_up()
+            self._give_up()
             raise
         for env_id in np.flatnonzero(mask).tolist():
             if seeds[env_id] is not None:
                 self._seeds[env_id] = seeds[env_id]
         return self._take_reset(replies, mask)
+
+    def _wait_reset(self, count: int) -> list[tuple[Task, Reply]]:
+        """Wait for the envs' first observations; replace actors that hang, if that is wanted."""
+        while True:
+            try:
+                return self._wait("reset", count, self._deadline(None), "`reset`")
+            except StepTimeoutError as error:
+                if self._fleet.seat_after is None:
+                    raise
+                self._replace_late(str(error))
 
     def _take_reset(
         self, replies: list[tuple[Task, Reply]], mask: np.ndarray
@@ -195,21 +230,25 @@ class RayVectorEnv(Collecting):
         if self._is_disabled:
             self._ended.require_reset_ended(range(self.num_envs))
         rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+        self._require_known("step")
         self._steps += 1
         space, fleet = self.single_action_space, self._fleet
-        for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
-            fleet.ask(worker, "step", take_range(space, actions, first, last), None)
         try:
+            for worker, (first, last) in enumerate(pairwise(fleet.bounds)):
+                fleet.ask(worker, "step", take_range(space, actions, first, last), None)
             deadline, doing = self._deadline(None), f"step {self._steps}"
             replies = self._wait("step", self.num_envs, deadline, doing)
+            return self._take_step(replies, rows, out)
         except BaseException as error:  # Ctrl-C too
             if not self.closed:
                 self._own_rows()
-                self._calls.mark_sent(np.arange(self.num_envs))
+                if fleet.count("step") == self.num_envs:
+                    self._calls.mark_sent(np.arange(self.num_envs))
+                else:  # it came while they were asked, or after they had answered
+                    self._give_up()
             if isinstance(error, StepTimeoutError):
                 error.args = (f"{error.args[0]}. All envs are in flight: `recv` them, or close",)
             raise
-        return self._take_step(replies, rows, out)
 
     def _take_step(self, replies: list[tuple[Task, Reply]], rows: StepRows, out: Any) -> StepResult:
         """Write the results of a step of all envs into their rows."""
@@ -258,26 +297,36 @@ class RayVectorEnv(Collecting):
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         self._ended.require_reset_ended(env_ids.tolist())
+        self._require_known("send")
         self._own_rows()
         self._steps += 1
-        for worker, (first, last) in enumerate(pairwise(self._fleet.bounds)):
-            chosen = np.flatnonzero((env_ids >= first) & (env_ids < last))
-            if len(chosen):
-                part = take_rows(self.single_action_space, actions, chosen.tolist())
-                ids = env_ids[chosen] - first
-                self._fleet.ask(worker, "step", part, ids, num_envs=len(ids))
+        try:
+            for worker, (first, last) in enumerate(pairwise(self._fleet.bounds)):
+                chosen = np.flatnonzero((env_ids >= first) & (env_ids < last))
+                if len(chosen):
+                    part = take_rows(self.single_action_space, actions, chosen.tolist())
+                    ids = env_ids[chosen] - first
+                    self._fleet.ask(worker, "step", part, ids, num_envs=len(ids))
+        except BaseException:  # Ctrl-C: some have been asked
+            self._give_up()
+            raise
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        self._require_known("recv")
         try:
             replies = self._wait("step", count, self._deadline(timeout), "`recv`")
         except StepTimeoutError as error:
             error.args = (f"{error.args[0]}. They stay in flight",)
             raise
-        if any(reply.faults for _, reply in replies):
-            # Some envs of that actor have been stepped and some not.
-            self._fleet.forget()
-            self._calls.give_up()
-            self._raise_faults(replies)
+        try:
+            return self._take_batch(most, replies)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _take_batch(self, most: int, replies: list[tuple[Task, Reply]]) -> StepBatch:
+        """Write the results of some envs into their rows, and return them."""
+        self._raise_faults(replies)  # some envs of that actor have been stepped and some not
         replies = self._first(most, replies)
         rows, found = self._rows, []
         for task, reply in replies:
@@ -287,14 +336,9 @@ class RayVectorEnv(Collecting):
         env_ids = np.concatenate(found)
         infos: dict[str, Any] = {}
         first_row, num_rows = 0, len(env_ids)
-        try:
-            for (_, reply), ids in zip(replies, found, strict=True):
-                where = slice(first_row, first_row := first_row + len(ids))
-                place_infos(infos, reply.result[4], where, num_rows, ids)
-        except InfoError:
-            self._fleet.forget()
-            self._calls.give_up()
-            raise
+        for (_, reply), ids in zip(replies, found, strict=True):
+            where = slice(first_row, first_row := first_row + len(ids))
+            place_infos(infos, reply.result[4], where, num_rows, ids)
         if self._is_disabled:
             self._note_ended(rows, env_ids)
         return StepBatch(

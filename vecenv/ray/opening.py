@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,13 +14,15 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from vecenv.base import VecEnv
-from vecenv.ray.cluster import Cluster
+from vecenv.ray.cluster import Cluster, Demand
 from vecenv.ray.fleet import Fleet
 from vecenv.ray.worker import EnvChunk, Seat
 from vecenv.shm.layout import chunk_bounds
 from vecenv.spaces import ObservationMode
 
-__all__ = ["RayOptions", "open_fleet", "pickled"]
+__all__ = ["RayOptions", "open_fleet", "pickled", "read_demand"]
+
+_logger = logging.getLogger("vecenv")
 
 Makers = Sequence[Callable[[], Env]] | Callable[..., VecEnv]
 
@@ -33,11 +36,50 @@ class RayOptions(NamedTuple):
     num_workers: int | None
     worker_backend: str | None
     worker_options: dict[str, Any]
-    cpus_per_worker: float
+    demand: Demand
     address: str | None
-    runtime_env: dict[str, Any] | None
     on_error: str
     start_timeout: float
+    shares_cpus: bool
+
+
+def read_demand(
+    cpus: float,
+    gpus: float,
+    memory: float | None,
+    resources: Mapping[str, float] | None,
+    strategy: Any,
+    runtime_env: dict[str, Any] | None,
+) -> Demand:
+    """Read the options that say what Ray sets aside for an actor, and where.
+
+    Raises:
+        ValueError: An amount or a name makes no sense.
+    """
+    if not cpus > 0:
+        raise ValueError(f"cpus_per_worker is {cpus!r}, expected more than 0")
+    if not gpus >= 0:
+        raise ValueError(f"gpus_per_worker is {gpus!r}, expected 0 or more")
+    if memory is not None and not memory > 0:
+        raise ValueError(f"memory_per_worker is {memory!r}, expected bytes, more than 0")
+    if resources is not None and not isinstance(resources, Mapping):
+        raise ValueError(f"resources is {resources!r}, expected amounts by name")
+    for name, amount in (resources or {}).items():
+        if name in ("CPU", "GPU", "memory"):
+            own = {"CPU": "cpus", "GPU": "gpus"}.get(name, name)
+            raise ValueError(f"resources has {name!r}, which is {own}_per_worker here")
+        if not (isinstance(amount, int | float) and amount > 0):
+            raise ValueError(f"resources[{name!r}] is {amount!r}, expected more than 0")
+    if isinstance(strategy, str) and strategy not in ("SPREAD", "DEFAULT"):
+        raise ValueError(
+            f"scheduling_strategy is {strategy!r}, expected 'SPREAD', 'DEFAULT' or an object of "
+            "ray.util.scheduling_strategies"
+        )
+    if runtime_env is not None and not isinstance(runtime_env, Mapping):
+        raise ValueError(f"runtime_env is {runtime_env!r}, expected a dict; see Ray")
+    amounts = {"CPU": cpus, "GPU": gpus, "memory": memory or 0, **(resources or {})}
+    amounts = {name: amount for name, amount in amounts.items() if amount}
+    return Demand(amounts, strategy, runtime_env)
 
 
 def open_fleet(env_fns: Makers, options: RayOptions) -> Fleet:
@@ -49,10 +91,11 @@ def open_fleet(env_fns: Makers, options: RayOptions) -> Fleet:
     num_envs = _checked(env_fns, options)
     if not callable(env_fns):  # before Ray is started: it may take a while
         _pickled_factories(env_fns, 0)
-    cluster = Cluster(options.address)
+    cluster = Cluster(options.address, options.demand.runtime_env)
+    demand = options.demand._replace(runtime_env=cluster.runtime_env)
     num_workers = options.num_workers
     if num_workers is None:
-        num_workers = min(num_envs, max(1, cluster.free_places(options.cpus_per_worker)))
+        num_workers = _places(cluster, demand, num_envs)
     bounds = list(chunk_bounds(num_envs, num_workers))
     registry = _pickled_registry()
     seats = [
@@ -63,10 +106,27 @@ def open_fleet(env_fns: Makers, options: RayOptions) -> Fleet:
         cluster,
         seats,
         bounds,
-        cpus=options.cpus_per_worker,
-        runtime_env=options.runtime_env,
+        demand=demand,
         start_timeout=options.start_timeout,
+        shares_cpus=options.shares_cpus,
     )
+
+
+def _places(cluster: Cluster, demand: Demand, num_envs: int) -> int:
+    """Return for how many actors there is room, and log it."""
+    free = cluster.free_places(demand)
+    num_workers = min(num_envs, max(1, free))
+    possible = min(num_envs, cluster.all_places(demand))
+    is_short = num_workers < possible
+    _logger.log(
+        logging.WARNING if is_short else logging.INFO,
+        "%d envs in %d actors of %s each%s; num_workers says how many, and waits for them",
+        num_envs,
+        num_workers,
+        demand,
+        f", though there would be room for {possible} if others did not use it" if is_short else "",
+    )
+    return num_workers
 
 
 def _checked(env_fns: Makers, options: RayOptions) -> int:
@@ -78,8 +138,6 @@ def _checked(env_fns: Makers, options: RayOptions) -> int:
             f"worker_backend is {options.worker_backend!r}, expected 'sync' or 'async'; for "
             "compiled envs pass a factory of vector envs instead of a list"
         )
-    if not options.cpus_per_worker > 0:
-        raise ValueError(f"cpus_per_worker is {options.cpus_per_worker!r}, expected more than 0")
     if callable(env_fns):
         if options.num_envs is None:
             raise ValueError("a factory of vector envs needs num_envs: how many to make in all")
@@ -96,6 +154,8 @@ def _checked(env_fns: Makers, options: RayOptions) -> int:
     if num_envs < 1:
         raise ValueError("A vector env needs at least one env, got an empty list of factories")
     num_workers = options.num_workers
+    if num_workers is None and not options.demand.is_counted:
+        raise ValueError("scheduling_strategy with an object needs num_workers: how many actors")
     if num_workers is not None and not 1 <= num_workers <= num_envs:
         raise ValueError(f"num_workers is {num_workers!r}, expected 1 to {num_envs}, the envs")
     return num_envs
@@ -109,7 +169,9 @@ def _pickled_maker(env_fns: Makers, first: int, last: int, options: RayOptions) 
             functools.partial(env_fns, num_envs=last - first, autoreset_mode=mode), "env_fns"
         )
     backend = options.worker_backend or "sync"
-    own = {"num_workers": max(1, int(options.cpus_per_worker))} if backend == "async" else {}
+    own = (
+        {"num_workers": max(1, int(options.demand.resources["CPU"]))} if backend == "async" else {}
+    )
     shared = {"observation_mode": options.observation_mode, "autoreset_mode": mode}
     chunk = EnvChunk(
         list(env_fns[first:last]),

@@ -21,11 +21,12 @@ from vecenv.timing.stamps import EnvStamps
 
 if TYPE_CHECKING:
     from vecenv.ray.fleet import Fleet, Task
-    from vecenv.ray.worker import Reply
+    from vecenv.ray.worker import Reply, Seat
 
 __all__ = ["RemoteEnvs"]
 
 _CLOSE_S = 5.0
+_RELEASE_AT_ONCE_S = 2.0  # after a fault a node may be lost, and never give its CPUs back
 _RESERVED = ("reset", "step", "close")
 
 
@@ -57,6 +58,18 @@ class RemoteEnvs(VecEnv):
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
 
+    def _give_up(self) -> None:
+        """Forget what is in flight, so that a `reset` is needed."""
+        self._fleet.forget()
+        self._calls.give_up()
+
+    def _require_known(self, call: str) -> None:
+        """Ask for a `reset` if Ctrl-C came between what the actors did and its being noted."""
+        if self._fleet.count("step") != self._calls.num_in_flight:
+            self._fleet.forget()
+            self._calls.give_up(RuntimeError("Ctrl-C came between a step and its being noted"))
+            self._calls.require_ready(call)
+
     # -- replies -----------------------------------------------------------------------------
 
     def _wait(
@@ -86,6 +99,13 @@ class RemoteEnvs(VecEnv):
         self._mirror.enter(reply.stamps, self._fleet.bounds[worker], actor, perf_counter_ns())
         return reply._replace(stamps=None)
 
+    def _replace_late(self, reason: str) -> None:
+        """Replace the actors that have not answered."""
+        try:
+            self._fleet.replace_late(reason)
+        except WorkerDiedError as error:
+            self._end_with(error)
+
     def _end_with(self, error: WorkerDiedError) -> None:
         """Close everything, as a worker is gone, and say so."""
         self.close(terminate=True)
@@ -108,30 +128,34 @@ class RemoteEnvs(VecEnv):
                 error.add_note(f"Inside of {name}, env {first} may be called env 0.")
             raise
 
-    def _ask_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _ask_all(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], timeout: float | None = None
+    ) -> list[Any]:
         """Call a method of every actor; return the results in order."""
         for worker, args in enumerate(arguments):
             self._fleet.ask(worker, method, *args)
         try:
-            replies = self._wait(method, self.num_envs, self._deadline(None), f"`{method}`")
+            replies = self._wait(method, self.num_envs, self._deadline(timeout), f"`{method}`")
         except BaseException:
             self._fleet.forget()
             raise
         self._raise_faults(replies)
         return [reply.result for _, reply in sorted(replies, key=lambda pair: pair[0].worker)]
 
-    def _loss_of(self, worker: int, reason: str) -> Loss | None:
-        """Count the loss of an actor; return what its successor has to know, if anything."""
+    def _seat_after(self, seat: Seat, reason: str) -> Seat:
+        """Count the loss of an actor; return what its successor is started with."""
+        worker = seat.worker
         rows = self._rows_of(worker)
         self.restarts[rows] += 1
-        if not self._calls.has_reset:
-            return None
         restarts = self.restarts[rows].copy()
+        if not self._calls.has_reset:
+            return seat._replace(restarts=restarts)
         seeds = [
             None if seed is None else int(np.random.SeedSequence([seed, k]).generate_state(1)[0])
             for seed, k in zip(self._seeds[rows], restarts.tolist(), strict=True)
         ]
-        return Loss(reason, self._latest.take(np.array(self._chunk(worker))), seeds, restarts)
+        last_obs = self._latest.take(np.array(self._chunk(worker)))
+        return seat._replace(restarts=restarts, loss=Loss(reason, last_obs, seeds, restarts))
 
     # -- calls -------------------------------------------------------------------------------
 
@@ -216,15 +240,23 @@ class RemoteEnvs(VecEnv):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the actors, whatever state they are in; Ray itself goes on.
 
+        Returns when Ray has the actors' resources back (after 5 seconds at the latest, 2 with
+        `terminate`, as others may take them at once).
+
         Args:
             timeout: Seconds that envs have to finish and close, 5 if None; what still runs then is
                 killed.
             terminate: Kill at once.
         """
-        if hasattr(self, "_fleet"):
-            self._fleet.stop(0.0 if terminate else _CLOSE_S if timeout is None else timeout)
+        if not hasattr(self, "_fleet"):
+            return
+        if terminate:
+            self._fleet.stop(0.0, _RELEASE_AT_ONCE_S)
+        else:
+            self._fleet.stop(_CLOSE_S if timeout is None else timeout)
 
     def __del__(self) -> None:
         """End the actors of a vector env that was never closed."""
         if not getattr(self, "closed", True) and not sys.is_finalizing():
+            self._fleet.stop(0.0, 0.0)  # it may be run anywhere, so nothing is waited for
             self.close(terminate=True)

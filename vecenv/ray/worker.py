@@ -16,6 +16,7 @@ from gymnasium import Env, Space
 
 from vecenv.autoreset import StepRows
 from vecenv.base import VecEnv
+from vecenv.batches import take_row
 from vecenv.errors import EnvCreationError
 from vecenv.infos import InfosApart
 from vecenv.ray.chunks import copy_rows, place_rows
@@ -57,6 +58,7 @@ class Seat(NamedTuple):
         maker: Pickled factory of its vector env.
         registry: Pickled specs of envs that the caller has registered.
         policy: Pickled factory of the policy, or None.
+        restarts: int64 (n,), how often its envs have been replaced, if it replaces another actor.
         loss: What its envs take over, if it replaces another.
         is_stamped: Whether the steps of its envs are stamped.
     """
@@ -66,6 +68,7 @@ class Seat(NamedTuple):
     maker: bytes
     registry: bytes
     policy: bytes | None = None
+    restarts: np.ndarray | None = None
     loss: Loss | None = None
     is_stamped: bool = False
 
@@ -167,6 +170,7 @@ class RayRolloutWorker:
     _successors: Successors | None = None
     _memory: tuple[int, FragmentMemory] | None = None
     _stamps: ActorStamps | None = None
+    _acting: tuple[int, Any] | None = None  # step and actions, while `collect` steps the envs
 
     def open(self, seat: Seat) -> Reply:
         """Make the vector env; the reply has an `Opening`."""
@@ -202,14 +206,13 @@ class RayRolloutWorker:
             np.zeros(envs.num_envs, np.bool_),
         )
         self._counts = getattr(envs, "restarts", None)
+        if self._counts is not None:
+            if self._seat.restarts is not None:
+                self._counts[:] = self._seat.restarts
+            self._reported = self._counts.copy()
         if (loss := self._seat.loss) is not None:
-            if self._counts is not None:
-                self._counts[:] = loss.restarts
             self._successors = Successors(envs, loss)
             self._place(loss.last_obs, range(envs.num_envs))
-            self._reported = loss.restarts
-        elif self._counts is not None:
-            self._reported = self._counts.copy()
 
     def _opening(self) -> Opening:
         envs = self.envs
@@ -247,7 +250,7 @@ class RayRolloutWorker:
         try:
             result = self._step(actions, env_ids)
         except Exception as error:
-            return self._failed(error, "step", actions)
+            return self._failed(error, "step", actions, env_ids)
         self._place(result[0], range(self.envs.num_envs) if env_ids is None else result[5])
         return self._reply(result)
 
@@ -302,7 +305,13 @@ class RayRolloutWorker:
         try:
             return self._reply(self._collect(num_steps, weights, inputs))
         except Exception as error:
-            return self._failed(error, "collect")
+            if self._acting is None or not hasattr(error, "env_index"):
+                return self._failed(error, "collect")
+            t, actions = self._acting
+            doing = f"step {t + 1} of {num_steps} of `collect` after step"
+            return self._failed(error, doing, actions)
+        finally:
+            self._acting = None
 
     def _collect(self, num_steps: int, weights: Any, inputs: Sequence[np.ndarray]) -> Fragment:
         envs, policy = self.envs, self._policy
@@ -319,7 +328,10 @@ class RayRolloutWorker:
             given = deepcopy(obs), *(rows[t].copy() for rows in inputs)  # the policy may keep them
             actions, fields = self._split(policy.act(*given))
             memory.put(t, fields)
-            found = self._step_into(actions if to_env is None else to_env(actions), slot)
+            taken = actions if to_env is None else to_env(actions)
+            self._acting = t, taken
+            found = self._step_into(taken, slot)
+            self._acting = None
             if found:
                 infos[t] = found
             obs = slot.obs
@@ -377,12 +389,24 @@ class RayRolloutWorker:
         self._reported = self._counts.copy()
         return Reply(result, restarts=self._reported, stamps=stamps)
 
-    def _failed(self, error: Exception, call: str, actions: Any = None) -> Reply:
+    def _failed(
+        self, error: Exception, call: str, actions: Any = None, env_ids: np.ndarray | None = None
+    ) -> Reply:
+        """Return the reply that says what was raised, by which env, over which action.
+
+        Args:
+            error: What was raised.
+            call: In what.
+            actions: A batch of them, if there were some.
+            env_ids: Whose they are; None for all.
+        """
         index, action = getattr(error, "env_index", None), None
         if index is None and call not in _OF_POLICIES:
             index = 0
-        if index is not None and isinstance(actions, np.ndarray) and index < len(actions):
-            action = actions[index]
+        if index is not None and actions is not None:
+            rows = [index] if env_ids is None else np.flatnonzero(env_ids == index).tolist()
+            with contextlib.suppress(Exception):  # they may be what is wrong
+                action = take_row(self.envs.single_action_space, actions, rows[0])
         env_id = -1 if index is None else self._seat.first + index
         return Reply(None, [EnvFault.of(error, env_id, self._seat.worker, call, action)])
 

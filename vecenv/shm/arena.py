@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.rows import checked_layout
 from vecenv.shm.layout import Leaf
 
 __all__ = ["Arena"]
@@ -45,10 +46,10 @@ class Arena:
         """Return zeros (shape, dtype) in the mapping; only the process that made the arena may.
 
         Raises:
+            ValueError, TypeError: See `checked_layout`.
             MemoryError: The reservation is used up.
         """
-        dtype = np.dtype(dtype)
-        size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        shape, dtype, size_bytes = checked_layout(shape, dtype)
         alignment = _PAGE if size_bytes >= _PAGE else _CACHE_LINE
         offset = -(-self._used_bytes // alignment) * alignment
         if offset + size_bytes > self.size_bytes:
@@ -57,8 +58,9 @@ class Arena:
                 f"the {self.size_bytes} reserved for this vector env are used; raise the limits "
                 "of address space and file size (ulimit -v, -f) or allocate less"
             )
+        array = np.ndarray(shape, dtype, self._bytes, offset)
         self._used_bytes = offset + max(size_bytes, 1)
-        return self.view(Leaf(offset, tuple(shape), dtype.str))
+        return array
 
     def view(self, leaf: Leaf) -> np.ndarray:
         """Return the array of a leaf, shared with all processes that have this arena."""
@@ -78,8 +80,8 @@ class Arena:
     def close(self) -> None:
         """Close the file; the mapping stays for as long as there are arrays in it."""
         if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
+            file, self.file = self.file, -1
+            os.close(file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pass the file's descriptor on when a worker is spawned."""

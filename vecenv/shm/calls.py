@@ -39,6 +39,9 @@ class RemoteCalls(StampedPool):
             kwargs["autoreset_mode"] = read_autoreset_mode(kwargs["autoreset_mode"])
         return OneProcessPerEnv(*args, **kwargs)
 
+    def _begin(self, call: str, give: Callable[[], None]) -> None:
+        raise NotImplementedError
+
     def _finish(self, call: str, deadline: Deadline) -> Any:
         raise NotImplementedError
 
@@ -56,7 +59,6 @@ class RemoteCalls(StampedPool):
         """Start calling a method of every env, or reading an attribute."""
         self._calls.require_idle("call_async")
         self._begin_call("call", [(name, args, kwargs)] * (self.num_workers + 1))
-        self._calls.begin_async("call")
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for `call_async` and return one result per env.
@@ -67,16 +69,18 @@ class RemoteCalls(StampedPool):
         """
         self._require_pending("call")
         _, _, results = self._finish("call", self._deadline(timeout))
-        return tuple(result for part in results for result in part)
+        found = tuple(result for part in results for result in part)
+        self._calls.end_async()
+        self._exchange.drop_answers()
+        return found
 
     def _begin_call(self, kind: str, requests: list[Any]) -> None:
         exchange = self._exchange
-        exchange.finish_announcement()
         self._pending_own = None
         if exchange.own is not None:
             method = getattr(exchange.own, kind)
             self._pending_own = lambda: method(*requests[0])
-        exchange.ask_all(kind, requests[1:])
+        self._begin("call", lambda: exchange.ask_all(kind, requests[1:]))
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
@@ -104,7 +108,6 @@ class RemoteCalls(StampedPool):
         self._begin_call(
             "set_attr", [(name, values[first:last]) for first, last in pairwise(bounds)]
         )
-        self._calls.begin_async("call")
         self.call_wait()
 
     def _require_pending(self, call: str) -> None:

@@ -94,7 +94,7 @@ class Chunk:
         self._slot_leaves.update(news.get("slots", ()))
         if "ring_leaves" in news:  # first, as threads may write columns as soon as they know them
             self.ring_leaves = self._arena.view(news["ring_leaves"])
-        self.columns.add(news.get("columns", ()), news.get("forms", ()))
+        self.columns.add(news.get("columns", ()), news.get("forms", ()), news.get("first_form", 0))
         if "stamps" in news:
             self._stamp(news["stamps"])
 

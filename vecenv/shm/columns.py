@@ -165,12 +165,12 @@ class ColumnWriter:
         self._latest: list[_Plan | None] = [None] * count  # by env, as is the next
         self._entered: list[Any] = [None] * count
 
-    def add(self, columns: Sequence[Column], forms: Sequence[FormKey]) -> None:
-        """Learn of new columns and forms."""
+    def add(self, columns: Sequence[Column], forms: Sequence[FormKey], first: int = 0) -> None:
+        """Learn of new columns, and of forms from number `first` on; some may be known."""
         for column in columns:
             views = [self._view(leaf)[self._rows] for leaf in column.values]
             self._columns[column.path, column.kind, column.template] = views
-        for form in forms:
+        for form in forms[max(self._num_forms - first, 0) :]:
             number = FIRST_FORM + self._num_forms
             self._num_forms += 1
             fields = compile_form(form, lambda *what: self._columns.get(what), count())
@@ -236,7 +236,7 @@ class ColumnReader:
     Attributes:
         columns: All of them.
         forms: All of them, in the order of their numbers.
-        has_unsent: Whether there are some that the workers have not been told of.
+        has_unsent: Whether there may be some that the workers have not been told of.
         keeps_apart: Whether infos are handed out unbatched, as `InfosApart`.
         row_forms: Where chunks put the form of each env if they differ, int64 (num_envs,).
     """
@@ -252,25 +252,17 @@ class ColumnReader:
         self._numbers: dict[FormKey, int] = {}
         self._fields: dict[int, list[Field]] = {}  # by number of the form
         self._num_others: dict[int, int] = {}
-        self._sent = (0, 0)
         self.has_unsent = False
         self._ready: dict[tuple[Path, str, Any], ReadyColumn] = {}
         self._per_path: dict[Path, int] = {}
 
-    def take_unsent(self) -> tuple[list[Column], list[FormKey]]:
-        """Return what the workers have not been told of; from now on they have."""
-        columns, forms = self._sent
-        self.has_unsent = False
-        self._sent = len(self.columns), len(self.forms)
-        return self.columns[columns:], self.forms[forms:]
-
-    def all_sent(self) -> tuple[list[Column], list[FormKey]]:
-        """Return what the workers have been told, for one that starts anew."""
-        return self.columns[: self._sent[0]], self.forms[: self._sent[1]]
-
     def ring_arrays(self, column: Column) -> list[np.ndarray]:
-        """Return where the values of a column are in the ring, (ring rows, ...) per leaf."""
-        return self._ready[column.path, column.kind, column.template].ring
+        """Return where the values of a column are in the ring, (ring rows, ...) per leaf.
+
+        There are none if it was made in a call that was interrupted then.
+        """
+        found = self._ready.get((column.path, column.kind, column.template))
+        return [] if found is None else found.ring
 
     def _learn(self, info: Any) -> None:
         """Give the form of an info that came by message a number, and its fields columns."""
@@ -279,12 +271,14 @@ class ColumnReader:
         form = form_of(info)
         if form is None or form in self._numbers:
             return
-        number = self._numbers[form] = FIRST_FORM + len(self.forms)
-        self.forms.append(form)
+        # In an order in which it may be interrupted: what is left is done once more.
+        number = FIRST_FORM + len(self.forms)
         others = count()
+        self.has_unsent = True
         self._fields[number] = compile_form(form, self._column, others)
         self._num_others[number] = next(others)
-        self.has_unsent = True
+        self.forms.append(form)
+        self._numbers[form] = number
 
     def _column(self, path: Path, kind: str, template: Any) -> ReadyColumn | None:
         """Return the column of a field, made now if there is none; None if there is no room."""

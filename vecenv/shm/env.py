@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,30 +11,37 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from gymnasium import Env, Space, logger
-from gymnasium.error import ResetNeeded
+from gymnasium.error import NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from vecenv.autoreset import EnvGroup, read_autoreset_mode
 from vecenv.base import StepBatch, StepResult
+from vecenv.interrupts import interrupts_later
 from vecenv.rows import copy_batch
 from vecenv.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.shm.calls import RemoteCalls
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.shm.layout import COMMANDS
-from vecenv.shm.messages import ResetRequest
+from vecenv.shm.messages import INTERRUPTED, NOTHING, ResetRequest
+from vecenv.shm.process import tell_after_fork
 from vecenv.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 
 if TYPE_CHECKING:
-    from vecenv.shm.chunk import Outcome
     from vecenv.shm.halves import Half
     from vecenv.shm.opening import Opened
 
 __all__ = ["AsyncVectorEnv"]
 
 _CLOSE_TIMEOUT_S = 5.0
+_NEEDED = (
+    "multiprocess.connection",
+    "vecenv.shm.action_rows",
+    "vecenv.shm.receive",
+    "vecenv.shm.opening",
+)
 
 
 class AsyncVectorEnv(RemoteCalls):
@@ -106,9 +114,10 @@ class AsyncVectorEnv(RemoteCalls):
         timeout: float | None = None,
         publish: dict[str, Space] | None = None,
     ) -> None:
+        self.closed = True  # until there is something to close
+        _import_all()
         from vecenv.shm.opening import open_workers, pool_options
 
-        self.closed = True  # until there is something to close
         if worker is not None:
             raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
@@ -124,18 +133,26 @@ class AsyncVectorEnv(RemoteCalls):
             publish=publish,
         )
         opened = open_workers(env_fns, options)
-        self.num_workers = opened.exchange.num_workers
-        self._prepare(opened, options.autoreset_mode)
+        try:
+            self._exchange = opened.exchange
+            self._prepare(opened, options.autoreset_mode)
+        except BaseException:  # Ctrl-C
+            self.closed = True
+            opened.exchange.pool.kill()
+            if opened.exchange.own is not None:
+                opened.exchange.own.close()
+            opened.arena.close()
+            raise
 
     def _prepare(self, opened: Opened, mode: AutoresetMode) -> None:
         """Bind what the calls need."""
         from vecenv.shm.action_rows import ActionWriter
         from vecenv.shm.receive import Receiver
 
-        self.closed = False
         num_envs = len(self.env_fns)
+        self.num_workers = opened.exchange.num_workers
         self._set_up(num_envs, opened.spaces, mode, opened.metadata, opened.render_mode)
-        exchange = self._exchange = opened.exchange
+        exchange = opened.exchange
         self.published = opened.published
         counted = exchange.restarts
         self.restarts = np.zeros(num_envs, np.int64) if counted is None else counted
@@ -144,8 +161,7 @@ class AsyncVectorEnv(RemoteCalls):
         self._rows = opened.rows
         self._latest = self._rows.obs  # where the last observations are: there or in an `out`
         self._out: tuple[Any, Any] = (None, self._rows)
-        self._own_outcome: Outcome | None = None
-        self._has_own_step = False
+        self._begun_at = 0  # commands given before the pending call
         self._writer: ActionWriter | None = None
         if exchange.layout.actions is not None:
             self._writer = ActionWriter(
@@ -160,14 +176,22 @@ class AsyncVectorEnv(RemoteCalls):
         self._receiver = Receiver(self, exchange)
         exchange.timeout = self._timeout
         exchange.break_down = _Breakdown(self)
+        tell_after_fork(self._calls)
+        self.closed = False
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
         """Return zeroed shared memory that workers write into; it outlives this vector env.
 
+        A process that is forked from this one has these arrays, too, and not copies of them: what
+        either writes, the other reads.
+
         Raises:
+            ValueError, TypeError: A negative dimension, or items that are no plain memory.
             MemoryError: The address space reserved for this vector env is used up.
+            ForkedEnvError: In a fork of the process that has made this vector env.
         """
-        return self._arena.allocate(tuple(shape), dtype)
+        self._calls.require_owner("allocate")
+        return self._arena.allocate(shape, dtype)
 
     # -- reset -------------------------------------------------------------------------------
 
@@ -177,9 +201,12 @@ class AsyncVectorEnv(RemoteCalls):
         if self._calls.pending is not None:
             self._calls.require_idle("reset_async")
         mask, rest = split_reset_mask(options, self.num_envs)
-        self._calls.begin_reset(mask)
-        self._begin_reset(seed, rest, mask)
-        self._calls.begin_async("reset")
+        try:
+            self._calls.begin_reset(mask)
+            self._begin_reset(seed, rest, mask)
+        except Exception:
+            self._calls.keep_reset()
+            raise
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for `reset_async` and return its results.
@@ -197,8 +224,39 @@ class AsyncVectorEnv(RemoteCalls):
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> tuple[Any, dict[str, Any]]:
         self._begin_reset(seed, options, reset_mask)
-        self._calls.begin_async("reset")
         return self._finish_reset(self._deadline(None))
+
+    def _begin(self, call: str, give: Callable[[], None]) -> None:
+        """Have `give` ask the workers for an asynchronous call, which is pending from then on.
+
+        It is so, too, if Ctrl-C comes when some of them have been asked: what waits for the call
+        asks the others.
+        """
+        self._receiver.post_letters()
+        self._exchange.finish_announcement()
+        self._begun_at = self._exchange.num_given()
+        try:
+            self._calls.begin_async(call)
+            give()
+        except BaseException:
+            self._drop_unbegun()
+            raise
+
+    def _drop_unbegun(self) -> bool:
+        """Forget the pending call if nobody has been asked for it; return whether that is so."""
+        if self._exchange.num_given() != self._begun_at:
+            return False
+        self._pending_own = None
+        self._calls.end_async()
+        return True
+
+    def _require_begun(self, call: str) -> None:
+        if self._drop_unbegun():
+            raise NoAsyncCallError(
+                f"`{call}_wait` after `{call}_async` was interrupted, before the envs were asked "
+                f"for anything; call `{call}_async` again",
+                call,
+            )
 
     def _begin_reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
@@ -209,6 +267,9 @@ class AsyncVectorEnv(RemoteCalls):
         exchange = self._exchange
         exchange.finish_announcement()
         is_full = reset_mask is None or bool(reset_mask.all())
+        self._drops_rows = is_full
+        chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
+        self._resetting: Sequence[int] = chosen
         bounds = exchange.pool.bounds
         requests = [
             ResetRequest(
@@ -221,10 +282,7 @@ class AsyncVectorEnv(RemoteCalls):
         ]
         own = exchange.own
         self._pending_own = None if own is None else lambda: own.reset(requests[0])
-        exchange.ask_all("reset", requests[1:])
-        self._drops_rows = is_full
-        chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
-        self._resetting: Sequence[int] = chosen
+        self._begin("reset", lambda: exchange.ask_all("reset", requests[1:]))
 
     def _finish_reset(self, deadline: Deadline) -> tuple[Any, dict[str, Any]]:
         infos = self._finish("reset", deadline)[0]
@@ -233,7 +291,10 @@ class AsyncVectorEnv(RemoteCalls):
             self._exchange.drop_rows()
             self._receiver.give_up()
         self._out = (None, self._rows)
-        return self._observations(), infos
+        obs = self._observations()
+        self._calls.end_async()
+        self._exchange.drop_answers()
+        return obs, infos
 
     # -- step --------------------------------------------------------------------------------
 
@@ -246,16 +307,15 @@ class AsyncVectorEnv(RemoteCalls):
         """
         if self._is_new and not self._calls.is_ready:
             self._calls.require_idle("step")
-            self._refuse_unreset(actions)
+            self._begin_step(actions, None, is_checked=False)
+            self.step_wait()
         return super().step(actions, out=out)
 
-    def _refuse_unreset(self, actions: Any) -> NoReturn:
+    def _refuse_unreset(self, deadline: Deadline) -> NoReturn:
         """Raise ResetNeeded for a step before the very first reset; see `step`."""
         told = "`step` was called before the first `reset`; call `reset` first"
-        self._begin_step(actions, None, is_checked=False)
-        self._calls.begin_async("step")
         try:
-            self.step_wait()
+            self._end_step(deadline)
         except Exception as error:
             env_id = vars(error).get("env_index")
             if env_id is None:  # a timeout, or a worker that is gone
@@ -272,7 +332,6 @@ class AsyncVectorEnv(RemoteCalls):
         self._ended.require_reset_ended(range(self.num_envs))
         with self._logged(STEP_ASYNC):
             self._begin_step(self._actions.check(actions), out)
-        self._calls.begin_async("step")
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Wait for `step_async` and return its results.
@@ -282,10 +341,12 @@ class AsyncVectorEnv(RemoteCalls):
             StepTimeoutError: Some env has not answered; the step stays pending.
         """
         self._require_pending("step")
+        if self._is_new:
+            self._refuse_unreset(self._deadline(timeout))
         with self._logged(STEP_WAIT) as log:
             if log is not None:
                 log.note_rows(self.num_envs)
-            return self._finish_step(self._finish("step", self._deadline(timeout))[0])
+            return self._end_step(self._deadline(timeout))
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         if self._is_disabled:
@@ -295,21 +356,33 @@ class AsyncVectorEnv(RemoteCalls):
             slot, rows = exchange.slots.find(out)
         if self._writer is None or (out is not None and not slot) or not exchange.is_settled:
             self._begin_step(actions, out)
-            self._calls.begin_async("step")
-            return self._finish_step(self._finish("step", self._deadline(None))[0])
+            return self._end_step(self._deadline(None))
         self._writer.write(actions)
-        self._out = (out, rows)
+        before = exchange.steps
         try:
+            self._out = (out, rows)
             with self._waiting():
                 status, outcome = exchange.step_at_once(slot)
-        except BaseException:
-            self._calls.begin_async("step")
+            if not status and outcome is None:
+                return self._finish_step({})
+        except BaseException:  # Ctrl-C: the step is pending, or has never begun
+            self._hold_step(before)
             raise
-        if status or outcome is not None:
+        self._hold_step(before)
+        return self._end_step(self._deadline(None))
+
+    def _hold_step(self, before: int) -> None:
+        """Note that the step after step number `before` is pending, if workers know of it."""
+        steps = self._exchange.steps
+        if steps != before and self._exchange.has_posted(steps):
             self._calls.begin_async("step")
-            self._own_outcome = outcome
-            return self._finish_step(self._finish("step", self._deadline(None))[0])
-        return self._finish_step({})
+            self._begun_at = -1
+
+    def _end_step(self, deadline: Deadline) -> StepResult:
+        """Wait for the pending step, and end it."""
+        result = self._finish_step(self._finish("step", deadline)[0])
+        self._calls.end_async()
+        return result
 
     def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
         exchange = self._exchange
@@ -329,7 +402,9 @@ class AsyncVectorEnv(RemoteCalls):
         self._pending_own = None
         if (own := exchange.own) is not None:
             self._pending_own = lambda: own.step_all(slot, own_actions)
-        exchange.post_step(slot, 0, self.num_workers, COMMANDS, messages)
+        self._begin(
+            "step", lambda: exchange.post_step(slot, 0, self.num_workers, COMMANDS, messages)
+        )
 
     def _finish_step(self, infos: dict[str, Any]) -> StepResult:
         out, rows = self._out
@@ -345,39 +420,58 @@ class AsyncVectorEnv(RemoteCalls):
                 infos,
             )
         if self._copies is not None:
-            target, self._copies = self._copies, None
+            target = self._copies
             target.obs.load(rows.obs)
             target.rewards[...] = rows.rewards
             target.terminations[...] = rows.terminations
             target.truncations[...] = rows.truncations
+            self._copies = None
         self._latest = rows.obs
         return out.obs, out.rewards, out.terminations, out.truncations, infos
 
     def _finish(self, call: str, deadline: Deadline) -> Any:
-        """Do the caller's own share of a pending call, wait for the workers, and gather."""
+        """Do the caller's own share of a pending call, wait for the workers, and gather.
+
+        The call stays pending, so that it can be waited for again should Ctrl-C come before its
+        results are there; but it has ended if an error is raised.
+        """
         exchange = self._exchange
+        self._require_begun(call)
         if self._pending_own is not None:
-            own, self._pending_own = self._pending_own, None
-            self._own_outcome = (0, 0, None)  # if it is interrupted, it is not repeated
-            self._own_outcome = own()
+            own = self._pending_own
+            exchange.own_outcome = INTERRUPTED  # it is not repeated
+            self._pending_own = None
+            exchange.own_outcome = own()
         doing = f"{call} {exchange.steps}" if call == "step" else call
         if call == "call" and deadline.is_limit:  # of steps, not of what users call
             deadline = Deadline(deadline.timeout)
         with self._waiting():
             status = exchange.wait(COMMANDS, self._workers, deadline, doing)
-        self._calls.end_async()
-        own_outcome, self._own_outcome = self._own_outcome, None
-        if not status and own_outcome in (None, (0, 0, None)):
+        own_outcome = exchange.own_outcome
+        if not status and own_outcome in (None, NOTHING):
             return {}, [], []
         try:
+            if own_outcome is INTERRUPTED:
+                self._refuse_interrupted(call)
             with self._taking_infos():
                 gathered = exchange.gather(self._workers, own_outcome)
             raise_faults(gathered[1], exchange.steps)
         except Exception as error:
             if call != "call":
                 self._calls.forget_reset(retold(error))
+            exchange.own_outcome = None
+            self._calls.end_async()
             raise
         return gathered
+
+    def _refuse_interrupted(self, call: str) -> NoReturn:
+        """Raise what says that the caller's own envs were interrupted."""
+        told = f"`{call}` was interrupted while the caller's own envs were in it"
+        if call == "call":
+            raise NoAsyncCallError(
+                f"{told}, so there are no results; call it again, or `reset`", call
+            )
+        raise ResetNeeded(f"{told}, in what state they are is not known; call `reset` first")
 
     def _break_down(self, error: Exception) -> None:
         """Close everything after an error that can't be survived, and remember that error."""
@@ -415,6 +509,7 @@ class AsyncVectorEnv(RemoteCalls):
         """
         from vecenv.shm.halves import make_halves
 
+        self._calls.require_open("halves")
         return make_halves(self, self._exchange)
 
     # -- first-ready -------------------------------------------------------------------------
@@ -429,6 +524,44 @@ class AsyncVectorEnv(RemoteCalls):
 
     # -- end ---------------------------------------------------------------------------------
 
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Start stepping some envs and return at once; see `VecEnv.send`."""
+        try:
+            super().send(actions, env_ids)
+            self._receiver.note_sent()
+        except BaseException:
+            self._receiver.settle_send()
+            raise
+
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        max_envs: int | None = None,
+    ) -> StepBatch:
+        """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
+        try:
+            batch = super().recv(min_envs, timeout, max_envs=max_envs)
+            self._receiver.note_received()
+        except BaseException:
+            self._receiver.settle_recv()
+            raise
+        return batch
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the envs and end the workers; see `close_extras`. May be called twice.
+
+        If Ctrl-C comes meanwhile, the workers are killed; a further call ends what is left of them.
+        """
+        try:
+            super().close(**kwargs)
+        finally:
+            if hasattr(self, "_exchange"):
+                pool = self._exchange.pool
+                if pool.is_owner and not pool.has_ended:
+                    pool.kill()
+
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the workers, whatever state they are in.
 
@@ -439,6 +572,7 @@ class AsyncVectorEnv(RemoteCalls):
         """
         exchange = self._exchange
         if not exchange.pool.is_owner:
+            self._arena.close()
             return
         pending = self._calls.pending
         deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout)
@@ -449,11 +583,9 @@ class AsyncVectorEnv(RemoteCalls):
                 )
         try:
             if not terminate:
+                self._receiver.post_letters()
                 exchange.ask_to_close(deadline)
             exchange.pool.stop(deadline)
-        except BaseException:  # Ctrl-C: this vector env counts as closed, so nobody does it later
-            exchange.pool.kill()
-            raise
         finally:
             if exchange.own is not None:
                 exchange.own.close()
@@ -461,8 +593,17 @@ class AsyncVectorEnv(RemoteCalls):
 
     def __del__(self) -> None:
         """Kill the workers of a vector env that was never closed."""
-        if not getattr(self, "closed", True) and not sys.is_finalizing():
+        if hasattr(self, "_exchange") and not self.closed and not sys.is_finalizing():
             self.close(terminate=True)
+
+
+def _import_all() -> None:
+    """Import what a pool needs, at the first use and as a whole."""
+    if _NEEDED[-1] in sys.modules:
+        return
+    with interrupts_later():
+        for name in _NEEDED:
+            importlib.import_module(name)
 
 
 class _Breakdown:

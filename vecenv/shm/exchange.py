@@ -6,17 +6,27 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from vecenv.errors import ForkedEnvError
 from vecenv.shm import layout as at
 from vecenv.shm.chunk import Chunk, Outcome
 from vecenv.shm.columns import ChunkInfos, ColumnReader
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import EnvFault, StepTimeoutError, WorkerDiedError
 from vecenv.shm.layout import FLAG_MESSAGE, HAS_MESSAGE, LINE, OP_MESSAGE, OP_STEP, Leaf
-from vecenv.shm.messages import Answer, EnvSpaces, Layout, dumps, loads, split_message
+from vecenv.shm.messages import (
+    INTERRUPTED,
+    NOTHING,
+    Answer,
+    EnvSpaces,
+    Layout,
+    dumps,
+    loads,
+    split_message,
+)
 from vecenv.shm.pool import WorkerPool
 from vecenv.shm.ready import ReadyRing
 from vecenv.shm.slots import SlotTable, object_rows, reward_bits, unwritten
@@ -28,8 +38,25 @@ __all__ = ["Exchange", "Gathered"]
 Gathered = tuple[dict[str, Any], list[EnvFault], list[Any]]
 
 
-_NOTHING: Outcome = (0, 0, None)
 _MOST_REPLACEMENTS = 5  # of one worker in one wait
+
+
+class _Given(NamedTuple):
+    """Commands that are being given.
+
+    Attributes:
+        workers: To whom.
+        sequences: Of each command.
+        what: Opcode, slot, flags, step and line on which the caller waits.
+        messages: For each worker, if there are some.
+        pickled: The messages.
+    """
+
+    workers: range
+    sequences: list[int]
+    what: tuple[int, int, int, int, int]
+    messages: list[dict[str, Any]]
+    pickled: list[bytes]
 
 
 class Exchange:
@@ -37,6 +64,7 @@ class Exchange:
 
     Attributes:
         steps: Number of the latest step.
+        own_outcome: Of the caller's own chunk, in the call under way; None if it has none.
         own: The chunk that the caller steps itself, or None.
         timeout: Longest wait in seconds for what is not a step: an announcement; None waits for
             as long as all workers live.
@@ -58,7 +86,9 @@ class Exchange:
         self.num_workers = len(pool.processes)
         self.num_envs = pool.bounds[-1]
         self.steps = 0
-        self.targets = [0, 0]
+        self.own_outcome: Outcome | None = None
+        self._is_portable = not link.posts_at_once
+        self._giving: _Given | None = None
         self.restarts = pool.restarts
         self.before_revival: Callable[[], np.ndarray] = lambda: np.zeros(0, np.int64)
         self.last_action: Callable[[int], str] = lambda env_id: ""
@@ -69,63 +99,88 @@ class Exchange:
         self._sent: list[Any] = [None] * self.num_workers  # message of the latest command
         self._stash: dict[tuple[int, int], Answer] = {}  # rows' answers by (worker, position)
         self._replies: dict[int, tuple[int, Answer]] = {}  # by worker: latest sequence and answer
-        self._untold: dict[int, dict[str, Any]] = {}  # news by worker
+        # How many slots, columns and forms are in messages; and those not sent yet, by worker.
+        self._news: tuple[tuple[int, int, int], dict[int, dict[str, Any]]] = ((0, 0, 0), {})
         self._announced = False
+        self._num_actions = 0  # messages with some
         self._stamps: tuple[Leaf, Leaf] | None = None
         self.has_revived = False  # then rows of the ring may be void
 
     # -- commands ----------------------------------------------------------------------------
+    #
+    # Ctrl-C may come between any two operations here. So what has been asked for is read from the
+    # control words, which are written at once; what is to be told is written down as a whole before
+    # a word is written, and told once more if it is not known whether it was; and what workers may
+    # be busy with is noted before they are.
 
     def _gather_news(self) -> None:
         """Put down for every worker what it has not been told: slots, columns, forms, leaves."""
-        news: dict[str, Any] = {}
-        if self.slots.unsent:
-            news["slots"], self.slots.unsent = self.slots.unsent, []
-        if self.columns.has_unsent:
-            news["columns"], news["forms"] = self.columns.take_unsent()
-            for column in news["columns"]:
-                arrays = self.columns.ring_arrays(column)
-                for leaf, array in zip(column.values, arrays, strict=True):
-                    self.ring.add_leaf(leaf, array)
-            news["ring_leaves"] = self.ring.leaves()
-        if not news:
+        told, untold = self._news
+        now = (self.slots.count, len(self.columns.columns), len(self.columns.forms))
+        if now == told:
+            self.slots.has_unsent = self.columns.has_unsent = False
             return
+        news: dict[str, Any] = {
+            "slots": self.slots.all_since(told[0]),
+            "columns": self.columns.columns[told[1] :],
+            "forms": self.columns.forms[told[2] :],
+            "first_form": told[2],
+        }
+        for column in news["columns"]:
+            arrays = self.columns.ring_arrays(column)
+            for leaf, array in zip(column.values, arrays, strict=False):
+                self.ring.add_leaf(leaf, array)
+        if news["columns"]:
+            news["ring_leaves"] = self.ring.leaves()
         if self.own is not None:
             self.own.learn(news)
         for worker in range(self.num_workers):
-            untold = self._untold.setdefault(worker, {})
-            for name, items in news.items():
-                is_list = isinstance(items, list)
-                untold[name] = [*untold.get(name, []), *items] if is_list else items
+            old = untold.get(worker, {})
+            both = {
+                name: [*old.get(name, []), *items] if isinstance(items, list) else items
+                for name, items in news.items()
+            }
+            both["first_form"] = old.get("first_form", told[2])
+            untold = {**untold, worker: {**old, **both}}
+        self._news = now, untold
+        self.slots.has_unsent = self.columns.has_unsent = False
 
     @property
     def is_settled(self) -> bool:
-        """Whether workers have been told everything."""
-        return not (self._announced or self._untold or self.slots.unsent or self.columns.has_unsent)
+        """Whether workers have been told everything, and a step is one call of compiled code."""
+        return not (
+            self._announced
+            or self._news[1]
+            or self.slots.has_unsent
+            or self.columns.has_unsent
+            or self._is_portable
+        )
 
     @property
     def has_news(self) -> bool:
         """Whether there is something that workers have not been told."""
-        return bool(self._untold or self.slots.unsent) or self.columns.has_unsent
+        return bool(self._news[1]) or self.slots.has_unsent or self.columns.has_unsent
 
     def announce(self) -> None:
         """Tell the workers the news without waiting for them; later, if they are busy with some."""
         if self._announced and not all(map(self._is_done, range(self.num_workers))):
             return
         self.finish_announcement()
-        for worker in range(self.num_workers):
-            self.ask(worker, {"kind": "news"})
+        self._announce({"kind": "news"})
+
+    def _announce(self, message: dict[str, Any]) -> None:
         self._announced = True
+        self._give(0, self.num_workers, OP_MESSAGE, 0, at.COMMANDS, [message] * self.num_workers)
 
     def stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
         """Let the envs' steps be stamped into these rings and counts; None ends it."""
-        self._stamps = leaves
         self.finish_announcement()
-        for worker in range(self.num_workers):
-            self.ask(worker, {"kind": "news", "stamps": leaves})
+        self._stamps = leaves
+        self._announce({"kind": "news", "stamps": leaves})
         if self.own is not None:
             self.own.learn({"stamps": leaves})
         self.wait(at.COMMANDS, range(self.num_workers), Deadline(self.timeout), "timing")
+        self._announced = False
 
     def finish_announcement(self) -> None:
         """Wait until the workers have taken notice, before their next command."""
@@ -136,19 +191,12 @@ class Exchange:
 
     def ask(self, worker: int, message: dict[str, Any]) -> None:
         """Give one worker a command that comes by message, with the news it has not been told."""
-        self._gather_news()
-        message = {**message, **self._untold.pop(worker, {})}
-        pickled = dumps(message)
-        self._sent[worker] = message
-        self.targets[at.COMMANDS] += 1
-        self.link.post(worker, worker + 1, OP_MESSAGE, 0, 0, self.steps, at.COMMANDS)
-        self.pool.send(worker, pickled)
+        self._give(worker, worker + 1, OP_MESSAGE, 0, at.COMMANDS, [message])
 
     def ask_all(self, kind: str, requests: Sequence[Any]) -> None:
         """Give every worker its request; if one can't be pickled, none has been given any."""
-        pickled = [dumps(request) for request in requests]
-        for worker in range(self.num_workers):
-            self.ask(worker, {"kind": kind, "request": pickled[worker]})
+        messages = [{"kind": kind, "request": dumps(request)} for request in requests]
+        self._give(0, self.num_workers, OP_MESSAGE, 0, at.COMMANDS, messages)
 
     def post_step(
         self, slot: int, first: int, last: int, line: int, messages: Sequence[Any] | None = None
@@ -163,21 +211,75 @@ class Exchange:
             messages: Per worker the actions, if these travel by message.
         """
         self.finish_announcement()
-        flags = 0
-        # What users' objects need is pickled first: an error here leaves nothing half done.
-        pickled = None if messages is None else [dumps(part) for part in messages]
-        if messages is not None or self.has_news:
+        told: list[dict[str, Any]] | None = None
+        if messages is not None:
+            told = [{"kind": "step", "actions": dumps(part)} for part in messages]
+        elif self.has_news:
+            told = [{"kind": "step"}] * (last - first)
+        if told is None and not self._is_portable:
+            self.link.post(first, last, OP_STEP, slot, 0, self.steps, line)
+        else:
+            self._give(first, last, OP_STEP, slot, line, told)
+
+    def _give(
+        self,
+        first: int,
+        last: int,
+        opcode: int,
+        slot: int,
+        line: int,
+        messages: list[dict[str, Any]] | None,
+    ) -> None:
+        """Give workers first, ..., last - 1 a command each, and its message if it has one."""
+        self._gather_news()
+        untold = self._news[1]
+        sequences = [self._words[c + at.SEQUENCE] + 1 for c in self._command[first:last]]
+        flags, told, pickled = 0, [], []
+        if messages is not None:
             flags = FLAG_MESSAGE
-            self._gather_news()
-            for worker in range(first, last):
-                self._sent[worker] = {"kind": "step", **self._untold.pop(worker, {})}
-                if pickled is not None:
-                    self._sent[worker]["actions"] = pickled[worker]
-        self.targets[line] += last - first
-        self.link.post(first, last, OP_STEP, slot, flags, self.steps, line)
-        if flags:
-            for worker in range(first, last):
-                self.pool.send(worker, dumps(self._sent[worker]))
+            for worker, message, sequence in zip(
+                range(first, last), messages, sequences, strict=True
+            ):
+                told.append({**message, **untold.get(worker, {}), "sequence": sequence})
+            # What users' objects need is pickled first: an error here leaves nothing half done.
+            pickled = [dumps(message) for message in told]
+        what = opcode, slot, flags, self.steps, line
+        self._giving = _Given(range(first, last), sequences, what, told, pickled)
+        self._finish_giving()
+
+    def _finish_giving(self) -> None:
+        """Give what was to be given; workers drop a message that comes twice."""
+        given = self._giving
+        if given is None:
+            return
+        missing = [
+            worker
+            for worker, sequence in zip(given.workers, given.sequences, strict=True)
+            if self._words[self._command[worker] + at.SEQUENCE] != sequence
+        ]
+        if len(missing) == len(given.workers):
+            self.link.post(given.workers.start, given.workers.stop, *given.what)
+        else:  # interrupted, where it is not done at once
+            for worker in missing:
+                self.link.post(worker, worker + 1, *given.what)
+        for worker, message, pickled in zip(
+            given.workers, given.messages, given.pickled, strict=False
+        ):
+            self._sent[worker] = message
+            self._news[1].pop(worker, None)
+            self.pool.send(worker, pickled)
+        self._giving = None
+
+    def num_given(self) -> int:
+        """Return how many commands workers have been given, those under way included."""
+        given = sum(self._words[command + at.SEQUENCE] for command in self._command)
+        return given + (self._giving is not None)
+
+    def has_posted(self, step: int) -> bool:
+        """Whether the latest command is step number `step`."""
+        command = self._command[0]
+        words = self._words
+        return words[command + at.STEP] == step and words[command + at.OPCODE] == OP_STEP
 
     def step_at_once(self, slot: int) -> tuple[int, Outcome | None]:
         """Let all step into a slot, with shared actions and no news to tell.
@@ -187,17 +289,17 @@ class Exchange:
             of the caller's own chunk, None if it has nothing to say.
         """
         self.steps += 1
-        target = self.targets[0] = self.targets[0] + self.num_workers
         if self.own is None:
-            link = self.link.post_and_wait
-            return link(target, self.num_workers, slot, 0, self.steps, OP_STEP), None
+            return self.link.post_and_wait(self.num_workers, slot, 0, self.steps, OP_STEP), None
+        self.own_outcome = INTERRUPTED
         self.link.post(0, self.num_workers, OP_STEP, slot, 0, self.steps, 0)
-        outcome = self.own.step_all(slot)
-        status = self.link.wait_done(0, target, 0, self.num_workers)
-        return status, None if outcome == _NOTHING else outcome
+        self.own_outcome = outcome = self.own.step_all(slot)
+        status = self.link.wait_done(0, 0, self.num_workers)
+        return status, None if outcome == NOTHING else outcome
 
     def ask_to_close(self, deadline: Deadline) -> None:
         """Ask every worker to close its envs and end, as soon as it has finished what it does."""
+        self._finish_giving()
         left = set(range(self.num_workers))
         while left and not deadline.is_over:
             gone = self.pool.dead()
@@ -225,8 +327,9 @@ class Exchange:
         late: set[int] = set()
         seen: dict[int, tuple[float, list[int]]] = {}
         is_limit = self.restarts is not None and deadline.is_limit and deadline.timeout is not None
+        self._finish_giving()
         while True:
-            status = self.link.wait_done(line, self.targets[line], workers.start, workers.stop)
+            status = self.link.wait_done(line, workers.start, workers.stop)
             if status >= 0:
                 return status
             self.check_workers(doing, replaced)
@@ -271,6 +374,8 @@ class Exchange:
             doing: What is being waited for.
             replaced: How often workers have been replaced in this wait; changed in place.
         """
+        if not self.pool.is_owner:
+            raise ForkedEnvError(f"a fork can't wait for {doing}, which its parent has asked for")
         self.pool.flush()
         for worker in self.pool.dead():
             error = self.pool.epitaph(worker, doing)
@@ -383,13 +488,14 @@ class Exchange:
         self.objects = list(object_rows(rows))
 
     def _answer(self, worker: int) -> Answer:
-        """Receive the answer to a worker's latest command."""
+        """Return the answer to a worker's latest command; it stays until there is another."""
         sequence = self._words[self._command[worker] + at.SEQUENCE]
         while True:
             if worker in self._replies:
-                found, answer = self._replies.pop(worker)
+                found, answer = self._replies[worker]
                 if found == sequence:
                     return answer
+                del self._replies[worker]
             if not self._receive(worker):
                 return Answer()  # it is gone, and has been replaced
 
@@ -405,7 +511,13 @@ class Exchange:
 
     def row_answer(self, worker: int, position: int) -> Answer:
         """Return the answer that belongs to a row of the ring, which must have been received."""
-        return self._stash.pop((worker, position))
+        return self._stash[worker, position]
+
+    def drop_answers(self) -> None:
+        """Drop what has been used: answers to commands, and those of rows that are handed out."""
+        self._replies.clear()
+        for key in [key for key in self._stash if key[1] < self.ring.head]:
+            del self._stash[key]
 
     def _receive(self, worker: int) -> bool:
         """Receive a message that a worker has announced; return False if it has been replaced.
@@ -422,6 +534,7 @@ class Exchange:
             self.check_workers("its answer")
             return False
         self._take_in(worker, message)
+        self.pool.drop_received(worker)
         return True
 
     def _take_in(self, worker: int, message: bytes) -> None:
@@ -457,10 +570,20 @@ class Exchange:
         """
         assert self.restarts is not None
         self.has_revived = True
+        try:
+            self._replace(worker, reason)
+        except BaseException:  # with Ctrl-C in between it is neither: the next look begins anew
+            if not self.pool.has_ended:
+                self.pool.end(worker)
+            raise
+
+    def _replace(self, worker: int, reason: str) -> None:
+        assert self.restarts is not None
         self.pool.end(worker)
         with contextlib.suppress(EOFError):  # take in what it has sent
             while (sent := self.pool.receive(worker, Deadline(0))) is not None:
                 self._take_in(worker, sent)
+                self.pool.drop_received(worker)
         self.pool.reap(worker)
         self._repair(worker)
         lost = self.before_revival()
@@ -469,18 +592,21 @@ class Exchange:
         self._start_anew(worker, reason)
         message: dict[str, Any] = dict(self._sent[worker] or {"kind": "news"})
         self._gather_news()
-        self._untold.pop(worker, None)
-        message["slots"] = self.slots.all_sent()
+        (_, num_columns, num_forms), untold = self._news
+        untold.pop(worker, None)
+        message["sequence"] = self._words[self._command[worker] + at.SEQUENCE]
+        message["slots"] = self.slots.all_since(0)
         message["stamps"] = self._stamps
-        message["columns"], message["forms"] = self.columns.all_sent()
+        message["columns"] = self.columns.columns[:num_columns]
+        message["forms"], message["first_form"] = self.columns.forms[:num_forms], 0
         message["ring_leaves"] = self.ring.leaves()
         # With the layout it begins to look for commands, so it must be clear by then what it finds.
         is_done = self._is_done(worker)
         self._words[self._command[worker] + at.FLAGS] |= FLAG_MESSAGE
         self.pool.send(worker, dumps(self.layout))
         if is_done:
-            self.ask(worker, {**message, "kind": "news"})
             self._announced = True
+            self.ask(worker, {**message, "kind": "news"})
         else:
             self.pool.send(worker, dumps(message))
         mine = lost[(lost >= first) & (lost < last)]
@@ -518,7 +644,12 @@ class Exchange:
 
     def send_actions(self, worker: int, actions: dict[int, bytes]) -> None:
         """Send the pickled actions of envs that have been queued, by env."""
-        self.pool.send(worker, dumps({"kind": "actions", "actions": actions}))
+        self.pool.send(worker, self.pickled_actions(actions))
+
+    def pickled_actions(self, actions: dict[int, bytes]) -> bytes:
+        """Return the message for `send_actions`; it may be sent twice."""
+        self._num_actions += 1
+        return dumps({"kind": "actions", "actions": actions, "number": self._num_actions})
 
     push: Callable[[np.ndarray], None]
 
@@ -555,6 +686,7 @@ class Exchange:
             if done == counted:
                 return
             time.sleep(0.002)
-        short = [k for k in (0, 1) if self._words[lines[k]] < self.targets[k]]
+        posted = [self._words[at.POSTED_LINE * LINE + k] for k in (at.COMMANDS, at.OTHER_HALF)]
+        short = [k for k in (0, 1) if self._words[lines[k]] < posted[k]]
         if short and done > counted:
             self._words[lines[short[0]]] += done - counted

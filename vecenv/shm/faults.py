@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing.context
+import os
 import signal
+import sys
 import traceback
 from typing import Any, NamedTuple
 
@@ -23,10 +25,53 @@ __all__ = [
     "WorkerDiedError",
     "answer_bytes",
     "describe_exit",
+    "leave_if_copied",
+    "leave_when_copied",
     "raise_faults",
     "reset_needed_as",
     "retold",
 ]
+
+
+_copied_from: list[int] = []  # in a process that an env has forked: the worker that it is a copy of
+
+
+def leave_when_copied() -> None:
+    """Let processes that envs fork end when they leave the env's code, in a worker.
+
+    Each is a copy of the worker, which would report its `sys.exit` or exception as the env's.
+    """
+    worker = os.getpid()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: _copied_from.append(worker))
+
+
+def leave_if_copied(error: BaseException | None = None) -> None:
+    """End this process if it is not the worker but a fork of it, which has left the env's code.
+
+    Args:
+        error: What it has left it with; None if a call of the env's has returned.
+    """
+    if not _copied_from:
+        return
+    code: Any = 1
+    with contextlib.suppress(BaseException):
+        text = ""
+        if isinstance(error, SystemExit):
+            code = 0 if error.code is None else error.code
+            text = "" if isinstance(code, int) else f"{code}\n"
+        elif error is not None:
+            text = "".join(traceback.format_exception(error))
+        else:
+            text = (
+                f"process {os.getpid()}, which an env has forked from worker process "
+                f"{_copied_from[0]}, has returned from the env's call; end such a process with "
+                "os._exit\n"
+            )
+        sys.stderr.write(text)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 class WorkerDiedError(RuntimeError):
@@ -78,6 +123,7 @@ class EnvFault(NamedTuple):
         error: BaseException, env_id: int, worker: int, call: str, action: Any = None
     ) -> EnvFault:
         """Describe an exception that is being handled, whatever its class does when asked."""
+        leave_if_copied(error)
         if isinstance(error, ObservationError):
             error.name_env(env_id)
         shown = "" if action is None else shorten(_repr(action))

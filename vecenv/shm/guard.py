@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Env
 
 from vecenv.infos import copy_value
-from vecenv.shm.faults import shorten
+from vecenv.shm.faults import leave_if_copied, shorten
 
 __all__ = ["GuardedEnv", "guard_envs", "unguarded"]
 
@@ -82,6 +82,7 @@ class GuardedEnv:
 
     def _require_fault(self, error: BaseException) -> None:
         """Let Ctrl-C through where it can come from the terminal: workers ignore it."""
+        leave_if_copied(error)
         if self._is_callers and isinstance(error, KeyboardInterrupt):
             raise error
 

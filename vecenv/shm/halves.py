@@ -50,6 +50,7 @@ class Half:
         batched = batch_space(space, self.num_envs)
         self._actions = ActionBatcher(space, batched, self.num_envs)
         self._others: list[Half] = []
+        self._begun_at = -1  # commands given before the pending step
         self.is_pending = False
 
     def step_async(self, actions: Any) -> None:
@@ -61,6 +62,7 @@ class Half:
             ActionError: As for `step`.
         """
         envs, exchange = self._envs, self._exchange
+        envs._calls.require_open("step_async")
         if self.is_pending:
             raise AlreadyPendingCallError(
                 "`step_async` of a half whose step is pending; call its `step_wait` first", "step"
@@ -76,9 +78,24 @@ class Half:
             envs._own_rows()
             envs._writer.write(checked, self.env_ids)
             exchange.steps += 1
-            exchange.post_step(0, self._workers.start, self._workers.stop, self._line)
-        self.is_pending = True
-        envs._calls.begin_async("step of a half")
+            self._begun_at = exchange.num_given()
+            try:
+                self.is_pending = True
+                envs._calls.begin_async("step of a half")
+                exchange.post_step(0, self._workers.start, self._workers.stop, self._line)
+            except BaseException:
+                if not self._has_begun():
+                    self._end()
+                raise
+
+    def _has_begun(self) -> bool:
+        """Whether workers have been asked for the pending step; Ctrl-C may have come before."""
+        return self._exchange.num_given() != self._begun_at
+
+    def _end(self) -> None:
+        self.is_pending = False
+        if not self._is_other_pending():
+            self._envs._calls.end_async()
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Wait for `step_async` and return the results of this half's envs, as `step` does.
@@ -89,6 +106,8 @@ class Half:
         """
         envs = self._envs
         envs._calls.require_open("step_wait")
+        if self.is_pending and not self._has_begun():
+            self._end()
         if not self.is_pending:
             raise NoAsyncCallError(
                 "Calling `step_wait` without any prior call to `step_async`.", "step"
@@ -104,20 +123,20 @@ class Half:
         doing = f"step {exchange.steps}"
         with envs._waiting():
             status = exchange.wait(self._line, self._workers, envs._deadline(timeout), doing)
-        self.is_pending = False
-        if not self._is_other_pending():
-            envs._calls.end_async()
         infos: dict[str, Any] = {}
         if status:
             try:
                 with envs._taking_infos():
                     infos, faults, _ = exchange.gather(self._workers, None)
                 raise_faults(faults, exchange.steps)
-            except BaseException as error:
+            except Exception as error:
+                self.is_pending = False
                 envs._calls.forget_reset(retold(error))
                 self._settle_others()
                 raise
-        return self._results(infos)
+        results = self._results(infos)
+        self._end()
+        return results
 
     def _is_other_pending(self) -> bool:
         return any(half.is_pending for half in self._others)

@@ -23,13 +23,17 @@ class Inbox:
         self._lock = threading.Lock()
         self._messages: deque[dict[str, Any]] = deque()
         self._actions: dict[int, Any] = {}
+        self._latest = -1  # number of the actions that came last
 
-    def message(self) -> dict[str, Any]:
-        """Return the message of a command."""
+    def message(self, sequence: int) -> dict[str, Any]:
+        """Return the message of a command; others are ones that came twice."""
         with self._lock:
-            while not self._messages:
-                self._receive()
-            return self._messages.popleft()
+            while True:
+                while not self._messages:
+                    self._receive()
+                message = self._messages.popleft()
+                if message["sequence"] == sequence:
+                    return message
 
     def action(self, env_id: int) -> Any:
         """Return the action of an env that was queued."""
@@ -46,6 +50,8 @@ class Inbox:
     def _receive(self) -> None:
         message = loads(self._pipe.recv_bytes())
         if message["kind"] == "actions":
-            self._actions.update(message["actions"])
+            if message["number"] > self._latest:  # otherwise it came before
+                self._latest = message["number"]
+                self._actions.update(message["actions"])
         else:
             self._messages.append(message)

@@ -35,6 +35,7 @@ from vecenv.shm.layout import (
     LANE_TAIL,
     LINE,
     OPCODE,
+    POSTED_LINE,
     QUEUE_HEAD,
     QUEUE_TAIL,
     RING_WORDS,
@@ -116,7 +117,8 @@ def ring_bell(words, command):
 
 @njit
 def post(words, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
-    """Give the workers first, ..., last - 1 one command each."""
+    """Give the workers first, ..., last - 1 one command each, and count them."""
+    words[POSTED_LINE * LINE + wait_line] += last - first
     for worker in range(first, last):
         command = (FIRST_WORKER_LINE + 2 * worker) * LINE
         words[command + OPCODE] = opcode
@@ -176,18 +178,18 @@ def statuses(words, first, last):
 
 
 @njit
-def wait_done(words, scratch, line, target, first, last):
-    """Wait as `wait_count` does; return the workers' status bits, or -1 if not reached."""
-    if not wait_count(words, scratch, line, target):
+def wait_done(words, scratch, line, first, last):
+    """Wait for a line's commands as `wait_count` does; return the workers' status bits, or -1."""
+    if not wait_count(words, scratch, line, words[POSTED_LINE * LINE + line]):
         return -1
     return statuses(words, first, last)
 
 
 @njit
-def post_and_wait(words, scratch, target, last, slot, flags, step, opcode):  # noqa: PLR0917
+def post_and_wait(words, scratch, last, slot, flags, step, opcode):  # noqa: PLR0917
     """Do what `post` and `wait_done` on line 0 do, for workers 0, ..., last - 1."""
     post(words, 0, last, opcode, slot, flags, step, 0)
-    return wait_done(words, scratch, 0, target, 0, last)
+    return wait_done(words, scratch, 0, 0, last)
 
 
 @njit
@@ -253,6 +255,7 @@ def push(words, env_ids, owners, queues, queue_rows):
         tail = words[command + QUEUE_TAIL]
         words[queue + LINE + tail % queue_rows] = env_ids[k]
         store(words, command + QUEUE_TAIL, tail + 1)
+    words[POSTED_LINE * LINE + ROWS] += env_ids.shape[0]
     last = -1
     for k in range(env_ids.shape[0]):
         worker = owners[env_ids[k]]
@@ -285,6 +288,7 @@ def ring_lane(words, lane):
 @njit
 def push_lanes(words, env_ids, owners, queues, queue_rows):
     """Queue env ids int64 (B,) at their owners int64 (num_envs,), lanes, and tell each."""
+    words[POSTED_LINE * LINE + ROWS] += env_ids.shape[0]
     for k in range(env_ids.shape[0]):
         lane = queues + owners[env_ids[k]] * (LINE + queue_rows)
         tail = words[lane + LANE_TAIL]

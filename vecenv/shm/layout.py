@@ -5,6 +5,8 @@ each with one writer where that matters:
 
 - three lines on which the caller waits: two for commands (one per half), one for rows;
 - one line with the count of ring rows that have been claimed;
+- one line with what the caller has asked for: commands by the line that it waits on, and env ids
+  that it has queued. It is written where the commands are, so that no interrupt comes between;
 - per worker a command line, written by the caller, and a completion line, written by the worker;
 - per lane a line and a queue of env ids for first-ready stepping. A lane is a thread that owns some
   envs of a worker; a worker of one lane has no thread but its main one, and keeps the ends of its
@@ -30,7 +32,10 @@ COMMANDS, OTHER_HALF, ROWS = 0, 1, 2
 COUNT, WANTED, CALLER_ASLEEP = 0, 1, 2
 # Word 0 of this line counts the ring rows claimed.
 CLAIMS_LINE = 3
-FIRST_WORKER_LINE = 4
+# Words COMMANDS and OTHER_HALF of this line count the commands that report there, word ROWS the
+# env ids that have been queued.
+POSTED_LINE = 4
+FIRST_WORKER_LINE = 5
 # Words of a command line. BELL is what a sleeping worker watches: it changes with every command and
 # every push to the queue.
 BELL, SEQUENCE, OPCODE, SLOT, FLAGS, STEP, WAIT_LINE, QUEUE_TAIL = range(8)

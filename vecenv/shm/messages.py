@@ -16,6 +16,8 @@ from vecenv.shm.fields import Path, Template
 from vecenv.shm.layout import Leaf
 
 __all__ = [
+    "INTERRUPTED",
+    "NOTHING",
     "Answer",
     "Column",
     "EnvSpaces",
@@ -40,6 +42,10 @@ def dumps(message: Any) -> bytes:
 
 
 loads = pickle.loads
+# Outcomes of a chunk's command, see `chunk.Outcome`: nothing to say beyond numbers; and for the
+# caller's own chunk, Ctrl-C came and nobody knows how far it was.
+NOTHING = (0, 0, None)
+INTERRUPTED = (-1, -1, None)
 _HEAD = struct.Struct("<qq")
 
 

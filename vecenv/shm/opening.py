@@ -199,7 +199,7 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
     link = make_link(context, ControlLayout.of(options.bounds, threads, ring_size(num_envs)))
     arena = Arena()
     words = arena.allocate((link.layout.num_words,), np.int64)
-    link.attach(words, is_caller=True, may_spin=options.may_spin)
+    link.attach(words, is_caller=True, may_spin=options.may_spin, file=arena.file)
     pool = WorkerPool(
         options.context,
         factories,

@@ -21,6 +21,7 @@ from vecenv.shm.deadline import Deadline
 from vecenv.shm.faults import EnvFault, WorkerDiedError, describe_exit
 from vecenv.shm.layout import CURRENT
 from vecenv.shm.messages import EnvSpaces, dumps, loads
+from vecenv.shm.process import tell_after_fork
 from vecenv.shm.standard import authkey
 from vecenv.shm.starting import make_start
 from vecenv.shm.wait import CALLER_SLICE_S, Link
@@ -65,7 +66,7 @@ class WorkerPool:
         restarts: np.ndarray | None,
     ) -> None:
         self.bounds = bounds
-        self.processes: list[Any] = [None] * (len(bounds) - 1)
+        self.processes: list[Any] = [None] * (len(bounds) - 1)  # of `Process`
         self.start_s = [0.0] * (len(bounds) - 1)
         self._pipes: list[_Channel | None] = [None] * (len(bounds) - 1)
         self._method = method
@@ -76,11 +77,23 @@ class WorkerPool:
         self._entropy = _global_entropy()
         self._owner_pid = os.getpid()
         self._end = weakref.finalize(self, _kill, self.processes, self._pipes, self._owner_pid)
+        tell_after_fork(self)
 
     @property
     def is_owner(self) -> bool:
         """Whether this process started the workers; a fork of it must leave them alone."""
         return os.getpid() == self._owner_pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all processes are gone, and nothing of them is left here."""
+        return not self._end.alive
+
+    def leave_to_parent(self, parent_pid: int) -> None:
+        """Close this fork's copies of the pipes, by whose end workers know of the caller's."""
+        for pipe in self._pipes:
+            if pipe is not None:
+                pipe.close()
 
     def start(self, worker: int, lost_because: str | None = None) -> None:
         """Start one worker process."""
@@ -107,8 +120,10 @@ class WorkerPool:
         process = start.process(
             run_worker, seat, name=f"vecenv-worker-{worker}", daemon=self._daemon
         )
-        there.close()
+        # Known before it is there, so that it is ended, too, if Ctrl-C comes meanwhile.
         self.processes[worker], self._pipes[worker] = process, _Channel(here, process)
+        with there:
+            process.start()
 
     def send(self, worker: int, message: bytes) -> None:
         """Send a message to a worker; one that is gone, or does not read, is left to the waits."""
@@ -128,6 +143,8 @@ class WorkerPool:
     def receive(self, worker: int, deadline: Deadline) -> bytes | None:
         """Return the next message of a worker, or None if the deadline passes first.
 
+        It is the next one until `drop_received`, so that none is lost if Ctrl-C comes meanwhile.
+
         Raises:
             EOFError: The worker is gone.
         """
@@ -138,6 +155,10 @@ class WorkerPool:
                 return message
             if deadline.is_over:
                 return None
+
+    def drop_received(self, worker: int) -> None:
+        """Drop the message that was received last."""
+        self._channel(worker).drop_received()
 
     def receive_announced(self, worker: int) -> bytes:
         """Return a message that has been announced, and is on its way therefore.
@@ -176,6 +197,7 @@ class WorkerPool:
                     if message is None:
                         continue
                     outcomes[worker] = loads(message)
+                    self._channel(worker).drop_received()
                 self.start_s[worker] += time.monotonic()
                 left.remove(worker)
                 if not isinstance(outcomes[worker], EnvSpaces):
@@ -199,8 +221,7 @@ class WorkerPool:
     def end(self, worker: int) -> None:
         """Kill a worker's process."""
         process = self.processes[worker]
-        if process.is_alive():
-            process.kill()
+        process.kill()
         process.join(_JOIN_S)
 
     def ensure_end(self, worker: int) -> None:
@@ -210,11 +231,7 @@ class WorkerPool:
 
     def dead(self) -> list[int]:
         """Return the workers whose process has ended."""
-        sentinels = {process.sentinel: worker for worker, process in enumerate(self.processes)}
-        ended = {sentinels[sentinel] for sentinel in wait_for_any(list(sentinels), 0)}
-        # A sentinel does not show the end of a process while one that it has forked lives.
-        ended.update(w for w, process in enumerate(self.processes) if not process.is_alive())
-        return sorted(ended)
+        return [w for w, process in enumerate(self.processes) if not process.is_alive()]
 
     def epitaph(self, worker: int, doing: str) -> WorkerDiedError:
         """Say which worker is gone, how, and what it was doing."""
@@ -234,6 +251,7 @@ class WorkerPool:
         """Make sure that a worker's process is gone, and close its pipe."""
         self.end(worker)
         self._channel(worker).close()
+        self.processes[worker].close()
 
     def dismiss(self, deadline: Deadline) -> None:
         """Let the workers that have made their envs close them, and end the others."""
@@ -248,7 +266,7 @@ class WorkerPool:
         for worker in waiting:
             self.send(worker, nothing)
         for worker, process in enumerate(self.processes):
-            if process is not None and worker not in waiting and process.is_alive():
+            if process is not None and worker not in waiting:
                 process.terminate()
         self.stop(deadline)
 
@@ -265,26 +283,22 @@ class WorkerPool:
             patience = Deadline(grace_s)
             for process in alive:
                 process.join(min(patience.left(), 5.0))
+        _let_go(self.processes, self._pipes)
         self._end.detach()
-        for pipe in self._pipes:
-            if pipe is not None:
-                pipe.close()
-        for process in started:
-            if not process.is_alive():
-                process.close()
 
     def kill(self) -> None:
-        """Kill the processes that `stop` was kept from ending."""
-        self._end()
+        """Kill the processes that `stop` was kept from ending; again, if this was kept from it."""
+        _kill(self.processes, self._pipes, self._owner_pid)
+        self._end.detach()
 
     def _drain_until_end(self, processes: list[Any], deadline: Deadline) -> None:
         """Wait for processes to end, and read what keeps them from it."""
         pipes = {pipe.file: pipe for pipe in self._pipes if pipe is not None}
         alive = [process for process in processes if process.is_alive()]
         while alive and not deadline.is_over:
-            sentinels = [process.sentinel for process in alive]
+            endings = [process.ending for process in alive]
             ready: Any
-            for ready in wait_for_any([*sentinels, *pipes], min(deadline.left(), 1.0)):
+            for ready in wait_for_any([*endings, *pipes], min(deadline.left(), 1.0)):
                 if ready in pipes and not pipes[ready].drop():
                     del pipes[ready]
             alive = [process for process in alive if process.is_alive()]
@@ -295,6 +309,7 @@ class _Channel:
 
     It never blocks: a worker that is busy sending may have no eye for what it is sent, so both
     directions are served at the same time, and what it does not take within a moment is kept.
+    Ctrl-C may come at any time: what has been read or written, and the note of it, are one call.
 
     Attributes:
         file: Descriptor of the pipe.
@@ -305,8 +320,10 @@ class _Channel:
         self.file: int = connection.fileno()
         os.set_blocking(self.file, False)
         self._poll = select.poll()
-        self._received = bytearray()
-        self._unsent: deque[memoryview] = deque()
+        self._received: list[bytes | memoryview] = []  # from the first message that is not dropped
+        self._end = 0  # of that message, once it is whole
+        # Each with how many bytes of it were sent at a time.
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self._is_over = False  # nothing more comes
         self._heard = time.monotonic()
 
@@ -320,18 +337,21 @@ class _Channel:
         size = len(message)
         head = _SIZE.pack(size) if size <= _MOST_SIZE else _SIZE.pack(-1) + _LONG_SIZE.pack(size)
         if size < _SMALL:
-            self._unsent.append(memoryview(head + message))
+            self._unsent.append((memoryview(head + message), []))
         else:
-            self._unsent += memoryview(head), memoryview(message)
+            self._unsent += (memoryview(head), []), (memoryview(message), [])
         self.flush(_PATIENCE_S)
 
     def flush(self, patience_s: float) -> None:
         """Send what is left, as far as the worker takes it within `patience_s` seconds."""
         patience = Deadline(patience_s)
         while self._unsent:
-            part = self._unsent[0]
+            part, counts = self._unsent[0]
+            if sum(counts) == len(part):
+                self._unsent.popleft()
+                continue
             try:
-                count = os.write(self.file, part)
+                counts.extend(map(os.write, (self.file,), (part[sum(counts) :],)))
             except BlockingIOError:
                 if patience.is_over or not self._process.is_alive():
                     return
@@ -341,40 +361,42 @@ class _Channel:
             except OSError:  # the worker is gone, which the next wait will find
                 self._unsent.clear()
                 return
-            if count == len(part):
-                self._unsent.popleft()
-            else:
-                self._unsent[0] = part[count:]
 
     def receive(self, timeout_s: float) -> bytes | None:
-        """Return the next message; None if it has not come after a wait.
+        """Return the next message, until it is dropped; None if it has not come after a wait.
 
         Raises:
             EOFError: The worker is gone.
         """
-        message = self._take()
+        message = self._first()
         if message is None and self._unsent:
             self.flush(0.0)
         if message is None and not self._is_over:
             self._await(select.POLLIN, timeout_s)
             is_alive = self._process.is_alive()  # before the last look
             while message is None and self._read():
-                message = self._take()
+                message = self._first()
             self._is_over |= not is_alive
         if message is None and self._is_over:
             raise EOFError
         return message
 
     def has_message(self) -> bool:
-        """Whether a message has come that was not taken."""
+        """Whether a message has come that was not dropped."""
         self._read()
-        return len(self._received) > 0
+        return any(map(len, self._received))
 
     def drop(self) -> bool:
         """Throw away what has been received; return whether more may come."""
-        self._received.clear()
+        self._received = []
         self._read()
         return not self._is_over
+
+    def drop_received(self) -> None:
+        """Drop the message that `receive` has returned."""
+        first, *others = self._received
+        rest = memoryview(first)[self._end :]
+        self._received = [rest, *others] if len(rest) else others
 
     def close(self) -> None:
         """Close the pipe."""
@@ -394,34 +416,37 @@ class _Channel:
         """Read what is there; return whether there was something."""
         if self._is_over:
             return False
+        received = self._received
         try:
-            part = os.read(self.file, 1 << 20)
+            received.extend(map(os.read, (self.file,), (1 << 20,)))
         except BlockingIOError:
             return False
         except OSError:
-            part = b""
-        self._received += part
-        self._is_over = not part
+            received.append(b"")
+        self._is_over = not received[-1]
         self._heard = time.monotonic()
-        return bool(part)
+        return not self._is_over
 
-    def _take(self) -> bytes | None:
-        """Take a message that has been received whole."""
+    def _first(self) -> bytes | None:
+        """Return the first message, if it has been received whole."""
         received, begin = self._received, _SIZE.size
-        if len(received) < begin:
+        if len(received) > 1 and len(received[0]) < begin + _LONG_SIZE.size:
+            received = self._received = [b"".join(received)]
+        if not received or len(received[0]) < begin:
             return None
-        (size,) = _SIZE.unpack_from(received)
+        (size,) = _SIZE.unpack_from(received[0])
         if size < 0:
-            if len(received) < begin + _LONG_SIZE.size:
+            if len(received[0]) < begin + _LONG_SIZE.size:
                 return None
-            (size,) = _LONG_SIZE.unpack_from(received, begin)
+            (size,) = _LONG_SIZE.unpack_from(received[0], begin)
             begin += _LONG_SIZE.size
         end = begin + size
-        if len(received) < end:
+        if sum(map(len, received)) < end:
             return None
-        message = bytes(memoryview(received)[begin:end])
-        del received[:end]
-        return message
+        if len(received[0]) < end:
+            received = self._received = [b"".join(received)]
+        self._end = end
+        return bytes(memoryview(received[0])[begin:end])
 
 
 def _kill(processes: list[Any], pipes: list[Any], owner_pid: int) -> None:
@@ -429,14 +454,19 @@ def _kill(processes: list[Any], pipes: list[Any], owner_pid: int) -> None:
     if os.getpid() != owner_pid:
         return
     for process in processes:
-        if process is not None and process.is_alive():
+        if process is not None:
             process.kill()
     for process in processes:
         if process is not None:
-            process.join(5)
-    for pipe in pipes:
-        if pipe is not None:
-            pipe.close()
+            process.join(_JOIN_S)
+    _let_go(processes, pipes)
+
+
+def _let_go(processes: list[Any], pipes: list[Any]) -> None:
+    """Close what belongs to processes that have ended."""
+    for item in (*pipes, *processes):
+        if item is not None:
+            item.close()
 
 
 def _global_entropy() -> int:

@@ -122,9 +122,10 @@ def run_apart(
         is_worker=is_worker,
     )
     with here:
-        with there:  # which the child has then
-            process = start.process(_be_apart, task, name="vecenv-probe", daemon=False)
+        process = start.process(_be_apart, task, name="vecenv-probe", daemon=False)
         try:
+            with there:  # which the child has then
+                process.start()
             _receive(here, process, Deadline(_START_S), "begun")
             kind, value = _receive(here, process, Deadline(timeout), f"ended after {timeout:g} s")
             if kind == "failed":
@@ -154,13 +155,12 @@ def _receive(pipe: Any, process: Any, deadline: Any, what: str) -> Any:
 
 def _end(process: Any) -> None:
     """Kill a probe's process and all that it has started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    if process.is_alive():
-        process.kill()  # it has no group of its own yet
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # it may have no group of its own yet
     process.join(5)
-    with contextlib.suppress(ValueError):  # it can't be ended, in a system call for example
-        process.close()
+    process.close()  # unless it can't be ended, in a system call for example
 
 
 def _be_apart(task: _Task) -> None:

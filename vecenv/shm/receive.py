@@ -17,9 +17,11 @@ from vecenv.shm.layout import (
     CLAIMS_LINE,
     HAS_MESSAGE,
     LINE,
+    POSTED_LINE,
     ROW_FORM,
     ROW_SEQUENCE,
     ROW_STATUS,
+    ROWS,
 )
 from vecenv.shm.messages import dumps
 from vecenv.shm.ready import VOID
@@ -52,13 +54,66 @@ class Receiver:
         self._heard = np.zeros(self._lanes.max() + 2)
         self._noted = 0  # rows of the ring that are known to be signs of life
         self._own_queue: list[tuple[int, Any]] = []
-        exchange.push = self._push
+        # For when Ctrl-C comes: who is being queued, with what, and how many were so far; and whose
+        # rows are being handed out, up to which position.
+        self._sending = np.zeros(0, np.int64)
+        self._letters: list[tuple[int, bytes]] = []
+        self._num_sent = 0
+        self._taken: tuple[np.ndarray, int] | None = None
+        words: Any = exchange.link.words
+        self._pushed = memoryview(words[POSTED_LINE * LINE + ROWS :])
+        exchange.push = self._push_again
         exchange.before_revival = self._lost
 
     def _push(self, env_ids: np.ndarray) -> None:
         if self._limit_s is not None:
             self._heard[self._lanes[env_ids]] = time.monotonic()
         self._exchange.link.push(env_ids, self._lanes)
+
+    def _push_again(self, env_ids: np.ndarray) -> None:
+        """Queue envs whose worker was replaced."""
+        self._push(env_ids)
+        self.note_sent()
+
+    def note_sent(self) -> None:
+        """Note that all of a `send` has been noted as in flight."""
+        self._num_sent = self._pushed[0]
+
+    def settle_send(self) -> None:
+        """Note as in flight what was queued by a `send` that has come to no good end."""
+        calls, sending = self._envs._calls, self._sending
+        pushed = self._pushed[0] - self._num_sent
+        if 0 < pushed < len(sending):  # interrupted, where it is not done at once
+            self._push(sending[pushed:])
+        if pushed > 0:
+            calls.in_flight[sending] = True
+        else:
+            self._letters = []
+        for env_id, _ in self._own_queue:
+            calls.in_flight[env_id] = True
+        self.note_sent()
+        calls.recount()
+
+    def note_received(self) -> None:
+        """Note that all of a `recv` has been noted as no longer in flight."""
+        self._taken = None
+
+    def settle_recv(self) -> None:
+        """Note as handed out what a `recv` that has come to no good end has taken."""
+        calls = self._envs._calls
+        if self._taken is not None:
+            ids, self._exchange.ring.head = self._taken
+            calls.in_flight[ids] = False
+            self._taken = None
+        calls.recount()
+
+    def _take(self, ids: np.ndarray, ready: int) -> None:
+        """Take the first `ready` rows, those of envs `ids`, out of the ring."""
+        ring = self._exchange.ring
+        self._taken = ids, ring.head + ready
+        ring.head += ready
+        if ring.has_status:
+            self._exchange.drop_answers()
 
     def _lost(self) -> np.ndarray:
         """Return the envs in flight whose results are not in the ring."""
@@ -72,6 +127,7 @@ class Receiver:
     def send(self, actions: Any, env_ids: np.ndarray) -> None:
         """Write the actions and queue the envs at their workers."""
         envs, exchange = self._envs, self._exchange
+        self.note_sent()
         exchange.steps += 1
         if exchange.own is not None:
             actions, env_ids = self._keep_own(actions, env_ids)
@@ -79,14 +135,28 @@ class Receiver:
                 return
         if envs._writer is not None:
             envs._writer.write(actions, env_ids)
+            self._sending = env_ids
             self._push(env_ids)
             return
         each = list(map(dumps, iterate(envs.action_space, actions)))
-        self._push(env_ids)
         owners = self._owners[env_ids]
+        letters = []
         for worker in np.unique(owners).tolist():
             chosen = np.flatnonzero(owners == worker).tolist()
-            exchange.send_actions(worker, {int(env_ids[k]): each[k] for k in chosen})
+            told = {int(env_ids[k]): each[k] for k in chosen}
+            letters.append((worker, exchange.pickled_actions(told)))
+        self._sending, self._letters = env_ids, letters
+        self._push(env_ids)
+        self.post_letters()
+
+    def post_letters(self) -> None:
+        """Send the actions of envs that have been queued, which workers wait for.
+
+        It is done again after an interrupt, and workers drop what comes twice.
+        """
+        for worker, letter in self._letters:
+            self._exchange.pool.send(worker, letter)
+        self._letters = []
 
     def _keep_own(self, actions: Any, env_ids: np.ndarray) -> tuple[Any, np.ndarray]:
         """Put aside the envs that the caller steps itself; return what is left."""
@@ -94,38 +164,50 @@ class Receiver:
         if not is_own.any():
             return actions, env_ids
         each = self._envs._actions.snapshot(actions)
-        for k in np.flatnonzero(is_own).tolist():
-            self._own_queue.append((int(env_ids[k]), each[k]))
+        self._own_queue += [(int(env_ids[k]), each[k]) for k in np.flatnonzero(is_own).tolist()]
         space = self._envs.single_action_space
         kept = [each[k] for k in np.flatnonzero(~is_own).tolist()]
         if not kept:
             return actions, env_ids[~is_own]
         return concatenate(space, kept, create_empty_array(space, n=len(kept))), env_ids[~is_own]
 
-    def _step_own(self) -> None:
-        """Step the envs that were put aside; their rows go into the ring like all others."""
+    def _do_own_part(self) -> None:
+        """Do what `send` has left: send actions if it was interrupted, and step the own envs.
+
+        Their rows go into the ring like all others.
+        """
+        self.post_letters()
         own = self._exchange.own
         while self._own_queue:
-            env_id, action = self._own_queue.pop(0)
             assert own is not None
-            status, form, answer = own.step_one(env_id - own.first, action)
-            leaves = own.ring_leaves if form else own.bare_leaves
-            position = self._exchange.link.publish(
-                (CLAIMS_LINE - 1) * LINE, leaves, env_id, status, form
-            )
-            if own.is_stamped:
-                own.group.mark_done(env_id - own.first)
-            if answer is not None:
-                self._exchange.keep_row_answer(position, answer)
+            env_id, action = self._own_queue[0]
+            try:
+                status, form, answer = own.step_one(env_id - own.first, action)
+                leaves = own.ring_leaves if form else own.bare_leaves
+                position = self._exchange.link.publish(
+                    (CLAIMS_LINE - 1) * LINE, leaves, env_id, status, form
+                )
+                if own.is_stamped:
+                    own.group.mark_done(env_id - own.first)
+                if answer is not None:
+                    self._exchange.keep_row_answer(position, answer)
+            except BaseException:  # Ctrl-C
+                fault = RuntimeError(f"the step of env {env_id} was interrupted")
+                self._envs._calls.forget_reset(fault)
+                self._envs._calls.in_flight[env_id] = False
+                self._own_queue.pop(0)
+                raise
+            self._own_queue.pop(0)
 
     def give_up(self) -> None:
         """Forget the envs that were put aside, before a full reset."""
         self._own_queue.clear()
+        self._letters = []
 
     def recv(self, count: int, most: int, deadline: Deadline) -> StepBatch:
         """Return the rows that are ready, at most `most`, once there are at least `count`."""
-        if self._own_queue:
-            self._step_own()
+        if self._own_queue or self._letters:
+            self._do_own_part()
         ring = self._exchange.ring
         while True:
             with self._envs._waiting():
@@ -150,7 +232,7 @@ class Receiver:
         if self._envs._is_disabled:
             self._envs.note_ended(terminations | truncations, ids)
         if faults or misfit is not None:
-            ring.head += ready
+            self._take(ids, ready)
             self._envs._calls.mark_received(ids)
             raise_faults(faults, self._exchange.steps)
             assert misfit is not None
@@ -160,7 +242,7 @@ class Receiver:
         if self._envs.copy:
             obs = copy_batch(obs) if isinstance(index, slice) else obs
             flags = rewards.copy(), terminations.copy(), truncations.copy()
-        ring.head += ready
+        self._take(ids, ready)
         if self._exchange.has_news:
             self._exchange.announce()
         return StepBatch(obs, *flags, infos, ids)

@@ -37,6 +37,8 @@ import multiprocess.spawn
 import multiprocess.util
 import numpy as np
 
+from vecenv.shm.process import open_pidfd
+
 __all__ = ["ServedContext", "ensure_running", "serve"]
 
 _PATIENCE_S = 60.0  # for the server's answer; its own start takes about a second
@@ -163,6 +165,7 @@ class _ServedPopen(multiprocess.popen_fork.Popen):
             self.finalizer()
             raise
         self.pid = pid
+        self.pidfd = open_pidfd(pid, self.sentinel)
         return to_child
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
@@ -173,8 +176,9 @@ class _ServedPopen(multiprocess.popen_fork.Popen):
             try:
                 self.returncode = _read_number(self.sentinel, 0)
             except EOFError:  # somebody has killed the server; nobody else learns of the end
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGKILL)
+                if self.pidfd >= 0:
+                    with contextlib.suppress(OSError):
+                        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
                 self.returncode = -int(signal.SIGKILL)
         return self.returncode
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Dict, Tuple
 
 from vecenv.autoreset import StepRows
 from vecenv.rows import ObjectRows, ObservationRows, TreeRows
@@ -66,14 +65,14 @@ def object_rows(rows: ObservationRows) -> Iterator[ObjectRows]:
             yield from object_rows(child)
 
 
-def _arrays(space: Space, batch: Any) -> Iterator[np.ndarray]:
-    """Go through the arrays of a batch in the order of `ObservationRows.make`."""
-    if isinstance(batch, np.ndarray):
-        yield batch
-        return
-    assert isinstance(space, Dict | Tuple)
-    for key, part in space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces):
-        yield from _arrays(part, batch[key])
+def _arrays(rows: ObservationRows) -> Iterator[np.ndarray]:
+    """Go through the arrays of observations, in the order of `ObservationRows.make`."""
+    if isinstance(rows, TreeRows):
+        for child in rows.children.values():
+            yield from _arrays(child)
+    else:
+        assert rows.array is not None
+        yield rows.array
 
 
 def reward_bits(rewards: np.ndarray) -> np.ndarray:
@@ -91,6 +90,9 @@ class SlotTable:
 
     A slot whose arrays all come from `allocate` gets a number, and workers write into it; the
     number and its leaves are sent to them once. Any other slot is copied into.
+
+    Attributes:
+        has_unsent: Whether there may be some that workers have not been told of.
     """
 
     def __init__(self, arena: Arena, space: Space, own: StepRows, num_envs: int) -> None:
@@ -100,7 +102,8 @@ class SlotTable:
         self._num_envs = num_envs
         self._seen: dict[int, tuple[Any, int, StepRows]] = {}
         self._numbers: dict[SlotLeaves, int] = {}
-        self.unsent: list[tuple[int, SlotLeaves]] = []
+        self._listed: list[tuple[int, SlotLeaves]] = []  # number 1 first
+        self.has_unsent = False
 
     def find(self, out: Any) -> tuple[int, StepRows]:
         """Return the number of a slot (0: workers can't write there) and the caller's rows in it.
@@ -112,7 +115,7 @@ class SlotTable:
         if seen is not None and seen[0] is out:
             return seen[1], seen[2]
         rows = caller_rows(out, self._own.obs, self._num_envs)
-        number = self._number(out)
+        number = self._number(rows)
         # The fields of a tuple can't be replaced, so it need not be looked at again.
         if isinstance(out, tuple):
             if len(self._seen) >= 1 << 14:
@@ -124,23 +127,29 @@ class SlotTable:
         """Return the rows of all envs in the slot of this number."""
         if number == 0:
             return self._own
-        leaves = next(leaves for leaves, known in self._numbers.items() if known == number)
+        leaves = self._listed[number - 1][1]
         return slot_rows(self._arena, self._space, leaves, 0, self._num_envs)
 
-    def _number(self, out: Any) -> int:
+    def _number(self, rows: StepRows) -> int:
         offset = self._arena.offset
-        flags = (out.rewards, out.terminations, out.truncations)
-        arrays = [*_arrays(self._space, out.obs), *flags]
+        arrays = [*_arrays(rows.obs), rows.rewards, rows.terminations, rows.truncations]
         if any(array.size and offset(array) is None for array in arrays):
             return 0
         leaves = [Leaf(offset(array) or 0, array.shape, array.dtype.str) for array in arrays]
         key = SlotLeaves(tuple(leaves[:-3]), *leaves[-3:])
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = len(self._numbers) + 1
-            self.unsent.append((number, key))
+            self.has_unsent = True
+            number = len(self._listed) + 1
+            self._listed.append((number, key))
+            self._numbers[key] = number  # last: if Ctrl-C comes before, it gets another
         return number
 
-    def all_sent(self) -> list[tuple[int, SlotLeaves]]:
-        """Return every slot that has a number, for a worker that starts anew."""
-        return [(number, leaves) for leaves, number in self._numbers.items()]
+    @property
+    def count(self) -> int:
+        """How many slots have a number."""
+        return len(self._listed)
+
+    def all_since(self, count: int) -> list[tuple[int, SlotLeaves]]:
+        """Return the slots that have got a number after the first `count` of them."""
+        return self._listed[count:]

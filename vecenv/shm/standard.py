@@ -12,6 +12,7 @@ import multiprocessing
 import multiprocessing.process
 import multiprocessing.resource_sharer
 import multiprocessing.util
+import os
 import pickle
 import sys
 import threading
@@ -22,6 +23,16 @@ from typing import Any
 __all__ = ["authkey", "end_own", "pickled", "settle", "unpickled"]
 
 _pickling = threading.RLock()  # as modules are registered with cloudpickle meanwhile
+
+
+def _stop_pickling() -> None:
+    """Let a forked child pickle, if another thread was pickling just then."""
+    global _pickling  # noqa: PLW0603
+    _pickling = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stop_pickling)
 
 
 def authkey() -> bytes:

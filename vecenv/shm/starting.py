@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vecenv.shm.messages import dumps, loads
+from vecenv.shm.process import Process
 from vecenv.shm.standard import pickled
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
 _logger = logging.getLogger("vecenv")
 _said: set[str] = set()  # warnings that have been given in this process
 _hiding = threading.Lock()  # of the main script, while a process is spawned
+_hidden: list[Any] = []  # the main script meanwhile
 
 # Libraries that are loaded to use a GPU or a display, which a forked child can't.
 _DEVICES = ("libcuda.so", "libEGL_", "libGLX_", "libOSMesa")
@@ -73,13 +75,11 @@ class Start(NamedTuple):
         is_main = threading.current_thread() is threading.main_thread()
         return is_main and self.context.get_start_method() != "forkserver"
 
-    def process(self, target: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
-        """Start and return a process."""
+    def process(self, target: Callable[..., None], *args: Any, **kwargs: Any) -> Process:
+        """Return a process that is to be started."""
         process = self.context.Process(target=target, args=args, **kwargs)
         is_spawn = self.context.get_start_method() == "spawn"
-        with _hidden_main() if is_spawn else contextlib.nullcontext():
-            process.start()
-        return process
+        return Process(process, _hidden_main if is_spawn else contextlib.nullcontext)
 
 
 def make_start(method: str | None, factories: Sequence[Callable[[], Any]]) -> Start:
@@ -197,11 +197,26 @@ def _hidden_main() -> Iterator[None]:
     """
     with _hiding:
         main = sys.modules["__main__"]
-        sys.modules["__main__"] = type(sys)("__main__")
         try:
+            _hidden.append(main)
+            sys.modules["__main__"] = type(sys)("__main__")
             yield
         finally:
             sys.modules["__main__"] = main
+            _hidden.clear()
+
+
+def _show_main() -> None:
+    """Give a forked child its main script, if another thread was spawning a process just then."""
+    global _hiding  # noqa: PLW0603
+    _hiding = threading.Lock()
+    if _hidden:
+        sys.modules["__main__"] = _hidden[0]
+        _hidden.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_show_main)
 
 
 # -- whether forking is harmless ------------------------------------------------------------------

@@ -7,11 +7,17 @@ completion.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import threading
+import time
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from vecenv.interrupts import interrupts_later
 from vecenv.shm import layout as at
 from vecenv.shm.futex import has_futex
 from vecenv.shm.layout import LINE, ControlLayout
@@ -23,6 +29,7 @@ JOB = -2  # in place of an env id: the worker's main thread has given the lane a
 # Longest sleep before the caller looks after its workers, and before a worker looks around.
 CALLER_SLICE_S = 0.05
 WORKER_SLICE_S = 0.5
+_LOCK_POLL_S = 0.0002
 THREAD_SLICE_S = 60
 # About 200 us, which is longer than it takes both sides to wake up; with less, each may find the
 # other asleep again and again.
@@ -35,17 +42,19 @@ class Link:
     Attributes:
         words: The control words, int64.
         layout: Where they are.
+        posts_at_once: Whether `post` and `push` are done or not, even if an interrupt comes.
         times_on_callers_core: One int64: how many commands in a row have found this worker on the
             core that the caller was on, if there is one for each; the worker sets it to 0.
     """
 
     words: np.ndarray
     layout: ControlLayout
+    posts_at_once: bool
     times_on_callers_core: Any
     post: Any  # (first, last, opcode, slot, flags, step, wait_line)
     wait_count: Any  # (line, target) -> bool, after one sleep at the latest
-    wait_done: Any  # (line, target, first, last) -> status bits or -1
-    post_and_wait: Any  # (target, last, slot, flags, step, opcode) -> status bits or -1
+    wait_done: Any  # (line, first, last) -> status bits or -1
+    post_and_wait: Any  # (last, slot, flags, step, opcode) -> status bits or -1
     wait_command: Any  # (command line, sequence seen, takes ids) -> 0, 1 (command) or 2 (queue)
     complete: Any  # (command line, status, form, begin ns, end ns)
     push: Any  # (env ids, lanes by env id)
@@ -57,8 +66,8 @@ class Link:
     publish: Any  # (command line, leaves, env id, status, form) -> position
     read_ready: Any  # (head, env ids to fill) -> 4 rows + 1 (status bits) + 2 (infos)
 
-    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
-        """Bind this process's end to the control words."""
+    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
+        """Bind this process's end to the control words, which are mapped from `file`."""
         raise NotImplementedError
 
 
@@ -70,10 +79,12 @@ def make_link(context: Any, layout: ControlLayout) -> Link:
 class FutexLink(Link):
     """Compiled waits: spin briefly where there is a core for it, then sleep on a futex."""
 
+    posts_at_once = True
+
     def __init__(self, layout: ControlLayout) -> None:
         self.layout = layout
 
-    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
+    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
         from vecenv.shm import compiled
 
         self.words = words
@@ -102,15 +113,24 @@ class FutexLink(Link):
         self.publish = partial(compiled.publish, words, *ring)
         self.read_ready = partial(compiled.read_ready, words, *ring)
         if is_caller:
-            self._warm_up()
+            with interrupts_later():
+                self._warm_up()
 
     def _warm_up(self) -> None:
-        """Compile, or load from the cache, what workers will call, so that forked ones have it."""
+        """Compile, or load from the cache, all that is called, so that forked workers have it.
+
+        Nothing is left for the first step, where Ctrl-C might come in the midst of that.
+        """
         own = FutexLink(self.layout)
         own.attach(np.zeros(self.layout.num_words, np.int64), is_caller=False, may_spin=False)
         own._scratch[2:4] = 0, 1
         own.wait_command(own.layout.command(0), 0, True)
+        own.post(0, 1, 0, 0, 0, 0, 0)
         own.complete(own.layout.command(0), 0, 0, 0, 0)
+        own.wait_done(0, 0, 1)
+        own.wait_count(0, 0)
+        own.post_and_wait(1, 0, 0, 0, 0)
+        own.read_ready(0, np.zeros(own.layout.ring_rows, np.int64))
         own.push(np.zeros(1, np.int64), np.zeros(1, np.int64))
         if self.layout.lanes == 1:
             own.pop(0)
@@ -126,11 +146,52 @@ class FutexLink(Link):
         return {"layout": self.layout}
 
 
+class _FileLock:
+    """A lock between processes on counts, claims and queues, which have several writers.
+
+    The system lets go of it when the process that holds it ends, however that ends: a worker that
+    is killed in between leaves a row that was claimed and not written, and nobody waiting.
+    """
+
+    def __init__(self, file: int, *, has_threads: bool) -> None:
+        self._file = file
+        self._threads = threading.Lock() if has_threads else contextlib.nullcontext()
+
+    def __enter__(self) -> None:
+        self._threads.__enter__()
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+        self._threads.__exit__(None, None, None)
+
+    def acquire(self, timeout: float) -> bool:
+        """Take it within some seconds; return whether that was possible."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_LOCK_POLL_S)
+            else:
+                return True
+
+    def release(self) -> None:
+        """Let go of it if it is held, in a process that has no threads that take it."""
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+
 class PortableLink(Link):
     """Semaphores and plain Python: correct anywhere, slower.
 
     A semaphore orders memory, so words written before a release are seen after the acquire.
     """
+
+    posts_at_once = False
 
     def __init__(self, layout: ControlLayout, context: Any) -> None:
         self.layout = layout
@@ -138,10 +199,10 @@ class PortableLink(Link):
         self._caller_bell = context.Semaphore(0)
         num_threads = layout.num_workers * layout.lanes if layout.lanes > 1 else 0
         self._lane_bells = [context.Semaphore(0) for _ in range(num_threads)]
-        self._lock = context.Lock()  # counts, claims and jobs have several writers
 
-    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool) -> None:
+    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
         self.words = words
+        self._lock = _FileLock(file, has_threads=not is_caller)
         self.post, self.wait_count, self.wait_done = self._post, self._wait_count, self._wait_done
         self.post_and_wait, self.wait_command = self._post_and_wait, self._wait_command
         self.complete, self.push = self._complete, self._push
@@ -151,7 +212,7 @@ class PortableLink(Link):
         self.publish, self.read_ready = self._publish, self._read_ready
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("layout", "_bells", "_caller_bell", "_lane_bells", "_lock")
+        kept = ("layout", "_bells", "_caller_bell", "_lane_bells")
         return {name: vars(self)[name] for name in kept}
 
     def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
@@ -168,6 +229,7 @@ class PortableLink(Link):
             self._bells[worker].release()
 
     def _wait_count(self, line: int, target: int) -> bool:
+        self._lock.release()  # Ctrl-C may have come when it had just been taken
         while self._caller_bell.acquire(block=False):
             pass
         count = line * LINE + at.COUNT
@@ -175,18 +237,29 @@ class PortableLink(Link):
             self._caller_bell.acquire(timeout=CALLER_SLICE_S)
         return bool(self.words[count] >= target)
 
-    def _wait_done(self, line: int, target: int, first: int, last: int) -> int:
-        if not self._wait_count(line, target):
-            return -1
+    def _wait_done(self, line: int, first: int, last: int) -> int:
+        self._lock.release()
+        while self._caller_bell.acquire(block=False):
+            pass
+        if not self._are_done(first, last):
+            self._caller_bell.acquire(timeout=CALLER_SLICE_S)
+            if not self._are_done(first, last):
+                return -1
         found = 0
         for worker in range(first, last):
             completion = self.layout.completion(worker)
             found |= int(self.words[completion + at.STATUS])
         return int(found)
 
-    def _post_and_wait(self, target, last, slot, flags, step, opcode):
+    def _are_done(self, first: int, last: int) -> bool:
+        return all(
+            self.words[command + at.SEQUENCE] == self.words[command + LINE + at.DONE_SEQUENCE]
+            for command in map(self.layout.command, range(first, last))
+        )
+
+    def _post_and_wait(self, last, slot, flags, step, opcode):
         self._post(0, last, opcode, slot, flags, step, at.COMMANDS)
-        return self._wait_done(at.COMMANDS, target, 0, last)
+        return self._wait_done(at.COMMANDS, 0, last)
 
     def _look(self, command: int, done: int, takes_ids: bool) -> int:
         if self.words[command + at.SEQUENCE] != done:
@@ -224,6 +297,7 @@ class PortableLink(Link):
             )
             self.words[queue + LINE + self.words[tail] % self.layout.queue_rows] = env_id
             self.words[tail] += 1
+            self.words[at.POSTED_LINE * LINE + at.ROWS] += 1
             (self._lane_bells if has_threads else self._bells)[lane].release()
 
     def _pop(self, worker: int) -> int:
@@ -287,8 +361,11 @@ class PortableLink(Link):
 
     def _read_ready(self, head: int, env_ids: np.ndarray) -> int:
         count = status = form = 0
-        with self._lock:  # what is there has been written before it was let go
-            ready = int(self.words[at.ROWS * LINE + at.COUNT]) - head
+        if not self._lock.acquire(CALLER_SLICE_S):
+            return 0  # its holder does not go on: the caller looks around, or its time is up
+        # What is there has been written before the lock was let go.
+        ready = int(self.words[at.ROWS * LINE + at.COUNT]) - head
+        self._lock.release()
         while count < min(ready, self.layout.ring_rows):
             place = self.layout.ring + (head + count) % self.layout.ring_rows * at.RING_WORDS
             sequence, env_id, row_status, row_form = self.words[place : place + 4].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from gymnasium import Env
 from vecenv.shm.arena import Arena
 from vecenv.shm.chunk import Chunk, Outcome, run_here
 from vecenv.shm.cores import CoreChoice
-from vecenv.shm.faults import EnvFault, answer_bytes
+from vecenv.shm.faults import EnvFault, answer_bytes, leave_if_copied, leave_when_copied
 from vecenv.shm.guard import guard_envs
 from vecenv.shm.inbox import Inbox
 from vecenv.shm.layout import (
@@ -49,6 +50,7 @@ from vecenv.shm.wait import Link
 __all__ = ["Seat", "env_spaces", "make_chunk_envs", "run_worker"]
 
 _PR_SET_TIMERSLACK = 29
+_REPORTS = ("complete", "publish", "publish_and_take", "take")  # of `Link`
 
 Factories = list[Callable[[], Env]]
 # Calls a function with indices of envs and returns the results, each in the env's own thread.
@@ -92,9 +94,11 @@ class Seat(NamedTuple):
 def run_worker(seat: Seat) -> None:
     """Be a worker: the target of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and then closes us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGCHLD):  # what the caller does is not for our envs
+        signal.signal(number, signal.SIG_DFL)
     end_with_caller(seat.caller_pid, is_child_of_main_thread=seat.is_child_of_main_thread)
     family = Family()
+    leave_when_copied()
     _sharpen_timers()
     settle(seat.worker, seat.authkey)
     limit_threads()
@@ -160,6 +164,7 @@ def _make_envs(
         env_id = seat.first + getattr(error, "env_index", 0)
         fault = EnvFault.of(error, env_id, seat.worker, "creation")
         report = dumps(fault)
+    leave_if_copied()
     seat.pipe.send_bytes(report)
     if fault is None:
         return envs, cast("Factories", factories)
@@ -255,7 +260,8 @@ class _Worker:
         self._pipe_lock = threading.Lock()
         self._link = seat.link
         self._index = seat.worker
-        seat.link.attach(words, is_caller=False, may_spin=seat.may_spin)
+        seat.link.attach(words, is_caller=False, may_spin=seat.may_spin, file=seat.arena.file)
+        _cut_in_forks(seat.link)
         # Reading and writing one word takes half the time of the array's.
         self._words = memoryview(words)  # type: ignore[arg-type]  # typeshed before 3.12
         self._command = seat.link.layout.command(seat.worker)
@@ -294,7 +300,7 @@ class _Worker:
                     core.note_command(self._done, words[command + FLAGS] >> CORE_SHIFT)
                 if words[command + OPCODE] == OP_STEP:
                     self._step()
-                elif not self._carry_out(self._inbox.message()):
+                elif not self._carry_out(self._inbox.message(self._done)):
                     return
             elif found == 2:
                 self._step_queued()
@@ -305,7 +311,7 @@ class _Worker:
         actions = None
         slot = words[command + SLOT]
         if words[command + FLAGS] & FLAG_MESSAGE:
-            news = self._inbox.message()
+            news = self._inbox.message(self._done)
             self._chunk.learn(news)
             if "actions" in news:
                 try:
@@ -399,6 +405,17 @@ class _Worker:
         if request.drop:  # after threads that had taken an id have taken its action
             self._inbox.drop_actions()
         return outcome
+
+
+def _cut_in_forks(link: Link) -> None:
+    """Keep processes that envs fork from reporting anything in the worker's name."""
+
+    def leave(*_: Any) -> None:
+        leave_if_copied()
+
+    reports: dict[str, Any] = dict.fromkeys(_REPORTS, leave)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: vars(link).update(reports))
 
 
 def _words_leaf(link: Link) -> Any:

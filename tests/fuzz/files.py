@@ -1,0 +1,649 @@
+"""Files of every kind the project reads, flipped, cut, swapped, and made to contradict themselves.
+
+Each must be refused with one of the project's errors, changing nothing, or load; then what was
+loaded must be of use. Children read them, many each, under a limit of memory; what is in a file
+must never be run. Half of the files are changed as bytes, the others by their parts, with sizes and
+checksums made right again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import io
+import json
+import os
+import random
+import select
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+UNIT = "files"
+FILES_PER_CASE = 200
+_SECONDS = 240  # of a child without a word
+_SPARE_BYTES = 768 << 20  # what a child may take besides what it has when it begins
+_TESTS = Path(__file__).parents[1]
+
+
+def run_case(number, count=FILES_PER_CASE, breaking=""):
+    """Let a child read `count` files; raise if it dies, or finds something.
+
+    Args:
+        number: Of the case.
+        count: How many files.
+        breaking: Name of a method of `ReplayState` to leave out, to see whether that is found.
+    """
+    child = Child.ready(breaking)
+    said = child.ask(f"{number} {count}")
+    if said != f"ok {count}":
+        child.end()
+        raise AssertionError(f"file {child.progress()} of case {number}: {said}")
+    return count
+
+
+class Child:
+    """A process that reads files; used again by the cases that follow."""
+
+    _known: dict[str, Child] = {}
+
+    @classmethod
+    def ready(cls, breaking):
+        if breaking not in cls._known or cls._known[breaking].process.poll() is not None:
+            cls._known[breaking] = cls(breaking)
+        return cls._known[breaking]
+
+    def __init__(self, breaking):
+        self.folder = tempfile.TemporaryDirectory()
+        paths = [str(_TESTS.parent), str(_TESTS), os.environ.get("PYTHONPATH", "")]
+        command = [sys.executable, "-m", "fuzz.files", self.folder.name, breaking]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+        atexit.register(self.end)
+
+    def ask(self, line):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        if not select.select([self.process.stdout], [], [], _SECONDS)[0]:
+            self.process.kill()
+            return f"no answer within {_SECONDS} s"
+        said = self.process.stdout.readline().strip()
+        if said:
+            return said
+        return f"the child died, exit status {self.process.wait(30)}"
+
+    def progress(self):
+        """What the child was at."""
+        with contextlib.suppress(OSError):
+            return (Path(self.folder.name) / "progress").read_text()
+        return "?"
+
+    def end(self):
+        atexit.unregister(self.end)
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+# What follows runs in the child.
+
+NUMBERS = (
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    19,
+    20,
+    21,
+    255,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**60,
+    2**63 - 1,
+    -(2**63),
+)
+VALUES = (
+    *NUMBERS, None, True, 0.5, 1e308, float("nan"), float("inf"), 2**64, 10**400, "", "x", "|O",
+    "<f4", "<i8", "|S0", "|V0", "<U0", "(1000000000,)u1", "f4,,f4", "x" * 9000, [], {}, [[]] * 99,
+    {"dict": []}, ["dict", {}], ["array", "array0"], [[[[[[]]]]]],
+)  # fmt: skip
+
+
+def mutate_tree(tree, rng):
+    """A tree of JSON with something else somewhere."""
+    holder = [copy.deepcopy(tree)]
+    places = []
+
+    def walk(node, depth=0):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, value in items:
+            places.append((node, key))
+            if isinstance(value, dict | list) and depth < 9:
+                walk(value, depth + 1)
+
+    walk(holder)
+    node, key = rng.choice(places)
+    value, how = node[key], rng.randrange(6)
+    if how == 0 and isinstance(node, dict):
+        del node[key]
+    elif how == 1 and isinstance(value, int):
+        node[key] = value + rng.choice((-1, 1, 8, 64))
+    elif how == 2:
+        other, place = rng.choice(places)
+        with contextlib.suppress(KeyError):
+            node[key], other[place] = copy.deepcopy(other[place]), copy.deepcopy(value)
+    elif how == 3 and isinstance(value, list):
+        value.append(copy.deepcopy(rng.choice([*value, None])))
+    else:
+        node[key] = copy.deepcopy(rng.choice(VALUES))
+    return holder[0]
+
+
+def mutate_array(array, rng):
+    """An array with other numbers somewhere, or of another shape or dtype."""
+    array, how = array.copy(), rng.randrange(12)
+    if how == 0:
+        length = rng.choice((0, 1, len(array) + 1 if array.ndim else 1, 40, 3000))
+        shape = (length, *array.shape[1:])
+        return np.resize(array, shape) if array.size else np.zeros(shape, array.dtype)
+    if how == 1:
+        kinds = [np.int64, np.int32, np.uint8, np.uint64, np.float32, np.float64, np.bool_]
+        return np.zeros(array.shape, rng.choice(kinds))
+    if how == 2 and array.ndim:
+        return rng.choice((array[None], array[..., None], array.reshape(-1), array[::-1].copy()))
+    if not array.size or array.dtype.kind == "U":
+        return array
+    pages = array.reshape(-1).view(np.uint8)
+    if how < 6:  # one number of 4 or 8 bytes
+        size = rng.choice((4, 8)) if len(pages) >= 8 else 1
+        place = rng.randrange(max(1, len(pages) // size)) * size
+        number = rng.choice(NUMBERS) if rng.random() < 0.7 else rng.randrange(-40, 41)
+        text = (number % (1 << 8 * size)).to_bytes(size, "little")
+        pages[place : place + size] = np.frombuffer(text, np.uint8)
+    elif how == 6 and array.dtype.kind == "f":
+        flat = array.reshape(-1)
+        flat[rng.randrange(len(flat))] = rng.choice((np.nan, np.inf, -np.inf, -1.0, 1e30))
+    elif how == 7 and array.ndim and len(array) > 1:
+        one, two = rng.randrange(len(array)), rng.randrange(len(array))
+        array[[one, two]] = array[[two, one]]
+    elif how == 8:
+        begin = rng.randrange(len(pages))
+        stop = min(len(pages), begin + rng.randrange(1, 40))
+        pages[begin:stop] = np.frombuffer(rng.randbytes(stop - begin), np.uint8)
+    else:
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            pages[rng.randrange(len(pages))] ^= 1 << rng.randrange(8)
+    return array
+
+
+def mutate_bytes(content, rng):
+    """Bytes with some changed, cut, moved or put in between."""
+    content = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        how, place = rng.randrange(6), rng.randrange(len(content) + 1)
+        if how == 0:
+            del content[place:]
+        elif how == 1 and content:
+            content[place % len(content)] ^= 1 << rng.randrange(8)
+        elif how == 2 and content:
+            content[place % len(content)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        elif how == 3:
+            stop = place + rng.randrange(1, 65)
+            part, target = content[place:stop], rng.randrange(len(content) + 1)
+            content[target : target + len(part)] = part
+        elif how == 4:
+            content[place:place] = rng.choice((b"\0", b"\xff" * 8, rng.randbytes(9)))
+        else:
+            del content[place : place + rng.randrange(1, 65)]
+    return bytes(content)
+
+
+class Evil:
+    """What would leave a folder behind if it were unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (self.marker,)
+
+
+def pack_checkpoint(header, arrays):
+    """A checkpoint whose checksums are right, whatever it says."""
+    from buffers import checkpoint
+
+    text = json.dumps(header).encode()
+    start = b"RLBUFFER" + len(text).to_bytes(8, "little") + text + checkpoint._checksum_of(text)
+    parts, checksums = [start, bytes(-len(start) % 64)], []
+    for array in arrays:
+        pages = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        checksum = checkpoint._Checksum()
+        checksum.add(pages)
+        checksums.append(checksum.digest())
+        parts += [pages.tobytes(), bytes(-len(pages) % 64)]
+    return b"".join(parts + checksums)
+
+
+def pack_npz(arrays, rng, lie=True):
+    """An npz archive, maybe compressed, maybe of headers that say what isn't so."""
+    stream = io.BytesIO()
+    how = rng.randrange(8) if lie else 7
+    method = zipfile.ZIP_DEFLATED if how in (0, 1) else zipfile.ZIP_STORED
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for number, (name, array) in enumerate(arrays.items()):
+            one = io.BytesIO()
+            np.lib.format.write_array(one, array, allow_pickle=True)
+            text = one.getvalue()
+            if how == 1 and number == 0:  # a bomb
+                text += bytes(30 << 20)
+            if how == 2 and rng.random() < 0.5:
+                dtype = rng.choice(("<f4", "|O", "|S0", "<U0", "<i8", "(9,)<f4", "|b1"))
+                shape = rng.choice(("()", "(1000000000000,)", "(0, 4000000000)", "(2, 3)", "(-1,)"))
+                said = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+                said = rng.choice((said, "(" * 9000, said.replace("shape", "sharp")))
+                head = said.encode() + b" " * (-(len(said) + 11) % 64) + b"\n"
+                text = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head + text[128:]
+            archive.writestr(f"{name}.npy" if rng.random() < 0.98 else name, text)
+    return stream.getvalue()
+
+
+class Unusable(Exception):
+    """What was loaded fails when it is used."""
+
+
+@contextlib.contextmanager
+def being_used():
+    try:
+        yield
+    except Exception as error:
+        raise Unusable("what was loaded is of no use") from error
+
+
+class Kind:
+    """One kind of file.
+
+    Args:
+        name: Of the kind.
+        sources: Whole files of it.
+        change: Makes a file of changed parts: `change(source, rng)`.
+        load: Reads the file at a path, uses what it is, and forgets it.
+        errors: What a refusal may be.
+    """
+
+    def __init__(self, name, sources, change, load, errors):
+        self.name, self.sources, self.change = name, sources, change
+        self.load, self.errors = load, errors
+
+
+def obs_at(t, count):
+    return {"x": np.full((count, 3), t, np.float32), "on": np.full((count, 2), t % 2, np.bool_)}
+
+
+def add_steps(buffer, first, stop, num_envs=2):
+    for t in range(first, stop):
+        over = np.array([(t + 1) % 5 == 0, (t + 1) % 7 == 0])
+        buffer.add(
+            obs=obs_at(t, num_envs),
+            next_obs=obs_at(t + 1, num_envs),
+            actions=np.full(num_envs, t % 4),
+            rewards=np.full(num_envs, float(t)),
+            terminations=over,
+            truncations=np.zeros(num_envs, np.bool_),
+        )
+
+
+def use_replay(buffer):
+    """All that reads or writes through indices."""
+    for t in range(3):
+        add_steps(buffer, 100 + 9 * t, 100 + 9 * t + 3)
+        if hasattr(buffer, "update_priorities"):
+            buffer.update_priorities(np.arange(len(buffer)), np.ones(len(buffer)))
+        else:
+            is_plain = getattr(buffer, "over", "transitions") == "transitions"
+            buffer.sample(min(3, len(buffer)), replace=not is_plain)
+        buffer.sample(17)
+    buffer.get(buffer.order())
+
+
+def use_episodic(buffer):
+    buffer.cut_episodes()
+    if buffer.num_envs == 2:
+        add_steps(buffer, 100, 107)
+    if len(buffer):
+        with contextlib.suppress(ValueError):
+            buffer.sample(9, 0.9)
+        buffer.sample_sequences(3, 2, pad=True)
+        buffer.sample_stacks(3, 2)
+        buffer.sample_goals(4)
+        for index in range(buffer.num_episodes):
+            buffer.episode(index)
+
+
+def buffer_kinds(folder):
+    """Checkpoints of buffers, as files and as states."""
+    from gymnasium.spaces import Box, Dict, Discrete
+
+    import buffers
+    from buffers import BufferMemoryError, BufferMisuseError
+
+    obs = Dict({"x": Box(-9, 9, (3,), np.float32), "on": Box(0, 1, (2,), np.bool_)})
+    actions = Discrete(4)
+    windows = {"n_step": 3, "gamma": 0.9}
+    once = {"store_next": False, **windows}
+    made = {
+        "shared": (buffers.SharedReplayBuffer, {}),
+        "shared, windows": (buffers.SharedReplayBuffer, windows),
+        "shared, once": (buffers.SharedReplayBuffer, once),
+        "shared, staged": (buffers.SharedReplayBuffer, {**once, "staged": True}),
+        "per env": (buffers.PerEnvReplayBuffer, {**once, "track_env": True}),
+        "per env, windows": (buffers.PerEnvReplayBuffer, {**windows, "over": "envs"}),
+        "prioritized": (buffers.PrioritizedReplayBuffer, {"track_env": True}),
+        "prioritized, staged": (buffers.PrioritizedReplayBuffer, {"staged": True, **once}),
+        "episodic": (buffers.EpisodicReplayBuffer, {}),
+        "episodic, staged": (buffers.EpisodicReplayBuffer, {"staged": True}),
+    }
+    kinds = []
+    for name, (cls, options) in made.items():
+        make = lambda cls=cls, options=options: cls(  # noqa: E731
+            20, obs, actions, num_envs=2, seed=1, **options
+        )
+        files, states = [], []
+        for steps in (0, 6, 17):
+            buffer = make()
+            add_steps(buffer, 0, steps)
+            buffer.save(folder / "whole")
+            files.append((folder / "whole").read_bytes())
+            states.append(buffer.state_dict())
+        use = use_episodic if "episodic" in name else use_replay
+        errors = (BufferMisuseError, BufferMemoryError)
+        held = make()
+        held.load_state_dict(states[1])
+        loaded = loader(held, states[1], use, make)
+        kinds.append(Kind(f"file, {name}", files, change_checkpoint, loaded, errors))
+        kinds.append(Kind(f"state, {name}", states, change_state, loaded, errors))
+    rollout = buffers.RolloutBuffer(4, 2, obs, actions, autoreset_mode="NextStep", seed=3)
+    rollout.start(obs_at(3, 2))
+    state = rollout.state_dict()
+
+    def load_rollout(changed):
+        rollout.load_state_dict(changed)
+        with being_used():
+            rollout.load_state_dict(rollout.state_dict())
+            rollout.load_state_dict(state)
+
+    kinds.append(Kind("state, rollout", [state], change_state, load_rollout, (BufferMisuseError,)))
+    return kinds
+
+
+def loader(buffer, whole, use, make):
+    """A function that loads a file or a state into a buffer; a refused one must change nothing."""
+
+    def load(source):
+        before = describe(buffer.state_dict())
+        try:
+            if isinstance(source, Path):
+                buffer.load(source)
+            else:
+                buffer.load_state_dict(source)
+        except Exception:
+            assert describe(buffer.state_dict()) == before, "a refused file changed the buffer"
+            raise
+        with being_used():
+            make().load_state_dict(buffer.state_dict())
+            use(buffer)
+            buffer.save("again")
+            make().load("again")
+            buffer.load_state_dict(whole)
+
+    return load
+
+
+def describe(state):
+    """What a state holds, to be compared."""
+    return {k: v.numpy().tobytes() if hasattr(v, "numpy") else repr(v) for k, v in state.items()}
+
+
+def change_checkpoint(content, rng):
+    """Change the header or the columns of a checkpoint."""
+    size = int.from_bytes(content[8:16], "little")
+    header = json.loads(content[16 : 16 + size])
+    place = 24 + size
+    place += -place % 64
+    arrays = {}
+    for name, dtype, shape in header["columns"]:
+        count = int(np.prod(shape))
+        arrays[name] = np.frombuffer(content, dtype, count, place).reshape(shape)
+        place += arrays[name].nbytes + -arrays[name].nbytes % 64
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        if rng.random() < 0.2:
+            header = mutate_tree(header, rng)
+            break
+        name = rng.choice(list(arrays))
+        arrays[name] = mutate_array(arrays[name], rng)
+        if rng.random() < 0.9:  # as it is now
+            header["columns"] = [[n, a.dtype.str, list(a.shape)] for n, a in arrays.items()]
+    if rng.random() < 0.02 and isinstance(header, dict):
+        name = rng.choice(list(arrays))
+        arrays.pop(name)
+        header["columns"] = [[n, a.dtype.str, list(a.shape)] for n, a in arrays.items()]
+    return pack_checkpoint(header, arrays.values())
+
+
+def change_state(state, rng):
+    """Change the entries of a state."""
+    import torch
+
+    state = {
+        name: value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+        for name, value in state.items()
+    }
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        name = rng.choice(list(state))
+        value, how = state[name], rng.randrange(20)
+        if how == 0:
+            del state[name]
+            break
+        if how == 1:
+            state[name] = copy.deepcopy(rng.choice(VALUES))
+        elif isinstance(value, torch.Tensor):
+            if value.dtype in (torch.bfloat16, torch.complex64):
+                continue
+            array = mutate_array(value.numpy(), rng)
+            if how == 2:
+                state[name] = array
+            elif array.dtype != np.bool_ or how != 3:
+                with contextlib.suppress(TypeError, ValueError):
+                    state[name] = torch.from_numpy(np.ascontiguousarray(array))
+            if how == 4 and isinstance(state[name], torch.Tensor):
+                state[name] = state[name].to(rng.choice((torch.bfloat16, torch.complex64)))
+        elif isinstance(value, dict | list):
+            state[name] = mutate_tree(value, rng)
+        else:
+            state[name] = copy.deepcopy(rng.choice(VALUES))
+    return state
+
+
+def npz_changer(marker):
+    def change(content, rng):
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        name = rng.choice(list(arrays))
+        array = arrays[name]
+        if array.dtype.kind == "U" and rng.random() < 0.8:
+            try:
+                text = json.dumps(mutate_tree(json.loads(str(array)), rng))
+            except ValueError:
+                text = str(array)[: rng.randrange(9)]
+            arrays[name] = np.array(rng.choice((text, text, text, "[" * 100_000)))
+        elif rng.random() < 0.05:
+            arrays[name] = np.array([Evil(marker)], object)
+        elif rng.random() < 0.03:
+            del arrays[name]
+        elif array.dtype.names:
+            array = arrays[name] = array.copy()
+            pages = array.reshape(-1).view(np.uint8)
+            for _ in range(rng.choice((1, 2, 9))):
+                pages[rng.randrange(len(pages))] = rng.choice((0, 1, 2, 31, 127, 128, 255))
+        else:
+            arrays[name] = mutate_array(array, rng)
+        return pack_npz(arrays, rng, lie=rng.random() < 0.3)
+
+    return change
+
+
+def change_json(content, rng):
+    return json.dumps(mutate_tree(json.loads(content), rng)).encode()
+
+
+def policy_kind(folder, marker):
+    """Policies of examples/ppo.py and of `save_defender`."""
+    from vecenv.cage import BlueMemory, cage2_scenario, find_policy, save_defender
+    from vecenv.files import save_arrays
+
+    rng, scenario, path = np.random.default_rng(0), cage2_scenario(), folder / "whole"
+    actor = rng.standard_normal(52 * 2 + 2 + 3 * 145).astype(np.float32)
+    policies = []
+    for normalize in (False, True):
+        saved = {"kind": f"spaces, hidden (2,), normalize {normalize}"}
+        saved["tensors"] = [actor, actor[:9], np.ones((3, 53), np.float32)]
+        save_arrays(path, {**saved, "made_for": scenario.identity()})
+        policies.append(path.read_bytes())
+    memory = BlueMemory(1, scenario)
+    widths = [memory.num_features, 3, len(memory.choices)]
+    layers = [(rng.random(pair), rng.random(pair[1])) for pair in pairwise(widths)]
+    save_defender(path, layers, scenario, steps=5)
+    policies.append(path.read_bytes())
+
+    def play(file):
+        policy = find_policy(file)
+        obs = np.ones((2, 52 if policy.observation == "bits" else 81), np.uint8)
+        with being_used():
+            policy.reset()
+            for _ in range(2):
+                found = np.asarray(policy.act(obs, np.zeros((2, 13), np.bool_)))
+                assert found.min() >= 0 and found.max() < 145
+
+    return Kind("policy", policies, npz_changer(marker), play, (ValueError,))
+
+
+def state_kind(folder, marker):
+    """States of compiled envs."""
+    from vecenv.cage import Cage2VectorEnv
+
+    envs = Cage2VectorEnv(2, red_agent="mixed", episode_length=(30, 50), num_threads=1)
+    envs.reset(seed=5)
+    actions = [np.array([t * 9 % 145, t * 7 % 145]) for t in range(12)]
+    for action in actions:
+        envs.step(action)
+    np.savez(folder / "state.npz", **envs.state_dict())
+
+    def load_state(file):
+        try:
+            found = np.load(file, allow_pickle=False)
+        except Exception:  # the caller's part
+            return
+        with contextlib.closing(found):
+            envs.load_state_dict(found)
+        with being_used():
+            envs.snapshot(), envs.decoded_state(), envs.shell_alerts(), envs.state_dict()
+            for action in actions[:4]:
+                envs.step(action)
+
+    sources = [(folder / "state.npz").read_bytes()]
+    return Kind("env state", sources, npz_changer(marker), load_state, (ValueError, KeyError))
+
+
+def scores_kind(folder):
+    """Scores as JSON."""
+    from vecenv.cage import Evaluation, evaluate
+
+    evaluate("sleep", episodes=3, episode_lengths=[30]).to_json(folder / "scores.json")
+
+    def read_scores(file):
+        found = Evaluation.from_json(file)
+        with being_used():
+            str(found)
+
+    sources = [(folder / "scores.json").read_bytes()]
+    return Kind("scores", sources, change_json, read_scores, (ValueError,))
+
+
+def read_files(number, count, kinds, folder, marker):
+    """Read the files of a case; return what was wrong with one, or None."""
+    rng, progress = random.Random(number), folder / "progress"
+    for index in range(count):
+        kind = rng.choice(kinds)
+        progress.write_text(f"{index} ({kind.name})")
+        source, path = rng.choice(kind.sources), folder / "file.npz"
+        if isinstance(source, dict):
+            given = kind.change(source, rng)
+        else:
+            content = mutate_bytes(source, rng) if rng.random() < 0.3 else kind.change(source, rng)
+            path.write_bytes(content)
+            given = path
+        try:
+            kind.load(given)
+        except kind.errors as error:
+            if len(str(error)) > 20_000:
+                return "an error of more than 20 000 letters"
+        if os.path.exists(marker):
+            return "what was in the file was run"
+    return None
+
+
+def main(folder, breaking):
+    """Answer the parent's lines: the number of a case and how many files."""
+    import resource
+    import traceback
+    import warnings
+
+    warnings.simplefilter("ignore")
+    np.seterr(all="ignore")
+    folder, answers = Path(folder), os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.chdir(folder)
+    tempfile.tempdir = str(folder)
+    if breaking:
+        from buffers import replay_state
+
+        setattr(replay_state.ReplayState, breaking, lambda *_: None)
+    marker = folder / "was_run"
+    kinds = [*buffer_kinds(folder), policy_kind(folder, str(marker))]
+    kinds += [state_kind(folder, str(marker)), scores_kind(folder)]
+    read_files(0, 30, kinds, folder, marker)  # compiles what is not compiled yet
+    for kind in kinds:  # whole files load
+        for source in kind.sources:
+            (folder / "file.npz").write_bytes(source if isinstance(source, bytes) else b"")
+            kind.load(source if isinstance(source, dict) else folder / "file.npz")
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _SPARE_BYTES,) * 2)
+    for line in sys.stdin:
+        number, count = map(int, line.split())
+        try:
+            wrong = read_files(number, count, kinds, folder, marker)
+        except BaseException:
+            wrong = traceback.format_exc().replace("\n", " | ")[-3000:]
+        answers.write(f"{wrong or f'ok {count}'}\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,17 @@
+"""A few changed files, the same ones every time; `make fuzz` takes a minute of new ones."""
+
+import pytest
+from fuzz import files
+
+
+@pytest.mark.timeout(300)
+def test_a_few_changed_files():
+    assert files.run_case(7, 150) == 150
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_check_that_is_left_out_is_found():
+    with pytest.raises(AssertionError, match=r"file \d+ \(.*(exit status -|is of no use)"):
+        for number in range(5):
+            files.run_case(number, 200, breaking="_check_links")

@@ -1,0 +1,468 @@
+"""What Ctrl-C, a fork and other threads find at any instant of a call of compiled envs.
+
+Instants are chosen: what the runner calls is replaced by something that does the same and then
+does what a signal handler might. `tests/fuzz/interrupts.py` takes random ones.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from gymnasium.error import NoAsyncCallError, ResetNeeded
+from gymnasium.spaces import Discrete
+from gymnasium.vector import AutoresetMode
+from jit.test_threads import helper_threads, split_all, wait_for_no_helpers  # noqa: F401
+
+from vecenv.errors import ActionError
+from vecenv.fingerprint import is_jit_off
+from vecenv.jit import EnvKernels, JitVectorEnv, runner
+from vecenv.jit.cartpole import CARTPOLE, CartPoleVectorEnv
+from vecenv.jit.job import FIRST_PART, LINE, RUN_DTYPE
+
+needs_compiler = pytest.mark.skipif(is_jit_off(), reason="without compiled code nothing is split")
+all_split = pytest.mark.usefixtures("split_all")
+NUM_ENVS = 256
+FIRST, SECOND = np.random.default_rng(0).integers(0, 2, (2, NUM_ENVS))
+
+
+def interrupting(function, times=1, *, before=False):
+    """Do what a function does, and be interrupted after it, or before, at its first calls."""
+    left = [True] * times
+
+    def interrupted(*args, **kwargs):
+        strikes = bool(left) and left.pop()
+        if strikes and before:
+            raise KeyboardInterrupt
+        result = function(*args, **kwargs)
+        if strikes:
+            raise KeyboardInterrupt
+        return result
+
+    return interrupted
+
+
+def ready_envs(**options):
+    """Envs after three steps, whose helpers, if they have any, have fallen asleep."""
+    envs = CartPoleVectorEnv(NUM_ENVS, **{"num_threads": 3, **options})
+    envs.reset(seed=0)
+    for _ in range(3):
+        envs.step(FIRST)
+    end = time.monotonic() + 10.0
+    if not is_jit_off() and envs._runner._helpers is not None:
+        first = FIRST_PART + (envs._runner.num_threads + 1) * LINE
+        while not envs._runner._control[first::LINE].all() and time.monotonic() < end:
+            time.sleep(0.001)
+    return envs
+
+
+def equal(one, other):
+    return all((one[name] == other[name]).all() for name in ("states", "runs"))
+
+
+def twin_states():
+    """States of an env that nobody interrupts: before and after a step, and after another one."""
+    alone = ready_envs(num_threads=1)
+    states = [alone.state_dict()]
+    for actions in (SECOND, FIRST):
+        alone.step(actions)
+        states.append(alone.state_dict())
+    return [without_returns(state) for state in states]
+
+
+def without_returns(state):
+    """NaN, of episodes that have not ended, differs from itself."""
+    state["runs"]["last_return"] = 0.0
+    return state
+
+
+INSTANTS = {
+    "as the job has been opened": (runner, "_publish", False),
+    "before helpers are woken": (runner._Helpers, "wake", True),
+    "as helpers have been woken": (runner._Helpers, "wake", False),
+    "as its times are noted": (runner.CompiledRunner, "_note_times", True),
+}
+
+
+@all_split
+@needs_compiler
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("instant", INSTANTS)
+def test_an_interrupted_step_is_done_by_all_envs_or_by_none(instant, times, monkeypatch):
+    where, name, before = INSTANTS[instant]
+    old, new, later = twin_states()
+    envs = ready_envs()
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, interrupting(getattr(where, name), times, before=before))
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(SECOND)
+    try:
+        state = without_returns(envs.state_dict())
+    except ResetNeeded:
+        assert times > 1  # the end of the step was interrupted, too
+        np.testing.assert_array_equal(
+            envs.reset(seed=0)[0], CartPoleVectorEnv(NUM_ENVS).reset(seed=0)[0]
+        )
+        return
+    assert equal(state, old) or equal(state, new)
+    assert envs._runner._helpers.arrays == ()  # nobody works on them any more
+    envs.step(SECOND if equal(state, old) else FIRST)
+    assert equal(without_returns(envs.state_dict()), new if equal(state, old) else later)
+    envs.close()
+    assert wait_for_no_helpers()
+
+
+@all_split
+@needs_compiler
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interrupted_share_of_the_caller_is_done_all_the_same(before):
+    """Also if the wait for the helpers is interrupted: they write into arrays that are freed."""
+    _, new, _ = twin_states()
+    envs = ready_envs()
+    kept = envs._runner._attend
+    envs._runner._attend = interrupting(kept, 3, before=before)
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(SECOND)
+    assert equal(without_returns(envs.state_dict()), new)
+    envs.close()
+
+
+@all_split
+@needs_compiler
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_another_job_that_was_interrupted_is_not_what_the_next_step_does(num_threads):
+    """The record of the job said "reset" or "observe" then, and had addresses of freed arrays."""
+    _, new, _ = twin_states()
+    envs = ready_envs(num_threads=num_threads)
+    describe = envs._runner._describe_step
+    envs._runner._describe_step = interrupting(describe, before=True)
+    with pytest.raises(KeyboardInterrupt):
+        envs.observe()
+    envs.step(SECOND)
+    assert equal(without_returns(envs.state_dict()), new)
+    envs.close()
+
+
+@pytest.mark.parametrize("call", ["reset", "load_state_dict"])
+def test_states_of_which_only_a_part_was_set_ask_for_a_reset(call, monkeypatch):
+    envs = ready_envs()
+    state = envs.state_dict()
+    monkeypatch.setattr(envs, "_count_over", interrupting(envs._count_over))
+    with pytest.raises(KeyboardInterrupt):
+        envs.reset(seed=1) if call == "reset" else envs.load_state_dict(state)
+    for refused in (envs.state_dict, envs.observe, lambda: envs.step(FIRST)):
+        with pytest.raises(ResetNeeded, match=r"call `reset` first.*KeyboardInterrupt"):
+            refused()
+    obs, _ = envs.reset(seed=0)
+    np.testing.assert_array_equal(obs, CartPoleVectorEnv(NUM_ENVS).reset(seed=0)[0])
+
+
+def test_a_send_that_was_interrupted_is_not_received(monkeypatch):
+    """Neither is it stepped twice, when it is sent again."""
+    _, new, _ = twin_states()
+    envs = ready_envs()
+    mark_sent = envs._calls.mark_sent
+    monkeypatch.setattr(envs._calls, "mark_sent", interrupting(mark_sent, before=True))
+    with pytest.raises(KeyboardInterrupt):
+        envs.send(SECOND)
+    with pytest.raises(NoAsyncCallError):
+        envs.recv()
+    envs.send(SECOND)
+    assert len(envs.recv().env_ids) == NUM_ENVS
+    assert equal(without_returns(envs.state_dict()), new)
+
+
+@pytest.mark.parametrize("instant", ["_end_infos", "mark_received"])
+def test_a_recv_that_was_interrupted_asks_for_a_reset(instant, monkeypatch):
+    envs = ready_envs(max_episode_steps=4)  # the step to come ends episodes
+    envs.send(SECOND)
+    owner = envs if instant == "_end_infos" else envs._calls
+    call = interrupting(getattr(owner, instant), before=True)
+    monkeypatch.setattr(owner, instant, call)
+    with pytest.raises(KeyboardInterrupt):
+        envs.recv(NUM_ENVS - 1)
+    with pytest.raises((ResetNeeded, NoAsyncCallError)):
+        envs.recv(NUM_ENVS - 1)
+    for refused in (envs.send, envs.step):
+        with pytest.raises(ResetNeeded, match="call `reset` first"):
+            refused(SECOND)
+    envs.reset(seed=0)
+    envs.send(FIRST)
+    assert len(envs.recv().env_ids) == NUM_ENVS
+
+
+def test_episodes_that_ended_in_an_interrupted_step_must_be_reset(monkeypatch):
+    envs = ready_envs(max_episode_steps=4, autoreset_mode=AutoresetMode.DISABLED)
+    monkeypatch.setattr(envs, "_end_infos", interrupting(envs._end_infos, before=True))
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(SECOND)
+    with pytest.raises(ResetNeeded, match="have ended"):
+        envs.step(SECOND)
+
+
+@all_split
+@needs_compiler
+def test_close_ends_what_an_interrupted_close_has_left(monkeypatch):
+    envs = ready_envs()
+    assert len(helper_threads()) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._Helpers, "stop", interrupting(None, 2, before=True))
+        with pytest.raises(KeyboardInterrupt):
+            envs.close()
+    envs.close()
+    assert wait_for_no_helpers()
+
+
+# -- forks -----------------------------------------------------------------------------------
+
+FORKS = """
+import os, signal, sys, threading, traceback
+import numpy as np
+from gymnasium.error import ResetNeeded
+from vecenv.jit import runner, splitting
+from vecenv.jit.cartpole import CartPoleVectorEnv
+
+splitting.SPLIT_NS, splitting.SplitChoice.note = 1.0, lambda self, elapsed_ns: False
+runner.WAKE_NS, runner.NUM_TIMED = 0.0, 1
+NUM_ENVS, NUM_THREADS = 10_000, int(sys.argv[1])
+actions = np.random.default_rng(0).integers(0, 2, (8, NUM_ENVS))
+
+
+def trajectory(envs):
+    return [envs.reset(seed=0)[0], *(envs.step(row)[0] for row in actions)]
+
+
+def child_of(envs, expected):
+    signal.alarm(20)  # it must not hang
+    try:
+        envs.step(actions[0])
+    except ResetNeeded:
+        told.append(1)
+    same = [(a == b).all() for a, b in zip(trajectory(envs), expected, strict=True)]
+    envs.close()
+    return 0 if all(same) else 3
+
+
+envs, told = CartPoleVectorEnv(NUM_ENVS, num_threads=NUM_THREADS), []
+expected = trajectory(envs)
+is_over, results = threading.Event(), []
+
+
+def step_on():
+    while not is_over.is_set():
+        results.append(all((a == b).all() for a, b in zip(trajectory(envs), expected)))
+
+
+thread = threading.Thread(target=step_on)
+thread.start()
+codes = []
+for _ in range(15):
+    child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            code = child_of(envs, expected)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code + 10 * len(told) if code == 0 else code)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+is_over.set()
+thread.join()
+assert set(codes) <= {0, 10}, codes
+assert results and all(results), "the parent's results are wrong"
+print(codes.count(10))
+"""
+
+FORK_IN_HANDLER = """
+import os, signal, sys
+import numpy as np
+from gymnasium.error import ResetNeeded
+from vecenv.jit import runner, splitting
+from vecenv.jit.cartpole import CartPoleVectorEnv
+
+splitting.SPLIT_NS, splitting.SplitChoice.note = 1.0, lambda self, elapsed_ns: False
+runner.WAKE_NS, runner.NUM_TIMED = 0.0, 1
+envs, twin = (CartPoleVectorEnv(1000, num_threads=n) for n in (int(sys.argv[1]), 1))
+actions = np.zeros(1000, np.int64)
+for one in (envs, twin):
+    one.reset(seed=0)
+    for _ in range(3):
+        one.step(actions)
+attend, children = envs._runner._attend, []
+
+
+def as_a_signal_handler_might(*args):
+    envs._runner._attend = attend
+    children.append(os.fork())
+    if children[0] == 0:
+        signal.alarm(20)
+        try:
+            envs.step(actions)
+        except (RuntimeError, ResetNeeded) as error:
+            assert "is being used" in str(error) or "forked in the midst" in str(error), error
+        else:
+            os._exit(7)
+    return attend(*args)
+
+
+envs._runner._attend = as_a_signal_handler_might
+try:
+    obs = envs.step(actions)[0]
+except RuntimeError as error:
+    assert children[0] == 0 and "forked in the midst" in str(error), error
+    obs = twin.step(actions)[0]
+else:
+    twin_obs = twin.step(actions)[0]
+    assert (obs == twin_obs).all()
+assert (envs.reset(seed=0)[0] == twin.reset(seed=0)[0]).all()
+assert (envs.step(actions)[0] == twin.step(actions)[0]).all()
+if children[0] == 0:
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+"""
+
+
+def run_script(script, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"
+    return done.stdout
+
+
+@needs_compiler
+@pytest.mark.parametrize("num_threads", ["1", "2"])
+def test_a_child_forked_during_a_step_asks_for_a_reset_and_then_is_right(num_threads):
+    """The lock was for ever taken in the child, or it waited for threads that it does not have."""
+    run_script(FORKS, num_threads)
+
+
+@needs_compiler
+@pytest.mark.parametrize("num_threads", ["1", "2"])
+def test_a_signal_handler_may_fork_in_the_midst_of_a_step(num_threads):
+    run_script(FORK_IN_HANDLER, num_threads)
+
+
+# -- other threads and large numbers ---------------------------------------------------------
+
+
+def marking_reset(state, rng):
+    state.worst = 0
+
+
+def marking_step(state, action, rng):
+    state.worst = max(state.worst, abs(action))
+    return 0.0, False, False
+
+
+def marking_observe(state, out):
+    out[0] = state.worst
+
+
+def marking_kernels():
+    return EnvKernels(
+        state_dtype=[("worst", np.int64)],
+        observation_space=CARTPOLE.observation_space,
+        action_space=Discrete(3),
+        reset=marking_reset,
+        step=marking_step,
+        observe=marking_observe,
+    )
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_actions_that_another_thread_changes_after_the_check_reach_no_kernel(debug):
+    envs = JitVectorEnv(marking_kernels(), 4, num_threads=1, debug=debug)
+    envs.reset(seed=0)
+    actions = np.array([0, 1, 2, 1])
+    name = "_run_rows" if isinstance(envs._runner, runner.PythonRunner) else "_attend"
+    step_rows = getattr(envs._runner, name)
+
+    def changing(*args):
+        actions[:] = 10**6
+        return step_rows(*args)
+
+    setattr(envs._runner, name, changing)
+    envs.step(actions)
+    setattr(envs._runner, name, step_rows)
+    assert envs.states["worst"].tolist() == [0, 1, 2, 1]
+    with pytest.raises(ActionError, match="nothing was stepped"):
+        envs.step(actions)
+
+
+@needs_compiler
+def test_actions_that_another_thread_changes_all_the_time_reach_no_kernel():
+    num_envs = 3_000
+    envs = JitVectorEnv(marking_kernels(), num_envs, num_threads=1)
+    envs.reset(seed=0)
+    actions = np.zeros(num_envs, np.int64)
+    is_over = threading.Event()
+
+    def change():
+        while not is_over.is_set():
+            actions[:] = 2
+            actions[:] = 10**6
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    num_done = 0
+    for _ in range(3000):
+        try:
+            envs.step(actions)
+            num_done += 1
+        except ActionError:
+            actions[:] = 1
+    is_over.set()
+    thread.join()
+    assert envs.states["worst"].max() <= 2
+
+
+def test_actions_that_another_thread_changes_while_they_are_sent_reach_no_kernel(monkeypatch):
+    envs = JitVectorEnv(marking_kernels(), 4, num_threads=1)
+    envs.reset(seed=0)
+    actions = np.array([0, 1, 2, 1])
+    check = envs._reader.check
+
+    def changing(*args):
+        check(*args)
+        actions[:] = 10**6
+
+    monkeypatch.setattr(envs._reader, "check", changing)
+    envs.send(actions)
+    envs.recv()
+    assert envs.states["worst"].tolist() == [0, 1, 2, 1]
+
+
+@pytest.mark.parametrize("limit", [2**31, 2**31 + 1, 2**40])
+def test_episodes_longer_than_32_bits_count_are_truncated(limit):
+    envs = CartPoleVectorEnv(2, max_episode_steps=limit)
+    envs.reset(seed=0)
+    envs.episode_lengths[:] = limit - 2, 5
+    assert not envs.step([0, 0])[3].any()
+    assert envs.step([0, 0])[3].tolist() == [True, False]
+    assert envs.last_lengths[0] == limit
+
+
+def test_a_limit_that_no_episode_reaches_is_none():
+    envs = CartPoleVectorEnv(2, max_episode_steps=2**70)
+    envs.reset(seed=0)
+    assert not envs.step([0, 0])[3].any()
+
+
+def test_states_that_count_steps_in_32_bits_are_taken():
+    envs, other = ready_envs(), CartPoleVectorEnv(NUM_ENVS)
+    state = envs.state_dict()
+    fields = [(name, np.int32 if "length" in name else RUN_DTYPE[name]) for name in RUN_DTYPE.names]
+    narrow = np.zeros(NUM_ENVS, np.dtype(fields, align=True))
+    for name in RUN_DTYPE.names:
+        narrow[name] = state["runs"][name]
+    other.load_state_dict({**state, "runs": narrow})
+    np.testing.assert_array_equal(envs.step(SECOND)[0], other.step(SECOND)[0])
