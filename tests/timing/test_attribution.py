@@ -282,6 +282,16 @@ def test_clearing_inside_a_phase_lets_it_begin_anew():
     assert log.read().begin_ns.tolist() == [begin_ns]
 
 
+def test_a_call_that_was_left_open_is_dropped_at_the_next_one():
+    log = CallLog()
+    with log.interval(log.kind("rollout")):
+        log.begin(STEP)  # Ctrl-C came just before its end
+        with log.interval(STEP):
+            pass
+        assert log.open_since() is None
+    assert log.read().kinds.tolist() == [STEP, 7] and log.read().depths.tolist() == [1, 0]
+
+
 def test_open_phases_count_until_the_latest_event():
     log = CallLog()
     with log.interval(log.kind("rollout")):

@@ -158,7 +158,9 @@ class CallLog:
         return found
 
     def begin(self, kind: int) -> None:
-        """Open an interval inside the one that is open."""
+        """Open an interval inside the one that is open; a call that Ctrl-C left open is dropped."""
+        if kind < len(ENV_CALLS) and self._open and self._open[-1][_KIND] < len(ENV_CALLS):
+            self._open.pop()
         self.last_ns = now_ns = perf_counter_ns()
         self._open.append([kind, now_ns, 0, 0, 0, 0, 0, 0, 0])
 

@@ -66,6 +66,7 @@ def new_figure(width: float, height: float) -> Any:
 def draw_shares(axes: Any, reports: Mapping[str, TimingReport]) -> None:
     """Draw one stacked bar per report into matplotlib axes."""
     names = list(dict.fromkeys(name for report in reports.values() for name in report.shares))
+    names = [name for name in names if any(r.shares.get(name, 0.0) for r in reports.values())]
     more = iter(_MORE_COLOURS * len(names))
     labels = [
         f"{title}\n{report.steps_per_second:,.0f} steps/s" for title, report in reports.items()
