@@ -281,6 +281,13 @@ def _about_stragglers(facts: Facts) -> Advice:
     slowest = f"the slowest of {facts.num_envs} envs"
     if facts.calls.reset_straggler_ns > 0.5 * spent_ns:
         slowest = "the envs that are being reset"
+    if facts.take_turns and (facts.cpu_share or 0.0) < _COMPUTES:
+        return _without(
+            facts,
+            STRAGGLERS,
+            f"waiting for {slowest}: they end one after the other, as if for one lock or server, "
+            "which first-ready would not change",
+        )
     even = facts.gain(facts.wall_ns - spent_ns)
     free = facts.envs.free_rate() * facts.wall_ns / 1e9 / max(facts.num_steps, 1)
     most = facts.gain(facts.outside_ns)
