@@ -495,6 +495,17 @@ def test_phases_of_other_threads_are_beside_the_shares(tmp_path):
     envs.close()
 
 
+def test_without_steps_nothing_is_advised():
+    envs = SyncVectorEnv([KnownEnv] * 2)
+    envs.timing.enable()
+    envs.reset(seed=1)
+    report = envs.timing.report()
+    envs.close()
+    assert report.num_steps == 0 and report.resets.num_steps == 2 and report.envs is None
+    assert "nothing can be advised" in report.verdict and report.advice[0].high is None
+    assert "resets" in str(report)
+
+
 # -- envs that compute ----------------------------------------------------------------------------
 
 
@@ -537,7 +548,7 @@ def test_copies_are_worth_what_is_said():
     make = partial(AsyncVectorEnv, fns, num_workers=2, threads_per_worker=1)
     report, measured = advised(make(), make(copy=False), 50)
     if "copy=False" in report.verdict:
-        check_advice(report, "copy=False", measured)
+        assert 0.7 * report.advice[0].low < measured < 1.3 * report.advice[0].high
     else:
         assert measured < 2
 

@@ -111,6 +111,8 @@ class Facts(NamedTuple):
 
 def advise(facts: Facts) -> list[Advice]:
     """Say what would make the largest share smaller, or why nothing is advised."""
+    if facts.num_steps == 0:
+        return [Advice("no env has been stepped, so nothing can be advised")]
     name = max(facts.spent_ns, key=lambda key: facts.spent_ns[key])
     about = {
         ENV_COMPUTE: _about_compute,
@@ -369,10 +371,12 @@ def _about_copying(facts: Facts) -> Advice:
             gain,
         )
     if facts.copies:
+        # What is not copied does not push the workers' rows out of the caches either.
+        most = facts.gain(max(facts.wall_ns - spent_ns, facts.bound_ns))
         return _told(
             "observations are copied for the caller; copy=False, or out= with allocate()d memory",
             0.9 * gain,
-            gain,
+            most,
         )
     return _told("rewards and flags are copied for the caller; without that", gain, gain)
 
