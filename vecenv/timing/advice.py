@@ -19,7 +19,7 @@ from vecenv.timing.attribution import (
     EnvTotals,
 )
 
-__all__ = ["Advice", "Facts", "advise"]
+__all__ = ["Advice", "Facts", "advise", "duration"]
 
 _WORTH = 1.1  # times as many steps/s from which on something is advised
 _COMPUTES = 0.5  # share of processor time in steps from which on they count as computing
@@ -164,7 +164,7 @@ def _about_local_compute(facts: Facts, cpu_share: float) -> Advice:
     assert facts.envs is not None
     calls, envs = facts.calls, facts.envs
     env_ns = int(envs.step_ns.sum() + envs.reset_ns.sum())
-    mean = _duration(int(envs.step_ns.sum()) / max(int(envs.steps.sum()), 1))
+    mean = duration(int(envs.step_ns.sum()) / max(int(envs.steps.sum()), 1))
     does_wait = cpu_share < _COMPUTES
     is_async_possible = facts.num_envs > 1 and not facts.first_ready and calls.num_rounds
     if is_async_possible and (does_wait or facts.cores > 1):
@@ -259,7 +259,7 @@ def _if_free(facts: Facts) -> str:
 def _about_resets(facts: Facts) -> Advice:
     if facts.envs is None or (count := int(facts.envs.resets.sum())) == 0:
         return _without(facts, ENV_RESET, "resets; make them cheaper, or episodes longer")
-    mean = _duration(int(facts.envs.reset_ns.sum()) / count)
+    mean = duration(int(facts.envs.reset_ns.sum()) / count)
     told = f"{count:,} resets of {mean}"
     calls = facts.calls
     if not facts.is_local and facts.num_lanes < facts.num_envs and not facts.first_ready:
@@ -308,7 +308,7 @@ def _about_hand_over(facts: Facts) -> Advice:
     calls, envs, spent_ns = facts.calls, facts.envs, facts.spent_ns[HAND_OVER]
     count = max(calls.num_rounds + calls.num_receives, 1)
     if calls.late_ns > 0.5 * spent_ns and calls.late_ns / count > _LATE_NS:
-        late = f"the caller goes on {_duration(calls.late_ns / count)} after the envs have finished"
+        late = f"the caller goes on {duration(calls.late_ns / count)} after the envs have finished"
         why = "no processor was free for it, or another thread of this process held Python's lock"
         if facts.other_threads > 0.1:
             why = (
@@ -321,14 +321,14 @@ def _about_hand_over(facts: Facts) -> Advice:
         env_ns = int(envs.step_ns.sum() + envs.reset_ns.sum() + envs.copy_ns.sum())
         gain = facts.gain(facts.outside_ns + env_ns)
         if gain > _WORTH:
-            mean = _duration(env_ns / max(facts.num_steps, 1))
+            mean = duration(env_ns / max(facts.num_steps, 1))
             return _told(
                 f"an env step takes {mean}, too little to hand to another process; use "
                 "backend='sync'",
                 0.8 * gain,
                 1.2 * gain,
             )
-    per_call = f"{_duration(spent_ns / count)} per call for commands and wake-ups"
+    per_call = f"{duration(spent_ns / count)} per call for commands and wake-ups"
     if facts.first_ready:
         gain = facts.gain(max(facts.wall_ns - spent_ns / 2, facts.bound_ns))
         return _told(f"{per_call}; batches of twice as many envs halve it", 1.0, gain)
@@ -346,7 +346,7 @@ def _about_copying(facts: Facts) -> Advice:
         count = max(calls.num_rounds, 1)
         gain = 2 * facts.wall_ns / (facts.wall_ns + facts.spent_ns[ENV_COMPUTE])
         return _told(
-            f"{_duration(spent_ns / count)} per call around the compiled kernel (checks, memory "
+            f"{duration(spent_ns / count)} per call around the compiled kernel (checks, memory "
             "for results); twice as many envs share it",
             0.8 * gain,
             gain,
@@ -372,11 +372,11 @@ def _about_copying(facts: Facts) -> Advice:
         )
     if facts.copies:
         # What is not copied does not push the workers' rows out of the caches either.
-        most = facts.gain(max(facts.wall_ns - spent_ns, facts.bound_ns))
+        highest = facts.gain(max(facts.wall_ns - spent_ns, facts.bound_ns))
         return _told(
             "observations are copied for the caller; copy=False, or out= with allocate()d memory",
             0.9 * gain,
-            most,
+            highest,
         )
     return _told("rewards and flags are copied for the caller; without that", gain, gain)
 
@@ -411,7 +411,15 @@ def _about_unsplit(facts: Facts) -> Advice:
     )
 
 
-def _duration(time_ns: float) -> str:
+def duration(time_ns: float) -> str:
+    """Write a time with three digits, in the unit that suits it.
+
+    Example:
+        >>> duration(850), duration(42_345), duration(1_234_567), duration(2.5e9)
+        ('850 ns', '42.3 us', '1.23 ms', '2.5 s')
+    """
+    if math.isnan(time_ns):
+        return "unknown"
     for limit_ns, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
         if time_ns < limit_ns:
             return f"{time_ns * 1e3 / limit_ns:.3g} {unit}"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from vecenv.timing.advice import duration
 from vecenv.timing.attribution import KERNEL
 
 if TYPE_CHECKING:
     from vecenv.timing.report import TimingReport
 
-__all__ = ["bar", "duration", "new_table", "report_tables", "shorten"]
+__all__ = ["bar", "new_table", "report_tables", "shorten"]
 
 _BAR_WIDTH = 22
 _NAME_WIDTH = 19  # of a share; longer names take from the bar, and then are cut
@@ -31,21 +31,6 @@ def bar(share: float, width: int = _BAR_WIDTH) -> str:
     """
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-
-
-def duration(time_ns: float) -> str:
-    """Write a time with three digits, in the unit that suits it.
-
-    Example:
-        >>> duration(850), duration(42_345), duration(1_234_567), duration(2.5e9)
-        ('850 ns', '42.3 us', '1.23 ms', '2.5 s')
-    """
-    if math.isnan(time_ns):
-        return "unknown"
-    for limit_ns, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
-        if time_ns < limit_ns:
-            return f"{time_ns * 1e3 / limit_ns:.3g} {unit}"
-    return f"{time_ns / 1e9:.3g} s"
 
 
 def shorten(text: str, most: int) -> str:
