@@ -15,11 +15,11 @@ from PIL import Image
 from rich.console import Console
 
 from vecenv.compare import Options, run_comparison
-from vecenv.compare.memory import tree_memory_bytes
+from vecenv.compare.load import tree_memory_bytes
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.sampling import Diversity
-from vecenv.compare.serving import BACKENDS, Runner, Setting, describe
+from vecenv.compare.serving import BACKENDS, Round, Runner, Setting, describe
 
 QUICK = {"rounds": 2, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
 TOYS = "compare.toy_envs"
@@ -48,12 +48,14 @@ def test_every_backend_is_measured(cartpole):
     assert [case.backend for case in result.cases] == list(BACKENDS)
     for case in result.cases:
         assert case.is_measured, case.reason
-        assert len(case.rates) == len(case.speed_ups) == 2
+        assert len(case.rates) == len(case.beside) == 2
+        assert all(one.steps > 0 < one.seconds for one in case.rounds)
         assert case.start_s > 0
         assert case.memory_bytes > 2**20
         is_ours = case.backend in {"sync", "async", "async-first-ready", "jit"}
         assert (case.report is not None) == is_ours
     assert result.cases[0].speed_up == 1.0
+    assert result.others_busy is None or result.others_busy >= 0
     assert [found.num_envs for found in result.diversity] == [1, 3]
 
 
@@ -87,7 +89,13 @@ def test_the_tables_fit_80_columns_without_a_wrapped_cell(cartpole):
     result = deepcopy(cartpole[0])
     result.env = "shop:[red]:bug:[/red]"
     result.cases = [
-        replace(case, num_envs=16_384, rates=[123_456_789.0] * 2, start_s=12.34, memory_bytes=2**33)
+        replace(
+            case,
+            num_envs=16_384,
+            rounds=rounds(123_456_789.0) * 2,
+            start_s=12.34,
+            memory_bytes=2**33,
+        )
         for case in result.cases
     ]
     result.cases += [
@@ -125,6 +133,7 @@ def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
     numbers = json.loads((tmp_path / "compare.json").read_text())
     assert numbers["verdict"] == result.verdict
     assert numbers["cases"][1]["steps_per_second"] == result.cases[1].steps_per_second
+    assert numbers["cases"][1]["rounds"][0]["steps"] == result.cases[1].rounds[0].steps
     assert numbers["cases"][1]["report"]["shares"].keys() >= {"env compute", "hand-over"}
     assert numbers["diversity"][1]["num_envs"] == 3
     result.plot(tmp_path / "compare.png")
@@ -243,7 +252,9 @@ def test_a_runner_steps_in_this_process_too():
     setting = Setting(f"{TOYS}:Counter", {"length": 4}, "sync", 2, 0, 0.0)
     assert runner.open(setting) > 0
     assert runner.warm_up(0.01) > 2**20
-    assert runner.measure(0.01) > 0
+    found = runner.measure(0.01)
+    assert found.rate == found.steps / found.seconds > 0
+    assert found.episodes > 2
     assert runner.take_time(0.01).num_envs == 2
     report, events = runner.trace(5)
     assert report.num_steps == 8  # of 10 rows two are resets
@@ -297,6 +308,11 @@ def test_memory_counts_the_children():
     assert tree_memory_bytes(2**22 + 1) is None
 
 
+def rounds(*rates):
+    """A second of each rate."""
+    return [Round(rate, 1.0, 9) for rate in rates]
+
+
 def diverse(num_envs, variance, error):
     return Diversity(num_envs, 1000, 1.0, 0.1, 0.2, 100, variance, error)
 
@@ -311,22 +327,87 @@ def diverse(num_envs, variance, error):
     ],
 )
 def test_the_verdict_says_what_several_envs_are_worth_if_that_is_certain(variance, words):
-    result = Comparison("Env-v0", {}, "", [Case("loop", 1, rates=[10.0], speed_ups=[1.0])])
+    result = Comparison("Env-v0", {}, "", [Case("loop", 1, rounds=rounds(10.0))])
     result.diversity = [diverse(1, 2.0, 0.1), diverse(64, variance, 0.1)]
     assert words in result.verdict
     assert ("equal transitions" in result.verdict) == bool(words)
 
 
 def test_the_verdict_names_the_slowest_if_it_is_slower_than_a_loop():
+    loop = rounds(100.0, 110.0, 90.0)
     cases = [
-        Case("loop", 1, rates=[100.0], speed_ups=[1.0]),
-        Case("sync", 8, rates=[95.0], speed_ups=[0.95]),
-        Case("async", 8, rates=[50.0], speed_ups=[0.5]),
-        Case("gymnasium-async", 8, rates=[300.0, 100.0, 200.0], speed_ups=[3.0, 1.0, 2.0]),
+        Case("loop", 1, rounds=loop, beside=loop),
+        Case("sync", 8, rounds=rounds(95.0, 94.0, 93.0), beside=loop),
+        Case("async", 8, rounds=rounds(50.0, 55.0, 45.0), beside=loop),
+        Case("gymnasium-async", 8, rounds=rounds(300.0, 120.0, 180.0), beside=loop),
     ]
     result = Comparison("Env-v0", {}, "", cases)
     assert result.verdict == (
         "Fastest: gymnasium-async, 8 envs, 200 steps/s, 2 x one env in a loop. "
         "Slower than one env in a loop: 1 of 4, async, 8 the most (2 x)."
     )
-    assert cases[3].spread == 1.0
+    assert cases[3].spread == 0.9
+    result.others_busy = 1.04
+    assert "Other programs kept 1.0 cores busy meanwhile" in result.verdict
+
+
+def test_rates_are_all_steps_over_all_seconds():
+    """A median would leave out the rounds in which the resets were."""
+    loop = [Round(100, 1.0, 1)] * 3
+    case = Case("sync", 8, rounds=[*loop[:2], Round(100, 8.0, 1)], beside=loop)
+    assert case.steps_per_second == 30
+    assert case.speed_up == 0.3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ((100, 110, 105), (104, 112, 101), "A tie: sync, 8; async, 8 (105 to 106 steps/s)."),
+        ((100, 100, 100), (109, 109, 109), "A tie: sync, 8; async, 8 (100 to 109 steps/s)."),
+        ((100, 100, 100), (130, 131, 132), "Fastest: async, 8 envs, 131 steps/s."),
+        ((100, 131, 100), (130, 131, 132), "A tie: sync, 8; async, 8 (110 to 131 steps/s)."),
+        ((100, 131, 100), (130, 931, 132), "Too noisy to say what is fastest: the rounds of "),
+    ],
+)
+def test_rounds_that_overlap_are_a_tie(first, second, words):
+    for order in ((first, second), (second, first)):
+        cases = [
+            Case("sync", 8, rounds=rounds(*order[0])),
+            Case("async", 8, rounds=rounds(*order[1])),
+        ]
+        verdict = Comparison("Env-v0", {}, "", cases).verdict
+        assert words in (
+            verdict if order[0] is first else verdict.replace("Fastest: sync", "Fastest: async")
+        )
+
+
+def test_a_large_tie_is_told_in_short():
+    cases = [Case("async", count, rounds=rounds(100.0)) for count in range(1, 8)]
+    assert Comparison("Env-v0", {}, "", cases).verdict == (
+        "A tie: async, 1; async, 2; async, 3; async, 4; and 3 more (100 to 100 steps/s)."
+    )
+
+
+def test_resets_that_hardly_came_are_told():
+    quick = Case("sync", 8, rounds=[Round(100, 1.0, 0)], reset_s=0.01)
+    slow = replace(quick, reset_s=0.2)
+    seen = replace(slow, rounds=[Round(100, 1.0, 2)])
+    assert [case.misses_resets for case in (quick, slow, seen)] == [False, True, False]
+    assert (
+        "Resets take long (sync, 8: 0.2 s for all envs)" in Comparison("", {}, "", [slow]).verdict
+    )
+
+
+def test_slow_resets_are_in_the_rates():
+    """An episode is 10 steps of 1 ms and a reset of 20: 333 steps/s, however it is stepped here."""
+    options = {**QUICK, "rounds": 2, "round_s": 0.02, "diversity": False}
+    result = run_comparison(
+        Options(f"{TOYS}:SlowResets", num_envs=(4,), backends=("loop", "sync"), **options)
+    )
+    for case in result.measured:
+        assert min(one.episodes for one in case.rounds) >= 2
+        per_episode = case.rounds[0].steps / case.rounds[0].episodes / case.num_envs
+        assert per_episode == 10
+    sync = result.cases[1]
+    assert sync.speed_up == pytest.approx(1.0, abs=0.25)
+    assert result.verdict.startswith("A tie: loop; sync, 4 (")

@@ -33,12 +33,16 @@ def test_resets_are_not_counted_as_steps(kind, count, monkeypatch):
     counted, expected = 0, 0
     for _ in range(4):
         before = Counted.total
+        stepper.prepare()
         steps, seconds = stepper.run(count)
         assert seconds > 0
         counted += steps
         expected += Counted.total - before
     # First-ready steps envs before its clock starts, to take what had been waiting.
     assert counted == expected if kind != "first-ready" else 0 < counted < expected
+    assert stepper.episodes.tolist() == pytest.approx(
+        [expected / len(stepper.episodes) / 3] * len(stepper.episodes), abs=1
+    )
     stepper.settle()
     envs.close()
 
@@ -46,6 +50,7 @@ def test_resets_are_not_counted_as_steps(kind, count, monkeypatch):
 def test_first_ready_counts_what_it_receives(monkeypatch):
     envs = SyncVectorEnv([lambda: Counter(length=10**6)] * 8)
     stepper = FirstReadyStepper(envs, policy_for(envs, 8), seed=0)
+    stepper.prepare()
     assert stepper.run(10)[0] == 10 * 2  # a quarter of the envs at a time
     stepper.settle()
     stepper.settle()
@@ -57,6 +62,7 @@ def test_first_ready_counts_what_it_receives(monkeypatch):
 def test_nested_actions_are_drawn_for_any_number_of_envs(stepper_class):
     envs = AsyncVectorEnv([Nested] * 5, num_workers=2)
     stepper = stepper_class(envs, policy_for(envs, 5), seed=0)
+    stepper.prepare()
     assert stepper.run(12)[0] > 0
     stepper.settle()
     envs.close()

@@ -52,6 +52,21 @@ class Breaking(Counter):
         return super().step(action)
 
 
+class SlowResets(Counter):
+    """Ten steps of a millisecond, then a reset of twenty."""
+
+    def __init__(self):
+        super().__init__(length=10)
+
+    def reset(self, **kwargs):
+        time.sleep(0.02)
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        time.sleep(0.001)
+        return super().step(action)
+
+
 class OnlyInMainProcess(Counter):
     """Breaks in worker processes."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.compare.load import OthersLoad
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.serving import BACKENDS, FAILED, UNAVAILABLE, Setting
@@ -36,7 +37,8 @@ class Options:
         backends: Of `BACKENDS`.
         seed: Of envs and actions.
         rounds: In each, every backend runs once.
-        round_s: Seconds that a backend runs in a round, about; always at least one step.
+        round_s: Seconds that a backend runs in a round at least; where resets take long, it goes on
+            until every env has ended two episodes.
         warm_up_s: Seconds of stepping before; `AsyncVectorEnv` decides on its threads then.
         timed_s: Seconds of stepping with timing on.
         policy_ms: Milliseconds that the policy computes per call: once for all envs stepped at a
@@ -99,6 +101,7 @@ def run_comparison(
     names = [name for name in BACKENDS if name in options.backends]
     result.cases = [Case("loop", 1)] if "loop" in names else []
     result.cases += [Case(name, count) for count in numbers for name in names if name != "loop"]
+    busy: list[float | None] = []
     with _Session(options, result.cases, on_progress) as session:
         loop = result.cases[:1] if "loop" in names else []
         session.open(loop)
@@ -106,12 +109,13 @@ def run_comparison(
         for _, group in groupby(rest, key=lambda case: case.num_envs):
             cases = list(group)
             session.open(cases)
-            session.alternate(loop, cases)
+            busy.append(session.alternate(loop, cases))
             session.take_time(cases, events)
             session.close(cases)
         if not rest:
-            session.alternate(loop, [])
+            busy.append(session.alternate(loop, []))
         session.close(loop)
+        result.others_busy = max((cores for cores in busy if cores is not None), default=None)
         if options.diversity:
             session.compare_transitions(result, numbers)
     return result
@@ -160,23 +164,26 @@ class _Session:
             self._note(f"{case.name}: making envs", 0)
             case.start_s = self._ask(case, "open", setting)
             self._note(f"{case.name}: warming up", self._options.warm_up_s / options.round_s)
+            case.reset_s = self._ask(case, "reset_seconds")
             case.memory_bytes = self._ask(case, "warm_up", self._options.warm_up_s)
             self._note(f"{case.name}: warmed up", self._options.warm_up_s / options.round_s)
 
-    def alternate(self, loop: Sequence[Case], cases: Sequence[Case]) -> None:
-        """Let all run in turn, round by round."""
+    def alternate(self, loop: Sequence[Case], cases: Sequence[Case]) -> float | None:
+        """Let all run in turn, round by round; return the cores that others kept busy."""
+        load = OthersLoad()
         for number in range(self._options.rounds):
             base = None
             for case in [*loop, *cases]:
                 self._note(f"{case.name}: round {number + 1} of {self._options.rounds}", 1)
-                rate = self._ask(case, "measure", self._options.round_s)
-                if rate is None:
+                found = self._ask(case, "measure", self._options.round_s)
+                if found is None:
                     continue
-                case.rates.append(rate)
+                case.rounds.append(found)
                 if case.backend == "loop":
-                    base = rate
+                    base = found
                 if base is not None:
-                    case.speed_ups.append(rate / base)
+                    case.beside.append(base)
+        return load.cores()
 
     def take_time(self, cases: Sequence[Case], events: list[dict[str, Any]] | None) -> None:
         """Let each run once with timing on."""

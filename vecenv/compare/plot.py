@@ -81,7 +81,7 @@ def _draw_rates(axes: Any, comparison: Comparison) -> None:
     axes.set_xscale("log")
     left, right = axes.get_xlim()
     axes.set_xlim(left, right * 4)
-    axes.set_xlabel("env steps per second (bar: median of the rounds, line: lowest to highest)")
+    axes.set_xlabel("env steps per second (bar: all rounds, line: lowest to highest round)")
     axes.set_title(comparison.env, loc="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vecenv.compare.sampling import Diversity
-from vecenv.compare.serving import FAILED, OK, UNAVAILABLE
+from vecenv.compare.serving import FAILED, OK, UNAVAILABLE, Round
 from vecenv.files import write_text
 from vecenv.timing import TimingReport
 
 __all__ = ["Case", "Comparison"]
 
-_HARDLY = 1.1  # factors nearer to 1 than this are not worth a word
+# Factors nearer to 1 than this are not worth a word: two processes that run the same code differ by
+# as much, for as long as they live.
+_HARDLY = 1.1
+_NOISY = 1.5  # factors that rounds which overlap can't settle
+_BUSY_CORES = 0.25  # that others keep busy, from which it is said
+_MOST_NAMED = 4  # of a tie
+_FEW_EPISODES = 2
 _CERTAIN = 2.0  # standard errors that a difference must have
 
 
@@ -30,9 +36,10 @@ class Case:
         status: "ok", "unavailable" or "failed".
         reason: Why it is not "ok", in one line.
         details: A traceback.
-        rates: Env steps per second of each round.
-        speed_ups: These over those of "loop" in the same round; empty without it.
+        rounds: What it did in each.
+        beside: What "loop" did in the same rounds; empty without it.
         start_s: Seconds for making and resetting the envs, imports not counted.
+        reset_s: Seconds for the first reset of all envs.
         memory_bytes: Proportional set size of its process and workers, Python itself included.
         report: Where the time went in a run of its own; None for backends without timing.
     """
@@ -42,9 +49,10 @@ class Case:
     status: str = OK
     reason: str = ""
     details: str = ""
-    rates: list[float] = field(default_factory=list)
-    speed_ups: list[float] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    beside: list[Round] = field(default_factory=list)
     start_s: float | None = None
+    reset_s: float | None = None
     memory_bytes: int | None = None
     report: TimingReport | None = None
 
@@ -56,22 +64,43 @@ class Case:
     @property
     def is_measured(self) -> bool:
         """Whether it ran to the end."""
-        return self.status == OK and bool(self.rates)
+        return self.status == OK and bool(self.rounds)
+
+    @property
+    def rates(self) -> list[float]:
+        """Env steps per second of each round."""
+        return [one.rate for one in self.rounds]
 
     @property
     def steps_per_second(self) -> float:
-        """Median over the rounds."""
-        return statistics.median(self.rates)
+        """All env steps over all seconds."""
+        return _rate(self.rounds)
 
     @property
     def spread(self) -> float:
-        """Highest rate minus the lowest, as a share of the median."""
+        """Highest rate of a round minus the lowest, as a share of the rate."""
         return (max(self.rates) - min(self.rates)) / self.steps_per_second
 
     @property
     def speed_up(self) -> float | None:
-        """Over "loop", the median over the rounds; None without it."""
-        return statistics.median(self.speed_ups) if self.speed_ups else None
+        """Rate over that of "loop" in the same rounds; None without it."""
+        return self.steps_per_second / _rate(self.beside) if self.beside else None
+
+    @property
+    def misses_resets(self) -> bool:
+        """Whether resets take long, and rounds may have seen too few of them to say how long."""
+        resets_s = (self.reset_s or 0.0) * (
+            _FEW_EPISODES - sum(one.episodes for one in self.rounds)
+        )
+        return self.is_measured and resets_s > (_HARDLY - 1) * sum(
+            one.seconds for one in self.rounds
+        )
+
+    def is_level_with(self, other: Case) -> bool:
+        """Whether it can't be said which of the two is faster: their rounds overlap, or nearly."""
+        slow, fast = sorted((self, other), key=lambda case: case.steps_per_second)
+        is_near = slow.steps_per_second * _HARDLY > fast.steps_per_second
+        return is_near or max(slow.rates) >= min(fast.rates)
 
 
 @dataclass
@@ -82,6 +111,8 @@ class Comparison:
         env: As it was asked for.
         settings: The options of the run.
         machine: Processor, cores, versions.
+        others_busy: Cores that other programs kept busy meanwhile, where they did most; None if the
+            system does not tell.
         cases: One per backend and number of envs, in the order asked for.
         diversity: One entry per number of envs, 1 first; empty if it was not measured.
         diversity_reason: Why it was not.
@@ -91,6 +122,7 @@ class Comparison:
     settings: dict[str, Any]
     machine: str
     cases: list[Case] = field(default_factory=list)
+    others_busy: float | None = None
     diversity: list[Diversity] = field(default_factory=list)
     diversity_reason: str = ""
 
@@ -106,11 +138,20 @@ class Comparison:
             reasons = [case.reason for case in self.cases if case.status == FAILED]
             reasons += [case.reason for case in self.cases if case.status == UNAVAILABLE]
             return ": ".join(["nothing could be run", *reasons[:1]])
-        sentences = [self._about_speed(), self._about_slowness(), self._about_diversity()]
+        sentences = [self._about_speed(), self._about_others(), self._about_slowness()]
+        sentences += [self._about_resets(), self._about_diversity()]
         return " ".join(filter(None, sentences))
 
+    @property
+    def fastest(self) -> list[Case]:
+        """The fastest case and those that may be as fast, the fastest first."""
+        found = sorted(self.measured, key=lambda case: -case.steps_per_second)
+        return [case for case in found if case.is_level_with(found[0])]
+
     def _about_speed(self) -> str:
-        best = max(self.measured, key=lambda case: case.steps_per_second)
+        best, *level = self.fastest
+        if level:
+            return self._about_tie(best, level)
         text = f"Fastest: {best.name}{_envs(best)}, {best.steps_per_second:,.0f} steps/s"
         if best.backend == "loop":
             return f"{text}: no vector env is faster than one env in a loop."
@@ -118,9 +159,49 @@ class Comparison:
             text += f", {best.speed_up:.3g} x one env in a loop"
         return f"{text}." if best.report is None else f"{text}. There, {best.report.verdict}."
 
+    def _about_tie(self, best: Case, level: list[Case]) -> str:
+        """Name those that are level, in the order of the table."""
+        chosen = [best, *level]
+        named = [case.name for case in self.cases if case in chosen]
+        more = len(named) - _MOST_NAMED
+        names = "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        slowest = level[-1].steps_per_second
+        rates = f"{slowest:,.0f} to {best.steps_per_second:,.0f} steps/s"
+        if slowest * _NOISY < best.steps_per_second:
+            return (
+                f"Too noisy to say what is fastest: the rounds of {names} overlap ({rates}). "
+                "Measure more and longer rounds, on an idle machine."
+            )
+        return f"A tie: {names} ({rates})."
+
+    def _about_others(self) -> str:
+        if self.others_busy is None or self.others_busy < _BUSY_CORES:
+            return ""
+        return (
+            f"Other programs kept {self.others_busy:.1f} cores busy meanwhile: on an idle machine "
+            "it may be otherwise."
+        )
+
+    def _about_resets(self) -> str:
+        missing = [case for case in self.measured if case.misses_resets]
+        if not missing:
+            return ""
+        worst = max(missing, key=lambda case: case.reset_s or 0.0)
+        return (
+            f"Resets take long ({worst.name}: {worst.reset_s:.2g} s for all envs) and hardly any "
+            "came: in training, which has more of them, rates are lower."
+        )
+
     def _about_slowness(self) -> str:
-        """Name the vector envs that are slower than one env in a loop."""
-        slow = [c for c in self.measured if c.speed_up is not None and c.speed_up * _HARDLY < 1]
+        """Name the vector envs that certainly are slower than one env in a loop."""
+        loop = next((case for case in self.measured if case.backend == "loop"), None)
+        if loop is None:
+            return ""
+        slow = [
+            case
+            for case in self.measured
+            if (case.speed_up or 1.0) * _HARDLY < 1 and not case.is_level_with(loop)
+        ]
         if not slow:
             return ""
         worst = min(slow, key=lambda case: case.speed_up or 1.0)
@@ -151,7 +232,9 @@ class Comparison:
         """
         cases = []
         for case in self.cases:
-            numbers = {k: v for k, v in vars(case).items() if k != "report"}
+            numbers = {k: v for k, v in vars(case).items() if k not in ("report", "beside")}
+            numbers["rounds"] = [one._asdict() for one in case.rounds]
+            numbers["rates"] = case.rates
             if case.is_measured:
                 numbers["steps_per_second"] = case.steps_per_second
                 numbers["spread"], numbers["speed_up"] = case.spread, case.speed_up
@@ -161,6 +244,7 @@ class Comparison:
             "env": self.env,
             "settings": self.settings,
             "machine": self.machine,
+            "others_busy": self.others_busy,
             "verdict": self.verdict,
             "cases": cases,
             "diversity": [asdict(found) for found in self.diversity],
@@ -187,6 +271,11 @@ class Comparison:
         from vecenv.compare.tables import comparison_tables
 
         return comparison_tables(self)
+
+
+def _rate(rounds: Sequence[Round]) -> float:
+    """Env steps per second of some rounds together."""
+    return sum(one.steps for one in rounds) / sum(one.seconds for one in rounds)
 
 
 def _envs(case: Case) -> str:

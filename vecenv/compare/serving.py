@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 
-from vecenv.compare.memory import tree_memory_bytes
+from vecenv.compare.load import tree_memory_bytes
 from vecenv.compare.sampling import Diversity, measure_diversity
 from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
 from vecenv.compare.stepping import (
@@ -31,7 +31,17 @@ from vecenv.shm.orphans import end_with_caller
 from vecenv.sync import SyncVectorEnv
 from vecenv.timing import Timing, TimingReport
 
-__all__ = ["BACKENDS", "FAILED", "OK", "TIMED", "UNAVAILABLE", "Runner", "Setting", "serve"]
+__all__ = [
+    "BACKENDS",
+    "FAILED",
+    "OK",
+    "TIMED",
+    "UNAVAILABLE",
+    "Round",
+    "Runner",
+    "Setting",
+    "serve",
+]
 
 BACKENDS = (
     "loop",
@@ -44,7 +54,12 @@ BACKENDS = (
 )
 TIMED = ("sync", "async", "async-first-ready", "jit")
 OK, UNAVAILABLE, FAILED = "ok", "unavailable", "failed"
-_MOST_CALLS = 50_000  # in a round: the flags of each are kept until it ends
+_MOST_CALLS = 50_000  # at a time: the flags of each are kept until then
+_AT_A_TIME_S = 0.005  # between two looks at the clock
+_EPISODES = 2  # of every env, that a round spans
+# A round that has lasted for so many resets is over whatever the episodes do: at most a tenth of
+# the time is lost to resets then.
+_RESETS = 10
 _TRACED_ROWS, _FEWEST_TRACED_CALLS, _TRACED_S = 1000, 8, 2.0
 
 
@@ -66,6 +81,25 @@ class Setting(NamedTuple):
     num_envs: int
     seed: int
     policy_ms: float
+
+
+class Round(NamedTuple):
+    """What a backend did in a round.
+
+    Attributes:
+        steps: Env steps.
+        seconds: These took.
+        episodes: That ended, of the env with the fewest.
+    """
+
+    steps: int
+    seconds: float
+    episodes: int
+
+    @property
+    def rate(self) -> float:
+        """Env steps per second."""
+        return self.steps / self.seconds
 
 
 class Runner:
@@ -98,23 +132,35 @@ class Runner:
 
     def warm_up(self, seconds: float) -> int | None:
         """Step for about this long; return the memory in use then, in bytes."""
+        assert self._stepper is not None
         begin, count = perf_counter(), 1
+        self._stepper.prepare()
         while (left := seconds - (perf_counter() - begin)) > 0 or self._call_s == 0:
             self._run(count)
             count = max(1, min(2 * count, int(left / self._call_s), _MOST_CALLS))
+        self._step_for(0.0, 1)  # so that rounds begin where episodes do
         return tree_memory_bytes(os.getpid())
 
-    def measure(self, seconds: float) -> float:
-        """Step for about this long; return env steps per second."""
-        steps, spent = self._run(self._calls_in(seconds))
-        return steps / spent
+    def measure(self, seconds: float) -> Round:
+        """Step for at least this long, and until every env has ended two episodes.
+
+        A round that ended anywhere in an episode would have seen its steps but not its reset. If
+        resets are quick or episodes long, so that resets take a tenth of the time at most, it ends
+        without that. The next round goes on where this one ends.
+        """
+        return self._step_for(seconds, _EPISODES)
+
+    def reset_seconds(self) -> float:
+        """Return how long the first reset of all envs took."""
+        assert self._stepper is not None
+        return self._stepper.reset_s
 
     def take_time(self, seconds: float) -> TimingReport | None:
         """Step for about this long with timing on; None for backends that have none."""
         assert self._setting is not None
         if self._setting.backend not in TIMED:
             return None
-        return self._timed(self._calls_in(seconds), lambda timing: timing.report())
+        return self._timed(lambda: self.measure(seconds), lambda timing: timing.report())
 
     def trace(self, count: int | None = None) -> tuple[TimingReport, list[dict[str, Any]]] | None:
         """Step `count` times with timing on; return the report, and the events of the timeline.
@@ -129,7 +175,9 @@ class Runner:
         if count is None:
             count = max(_FEWEST_TRACED_CALLS, _TRACED_ROWS // self._stepper.rows_per_call)
             count = min(count, self._calls_in(_TRACED_S))
-        return self._timed(count, lambda t: (t.report(), list(trace_events(t.recording()))))
+        return self._timed(
+            lambda: self._run(count), lambda t: (t.report(), list(trace_events(t.recording())))
+        )
 
     def diversity(self, setting: Setting, num_envs: Sequence[int]) -> list[Diversity]:
         """Compare the transitions of one env with those of several; see `measure_diversity`."""
@@ -141,7 +189,7 @@ class Runner:
         if self._stepper is not None:
             self._stepper.envs.close()
 
-    def _timed(self, count: int, read: Callable[[Timing], Any]) -> Any:
+    def _timed(self, run: Callable[[], Any], read: Callable[[Timing], Any]) -> Any:
         """Run with timing on, and return what `read` makes of it; the policy is a phase."""
         stepper: Any = self._stepper
         timing, act = stepper.envs.timing, stepper.act
@@ -152,9 +200,10 @@ class Runner:
 
         stepper.settle()
         timing.enable()
+        stepper.prepare()
         timing.clear()
         stepper.act = timed_act
-        self._run(count)
+        run()
         found = read(timing)
         stepper.act = act
         stepper.settle()
@@ -163,6 +212,19 @@ class Runner:
 
     def _calls_in(self, seconds: float) -> int:
         return max(1, min(round(seconds / self._call_s), _MOST_CALLS))
+
+    def _step_for(self, seconds: float, episodes: int) -> Round:
+        """Step for `seconds`, and on until each env has ended so many episodes, see `measure`."""
+        stepper = self._stepper
+        assert stepper is not None
+        stepper.prepare()
+        before, enough_s = stepper.episodes.copy(), max(seconds, _RESETS * stepper.reset_s)
+        done, spent, ended = 0, 0.0, 0
+        while spent < seconds or (spent < enough_s and ended < episodes):
+            steps, last_s = self._run(self._calls_in(_AT_A_TIME_S))
+            done, spent = done + steps, spent + last_s
+            ended = int((stepper.episodes - before).min())
+        return Round(done, spent, ended)
 
     def _run(self, count: int) -> tuple[int, float]:
         assert self._stepper is not None

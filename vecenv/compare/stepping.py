@@ -26,10 +26,17 @@ class Stepper(Protocol):
     Attributes:
         envs: What is stepped.
         rows_per_call: Env steps that one unit of `run` makes, about.
+        reset_s: Seconds that the first reset of all envs took.
+        episodes: int64 (num_envs,), how many have ended, of each env.
     """
 
     envs: Any
     rows_per_call: int
+    reset_s: float
+    episodes: np.ndarray
+
+    def prepare(self) -> None:
+        """Take what had been waiting, before a clock starts."""
 
     def run(self, count: int) -> tuple[int, float]:
         """Step `count` times; return the env steps made and the seconds they took."""
@@ -100,17 +107,26 @@ class LoopStepper:
     def __init__(self, env: Env, policy: RandomPolicy, seed: int) -> None:
         self.envs = env
         self._policy = policy
+        self.episodes = np.zeros(1, np.int64)
+        begin = perf_counter()
         env.reset(seed=seed)
+        self.reset_s = perf_counter() - begin
+
+    def prepare(self) -> None:
+        """Nothing waits."""
 
     def run(self, count: int) -> tuple[int, float]:
         """Step `count` times; resets come on top, they are no steps."""
-        env, act = self.envs, self._policy.single
+        env, act, episodes = self.envs, self._policy.single, 0
         begin = perf_counter()
         for _ in range(count):
             _, _, terminated, truncated, _ = env.step(act())
             if terminated or truncated:
                 env.reset()
-        return count, perf_counter() - begin
+                episodes += 1
+        seconds = perf_counter() - begin
+        self.episodes += episodes
+        return count, seconds
 
     def settle(self) -> None:
         """Nothing is ever in flight."""
@@ -124,7 +140,13 @@ class BatchStepper:
         self.rows_per_call = envs.num_envs
         self.act: Callable[[int], Any] = policy.batch
         self._ended = np.zeros(envs.num_envs, np.bool_)
+        self.episodes = np.zeros(envs.num_envs, np.int64)
+        begin = perf_counter()
         envs.reset(seed=seed)
+        self.reset_s = perf_counter() - begin
+
+    def prepare(self) -> None:
+        """Nothing waits."""
 
     def run(self, count: int) -> tuple[int, float]:
         """Step all envs `count` times."""
@@ -142,6 +164,7 @@ class BatchStepper:
         is_over = np.array([terminations | truncations for terminations, truncations in flags])
         num_resets = int(self._ended.sum() + is_over[:-1].sum())
         self._ended = is_over[-1]
+        self.episodes += is_over.sum(0)
         return is_over.size - num_resets
 
     def settle(self) -> None:
@@ -156,11 +179,14 @@ class FirstReadyStepper:
         self.rows_per_call = max(1, envs.num_envs // _BATCHES_IN_FLIGHT)
         self.act: Callable[[int], Any] = policy.batch
         self._ended = np.zeros(envs.num_envs, np.bool_)
+        self.episodes = np.zeros(envs.num_envs, np.int64)
         self._num_in_flight = 0
+        begin = perf_counter()
         envs.reset(seed=seed)
+        self.reset_s = perf_counter() - begin
 
-    def run(self, count: int) -> tuple[int, float]:
-        """Receive and send again `count` times, once what waited for us has been taken."""
+    def prepare(self) -> None:
+        """Send all envs, and take those that were ready while nobody looked."""
         envs, num_envs = self.envs, self.envs.num_envs
         if self._num_in_flight == 0:
             envs.send(self.act(num_envs))
@@ -169,7 +195,10 @@ class FirstReadyStepper:
         while sum(len(batch.env_ids) for batch in batches) < num_envs:
             batches.append(self._turn())
         self._count(batches)
-        batches = []
+
+    def run(self, count: int) -> tuple[int, float]:
+        """Receive and send again `count` times."""
+        batches: list[Any] = []
         begin = perf_counter()
         for _ in range(count):
             batches.append(self._turn())
@@ -184,8 +213,10 @@ class FirstReadyStepper:
     def _count(self, batches: Sequence[Any]) -> int:
         total = 0
         for batch in batches:
+            is_over = batch.terminations | batch.truncations
             total += len(batch.env_ids) - int(self._ended[batch.env_ids].sum())
-            self._ended[batch.env_ids] = batch.terminations | batch.truncations
+            self._ended[batch.env_ids] = is_over
+            self.episodes[batch.env_ids] += is_over
         return total
 
     def settle(self) -> None:

@@ -50,8 +50,8 @@ def _notes(cases: Iterable[Case]) -> dict[str, int]:
 def _speeds(comparison: Comparison, notes: dict[str, int]) -> Table:
     settings = comparison.settings
     title = (
-        f"{comparison.env}: env steps per second, median of {settings['rounds']} rounds of "
-        f"{settings['round_s']:g} s"
+        f"{comparison.env}: env steps per second in {settings['rounds']} rounds of "
+        f"{settings['round_s']:g} s or more"
     )
     table = new_table(title)
     columns = ("backend", "envs", "steps/s", "spread", "x loop", "start", "memory")
@@ -79,7 +79,9 @@ def _cells(case: Case, notes: dict[str, int]) -> list[str]:
     memory = "" if case.memory_bytes is None else f"{case.memory_bytes / 2**20:,.0f} MiB"
     if not case.is_measured:
         return [f"{_STATES[case.status]} ({notes[case.reason]})", "", "", start, memory]
-    factor = "" if case.speed_up is None else f"{case.speed_up:.2f}"
+    factor = (
+        "" if case.speed_up is None else f"{case.speed_up:.{2 if case.speed_up < 1000 else 0}f}"
+    )
     spread = f"{case.spread:.0%}" if len(case.rates) > 1 else ""
     return [f"{case.steps_per_second:,.0f}", spread, factor, start, memory]
 
