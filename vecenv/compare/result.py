@@ -157,7 +157,17 @@ class Comparison:
             return f"{text}: no vector env is faster than one env in a loop."
         if best.speed_up is not None:
             text += f", {best.speed_up:.3g} x one env in a loop"
-        return f"{text}." if best.report is None else f"{text}. There, {best.report.verdict}."
+        return f"{text}." if best.report is None else f"{text}. There, {self._about_time(best)}."
+
+    def _about_time(self, best: Case) -> str:
+        """Say where the time goes, and give advice unless it has been followed here already."""
+        assert best.report is not None
+        advised = {advice.backend for advice in best.report.advice[:1]}
+        for case in self.measured:
+            if case.backend in advised and case.num_envs == best.num_envs and case is not best:
+                name, share = max(best.report.shares.items(), key=lambda item: item[1])
+                return f"{share:.0%} of the time goes to {name}; {case.name} is not faster"
+        return best.report.verdict
 
     def _about_tie(self, best: Case, level: list[Case]) -> str:
         """Name those that are level, in the order of the table."""

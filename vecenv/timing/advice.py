@@ -37,11 +37,13 @@ class Advice:
         text: What, and why.
         low, high: Between how many times as many steps per second are to be expected; None if that
             can't be estimated.
+        backend: To be used instead, as `vecenv compare` names it; None if that isn't the advice.
     """
 
     text: str
     low: float | None = None
     high: float | None = None
+    backend: str | None = None
 
 
 class Facts(NamedTuple):
@@ -126,7 +128,7 @@ def advise(facts: Facts) -> list[Advice]:
     return [_about_phase(facts, name) if about is None else about(facts)]
 
 
-def _told(text: str, low: float, high: float) -> Advice:
+def _told(text: str, low: float, high: float, backend: str | None = None) -> Advice:
     """Return advice with its gain in words."""
     low, high = min(low, high), max(low, high)
     if high < 1.15 * low:
@@ -135,7 +137,7 @@ def _told(text: str, low: float, high: float) -> Advice:
         told = f"up to {high:.3g} x the steps/s"
     else:
         told = f"{low:.2g} to {high:.2g} x the steps/s"
-    return Advice(f"{text}: {told}", low, high)
+    return Advice(f"{text}: {told}", low, high, backend)
 
 
 def _without(facts: Facts, name: str, text: str) -> Advice:
@@ -187,12 +189,14 @@ def _about_local_compute(facts: Facts, cpu_share: float) -> Advice:
                     f"{min(facts.cores, facts.num_envs)} processors{_if_free(facts)}",
                     low,
                     high,
+                    "async",
                 )
             return _told(
                 f"{mean} per env step, one after the other, and they wait rather than compute; "
                 "backend='async' lets them wait side by side (unless for one another)",
                 1.0,
                 high,
+                "async",
             )
     if does_wait:
         return _without(facts, ENV_COMPUTE, f"the envs wait, {mean} per step")
@@ -298,6 +302,7 @@ def _about_stragglers(facts: Facts) -> Advice:
         f"waiting for {slowest}; use first-ready (send/recv) with batches of {batch}",
         max(0.8 * low, 1.0),
         high,
+        "async-first-ready",
     )
 
 
@@ -327,6 +332,7 @@ def _about_hand_over(facts: Facts) -> Advice:
                 "backend='sync'",
                 0.8 * gain,
                 1.2 * gain,
+                "sync",
             )
     per_call = f"{duration(spent_ns / count)} per call for commands and wake-ups"
     if facts.first_ready:
