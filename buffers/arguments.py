@@ -144,6 +144,8 @@ def check_count(name: str, number: Any, most: int | None = None) -> int:
 
 def read_number(name: str, number: Any, most: float = 1.0) -> float:
     """The number as a float; raise BufferMisuseError unless it is finite and from 0 to most."""
+    if type(number) is float and 0.0 <= number <= most and number < math.inf:
+        return number
     value = math.nan
     if not isinstance(number, str | bytes | bytearray) and getattr(number, "ndim", 0) == 0:
         with contextlib.suppress(TypeError, ValueError, OverflowError):

@@ -7,7 +7,7 @@ to be made anew.
 from __future__ import annotations
 
 from collections.abc import Callable
-from sys import getrefcount, maxsize
+from sys import getrefcount
 from typing import NamedTuple
 
 import numpy as np
@@ -63,13 +63,8 @@ class BatchMemory:
                 kept = pool.pop(0)
             except IndexError:  # another thread was quicker
                 break
-            unused = maxsize
-            for array in kept.counted:
-                references = getrefcount(array)
-                if references > unused:
-                    break
-                unused = references
-            else:
+            references = [*map(getrefcount, kept.counted)]
+            if max(references) == references[0]:
                 return kept
             pool.append(kept)
         is_small = self._size <= _MAX_POOLED_BYTES  # so much may be there without looking

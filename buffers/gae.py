@@ -174,7 +174,7 @@ def _empty_pair(like: Any) -> tuple[Any, Any]:
 
 
 def _as_array(array: np.ndarray | torch.Tensor) -> np.ndarray:
-    return array.detach().numpy() if isinstance(array, torch.Tensor) else array
+    return array if isinstance(array, np.ndarray) else array.detach().numpy()
 
 
 def _as_contiguous(array: np.ndarray | torch.Tensor | None) -> np.ndarray | None:

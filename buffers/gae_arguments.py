@@ -40,6 +40,8 @@ def check_discounts(gamma: float, gae_lambda: float) -> tuple[float, float]:
 
 def plain(array: Any) -> Any:
     """The same memory without a class of its own, whose attributes may say what is not so."""
+    if array is None or type(array) is np.ndarray:
+        return array
     if isinstance(array, np.ndarray) and type(array) is not np.ndarray:
         return np.asarray(array)
     if isinstance(array, torch.Tensor) and type(array) is not torch.Tensor:
@@ -50,7 +52,7 @@ def plain(array: Any) -> Any:
 def check_gae_inputs(inputs: GaeInputs) -> GaeInputs:
     """The same with flags as bool; raise BufferMisuseError unless all agree with rewards."""
     rewards = inputs.rewards
-    if not isinstance(rewards, np.ndarray | torch.Tensor):
+    if not isinstance(rewards, (np.ndarray, torch.Tensor)):
         raise BufferMisuseError(
             f"rewards is {type(rewards).__name__}, expected a NumPy array or a torch tensor"
         )
@@ -63,7 +65,8 @@ def check_gae_inputs(inputs: GaeInputs) -> GaeInputs:
     if dtype not in _FLOATS:
         raise BufferMisuseError(f"rewards has dtype {rewards.dtype}, expected float32 or float64")
     num_steps, num_envs = rewards.shape
-    _check_array("rewards", rewards, rewards, dtype, (num_steps, num_envs))
+    if not isinstance(rewards, np.ndarray):
+        _check_array("rewards", rewards, rewards, dtype, (num_steps, num_envs))
     for name in ("values", "terminations", "truncations", "final_values", "valid"):
         array = getattr(inputs, name)
         if array is None and name in ("final_values", "valid"):
@@ -78,9 +81,12 @@ def check_gae_inputs(inputs: GaeInputs) -> GaeInputs:
 
 
 def _is_integer(array: Any) -> bool:
-    if isinstance(array, torch.Tensor):
-        return not (array.is_floating_point() or array.is_complex() or array.dtype is torch.bool)
-    return isinstance(array, np.ndarray) and array.dtype.kind in "iu"
+    if isinstance(array, np.ndarray):  # asked first: whether it is a tensor is asked in Python
+        return array.dtype.kind in "iu"
+    is_tensor = isinstance(array, torch.Tensor)
+    return is_tensor and not (
+        array.is_floating_point() or array.is_complex() or array.dtype is torch.bool
+    )
 
 
 def _numpy_dtype(array: np.ndarray | torch.Tensor) -> np.dtype | None:
@@ -90,13 +96,13 @@ def _numpy_dtype(array: np.ndarray | torch.Tensor) -> np.dtype | None:
 def _check_array(
     name: str, array: Any, rewards: Any, dtype: np.dtype | None, shape: tuple[int, int]
 ) -> None:
-    kind = torch.Tensor if isinstance(rewards, torch.Tensor) else np.ndarray
+    kind = np.ndarray if isinstance(rewards, np.ndarray) else torch.Tensor
     if not isinstance(array, kind):
         raise BufferMisuseError(
             f"{name} is {type(array).__name__}, expected {kind.__name__} like rewards; "
             "convert one of them"
         )
-    if tuple(array.shape) != shape:
+    if array.shape != shape:
         hint = "; it has one row more than rewards: the values after the last step"
         raise BufferMisuseError(
             f"{name} has shape {tuple(array.shape)}, expected {shape}"
@@ -104,9 +110,11 @@ def _check_array(
         )
     if _numpy_dtype(array) != dtype:
         raise BufferMisuseError(f"{name} has dtype {array.dtype}, expected {dtype}; convert it")
-    if isinstance(array, torch.Tensor) and array.layout is not torch.strided:
+    if kind is np.ndarray:
+        return
+    if array.layout is not torch.strided:
         raise BufferMisuseError(f"{name} has the layout {array.layout}, expected a dense tensor")
-    if isinstance(array, torch.Tensor) and array.device != rewards.device:
+    if array.device != rewards.device:
         raise BufferMisuseError(
             f"{name} is on {array.device}, expected {rewards.device} like rewards; move one of them"
         )

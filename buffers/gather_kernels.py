@@ -35,6 +35,7 @@ OWN_END, LAST_BEGIN, PLAN_HEADER = 8, 9, 10
 OWN, LAST, SUCCESSOR = 0, 1, 2
 
 _AHEAD = 12  # rows asked for before they are copied
+_LOOK_EVERY = 64  # steps, whether any window goes on
 _BLOCK = 512  # rows whose windows are walked before they are copied; they fit into the L2 cache
 _ONE = np.uint64(1)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -130,7 +131,7 @@ def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
         discounts[i] = np.float32(1.0)
     factor = 1.0
     for step in range(plan[NUM_STEPS]):
-        is_final, num_open = step + 1 == plan[NUM_STEPS], 0
+        is_final = step + 1 == plan[NUM_STEPS]
         for i in range(rows.shape[0]):
             row = lasts[i]
             if row < 0:  # ended before
@@ -143,9 +144,8 @@ def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
                 lasts[i] = -1 - row
             else:
                 lasts[i] = link - 1
-                num_open += 1
                 prefetch(table, (link - 1) * stride + over_at)
-        if num_open == 0:
+        if step % _LOOK_EVERY == _LOOK_EVERY - 1 and lasts.max() < 0:
             break
         factor *= gamma
     for i in range(rows.shape[0]):

@@ -31,14 +31,16 @@ class Guard:
     Attributes:
         lock: Held during exclusive calls.
         flag: int64 (1,), not 0 during an exclusive call; for kernels to look at.
+        word: The same memory, quicker for Python.
         is_torn: Whether this process was forked while another thread was in such a call.
     """
 
-    __slots__ = ("__weakref__", "flag", "is_torn", "lock")
+    __slots__ = ("__weakref__", "flag", "is_torn", "lock", "word")
 
     def __init__(self):
         self.lock = threading.RLock()
         self.flag = np.zeros(1, np.int64)
+        self.word = memoryview(self.flag)  # type: ignore[arg-type]  # typeshed before 3.12
         self.is_torn = False
         _guards.add(self)
 
@@ -62,13 +64,14 @@ def exclusive(method: _Method) -> _Method:
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         guard = self._guard
         with guard.lock:  # in C, so that no interrupt comes between taking it and being in it
-            if guard.flag[0]:
+            word = guard.word
+            if word[0]:
                 raise guard.refusal()
             try:
-                guard.flag[0] = 1
+                word[0] = 1
                 return method(self, *args, **kwargs)
             finally:
-                guard.flag[0] = 0
+                word[0] = 0
 
     return call  # pyright: ignore[reportReturnType]
 

@@ -143,8 +143,7 @@ class BatchPlanner:
         recipe = self._recipes.get(size) or self._plan(size)
         kept = recipe.memory.take()
         pages, arrays, _ = kept
-        from_numpy = torch.from_numpy
-        tensors = {name: from_numpy(array) for name, array in arrays.items()}
+        tensors = dict(zip(arrays, map(torch.from_numpy, arrays.values()), strict=True))
         memory = BatchPages(pages, recipe.plan, arrays["indices"], arrays.get("weights"), self)
         recipe.memory.keep(kept)
         layout = self._layout

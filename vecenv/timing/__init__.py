@@ -6,7 +6,20 @@ vector env, and the phases that the user names; `envs.timing.report()` says what
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from vecenv.timing.control import Timing
-from vecenv.timing.report import TimingReport
+
+if TYPE_CHECKING:
+    from vecenv.timing.report import TimingReport
 
 __all__ = ["Timing", "TimingReport"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what a report needs when one is asked for: most programs take no time."""
+    if name == "TimingReport":
+        from vecenv.timing.report import TimingReport
+
+        return TimingReport
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
