@@ -1,8 +1,9 @@
-"""Numba's `njit` with a cache on disk that is never in the way: where it can't be used, it isn't.
+"""Numba's `njit` with a cache on disk that is never in the way, and that Ctrl-C can't break.
 
 Numba raises when code can't be written, on a full disk for example, or when what it finds is
-damaged, although the code is there, or can be compiled. (`vecenv` has a cache of its own, as the
-two packages know nothing of each other; see `vecenv.fingerprint`.)
+damaged, although the code is there, or can be compiled. Broken off while it loads or compiles, it
+leaves things registered in part, and may never compile again. (`vecenv` has a cache of its own, as
+the two packages know nothing of each other; see `vecenv.fingerprint`.)
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 
 import numba
 from numba.core.caching import FunctionCache
+from numba.core.dispatcher import Dispatcher
+
+from buffers.interrupts import interrupts_later
 
 __all__ = ["njit"]
 
@@ -21,7 +25,10 @@ _warned: set[str] = set()
 
 
 def njit(**options: Any) -> Any:
-    """As `numba.njit` with options; with `cache=True` failures of the cache are logged only."""
+    """As `numba.njit` with options; with `cache=True` failures of the cache are logged only.
+
+    A Ctrl-C while the function is compiled or loaded raises KeyboardInterrupt after that.
+    """
 
     def decorate(function: Any) -> Any:
         try:
@@ -31,10 +38,12 @@ def njit(**options: Any) -> Any:
                 raise
             _say_not_kept(error)
             uncached: Any = {**options, "cache": False}
-            return numba.njit(**uncached)(function)
+            dispatcher = numba.njit(**uncached)(function)
         # Another class for the object, which has looked for its folder already.
         if type(getattr(dispatcher, "_cache", None)) is FunctionCache:
             dispatcher._cache.__class__ = _PatientCache
+        if isinstance(dispatcher, Dispatcher):  # plain functions where Numba is turned off
+            dispatcher.compile = interrupts_later()(dispatcher.compile)
         return dispatcher
 
     return decorate

@@ -49,7 +49,7 @@ class Guard:
         if self.is_torn:
             return BufferMisuseError(
                 "this process was forked while another thread changed the buffer, so its copy is "
-                "half changed; load it from a checkpoint, or fork while no thread uses it"
+                "half changed; load a checkpoint into a new one, or fork while no thread uses it"
             )
         return BufferMisuseError(
             "the buffer was called from within one of its own calls, as by a signal handler or a "

@@ -27,9 +27,7 @@ __all__ = ["MinibatchSampler", "RolloutBatch", "split_evenly"]
 
 _POOL_SIZE = 2  # batches whose memory is kept
 _ALIGNMENT = 64
-_BLOCK_BYTES = (
-    1 << 18
-)  # of rows that are gathered by one call, for several batches if these are small
+_BLOCK_BYTES = 1 << 18  # of rows gathered by one call, for several batches if these are small
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -243,7 +241,11 @@ class MinibatchSampler:
                 yield self._batch(self._gather(chosen), chosen)
                 continue
             sizes = [stop - start for start, stop in parts]
-            block = [column.split_with_sizes(sizes) for column in (*self._gather(chosen), chosen)]
+            # Not `split_with_sizes`: autograd would take a batch that is changed in place for a
+            # change of the whole block, and refuse gradients of the others.
+            block = [
+                column.unsafe_split_with_sizes(sizes) for column in (*self._gather(chosen), chosen)
+            ]
             for *columns, indices in zip(*block, strict=True):
                 self._require_current(number, stops)
                 yield self._batch(columns, indices)

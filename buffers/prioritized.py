@@ -171,6 +171,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @exclusive
     def _insert_sums(self) -> None:
+        self._bring_sums_up_to_date()
+
+    def _bring_sums_up_to_date(self) -> None:
         state = self._state
         count, end = int(state[at.ADDED]) - self._num_inserted, int(state[state[at.POINTERS]])
         if self._sums is not None and count:
@@ -271,10 +274,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return bound
 
     def _own_arrays(self) -> dict[str, np.ndarray]:
+        # What is loaded takes all its rows for inserted, so those of an `add` half done have to be.
         if self._tree is not None:
+            self._insert_new()
             largest, values = self._largest[0], self._tree.leaves
         else:
             assert self._sums is not None
+            self._bring_sums_up_to_date()
             largest, values = float(self._sums.largest), self._sums.leaves.cpu().numpy()
         exponents = np.array([largest, self.alpha, self.beta])
         return {"exponents": exponents, "priorities": values}

@@ -25,8 +25,10 @@ class BlockSums:
     def __init__(self, capacity: int, device: torch.device):
         num_blocks = -(-capacity // BLOCK)
         self._capacity = capacity
-        self._values = torch.zeros((num_blocks, BLOCK), dtype=torch.float64, device=device)
-        self._sums = torch.zeros(num_blocks, dtype=torch.float64, device=device)
+        # The last block takes what is refused: the others are written without looking at it.
+        self._written = torch.zeros((num_blocks + 1, BLOCK), dtype=torch.float64, device=device)
+        self._written_sums = torch.zeros(num_blocks + 1, dtype=torch.float64, device=device)
+        self._values, self._sums = self._written[:-1], self._written_sums[:-1]
         self.leaves = self._values.view(-1)[:capacity]
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
@@ -34,7 +36,7 @@ class BlockSums:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._values.nbytes + self._sums.nbytes
+        return self._written.nbytes + self._written_sums.nbytes
 
     def insert(self, end: int, count: int, alpha: float) -> None:
         """Give the largest priority to the newest `count` leaves, the last of them before `end`."""
@@ -71,12 +73,11 @@ class BlockSums:
         """
         given = priorities.to(torch.float64)
         is_there = (leaves >= 0) & (leaves < count)
-        leaves = torch.where(is_there, leaves, 0).long()
         is_good = (given >= 0) & (given <= bound) & is_there
-        values = torch.where(is_good, given.pow(alpha), self.leaves.index_select(0, leaves))
-        self.leaves.index_copy_(0, leaves, values)
+        leaves = torch.where(is_good, leaves.long(), self._values.numel())
+        self._written.view(-1).index_copy_(0, leaves, given.pow(alpha))
         blocks = torch.div(leaves, BLOCK, rounding_mode="floor")
-        self._sums.index_copy_(0, blocks, self._values.index_select(0, blocks).sum(1))
+        self._written_sums.index_copy_(0, blocks, self._written.index_select(0, blocks).sum(1))
         largest = torch.where(is_good, given, 0.0).amax()
         torch.maximum(self.largest, largest, out=self.largest)
         self.num_refused.add_((~is_good).sum())

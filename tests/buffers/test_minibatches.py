@@ -217,6 +217,19 @@ def test_counts_of_references_may_begin_elsewhere(monkeypatch, offset):
     assert len(addresses) == 2
 
 
+def test_changing_a_batch_in_place_leaves_the_gradients_of_others_alone():
+    """Small batches lie in one piece of memory, but are tensors of their own for autograd."""
+    weight = torch.ones((), requires_grad=True)
+    loss, expected = torch.zeros(()), 0.0
+    for batch in filled(6, 5).minibatches(3):
+        batch.advantages.sub_(batch.advantages.max())
+        loss, expected = loss + (weight * batch.advantages).sum(), expected + batch.advantages.sum()
+        batch.returns.mul_(weight)
+    loss.backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, expected)
+
+
 def test_a_late_backward_sees_its_own_batch():
     rollout = filled(4, 3, LARGE)
     batches = rollout.minibatches(1)

@@ -1,5 +1,7 @@
 """Prioritized sampling: its law, its sums after many updates, and the order of calls."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
 from buffers import BufferMisuseError, PrioritizedReplayBuffer
 from buffers.sum_tree import SumTree
 from buffers.sum_tree_kernels import set_newest
+from buffers.sum_tree_torch import BlockSums
 
 STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
 
@@ -201,3 +204,18 @@ def test_priorities_that_a_state_with_exponent_0_does_not_have_are_as_of_new_row
     saved.update_priorities([0], [3.0])
     buffer.load_state_dict(saved.state_dict())
     assert buffer.priorities.tolist() == [9.0] * 4 + [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("row", "priority"), [(500, 7.0), (-1, 7.0), (0, math.nan), (0, -1.0), (0, 1e300)]
+)
+def test_what_is_refused_on_a_device_leaves_the_rest_of_the_update_alone(row, priority):
+    sums = BlockSums(100, torch.device("cpu"))
+    sums.insert(0, 100, 1.0)
+    rows, priorities = torch.tensor([0, row, 99]), torch.tensor([5.0, priority, 2.0])
+    sums.update(rows, priorities.double(), 100, 1.0, 1e9)
+    assert sums.leaves.tolist() == [5.0, *[1.0] * 98, 2.0]
+    found, weights = torch.zeros(1050, dtype=torch.int64), torch.zeros(1050)
+    sums.draw(torch.Generator().manual_seed(0), found, weights, 1.0)
+    assert abs(int((found == 0).sum()) - 50) <= 1  # of a sum of 105
+    assert (int(sums.num_refused), float(sums.largest)) == (1, 5.0)

@@ -5,6 +5,7 @@ What could end the interpreter runs in processes of its own, whose exit status i
 
 import copy
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -320,6 +321,41 @@ def test_a_child_forked_while_another_thread_is_in_a_call_does_not_wait_for_it(i
     assert told == "2 drawn" or is_busy
     buffer._reader.fill = fill
     assert len(buffer.sample(2, replace=False)) == 2
+
+
+@pytest.mark.parametrize("kind", ["prioritized", "staged"])
+def test_copies_made_amid_an_add_have_the_priorities_of_its_rows(monkeypatch, kind):
+    buffer = KINDS[kind]()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(buffer), "_insert_new", lambda self: None)
+        buffer.add(**step_of(1, PLAIN))
+    twin = KINDS[kind]()
+    twin.load_state_dict(copy.deepcopy(buffer).state_dict())
+    assert twin.priorities[:NUM_ENVS].tolist() == [1.0] * NUM_ENVS
+
+
+@pytest.mark.parametrize("kind", ["once", "episodic"])
+def test_copies_and_pickles_made_while_another_thread_adds_are_whole(kind):
+    buffer, stop = KINDS[kind](), threading.Event()
+    buffer.add(**step_of(1, PLAIN))
+
+    def work():
+        number = 1
+        while not stop.is_set():
+            number += 1
+            buffer.add(**step_of(number, PLAIN))
+
+    thread = threading.Thread(target=work)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for make in (copy.deepcopy, copy.copy, lambda b: pickle.loads(pickle.dumps(b))) * 20:
+            KINDS[kind]().load_state_dict(make(buffer).state_dict())  # refuses contradictions
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        thread.join(30)
 
 
 def test_copies_have_locks_of_their_own():
