@@ -565,6 +565,16 @@ def test_slow_resets_that_wait_are_told_to_wait_side_by_side():
 
 @pytest.mark.slow
 @measured_anew
+def test_envs_that_wait_and_compute_are_not_promised_what_they_compute():
+    fns = [lambda: KnownEnv((0.006,), work_s=0.003)] * 8
+    make = partial(AsyncVectorEnv, fns, num_workers=2)
+    report, measured = advised(make(threads_per_worker=1), make(threads_per_worker=4), 30)
+    assert "threads_per_worker=4" in report.verdict
+    assert 0.7 * report.advice[0].low < measured < 1.3 * report.advice[0].high
+
+
+@pytest.mark.slow
+@measured_anew
 def test_resets_of_few_envs_are_blamed_for_what_the_others_wait():
     fns = [lambda k=k: KnownEnv((0.001,), 0.03, 5 + 2 * k) for k in range(4)]
     envs = AsyncVectorEnv(fns, num_workers=1, threads_per_worker=4)
