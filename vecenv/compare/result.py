@@ -176,7 +176,10 @@ class Comparison:
         more = len(named) - _MOST_NAMED
         names = "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
         slowest = level[-1].steps_per_second
-        rates = f"{slowest:,.0f} to {best.steps_per_second:,.0f} steps/s"
+        rates = f"{_span(slowest, best.steps_per_second, ',.0f')} steps/s"
+        factors = [case.speed_up for case in chosen if case.speed_up is not None]
+        if factors and best.backend != "loop" and all(one.backend != "loop" for one in level):
+            rates += f", {_span(min(factors), max(factors), '.3g')} x one env in a loop"
         if slowest * _NOISY < best.steps_per_second:
             return (
                 f"Too noisy to say what is fastest: the rounds of {names} overlap ({rates}). "
@@ -286,6 +289,11 @@ class Comparison:
 def _rate(rounds: Sequence[Round]) -> float:
     """Env steps per second of some rounds together."""
     return sum(one.steps for one in rounds) / sum(one.seconds for one in rounds)
+
+
+def _span(low: float, high: float, form: str) -> str:
+    first, last = f"{low:{form}}", f"{high:{form}}"
+    return first if first == last else f"{first} to {last}"
 
 
 def _envs(case: Case) -> str:
