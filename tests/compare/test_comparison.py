@@ -137,6 +137,7 @@ def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
     assert numbers["cases"][1]["rounds"][0]["steps"] == result.cases[1].rounds[0].steps
     assert numbers["cases"][1]["report"]["shares"].keys() >= {"env compute", "hand-over"}
     assert numbers["diversity"][1]["num_envs"] == 3
+    assert numbers["units"]["others_busy"] == "cores"
     result.plot(tmp_path / "compare.png")
     with Image.open(tmp_path / "compare.png") as picture:
         assert picture.width > 800

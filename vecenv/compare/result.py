@@ -24,6 +24,17 @@ _BUSY_CORES = 0.25  # that others keep busy, from which it is said
 _MOST_NAMED = 4  # of a tie
 _FEW_EPISODES = 2
 _CERTAIN = 2.0  # standard errors that a difference must have
+_UNITS = {
+    "steps_per_second, rates": "env steps per second, of all rounds and of each",
+    "spread": "highest minus lowest rate / steps_per_second",
+    "speed_up": "times as many steps per second as loop in the same rounds",
+    "seconds, *_s": "s",
+    "policy_ms": "ms",
+    "memory_bytes": "bytes",
+    "others_busy": "cores",
+    "distinct": "share of the transitions",
+    "neighbour_distance": "standard deviations",
+}
 
 
 @dataclass
@@ -240,6 +251,8 @@ class Comparison:
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the numbers as JSON, and write them to a file if one is given.
 
+        Names say the unit (`_s`, `_ms`, `_bytes`), and so does the entry "units".
+
         Raises:
             OSError: The file can't be written.
         """
@@ -262,6 +275,7 @@ class Comparison:
             "cases": cases,
             "diversity": [asdict(found) for found in self.diversity],
             "diversity_reason": self.diversity_reason,
+            "units": _UNITS,
         }
         text = json.dumps(content, indent=1, default=str)
         if path is not None:
