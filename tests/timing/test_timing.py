@@ -389,6 +389,19 @@ def test_a_report_is_written_as_json_table_and_picture(tmp_path):
         report.to_json(tmp_path / "no-such-folder" / "report.json")
 
 
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, (", 1 env: ", "│ 0 ")), (2, (", 2 envs: ", "│ 0-1 "))]
+)
+def test_one_env_is_no_range(count, words):
+    envs = SyncVectorEnv([CountingEnv] * count)
+    envs.timing.enable()
+    run(envs, 2)
+    lines = str(envs.timing.report()).splitlines()
+    envs.close()
+    assert words[0] in lines[0]
+    assert any(" ".join(line.split()).startswith(f"│ caller {words[1]}") for line in lines)
+
+
 def test_a_report_fits_80_columns_whatever_users_name_their_phases():
     envs = SyncVectorEnv([CountingEnv] * 2)
     envs.timing.enable()
