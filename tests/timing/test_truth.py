@@ -453,6 +453,7 @@ def test_a_report_in_the_middle_of_a_phase_counts_what_has_passed():
     envs.close()
 
 
+@measured_anew
 def test_reports_and_traces_are_no_part_of_the_time(tmp_path):
     envs = SyncVectorEnv([lambda: KnownEnv((0.002,))] * 2)
     envs.reset(seed=1)
