@@ -239,6 +239,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     def close(self, **kwargs: Any) -> None:
         """Close the envs; every later call raises ClosedEnvironmentError. May be called twice."""
         try:
+            if getattr(self, "_log", None) is not None and not self.closed:
+                self.timing.note_end()
             super().close(**kwargs)
         finally:
             self.closed = True

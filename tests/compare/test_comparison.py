@@ -137,6 +137,7 @@ def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
     assert numbers["cases"][1]["rounds"][0]["steps"] == result.cases[1].rounds[0].steps
     assert numbers["cases"][1]["report"]["shares"].keys() >= {"env compute", "hand-over"}
     assert numbers["diversity"][1]["num_envs"] == 3
+    assert numbers["units"]["others_busy"] == "cores"
     result.plot(tmp_path / "compare.png")
     with Image.open(tmp_path / "compare.png") as picture:
         assert picture.width > 800
@@ -397,7 +398,17 @@ def test_a_backend_that_was_measured_slower_is_not_advised(cartpole):
 def test_a_large_tie_is_told_in_short():
     cases = [Case("async", count, rounds=rounds(100.0)) for count in range(1, 8)]
     assert Comparison("Env-v0", {}, "", cases).verdict == (
-        "A tie: async, 1; async, 2; async, 3; async, 4; and 3 more (100 to 100 steps/s)."
+        "A tie: async, 1; async, 2; async, 3; async, 4; and 3 more (100 steps/s)."
+    )
+
+
+def test_a_tie_says_how_much_faster_than_a_loop_it_is():
+    loop = Case("loop", 1, rounds=rounds(25.0))
+    level = [Case(name, 4, rounds=rounds(rate)) for name, rate in (("sync", 100), ("async", 105))]
+    for case in level:
+        case.beside = loop.rounds
+    assert Comparison("Env-v0", {}, "", [loop, *level]).verdict == (
+        "A tie: sync, 4; async, 4 (100 to 105 steps/s, 4 to 4.2 x one env in a loop)."
     )
 
 

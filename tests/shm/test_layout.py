@@ -1,4 +1,4 @@
-"""Arithmetic of the shared memory, the arena, and how many cores count as usable."""
+"""Arithmetic of the shared memory, and the arena."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vecenv.shm.arena import Arena
-from vecenv.shm.cores import cgroup_quota, usable_cores
 from vecenv.shm.layout import ControlLayout, chunk_bounds
 from vecenv.shm.shares import checked_threads, worker_shares
 
@@ -74,29 +73,6 @@ def test_arena_knows_foreign_arrays():
     assert arena.offset(np.zeros(3)) is None
     assert arena.offset(arena.allocate((3,))[1:]) == 4
     arena.close()
-
-
-def test_usable_cores_are_at_least_one():
-    assert usable_cores() >= 1
-
-
-def test_cgroup_quotas(tmp_path):
-    membership = tmp_path / "cgroup"
-    membership.write_text("0::/jobs/mine\n")
-    root = tmp_path / "fs"
-    (root / "jobs" / "mine").mkdir(parents=True)
-    assert cgroup_quota(root, membership) is None
-    (root / "cpu.max").write_text("max 100000\n")
-    assert cgroup_quota(root, membership) is None
-    (root / "jobs" / "cpu.max").write_text("250000 100000\n")
-    assert cgroup_quota(root, membership) == 2.5
-    (root / "jobs" / "mine" / "cpu.max").write_text("50000 100000\n")
-    assert cgroup_quota(root, membership) == 0.5
-    old = tmp_path / "old"
-    (old / "cpu").mkdir(parents=True)
-    (old / "cpu" / "cpu.cfs_quota_us").write_text("150000\n")
-    (old / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cgroup_quota(old, tmp_path / "none") == 1.5
 
 
 def test_shares_of_workers():

@@ -55,7 +55,7 @@ def shares(crew, log, stamps, cpu=np.nan):
     return totals, totals.shares_ns
 
 
-def report(crew, log, stamps, phases_ns=None, **options):
+def report(crew, log, stamps, phases_ns=None, num_envs=4, **options):
     """Return a report about 1000 ns."""
     totals, envs = CallTotals(), None
     if stamps is not None:
@@ -78,7 +78,7 @@ def report(crew, log, stamps, phases_ns=None, **options):
     processes = [None] if crew.is_local else PROCESSES[: len(crew.chunks) - 1]
     names = [*calls_module.ENV_CALLS, "policy"]
     recording = Recording(
-        "Envs", 0, 1000, names, log, stamps, crew, processes, 4, NO_PASS, NO_PASS, []
+        "Envs", 0, 1000, names, log, stamps, crew, processes, num_envs, NO_PASS, NO_PASS, []
     )
     return make_report(Tally(1000, phases_ns or {}, totals, envs, **tally), recording)
 
@@ -205,6 +205,34 @@ def test_the_verdict_names_the_largest_share(last_env, advice):
     crew = TWO_WORKERS if last_env is None else FOUR_THREADS
     envs = envs if last_env != (3, 1, 1000, 1000) else [(k, 1, 1000, 1000) for k in range(4)]
     assert advice in report(crew, log, steps(*envs)).verdict
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_what_envs_compute_does_not_pass_side_by_side(monkeypatch, cores):
+    """Each env computes for 300 ns and waits for 200 ns."""
+    monkeypatch.setattr("vecenv.timing.report.usable_cores", lambda: cores)
+    monkeypatch.setattr("vecenv.timing.advice._COMPUTES", 0.7)
+    monkeypatch.setattr("vecenv.timing.advice._FEWEST_GAPS", 1)
+    envs = steps(
+        *((k, 0, 500, 500) for k in (0, 2)), *((k, 500, 1000, 1000) for k in (1, 3)), cpu=0.6
+    )
+    found = report(TWO_WORKERS, calls((STEP, 0, 1000, 0, 1000)), envs).advice[0]
+    if cores == 1:
+        assert "more envs at once cost little more" in found.text
+    else:
+        # Two envs of a worker compute for 600 ns: while others wait, or after both have waited.
+        assert "threads_per_worker=2" in found.text
+        assert (found.low, found.high) == pytest.approx((10 / 8, 10 / 6))
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_one_env_waits_beside_no_other(num_envs):
+    crew = Crew(ENVS, [0, num_envs], np.arange(num_envs), False)
+    envs = steps(*((k, 0, 1000, 1000) for k in range(num_envs)))
+    log = calls((STEP, 0, 1000, 0, 1000))
+    verdict = report(crew, log, envs, num_envs=num_envs).verdict
+    assert ("side by side already" in verdict) == (num_envs == 2)
+    assert "more envs at once cost little more" in verdict
 
 
 def test_gains_are_bounded_by_the_envs_own_time():

@@ -2,7 +2,9 @@
 
 import json
 import math
+import threading
 import time
+from functools import partial
 from itertools import pairwise
 
 import gymnasium as gym
@@ -387,6 +389,41 @@ def test_a_report_is_written_as_json_table_and_picture(tmp_path):
     assert "<svg" in (tmp_path / "report.svg").read_text()
     with pytest.raises(OSError, match="no-such-folder"):
         report.to_json(tmp_path / "no-such-folder" / "report.json")
+
+
+@pytest.mark.parametrize("end", ["disable", "close"])
+def test_what_runs_after_the_end_is_no_load_of_the_run(monkeypatch, end):
+    """All that the machine computes is the worker's, until that is gone."""
+    machine_ns, worker_ns = [0], [0]
+    monkeypatch.setattr("vecenv.timing.control.machine_cpu_ns", lambda: machine_ns[0])
+    monkeypatch.setattr("vecenv.timing.control.cpu_ns", lambda pids: worker_ns[0])
+    envs = AsyncVectorEnv([partial(CountingEnv, step_s=0.03)] * 2, num_workers=1)
+    envs.timing.enable()
+    run(envs, 12)
+    machine_ns[0] = worker_ns[0] = 10**9
+    report = envs.timing.report()
+    (envs.close if end == "close" else envs.timing.disable)()
+    machine_ns[0], worker_ns[0] = 10**11, 0
+    thread = threading.Thread(target=lambda: [sum(range(10**4)) for _ in range(500)])
+    thread.start()
+    thread.join()
+    later = envs.timing.tally()
+    envs.close()
+    assert report.others_load == later.others_load == 0.0
+    assert later.other_threads < 0.1
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, (", 1 env: ", "│ 0 ")), (2, (", 2 envs: ", "│ 0-1 "))]
+)
+def test_one_env_is_no_range(count, words):
+    envs = SyncVectorEnv([CountingEnv] * count)
+    envs.timing.enable()
+    run(envs, 2)
+    lines = str(envs.timing.report()).splitlines()
+    envs.close()
+    assert words[0] in lines[0]
+    assert any(" ".join(line.split()).startswith(f"│ caller {words[1]}") for line in lines)
 
 
 def test_a_report_fits_80_columns_whatever_users_name_their_phases():

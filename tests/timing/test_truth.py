@@ -453,6 +453,7 @@ def test_a_report_in_the_middle_of_a_phase_counts_what_has_passed():
     envs.close()
 
 
+@measured_anew
 def test_reports_and_traces_are_no_part_of_the_time(tmp_path):
     envs = SyncVectorEnv([lambda: KnownEnv((0.002,))] * 2)
     envs.reset(seed=1)
@@ -561,6 +562,16 @@ def test_slow_resets_that_wait_are_told_to_wait_side_by_side():
     report, measured = advised(make(threads_per_worker=1), make(threads_per_worker=2), 24)
     check_advice(report, "resets of", measured)
     assert "threads_per_worker=2" in report.verdict
+
+
+@pytest.mark.slow
+@measured_anew
+def test_envs_that_wait_and_compute_are_not_promised_what_they_compute():
+    fns = [lambda: KnownEnv((0.006,), work_s=0.003)] * 8
+    make = partial(AsyncVectorEnv, fns, num_workers=2)
+    report, measured = advised(make(threads_per_worker=1), make(threads_per_worker=4), 30)
+    assert "threads_per_worker=4" in report.verdict
+    assert 0.7 * report.advice[0].low < measured < 1.3 * report.advice[0].high
 
 
 @pytest.mark.slow

@@ -24,6 +24,17 @@ _BUSY_CORES = 0.25  # that others keep busy, from which it is said
 _MOST_NAMED = 4  # of a tie
 _FEW_EPISODES = 2
 _CERTAIN = 2.0  # standard errors that a difference must have
+_UNITS = {
+    "steps_per_second, rates": "env steps per second, of all rounds and of each",
+    "spread": "highest minus lowest rate / steps_per_second",
+    "speed_up": "times as many steps per second as loop in the same rounds",
+    "seconds, *_s": "s",
+    "policy_ms": "ms",
+    "memory_bytes": "bytes",
+    "others_busy": "cores",
+    "distinct": "share of the transitions",
+    "neighbour_distance": "standard deviations",
+}
 
 
 @dataclass
@@ -176,7 +187,10 @@ class Comparison:
         more = len(named) - _MOST_NAMED
         names = "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
         slowest = level[-1].steps_per_second
-        rates = f"{slowest:,.0f} to {best.steps_per_second:,.0f} steps/s"
+        rates = f"{_span(slowest, best.steps_per_second, ',.0f')} steps/s"
+        factors = [case.speed_up for case in chosen if case.speed_up is not None]
+        if factors and best.backend != "loop" and all(one.backend != "loop" for one in level):
+            rates += f", {_span(min(factors), max(factors), '.3g')} x one env in a loop"
         if slowest * _NOISY < best.steps_per_second:
             return (
                 f"Too noisy to say what is fastest: the rounds of {names} overlap ({rates}). "
@@ -237,6 +251,8 @@ class Comparison:
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the numbers as JSON, and write them to a file if one is given.
 
+        Names say the unit (`_s`, `_ms`, `_bytes`), and so does the entry "units".
+
         Raises:
             OSError: The file can't be written.
         """
@@ -259,6 +275,7 @@ class Comparison:
             "cases": cases,
             "diversity": [asdict(found) for found in self.diversity],
             "diversity_reason": self.diversity_reason,
+            "units": _UNITS,
         }
         text = json.dumps(content, indent=1, default=str)
         if path is not None:
@@ -286,6 +303,11 @@ class Comparison:
 def _rate(rounds: Sequence[Round]) -> float:
     """Env steps per second of some rounds together."""
     return sum(one.steps for one in rounds) / sum(one.seconds for one in rounds)
+
+
+def _span(low: float, high: float, form: str) -> str:
+    first, last = f"{low:{form}}", f"{high:{form}}"
+    return first if first == last else f"{first} to {last}"
 
 
 def _envs(case: Case) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.shm.cores import usable_cores
+from vecenv.cores import usable_cores
 from vecenv.shm.env import AsyncVectorEnv
 from vecenv.shm.probe import Probe, ProbeError, ProbeTimeout, probe_env, run_apart
 from vecenv.shm.threads import MOST_THREADS

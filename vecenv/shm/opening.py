@@ -14,13 +14,13 @@ from gymnasium.spaces import Sequence as SequenceSpace
 from gymnasium.vector import AutoresetMode
 
 from vecenv.autoreset import StepRows
+from vecenv.cores import usable_cores
 from vecenv.errors import EnvCreationError
 from vecenv.rows import is_array_space
 from vecenv.shm.action_rows import action_leaves
 from vecenv.shm.arena import Arena
 from vecenv.shm.chunk import Chunk, run_here
 from vecenv.shm.columns import ColumnReader
-from vecenv.shm.cores import usable_cores
 from vecenv.shm.deadline import Deadline
 from vecenv.shm.exchange import Exchange
 from vecenv.shm.faults import EnvFault, WorkerDiedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecenv.shm.cores import usable_cores
+from vecenv.cores import usable_cores
 
 __all__ = ["checked_threads", "worker_shares"]
 

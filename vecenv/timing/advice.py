@@ -174,8 +174,10 @@ def _about_local_compute(facts: Facts, cpu_share: float) -> Advice:
         low, high = (
             facts.gain(
                 rest_ns
-                + (0 if does_wait else env_ns / min(cores, facts.num_envs))
-                + (calls.longest_ns if does_wait else 0)
+                + max(
+                    (cpu_share if does_wait else 1.0) * env_ns / min(cores, facts.num_envs),
+                    calls.longest_ns if does_wait else 0,
+                )
                 + calls.num_rounds * per_round_ns
             )
             for cores, per_round_ns in zip(
@@ -217,11 +219,10 @@ def _about_waiting(facts: Facts) -> Advice:
             "processors would not help",
         )
     if facts.num_lanes < facts.num_envs and not facts.first_ready:
-        rest_ns = facts.wall_ns - facts.calls.work_ns + facts.calls.longest_ns
-        high = facts.gain(max(rest_ns, facts.outside_ns))
+        low, high = _side_by_side(facts)
         threads = math.ceil(facts.num_envs / facts.num_workers)
-        # Ends at the same time show that they do not wait for one another.
-        low = 0.8 * high if facts.calls.gaps >= _FEWEST_GAPS else 1.0
+        if facts.calls.gaps < _FEWEST_GAPS:  # else ends show that they do not wait for one another
+            low = 1.0
         if high > _WORTH:
             doubt = "" if low > 1 else " (unless they wait for one another)"
             return _told(
@@ -229,9 +230,26 @@ def _about_waiting(facts: Facts) -> Advice:
                 max(low, 1.0),
                 high,
             )
-    return _without(
-        facts, ENV_COMPUTE, f"{share}, side by side already; more envs at once cost little more"
-    )
+    if facts.num_envs > 1:
+        share += ", side by side already"
+    return _without(facts, ENV_COMPUTE, f"{share}; more envs at once cost little more")
+
+
+def _side_by_side(facts: Facts) -> tuple[float, float]:
+    """Return between how many times as many steps/s there are if all envs wait side by side.
+
+    The threads of a worker take turns at what they compute, and workers share the processors.
+    That may pass while others wait (high), or come after all have waited (low).
+    """
+    calls, cpu_share = facts.calls, facts.cpu_share or 0.0
+    rest_ns = facts.wall_ns - calls.work_ns
+    cpu_ns = cpu_share * calls.work_ns * facts.num_lanes
+    least_ns = max(calls.longest_ns, cpu_ns / min(facts.num_workers, facts.cores))
+    most_ns = cpu_ns / min(facts.num_workers, facts.free_cores)
+    most_ns += (1 - cpu_share) * calls.longest_ns
+    high = facts.gain(max(rest_ns + least_ns, facts.outside_ns))
+    low = facts.gain(max(rest_ns + most_ns, facts.outside_ns))
+    return max(min(low, 0.8 * high), 1.0), high
 
 
 def _about_computing(facts: Facts) -> Advice:
@@ -265,17 +283,15 @@ def _about_resets(facts: Facts) -> Advice:
         return _without(facts, ENV_RESET, "resets; make them cheaper, or episodes longer")
     mean = duration(int(facts.envs.reset_ns.sum()) / count)
     told = f"{count:,} resets of {mean}"
-    calls = facts.calls
     if not facts.is_local and facts.num_lanes < facts.num_envs and not facts.first_ready:
-        cpu_share = facts.envs.cpu_share(1)
-        rest_ns = max(facts.wall_ns - calls.work_ns + calls.longest_ns, facts.outside_ns)
-        if cpu_share is not None and cpu_share < _COMPUTES and facts.gain(rest_ns) > _WORTH:
+        cpu_share, (_, high) = facts.envs.cpu_share(1), _side_by_side(facts)
+        if cpu_share is not None and cpu_share < _COMPUTES and high > _WORTH:
             threads = math.ceil(facts.num_envs / facts.num_workers)
             return _told(
                 f"{told} that wait; threads_per_worker={threads} lets them wait side by side "
                 "(unless for one another)",
                 1.0,
-                facts.gain(rest_ns),
+                high,
             )
     return _without(facts, ENV_RESET, f"{told}; make them cheaper, or episodes longer")
 

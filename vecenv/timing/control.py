@@ -143,6 +143,19 @@ class Tally(NamedTuple):
     other_threads: float
 
 
+class _Loads(NamedTuple):
+    """Processors kept busy, on average.
+
+    Attributes:
+        others: By other processes; None if not known.
+        other_threads: By other threads of the calling process than the one that calls the vector
+            env; 0 if not known.
+    """
+
+    others: float | None
+    other_threads: float
+
+
 class _ThreadLog(CallLog):
     """The log of a thread, and what has been made of it.
 
@@ -219,6 +232,7 @@ class Timing:
         self._since_ns = self._folded_ns = 0
         self._process_cpu_ns = self._workers_cpu_ns = 0
         self._machine_cpu_ns: int | None = None
+        self._loads: _Loads | None = None  # of a recording that has ended
         self._kept: tuple[Crew, list[WorkerProcess | None], int] = (
             Crew(NOTHING, [0], np.zeros(0, np.int64), True),
             [],
@@ -266,7 +280,13 @@ class Timing:
         if self.enabled and envs is not None:
             envs._end_stamps()
             envs._log = None
+            self.note_end()
         self.enabled = False
+
+    def note_end(self) -> None:
+        """Note what else ran meanwhile: timing ends here, or workers are about to go."""
+        if self._loads is None:
+            self._loads = self._measure_loads()
 
     def clear(self) -> None:
         """Forget what has been recorded; phases that are open begin now."""
@@ -278,6 +298,7 @@ class Timing:
             self._process_cpu_ns = process_time_ns()
             self._machine_cpu_ns = machine_cpu_ns()
             self._workers_cpu_ns = cpu_ns(self._pids())
+            self._loads = None
             self._carried = self._env_totals = None
             if self._stamps is not None:
                 self._taken = self._stamps.counts.copy()
@@ -407,11 +428,7 @@ class Timing:
                 for name, own_ns in spent.items():
                     others_ns[name] = others_ns.get(name, 0) + own_ns
             wall_ns = max(main.wall_ns, 1)
-            used = (process_time_ns() - self._process_cpu_ns) / wall_ns
-            if main.cpu_ns is not None and main.thread == get_ident():
-                used -= (thread_time_ns() - main.cpu_ns) / wall_ns
-            else:
-                used = 0.0
+            loads = self._loads or self._measure_loads()
             return Tally(
                 wall_ns,
                 main.phases_ns(),
@@ -420,25 +437,28 @@ class Timing:
                 others_ns,
                 self._copies,
                 self._kept[0].stamped,
-                self._others_load(),
-                used,
+                loads.others,
+                loads.other_threads,
             )
 
     def _pids(self) -> list[int]:
         """Return the workers on this machine."""
         return [process.pid for process in self._kept[1] if process is not None and process.pid > 0]
 
-    def _others_load(self) -> float | None:
-        """Return how many processors other processes kept busy; None if that is not known."""
-        now_ns, busy_ns = perf_counter_ns(), machine_cpu_ns()
-        if busy_ns is None or self._machine_cpu_ns is None:
-            return None
-        if now_ns - self._since_ns < _FEWEST_TICKS_NS:
-            return None
-        own_ns = process_time_ns() - self._process_cpu_ns
-        own_ns += max(cpu_ns(self._pids()) - self._workers_cpu_ns, 0)
-        spent_ns = busy_ns - self._machine_cpu_ns - own_ns
-        return max(spent_ns / max(now_ns - self._since_ns, 1), 0.0)
+    def _measure_loads(self) -> _Loads:
+        """Return what else has kept processors busy until now."""
+        now_ns, own_ns = perf_counter_ns(), process_time_ns() - self._process_cpu_ns
+        spent_ns = max(now_ns - self._since_ns, 1)
+        main = max(list(self._logs.values()), key=lambda log: log.env_ns, default=None)
+        other_threads = 0.0
+        if main is not None and main.cpu_ns is not None and main.thread == get_ident():
+            other_threads = (own_ns - (thread_time_ns() - main.cpu_ns)) / spent_ns
+        busy_ns, others = machine_cpu_ns(), None
+        if busy_ns is not None and self._machine_cpu_ns is not None:
+            own_ns += max(cpu_ns(self._pids()) - self._workers_cpu_ns, 0)
+            if spent_ns >= _FEWEST_TICKS_NS:
+                others = max((busy_ns - self._machine_cpu_ns - own_ns) / spent_ns, 0.0)
+        return _Loads(others, other_threads)
 
     def recording(self) -> Recording:
         """Return the latest of what was recorded since `enable` or `clear`, for a timeline.

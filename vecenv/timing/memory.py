@@ -6,14 +6,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["cpu_ns", "machine_cpu_ns", "pss_bytes", "usable_cores"]
+from vecenv.cores import usable_cores
 
-
-def usable_cores() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+__all__ = ["cpu_ns", "machine_cpu_ns", "pss_bytes"]
 
 
 def cpu_ns(pids: Iterable[int]) -> int:
@@ -31,7 +26,7 @@ def cpu_ns(pids: Iterable[int]) -> int:
 def machine_cpu_ns() -> int | None:
     """Return the processor time of all processes; None if the system does not tell.
 
-    Also if this process may not use all processors: it matters only what those are busy with.
+    None also if this process may not use all processors: what keeps the rest busy does not matter.
     """
     if usable_cores() != os.cpu_count():
         return None

@@ -92,7 +92,8 @@ def _about_threads(report: TimingReport) -> str:
 
 def _shares(report: TimingReport) -> Table:
     title = (
-        f"{report.backend}, {report.num_envs} envs: {report.steps_per_second:,.0f} steps/s "
+        f"{report.backend}, {report.num_envs} env{'s' if report.num_envs != 1 else ''}: "
+        f"{report.steps_per_second:,.0f} steps/s "
         f"({report.num_steps:,} in {report.wall_s:.2f} s)"
     )
     longest = max([_NAME_WIDTH, *map(len, report.shares)])
@@ -115,7 +116,7 @@ def _workers(report: TimingReport) -> Table:
     for worker in report.workers:
         table.add_row(
             Text(worker.name),
-            f"{worker.first_env}-{worker.last_env}",
+            _range(worker.first_env, worker.last_env),
             f"{worker.busy:.1%}",
             bar(worker.busy, 12),
             f"{worker.idle:.1%}",
@@ -123,6 +124,10 @@ def _workers(report: TimingReport) -> Table:
             "" if worker.memory_bytes is None else f"{worker.memory_bytes / 2**20:.0f} MiB",
         )
     return table
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first}-{last}"
 
 
 def _envs(report: TimingReport) -> Table:
