@@ -150,7 +150,7 @@ class _FileLock:
     """A lock between processes on counts, claims and queues, which have several writers.
 
     The system lets go of it when the process that holds it ends, however that ends: a worker that
-    is killed in between leaves a row that was claimed and not written, and nobody waiting.
+    is killed in between leaves nobody waiting.
     """
 
     def __init__(self, file: int, *, has_threads: bool) -> None:
@@ -348,7 +348,6 @@ class PortableLink(Link):
 
         with self._lock:
             position = int(self.words[at.CLAIMS_LINE * LINE])
-            self.words[at.CLAIMS_LINE * LINE] += 1
             row = position % self.layout.ring_rows
             base = self.words.ctypes.data
             for source, target, size in leaves.tolist():
@@ -356,7 +355,10 @@ class PortableLink(Link):
             place = self.layout.ring + row * at.RING_WORDS
             self.words[place + 1 : place + at.RING_WORDS] = env_id, status, form
             self.words[place] = position + 1
-        self._add_count(at.ROWS)
+            # Last: if Ctrl-C or the worker's end comes before, the next row is written here.
+            self.words[at.CLAIMS_LINE * LINE] += 1
+            self.words[at.ROWS * LINE + at.COUNT] += 1
+        self._caller_bell.release()
         return position
 
     def _read_ready(self, head: int, env_ids: np.ndarray) -> int:
@@ -364,7 +366,7 @@ class PortableLink(Link):
         if not self._lock.acquire(CALLER_SLICE_S):
             return 0  # its holder does not go on: the caller looks around, or its time is up
         # What is there has been written before the lock was let go.
-        ready = int(self.words[at.ROWS * LINE + at.COUNT]) - head
+        ready = int(self.words[at.CLAIMS_LINE * LINE]) - head
         self._lock.release()
         while count < min(ready, self.layout.ring_rows):
             place = self.layout.ring + (head + count) % self.layout.ring_rows * at.RING_WORDS
