@@ -108,6 +108,17 @@ def test_a_fork_has_envs_of_its_own(envs):
     assert envs.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
 
 
+def test_a_fork_keeps_no_files_that_stand_for_its_parents_workers(envs):
+    envs.reset()
+
+    def act():
+        files = [entry.path for entry in os.scandir("/proc/self/fd")]
+        named = [os.readlink(path) for path in files if os.path.lexists(path)]
+        assert not [name for name in named if "pidfd" in name]
+
+    assert in_fork(act) == 0
+
+
 def run(code, **kwargs):
     """Run a script and return its exit code and what it has printed."""
     head = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
@@ -177,7 +188,7 @@ class Forking(FaultyEnv):
         if pid == 0:
             sys.stderr = open(os.devnull, "w")
             if self.count == 0:
-                sys.exit(3)
+                sys.exit(3 + 2**40)
             if self.count == 1:
                 raise ValueError("in the fork")
             if self.count == 2:
