@@ -394,3 +394,41 @@ def test_ctrl_c_while_the_caller_writes_its_own_row_leaves_no_gap():
     status, printed = run(INTERRUPTED_OWN_ROW, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
     assert status == 0
     assert printed == ["1", "2"]
+
+
+INTERRUPTED_WITH_LOCK = """
+import fcntl, os, time
+from shm.faulty_envs import FINE, FaultyEnv
+from vecenv import AsyncVectorEnv
+
+class LateEnv(FaultyEnv):
+    def step(self, action):
+        time.sleep(0.2)
+        return super().step(action)
+
+caller, lock = os.getpid(), fcntl.lockf
+
+def interrupted(file, how):
+    lock(file, how)
+    if os.getpid() == caller and how & fcntl.LOCK_EX:
+        fcntl.lockf = lock
+        raise KeyboardInterrupt
+
+for options in ({}, {"caller_steps": True}):
+    envs = AsyncVectorEnv([LateEnv] * 2, num_workers=2, context="fork", **options)
+    envs.reset()
+    envs.send([FINE] * 2)
+    fcntl.lockf = interrupted
+    try:
+        envs.recv()
+    except KeyboardInterrupt:
+        begin = time.monotonic()
+        envs.close(timeout=20)
+        print(time.monotonic() - begin < 10)
+"""
+
+
+def test_ctrl_c_when_the_caller_has_just_taken_the_lock_keeps_no_worker_waiting():
+    status, printed = run(INTERRUPTED_WITH_LOCK, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
+    assert status == 0
+    assert printed == ["True", "True"]

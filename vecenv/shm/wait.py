@@ -159,7 +159,11 @@ class _FileLock:
 
     def __enter__(self) -> None:
         self._threads.__enter__()
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+        except BaseException:  # Ctrl-C, perhaps when it had just been taken
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         fcntl.lockf(self._file, fcntl.LOCK_UN)
@@ -229,7 +233,6 @@ class PortableLink(Link):
             self._bells[worker].release()
 
     def _wait_count(self, line: int, target: int) -> bool:
-        self._lock.release()  # Ctrl-C may have come when it had just been taken
         while self._caller_bell.acquire(block=False):
             pass
         count = line * LINE + at.COUNT
@@ -238,7 +241,6 @@ class PortableLink(Link):
         return bool(self.words[count] >= target)
 
     def _wait_done(self, line: int, first: int, last: int) -> int:
-        self._lock.release()
         while self._caller_bell.acquire(block=False):
             pass
         if not self._are_done(first, last):
@@ -363,11 +365,13 @@ class PortableLink(Link):
 
     def _read_ready(self, head: int, env_ids: np.ndarray) -> int:
         count = status = form = 0
-        if not self._lock.acquire(CALLER_SLICE_S):
-            return 0  # its holder does not go on: the caller looks around, or its time is up
-        # What is there has been written before the lock was let go.
-        ready = int(self.words[at.CLAIMS_LINE * LINE]) - head
-        self._lock.release()
+        try:
+            if not self._lock.acquire(CALLER_SLICE_S):
+                return 0  # its holder does not go on: the caller looks around, or its time is up
+            # What is there has been written before the lock was let go.
+            ready = int(self.words[at.CLAIMS_LINE * LINE]) - head
+        finally:  # Ctrl-C may come when it has just been taken
+            self._lock.release()
         while count < min(ready, self.layout.ring_rows):
             place = self.layout.ring + (head + count) % self.layout.ring_rows * at.RING_WORDS
             sequence, env_id, row_status, row_form = self.words[place : place + 4].tolist()
