@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from vecenv.ray.env import RayVectorEnv
+from vecenv.ray.fleet import Fleet
+
 pytestmark = pytest.mark.ray
 
 INTERRUPTED = """
@@ -136,3 +139,52 @@ def test_ctrl_c_at_any_instant_loses_no_count_of_what_is_in_flight():
 
 def test_a_fork_of_the_caller_is_refused_its_actors_and_ends_none():
     assert run(FORKED) == "done\n"
+
+
+class KilledActors:
+    """Stands for a cluster whose actors take a Ctrl-C or two to kill."""
+
+    is_connected = True
+
+    def __init__(self, num_interrupts):
+        self.killed, self.num_interrupts = [], num_interrupts
+
+    def kill(self, actor):
+        if self.num_interrupts:
+            self.num_interrupts -= 1
+            raise KeyboardInterrupt
+        self.killed.append(actor)
+
+
+@pytest.mark.parametrize("num_interrupts", [1, 2])
+def test_a_further_close_ends_the_actors_that_ctrl_c_has_left(num_interrupts):
+    fleet = object.__new__(Fleet)
+    fleet._pid, fleet._pending, fleet._done = os.getpid(), {}, []
+    fleet._actors, fleet._amounts_then = ["first", "second"], lambda: None
+    fleet.cluster = KilledActors(num_interrupts)
+    envs = object.__new__(RayVectorEnv)
+    envs._fleet, envs.closed = fleet, False
+
+    with pytest.raises(KeyboardInterrupt):
+        envs.close(terminate=True)
+    envs.close()
+
+    assert envs.closed
+    assert fleet.cluster.killed == ["first", "second"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, TimeoutError])
+def test_an_actor_whose_start_a_signal_handler_broke_off_is_ended(error):
+    def broken_off(seats, deadline):
+        fleet._actors[0] = "new"
+        raise error
+
+    fleet = object.__new__(Fleet)
+    fleet._actors, fleet.seats, fleet.start_timeout = ["old"], [None], 1.0
+    fleet.seat_after = lambda seat, reason: seat
+    fleet.cluster, fleet._open = KilledActors(0), broken_off
+
+    with pytest.raises(error):
+        fleet._restart(0, "it is gone.")
+
+    assert fleet.cluster.killed == ["old", "new"]

@@ -108,6 +108,17 @@ def test_a_fork_has_envs_of_its_own(envs):
     assert envs.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
 
 
+def test_a_fork_keeps_no_files_that_stand_for_its_parents_workers(envs):
+    envs.reset()
+
+    def act():
+        files = [entry.path for entry in os.scandir("/proc/self/fd")]
+        named = [os.readlink(path) for path in files if os.path.lexists(path)]
+        assert not [name for name in named if "pidfd" in name]
+
+    assert in_fork(act) == 0
+
+
 def run(code, **kwargs):
     """Run a script and return its exit code and what it has printed."""
     head = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
@@ -177,7 +188,7 @@ class Forking(FaultyEnv):
         if pid == 0:
             sys.stderr = open(os.devnull, "w")
             if self.count == 0:
-                sys.exit(3)
+                sys.exit(3 + 2**40)
             if self.count == 1:
                 raise ValueError("in the fork")
             if self.count == 2:
@@ -308,3 +319,116 @@ def test_a_worker_that_is_killed_while_it_holds_the_lock_is_replaced(tmp_path, t
     status, printed = run(code, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
     assert status == 0
     assert printed == ["1", "1", "True", "dead"]  # both envs of the worker
+
+
+WRITES_WHILE_ANOTHER_DIES = """
+import ctypes, os, time
+from shm.faulty_envs import FINE, FaultyEnv
+from vecenv import AsyncVectorEnv
+from vecenv.shm.layout import CLAIMS_LINE, COUNT, LINE, ROWS
+
+caller, move, marker = os.getpid(), ctypes.memmove, {marker!r}
+
+class DyingEnv(FaultyEnv):
+    def step(self, action):
+        while not os.path.exists(marker):
+            time.sleep(0.001)
+        os._exit(1)
+
+def slow(*args):
+    if os.getpid() != caller and not os.path.exists(marker):
+        open(marker, "w").close()
+        time.sleep(0.5)
+    return move(*args)
+
+ctypes.memmove = slow
+envs = AsyncVectorEnv([DyingEnv, FaultyEnv], num_workers=2, context="fork", on_error="restart")
+envs.reset()
+envs.send([FINE] * 2)
+print(sorted(envs.recv(2, timeout=20).env_ids.tolist()), envs.restarts.tolist())
+words = envs._exchange.link.words
+print(words[CLAIMS_LINE * LINE], words[ROWS * LINE + COUNT])
+envs.close()
+"""
+
+
+def test_rows_that_others_write_while_a_worker_is_replaced_are_counted_once(tmp_path):
+    code = WRITES_WHILE_ANOTHER_DIES.format(marker=str(tmp_path / "writing"))
+    status, printed = run(code, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
+    assert status == 0
+    assert printed == ["[0,", "1]", "[1,", "0]", "2", "2"]
+
+
+INTERRUPTED_OWN_ROW = """
+import ctypes, os, time
+from shm.faulty_envs import FINE, FaultyEnv
+from vecenv import AsyncVectorEnv
+
+caller, move = os.getpid(), ctypes.memmove
+
+class LateEnv(FaultyEnv):
+    def step(self, action):
+        if os.getpid() != caller:
+            time.sleep(0.3)
+        return super().step(action)
+
+def interrupted(*args):
+    if os.getpid() == caller:
+        ctypes.memmove = move
+        raise KeyboardInterrupt
+    return move(*args)
+
+envs = AsyncVectorEnv([LateEnv] * 3, num_workers=3, context="fork", caller_steps=True)
+envs.reset()
+envs.send([FINE] * 3)
+ctypes.memmove = interrupted
+try:
+    envs.recv()
+except KeyboardInterrupt:
+    print(*sorted(envs.recv(timeout=20).env_ids.tolist()))
+envs.close()
+"""
+
+
+def test_ctrl_c_while_the_caller_writes_its_own_row_leaves_no_gap():
+    status, printed = run(INTERRUPTED_OWN_ROW, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
+    assert status == 0
+    assert printed == ["1", "2"]
+
+
+INTERRUPTED_WITH_LOCK = """
+import fcntl, os, time
+from shm.faulty_envs import FINE, FaultyEnv
+from vecenv import AsyncVectorEnv
+
+class LateEnv(FaultyEnv):
+    def step(self, action):
+        time.sleep(0.2)
+        return super().step(action)
+
+caller, lock = os.getpid(), fcntl.lockf
+
+def interrupted(file, how):
+    lock(file, how)
+    if os.getpid() == caller and how & fcntl.LOCK_EX:
+        fcntl.lockf = lock
+        raise KeyboardInterrupt
+
+for options in ({}, {"caller_steps": True}):
+    envs = AsyncVectorEnv([LateEnv] * 2, num_workers=2, context="fork", **options)
+    envs.reset()
+    envs.send([FINE] * 2)
+    fcntl.lockf = interrupted
+    try:
+        envs.recv()
+    except KeyboardInterrupt:
+        begin = time.monotonic()
+        envs.close(timeout=20)
+        print(time.monotonic() - begin < 10)
+"""
+
+
+def test_ctrl_c_when_the_caller_has_just_taken_the_lock_keeps_no_worker_waiting():
+    status, printed = run(INTERRUPTED_WITH_LOCK, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
+    assert status == 0
+    assert printed == ["True", "True"]

@@ -1,9 +1,11 @@
 """Ctrl-C at every line of every call: what follows is as if it had not been, or says what to do."""
 
+import asyncio
 import contextlib
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -277,3 +279,64 @@ def test_signals_wait_while_something_must_be_whole():
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(done) == 1
+
+
+def test_no_handler_is_lost_or_called_twice_because_signals_waited():
+    from vecenv.interrupts import interrupts_later
+
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = [signal.getsignal(number) for number in numbers]
+    loop, told, terminated = asyncio.new_event_loop(), [], []
+
+    async def be_interrupted() -> None:
+        loop.add_signal_handler(signal.SIGINT, told.append, 1)
+        with interrupts_later():
+            signal.raise_signal(signal.SIGINT)
+            assert not told
+        await asyncio.sleep(0.01)
+
+    try:
+        loop.run_until_complete(be_interrupted())
+        loop.close()
+        assert told == [1]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, lambda *_: terminated.append(1))
+        with pytest.raises(KeyboardInterrupt), interrupts_later():
+            for number in numbers:
+                signal.raise_signal(number)
+        assert terminated == [1]
+        with pytest.raises(KeyboardInterrupt) as raised, interrupts_later():
+            for _ in range(3):
+                signal.raise_signal(signal.SIGINT)
+        assert raised.value.__context__ is None
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+FORKED_BY_ANOTHER_THREAD = """
+import os, signal, threading, time
+from vecenv.interrupts import interrupts_later
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        except KeyboardInterrupt:
+            os._exit(3)
+        os._exit(4)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+with interrupts_later():
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_signals_of_a_fork_by_another_thread_do_not_wait():
+    command = [sys.executable, "-W", "ignore", "-c", FORKED_BY_ANOTHER_THREAD]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.split() == ["3"]

@@ -291,6 +291,11 @@ class Fleet:
         self._pending, self._done = {}, []
 
     @property
+    def has_ended(self) -> bool:
+        """Whether all actors have been ended by `stop`."""
+        return not self._actors
+
+    @property
     def _is_forked(self) -> bool:
         """Whether this is a copy in a fork, where even letting go of references to Ray hangs."""
         return os.getpid() != self._pid
@@ -404,13 +409,13 @@ class Fleet:
             try:
                 [self.openings[worker]] = self._open([seat], deadline)
                 return
-            except KeyboardInterrupt:  # one without envs would not be known as such
-                self.cluster.kill(self._actors[worker])
-                raise
             except EnvCreationError as error:
                 # Ray puts actors on nodes that are gone until it has noticed that they are.
                 if not (tries_left and isinstance(error.__cause__, ActorGoneError)):
                     raise WorkerDiedError(f"{reason} It could not be replaced: {error}") from error
+            except BaseException:  # Ctrl-C: an actor without envs would not be known as such
+                self.cluster.kill(self._actors[worker])
+                raise
 
     # -- end ---------------------------------------------------------------------------------
 

@@ -237,6 +237,17 @@ class RemoteEnvs(VecEnv):
             for opening, start_s in zip(self._fleet.openings, self._fleet.start_s, strict=True)
         ]
 
+    def close(self, **kwargs: Any) -> None:
+        """Close the envs and end the actors; see `close_extras`. May be called twice.
+
+        A further call ends the actors that Ctrl-C has left, however often it came.
+        """
+        try:
+            super().close(**kwargs)
+        finally:
+            if hasattr(self, "_fleet") and not self._fleet.has_ended:
+                self._fleet.stop(0.0, 0.0)
+
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the actors, whatever state they are in; Ray itself goes on.
 

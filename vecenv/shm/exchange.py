@@ -666,12 +666,13 @@ class Exchange:
         if self._is_done(worker):  # what it had to say beyond numbers, it has said or never will
             self._words[command + LINE + at.STATUS] = 0
         others = [w for w in range(self.num_workers) if w != worker]
+        claimed = self.ring.claimed()
         give_up = time.monotonic() + 1.0
-        while others and time.monotonic() < give_up:  # until nobody is between claim and count
+        while others and time.monotonic() < give_up:  # until those who live have written these
             writing = LINE + at.WRITING
             others = [w for w in others if self._words[self._command[w] + writing]]
             time.sleep(0.001)
-        self.ring.void_unwritten()
+        self.ring.void_unwritten(claimed)
         first, last = self.pool.bounds[worker], self.pool.bounds[worker + 1]
         self.ring.void_unexplained(first, last, lambda position: (worker, position) in self._stash)
         self._repair_counts()

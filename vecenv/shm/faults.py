@@ -71,7 +71,7 @@ def leave_if_copied(error: BaseException | None = None) -> None:
         sys.stderr.write(text)
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)
+    os._exit(code & 0xFF if isinstance(code, int) else 1)  # of which the system keeps no more
 
 
 class WorkerDiedError(RuntimeError):

@@ -102,6 +102,12 @@ class Process:
         self._exit_code: int | None = None
         self.pid: int | None = None
         self.sentinel = self.ending = -1
+        tell_after_fork(self)
+
+    def leave_to_parent(self, parent_pid: int) -> None:
+        """Close this fork's copy of the file that stands for it."""
+        self._has_ended = True  # as far as this fork is concerned
+        self._close_pidfd()
 
     def start(self) -> None:
         """Start it."""
@@ -180,6 +186,9 @@ class Process:
                 self._popen.returncode = 0
             self._process.close()
             self._popen = None
+        self._close_pidfd()
+
+    def _close_pidfd(self) -> None:
         if self._pidfd >= 0:
             file, self._pidfd = self._pidfd, -1
             os.close(file)

@@ -110,15 +110,22 @@ class ReadyRing:
 
     def skip(self) -> None:
         """Give up all rows that are there; nobody may be writing."""
-        self.head = int(self._link.words[CLAIMS_LINE * LINE])
+        self.head = self.claimed()
 
-    def void_unwritten(self) -> None:
-        """Declare void the rows that were claimed and not written; nobody may be writing."""
-        for position in range(self.head, int(self._link.words[CLAIMS_LINE * LINE])):
+    def claimed(self) -> int:
+        """Return how many rows workers have begun to write since the beginning."""
+        return int(self._link.words[CLAIMS_LINE * LINE])
+
+    def void_unwritten(self, end: int) -> None:
+        """Declare void the rows before position `end` that were claimed and not written.
+
+        Those from there on are left alone: workers that live may be writing them.
+        """
+        for position in range(self.head, end):
             row = position % self.size
             if self._rows[row, ROW_SEQUENCE] != position + 1:
                 self._rows[row] = position + 1, VOID, 0, 0
-        self._link.words[ROWS * LINE + COUNT] = self._link.words[CLAIMS_LINE * LINE]
+        self._link.words[ROWS * LINE + COUNT] = self.claimed()
 
     def void_unexplained(self, first: int, last: int, is_there: Callable[[int], bool]) -> None:
         """Declare void the rows of envs first, ..., last - 1 whose message will never come.
@@ -128,7 +135,7 @@ class ReadyRing:
             last: The env after its last.
             is_there: Says whether the message for a position has come.
         """
-        for position in range(self.head, int(self._link.words[CLAIMS_LINE * LINE])):
+        for position in range(self.head, self.claimed()):
             row = self._rows[position % self.size]
             has_message = int(row[ROW_STATUS]) & HAS_MESSAGE
             if first <= row[ROW_ENV] < last and has_message and not is_there(position):

@@ -150,7 +150,7 @@ class _FileLock:
     """A lock between processes on counts, claims and queues, which have several writers.
 
     The system lets go of it when the process that holds it ends, however that ends: a worker that
-    is killed in between leaves a row that was claimed and not written, and nobody waiting.
+    is killed in between leaves nobody waiting.
     """
 
     def __init__(self, file: int, *, has_threads: bool) -> None:
@@ -159,7 +159,11 @@ class _FileLock:
 
     def __enter__(self) -> None:
         self._threads.__enter__()
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+        except BaseException:  # Ctrl-C, perhaps when it had just been taken
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         fcntl.lockf(self._file, fcntl.LOCK_UN)
@@ -229,7 +233,6 @@ class PortableLink(Link):
             self._bells[worker].release()
 
     def _wait_count(self, line: int, target: int) -> bool:
-        self._lock.release()  # Ctrl-C may have come when it had just been taken
         while self._caller_bell.acquire(block=False):
             pass
         count = line * LINE + at.COUNT
@@ -238,7 +241,6 @@ class PortableLink(Link):
         return bool(self.words[count] >= target)
 
     def _wait_done(self, line: int, first: int, last: int) -> int:
-        self._lock.release()
         while self._caller_bell.acquire(block=False):
             pass
         if not self._are_done(first, last):
@@ -348,7 +350,6 @@ class PortableLink(Link):
 
         with self._lock:
             position = int(self.words[at.CLAIMS_LINE * LINE])
-            self.words[at.CLAIMS_LINE * LINE] += 1
             row = position % self.layout.ring_rows
             base = self.words.ctypes.data
             for source, target, size in leaves.tolist():
@@ -356,16 +357,21 @@ class PortableLink(Link):
             place = self.layout.ring + row * at.RING_WORDS
             self.words[place + 1 : place + at.RING_WORDS] = env_id, status, form
             self.words[place] = position + 1
-        self._add_count(at.ROWS)
+            # Last: if Ctrl-C or the worker's end comes before, the next row is written here.
+            self.words[at.CLAIMS_LINE * LINE] += 1
+            self.words[at.ROWS * LINE + at.COUNT] += 1
+        self._caller_bell.release()
         return position
 
     def _read_ready(self, head: int, env_ids: np.ndarray) -> int:
         count = status = form = 0
-        if not self._lock.acquire(CALLER_SLICE_S):
-            return 0  # its holder does not go on: the caller looks around, or its time is up
-        # What is there has been written before the lock was let go.
-        ready = int(self.words[at.ROWS * LINE + at.COUNT]) - head
-        self._lock.release()
+        try:
+            if not self._lock.acquire(CALLER_SLICE_S):
+                return 0  # its holder does not go on: the caller looks around, or its time is up
+            # What is there has been written before the lock was let go.
+            ready = int(self.words[at.CLAIMS_LINE * LINE]) - head
+        finally:  # Ctrl-C may come when it has just been taken
+            self._lock.release()
         while count < min(ready, self.layout.ring_rows):
             place = self.layout.ring + (head + count) % self.layout.ring_rows * at.RING_WORDS
             sequence, env_id, row_status, row_form = self.words[place : place + 4].tolist()
