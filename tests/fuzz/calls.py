@@ -438,9 +438,7 @@ def compare(found, expected, path):
         compare(found._asdict(), expected._asdict(), path)
     elif isinstance(found, float | int | str | bytes | np.generic) or found is None:
         is_same = found == expected or (found != found and expected != expected)
-        if isinstance(
-            found, float | np.floating
-        ):  # sums of other strides are added in other orders
+        if isinstance(found, float | np.floating):  # sums depend on strides
             is_same = is_same or math.isclose(found, expected, rel_tol=1e-12)
         if not is_same:
             raise Finding(f"{path}: {found!r} differs from {expected!r}")

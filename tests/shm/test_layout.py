@@ -1,5 +1,8 @@
 """Arithmetic of the shared memory, and the arena."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,6 +69,24 @@ def test_arena_says_when_it_is_full():
     with pytest.raises(MemoryError, match="ulimit"):
         arena.allocate((1 << 20,), np.float64)
     arena.close()
+
+
+_LIMITED = """
+import resource
+from vecenv.shm.arena import Arena
+
+resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
+arenas = [Arena() for _ in range(10)]
+print(min(arena.size_bytes for arena in arenas) >= 1 << 26)
+"""
+
+
+def test_a_limited_address_space_has_room_for_several_arenas():
+    """The first one took half of it, the next half of what was left, and the sixth was refused."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
 
 
 def test_arena_knows_foreign_arrays():

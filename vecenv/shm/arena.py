@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import tempfile
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = ["Arena"]
 # limits of the process (address space, file size) allow it.
 _MOST_BYTES = 1 << 38
 _FEWEST_BYTES = 1 << 26
+_LIMIT_PARTS = 8  # of a limited address space, one is for a pool: others are to come
 _CACHE_LINE = 64
 _PAGE = mmap.PAGESIZE
 
@@ -104,6 +106,9 @@ def _make_file() -> int:
 
 def _map(file: int, size_bytes: int, *, is_new: bool) -> tuple[mmap.mmap, int]:
     """Map the file; a new one with the largest size up to `size_bytes` that can be had."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if is_new and limit != resource.RLIM_INFINITY:
+        size_bytes = max(_FEWEST_BYTES, min(size_bytes, limit // _LIMIT_PARTS & -_PAGE))
     while True:
         try:
             if is_new:
