@@ -76,7 +76,7 @@ import resource
 from vecenv.shm.arena import Arena
 
 resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
-arenas = [Arena() for _ in range(10)]
+arenas = [Arena() for _ in range(20)]
 print(min(arena.size_bytes for arena in arenas) >= 1 << 26)
 """
 

@@ -6,6 +6,7 @@ import mmap
 import os
 import resource
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ __all__ = ["Arena"]
 # limits of the process (address space, file size) allow it.
 _MOST_BYTES = 1 << 38
 _FEWEST_BYTES = 1 << 26
-_LIMIT_PARTS = 8  # of a limited address space, one is for a pool: others are to come
+_PARTS = 8  # of what is left of a limited address space, one is for a pool: others are to come
 _CACHE_LINE = 64
 _PAGE = mmap.PAGESIZE
 
@@ -108,7 +109,8 @@ def _map(file: int, size_bytes: int, *, is_new: bool) -> tuple[mmap.mmap, int]:
     """Map the file; a new one with the largest size up to `size_bytes` that can be had."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if is_new and limit != resource.RLIM_INFINITY:
-        size_bytes = max(_FEWEST_BYTES, min(size_bytes, limit // _LIMIT_PARTS & -_PAGE))
+        part = (limit - _mapped_bytes()) // _PARTS & -_PAGE
+        size_bytes = max(_FEWEST_BYTES, min(size_bytes, part))
     while True:
         try:
             if is_new:
@@ -118,3 +120,11 @@ def _map(file: int, size_bytes: int, *, is_new: bool) -> tuple[mmap.mmap, int]:
             if not is_new or size_bytes <= _FEWEST_BYTES:
                 raise
             size_bytes //= 2
+
+
+def _mapped_bytes() -> int:
+    """Return how much of its address space this process uses; 0 if the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
+    except OSError:
+        return 0
