@@ -110,7 +110,7 @@ def _check_array(
         )
     if _numpy_dtype(array) != dtype:
         raise BufferMisuseError(f"{name} has dtype {array.dtype}, expected {dtype}; convert it")
-    if kind is np.ndarray:
+    if isinstance(array, np.ndarray):
         return
     if array.layout is not torch.strided:
         raise BufferMisuseError(f"{name} has the layout {array.layout}, expected a dense tensor")
