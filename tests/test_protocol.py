@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from envs import MODES, CounterEnv, counters, mode_id
 from equality import assert_same
 from gymnasium.error import (
@@ -284,6 +285,7 @@ def test_a_refused_reset_leaves_what_is_in_flight(envs, seed):
         (1, ValueError, r"got shape \(\)"),
         ([0.0, 1.0], TypeError, "must be integers, got dtype float64"),
         ([True, False, True], TypeError, "must be integers, got dtype bool"),
+        (torch.ones(2, requires_grad=True), TypeError, "can't be made an array of integers"),
     ],
 )
 def test_wrong_ids_are_refused(envs, ids, error, message):

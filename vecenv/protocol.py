@@ -205,7 +205,10 @@ class CallProtocol:
         return ids
 
     def _distinct_ids(self, env_ids: Any) -> np.ndarray:
-        ids = np.asarray(env_ids)
+        try:
+            ids = np.asarray(env_ids)
+        except RuntimeError as error:  # of tensors with gradients
+            raise TypeError(f"env_ids can't be made an array of integers: {error}") from None
         if ids.ndim != 1 or len(ids) == 0:
             raise ValueError(
                 f"env_ids must be a non-empty (B,) array of ids, got shape {ids.shape}"
