@@ -145,3 +145,10 @@ def test_importing_vecenv_loads_neither_optional_packages_nor_a_compiler():
     )
     assert loaded.stderr == ""
     assert loaded.stdout.strip() == "[]"
+
+
+def test_both_packages_put_signals_off_alike():
+    """Neither may import the other; what is mended in one is mended in both."""
+    texts = [(ROOT / package / "interrupts.py").read_text() for package in ("vecenv", "buffers")]
+    first, second = (text.partition("from __future__")[2] for text in texts)
+    assert first == second != ""

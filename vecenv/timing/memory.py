@@ -10,6 +10,8 @@ from vecenv.cores import usable_cores
 
 __all__ = ["cpu_ns", "machine_cpu_ns", "pss_bytes"]
 
+_STATES = 8  # of a processor: user, nice, system, idle, iowait, irq, softirq, steal
+
 
 def cpu_ns(pids: Iterable[int]) -> int:
     """Return the processor time of processes, in nanoseconds; 0 for those that are gone."""
@@ -24,18 +26,24 @@ def cpu_ns(pids: Iterable[int]) -> int:
 
 
 def machine_cpu_ns() -> int | None:
-    """Return the processor time of all processes; None if the system does not tell.
+    """Return how long the processors that this process may use have been busy, for whomever.
 
-    None also if this process may not use all processors: what keeps the rest busy does not matter.
+    Interrupts and what a hypervisor takes away are included. None if the system does not tell, and
+    if a quota leaves this process less than these processors: then their load is not its load.
     """
-    if usable_cores() != os.cpu_count():
-        return None
     try:
-        with open("/proc/stat") as file:
-            user, nice, system = map(int, file.readline().split()[1:4])
-    except (OSError, ValueError):
+        own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        lines = Path("/proc/stat").read_text().splitlines()
+    except (AttributeError, OSError):
         return None
-    return (user + nice + system) * _tick_ns()
+    if usable_cores() != len(own):
+        return None
+    total = 0
+    for name, *words in map(str.split, lines):
+        if name in own:
+            user, nice, system, _idle, _waiting, *rest = map(int, words[:_STATES])
+            total += user + nice + system + sum(rest)
+    return total * _tick_ns()
 
 
 def _tick_ns() -> int:
