@@ -14,6 +14,7 @@ __all__ = ["GaeInputs", "check_discounts", "check_gae_inputs", "check_gae_out", 
 
 _BOOL = np.dtype(np.bool_)
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_OTHER = np.dtype(np.void)  # not None, which NumPy takes for float64 in comparisons of dtypes
 _NUMPY_DTYPES = {torch.float32: _FLOATS[0], torch.float64: _FLOATS[1], torch.bool: _BOOL}
 
 
@@ -89,12 +90,12 @@ def _is_integer(array: Any) -> bool:
     )
 
 
-def _numpy_dtype(array: np.ndarray | torch.Tensor) -> np.dtype | None:
-    return array.dtype if isinstance(array, np.ndarray) else _NUMPY_DTYPES.get(array.dtype)
+def _numpy_dtype(array: np.ndarray | torch.Tensor) -> np.dtype:
+    return array.dtype if isinstance(array, np.ndarray) else _NUMPY_DTYPES.get(array.dtype, _OTHER)
 
 
 def _check_array(
-    name: str, array: Any, rewards: Any, dtype: np.dtype | None, shape: tuple[int, int]
+    name: str, array: Any, rewards: Any, dtype: np.dtype, shape: tuple[int, int]
 ) -> None:
     kind = np.ndarray if isinstance(rewards, np.ndarray) else torch.Tensor
     if not isinstance(array, kind):

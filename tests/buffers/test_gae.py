@@ -388,3 +388,13 @@ def test_signature_is_as_documented():
         "rewards", "values", "terminations", "truncations",
         "final_values", "valid", "gamma", "gae_lambda", "out", "compiled",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex128, torch.int64])
+def test_tensors_that_numpy_has_no_float_for_are_refused(dtype):
+    rewards, flags = torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.bool)
+    values = torch.zeros(3, 1, dtype=torch.float64)
+    with pytest.raises(BufferMisuseError, match=f"values has dtype {dtype}, expected float64"):
+        gae(rewards, values.to(dtype), flags, flags)
+    with pytest.raises(BufferMisuseError, match=f"rewards has dtype {dtype}, expected float32"):
+        gae(rewards.to(dtype), values.to(dtype), flags, flags)
