@@ -21,7 +21,7 @@ from gymnasium.spaces import Box, Discrete
 from measure import alternate, machine, markdown_table, median_ratio
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
-from vecenv.base import VecEnv
+from vecenv.core.base import VecEnv
 
 NUM_ENVS = 16
 ABSENT, OFF, ON = "absent", "off", "on"

@@ -48,11 +48,11 @@ def pytest_runtest_setup(item):
 def a_program_without_threads(monkeypatch):
     """Fork where a plain script would: pytest-timeout's timer is a thread, which speaks against it.
 
-    What starts from a clean process is tested in tests/shm/test_starting.py, which undoes this.
+    What starts from a clean process is tested in tests/workers/test_starting.py, which undoes this.
     """
-    import vecenv.shm.starting
+    import vecenv.workers.starting
 
-    monkeypatch.setattr(vecenv.shm.starting, "why_not_fork", lambda: None)
+    monkeypatch.setattr(vecenv.workers.starting, "why_not_fork", lambda: None)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from gymnasium.error import InvalidAction, NoAsyncCallError
 from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import ActionError, ActionTypeError, SyncVectorEnv
-from vecenv.actions import ActionBatcher
+from vecenv.core.actions import ActionBatcher
 
 BOX = spaces.Box(-1, 1, (2,))
 DISCRETE = spaces.Discrete(3)

@@ -6,7 +6,15 @@ from envs import SPACES
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from vecenv.batches import is_same, join_rows, merge_rows, short, take_row, take_rows, why_outside
+from vecenv.core.batches import (
+    is_same,
+    join_rows,
+    merge_rows,
+    short,
+    take_row,
+    take_rows,
+    why_outside,
+)
 
 NESTED = SPACES["nested"]
 

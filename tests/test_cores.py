@@ -1,7 +1,7 @@
 """How many cores count as usable."""
 
-from vecenv import cores
-from vecenv.cores import cgroup_quota, usable_cores
+from vecenv.core import cores
+from vecenv.core.cores import cgroup_quota, usable_cores
 from vecenv.timing.memory import machine_cpu_ns
 
 

@@ -21,20 +21,18 @@ TEST_ONLY = {"jaxtyping", "beartype", "pytest", "hypothesis"}
 # Imports flow from later rows to earlier ones, and within a row only as WITHIN_ROW says: ray
 # spreads any backend, cage is a compiled environment. Modules not named here are not ordered.
 ROWS = (
-    {"autoreset", "infos"},
-    {"base"},
-    {"sync", "shm", "jit", "cage", "ray"},
+    {"core"},
+    {"sync", "workers", "jit", "cage", "ray"},
     {"make", "check", "compare", "adapters", "cli"},
 )
 WITHIN_ROW = {
-    "autoreset": {"infos"},
-    "ray": {"sync", "shm", "jit", "cage"},
+    "ray": {"sync", "workers", "jit", "cage"},
     "cage": {"jit"},
-    "shm": {"jit", "sync"},
+    "workers": {"jit", "sync"},
     "compare": {"make"},
-    "cli": ROWS[3],
+    "cli": ROWS[2],
 }
-SHM_ORDER = ("layout", "arena", "worker", "env")
+WORKERS_ORDER = ("layout", "arena", "worker", "env")
 
 
 class Import(NamedTuple):
@@ -110,11 +108,11 @@ def test_imports_flow_one_way(file):
     assert not rooms_of(file, 1) & later
 
 
-@pytest.mark.parametrize("name", SHM_ORDER)
-def test_shared_memory_imports_flow_one_way(name):
-    file = f"vecenv/shm/{name}.py"
+@pytest.mark.parametrize("name", WORKERS_ORDER)
+def test_workers_imports_flow_one_way(name):
+    file = f"vecenv/workers/{name}.py"
     if (ROOT / file).exists():
-        later = set(SHM_ORDER[SHM_ORDER.index(name) + 1 :])
+        later = set(WORKERS_ORDER[WORKERS_ORDER.index(name) + 1 :])
         assert not rooms_of(file, 2) & later
 
 
@@ -149,6 +147,6 @@ def test_importing_vecenv_loads_neither_optional_packages_nor_a_compiler():
 
 def test_both_packages_put_signals_off_alike():
     """Neither may import the other; what is mended in one is mended in both."""
-    texts = [(ROOT / package / "interrupts.py").read_text() for package in ("vecenv", "buffers")]
+    texts = [(ROOT / folder / "interrupts.py").read_text() for folder in ("vecenv/core", "buffers")]
     first, second = (text.partition("from __future__")[2] for text in texts)
     assert first == second != ""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from vecenv.infos import add_info, take_infos
+from vecenv.core.infos import add_info, take_infos
 
 NUM_ENVS = 4
 

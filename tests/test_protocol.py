@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from vecenv import SyncVectorEnv
-from vecenv.protocol import CallProtocol
+from vecenv.core.protocol import CallProtocol
 
 LENGTHS = [1, 2, 3, 9]
 IDS = st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, unique=True)

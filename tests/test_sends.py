@@ -23,8 +23,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from vecenv import AsyncVectorEnv, StepBatch, SyncVectorEnv, make_vec
-from vecenv.batches import take_rows
-from vecenv.infos import take_infos
+from vecenv.core.batches import take_rows
+from vecenv.core.infos import take_infos
 
 
 def split_sends(rng, ids):

@@ -3,9 +3,9 @@
 import gymnasium as _gymnasium
 from gymnasium.vector import AutoresetMode
 
-from vecenv.base import StepBatch, StepSlot, VecEnv
 from vecenv.check import CheckReport, VectorEnvCheckError, check_vector_env
-from vecenv.errors import (
+from vecenv.core.base import StepBatch, StepSlot, VecEnv
+from vecenv.core.errors import (
     ActionError,
     ActionTypeError,
     EnvCreationError,
@@ -16,9 +16,9 @@ from vecenv.errors import (
 )
 from vecenv.make import make_vec
 from vecenv.ray.env import RayVectorEnv
-from vecenv.shm.env import AsyncVectorEnv
-from vecenv.shm.faults import EnvStepError, StepTimeoutError, WorkerDiedError
 from vecenv.sync import SyncVectorEnv
+from vecenv.workers.env import AsyncVectorEnv
+from vecenv.workers.faults import EnvStepError, StepTimeoutError, WorkerDiedError
 
 __all__ = [
     "ActionError",

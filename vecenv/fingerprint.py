@@ -29,8 +29,8 @@ from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
 
-from vecenv.copies import FIXED_PACKAGES, Copies, closed_over, python_function
-from vecenv.interrupts import interrupts_later
+from vecenv.core.copies import FIXED_PACKAGES, Copies, closed_over, python_function
+from vecenv.core.interrupts import interrupts_later
 
 __all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off"]
 

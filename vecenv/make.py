@@ -27,14 +27,14 @@ from gymnasium.envs.registration import (
 )
 from gymnasium.vector import AutoresetMode
 
-from vecenv.autoreset import read_autoreset_mode
-from vecenv.base import VecEnv
-from vecenv.errors import EnvCreationError
+from vecenv.core.autoreset import read_autoreset_mode
+from vecenv.core.base import VecEnv
+from vecenv.core.errors import EnvCreationError
+from vecenv.core.spaces import ObservationMode
 from vecenv.ray.env import RayVectorEnv
-from vecenv.shm.choose import Choice, choose_backend
-from vecenv.shm.env import AsyncVectorEnv
-from vecenv.spaces import ObservationMode
 from vecenv.sync import SyncVectorEnv
+from vecenv.workers.choose import Choice, choose_backend
+from vecenv.workers.env import AsyncVectorEnv
 
 if TYPE_CHECKING:
     from vecenv.jit.kernels import EnvKernels  # loads the compiler

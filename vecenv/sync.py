@@ -10,14 +10,14 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.autoreset import EnvGroup, StepRows, read_autoreset_mode
-from vecenv.base import StepBatch, StepResult, VecEnv
-from vecenv.errors import EnvCreationError
-from vecenv.infos import keep_info
-from vecenv.rows import ObservationRows, copy_batch
-from vecenv.seeding import Seed, seed_per_env
-from vecenv.slots import slot_rows
-from vecenv.spaces import ObservationMode, batch_env_spaces
+from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
+from vecenv.core.base import StepBatch, StepResult, VecEnv
+from vecenv.core.errors import EnvCreationError
+from vecenv.core.infos import keep_info
+from vecenv.core.rows import ObservationRows, copy_batch
+from vecenv.core.seeding import Seed, seed_per_env
+from vecenv.core.slots import slot_rows
+from vecenv.core.spaces import ObservationMode, batch_env_spaces
 from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["SyncVectorEnv"]

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from vecenv.base import VecEnv
 from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
+from vecenv.core.base import VecEnv
 from vecenv.files import require_writable
 from vecenv.make import has_compiled_envs, import_module, make_vec
 

@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 from jit.test_threads import helper_threads, split_all, wait_for_no_helpers  # noqa: F401
 
-from vecenv.errors import ActionError
+from vecenv.core.errors import ActionError
 from vecenv.fingerprint import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, runner
 from vecenv.jit.cartpole import CARTPOLE, CartPoleVectorEnv

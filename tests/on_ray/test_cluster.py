@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from shm.faulty_envs import FINE, faulty
+from workers.faulty_envs import FINE, faulty
 
 from vecenv import EnvCreationError, RayVectorEnv, StepTimeoutError, WorkerDiedError
 

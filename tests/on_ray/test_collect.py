@@ -15,7 +15,7 @@ from equality import assert_same
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 from on_ray.toy_policies import Failing, Follower, Hoarder, Odd
-from shm.faulty_envs import DIE, FINE, HANG, RAISE, faulty
+from workers.faulty_envs import DIE, FINE, HANG, RAISE, faulty
 
 from vecenv import (
     RayVectorEnv,

@@ -12,11 +12,11 @@ import pytest
 from envs import MODES, mode_id
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode
-from shm.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv, faulty, wait_until_gone
+from workers.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv, faulty, wait_until_gone
 
 from vecenv import EnvCreationError, RayVectorEnv, StepTimeoutError, WorkerDiedError
 from vecenv.jit.cartpole import CartPoleVectorEnv
-from vecenv.shm.faults import RemoteTraceback
+from vecenv.workers.faults import RemoteTraceback
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 

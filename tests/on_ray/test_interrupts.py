@@ -18,7 +18,7 @@ import random, signal, sys, time
 import numpy as np
 import ray
 from gymnasium.error import ResetNeeded
-from shm.faulty_envs import FINE, faulty
+from workers.faulty_envs import FINE, faulty
 from vecenv import RayVectorEnv
 
 ray.init(
@@ -91,7 +91,7 @@ FORKED = """
 import faulthandler, os, sys, time
 
 import ray
-from shm.faulty_envs import FINE, faulty
+from workers.faulty_envs import FINE, faulty
 from vecenv import RayVectorEnv
 
 ray.init(

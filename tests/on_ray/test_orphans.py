@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from shm.faulty_envs import wait_until_gone
+from workers.faulty_envs import wait_until_gone
 
 pytestmark = pytest.mark.ray
 
 SCRIPT = """
 import os, time
-from shm.faulty_envs import faulty
+from workers.faulty_envs import faulty
 from vecenv import RayVectorEnv
 
 options = {"worker_backend": "async", "num_workers": 1, "cpus_per_worker": 0.5}

@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import RayVectorEnv, StepSlot, SyncVectorEnv, check_vector_env, make_vec
 from vecenv.cage import Cage2VectorEnv
-from vecenv.infos import take_infos
+from vecenv.core.infos import take_infos
 from vecenv.jit.cartpole import CartPoleVectorEnv
 from vecenv.synthetic import SyntheticEnv
 

@@ -11,7 +11,6 @@ from gymnasium import logger
 from gymnasium.vector import AutoresetMode
 from rich.table import Table
 
-from vecenv.base import StepBatch, StepResult
 from vecenv.cage import text
 from vecenv.cage.actions import blue_actions
 from vecenv.cage.codes import MAX_HOSTS, NONE, RED_ACTION_NAMES, RED_AGENT_NAMES
@@ -31,6 +30,7 @@ from vecenv.cage.scenario import Scenario, describe_identity, warn_of_other
 from vecenv.cage.snapshot import Episode, Snapshot, take_snapshot
 from vecenv.cage.state import decode, shell_alerts, success_names
 from vecenv.cage.tables import compile_tables
+from vecenv.core.base import StepBatch, StepResult
 from vecenv.files import read_entry
 from vecenv.jit import EnvKernels, JitVectorEnv
 from vecenv.jit.random import BLOCK_SIZE

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from vecenv.cage.env import METADATA, Cage2VectorEnv
 from vecenv.cage.render import RENDER_MODES
-from vecenv.errors import ActionError, ActionTypeError
+from vecenv.core.errors import ActionError, ActionTypeError
 
 __all__ = ["Cage2Env"]
 

@@ -15,11 +15,11 @@ from gymnasium.error import (
 )
 from gymnasium.spaces import Dict, Tuple
 
-from vecenv.base import StepBatch, StepSlot, VecEnv
-from vecenv.batches import ARRAY_SPACES, is_same, join_rows, take_rows
 from vecenv.check.rules import Findings, Frame
 from vecenv.check.runs import Runs
-from vecenv.errors import ActionError
+from vecenv.core.base import StepBatch, StepSlot, VecEnv
+from vecenv.core.batches import ARRAY_SPACES, is_same, join_rows, take_rows
+from vecenv.core.errors import ActionError
 
 __all__ = ["CallChecks", "check_before_reset", "check_closed"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vecenv.batches import is_same, merge_rows, short, take_row, take_rows
 from vecenv.check.rules import Findings, Frame, Watch
+from vecenv.core.batches import is_same, merge_rows, short, take_row, take_rows
 
 __all__ = ["Runs"]
 

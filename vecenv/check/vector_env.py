@@ -10,10 +10,10 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vecenv.base import VecEnv
 from vecenv.check.calls import CallChecks, check_before_reset, check_closed
 from vecenv.check.rules import Findings, GiveUpError
 from vecenv.check.runs import Runs
+from vecenv.core.base import VecEnv
 
 __all__ = ["CheckReport", "VectorEnvCheckError", "check_vector_env"]
 

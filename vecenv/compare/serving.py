@@ -26,10 +26,10 @@ from vecenv.compare.stepping import (
     RandomPolicy,
     Stepper,
 )
-from vecenv.shm.env import AsyncVectorEnv
-from vecenv.shm.orphans import end_with_caller
 from vecenv.sync import SyncVectorEnv
 from vecenv.timing import Timing, TimingReport
+from vecenv.workers.env import AsyncVectorEnv
+from vecenv.workers.orphans import end_with_caller
 
 __all__ = [
     "BACKENDS",
@@ -236,7 +236,7 @@ class Runner:
 def _import_backend(backend: str) -> None:
     """Import what the backend needs, so that it does not count as its start."""
     if backend.startswith("async"):
-        importlib.import_module("vecenv.shm.opening")
+        importlib.import_module("vecenv.workers.opening")
     elif backend == "jit":
         importlib.import_module("vecenv.jit")
 

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numba.np.numpy_support import carray
 
-from vecenv.atomics import fetch_add, pointer
+from vecenv.core.atomics import fetch_add, pointer
 from vecenv.jit.handover import join, settle
 from vecenv.jit.job import (
     ACTIVE,

@@ -15,8 +15,11 @@ from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from vecenv.autoreset import read_autoreset_mode
-from vecenv.base import StepBatch, StepResult, VecEnv
+from vecenv.core.autoreset import read_autoreset_mode
+from vecenv.core.base import StepBatch, StepResult, VecEnv
+from vecenv.core.rows import aligned_zeros, check_slot_array
+from vecenv.core.seeding import Seed
+from vecenv.core.spaces import BatchedSpaces
 from vecenv.files import read_entry
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
@@ -36,9 +39,6 @@ from vecenv.jit.job import (
 from vecenv.jit.kernels import EnvKernels, as_record, draw
 from vecenv.jit.results import Outputs, SlotCheck, episode_infos, final_infos, new_outputs
 from vecenv.jit.runner import CompiledRunner, Fixed, PythonRunner
-from vecenv.rows import aligned_zeros, check_slot_array
-from vecenv.seeding import Seed
-from vecenv.spaces import BatchedSpaces
 
 __all__ = ["JitVectorEnv"]
 

@@ -16,7 +16,7 @@ from numba import from_dtype
 from numba import types as numba_types
 
 import vecenv
-from vecenv.copies import Copies, python_function
+from vecenv.core.copies import Copies, python_function
 from vecenv.fingerprint import fresh_njit
 from vecenv.jit.job import RUN_DTYPE
 from vecenv.jit.kernels import EnvKernels

@@ -10,7 +10,7 @@ whatever helpers do not.
 from numba import njit
 from numba.np.numpy_support import carray
 
-from vecenv.atomics import exchange, fetch_add, load, pause, pointer, store
+from vecenv.core.atomics import exchange, fetch_add, load, pause, pointer, store
 from vecenv.jit.job import ACTIVE, ENDED, FIRST_PART, LINE, OPEN, STEP, TICKET
 
 

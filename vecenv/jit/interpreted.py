@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from vecenv.copies import FIXED_PACKAGES, Copies
+from vecenv.core.copies import FIXED_PACKAGES, Copies
+from vecenv.core.rows import aligned_zeros
 from vecenv.jit.job import MASK, NEXT_STEP, RESET, RUN_DTYPE, STEP, Batch
 from vecenv.jit.kernels import EnvKernels
-from vecenv.rows import aligned_zeros
 
 __all__ = [
     "KernelIndexError",

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.errors import SlotError
-from vecenv.rows import check_slot_array
+from vecenv.core.errors import SlotError
+from vecenv.core.rows import check_slot_array
 
 __all__ = ["Outputs", "SlotCheck", "episode_infos", "final_infos", "new_outputs"]
 

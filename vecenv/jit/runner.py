@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from vecenv.core.rows import aligned_zeros
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import handover
 from vecenv.jit.job import (
@@ -26,7 +27,6 @@ from vecenv.jit.job import (
 )
 from vecenv.jit.results import Outputs
 from vecenv.jit.splitting import SplitChoice, num_parts
-from vecenv.rows import aligned_zeros
 
 __all__ = ["CompiledRunner", "Fixed", "PythonRunner"]
 

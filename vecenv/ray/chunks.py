@@ -9,9 +9,9 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 
-from vecenv.batches import take_row
-from vecenv.infos import InfosApart
-from vecenv.rows import ObservationRows, TreeRows
+from vecenv.core.batches import take_row
+from vecenv.core.infos import InfosApart
+from vecenv.core.rows import ObservationRows, TreeRows
 
 __all__ = ["Where", "copy_rows", "place_infos", "place_rows", "take_range"]
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.autoreset import StepRows
-from vecenv.base import VecEnv
-from vecenv.errors import InfoError
+from vecenv.core.autoreset import StepRows
+from vecenv.core.base import VecEnv
+from vecenv.core.errors import InfoError
+from vecenv.core.slots import slot_rows
 from vecenv.ray.chunks import Where, copy_rows, place_infos, place_rows
 from vecenv.ray.fragments import Fragment, step_of
 from vecenv.ray.remote import RemoteEnvs
-from vecenv.slots import slot_rows
 from vecenv.timing.calls import COLLECT
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 
-from vecenv.base import StepSlot
-from vecenv.batches import ARRAY_SPACES
+from vecenv.core.base import StepSlot
+from vecenv.core.batches import ARRAY_SPACES
 
 __all__ = ["Fragment", "FragmentMemory", "step_of"]
 

@@ -13,12 +13,12 @@ import gymnasium as gym
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.base import VecEnv
+from vecenv.core.base import VecEnv
+from vecenv.core.spaces import ObservationMode
 from vecenv.ray.cluster import Cluster, Demand
 from vecenv.ray.fleet import Fleet
 from vecenv.ray.worker import EnvChunk, Seat
-from vecenv.shm.layout import chunk_bounds
-from vecenv.spaces import ObservationMode
+from vecenv.workers.layout import chunk_bounds
 
 __all__ = ["RayOptions", "open_fleet", "pickled", "read_demand"]
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vecenv.base import VecEnv
+from vecenv.core.base import VecEnv
+from vecenv.core.rows import ObservationRows
 from vecenv.ray.revival import Loss
 from vecenv.ray.stamping import StampMirror
-from vecenv.rows import ObservationRows
-from vecenv.shm.deadline import Deadline
-from vecenv.shm.faults import WorkerDiedError, raise_faults
 from vecenv.timing.control import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
+from vecenv.workers.deadline import Deadline
+from vecenv.workers.faults import WorkerDiedError, raise_faults
 
 if TYPE_CHECKING:
     from vecenv.ray.fleet import Fleet, Task

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.autoreset import StepRows
-from vecenv.base import StepBatch, VecEnv
-from vecenv.batches import take_row, take_rows
-from vecenv.infos import InfosApart, add_info, take_infos
+from vecenv.core.autoreset import StepRows
+from vecenv.core.base import StepBatch, VecEnv
+from vecenv.core.batches import take_row, take_rows
+from vecenv.core.infos import InfosApart, add_info, take_infos
+from vecenv.core.rows import ObservationRows
 from vecenv.ray.chunks import place_infos, place_rows
-from vecenv.rows import ObservationRows
 
 __all__ = ["Loss", "Successors"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vecenv.base import VecEnv
+from vecenv.core.base import VecEnv
 from vecenv.sync import SyncVectorEnv
 from vecenv.timing.stamps import BEGIN_NS, DONE_NS, END_NS, EnvStamps
 

@@ -14,21 +14,21 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import Env, Space
 
-from vecenv.autoreset import StepRows
-from vecenv.base import VecEnv
-from vecenv.batches import take_row
-from vecenv.errors import EnvCreationError
-from vecenv.infos import InfosApart
+from vecenv.core.autoreset import StepRows
+from vecenv.core.base import VecEnv
+from vecenv.core.batches import take_row
+from vecenv.core.errors import EnvCreationError
+from vecenv.core.infos import InfosApart
+from vecenv.core.rows import ObservationRows
 from vecenv.ray.chunks import copy_rows, place_rows
 from vecenv.ray.fragments import Fragment, FragmentMemory
 from vecenv.ray.revival import Loss, Successors
 from vecenv.ray.stamping import ActorStamps, NewStamps
-from vecenv.rows import ObservationRows
-from vecenv.shm.env import AsyncVectorEnv
-from vecenv.shm.faults import EnvFault
-from vecenv.shm.guard import guard_envs
-from vecenv.shm.messages import loads
 from vecenv.sync import SyncVectorEnv
+from vecenv.workers.env import AsyncVectorEnv
+from vecenv.workers.faults import EnvFault
+from vecenv.workers.guard import guard_envs
+from vecenv.workers.messages import loads
 
 __all__ = ["ActorPolicy", "EnvChunk", "Opening", "RayRolloutWorker", "Reply", "Seat"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.cores import usable_cores
+from vecenv.core.cores import usable_cores
 from vecenv.files import write_text
 from vecenv.timing.advice import Advice, Facts, advise
 from vecenv.timing.attribution import (

@@ -1,0 +1,935 @@
+"""Envs that raise, hang, return nonsense or take their process with them."""
+
+import functools
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import MODES, mode_id
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.spaces import Box, Discrete
+from workers.faulty_envs import (
+    DIE,
+    EXIT,
+    FINE,
+    HANG,
+    RAISE,
+    WRONG_REWARD,
+    WRONG_SHAPE,
+    FaultyEnv,
+    OnlyEnv,
+    faulty,
+    wait_until_gone,
+)
+
+from vecenv import EnvCreationError, ObservationError, SyncVectorEnv
+from vecenv.workers.env import AsyncVectorEnv
+from vecenv.workers.faults import (
+    EnvFault,
+    EnvStepError,
+    RemoteTraceback,
+    StepTimeoutError,
+    WorkerDiedError,
+    describe_exit,
+)
+
+ONE_THREAD = {"num_workers": 2, "threads_per_worker": 1}
+WAYS = {
+    "2 workers": ONE_THREAD,
+    "caller and 1": {"num_workers": 1, "caller_steps": True, "threads_per_worker": 1},
+}
+
+
+@pytest.fixture
+def make():
+    pools = []
+
+    def make_pool(num_envs=4, *, length=1000, **options):
+        options.setdefault("num_workers", 2)
+        options.setdefault("threads_per_worker", 1)
+        pools.append(AsyncVectorEnv(faulty(num_envs, length=length), **options))
+        return pools[-1]
+
+    yield make_pool
+    for pool in pools:
+        pool.close(terminate=True)
+
+
+def actions(env_id, action, num_envs=4):
+    chosen = np.full(num_envs, FINE)
+    chosen[env_id] = action
+    return chosen
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("env_id", [0, 1, 3])
+def test_an_exception_names_env_worker_step_and_action(make, way, env_id):
+    pool = make(**WAYS[way])
+    pool.reset(seed=0)
+    pool.step(actions(0, FINE))
+    with pytest.raises(ValueError, match=f"^broken joint {env_id}") as raised:
+        pool.step(actions(env_id, RAISE))
+    assert raised.value.env_index == env_id
+    worker = {"2 workers": env_id // 2, "caller and 1": env_id // 2 - 1}[way]
+    note = f"Raised by env {env_id} in worker {worker}, step 2, action (np.int64\\()?1"
+    assert re.match(note, raised.value.__notes__[-1])
+    assert isinstance(raised.value.__cause__, RemoteTraceback)
+    assert 'raise ValueError(f"broken joint' in str(raised.value.__cause__)
+    with pytest.raises(ResetNeeded):
+        pool.send([0], [0])
+    obs, _ = pool.reset(seed=0)
+    assert obs[:, 1].tolist() == [0] * 4
+    pool.step(actions(0, FINE))
+
+
+def test_the_other_envs_have_been_stepped(make):
+    pool = make()
+    pool.reset()
+    with pytest.raises(ValueError, match="broken joint"):
+        pool.step([RAISE, FINE, RAISE, FINE])
+    assert pool.get_attr("count") == (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("action", [WRONG_SHAPE, WRONG_REWARD])
+def test_wrong_results_are_refused_naming_the_env(make, action):
+    pool = make()
+    pool.reset()
+    with pytest.raises(ObservationError) as raised:
+        pool.step(actions(2, action))
+    assert "Raised by env 2 in worker 1" in raised.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exception_in_reset_names_the_env(make, way):
+    pool = make(**WAYS[way])
+    for env_id in (0, 3):
+        with pytest.raises(KeyError, match="no such level") as raised:
+            pool.reset(options={"raises": env_id})
+        assert f"env {env_id} " in raised.value.__notes__[-1]
+    pool.reset()
+    pool.step(actions(0, FINE))
+
+
+def test_an_exception_after_send_comes_with_recv(make):
+    pool = make()
+    pool.reset()
+    pool.send([FINE, RAISE], [0, 3])
+    with pytest.raises(ValueError, match="broken joint 3") as raised:
+        pool.recv()
+    assert "env 3 in worker 1" in raised.value.__notes__[-1]
+
+
+def test_an_exception_in_a_call_names_the_env(make):
+    pool = make()
+    with pytest.raises(AttributeError) as raised:
+        pool.call("no_such_method")
+    assert "Raised by env" in raised.value.__notes__[-1]
+    with pytest.raises(ValueError, match="use `step` directly"):
+        pool.call("step", 0)
+    assert pool.call("nap", 0) == (0, 1, 2, 3)
+
+
+class StubbornError(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def test_exceptions_that_cannot_be_pickled_keep_their_text():
+    try:
+        raise StubbornError(1, 2)
+    except StubbornError as error:
+        fault = EnvFault.of(error, 3, 1, "step", 7)
+    error = fault.exception(9)
+    assert isinstance(error, EnvStepError)
+    assert "1 and 2" in str(error)
+    assert error.__notes__ == ["Raised by env 3 in worker 1, step 9, action 7."]
+
+
+def raise_error(text):
+    raise OSError(text)
+
+
+@pytest.mark.parametrize("env_id", [0, 2, 4])
+def test_a_failing_factory_is_named(env_id):
+    env_fns = [FaultyEnv] * 5
+    env_fns[env_id] = functools.partial(raise_error, "no licence")
+    with pytest.raises(EnvCreationError, match=f"Making env {env_id} of 5") as raised:
+        AsyncVectorEnv(env_fns, **ONE_THREAD)
+    assert isinstance(raised.value.__cause__, OSError)
+    assert "raise OSError(text)" in str(raised.value.__cause__.__cause__)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_factory_that_kills_its_process_is_reported():
+    with pytest.raises(EnvCreationError, match=r"worker 1 \(envs 3-4, .* exited with code 9"):
+        AsyncVectorEnv([FaultyEnv] * 3 + [functools.partial(os._exit, 9)] * 2, num_workers=2)
+
+
+def test_no_env_at_all_is_refused():
+    with pytest.raises(ValueError, match="at least one env"):
+        AsyncVectorEnv([])
+
+
+@pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"threads_per_worker": 0}])
+def test_unknown_options_are_refused(options):
+    with pytest.raises(ValueError, match="|".join(options)):
+        AsyncVectorEnv(faulty(2), **options)
+
+
+@pytest.mark.parametrize(
+    ("action", "how"), [(DIE, "was killed by signal SIGKILL"), (EXIT, "exited with code 3")]
+)
+def test_a_dead_worker_is_reported_at_once(make, action, how):
+    pool = make()
+    pool.reset()
+    pids = set(pool.call("pid"))
+    begin = time.monotonic()
+    with pytest.raises(WorkerDiedError) as raised:
+        pool.step(actions(3, action))
+    assert time.monotonic() - begin < 5  # 0.2 on an idle machine
+    message = str(raised.value)
+    assert re.match(rf"worker 1 \(envs 2-3, pid \d+\) {how} during step 1\.", message)
+    assert f"It was at env 3, action {action}." in message
+    assert message.endswith("The vector env is closed.")
+    assert wait_until_gone(pids, 2) == []
+    with pytest.raises(ClosedEnvironmentError):
+        pool.step(actions(0, FINE))
+    pool.close()
+
+
+def test_a_dead_worker_is_reported_by_recv(make):
+    pool = make()
+    pool.reset()
+    pool.send([FINE, DIE], [0, 3])
+    with pytest.raises(WorkerDiedError, match=r"worker 1 .* SIGKILL .*It was at env 3, action 2"):
+        pool.recv()
+
+
+def test_a_worker_that_died_while_nobody_waited_is_reported(make):
+    pool = make()
+    pool.reset()
+    os.kill(pool.call("pid")[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="worker 0"):
+        pool.reset()
+
+
+@pytest.mark.parametrize("way", ["2 workers", "threads"])
+def test_a_hanging_env_is_named_and_its_late_result_stays_where_it_belongs(make, way):
+    options = {"threads_per_worker": 2} if way == "threads" else {}
+    pool = make(**options)
+    pool.reset()
+    pool.step_async(actions(1, HANG))
+    for kind in (StepTimeoutError, multiprocessing.TimeoutError, TimeoutError):
+        with pytest.raises(kind, match=r"step 1 has timed out .* worker 0 at env 1\. It stays"):
+            pool.step_wait(timeout=0.1)
+    obs, *_ = pool.step_wait(timeout=10)
+    assert obs[:, 1].tolist() == [1, 1, 1, 1]
+    assert pool.step(actions(0, FINE))[0][:, 1].tolist() == [2, 2, 2, 2]
+
+
+def test_a_timeout_of_the_constructor_holds_for_every_wait(make):
+    pool = make(timeout=0.15)
+    pool.reset()
+    with pytest.raises(StepTimeoutError, match="env 2"):
+        pool.step(actions(2, HANG))
+    pool.step_wait(timeout=10)
+    with pytest.raises(StepTimeoutError, match=r"call has timed out"):
+        pool.call("nap", 0.3)
+    assert pool.call_wait(timeout=10) == (0, 1, 2, 3)
+
+
+def test_steps_before_a_reset(make):
+    """Refused; by `step` with an error that is also an env's own, as Gymnasium's tests want."""
+    pool = make()
+    for step in (pool.step_async, pool.send):
+        with pytest.raises(ResetNeeded, match="before the first `reset`"):
+            step(actions(0, FINE))
+    for error in (ValueError, ResetNeeded):
+        with pytest.raises(error, match=r"before the first `reset`.*env 1 raised .*broken joint 1"):
+            pool.step([FINE, RAISE, FINE, FINE])
+    with pytest.raises(ResetNeeded, match="before the first `reset`"):
+        pool.step(actions(0, FINE))
+    pool.reset()
+    assert pool.step(actions(0, FINE))[0][:, 1].tolist() == [1] * 4
+    with pytest.raises(ValueError, match="broken joint 1"):
+        pool.step([FINE, RAISE, FINE, FINE])
+    with pytest.raises(ResetNeeded):  # nobody knows in what state the envs are
+        pool.step(actions(0, FINE))
+
+
+def test_recv_names_the_envs_it_has_waited_for(make):
+    pool = make()
+    pool.reset()
+    pool.send(actions(3, HANG))
+    with pytest.raises(StepTimeoutError, match=r"with 3 of 4 results: waiting for envs 3\."):
+        pool.recv(timeout=0.2)
+    assert sorted(pool.recv(3).env_ids) == [0, 1, 2]
+    assert pool.recv(timeout=10).obs.tolist() == [[3, 1]]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_reset_gives_up_what_was_sent(make, threads):
+    pool = make(threads_per_worker=threads)
+    pool.reset()
+    pool.send(actions(2, HANG))
+    assert pool.reset()[0][:, 1].tolist() == [0] * 4
+    pool.send([FINE], [1])
+    assert pool.recv().obs.tolist() == [[1, 1]]
+    assert pool.step(actions(0, FINE))[0][:, 1].tolist() == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("action", [RAISE, DIE])
+def test_restarted_envs_report_truncation_and_go_on(make, action, mode):
+    pool = make(on_error="restart", autoreset_mode=mode)
+    pool.reset(seed=1)
+    pool.step(actions(0, FINE))
+    obs, rewards, terminations, truncations, infos = pool.step(actions(3, action))
+    lost = [3] if action == RAISE else [2, 3]  # a dead worker takes all of its envs with it
+    is_lost = np.isin(np.arange(4), lost)
+    assert truncations.tolist() == is_lost.tolist()
+    assert not terminations.any()
+    assert rewards.tolist() == (~is_lost).astype(float).tolist()
+    told = infos["final_info"] if mode.value == "SameStep" else infos
+    reasons = told["restart_reason"]
+    assert told["restarts"].tolist() == is_lost.astype(int).tolist()
+    expected = "ValueError: broken joint 3" if action == RAISE else "SIGKILL"
+    assert expected in reasons[3]
+    last = infos["final_obs"][3] if mode.value == "SameStep" else obs[3]
+    assert last.tolist() == [3, 1]
+    assert pool.restarts.tolist() == is_lost.astype(int).tolist()
+    if mode.value == "Disabled":
+        obs, _ = pool.reset(options={"reset_mask": is_lost})
+    elif mode.value == "NextStep":
+        obs, *_ = pool.step(actions(0, FINE))
+    assert obs[is_lost, 1].tolist() == [0] * len(lost)
+    for _ in range(3):
+        obs, _, terminations, truncations, _ = pool.step(actions(0, FINE))
+        assert not truncations.any()
+    assert obs[is_lost, 1].tolist() == [3] * len(lost)
+
+
+def test_threads_of_a_new_worker_step_nothing_before_the_episodes_are_lost(make):
+    pool = make(num_workers=1, threads_per_worker=4, on_error="restart")
+    pool.reset(seed=1)
+    for _ in range(5):
+        pool.send(actions(1, DIE))
+        truncated = np.zeros(4, np.int64)
+        restarts = pool.restarts.copy()
+        while pool._calls.num_in_flight:
+            batch = pool.recv(1, timeout=30)
+            truncated[batch.env_ids] += batch.truncations
+            assert np.isfinite(batch.rewards).all()
+        # An env whose result was there before the worker died tells of the loss a step later.
+        pool.send(actions(0, FINE))
+        batch = pool.recv(timeout=30)
+        truncated[batch.env_ids] += batch.truncations
+        assert truncated.tolist() == [1, 1, 1, 1]
+        assert (pool.restarts == restarts + 1).all()
+        pool.send(actions(0, FINE))  # episodes begin anew
+        pool.recv(timeout=30)
+
+
+@pytest.mark.parametrize("most", [None, 1])
+@pytest.mark.parametrize("action", [RAISE, DIE])
+def test_restarts_in_first_ready_stepping(make, action, most):
+    pool = make(on_error="restart")
+    pool.reset(seed=1)
+    pool.send(actions(2, action))
+    rows = {}
+    while len(rows) < 4:
+        batch = pool.recv(1, timeout=20, max_envs=most)
+        assert len(batch.env_ids) <= (most or 4)
+        for row, env_id in enumerate(batch.env_ids.tolist()):
+            assert env_id not in rows
+            rows[env_id] = (batch.truncations[row], batch.rewards[row])
+    assert rows[0] == rows[1] == (False, 1.0)
+    assert rows[2] == (True, 0.0)
+    pool.send(actions(0, FINE))
+    batch = pool.recv(timeout=20)
+    order = np.argsort(batch.env_ids)
+    assert batch.obs[order][:, 1].tolist()[:3] == [2, 2, 0]
+    assert pool.restarts[2] == 1
+
+
+@pytest.mark.parametrize("code", [(-9, "SIGKILL"), (-11, "SIGSEGV"), (5, "5"), (None, "gone")])
+def test_exits_are_described(code):
+    assert code[1] in describe_exit(code[0])
+
+
+@pytest.mark.slow
+def test_two_hundred_killed_workers(make):
+    """kill -9 at random points: always reported or survived, never a hang."""
+    rng = np.random.default_rng(0)
+    _kill_rounds(make, rng, 200)
+
+
+def test_some_killed_workers(make):
+    _kill_rounds(make, np.random.default_rng(1), 8)
+
+
+def _kill_rounds(make, rng, rounds):
+    pool = make(num_envs=6, num_workers=3, on_error="restart", length=20)
+    pool.reset(seed=0)
+    for number in range(rounds):
+        pid = int(rng.choice(pool.call("pid")))
+        timer = threading.Timer(rng.random() * 0.02, os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        for _ in range(40):
+            if number % 2:
+                pool.send(np.zeros(6, np.int64))
+                received = 0
+                while received < 6:
+                    received += len(pool.recv(1, timeout=30).env_ids)
+            else:
+                result = pool.step(np.zeros(6, np.int64))
+                assert (result[0][:, 0] == np.arange(6)).all()
+        timer.join()
+    pool.step(np.zeros(6, np.int64))
+    assert pool.restarts.sum() >= 2 * (rounds - 1)
+    assert (pool.restarts.reshape(3, 2) == pool.restarts.reshape(3, 2)[:, :1]).all()
+
+
+def test_a_killed_worker_at_random_points_is_reported(make):
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        pool = make()
+        pool.reset()
+        pid = pool.call("pid")[2]
+        threading.Timer(rng.random() * 0.02, os.kill, (pid, signal.SIGKILL)).start()
+        with pytest.raises(WorkerDiedError, match="worker 1"):
+            while True:
+                pool.step(actions(0, FINE))
+
+
+def test_gymnasium_envs_ask_for_a_reset(make):
+    pool = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
+    with pytest.raises(ResetNeeded):
+        pool.step([0, 0])
+    pool.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_envs_of_which_a_process_can_have_one_get_a_worker_each(way, caplog):
+    env_fns = [functools.partial(OnlyEnv, name) for name in range(5)]
+    pool = AsyncVectorEnv(env_fns, **WAYS[way])
+    try:
+        assert pool.num_workers == 5 - pool._exchange.pool.bounds[0]
+        assert pool.reset()[0][:, 0].tolist() == [0, 1, 2, 3, 4]
+        assert pool.step([FINE] * 5)[0][:, 1].tolist() == [1] * 5
+        pool.send([FINE] * 5)
+        assert sorted(pool.recv().env_ids) == [0, 1, 2, 3, 4]
+        assert len(set(pool.call("pid"))) == 5
+        told = [record.message for record in caplog.records if record.name == "vecenv"]
+        assert len(told) == 1
+        assert "multiple emulator instances" in told[0]
+        assert "every env gets one" in told[0]
+    finally:
+        pool.close()
+    assert not OnlyEnv.is_there
+
+
+def test_one_env_per_process_is_not_tried_against_max_concurrency():
+    env_fns = [functools.partial(OnlyEnv, name) for name in range(4)]
+    with pytest.raises(EnvCreationError, match="multiple emulator") as raised:
+        AsyncVectorEnv(env_fns, max_concurrency=2)
+    assert "max_concurrency=2 does not allow 4 workers" in raised.value.__notes__[-1]
+
+
+def test_sync_envs_of_which_a_process_can_have_one_say_what_to_do():
+    with pytest.raises(EnvCreationError, match="multiple emulator") as raised:
+        SyncVectorEnv([OnlyEnv] * 2)
+    assert 'backend="async"' in raised.value.__notes__[-1]
+
+
+class LateEnv(FaultyEnv):
+    """Hangs in the step or reset whose number is asked for, once per folder."""
+
+    def __init__(self, name, folder, call, number):
+        super().__init__(name)
+        self.where, self.calls = (folder / "hung", call, number), {"reset": 0, "step": 0}
+
+    def hang(self, call):
+        file, wanted, number = self.where
+        self.calls[call] += 1
+        if (call, self.calls[call]) == (wanted, number) and not file.exists():
+            file.touch()
+            time.sleep(60)
+
+    def reset(self, **kwargs):
+        self.hang("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.hang("step")
+        return super().step(action)
+
+
+def late(folder, call, number, num_envs=4, env_id=3):
+    return [
+        functools.partial(LateEnv, name, folder, call if name == env_id else "", number)
+        for name in range(num_envs)
+    ]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_an_env_that_is_late_is_restarted_with_its_worker(tmp_path, mode, threads):
+    pool = AsyncVectorEnv(
+        late(tmp_path, "step", 2),
+        num_workers=2,
+        threads_per_worker=threads,
+        on_error="restart",
+        timeout=0.5,
+        autoreset_mode=mode,
+    )
+    pool.reset(seed=1)
+    pool.step([FINE] * 4)
+    _, rewards, terminations, truncations, infos = pool.step([FINE] * 4)
+    assert truncations.tolist() == [False, False, True, True]
+    assert not terminations.any()
+    assert rewards.tolist() == [1, 1, 0, 0]
+    told = infos["final_info"] if mode.value == "SameStep" else infos
+    assert "was killed after step 2 had taken more than 0.5 second(s)" in told["restart_reason"][3]
+    assert "at env 3, action 0" in told["restart_reason"][3]
+    assert pool.restarts.tolist() == [0, 0, 1, 1]
+    if mode.value == "Disabled":
+        pool.reset(options={"reset_mask": truncations})
+    for _ in range(3):
+        assert not pool.step([FINE] * 4)[3].any()
+    pool.close()
+
+
+def test_an_env_that_is_late_in_reset_is_restarted(tmp_path):
+    options = {**ONE_THREAD, "on_error": "restart", "timeout": 0.5}
+    pool = AsyncVectorEnv(late(tmp_path, "reset", 1), **options)
+    assert pool.reset(seed=1)[0].tolist() == [[0, 0], [1, 0], [2, 0], [3, 0]]
+    assert pool.restarts.tolist() == [0, 0, 1, 1]
+    assert pool.step([FINE] * 4)[3].tolist() == [False] * 4
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("caller_steps", "restarts"), [(False, [0, 0, 1, 1]), (True, [0, 0, 0, 1])]
+)
+def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path, caller_steps, restarts):
+    options = {"num_workers": 2, "on_error": "restart", "timeout": 0.5, "threads_per_worker": 2}
+    pool = AsyncVectorEnv(late(tmp_path, "step", 2), caller_steps=caller_steps, **options)
+    pool.reset(seed=1)
+    pool.send([FINE] * 4)
+    truncated = np.zeros(4, bool)
+    give_up = time.monotonic() + 30
+    while not truncated[3] and time.monotonic() < give_up:
+        batch = pool.recv(1)
+        truncated[batch.env_ids] |= batch.truncations
+        pool.send([FINE] * len(batch.env_ids), batch.env_ids)
+    assert truncated[3]
+    assert pool.restarts.tolist() == restarts
+    pool.close()
+
+
+class SlowEnv(FaultyEnv):
+    def step(self, action):
+        time.sleep(0.25)
+        return super().step(action)
+
+    def reset(self, **kwargs):
+        time.sleep(0.25)
+        return super().reset(**kwargs)
+
+
+def test_envs_of_a_worker_that_are_slow_but_not_late_are_left_alone():
+    options = {"num_workers": 1, "threads_per_worker": 1, "on_error": "restart", "timeout": 0.6}
+    pool = AsyncVectorEnv([functools.partial(SlowEnv, name) for name in range(4)], **options)
+    pool.reset(seed=1)
+    assert not pool.step([FINE] * 4)[3].any()
+    pool.send([FINE] * 4)
+    assert not pool.recv().truncations.any()
+    assert pool.restarts.tolist() == [0] * 4
+    pool.close()
+
+
+def test_half_of_a_pool_restarts_who_is_late(tmp_path):
+    options = {**ONE_THREAD, "on_error": "restart", "timeout": 0.5}
+    pool = AsyncVectorEnv(late(tmp_path, "step", 1), **options)
+    pool.reset(seed=1)
+    halves = pool.halves()
+    for half in halves:
+        half.step_async([FINE, FINE])
+    assert [half.step_wait()[3].tolist() for half in halves] == [[False] * 2, [True] * 2]
+    pool.close()
+
+
+def test_a_timeout_given_to_a_call_restarts_nobody(make):
+    pool = make(on_error="restart", timeout=30)
+    pool.reset()
+    pool.send(actions(3, HANG))
+    with pytest.raises(StepTimeoutError, match="They stay in flight"):
+        pool.recv(timeout=0.05)
+    assert len(pool.recv().env_ids) == 4
+    pool.step_async(actions(1, HANG))
+    with pytest.raises(StepTimeoutError):
+        pool.step_wait(timeout=0.05)
+    pool.step_wait()
+    assert pool.restarts.tolist() == [0] * 4
+
+
+class WrongResetEnv(FaultyEnv):
+    """Returns what a reset must not return; counts its resets."""
+
+    resets = 0
+
+    def __init__(self, name, kind):
+        super().__init__(name)
+        self.kind = kind
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        obs, info = super().reset(seed=seed)
+        if not options:
+            return obs, info
+        if self.kind == "shape":
+            return np.zeros(5, np.float32), info
+        if self.kind == "info":
+            return obs, [self.name]
+        if self.kind == "one thing":
+            return obs[0]
+        raise SystemExit(3)
+
+
+WRONG_RESETS = {
+    "shape": (ObservationError, r"^env 3 returned an observation of shape \(5,\)"),
+    "info": (Exception, "list"),
+    "one thing": (ObservationError, r"^env 3 returned .* from reset, expected \(obs, info\)"),
+    "exit": (EnvStepError, r"env 3 raised SystemExit\(3\)"),
+}
+
+
+@pytest.mark.parametrize("way", [*WAYS, "threads"])
+@pytest.mark.parametrize("kind", WRONG_RESETS)
+def test_a_wrong_reset_names_the_env_and_resets_each_env_once(way, kind):
+    options = {"num_workers": 1, "threads_per_worker": 2} if way == "threads" else WAYS[way]
+    env_fns = [
+        functools.partial(WrongResetEnv, name, kind if name in (2, 3) else "fine")
+        if name in (2, 3)
+        else functools.partial(FaultyEnv, name)
+        for name in range(4)
+    ]
+    pool = AsyncVectorEnv(env_fns, timeout=30, **options)
+    pool.reset()
+    error, message = WRONG_RESETS[kind]
+    with pytest.raises(error, match=message) as raised:
+        pool.reset(options={"wrong": True})
+    assert "Raised by env 3 in worker" in raised.value.__notes__[-1]
+    assert pool.get_attr("name") == (0, 1, 2, 3)
+    pool.reset()
+    assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
+    pool.close()
+
+
+def test_a_failing_reset_moves_no_random_stream_on():
+    """A chunk with failures resets each of its envs once, the others as if nothing had been."""
+    env_fns = [functools.partial(WrongResetEnv, name, "shape") for name in range(4)]
+    pool = AsyncVectorEnv(env_fns, num_workers=1, threads_per_worker=1, timeout=30)
+    pool.reset(seed=1)
+    with pytest.raises(ObservationError):
+        pool.reset(options={"wrong": True})
+    assert pool.get_attr("resets") == (2, 2, 2, 2)
+    pool.close()
+
+
+@pytest.mark.parametrize("action", [WRONG_SHAPE, WRONG_REWARD])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_wrong_is_told_of_the_env_not_of_its_place_in_a_worker(make, way, action):
+    pool = make(**WAYS[way])
+    pool.reset()
+    with pytest.raises(ObservationError, match=r"^env 3 returned"):
+        pool.step(actions(3, action))
+
+
+class BadlyError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+    def __repr__(self):
+        raise ValueError("no text either")
+
+    def __reduce__(self):
+        raise TypeError("not to be pickled")
+
+
+class NastyEnv(FaultyEnv):
+    """Its steps end in what only their author can have thought of; from step 2 on if asked."""
+
+    def __init__(self, name, kind):
+        super().__init__(name)
+        self.kind = kind
+
+    def step(self, action):
+        result = super().step(action)
+        if self.count < 2 or self.name != 3:
+            return result
+        if self.kind == "exit":
+            raise SystemExit(2)
+        if self.kind == "interrupt":
+            raise KeyboardInterrupt
+        if self.kind == "text":
+            raise BadlyError
+        if self.kind == "unpicklable info":
+            return (*result[:4], {"lock": threading.Lock()})
+        return (*result[:4], {"text": Unloadable()})
+
+    def lock(self):
+        return threading.Lock() if self.name == 3 else None
+
+
+class Unloadable:
+    """Can be pickled, and not be read again."""
+
+    def __reduce__(self):
+        return raise_error, ("not here",)
+
+
+NASTY = {
+    "exit": r"env 3 raised SystemExit\(2\)",
+    "interrupt": r"env 3 raised KeyboardInterrupt\(\)",
+    "text": r"env 3 raised <BadlyError",
+    "unpicklable info": "cannot pickle",
+    "unreadable info": "not here",
+}
+
+
+@pytest.mark.parametrize("way", ["2 workers", "threads"])
+@pytest.mark.parametrize("call", ["step", "send"])
+@pytest.mark.parametrize("kind", NASTY)
+def test_nothing_that_an_env_does_takes_its_worker_along(way, call, kind):
+    env_fns = [functools.partial(NastyEnv, name, kind) for name in range(4)]
+    threads = 2 if way == "threads" else 1
+    pool = AsyncVectorEnv(env_fns, num_workers=2, threads_per_worker=threads, timeout=30)
+    pool.reset()
+    pids = pool.call("pid")
+    pool.step([FINE] * 4)
+    with pytest.raises(Exception, match=NASTY[kind]) as raised:
+        if call == "step":
+            pool.step([FINE] * 4)
+        else:
+            pool.send([FINE] * 4)
+            while True:
+                pool.recv(1)
+    assert isinstance(raised.value, Exception)
+    pool.reset()
+    assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
+    with pytest.raises(TypeError, match="cannot pickle") as raised:
+        pool.call("lock")
+    assert "env 3 in worker 1" in raised.value.__notes__[-1]
+    assert pool.call("pid") == pids
+    pool.close()
+
+
+class UnreadableEnv(FaultyEnv):
+    publish = {"height": Box(-1, 99, (2,), np.float64)}
+
+    @property
+    def height(self):
+        if self.name == 3 and self.count == 2:
+            raise AttributeError("no height at step 2")
+        return np.zeros(2)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_published_array_that_cannot_be_read_is_the_envs_fault(threads):
+    env_fns = [functools.partial(UnreadableEnv, name) for name in range(4)]
+    pool = AsyncVectorEnv(env_fns, num_workers=2, threads_per_worker=threads, timeout=30)
+    pool.reset()
+    pool.step([FINE] * 4)
+    with pytest.raises(AttributeError, match="no height at step 2") as raised:
+        pool.step([FINE] * 4)
+    assert "env 3 in worker 1" in raised.value.__notes__[-1]
+    pool.reset()
+    pool.step([FINE] * 4)
+    pool.close()
+
+
+def test_arguments_that_cannot_be_pickled_are_refused_before_anything_is_done(make):
+    pool = make(timeout=30)
+    pool.reset()
+    for call in (
+        lambda: pool.reset(options={"lock": threading.Lock()}),
+        lambda: pool.set_attr("name", threading.Lock()),
+        lambda: pool.call("nap", threading.Lock()),
+    ):
+        with pytest.raises(TypeError, match="cannot pickle"):
+            call()
+    assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
+    with pytest.raises(OSError, match="not here"):
+        pool.call("nap", Unloadable())
+    assert pool.call("nap", 0) == (0, 1, 2, 3)
+
+
+def test_the_first_fault_is_what_the_next_calls_tell(make):
+    pool = make()
+    pool.reset()
+    with pytest.raises(WorkerDiedError):
+        pool.step(actions(3, DIE))
+    for call in (lambda: pool.step([FINE] * 4), pool.reset, pool.recv, lambda: pool.call("pid")):
+        with pytest.raises(ClosedEnvironmentError, match=r"SIGKILL .*env 3, action 2") as raised:
+            call()
+        assert isinstance(raised.value.__cause__, WorkerDiedError)
+
+
+def test_after_an_envs_exception_the_next_step_tells_of_it(make):
+    pool = make()
+    pool.reset()
+    with pytest.raises(ValueError, match="broken joint 3"):
+        pool.step(actions(3, RAISE))
+    for call in (lambda: pool.step([FINE] * 4), lambda: pool.send([FINE], [0])):
+        with pytest.raises(ResetNeeded, match=r"ValueError: broken joint 3 .*step 1") as raised:
+            call()
+        assert isinstance(raised.value.__cause__, ValueError)
+    pool.reset()
+    pool.step([FINE] * 4)
+
+
+class OnceEnv(FaultyEnv):
+    """Can be made once per folder."""
+
+    def __init__(self, name, folder):
+        super().__init__(name)
+        (folder / str(name)).mkdir()
+
+
+def test_a_worker_that_cannot_be_replaced_is_what_the_next_calls_tell(tmp_path):
+    env_fns = [functools.partial(OnceEnv, name, tmp_path) for name in range(4)]
+    pool = AsyncVectorEnv(env_fns, **ONE_THREAD, on_error="restart")
+    pool.reset()
+    with pytest.raises(WorkerDiedError, match=r"SIGKILL.*could not be replaced: making env 2"):
+        pool.step(actions(3, DIE))
+    with pytest.raises(ClosedEnvironmentError, match=r"SIGKILL.*could not be replaced"):
+        pool.step([FINE] * 4)
+
+
+class SuicidalEnv(FaultyEnv):
+    """Takes its process along in every reset after the first."""
+
+    def __init__(self, name, folder):
+        super().__init__(name)
+        self.file = folder / str(name)
+
+    def reset(self, **kwargs):
+        if self.name == 3 and self.file.exists():
+            os._exit(9)
+        self.file.touch()
+        return super().reset(**kwargs)
+
+
+def test_an_env_that_dies_again_and_again_is_given_up(tmp_path):
+    env_fns = [functools.partial(SuicidalEnv, name, tmp_path) for name in range(4)]
+    pool = AsyncVectorEnv(env_fns, **ONE_THREAD, on_error="restart")
+    pool.reset()
+    with pytest.raises(WorkerDiedError, match=r"exited with code 9 .*So have its last 5"):
+        pool.reset()
+
+
+class TextEnv(FaultyEnv):
+    """Observations come by message, so their loss can't be passed over."""
+
+    observation_space = gym.spaces.Dict(x=Box(-1, 1, (1,)), text=gym.spaces.Text(20))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"x": np.zeros(1, np.float32), "text": "a"}, {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return ({"x": np.zeros(1, np.float32), "text": "b"}, *rest)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "restart"])
+def test_a_worker_that_dies_before_it_has_sent_what_belongs_to_a_row(on_error):
+    """It is the worker's death that is told, or survived; the row of which half came is void."""
+    env_fns = [functools.partial(TextEnv, name) for name in range(4)]
+    pool = AsyncVectorEnv(env_fns, **ONE_THREAD, on_error=on_error, timeout=30)
+    pool.reset()
+    pool.send([FINE] * 4)
+    give_up = time.monotonic() + 20
+    while pool._exchange.ring.published() < 4 and time.monotonic() < give_up:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    channel = pool._exchange.pool._channel(1)
+    while channel._read():
+        pass
+    channel._received.clear()  # as if they had never been sent
+    os.kill(pool._exchange.pool.processes[1].pid, signal.SIGKILL)
+    if on_error == "raise":
+        with pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL"):
+            pool.recv()
+        return
+    batch = pool.recv()
+    order = np.argsort(batch.env_ids)
+    assert batch.truncations[order].tolist() == [False, False, True, True]
+    assert len(batch.obs["text"]) == 4
+    pool.close()
+
+
+@pytest.mark.parametrize("kind", ["a hung factory", "a late message"])
+def test_a_wait_without_a_timeout_looks_after_the_workers(monkeypatch, caplog, kind):
+    """Who hangs in a factory is named in the log; who stops within an answer is ended."""
+    from vecenv.workers import pool as pools
+
+    if kind == "a hung factory":
+        monkeypatch.setattr(pools, "_FIRST_NOTE_S", 0.2)
+        env_fns = [functools.partial(slow_factory, name, 1.2) for name in range(4)]
+        AsyncVectorEnv(env_fns, **ONE_THREAD).close()
+        assert "still waiting for worker 0 to make env 0, worker 1 to make env 2" in caplog.text
+        return
+    monkeypatch.setattr(pools, "_QUIET_S", 0.2)
+    pool = AsyncVectorEnv(faulty(4), **ONE_THREAD)
+    pool.reset()
+    channel = pool._exchange.pool._channel(1)
+    monkeypatch.setattr(channel, "_read", lambda: False)  # nothing comes
+    with pytest.raises(WorkerDiedError, match="worker 1"):
+        pool.call("pid")
+
+
+def slow_factory(name, seconds):
+    if name % 2 == 0:
+        time.sleep(seconds)
+    return FaultyEnv(name)
+
+
+def test_the_death_of_a_worker_is_not_hidden_by_one_that_hangs_in_a_factory():
+    env_fns = [functools.partial(slow_factory, 0, 60), *[functools.partial(os._exit, 9)] * 2]
+    begin = time.monotonic()
+    with pytest.raises(EnvCreationError, match=r"worker 1 .*exited with code 9.*making env 2 of 3"):
+        AsyncVectorEnv(env_fns, **ONE_THREAD)
+    assert time.monotonic() - begin < 30
+
+
+def test_messages_that_fill_the_pipe_both_ways_do_not_block():
+    """Large infos come while large actions go; nobody waits for the other to read first."""
+    env_fns = [functools.partial(LargeEnv, name) for name in range(4)]
+    pool = AsyncVectorEnv(env_fns, **ONE_THREAD, timeout=30)
+    pool.reset()
+    action = tuple(range(200_000))
+    for _ in range(3):
+        for env_id in range(4):
+            pool.send([action], [env_id])
+        received = [pool.recv(1) for _ in range(1)]
+        while pool._calls.num_in_flight:
+            received.append(pool.recv(1))
+        assert sorted(np.concatenate([batch.env_ids for batch in received])) == [0, 1, 2, 3]
+    pool.close()
+
+
+class LargeEnv(FaultyEnv):
+    action_space = gym.spaces.Sequence(Discrete(200_001))
+
+    def step(self, action):
+        result = super().step(0)
+        return (*result[:4], {"text": "x" * 400_000 + str(self.count)})

@@ -1,0 +1,342 @@
+"""Ctrl-C at every line of every call: what follows is as if it had not been, or says what to do."""
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
+from gymnasium.spaces import Text
+from workers.faulty_envs import FINE, FaultyEnv, children, wait_until_gone
+
+import vecenv
+from vecenv import AsyncVectorEnv, StepSlot
+
+PACKAGE = str(Path(vecenv.__file__).parent)
+NUM_ENVS = 4
+REFUSALS = (AlreadyPendingCallError, NoAsyncCallError, ResetNeeded)
+
+
+class TellingEnv(FaultyEnv):
+    """Has infos whose keys come and go, so that there are messages and news all the time."""
+
+    def step(self, action):
+        obs, *rest, _ = super().step(action)
+        return obs, *rest, {"count": self.count, f"key {self.count % 5}": [self.name]}
+
+    def answer(self, value):
+        return value, self.name
+
+
+class TalkingEnv(FaultyEnv):
+    """Takes its actions by message."""
+
+    action_space = Text(8)
+
+    def step(self, action):
+        assert action == f"go {self.count}", action
+        return super().step(FINE)
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the n-th line of this package that a call comes to.
+
+    Attributes:
+        has_struck: Whether the call had so many lines.
+    """
+
+    def __init__(self, line):
+        self.left = line
+        self.has_struck = False
+        self._pid = os.getpid()
+
+    def __enter__(self):
+        sys.settrace(self._trace)
+
+    def __exit__(self, kind, error, trace):
+        sys.settrace(None)
+        return kind is KeyboardInterrupt
+
+    def _trace(self, frame, event, argument):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line" and not self.has_struck and os.getpid() == self._pid:
+            self.left -= 1
+            if self.left == 0:
+                self.has_struck = True
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def in_fork(act, *args):
+    """Call `act` in a fork, which must end well and in time."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            faulthandler.dump_traceback_later(250, exit=True)
+            act(*args)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def put_right(envs):
+    """Do what the errors say until the envs are reset."""
+    for _ in range(4):
+        try:
+            obs, _ = envs.reset(seed=3)
+        except AlreadyPendingCallError as error:
+            with contextlib.suppress(*REFUSALS):
+                envs.recv() if error.name == "send" else getattr(envs, f"{error.name}_wait")()
+        else:
+            assert obs[:, 1].tolist() == [0] * NUM_ENVS
+            return
+    raise AssertionError("no reset, whatever is done")
+
+
+def strike_every_line(env, options, name, stride):
+    envs = AsyncVectorEnv(
+        [lambda k=k: env(k) for k in range(NUM_ENVS)], threads_per_worker=1, timeout=10, **options
+    )
+    is_talking = env is TalkingEnv
+    slots = []
+
+    def actions(count, ids=range(NUM_ENVS)):
+        return [f"go {count}"] * len(ids) if is_talking else [FINE] * len(ids)
+
+    def step_out():
+        slots.append(
+            StepSlot(
+                envs.allocate((NUM_ENVS, 2)),
+                envs.allocate((NUM_ENVS,)),
+                envs.allocate((NUM_ENVS,), bool),
+                envs.allocate((NUM_ENVS,), bool),
+            )
+        )
+        return envs.step(actions(0), out=slots[-1])
+
+    def first_ready():
+        envs.send(actions(0, [1, 3]), [1, 3])
+        envs.send(actions(0, [0]), [0])
+        envs.recv(1, max_envs=1)
+        envs.recv()
+
+    calls = {
+        "reset": lambda: envs.reset(seed=3),
+        "reset some": lambda: envs.reset(options={"reset_mask": np.arange(NUM_ENVS) % 2 == 0}),
+        "step": lambda: envs.step(actions(0)),
+        "step out": step_out,
+        "step async": lambda: (envs.step_async(actions(0)), envs.step_wait()),
+        "call": lambda: envs.call("pid"),
+        "send": first_ready,
+    }
+    line = 0
+    while True:
+        line += stride
+        put_right(envs)
+        interrupt = Interrupt(line)
+        with interrupt:
+            calls[name]()
+        if not interrupt.has_struck:
+            break
+        try:
+            if line % 2 and not is_talking:  # which knows the step that must come next
+                calls[name]()  # it works or is refused
+        except REFUSALS as error:
+            assert any(word in str(error) for word in ("_wait", "reset", "recv")), error
+        put_right(envs)
+        for count in range(2):
+            obs, rewards, *_ = envs.step(actions(count))
+            assert obs[:, 1].tolist() == [count + 1] * NUM_ENVS, (line, obs)
+            assert rewards.tolist() == [1] * NUM_ENVS
+        envs.send(actions(2, [2, 0]), [2, 0])
+        assert sorted(envs.recv().env_ids) == [0, 2]
+    pids = [process.pid for process in envs._exchange.pool.processes]
+    envs.close()
+    assert wait_until_gone(pids, 2) == []
+    assert line > 10 * stride
+
+
+CALLS = ("reset", "reset some", "step", "step out", "step async", "call", "send")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_ctrl_c_at_a_line_of_a_call(name):
+    in_fork(strike_every_line, TellingEnv, {"num_workers": 2}, name, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [*CALLS])
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        (TellingEnv, {"num_workers": 2}),
+        (TalkingEnv, {"num_workers": 2}),
+        (FaultyEnv, {"num_workers": 3, "on_error": "restart"}),
+        (TellingEnv, {"num_workers": 1, "caller_steps": True}),
+    ],
+)
+def test_ctrl_c_at_every_line_of_a_call(env, options, name):
+    in_fork(strike_every_line, env, options, name, 1)
+
+
+def strike_opening(stride):
+    line, before = 0, set(children())
+    AsyncVectorEnv([FaultyEnv] * 2, num_workers=2).close()
+    while True:
+        line += stride
+        interrupt = Interrupt(line)
+        envs = None
+        with interrupt:
+            envs = AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, threads_per_worker=1)
+        if not interrupt.has_struck:
+            envs.close()
+            assert line > 5 * stride
+            return
+        del envs
+        end = time.monotonic() + 5
+        while set(children()) - before:
+            assert time.monotonic() < end, (line, children())
+            time.sleep(0.002)
+
+
+def strike_closing(stride, options):
+    line = 0
+    while True:
+        line += stride
+        envs = AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, threads_per_worker=1)
+        pids = [process.pid for process in envs._exchange.pool.processes]
+        envs.reset()
+        interrupt = Interrupt(line)
+        with interrupt:
+            envs.close(**options)
+        envs.close()
+        assert envs.closed
+        assert wait_until_gone(pids, 1) == []
+        if not interrupt.has_struck:
+            assert line > 5 * stride
+            return
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stride", [61, pytest.param(5, marks=pytest.mark.slow)])
+def test_ctrl_c_at_a_line_of_the_constructor_leaves_no_worker(stride):
+    in_fork(strike_opening, stride)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stride", [29, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", [{}, {"terminate": True}])
+def test_a_second_close_ends_what_ctrl_c_has_left_of_the_first(stride, options):
+    in_fork(strike_closing, stride, options)
+
+
+def test_ctrl_c_twice_in_close_leaves_workers_to_a_further_close():
+    envs = AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, threads_per_worker=1)
+    pids = [process.pid for process in envs._exchange.pool.processes]
+    pool = envs._exchange.pool
+    kept = pool.stop, pool.kill
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    pool.stop = pool.kill = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        envs.close()
+    pool.stop, pool.kill = kept
+    assert envs.closed
+    envs.close(terminate=True)
+    assert wait_until_gone(pids, 1) == []
+
+
+def test_signals_wait_while_something_must_be_whole():
+    from vecenv.core.interrupts import interrupts_later
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = []
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_later():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append(sum(range(1000)))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        thread = threading.Thread(target=lambda: interrupts_later().__enter__())
+        thread.start()
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(done) == 1
+
+
+def test_no_handler_is_lost_or_called_twice_because_signals_waited():
+    from vecenv.core.interrupts import interrupts_later
+
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = [signal.getsignal(number) for number in numbers]
+    loop, told, terminated = asyncio.new_event_loop(), [], []
+
+    async def be_interrupted() -> None:
+        loop.add_signal_handler(signal.SIGINT, told.append, 1)
+        with interrupts_later():
+            signal.raise_signal(signal.SIGINT)
+            assert not told
+        await asyncio.sleep(0.01)
+
+    try:
+        loop.run_until_complete(be_interrupted())
+        loop.close()
+        assert told == [1]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, lambda *_: terminated.append(1))
+        with pytest.raises(KeyboardInterrupt), interrupts_later():
+            for number in numbers:
+                signal.raise_signal(number)
+        assert terminated == [1]
+        with pytest.raises(KeyboardInterrupt) as raised, interrupts_later():
+            for _ in range(3):
+                signal.raise_signal(signal.SIGINT)
+        assert raised.value.__context__ is None
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+FORKED_BY_ANOTHER_THREAD = """
+import os, signal, threading, time
+from vecenv.core.interrupts import interrupts_later
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        except KeyboardInterrupt:
+            os._exit(3)
+        os._exit(4)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+with interrupts_later():
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_signals_of_a_fork_by_another_thread_do_not_wait():
+    command = [sys.executable, "-W", "ignore", "-c", FORKED_BY_ANOTHER_THREAD]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.split() == ["3"]

@@ -1,0 +1,390 @@
+"""Nothing is left behind: processes, files, memory; however a pool or its caller ends."""
+
+import contextlib
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from workers.faulty_envs import (
+    FINE,
+    HANG,
+    FaultyEnv,
+    children,
+    faulty,
+    open_files,
+    wait_until_gone,
+)
+
+from vecenv.workers.env import AsyncVectorEnv
+
+ROOT = Path(__file__).parents[2]
+
+
+def shared_memory_files():
+    """Those in /dev/shm that no process has mapped: others' come and go."""
+    folder = Path("/dev/shm")
+    left = set(os.listdir(folder)) if folder.is_dir() else set()
+    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
+            left -= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
+    return left
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    AsyncVectorEnv(faulty(1), context="forkserver").close()  # helpers that stay
+    gc.collect()
+    before, left_before = (len(open_files()), children()), shared_memory_files()
+    yield
+    gc.collect()
+    assert (len(open_files()), children()) == before
+    give_up = time.monotonic() + 5
+    while not shared_memory_files() <= left_before and time.monotonic() < give_up:
+        time.sleep(0.1)  # another program may just have made one, and not mapped it yet
+    assert shared_memory_files() <= left_before
+
+
+def test_close_may_come_in_every_state():
+    def new(pool):
+        pass
+
+    def pending_step(pool):
+        pool.reset()
+        pool.step_async([HANG, FINE])
+
+    def pending_reset(pool):
+        pool.reset_async()
+
+    def pending_call(pool):
+        pool.call_async("nap", 0.3)
+
+    def in_flight(pool):
+        pool.reset()
+        pool.send([HANG, FINE])
+
+    def unread(pool):
+        pool.reset()
+        pool.send([FINE, FINE])
+        time.sleep(0.05)
+
+    for state in (new, pending_step, pending_reset, pending_call, in_flight, unread):
+        for options in ({}, {"terminate": True}, {"timeout": 0.1}):
+            pool = AsyncVectorEnv(faulty(2), num_workers=2)
+            state(pool)
+            begin = time.monotonic()
+            pool.close(**options)
+            assert time.monotonic() - begin < 4
+            pool.close()
+            with pytest.raises(ClosedEnvironmentError):
+                pool.reset()
+
+
+def test_a_pool_that_is_never_closed_is_collected():
+    pool = AsyncVectorEnv(faulty(2), num_workers=2)
+    pool.reset()
+    del pool
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_start_methods(context):
+    pool = AsyncVectorEnv(faulty(3), context=context, num_workers=2)
+    obs, _ = pool.reset(seed=1)
+    assert obs[:, 0].tolist() == [0, 1, 2]
+    pids = pool.call("pid")
+    assert len(set(pids)) == 2
+    pool.step([FINE] * 3)
+    rollout = pool.allocate((4, 3))
+    rollout[:] = 7
+    pool.close()
+    assert wait_until_gone(set(pids), 2) == []
+
+
+class SlowToClose(FaultyEnv):
+    def close(self):
+        time.sleep(60)
+
+
+def test_ctrl_c_in_close_kills_the_workers():
+    pool = AsyncVectorEnv([SlowToClose] * 2, num_workers=2, threads_per_worker=1)
+    pids = pool.call("pid")
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        pool.close(timeout=50)
+    signal.signal(signal.SIGALRM, before)
+    assert pool.closed
+    assert wait_until_gone(set(pids), 2) == []
+
+
+def cycle(count):
+    for number in range(count):
+        pool = AsyncVectorEnv(faulty(3), num_workers=1 + number % 3)
+        if number % 2:
+            pool.reset()
+            pool.step([FINE] * 3)
+        pool.close(terminate=number % 5 == 0)
+
+
+def test_cycles_of_creation_and_close():
+    cycle(12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_five_hundred_cycles_of_creation_and_close():
+    cycle(500)
+
+
+CALLER = """
+import os, signal, sys, time
+sys.path.insert(0, {tests!r})
+from workers.faulty_envs import FaultyEnv, FINE, HANG
+from vecenv.workers.env import AsyncVectorEnv
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell's job began
+    envs = AsyncVectorEnv([lambda: FaultyEnv()] * 4, num_workers=2, context={context!r})
+    envs.reset()
+    print(*set(envs.call("pid")), flush=True)
+    {then}
+"""
+THEN = {
+    "stepping": "while True: envs.step([FINE] * 4)",
+    "idle": "time.sleep(60)",
+    "hanging": "envs.step([HANG] * 4); envs.step([HANG] * 4); envs.step([HANG] * 4)",
+    "first-ready": "envs.send([FINE] * 4); time.sleep(60)",
+    "holding Python's lock": "envs.call('hold', 300)",
+}
+
+
+def start_caller(then, context="fork"):
+    code = CALLER.format(tests=str(ROOT / "tests"), then=then, context=context)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return process, [int(pid) for pid in line.split()]
+
+
+@pytest.mark.parametrize(
+    ("then", "context"),
+    [
+        ("stepping", "fork"),
+        ("hanging", "fork"),
+        ("hanging", "forkserver"),
+        ("holding Python's lock", "forkserver"),
+        pytest.param("hanging", "spawn", marks=pytest.mark.slow),
+        pytest.param("stepping", "forkserver", marks=pytest.mark.slow),
+        pytest.param("stepping", "spawn", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_are_gone_within_a_second_of_their_caller(then, context):
+    process, workers = start_caller(THEN[then], context)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert wait_until_gone(workers, 1) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSEGV])
+def test_any_signal_to_the_caller_ends_the_workers(number):
+    process, workers = start_caller(THEN["idle"])
+    process.send_signal(number)
+    process.communicate()
+    assert wait_until_gone(workers, 1) == []
+
+
+@pytest.mark.parametrize("then", ["stepping", "hanging", "first-ready"])
+def test_ctrl_c_leaves_no_orphan_and_one_traceback(then):
+    """The terminal sends SIGINT to the whole group."""
+    process, workers = start_caller(THEN[then])
+    time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert wait_until_gone(workers, 1) == []
+    assert errors.count("Traceback") == 1, errors
+    assert errors.strip().endswith("KeyboardInterrupt")
+
+
+def test_an_interrupted_step_can_be_waited_for():
+    pool = AsyncVectorEnv(faulty(2), num_workers=2)
+    pool.reset()
+    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(InterruptedError("alarm")))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(InterruptedError):
+        pool.step([HANG, FINE])
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    with pytest.raises(AlreadyPendingCallError):
+        pool.step([FINE, FINE])
+    assert pool.step_wait()[0].tolist() == [[0, 1], [1, 1]]
+    assert pool.step([FINE, FINE])[0].tolist() == [[0, 2], [1, 2]]
+    pool.close()
+
+
+def test_calls_out_of_order_are_refused():
+    pool = AsyncVectorEnv(faulty(2), num_workers=2)
+    for wait in (pool.reset_wait, pool.step_wait, pool.call_wait):
+        with pytest.raises(NoAsyncCallError, match="without any prior call"):
+            wait()
+    pool.reset_async(seed=1)
+    for call in (pool.reset, pool.reset_async, lambda: pool.step_async([0, 0])):
+        with pytest.raises(AlreadyPendingCallError, match="pending call to `reset`"):
+            call()
+    pool.reset_wait()
+    pool.call_async("pid")
+    with pytest.raises(AlreadyPendingCallError, match="pending call to `call`"):
+        pool.send([0, 0])
+    pool.call_wait()
+    pool.step_async([0, 0])
+    with pytest.raises(AlreadyPendingCallError):
+        pool.get_attr("count")
+    pool.step_wait()
+    pool.send([0], [1])
+    with pytest.raises(AlreadyPendingCallError, match="in flight"):
+        pool.step_async([0, 0])
+    pool.recv()
+    pool.close()
+
+
+def test_global_generators_differ_between_workers_and_follow_the_callers_seed():
+    def draws():
+        np.random.seed(3)  # noqa: NPY002
+        pool = AsyncVectorEnv([_GlobalEnv] * 2, num_workers=2)
+        obs, _ = pool.reset()
+        pool.close()
+        return obs[:, 0].tolist()
+
+    first, second = draws()
+    assert first != second
+    assert draws() == [first, second]
+
+
+class _GlobalEnv(type(faulty(1)[0]())):
+    def reset(self, *, seed=None, options=None):
+        return np.array([np.random.rand(), 0], np.float32), {}  # noqa: NPY002
+
+
+def test_workers_import_no_torch():
+    """Not even where the main script has imported it."""
+    code = (
+        "import sys; sys.path.insert(0, {tests!r})\n"
+        "import types; sys.modules['torch'] = types.ModuleType('torch')\n"
+        "from workers.faulty_envs import FaultyEnv\n"
+        "from vecenv.workers.env import AsyncVectorEnv\n"
+        "class Spy(FaultyEnv):\n"
+        "    def modules(self):\n"
+        "        import sys\n"
+        "        return 'torch' in sys.modules\n"
+        "def factory(name): return lambda: Spy(name)\n"
+        "if __name__ == '__main__':\n"
+        "    envs = AsyncVectorEnv([factory(5), factory(6)], context='spawn')\n"
+        "    print(envs.reset()[0][:, 0], envs.call('modules'))\n"
+        "    envs.close()\n"
+    ).format(tests=str(ROOT / "tests"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[5. 6.] (False, False)", done.stderr
+
+
+class ServedEnv(FaultyEnv):
+    """Starts processes that outlive it if they are let: by Popen, by a shell, by a fork."""
+
+    def __init__(self, name, folder, ignores):
+        super().__init__(name)
+        self.folder = folder
+        command = f"import signal, time; {ignores}; print(1, flush=True); time.sleep(300)"
+        self.server = subprocess.Popen(
+            [sys.executable, "-S", "-c", command], stdout=subprocess.PIPE, text=True
+        )
+        assert self.server.stdout.readline() == "1\n"
+        shell = subprocess.Popen(["sh", "-c", "sleep 300 & echo $!; wait"], stdout=-1, text=True)
+        self.pids = [self.server.pid, int(shell.stdout.readline())]
+        if name == 0:
+            self.pids.append(os.fork())
+            if self.pids[-1] == 0:
+                time.sleep(300)
+                os._exit(0)
+
+    def servers(self):
+        return self.pids
+
+
+SERVED = """
+import os, signal, sys, time
+sys.path.insert(0, {tests!r})
+from functools import partial
+from workers.faulty_envs import DIE, EXIT, FINE, HANG
+from workers.test_lifecycle import ServedEnv
+from vecenv.workers.env import AsyncVectorEnv
+
+if __name__ == "__main__":
+    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if {ignores} else "pass"
+    envs = AsyncVectorEnv(
+        [partial(ServedEnv, k, "", ignores) for k in range(2)], num_workers=2, context={context!r}
+    )
+    envs.reset()
+    print(*sum(envs.call("servers"), []), flush=True)
+    time.sleep(0.3)
+    {then}
+    time.sleep(60)
+"""
+WAYS_OUT = {
+    "close": "envs.close()",
+    "terminate": "envs.close(terminate=True)",
+    "crash": "envs.step([FINE, EXIT])",
+    "killed worker": "envs.step([FINE, DIE])",
+    "killed caller": "os.kill(os.getpid(), signal.SIGKILL)",
+    "killed while hanging": "envs.step_async([HANG] * 2); os.kill(os.getpid(), signal.SIGKILL)",
+    "exit": "os._exit(0)",
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "context", "ignores"),
+    [
+        *((way, "fork", way == "close") for way in WAYS_OUT),
+        pytest.param("killed caller", "forkserver", True, marks=pytest.mark.slow),
+        pytest.param("killed caller", "spawn", True, marks=pytest.mark.slow),
+        pytest.param("killed worker", "forkserver", True, marks=pytest.mark.slow),
+        pytest.param("close", "spawn", False, marks=pytest.mark.slow),
+    ],
+)
+def test_what_envs_start_ends_with_their_worker(way, context, ignores):
+    code = SERVED.format(
+        tests=str(ROOT / "tests"), then=WAYS_OUT[way], context=context, ignores=ignores
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 5
+    assert wait_until_gone(pids, 10) == []
+    process.kill()
+    process.communicate()
+
+
+def test_a_worker_without_children_has_no_watcher():
+    pool = AsyncVectorEnv(faulty(2), num_workers=2)
+    pool.reset()
+    assert pool.call("children") == ([], [])
+    pool.close()

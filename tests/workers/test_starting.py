@@ -1,0 +1,596 @@
+"""Where workers come from: forked where that is harmless, else from a process without user code."""
+
+import errno
+import itertools
+import logging
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+import warnings
+from pathlib import Path
+
+import multiprocess
+import numpy as np
+import pytest
+from workers.faulty_envs import FINE, FaultyEnv, faulty, wait_until_gone
+
+from vecenv import AsyncVectorEnv
+from vecenv.workers import server, starting
+from vecenv.workers.probe import ProbeError, ProbeTimeout, run_apart
+from vecenv.workers.starting import make_start, why_not_fork
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def a_program_without_threads():
+    """Nothing is pretended here."""
+
+
+def run_script(text, *args, folder, timeout=100, command=None):
+    """Run a script with this checkout; return its output."""
+    path = folder / "script.py"
+    path.write_text(text)
+    variables = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, *(command or [str(path)]), *args],
+        cwd=folder,
+        env={**variables, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def thread():
+    """Another thread of this process, which keeps it from being forked."""
+    stop = threading.Event()
+    running = threading.Thread(target=stop.wait)
+    running.start()
+    yield
+    stop.set()
+    running.join()
+
+
+@pytest.fixture
+def no_method():
+    """Nobody has set a start method."""
+    libraries = (multiprocess, multiprocessing)
+    before = [library.get_start_method(allow_none=True) for library in libraries]
+    for library in libraries:
+        library.set_start_method(None, force=True)
+    yield
+    for library, method in zip(libraries, before, strict=True):
+        library.set_start_method(method, force=True)
+
+
+class Spy(FaultyEnv):
+    """Tells of its process."""
+
+    def num_threads(self):
+        return len(os.listdir("/proc/self/task"))
+
+    def tell(self):
+        import vecenv.workers.server
+
+        return {
+            "served": bool(vecenv.workers.server._passed),
+            "folder": os.getcwd(),
+            "path": sys.path[0],
+            "variable": os.environ.get("VECENV_TEST"),
+            "omp": os.environ.get("OMP_NUM_THREADS"),
+            "cores": os.sched_getaffinity(0),
+            "modules": set(sys.modules),
+            "filters": list(warnings.filters),
+            "method": multiprocessing.get_start_method(allow_none=True),
+        }
+
+
+def told(**options):
+    """What an env of a pool tells, made as here and now."""
+    pool = AsyncVectorEnv([Spy] * 2, num_workers=2, **options)
+    result = pool.call("tell")[1]
+    pool.close()
+    return result
+
+
+def test_workers_of_a_process_with_threads_are_not_forked_from_it(thread, no_method):
+    assert "Python threads" in why_not_fork()
+    assert told()["served"]
+    assert not told(context="fork")["served"]
+
+
+def test_a_forked_worker_has_no_threads_that_spin():
+    np.ones((64, 64)) @ np.ones((64, 64))  # OpenBLAS may have threads here
+    pool = AsyncVectorEnv([Spy], num_workers=1, threads_per_worker=1, context="fork")
+    assert pool.call("num_threads") == (1,)
+    pool.close()
+
+
+def test_a_process_without_threads_is_forked(tmp_path):
+    """NumPy's library has started threads, which it ends before a fork."""
+    text = (
+        "import os, numpy, vecenv, gymnasium\n"
+        "from vecenv.workers.starting import make_start, why_not_fork\n"
+        "a = numpy.ones((500, 500)); a @ a\n"
+        "print(why_not_fork(), make_start(None, []).is_fork, 'multiprocess.popen' in os.environ)\n"
+    )
+    assert run_script(text, folder=tmp_path) == "None True False\n"
+
+
+def test_libraries_that_cannot_be_forked_are_known(monkeypatch, no_method):
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(starting, "_num_threads", lambda: 1)
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    assert why_not_fork() is None
+    monkeypatch.setattr(starting, "_loaded_libraries", lambda: {"libcuda.so.1": "/libcuda.so.1"})
+    assert "libcuda" in why_not_fork()
+    monkeypatch.setitem(sys.modules, "jax", object())
+    assert "JAX" in why_not_fork()
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("library", [multiprocess, multiprocessing])
+def test_a_start_method_that_was_set_is_taken_and_an_argument_wins(library, no_method, thread):
+    library.set_start_method("spawn", force=True)
+    assert make_start(None, []).context.get_start_method() == "spawn"
+    assert make_start("fork", []).context.get_start_method() == "fork"
+    assert make_start("forkserver", []).context.get_start_method() == "forkserver"
+    library.set_start_method("fork", force=True)  # the default: nobody's wish
+    assert make_start(None, []).context.get_start_method() == "forkserver"
+
+
+def test_the_callers_start_method_wins_over_that_of_the_older_library(no_method):
+    multiprocessing.set_start_method("spawn", force=True)
+    multiprocess.set_start_method("forkserver", force=True)
+    assert make_start(None, []).context.get_start_method() == "forkserver"
+
+
+def test_workers_are_in_the_callers_surroundings_of_now(monkeypatch, tmp_path, thread, no_method):
+    told()  # the server runs, in what surrounded its start
+    monkeypatch.setenv("VECENV_TEST", "later")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    multiprocessing.set_start_method("spawn", force=True)
+    multiprocess.set_start_method("forkserver", force=True)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "a very special warning")
+            seen = told()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert seen["served"]
+    assert (seen["folder"], seen["variable"]) == (str(tmp_path), "later")
+    assert seen["path"] == str(tmp_path / "modules")
+    assert seen["cores"] == {min(cores)}
+    assert seen["method"] == "spawn"
+    assert any(
+        entry[1] and entry[1].pattern == "a very special warning" for entry in seen["filters"]
+    )
+
+
+def test_workers_print_where_the_caller_prints(capfd, thread, no_method):
+    told()
+    pool = AsyncVectorEnv([Printing] * 2, num_workers=1, threads_per_worker=1)
+    pool.close()
+    assert capfd.readouterr().out == "made\nmade\n"
+
+
+class Printing(FaultyEnv):
+    def __init__(self):
+        super().__init__()
+        os.write(1, b"made\n")
+
+
+def test_the_server_is_used_again_and_started_again_when_it_is_gone(thread, no_method):
+    told()
+    pid = server._server.pid
+    told()
+    assert server._server.pid == pid
+    os.kill(pid, signal.SIGKILL)
+    assert told()["served"]
+    assert server._server.pid != pid
+
+
+def test_a_worker_whose_server_was_killed_is_found_dead_and_is(thread, no_method):
+    pool = AsyncVectorEnv(faulty(1), num_workers=1)
+    (pid,) = pool.call("pid")
+    os.kill(server._server.pid, signal.SIGKILL)
+    pool.reset()
+    pool.step([FINE])
+    pool.close(timeout=2)
+    assert wait_until_gone({pid}, 5) == []
+
+
+def test_a_worker_that_can_not_be_forked_is_an_error_and_others_live(thread, no_method):
+    pool = AsyncVectorEnv(faulty(1), num_workers=1)
+    pid = server._server.pid
+    used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+    unused = (number for number in itertools.count() if number not in used)
+    most = next(itertools.islice(unused, 2, None))  # room for two files, less than a request has
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
+    with pytest.raises(OSError, match="a worker can't be forked: Too many open files"):
+        AsyncVectorEnv(faulty(1), num_workers=1)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    pool.reset()
+    told()
+    assert server._server.pid == pid
+    pool.close()
+
+
+def test_forks_that_fail_are_told_by_number(monkeypatch):
+    def fork():
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    assert server._try_to_fork() == -errno.EAGAIN
+
+
+def test_threads_that_spawn_at_the_same_time_leave_the_main_script_alone():
+    main, events = sys.modules["__main__"], [threading.Event() for _ in range(2)]
+
+    def hide(mine, other):
+        with starting._hidden_main():
+            mine.set()
+            other.wait(0.2)
+
+    threads = [threading.Thread(target=hide, args=pair) for pair in (events, events[::-1])]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sys.modules["__main__"] is main
+
+
+def test_modules_that_only_the_caller_has_reach_workers(monkeypatch, thread, no_method):
+    module = types.ModuleType("robots_of_a_file_of_another_name")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    code = """
+from workers.faulty_envs import FINE, FaultyEnv
+class Fell(Exception):
+    pass
+class Robot(FaultyEnv):
+    def step(self, action):
+        if action != FINE:
+            raise Fell("hard")
+        return super().step(action)
+"""
+    exec(code, vars(module))
+    pool = AsyncVectorEnv([module.Robot] * 2, num_workers=2, threads_per_worker=1)
+    pool.reset()
+    assert pool.step([FINE] * 2)[0].tolist() == [[0, 1], [0, 1]]
+    with pytest.raises(module.Fell, match="hard"):
+        pool.step([FINE, FINE + 1])
+    pool.close()
+    assert pickle.loads(pickle.dumps(module.Robot)) is module.Robot
+
+
+@pytest.mark.slow
+def test_variables_that_libraries_read_at_import_start_another_server(monkeypatch, thread):
+    told()
+    pid = server._server.pid
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert told(context="forkserver")["omp"] == "2"
+    assert server._server.pid != pid
+
+
+@pytest.mark.slow
+def test_a_forked_child_has_a_server_of_its_own(tmp_path):
+    text = (
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        "from workers.faulty_envs import faulty\n"
+        "from vecenv import AsyncVectorEnv\n"
+        "from vecenv.workers import server\n"
+        "def use():\n"
+        "    AsyncVectorEnv(faulty(2), context='forkserver').close()\n"
+        "    return server._server.pid\n"
+        "first = use()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(use() == first)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "print(use() == first)\n"
+    )
+    assert run_script(text, folder=tmp_path) == "True\n"
+
+
+def test_what_can_not_be_pickled_is_forked_and_said_once(caplog, thread, no_method):
+    lock = threading.Lock()  # which cloudpickle refuses
+
+    def factory():
+        with lock:
+            return Spy()
+
+    with caplog.at_level(logging.WARNING, "vecenv"):
+        pool = AsyncVectorEnv([factory] * 4, num_workers=2)
+    assert not any(seen["served"] for seen in pool.call("tell"))
+    pool.close()
+    (record,) = caplog.records
+    assert "Python threads" in record.getMessage() and "lock" in record.getMessage()
+    with pytest.raises(TypeError, match="lock") as raised:
+        AsyncVectorEnv([factory] * 2, context="forkserver", threads_per_worker=1)
+    assert "context='fork'" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_libraries_have_one_thread_in_workers_unless_told_otherwise(method, monkeypatch):
+    import torch
+
+    def threads(**options):
+        pool = AsyncVectorEnv([lambda: Threads(**options)], context=method)
+        seen = pool.get_attr("threads")[0]
+        pool.close()
+        return seen
+
+    for name in [name for name in os.environ if name.endswith("_NUM_THREADS")]:
+        monkeypatch.delenv(name)
+    before = torch.get_num_threads()
+    assert threads() == ("1", 1, 1)
+    assert threads(wanted=2) == ("1", 2, 1)
+    assert torch.get_num_threads() == before and "OMP_NUM_THREADS" not in os.environ
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    seen = threads()
+    assert seen[0] == "2" and (seen[1] == 2 or method == "fork")
+
+
+class Threads(FaultyEnv):
+    def __init__(self, wanted=None):
+        import numba
+        import torch
+
+        super().__init__()
+        if wanted is not None:
+            torch.set_num_threads(wanted)
+        names = "OMP_NUM_THREADS"
+        self.threads = (
+            os.environ.get(names),
+            torch.get_num_threads(),
+            numba.config.NUMBA_NUM_THREADS,
+        )
+
+
+# -- processes that are thrown away ---------------------------------------------------------------
+
+
+def first_of(factories):
+    return factories[0]()
+
+
+def hang():
+    time.sleep(60)
+
+
+def leave_a_child(path):
+    child = subprocess.Popen(["sleep", "60"])
+    Path(path).write_text(str(child.pid))
+    return "left"
+
+
+METHODS = ["fork", "forkserver"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_probe_that_hangs_dies_exits_or_raises_is_an_error(method):
+    begin = time.monotonic()
+    with pytest.raises(ProbeTimeout, match=r"has not ended after 0\.2 s"):
+        run_apart(first_of, [hang], timeout=0.2, method=method)
+    assert time.monotonic() - begin < 20
+    with pytest.raises(ProbeError, match="exited with code 3") as raised:
+        run_apart(first_of, [lambda: os._exit(3)], timeout=30, method=method)
+    assert raised.value.has_died
+    with pytest.raises(ProbeError, match="SIGKILL"):
+        run_apart(first_of, [lambda: os.kill(os.getpid(), 9)], timeout=30, method=method)
+    with pytest.raises(ProbeError, match=r"exited with code [45]"):
+        run_apart(first_of, [lambda: sys.exit(4)], timeout=30, method=method)
+    with pytest.raises(ProbeError, match="ZeroDivisionError: division by zero") as raised:
+        run_apart(first_of, [lambda: 1 / 0], timeout=30, method=method)
+    assert not raised.value.has_died
+    assert run_apart(first_of, [lambda: "fine"], timeout=30, method=method) == "fine"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_probe_has_started_ends_with_it(method, tmp_path):
+    path = str(tmp_path / "pid")
+    factory = [lambda: leave_a_child(path)]
+    assert run_apart(first_of, factory, timeout=30, method=method) == "left"
+    assert wait_until_gone({int(Path(path).read_text())}, 5) == []
+
+    def hanging():
+        leave_a_child(path)
+        hang()
+
+    with pytest.raises(ProbeTimeout):
+        run_apart(first_of, [hanging], timeout=2, method=method)
+    assert wait_until_gone({int(Path(path).read_text())}, 5) == []
+
+
+def test_an_env_that_hangs_while_it_is_tried_out_costs_a_warning(caplog, monkeypatch):
+    from vecenv.workers import opening
+
+    monkeypatch.setattr(opening, "_PROBE_S", 0.3)
+    with caplog.at_level(logging.WARNING, "vecenv"):
+        pool = AsyncVectorEnv([HangingOnce] * 4, num_workers=2)
+    pool.close()
+    (record,) = caplog.records
+    assert "threads_per_worker=n" in record.getMessage()
+
+
+class HangingOnce(FaultyEnv):
+    def step(self, action):
+        hang()
+
+
+# -- scripts --------------------------------------------------------------------------------------
+
+SCRIPT = """
+import logging, sys, threading, time
+print("run")
+import gymnasium as gym
+import numpy as np
+import vecenv
+
+class Note(Exception):
+    def __eq__(self, other):
+        return isinstance(other, Note)
+    __hash__ = None
+
+class Env(gym.Env):
+    observation_space = gym.spaces.Box(-1, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+    note = Note()
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {"note": Note()}
+    def step(self, action):
+        if action == 2:
+            raise Note("no")
+        return np.full(1, action, np.float32), 1.0, False, False, {}
+
+stop = threading.Event()
+threading.Thread(target=stop.wait, daemon=True).start()
+scale = 1
+factories = [lambda: Env(), lambda: Env() if scale else None] * 2
+for context in [None, *sys.argv[1:]]:
+    envs = vecenv.AsyncVectorEnv(factories, context=context)
+    _, infos = envs.reset()
+    assert type(infos["note"][0]) is Note
+    assert type(envs.get_attr("note")[3]) is Note
+    assert envs.step([0, 1, 0, 1])[0][:, 0].tolist() == [0, 1, 0, 1]
+    try:
+        envs.step([2, 0, 0, 0])
+    except Note as error:
+        print("caught", context)
+    envs.close()
+envs = vecenv.make_vec(lambda: Env(), 3)
+envs.reset()
+envs.close()
+stop.set()
+print("done")
+"""
+
+
+def test_a_script_without_a_guard_runs_once_and_its_classes_come_back(tmp_path):
+    out = run_script(SCRIPT, "forkserver", folder=tmp_path)
+    assert out.split("\n")[:-1] == ["run", "caught None", "caught forkserver", "done"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["-"], ["-m", "script"], ["-c", SCRIPT]])
+def test_code_from_anywhere_runs_once(tmp_path, command):
+    args = ["spawn"] if command != ["-c", SCRIPT] else []
+    out = run_script(SCRIPT, *args, folder=tmp_path, command=command)
+    assert out.count("run") == out.count("done") == 1
+
+
+@pytest.mark.slow
+def test_a_notebook(tmp_path):
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    cells = [nbformat.v4.new_code_cell(SCRIPT.replace("sys.argv[1:]", "['spawn', 'forkserver']"))]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    text = "".join(output.get("text", "") for output in notebook.cells[0].outputs)
+    assert text.count("run") == text.count("done") == 1
+
+
+# -- libraries with threads, in the caller and in envs --------------------------------------------
+
+DRILL = """
+import sys, os
+in_env, in_caller, how = sys.argv[1:4]
+import gymnasium as gym
+import numpy as np
+import numba
+import vecenv
+
+@numba.njit(parallel=True)
+def parallel(x):
+    out = np.empty_like(x)
+    for i in numba.prange(len(x)):
+        out[i] = np.tanh(x[i])
+    return out
+
+def function(name):
+    if name == "torch":
+        import torch
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)
+        net = torch.nn.Sequential(*layers)
+        return lambda x: net(torch.from_numpy(x).repeat(99, 1))[0].detach().numpy()
+    if name == "jax":
+        import jax
+        return jax.jit(lambda x: jax.numpy.tanh(jax.numpy.eye(64) @ x))
+    return parallel if name == "numba" else np.tanh
+
+class Env(gym.Env):
+    observation_space = gym.spaces.Box(-9, 9, (64,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+    def __init__(self):
+        self.function = function(in_env)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = self.np_random.random(64, dtype=np.float32)
+        return self.x, {}
+    def step(self, action):
+        self.x = np.asarray(self.function(self.x), np.float32) / 2 + np.float32(action)
+        return self.x, float(self.x[0]), False, False, {}
+
+if in_caller == "torch":
+    import torch
+    x = torch.rand(600, 600, requires_grad=True)
+    (x @ x).sum().backward()
+elif in_caller != "nothing":
+    function(in_caller)(np.ones(64, np.float32))
+n, seed = 6, 5
+envs = (
+    vecenv.make_vec(lambda: Env(), n) if how == "make_vec"
+    else vecenv.AsyncVectorEnv([lambda: Env()] * n) if how == "AsyncVectorEnv"
+    else vecenv.AsyncVectorEnv([lambda: Env()] * n, num_workers=1, threads_per_worker=1)
+)
+actions = np.random.default_rng(0).integers(0, 3, (8, n))
+found = [envs.reset(seed=seed)[0], *(envs.step(row)[0] for row in actions)]
+envs.close()
+for index in range(n):
+    env = Env()
+    expected = [env.reset(seed=seed + index)[0], *(env.step(row[index])[0] for row in actions)]
+    np.testing.assert_allclose([obs[index] for obs in found], expected, rtol=1e-4, atol=1e-5)
+print("done")
+"""
+PLACES = [("torch", "nothing"), ("jax", "nothing"), ("numba", "nothing")]
+PLACES += [("nothing", "torch"), ("nothing", "jax"), ("nothing", "numba")]
+
+
+def drill(in_env, in_caller, how, folder):
+    if "jax" in (in_env, in_caller):
+        pytest.importorskip("jax")
+    assert run_script(DRILL, in_env, in_caller, how, folder=folder) == "done\n"
+
+
+def test_a_caller_that_has_run_a_backward_pass(tmp_path):
+    """The threads of PyTorch are not there in a fork, which waits for them."""
+    drill("torch", "torch", "AsyncVectorEnv of one worker", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("how", ["make_vec", "AsyncVectorEnv"])
+@pytest.mark.parametrize(("in_env", "in_caller"), PLACES, ids="-".join)
+def test_libraries_with_threads_ten_times(in_env, in_caller, how, tmp_path):
+    for _ in range(10):
+        drill(in_env, in_caller, how, tmp_path)

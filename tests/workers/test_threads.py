@@ -1,0 +1,243 @@
+"""Every env is made, called and closed by one thread, the same for its whole life."""
+
+import functools
+import os
+import sqlite3
+import threading
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import MODES, mode_id
+from equality import assert_same
+from gymnasium.spaces import Box, Discrete
+from workers.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv, faulty
+
+from vecenv import AsyncVectorEnv, EnvCreationError, SyncVectorEnv
+
+NUM_ENVS = 5
+THREADS = {"one": 1, "shared": 2, "each its own": 8}
+
+
+class OwnedEnv(FaultyEnv):
+    """Writes down every call that does not come from the thread that has made it.
+
+    It holds a database connection, which refuses other threads by itself.
+    """
+
+    publish = {"height": Box(-1, 99, (), np.float64)}
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, name, diary):
+        super().__init__(name)
+        self.diary = diary
+        self.owner = threading.get_ident()
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("create table steps (number)")
+        self.render_mode = "rgb_array"
+        self.write("made")
+
+    def write(self, call):
+        is_owner = threading.get_ident() == self.owner
+        with open(self.diary, "a") as file:
+            file.write(f"{call} {'right' if is_owner else 'WRONG'} {os.getpid()}\n")
+        if not is_owner:
+            raise RuntimeError(f"{call} in a thread that is not the env's")
+
+    def reset(self, *, seed=None, options=None):
+        self.write("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.write("step")
+        self.database.execute("insert into steps values (1)")
+        return super().step(action)
+
+    def render(self):
+        self.write("render")
+        return np.zeros((2, 2, 3), np.uint8)
+
+    def num_steps(self):
+        self.write("call")
+        return self.database.execute("select count(*) from steps").fetchone()[0]
+
+    @property
+    def height(self):
+        self.write("published")
+        return float(self.count)
+
+    @property
+    def depth(self):
+        self.write("get_attr")
+        return 3
+
+    @depth.setter
+    def depth(self, value):
+        self.write("set_attr")
+
+    def close(self):
+        self.write("close")
+        self.database.close()
+
+
+class Outside(gym.Wrapper):
+    """A wrapper around wrappers."""
+
+
+def owned(name, diary):
+    return Outside(gym.wrappers.TimeLimit(OwnedEnv(name, diary), 20))
+
+
+def make(diary, **options):
+    options.setdefault("num_workers", 2)
+    return AsyncVectorEnv(
+        [functools.partial(owned, name, str(diary)) for name in range(NUM_ENVS)],
+        timeout=60,
+        **options,
+    )
+
+
+def assert_diary(diary, *calls):
+    lines = [line.split() for line in diary.read_text().splitlines()]
+    assert {call for call, *_ in lines} >= {"made", "reset", "step", *calls}
+    assert [line for line in lines if line[1] != "right"] == []
+
+
+def use(envs):
+    """Make every kind of call."""
+    fine = np.full(NUM_ENVS, FINE)
+    obs, _ = envs.reset(seed=1)
+    assert obs[:, 0].tolist() == list(range(NUM_ENVS))
+    for _ in range(6 if envs.autoreset_mode.value == "Disabled" else 25):  # over episodes' ends
+        envs.step(fine)
+    envs.send(fine)
+    while envs._calls.num_in_flight:
+        envs.recv(1)
+    envs.reset(options={"reset_mask": np.arange(NUM_ENVS) % 2 == 0})
+    assert min(envs.call("num_steps")) > 0
+    assert envs.get_attr("depth") == (3,) * NUM_ENVS
+    envs.set_attr("depth", list(range(NUM_ENVS)))
+    assert len(envs.render()) == NUM_ENVS
+    envs.send(fine[:2], [4, 1])
+    envs.reset()  # gives up what is in flight
+    if envs.num_workers > 1:
+        first, second = envs.halves()
+        for half in (first, second):
+            half.step_async(fine[half.env_ids])
+        for half in (first, second):
+            half.step_wait()
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(c, marks=pytest.mark.slow) for c in ("forkserver", "spawn"))]
+)
+def test_an_env_never_changes_its_thread(tmp_path, context, threads):
+    diary = tmp_path / "diary"
+    envs = make(diary, context=context, threads_per_worker=THREADS[threads])
+    use(envs)
+    envs.close()
+    assert_diary(diary, "render", "call", "get_attr", "set_attr", "published", "close")
+    assert diary.read_text().count("close") == NUM_ENVS
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("fault", [RAISE, DIE, HANG])
+def test_an_env_that_is_restarted_is_made_in_its_thread(tmp_path, fault, mode):
+    diary = tmp_path / "diary"
+    envs = make(diary, threads_per_worker=2, on_error="restart", autoreset_mode=mode)
+    envs.reset(seed=3)
+    actions = np.full(NUM_ENVS, FINE)
+    actions[3] = fault
+    truncations = envs.step(actions)[3]
+    assert truncations[3] == (fault != HANG)
+    envs.reset(seed=3)
+    envs.send(actions)
+    while envs._calls.num_in_flight:
+        envs.recv(1)
+    envs.reset(seed=4)
+    use(envs)
+    envs.close()
+    assert_diary(diary, "close", "published")
+
+
+def test_a_failing_factory_closes_the_others_in_their_threads(tmp_path):
+    diary = tmp_path / "diary"
+
+    def failing():
+        raise OSError("no licence")
+
+    env_fns = [functools.partial(owned, name, str(diary)) for name in range(NUM_ENVS)]
+    env_fns[4] = failing
+    with pytest.raises(EnvCreationError, match=r"env 4 of 5 .*no licence"):
+        AsyncVectorEnv(env_fns, num_workers=2, threads_per_worker=3)
+    lines = diary.read_text().splitlines()
+    assert sum(line.startswith("made") for line in lines) >= 4
+    assert sum(line.startswith("close right") for line in lines) == 4
+    assert not [line for line in lines if "WRONG" in line]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+def test_threads_give_what_one_process_gives(mode):
+    fns = faulty(7, length=4)
+    envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=3, autoreset_mode=mode)
+    sync = SyncVectorEnv(fns, autoreset_mode=mode)
+    assert_same(envs.reset(seed=1), sync.reset(seed=1))
+    for _ in range(10):
+        expected = sync.step([FINE] * 7)
+        assert_same(envs.step([FINE] * 7), expected)
+        over = expected[2] | expected[3]
+        if mode.value == "Disabled" and over.any():
+            options = {"reset_mask": over}
+            assert_same(envs.reset(options=options), sync.reset(options=options))
+    envs.close()
+
+
+class MeetingEnv(gym.Env):
+    """A step ends when the steps of all envs of the process have begun."""
+
+    observation_space = Box(-1, 1, (1,), np.float32)
+    action_space = Discrete(2)
+    barrier = threading.Barrier(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.barrier.wait(timeout=30)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def test_as_many_envs_are_stepped_at_a_time_as_there_are_threads():
+    envs = AsyncVectorEnv([MeetingEnv] * 4, num_workers=1, threads_per_worker=4)
+    envs.reset()
+    envs.step([0] * 4)
+    envs.send([0] * 4)
+    assert sorted(envs.recv(timeout=30).env_ids) == [0, 1, 2, 3]
+    envs.close()
+
+
+class NestedEnv(gym.Env):
+    """Steps in the thread that it sees first."""
+
+    observation_space = Box(-1, 1, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(0.002)
+        return np.zeros(1, np.float32), float(threading.get_ident()), False, False, {}
+
+
+def test_an_env_that_waits_stays_in_the_thread_in_which_it_was_made():
+    """Waiting is not found out while envs are stepped, and nothing moves then."""
+    envs = AsyncVectorEnv([NestedEnv] * 4, num_workers=2)
+    envs.reset()
+    threads = [envs.step([0] * 4)[1].tolist() for _ in range(60)]
+    assert threads == [threads[0]] * 60
+    envs.close()

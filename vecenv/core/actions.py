@@ -1,0 +1,178 @@
+"""Check a batch of actions once, where it enters, and hand it out env by env."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector.utils import iterate
+
+from vecenv.core.errors import ActionError, ActionTypeError
+
+__all__ = ["ActionBatcher"]
+
+# (actions, their env ids or None for all envs in order) -> checked actions
+Check = Callable[[Any, "np.ndarray | None"], Any]
+
+_KIND_NAMES = {"f": "a floating dtype", "i": "an integer dtype", "b": "bool"}
+
+
+class ActionBatcher:
+    """Checks batched actions against the action space of one env.
+
+    Arrays of fixed shape are checked for count, shape, kind of dtype and NaN; their values are left
+    to the envs, which know what an out-of-range action means. Dict and Tuple actions are checked
+    leaf by leaf. Actions without a fixed shape (Text, Graph, custom spaces) are only counted.
+    """
+
+    def __init__(self, single_action_space: Space, action_space: Space, num_envs: int) -> None:
+        self._action_space = action_space
+        self._check = _make_check(single_action_space, num_envs, "actions")
+        self._is_array = isinstance(
+            single_action_space, Box | Discrete | MultiDiscrete | MultiBinary
+        )
+
+    def check(self, actions: Any, env_ids: np.ndarray | None = None) -> Any:
+        """Return the actions in the form that `each` and the backends take.
+
+        Args:
+            actions: One action per env (per entry of `env_ids` if given). Arrays may be anything
+                `numpy.asarray` takes; they are neither copied nor cast.
+            env_ids: int64 (B,), the envs these actions are for; None for all in order.
+
+        Raises:
+            ActionError: Wrong count, shape, dtype or structure, or NaN.
+        """
+        return self._check(actions, env_ids)
+
+    def each(self, actions: Any) -> Iterable[Any]:
+        """Iterate over the actions of single envs; `actions` must come from `check`."""
+        return actions if self._is_array else iterate(self._action_space, actions)
+
+    def snapshot(self, actions: Any) -> list[Any]:
+        """Return the actions of single envs, independent of the caller's arrays."""
+        if self._is_array:
+            return list(actions.copy())
+        return [_copied(action) for action in iterate(self._action_space, actions)]
+
+
+def _copied(action: Any) -> Any:
+    """Copy the arrays inside a nested action."""
+    if isinstance(action, dict):
+        return {key: _copied(part) for key, part in action.items()}
+    if type(action) is tuple:
+        return tuple(_copied(part) for part in action)
+    return action.copy() if isinstance(action, np.ndarray) else action
+
+
+def _make_check(space: Space, num_envs: int, where: str) -> Check:
+    """Build the check for one (sub)space; `where` is how messages call the actions."""
+    if isinstance(space, Box):
+        kind = np.dtype(space.dtype).kind
+        return _array_check(space, num_envs, {"f": "fiu", "b": "iub"}.get(kind, "iu"), where)
+    if isinstance(space, MultiBinary):
+        return _array_check(space, num_envs, "iub", where)
+    if isinstance(space, Discrete | MultiDiscrete):
+        return _array_check(space, num_envs, "iu", where)
+    if isinstance(space, Dict):
+        return _dict_check(space, num_envs, where)
+    if isinstance(space, Tuple):
+        return _tuple_check(space, num_envs, where)
+    return _count_check(space, num_envs, where)
+
+
+def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
+    shape = space.shape
+    assert shape is not None
+    can_be_nan = "f" in kinds
+    shape_of_all = (num_envs, *shape)
+
+    def check(actions: Any, env_ids: np.ndarray | None) -> np.ndarray:
+        try:
+            array = np.asarray(actions)
+        except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors with gradients
+            raise ActionError(f"{where} can't be made one array: {error}") from error
+        expected = shape_of_all if env_ids is None else (len(env_ids), *shape)
+        if array.shape != expected:
+            error_type = ActionError if array.ndim else ActionTypeError
+            raise error_type(_shape_message(array.shape, expected, space, where))
+        kind = array.dtype.kind
+        if kind not in kinds:
+            wanted = " or ".join(_KIND_NAMES[k] for k in kinds if k in _KIND_NAMES)
+            raise ActionTypeError(f"{where} has dtype {array.dtype}, expected {wanted} for {space}")
+        # The minimum of anything with NaN is NaN, and comes without a temporary array.
+        if can_be_nan and kind == "f":
+            lowest = np.minimum.reduce(array, axis=None, initial=np.inf)
+            if math.isnan(lowest):
+                raise ActionError(_nan_message(array, env_ids, space, where))
+        return array
+
+    return check
+
+
+def _shape_message(
+    came: tuple[int, ...], expected: tuple[int, ...], space: Space, where: str
+) -> str:
+    message = f"{where} has shape {came}, expected {expected}: one of {space} per env"
+    if came and came[1:] == expected[1:]:
+        if came[0] < expected[0]:
+            message += f" (none for entry {came[0]} and after)"
+        message += "; pass one action per env, including envs about to reset"
+    return message
+
+
+def _nan_message(array: np.ndarray, env_ids: np.ndarray | None, space: Space, where: str) -> str:
+    row = int(np.argmax(np.isnan(array).reshape(len(array), -1).any(axis=1)))
+    env_id = row if env_ids is None else int(env_ids[row])
+    return f"{where}[{row}] (env {env_id}) is {array[row]}; {space} has no NaN"
+
+
+def _dict_check(space: Dict, num_envs: int, where: str) -> Check:
+    checks = {
+        key: _make_check(part, num_envs, f"{where}[{key!r}]") for key, part in space.spaces.items()
+    }
+
+    def check(actions: Any, env_ids: np.ndarray | None) -> dict[str, Any]:
+        keys = list(actions) if hasattr(actions, "keys") else type(actions).__name__
+        if not hasattr(actions, "keys") or set(keys) != checks.keys():
+            raise ActionTypeError(
+                f"{where} must be a dict with the keys {list(checks)}, got {keys}"
+            )
+        return {key: part(actions[key], env_ids) for key, part in checks.items()}
+
+    return check
+
+
+def _tuple_check(space: Tuple, num_envs: int, where: str) -> Check:
+    checks = [_make_check(part, num_envs, f"{where}[{k}]") for k, part in enumerate(space.spaces)]
+
+    def check(actions: Any, env_ids: np.ndarray | None) -> tuple[Any, ...]:
+        length = len(actions) if isinstance(actions, tuple | list) else type(actions).__name__
+        if length != len(checks):
+            raise ActionTypeError(
+                f"{where} must be a tuple of {len(checks)} batches, one per part of {space}, "
+                f"got {length}"
+            )
+        return tuple(part(batch, env_ids) for part, batch in zip(checks, actions, strict=True))
+
+    return check
+
+
+def _count_check(space: Space, num_envs: int, where: str) -> Check:
+    def check(actions: Any, env_ids: np.ndarray | None) -> Any:
+        count = num_envs if env_ids is None else len(env_ids)
+        if not hasattr(actions, "__len__"):
+            raise ActionTypeError(
+                f"{where} is one {type(actions).__name__}, expected {count}: one of {space} per env"
+            )
+        if len(actions) != count:
+            raise ActionError(
+                f"{where} has {len(actions)} entries, expected {count}: one of {space} per env"
+            )
+        return actions
+
+    return check

@@ -1,0 +1,102 @@
+"""Atomic access to an int64 array, and arrays at a memory address, for compiled code.
+
+Numba has neither on the CPU. All accesses are sequentially consistent: `jit.handover` and
+`workers.kernels` rely on everybody seeing them in one order. Nothing here can be called when the JIT is
+switched off.
+"""
+
+import platform
+from typing import Any, cast
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as numba_intrinsic
+
+_HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
+_WORD_BYTES = 8
+# Called without the first argument of the definition, which type checkers don't know.
+intrinsic = cast("Any", numba_intrinsic)
+
+
+def _is_words(array):
+    return isinstance(array, types.Array) and array.dtype == types.int64 and array.layout == "C"
+
+
+def _slot(context, builder, array_type, array, index):
+    """Address of `array[index]`, unchecked."""
+    words = context.make_array(array_type)(context, builder, array)
+    return cgutils.gep(builder, words.data, index)
+
+
+@intrinsic
+def load(typingctx, array, index):
+    """Read `array[index]`, int64."""
+    if not _is_words(array):
+        return None
+
+    def codegen(context, builder, signature, args):
+        pointer = _slot(context, builder, signature.args[0], *args)
+        return builder.load_atomic(pointer, "seq_cst", _WORD_BYTES)
+
+    return types.int64(array, types.intp), codegen
+
+
+@intrinsic
+def store(typingctx, array, index, value):
+    """Set `array[index] = value`."""
+    if not _is_words(array):
+        return None
+
+    def codegen(context, builder, signature, args):
+        pointer = _slot(context, builder, signature.args[0], args[0], args[1])
+        builder.store_atomic(args[2], pointer, "seq_cst", _WORD_BYTES)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, types.int64), codegen
+
+
+def _read_modify_write(operation, array):
+    def codegen(context, builder, signature, args):
+        pointer = _slot(context, builder, signature.args[0], args[0], args[1])
+        return builder.atomic_rmw(operation, pointer, args[2], "seq_cst")
+
+    return types.int64(array, types.intp, types.int64), codegen
+
+
+@intrinsic
+def fetch_add(typingctx, array, index, value):
+    """Add value to `array[index]` and return what was there before."""
+    return _read_modify_write("add", array) if _is_words(array) else None
+
+
+@intrinsic
+def exchange(typingctx, array, index, value):
+    """Set `array[index] = value` and return what was there before."""
+    return _read_modify_write("xchg", array) if _is_words(array) else None
+
+
+@intrinsic
+def pause(typingctx):
+    """Tell the processor, where it can be told, that this loop is waiting."""
+
+    def codegen(context, builder, signature, args):
+        if _HAS_PAUSE:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            instruction = cgutils.get_or_insert_function(
+                builder.module, kind, "llvm.x86.sse2.pause"
+            )
+            builder.call(instruction, [])
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+@intrinsic
+def pointer(typingctx, address):
+    """Turn an address int64 into a pointer, for `numba.carray`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), codegen

@@ -1,0 +1,329 @@
+"""VecEnv: the interface that every backend shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from vecenv.core.actions import ActionBatcher
+from vecenv.core.autoreset import read_autoreset_mode
+from vecenv.core.errors import SlotError
+from vecenv.core.protocol import CallProtocol
+from vecenv.core.rows import aligned_zeros
+from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
+from vecenv.core.spaces import BatchedSpaces
+from vecenv.timing import Timing
+from vecenv.timing.calls import RECV, RESET, SEND, STEP, CallLog
+from vecenv.timing.control import WorkerProcess
+from vecenv.timing.stamps import EnvStamps
+
+__all__ = ["StepBatch", "StepResult", "StepSlot", "VecEnv"]
+
+_NOT_LOGGED: AbstractContextManager[None] = nullcontext()
+
+StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class StepSlot(NamedTuple):
+    """Memory for the results of one step, to be passed as `out`.
+
+    Any object with these attributes will do, such as what `buffers.RolloutBuffer.slot` returns. The
+    arrays are C-contiguous and stay the caller's; what was in them is overwritten. A slot that has
+    an attribute `autoreset_mode` is refused by envs of another mode.
+
+    Attributes:
+        obs: (num_envs, *obs_shape) of the observation space's dtype, nested as the space is.
+        rewards: float32 or float64 (num_envs,).
+        terminations: bool (num_envs,).
+        truncations: bool (num_envs,).
+    """
+
+    obs: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+
+
+class StepBatch(NamedTuple):
+    """Results of the envs that `recv` hands back, one row each, in the order they became ready.
+
+    Attributes:
+        obs: (B, *obs_shape), nested as the observation space is.
+        rewards: float64 (B,).
+        terminations: bool (B,).
+        truncations: bool (B,).
+        infos: Batched infos with B rows.
+        env_ids: int64 (B,), whose rows these are.
+    """
+
+    obs: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    infos: dict[str, Any]
+    env_ids: np.ndarray
+
+
+class VecEnv(VectorEnv[Any, Any, np.ndarray]):
+    """A Gymnasium vector env that can also step some envs and write into memory given to it.
+
+    Beyond `gymnasium.vector.VectorEnv`:
+
+    - `step(actions, out=slot)` writes the results into the slot's arrays and returns those;
+    - `send(actions, env_ids)` starts stepping some envs, `recv(min_envs, max_envs=)` hands back
+      who is ready first;
+    - `allocate(shape, dtype)` returns memory that the backend writes into without a copy;
+    - `timing` says where the time goes.
+
+    The same seeds give the same trajectories on every backend, whatever the split into sends.
+
+    For authors of a backend: call `_set_up` in `__init__`, then implement `_reset`, `_step`,
+    `_send` and `_recv`. When these run, their arguments have been checked and the state of calls is
+    right.
+    """
+
+    autoreset_mode: AutoresetMode
+    timing: Timing
+    _slot_type: type = type(None)  # of the last `out` whose autoreset mode was looked at
+
+    def _set_up(
+        self,
+        num_envs: int,
+        spaces: BatchedSpaces,
+        autoreset_mode: AutoresetMode,
+        metadata: dict[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """Set the attributes that all vector envs have; `metadata` is copied."""
+        self.num_envs = num_envs
+        self.single_observation_space = spaces.single_observation_space
+        self.observation_space = spaces.observation_space
+        self.single_action_space = spaces.single_action_space
+        self.action_space = spaces.action_space
+        self.autoreset_mode = autoreset_mode
+        self.metadata = {**(metadata or {}), "autoreset_mode": autoreset_mode}
+        self.render_mode = render_mode
+        self.timing = Timing(self)
+        self._log: CallLog | None = None  # while time is being taken
+        self._calls = CallProtocol(num_envs)
+        self._actions = ActionBatcher(self.single_action_space, self.action_space, num_envs)
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or some, and return the observations and infos of all.
+
+        Args:
+            seed: None lets the envs' generators go on; an integer s seeds env i with s + i; a list
+                gives one seed (or None) per env.
+            options: Passed on to the envs. `options["reset_mask"]`, bool (num_envs,), resets only
+                the envs where it is True; the others keep their state and their row.
+
+        Returns:
+            obs (num_envs, *obs_shape) and the batched infos of the envs that were reset. Envs in
+            flight since `send` are given up by a full reset.
+
+        Raises:
+            TypeError: Seed or mask of the wrong type.
+            ValueError: Wrong number of seeds; mask of wrong shape or without any True.
+            ClosedEnvironmentError: After `close`.
+            AlreadyPendingCallError: Another call is pending, or a masked env is in flight.
+        """
+        seed = checked_seed(seed, self.num_envs)
+        reset_mask, rest = split_reset_mask(options, self.num_envs)
+        try:
+            self._calls.begin_reset(reset_mask)
+            with self._logged(RESET):
+                result = self._reset(seed, rest, reset_mask)
+        except Exception:
+            self._calls.keep_reset()
+            raise
+        self._calls.mark_reset()
+        return result
+
+    def step(self, actions: Any, *, out: Any = None) -> StepResult:
+        """Step every env once.
+
+        Args:
+            actions: One action per env, also for envs that are about to reset.
+            out: Where to write the results: an object with arrays `obs, rewards, terminations,
+                truncations` such as `StepSlot`, owned by the caller.
+
+        Returns:
+            obs (num_envs, *obs_shape), rewards float64 (num_envs,), terminations and truncations
+            bool (num_envs,), infos. With `out` these are out's own arrays.
+
+        Raises:
+            ActionError: Actions of wrong shape, dtype or count, or NaN. Nothing was stepped.
+            SlotError: `out` cannot be written into, or is of a buffer for another autoreset mode.
+                Nothing was stepped.
+            ResetNeeded: Before the first `reset`; an episode has ended and autoreset is disabled.
+            AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
+            ClosedEnvironmentError: After `close`.
+        """
+        if not self._calls.is_ready:
+            self._calls.require_ready("step")
+        if out is not None and type(out) is not self._slot_type:
+            self._check_slot_mode(out)
+        if self._log is None:
+            return self._step(self._actions.check(actions), out)
+        with self.timing.call(STEP) as log:
+            log.note_rows(self.num_envs)
+            return self._step(self._actions.check(actions), out)
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Start stepping some envs and return at once.
+
+        Args:
+            actions: One action per env of `env_ids`; copied, so the caller may reuse the memory.
+            env_ids: Distinct ids, integer (B,); None for all envs.
+
+        Raises:
+            ActionError: As for `step`.
+            AlreadyPendingCallError: One of these envs is in flight already.
+            ValueError: Ids out of range or repeated.
+            TypeError: Ids that are not integers.
+            ResetNeeded: As for `step`.
+            ClosedEnvironmentError: After `close`.
+        """
+        ids = self._calls.check_env_ids(env_ids)
+        with self._logged(SEND):
+            self._send(self._actions.check(actions, ids), ids)
+            if self._log is not None:
+                self.timing.log.note_sent(ids)
+        self._calls.mark_sent(ids)
+
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        max_envs: int | None = None,
+    ) -> StepBatch:
+        """Hand back the envs in flight that are ready first.
+
+        Args:
+            min_envs: Wait until at least so many are ready; None for all in flight, or for
+                `max_envs` of them if that is given and is fewer.
+            timeout: Longest wait in seconds; None waits for as long as the envs take.
+            max_envs: Hand back at most so many; who else is ready is first at the next `recv`. None
+                for all that are ready. `recv(max_envs=16)` returns 16 envs each time, as long as so
+                many are in flight, so that batches have one shape.
+
+        Returns:
+            The results in the order in which they became ready, with their `env_ids`.
+
+        Raises:
+            NoAsyncCallError: Nothing is in flight.
+            ValueError: `min_envs` is below 1 or above the number in flight, or `max_envs` is below
+                1 or below `min_envs`.
+            TypeError: `min_envs` or `max_envs` is no integer.
+            ClosedEnvironmentError: After `close`.
+        """
+        count, most = self._calls.check_recv(min_envs, max_envs)
+        with self._logged(RECV):
+            batch = self._recv(count, most, timeout)
+            if self._log is not None:
+                self.timing.log.note_received(batch.env_ids)
+        self._calls.mark_received(batch.env_ids)
+        return batch
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        """Return zeroed memory, the caller's, that this backend can write into without a copy."""
+        return aligned_zeros(shape, dtype)
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the envs; every later call raises ClosedEnvironmentError. May be called twice."""
+        try:
+            if getattr(self, "_log", None) is not None and not self.closed:
+                self.timing.note_end()
+            super().close(**kwargs)
+        finally:
+            self.closed = True
+            if hasattr(self, "_calls"):
+                self._calls.mark_closed()
+
+    def _value_per_env(self, values: Any) -> Sequence[Any]:
+        """Return what `set_attr` was given, as one value per env, or raise ValueError."""
+        if not isinstance(values, list | tuple):
+            return [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        return values
+
+    def _check_slot_mode(self, out: Any) -> None:
+        """Raise SlotError if `out` says that it is for another autoreset mode.
+
+        A buffer bootstraps and leaves rows out as its mode says, so filled by envs of another it
+        would be learned from wrongly.
+        """
+        given = getattr(out, "autoreset_mode", None)
+        mode = None if given is None else read_autoreset_mode(given)
+        if mode is not None and mode is not self.autoreset_mode:
+            raise SlotError(
+                f"out is of a buffer with autoreset mode {mode.value!r}, but the envs have "
+                f"{self.autoreset_mode.value!r}; make the buffer with "
+                "autoreset_mode=envs.autoreset_mode"
+            )
+        if getattr(type(out), "autoreset_mode", None) is given:  # so for all of this type
+            self._slot_type = type(out)
+
+    def _logged(self, kind: int) -> AbstractContextManager[CallLog | None]:
+        """Return a context that is logged as a call, if time is being taken."""
+        return _NOT_LOGGED if self._log is None else self.timing.call(kind)
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """Return a context in which the call that is logged waits for envs."""
+        return _NOT_LOGGED if self._log is None else self.timing.log.waiting()
+
+    def _taking_infos(self) -> AbstractContextManager[None]:
+        """Return a context in which the call that is logged receives and batches infos."""
+        return _NOT_LOGGED if self._log is None else self.timing.log.taking_infos()
+
+    def _begin_stamps(self) -> EnvStamps | int | None:
+        """Begin to stamp env steps; see `TimedEnvs`."""
+        return None
+
+    def _end_stamps(self) -> None:
+        """Stop stamping; if that raises, nothing has changed."""
+
+    def _env_lanes(self) -> np.ndarray:
+        """Return the number of the thread that steps each env, int64 (num_envs,)."""
+        return np.searchsorted(self._env_chunks(), np.arange(self.num_envs), side="right") - 1
+
+    def _keep_infos_apart(self) -> bool:
+        """Return `InfosApart` for infos from now on; False if they are batched from the start."""
+        return False
+
+    def _env_chunks(self) -> list[int]:
+        """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
+        return [0, self.num_envs]
+
+    def _worker_processes(self) -> list[WorkerProcess | None]:
+        """Return the process of each worker; None where it is the caller."""
+        return [None]
+
+    def _reset(
+        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Do what `reset` says; `options` has no `reset_mask` any more."""
+        raise NotImplementedError
+
+    def _step(self, actions: Any, out: Any) -> StepResult:
+        """Do what `step` says; `actions` have been checked, `out` has not."""
+        raise NotImplementedError
+
+    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
+        """Start stepping `env_ids`, int64 (B,); `actions` still are the caller's memory."""
+        raise NotImplementedError
+
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        """Return at least `count` of the envs in flight, and at most `most`."""
+        raise NotImplementedError

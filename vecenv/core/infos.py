@@ -1,0 +1,220 @@
+"""Per-env info dicts -> the batched info dict with masks, as Gymnasium defines it.
+
+Whatever the backend, the batched infos are what `add_info` makes of the envs' own dicts, entered in
+the order of the rows. Backends whose envs are elsewhere bring those dicts here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.core.errors import InfoError
+
+__all__ = ["InfosApart", "add_info", "copy_value", "keep_info", "known_infos", "take_infos"]
+
+_SCALARS = (int, float, bool)
+_PLAIN = frozenset((float, int, bool, str))  # which need no further look
+_MUTABLE = frozenset((np.ndarray, list, tuple, dict, set))  # or what holds something mutable
+
+
+def add_info(
+    infos: dict[str, Any],
+    info: dict[str, Any],
+    index: int,
+    num_envs: int,
+    env_id: int | None = None,
+    path: tuple[Any, ...] = (),
+) -> None:
+    """Enter one env's info into the batched infos, in place.
+
+    The rules are those of `gymnasium.vector.VectorEnv._add_info`: each key holds an array with one
+    row per env and is accompanied by a boolean mask `_key`; numbers and NumPy arrays keep their
+    dtype, dicts are batched recursively, everything else goes into an object array; `final_obs` is
+    always an object array. The first env that has a key decides dtype and shape; what comes after
+    is assigned to a row, and cast as NumPy does.
+
+    Args:
+        infos: Batched infos so far; changed in place.
+        info: The info dict of one env; only read. Arrays, lists, tuples and dicts are copied, other
+            objects are entered themselves.
+        index: Row of this env.
+        num_envs: Rows of every array.
+        env_id: How errors call the env; None for `index`.
+        path: Keys of the dicts around `info`.
+
+    Raises:
+        InfoError: A value can't be assigned to the array that an earlier env's value has made.
+    """
+    try:
+        items = info.items()
+    except AttributeError:
+        raise _no_dict(info, index if env_id is None else env_id) from None
+    for key, value in items:
+        mask_key = f"_{key}"
+        is_plain = value.__class__ in _PLAIN
+        try:
+            if not is_plain and isinstance(value, dict) and key != "final_obs":
+                array = infos.setdefault(key, {})
+                if not isinstance(array, dict):
+                    raise TypeError("an array, and now a dict")
+                add_info(array, value, index, num_envs, env_id, (*path, key))
+            else:
+                array = infos.get(key)
+                if array is None:
+                    array = infos[key] = _new_column(key, value, num_envs)
+                if not is_plain and value.__class__ in _MUTABLE and _holds_objects(array):
+                    value = copy_value(value)
+                array[index] = value
+            mask = infos.get(mask_key)
+            if mask is None:
+                mask = infos[mask_key] = np.zeros(num_envs, dtype=np.bool_)
+            mask[index] = True
+        except InfoError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            who = index if env_id is None else env_id
+            raise _misfit((*path, key), value, infos.get(key), who) from error
+
+
+def _no_dict(info: Any, env_id: int) -> InfoError:
+    return InfoError(
+        f"env {env_id} returned the infos {_short(info)} of type {type(info).__name__}, "
+        "expected a dict"
+    )
+
+
+def _new_column(key: str, value: Any, num_envs: int) -> np.ndarray:
+    """Make the array that can hold `value` for each of the envs."""
+    if key != "final_obs":
+        if type(value) in _SCALARS or isinstance(value, np.number):
+            return np.zeros(num_envs, dtype=type(value))
+        if isinstance(value, np.ndarray):
+            return np.zeros((num_envs, *value.shape), dtype=value.dtype)
+    return np.full(num_envs, fill_value=None, dtype=object)
+
+
+def _holds_objects(array: Any) -> bool:
+    return array.__class__ is not np.ndarray or array.dtype.hasobject
+
+
+def _misfit(path: tuple[Any, ...], value: Any, array: Any, env_id: int) -> InfoError:
+    """Say why a value has no place in the batched infos."""
+    name = "".join(f"[{key!r}]" for key in path)
+    if not isinstance(array, np.ndarray):
+        rows = f"a {type(array).__name__}"
+    elif array.ndim == 1:
+        rows = f"one {array.dtype} per env"
+    else:
+        rows = f"{array.dtype} of shape {array.shape[1:]} per env"
+    came = f"the {type(value).__name__} {_short(value)}"
+    if isinstance(value, np.ndarray):
+        came = f"an array of dtype {value.dtype} and shape {value.shape}"
+    return InfoError(
+        f"infos{name} of env {env_id} is {came}, but the batched infos hold {rows} there, as the "
+        "first env with this key decides; let a key have one type and shape, or a list, which is "
+        "kept as it is"
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def copy_value(value: Any) -> Any:
+    """Return a value with arrays, dicts, lists, tuples and sets copied, other objects as they are.
+
+    What envs return may be theirs, to be used again at the next step; and what they are given is
+    theirs to change.
+    """
+    kind = value.__class__
+    if kind is np.ndarray:
+        return value.copy()
+    if isinstance(value, dict):
+        if kind is dict:
+            return {key: copy_value(part) for key, part in value.items()}
+        parts = copy.copy(value)  # such as OrderedDict
+        for key, part in value.items():
+            parts[key] = copy_value(part)
+        return parts
+    if kind is list:
+        return [copy_value(part) for part in value]
+    if kind is tuple:
+        return tuple(copy_value(part) for part in value)
+    return set(value) if kind is set else value
+
+
+class InfosApart(dict[int, list[dict[str, Any]]]):
+    """Infos that have not been batched yet: by row the dicts to be entered, mostly one.
+
+    Rows are in the order in which they are to be entered. Vector envs in other processes return
+    them, so that the batched infos are made only once.
+    """
+
+    def enter(
+        self,
+        infos: dict[str, Any],
+        rows: Sequence[int] | np.ndarray,
+        num_rows: int,
+        env_ids: Sequence[int] | np.ndarray,
+    ) -> None:
+        """Enter them into batched infos, in place.
+
+        Args:
+            infos: Batched infos so far, `num_rows` rows.
+            rows: For each row here which row of `infos` it is.
+            num_rows: Rows of every array.
+            env_ids: For each row here whose it is, for errors.
+        """
+        for row, entries in self.items():
+            for info in entries:
+                add_info(infos, info, int(rows[row]), num_rows, int(env_ids[row]))
+
+    def part(self, first: int, last: int) -> InfosApart:
+        """Return the rows first, ..., last - 1, as rows 0, 1, ..."""
+        rows = self.items()
+        return InfosApart({row - first: found for row, found in rows if first <= row < last})
+
+
+def keep_info(
+    infos: dict[int, Any],
+    info: dict[str, Any],
+    index: int,
+    num_envs: int,
+    env_id: int | None = None,
+) -> None:
+    """Do what `add_info` does, without batching."""
+    infos.setdefault(index, []).append(copy_value(info))
+
+
+def take_infos(infos: dict[str, Any], env_ids: np.ndarray) -> dict[str, Any]:
+    """Select rows of batched infos.
+
+    Args:
+        infos: Batched infos with one row per env.
+        env_ids: int64 (B,), the rows wanted, in this order.
+
+    Returns:
+        A new dict of the same structure with B rows (copies).
+    """
+    return {
+        key: take_infos(value, env_ids) if isinstance(value, dict) else value[env_ids]
+        for key, value in infos.items()
+    }
+
+
+def known_infos(infos: dict[str, Any]) -> dict[str, Any]:
+    """Return batched infos without the keys that no row has, after rows were selected."""
+    known = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        if isinstance(mask, np.ndarray) and not mask.any():
+            continue
+        if key[:1] == "_" and key[1:] in infos and not value.any():
+            continue
+        known[key] = known_infos(value) if isinstance(value, dict) else value
+    return known

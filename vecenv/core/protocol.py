@@ -1,0 +1,294 @@
+"""Which call is allowed when: the state machine that every backend's calls pass through."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
+
+from vecenv.core.errors import ForkedEnvError
+
+__all__ = ["CallProtocol"]
+
+
+class CallProtocol:
+    """State of the calls of one vector env.
+
+    The states are *new* (never reset), *ready*, *pending* (an asynchronous reset, step or call has
+    been sent and not been waited for), *sending* (some envs are in flight between `send` and
+    `recv`) and *closed*. A call that the state does not allow raises one of Gymnasium's errors,
+    names what is pending, and changes nothing.
+
+    Attributes:
+        is_ready: Reset, open, and nothing pending or in flight: `step` may come.
+        pending: Name of the asynchronous call that is waited for ("reset", "step", "call") or None.
+        in_flight: bool (num_envs,), envs between `send` and `recv`.
+        num_in_flight: How many these are.
+        fault: What went wrong first since the last reset, and made a reset or a new vector env
+            necessary; None if nothing did. It is told by every call that is refused for it.
+        parent_pid: In a fork, the process that the envs belong to; None in that process, and where
+            a fork has envs of its own.
+    """
+
+    fault: BaseException | None = None
+    parent_pid: int | None = None
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.is_ready = False
+        self.is_closed = False
+        self.has_reset = False
+        self.pending: str | None = None
+        self.in_flight = np.zeros(num_envs, dtype=np.bool_)
+        self.num_in_flight = 0
+        self._seen = np.zeros(num_envs, dtype=np.bool_)  # all False between calls
+
+    def _update(self) -> None:
+        """Derive `is_ready`, which is kept because every step asks for it."""
+        self.is_ready = (
+            self.has_reset
+            and not self.is_closed
+            and self.pending is None
+            and self.num_in_flight == 0
+            and self.parent_pid is None
+        )
+
+    def leave_to_parent(self, parent_pid: int) -> None:
+        """Refuse every call but `close` from now on: this is a fork, the envs are its parent's."""
+        self.parent_pid = parent_pid
+        self._update()
+
+    def require_owner(self, call: str) -> None:
+        """Refuse `call` in a fork of the process that the envs belong to."""
+        if self.parent_pid is not None:
+            raise ForkedEnvError(
+                f"`{call}` was called in process {os.getpid()}, a fork of process "
+                f"{self.parent_pid}, which this vector env with its workers and its shared memory "
+                "belongs to; make a vector env of its own in the fork, or call it there"
+            )
+
+    def mark_reset(self) -> None:
+        """Note that all envs have been reset at least once."""
+        self.fault = None
+        self.has_reset = True
+        self._update()
+
+    def keep_reset(self) -> None:
+        """Undo `begin_reset` of all envs, if a reset was refused before anything was done."""
+        if self.fault is _UNFINISHED:
+            self.mark_reset()
+
+    def note_fault(self, fault: BaseException) -> None:
+        """Remember what went wrong, unless something has before."""
+        if self.fault is None or self.fault is _UNFINISHED:
+            self.fault = fault
+
+    def forget_reset(self, fault: BaseException | None = None) -> None:
+        """Ask for a new `reset`: after an env's exception nobody knows in what state it is."""
+        if fault is not None:
+            self.note_fault(fault)
+        self.has_reset = False
+        self._update()
+
+    def give_up(self, fault: BaseException | None = None) -> None:
+        """Note that nothing is in flight any more, since a step failed, and ask for a `reset`."""
+        self.in_flight[:] = False
+        self.num_in_flight = 0
+        self.forget_reset(fault)
+
+    def begin_async(self, call: str) -> None:
+        """Note that an asynchronous "reset", "step" or "call" is about to be sent."""
+        self.is_ready = False
+        self.pending = call
+
+    def end_async(self) -> None:
+        """Note that the pending asynchronous call has been waited for, or given up."""
+        self.pending = None
+        self._update()
+
+    def mark_closed(self) -> None:
+        """Note that the vector env is closed, for good."""
+        self.is_closed = True
+        self._update()
+
+    def require_open(self, call: str) -> None:
+        """Refuse `call` after close, and in a fork."""
+        self.require_owner(call)
+        if self.is_closed:
+            because = "" if self.fault is None else f" It is closed because: {_told(self.fault)}"
+            raise ClosedEnvironmentError(
+                f"Trying to operate on a vector env after a call to `close()`: `{call}` came after "
+                f"`close`; make a new vector env.{because}"
+            ) from self.fault
+
+    def require_idle(self, call: str) -> None:
+        """Refuse `call` after close or while another call is pending."""
+        if self.is_closed or self.pending is not None or self.num_in_flight or self.parent_pid:
+            self.require_open(call)
+            self._refuse_pending(call)
+
+    def require_ready(self, call: str) -> None:
+        """Refuse `call` unless the envs have been reset and nothing is pending."""
+        if not self.is_ready:
+            self.require_idle(call)
+            self._update()  # which Ctrl-C may have come before
+            if not self.is_ready:
+                self._ask_for_reset(call)
+
+    def _ask_for_reset(self, call: str) -> NoReturn:
+        if self.fault is None:
+            raise ResetNeeded(f"`{call}` was called before the first `reset`; call `reset` first")
+        raise ResetNeeded(
+            f"`{call}` was called after a fault, in what state the envs are is not known; call "
+            f"`reset` first. What happened: {_told(self.fault)}"
+        ) from self.fault
+
+    def _refuse_pending(self, call: str) -> NoReturn:
+        if self.pending is not None:
+            raise AlreadyPendingCallError(
+                f"Calling `{call}` while waiting for a pending call to `{self.pending}` to "
+                f"complete; call `{self.pending}_wait` first",
+                self.pending,
+            )
+        raise AlreadyPendingCallError(
+            f"Calling `{call}` while {self.num_in_flight} envs are in flight since `send` (the "
+            f"first is env {int(np.argmax(self.in_flight))}); call `recv` until all have come back",
+            "send",
+        )
+
+    def begin_reset(self, reset_mask: np.ndarray | None) -> None:
+        """Enter a reset: of all envs (those in flight are given up) or of the masked ones."""
+        self.require_open("reset")
+        if self.pending is not None:
+            self._refuse_pending("reset")
+        if reset_mask is None or reset_mask.all():
+            # Should Ctrl-C come before the end of the reset, there must be another.
+            self.forget_reset(_UNFINISHED if self.has_reset else None)
+            self.in_flight[:] = False
+            self.num_in_flight = 0
+        elif not self.has_reset:
+            raise ResetNeeded(
+                "`reset` with a `reset_mask` came before the first full `reset`; "
+                "reset all envs first"
+            )
+        elif self.num_in_flight and (self.in_flight & reset_mask).any():
+            self._refuse_pending("reset")
+
+    def check_env_ids(self, env_ids: Any) -> np.ndarray:
+        """Return the ids of a `send` as int64 (B,), all envs in order for None.
+
+        Raises:
+            ValueError: Not a one-dimensional list of distinct ids in range.
+            TypeError: Not integers.
+            AlreadyPendingCallError: Some of these envs are in flight already.
+        """
+        self.require_open("send")
+        if self.pending is not None:
+            self._refuse_pending("send")
+        if not self.has_reset:
+            self._ask_for_reset("send")
+        ids = np.arange(self.num_envs) if env_ids is None else self._distinct_ids(env_ids)
+        if self.num_in_flight and np.count_nonzero(self.in_flight[ids]):
+            env_id = int(ids[np.argmax(self.in_flight[ids])])
+            raise AlreadyPendingCallError(
+                f"`send` for env {env_id}, which is in flight since an earlier `send`; "
+                "`recv` it first",
+                "send",
+            )
+        return ids
+
+    def _distinct_ids(self, env_ids: Any) -> np.ndarray:
+        try:
+            ids = np.asarray(env_ids)
+        except RuntimeError as error:  # of tensors with gradients
+            raise TypeError(f"env_ids can't be made an array of integers: {error}") from None
+        if ids.ndim != 1 or len(ids) == 0:
+            raise ValueError(
+                f"env_ids must be a non-empty (B,) array of ids, got shape {ids.shape}"
+            )
+        if ids.dtype.kind not in "iu":
+            raise TypeError(f"env_ids must be integers, got dtype {ids.dtype}")
+        ids = ids.astype(np.int64)  # a copy: the caller may go on using theirs
+        # As unsigned numbers negative ids are too large as well.
+        if np.maximum.reduce(ids.view(np.uint64)) >= self.num_envs:
+            bad = np.asarray(env_ids)[(ids < 0) | (ids >= self.num_envs)][0]
+            raise ValueError(f"env_ids has {bad}, expected ids from 0 to {self.num_envs - 1}")
+        self._seen[ids] = True
+        num_distinct = np.count_nonzero(self._seen)
+        self._seen[ids] = False
+        if num_distinct != len(ids):
+            self._seen[:] = False  # also what a Ctrl-C may have left there
+            num_distinct = len(np.unique(ids))
+            if num_distinct != len(ids):
+                raise ValueError(
+                    f"env_ids has repeated ids: {len(ids)} ids, {num_distinct} different ones"
+                )
+        return ids
+
+    def mark_sent(self, env_ids: np.ndarray) -> None:
+        """Note that these envs are in flight now."""
+        count = len(env_ids)
+        # Assignments only: no signal handler runs between them.
+        self.in_flight[env_ids] = True
+        self.num_in_flight += count
+        self.is_ready = False
+
+    def check_recv(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
+        """Return how many envs a `recv` has to wait for, and how many it may return.
+
+        Raises:
+            NoAsyncCallError: Nothing was sent.
+            ValueError: `min_envs` is below 1 or above what is in flight; `max_envs` is below 1 or
+                below `min_envs`.
+            TypeError: One of them is no integer.
+        """
+        self.require_open("recv")
+        if self.num_in_flight == 0:
+            raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
+        most = self.num_in_flight
+        if max_envs is not None:
+            if isinstance(max_envs, bool) or not isinstance(max_envs, int | np.integer):
+                raise TypeError(f"max_envs is {max_envs!r}, expected an integer")
+            if max_envs < 1:
+                raise ValueError(f"max_envs is {max_envs}, expected at least 1")
+            most = min(int(max_envs), most)
+        if min_envs is None:
+            return most, most
+        if isinstance(min_envs, bool) or not isinstance(min_envs, int | np.integer):
+            raise TypeError(f"min_envs is {min_envs!r}, expected an integer")
+        if not 1 <= min_envs <= self.num_in_flight:
+            raise ValueError(
+                f"min_envs is {min_envs}, expected 1 to {self.num_in_flight}, the envs in flight"
+            )
+        if min_envs > most:
+            raise ValueError(
+                f"min_envs is {min_envs} and max_envs {max_envs}, expected min_envs <= max_envs"
+            )
+        return int(min_envs), most
+
+    def recount(self) -> None:
+        """Derive from `in_flight` what is kept of it, after a change of it or an interrupt."""
+        self.num_in_flight = int(np.count_nonzero(self.in_flight))
+        self._update()
+
+    def mark_received(self, env_ids: np.ndarray) -> None:
+        """Note that these envs have come back."""
+        count = len(env_ids)
+        self.in_flight[env_ids] = False  # nor here
+        self.num_in_flight -= count
+        self._update()
+
+
+_UNFINISHED = RuntimeError("the last `reset` did not come to its end")
+
+
+def _told(fault: BaseException) -> str:
+    told = " ".join([str(fault), *getattr(fault, "__notes__", ())]).strip()
+    return f"{type(fault).__name__}{': ' if told else ''}{told}"

@@ -1,0 +1,352 @@
+"""Batched observations: where the row of one env is, and how it is written.
+
+A batch of an observation space is an array per fixed-shape leaf (Box, Discrete, MultiDiscrete,
+MultiBinary), nested in dicts and tuples as the space is. Leaves without a fixed shape (Text, Graph,
+Sequence, custom spaces) are lists with one entry per env until they are handed out.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from vecenv.core.errors import ObservationError, SlotError
+
+__all__ = ["ObservationRows", "aligned_zeros", "checked_layout", "copy_batch"]
+
+Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
+
+_ARRAY_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
+_CACHE_LINE = 64
+_MEMORYVIEW_FORMATS = "?bBhHiIlLqQfd"  # those whose items can be assigned
+
+
+def checked_layout(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, int]:
+    """Return shape, dtype and bytes of an array that is to be allocated.
+
+    Raises:
+        ValueError: A negative dimension, or items without any bytes.
+        TypeError: A dimension that is no integer, or items that are Python objects.
+    """
+    wanted = np.dtype(dtype)
+    dtype, inner = wanted.base, wanted.shape  # those of a dtype that has dimensions of its own
+    lengths = shape if isinstance(shape, tuple | list) else (shape,)
+    sizes = (*map(operator.index, lengths), *inner)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"allocate: shape is {shape}, expected dimensions of at least 0")
+    if dtype.hasobject:
+        raise TypeError(
+            f"allocate: dtype is {dtype}, expected numbers, flags or text of fixed length: Python "
+            "objects can't be in memory that other code writes into"
+        )
+    if dtype.itemsize == 0:
+        raise ValueError(
+            f"allocate: dtype is {dtype.str!r}, whose items have no bytes; give it a length, such "
+            f"as {dtype.str[1:-1]}8"
+        )
+    return sizes, dtype, math.prod(sizes) * dtype.itemsize
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """Return zeros of this shape and dtype that begin on a cache line; the caller owns them.
+
+    Raises:
+        ValueError, TypeError: See `checked_layout`.
+        MemoryError: There is not so much memory.
+    """
+    shape, dtype, size_bytes = checked_layout(shape, dtype)
+    if size_bytes > sys.maxsize - _CACHE_LINE:
+        raise MemoryError(f"allocate({shape}, {dtype}) needs {size_bytes} bytes")
+    pages = np.zeros(size_bytes + _CACHE_LINE, dtype=np.uint8)
+    start = -pages.ctypes.data % _CACHE_LINE
+    return pages[start : start + size_bytes].view(dtype).reshape(shape)
+
+
+def copy_batch(batch: Any) -> Any:
+    """Return a copy of batched observations that shares no memory with them."""
+    if isinstance(batch, np.ndarray):
+        return batch.copy()
+    if type(batch) is dict:
+        return {key: copy_batch(part) for key, part in batch.items()}
+    if type(batch) is tuple:
+        return tuple(copy_batch(part) for part in batch)
+    return deepcopy(batch)
+
+
+def is_array_space(space: Space) -> bool:
+    """Whether samples of this space are arrays of one shape and dtype."""
+    return isinstance(space, _ARRAY_SPACES) and _is_batched_as(space, _ARRAY_SPACES)
+
+
+def _is_batched_as(space: Space, types: tuple[type, ...]) -> bool:
+    """Whether Gymnasium concatenates this space as it does one of these types."""
+    ours = {concatenate.dispatch(kind) for kind in types}
+    return concatenate.dispatch(type(space)) in ours
+
+
+class ObservationRows:
+    """Batched observations of `num_envs` envs, written env by env.
+
+    The loop over envs writes `rows.target[rows.keys[i]] = obs`, whatever the space; what `target`
+    refuses goes to `rows.write(i, obs)`, which converts what may be converted and names the env
+    otherwise. For a one-dimensional Box, by far the commonest, `target` is a flat memoryview: its
+    slice assignment checks dtype and length and copies, in a third less time than NumPy's.
+
+    Attributes:
+        target: Takes `target[key] = obs`.
+        keys: One key per env.
+        array: The array of a fixed-shape leaf, (num_envs, *shape); None for other spaces.
+    """
+
+    target: Any
+    keys: Sequence[Any]
+    array: np.ndarray | None = None
+
+    @staticmethod
+    def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> ObservationRows:
+        """Allocate the batch for `num_envs` observations of `space`."""
+        if is_array_space(space):
+            shape = (num_envs, *_shape(space))
+            return ArrayRows(space, allocate(shape, space.dtype))
+        if isinstance(space, Dict | Tuple) and _is_batched_as(space, (Dict, Tuple)):
+            subspaces = _children(space)
+            children = {k: ObservationRows.make(s, num_envs, allocate) for k, s in subspaces}
+            return TreeRows(space, children, num_envs)
+        return ObjectRows(space, num_envs)
+
+    def write(self, index: int, obs: Any) -> None:
+        """Write the observation of env `index`, converting it if that loses nothing in kind.
+
+        Raises:
+            ObservationError: Shape or dtype do not fit; names the env.
+        """
+        raise NotImplementedError
+
+    def batch(self) -> Any:
+        """Return the batch as the observation space has it: views, valid until the next write."""
+        raise NotImplementedError
+
+    def take(self, env_ids: np.ndarray) -> Any:
+        """Return a batch of the rows `env_ids`, int64 (B,): copies, in this order."""
+        raise NotImplementedError
+
+    def over(self, batch: Any) -> ObservationRows:
+        """Return rows that write into `batch`, which the caller owns.
+
+        Raises:
+            SlotError: An array of wrong shape, dtype or layout, or a space without fixed shape.
+        """
+        raise NotImplementedError
+
+    def load(self, other: ObservationRows) -> None:
+        """Copy all rows of `other`, which has the same space."""
+        raise NotImplementedError
+
+
+class ArrayRows(ObservationRows):
+    """Rows of one array."""
+
+    def __init__(self, space: Space, array: np.ndarray) -> None:
+        num_envs, *shape = array.shape
+        self._space = space
+        self._row_shape = tuple(shape)
+        width = int(np.prod(shape, dtype=np.int64))
+        self._slices = [slice(i * width, (i + 1) * width) for i in range(num_envs)]
+        self.keys = self._slices if len(shape) == 1 and _has_view(array) else range(num_envs)
+        self._bind(array)
+
+    def _bind(self, array: np.ndarray) -> None:
+        self.array = array
+        self._flat: Any = None
+        if _has_view(array):
+            self._flat = memoryview(array.reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
+        self.target = self if self._flat is None or array.ndim > 2 else self._flat
+
+    def __setitem__(self, index: int, obs: Any) -> None:
+        """Write an observation of two or more dimensions, or of a dtype memoryviews don't know."""
+        assert self.array is not None
+        if obs.shape != self._row_shape:
+            raise ValueError("needs the checks of write()")
+        if self._flat is not None:
+            self._flat[self._slices[index]] = obs.ravel()  # which refuses other dtypes
+        elif obs.dtype != self.array.dtype:
+            raise ValueError("needs the checks of write()")
+        else:
+            self.array[index] = obs
+
+    def write(self, index: int, obs: Any) -> None:
+        assert self.array is not None
+        value = np.asarray(obs)
+        if value.shape != self._row_shape or not np.can_cast(
+            value.dtype, self.array.dtype, "same_kind"
+        ):
+            raise ObservationError(
+                f"returned an observation of shape {value.shape} and dtype "
+                f"{value.dtype}, expected shape {self._row_shape} and dtype {self.array.dtype} "
+                f"({self._space}); correct the env or its observation_space",
+                index,
+            )
+        self.array[index] = value
+
+    def batch(self) -> np.ndarray:
+        assert self.array is not None
+        return self.array
+
+    def take(self, env_ids: np.ndarray) -> np.ndarray:
+        assert self.array is not None
+        return self.array[env_ids]
+
+    def over(self, batch: Any) -> ArrayRows:
+        assert self.array is not None
+        batch = check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
+        rows = object.__new__(ArrayRows)
+        rows._space, rows._row_shape = self._space, self._row_shape
+        rows._slices, rows.keys = self._slices, self.keys
+        rows._bind(batch)
+        return rows
+
+    def load(self, other: ObservationRows) -> None:
+        assert self.array is not None and other.array is not None
+        self.array[...] = other.array
+
+
+class ObjectRows(ObservationRows):
+    """Rows of a space without fixed shape: a list with one observation per env."""
+
+    def __init__(self, space: Space, num_envs: int) -> None:
+        self._space = space
+        self.keys = range(num_envs)
+        self.target: list[Any] = [None] * num_envs
+
+    def write(self, index: int, obs: Any) -> None:
+        self.target[index] = obs
+
+    def batch(self) -> Any:
+        return self.batch_of(self.target)
+
+    def take(self, env_ids: np.ndarray) -> Any:
+        return self.batch_of([deepcopy(self.target[index]) for index in env_ids])
+
+    def batch_of(self, items: list[Any]) -> Any:
+        """Return a batch of these observations, as the batched space has it."""
+        return concatenate(self._space, items, create_empty_array(self._space, n=len(items)))
+
+    def over(self, batch: Any) -> ObjectRows:
+        raise SlotError(
+            f"`out` needs observations of fixed shape; {self._space} has none, step without `out`"
+        )
+
+    def load(self, other: ObservationRows) -> None:
+        self.target[:] = other.target
+
+
+class TreeRows(ObservationRows):
+    """Rows of a Dict or Tuple space.
+
+    Attributes:
+        children: The rows of its parts, by key or position.
+    """
+
+    def __init__(self, space: Space, children: dict[Any, ObservationRows], num_envs: int) -> None:
+        self._space = space
+        self.children = children
+        self._parts = [(name, rows, rows.target, rows.keys) for name, rows in children.items()]
+        self.keys = range(num_envs)
+        self.target = self
+
+    def __setitem__(self, index: int, obs: Any) -> None:
+        for name, rows, target, keys in self._parts:
+            part = obs[name]
+            try:
+                target[keys[index]] = part
+            except (TypeError, ValueError, AttributeError, OverflowError, LookupError):
+                rows.write(index, part)
+
+    def write(self, index: int, obs: Any) -> None:
+        try:
+            self[index] = obs
+        except (KeyError, IndexError, TypeError) as error:
+            raise ObservationError(
+                f"returned {type(obs).__name__} without part {error}, "
+                f"expected an observation of {self._space}",
+                index,
+            ) from error
+
+    def batch(self) -> Any:
+        parts = {name: rows.batch() for name, rows in self.children.items()}
+        return parts if isinstance(self._space, Dict) else tuple(parts.values())
+
+    def take(self, env_ids: np.ndarray) -> Any:
+        parts = {name: rows.take(env_ids) for name, rows in self.children.items()}
+        return parts if isinstance(self._space, Dict) else tuple(parts.values())
+
+    def over(self, batch: Any) -> TreeRows:
+        names = _part_names(batch)
+        if names is None or set(names) != set(self.children):
+            came = f"is {type(batch).__name__}" if names is None else f"has the parts {names}"
+            raise SlotError(f"out.obs {came}, expected {list(self.children)}")
+        children = {name: rows.over(batch[name]) for name, rows in self.children.items()}
+        return TreeRows(self._space, children, len(self.keys))
+
+    def load(self, other: ObservationRows) -> None:
+        assert isinstance(other, TreeRows)
+        for name, rows in self.children.items():
+            rows.load(other.children[name])
+
+
+def check_slot_array(
+    name: str, array: Any, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]
+) -> np.ndarray:
+    """Return the memory of an `out` array as a plain array that results can be written into.
+
+    What a subclass says about itself need not be so, and is not asked for.
+
+    Raises:
+        SlotError: It can't be written into as it is.
+    """
+    if not isinstance(array, np.ndarray):
+        raise SlotError(f"out.{name} must be a NumPy array, got {type(array).__name__}")
+    plain = array if type(array) is np.ndarray else np.asarray(array)
+    if plain.shape != shape or plain.dtype not in dtypes:
+        wanted = " or ".join(map(str, dtypes))
+        raise SlotError(
+            f"out.{name} has shape {plain.shape} and dtype {plain.dtype}, "
+            f"expected shape {shape} and dtype {wanted}"
+        )
+    flags = plain.flags
+    if not flags.carray:
+        raise SlotError(
+            f"out.{name} must be C-contiguous, aligned and writable memory (its strides are "
+            f"{plain.strides}, aligned={flags.aligned}, writeable={flags.writeable}); use "
+            "`envs.allocate`"
+        )
+    return plain
+
+
+def _has_view(array: np.ndarray) -> bool:
+    """Whether items of a memoryview of this array can be assigned."""
+    return array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative and array.size > 0
+
+
+def _shape(space: Space) -> tuple[int, ...]:
+    assert space.shape is not None
+    return space.shape
+
+
+def _part_names(batch: Any) -> list[Any] | None:
+    if hasattr(batch, "keys"):
+        return list(batch)
+    return list(range(len(batch))) if isinstance(batch, tuple | list) else None
+
+
+def _children(space: Dict | Tuple) -> list[tuple[Any, Space]]:
+    return list(space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces))

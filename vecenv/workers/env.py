@@ -1,0 +1,618 @@
+"""AsyncVectorEnv: Gymnasium envs in worker processes, over shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from gymnasium import Env, Space, logger
+from gymnasium.error import NoAsyncCallError, ResetNeeded
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import iterate
+
+from vecenv.core.autoreset import EnvGroup, read_autoreset_mode
+from vecenv.core.base import StepBatch, StepResult
+from vecenv.core.interrupts import interrupts_later
+from vecenv.core.rows import copy_batch
+from vecenv.core.seeding import Seed, seed_per_env, split_reset_mask
+from vecenv.core.spaces import ObservationMode
+from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
+from vecenv.workers.calls import RemoteCalls
+from vecenv.workers.deadline import Deadline
+from vecenv.workers.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
+from vecenv.workers.layout import COMMANDS
+from vecenv.workers.messages import INTERRUPTED, NOTHING, ResetRequest
+from vecenv.workers.process import tell_after_fork
+
+if TYPE_CHECKING:
+    from vecenv.workers.halves import Half
+    from vecenv.workers.opening import Opened
+
+__all__ = ["AsyncVectorEnv"]
+
+_CLOSE_TIMEOUT_S = 5.0
+_NEEDED = (
+    "multiprocess.connection",
+    "vecenv.workers.action_rows",
+    "vecenv.workers.receive",
+    "vecenv.workers.opening",
+)
+
+
+class AsyncVectorEnv(RemoteCalls):
+    """Gymnasium envs stepped in chunks by worker processes over shared memory.
+
+    A drop-in replacement for `gymnasium.vector.AsyncVectorEnv`: same arguments, attributes,
+    methods, results and errors, no message per env, and the additions of `VecEnv`. Workers write
+    observations, rewards, flags and numeric infos into memory that the caller reads; `out=` slots
+    made of `allocate`d arrays are written by the workers themselves.
+
+    Args:
+        env_fns: One factory per env, called without arguments in the worker.
+        shared_memory: Kept for compatibility: arrays always are in shared memory, other parts of
+            observations (Text, Graph, Sequence, custom spaces) travel by message. True refuses
+            custom spaces, as Gymnasium does.
+        copy: Whether observations returned are copies, the caller's to keep. With False they are
+            views: of `step` until the next call, of `recv` until three times as many results as
+            there are envs have come back.
+        context: "fork", "forkserver" or "spawn"; None for the one set by `set_start_method` of
+            `multiprocess` or `multiprocessing`, else for "fork" where that is harmless (this
+            process has one thread, and uses no GPU) and "forkserver" elsewhere. Workers never run
+            the main script again.
+        daemon: Flag of the processes; False lets envs start processes of their own.
+        worker: A function for Gymnasium's class to run in a process per env. Envs with one are made
+            by, and are, `gymnasium.vector.AsyncVectorEnv`, which has none of the arguments from
+            `num_workers` on.
+        observation_mode: As in `SyncVectorEnv`.
+        autoreset_mode: As in `SyncVectorEnv`.
+        max_concurrency: Most envs that are stepped at any one time.
+        num_workers: Processes; None for one per usable core (affinity and cgroup quota).
+        threads_per_worker: Envs that one worker steps at a time, each in the one thread that makes
+            it, calls it and closes it. "auto" takes one thread per env if envs mostly wait, as one
+            shows that is made by the last factory and stepped in a process that is thrown away; a
+            number if envs must not be made once more.
+        caller_steps: Whether the calling process steps a share of the envs itself, in `step`.
+        on_error: "raise" an env's exception, or "restart": make a new env, report the episode as
+            truncated, and go on; the same for the envs of a worker that is gone.
+        timeout: Longest wait in seconds of calls that are not given one; None waits for as long as
+            the workers live. With `on_error="restart"` it is what an env may take for a step or a
+            reset: if it takes longer, its worker is killed and replaced like one that is gone,
+            however many envs that has. A timeout given to a call only ends that wait.
+        publish: Named spaces of arrays that are read from the attributes of these names after every
+            step; None for the envs' own class attribute `publish`.
+
+    Attributes:
+        published: Array (num_envs, *shape) per published name; shared memory, always the latest.
+        restarts: int64 (num_envs,), how often each env has been replaced.
+
+    Raises:
+        EnvCreationError: A factory raised; names the env.
+        RuntimeError: The envs' spaces differ.
+    """
+
+    def __init__(  # noqa: PLR0917 - Gymnasium's arguments in Gymnasium's order
+        self,
+        env_fns: Sequence[Callable[[], Env]],
+        shared_memory: bool | None = None,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: Callable[..., Any] | None = None,
+        observation_mode: ObservationMode = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        *,
+        num_workers: int | None = None,
+        threads_per_worker: int | str = "auto",
+        caller_steps: bool = False,
+        on_error: str = "raise",
+        timeout: float | None = None,
+        publish: dict[str, Space] | None = None,
+    ) -> None:
+        self.closed = True  # until there is something to close
+        _import_all()
+        from vecenv.workers.opening import open_workers, pool_options
+
+        if worker is not None:
+            raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
+        self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
+        self.context, self.daemon, self._timeout = context, daemon, timeout
+        self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
+        self.autoreset_mode = read_autoreset_mode(autoreset_mode)
+        options = pool_options(
+            self,
+            num_workers=num_workers,
+            threads_per_worker=threads_per_worker,
+            caller_steps=caller_steps,
+            on_error=on_error,
+            publish=publish,
+        )
+        opened = open_workers(env_fns, options)
+        try:
+            self._exchange = opened.exchange
+            self._prepare(opened, options.autoreset_mode)
+        except BaseException:  # Ctrl-C
+            self.closed = True
+            opened.exchange.pool.kill()
+            if opened.exchange.own is not None:
+                opened.exchange.own.close()
+            opened.arena.close()
+            raise
+
+    def _prepare(self, opened: Opened, mode: AutoresetMode) -> None:
+        """Bind what the calls need."""
+        from vecenv.workers.action_rows import ActionWriter
+        from vecenv.workers.receive import Receiver
+
+        num_envs = len(self.env_fns)
+        self.num_workers = opened.exchange.num_workers
+        self._set_up(num_envs, opened.spaces, mode, opened.metadata, opened.render_mode)
+        exchange = opened.exchange
+        self.published = opened.published
+        counted = exchange.restarts
+        self.restarts = np.zeros(num_envs, np.int64) if counted is None else counted
+        self._arena = opened.arena
+        self._workers = range(self.num_workers)
+        self._rows = opened.rows
+        self._latest = self._rows.obs  # where the last observations are: there or in an `out`
+        self._out: tuple[Any, Any] = (None, self._rows)
+        self._begun_at = 0  # commands given before the pending call
+        self._writer: ActionWriter | None = None
+        if exchange.layout.actions is not None:
+            self._writer = ActionWriter(
+                self.single_action_space, exchange.layout.actions, self._arena.view
+            )
+            exchange.last_action = self._writer.text
+        self._batch = self._rows.obs.batch() if not exchange.objects else None
+        # Knows whose episode has ended where that is the caller's business; it has no envs.
+        self._ended = EnvGroup([], self.autoreset_mode)
+        self._is_new = True  # never reset
+        self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
+        self._receiver = Receiver(self, exchange)
+        exchange.timeout = self._timeout
+        exchange.break_down = _Breakdown(self)
+        tell_after_fork(self._calls)
+        self.closed = False
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        """Return zeroed shared memory that workers write into; it outlives this vector env.
+
+        A process that is forked from this one has these arrays, too, and not copies of them: what
+        either writes, the other reads.
+
+        Raises:
+            ValueError, TypeError: A negative dimension, or items that are no plain memory.
+            MemoryError: The address space reserved for this vector env is used up.
+            ForkedEnvError: In a fork of the process that has made this vector env.
+        """
+        self._calls.require_owner("allocate")
+        return self._arena.allocate(shape, dtype)
+
+    # -- reset -------------------------------------------------------------------------------
+
+    def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
+        """Start resetting all envs, or those of `options["reset_mask"]`; see `reset`."""
+        self._calls.require_open("reset_async")
+        if self._calls.pending is not None:
+            self._calls.require_idle("reset_async")
+        mask, rest = split_reset_mask(options, self.num_envs)
+        try:
+            self._calls.begin_reset(mask)
+            self._begin_reset(seed, rest, mask)
+        except Exception:
+            self._calls.keep_reset()
+            raise
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Wait for `reset_async` and return its results.
+
+        Raises:
+            NoAsyncCallError: No `reset_async` is pending.
+            StepTimeoutError: Some env has not answered; the reset stays pending.
+        """
+        self._require_pending("reset")
+        result = self._finish_reset(self._deadline(timeout))
+        self._calls.mark_reset()
+        return result
+
+    def _reset(
+        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._begin_reset(seed, options, reset_mask)
+        return self._finish_reset(self._deadline(None))
+
+    def _begin(self, call: str, give: Callable[[], None]) -> None:
+        """Have `give` ask the workers for an asynchronous call, which is pending from then on.
+
+        It is so, too, if Ctrl-C comes when some of them have been asked: what waits for the call
+        asks the others.
+        """
+        self._receiver.post_letters()
+        self._exchange.finish_announcement()
+        self._begun_at = self._exchange.num_given()
+        try:
+            self._calls.begin_async(call)
+            give()
+        except BaseException:
+            self._drop_unbegun()
+            raise
+
+    def _drop_unbegun(self) -> bool:
+        """Forget the pending call if nobody has been asked for it; return whether that is so."""
+        if self._exchange.num_given() != self._begun_at:
+            return False
+        self._pending_own = None
+        self._calls.end_async()
+        return True
+
+    def _require_begun(self, call: str) -> None:
+        if self._drop_unbegun():
+            raise NoAsyncCallError(
+                f"`{call}_wait` after `{call}_async` was interrupted, before the envs were asked "
+                f"for anything; call `{call}_async` again",
+                call,
+            )
+
+    def _begin_reset(
+        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
+    ) -> None:
+        seeds = seed_per_env(seed, self.num_envs)
+        self._is_new = False
+        self._own_rows()
+        exchange = self._exchange
+        exchange.finish_announcement()
+        is_full = reset_mask is None or bool(reset_mask.all())
+        self._drops_rows = is_full
+        chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
+        self._resetting: Sequence[int] = chosen
+        bounds = exchange.pool.bounds
+        requests = [
+            ResetRequest(
+                seeds[first:last],
+                options,
+                None if reset_mask is None else reset_mask[first:last],
+                is_full,
+            )
+            for first, last in zip([0, *bounds[:-1]], bounds, strict=True)
+        ]
+        own = exchange.own
+        self._pending_own = None if own is None else lambda: own.reset(requests[0])
+        self._begin("reset", lambda: exchange.ask_all("reset", requests[1:]))
+
+    def _finish_reset(self, deadline: Deadline) -> tuple[Any, dict[str, Any]]:
+        infos = self._finish("reset", deadline)[0]
+        self._ended.ended.difference_update(self._resetting)
+        if self._drops_rows:
+            self._exchange.drop_rows()
+            self._receiver.give_up()
+        self._out = (None, self._rows)
+        obs = self._observations()
+        self._calls.end_async()
+        self._exchange.drop_answers()
+        return obs, infos
+
+    # -- step --------------------------------------------------------------------------------
+
+    def step(self, actions: Any, *, out: Any = None) -> StepResult:
+        """Step every env once, see `VecEnv.step`.
+
+        Before the very first reset the envs are asked all the same, with actions unchecked: the
+        ResetNeeded that is raised then is also of the class of what an env raised, as Gymnasium's
+        tests want it.
+        """
+        if self._is_new and not self._calls.is_ready:
+            self._calls.require_idle("step")
+            self._begin_step(actions, None, is_checked=False)
+            self.step_wait()
+        return super().step(actions, out=out)
+
+    def _refuse_unreset(self, deadline: Deadline) -> NoReturn:
+        """Raise ResetNeeded for a step before the very first reset; see `step`."""
+        told = "`step` was called before the first `reset`; call `reset` first"
+        try:
+            self._end_step(deadline)
+        except Exception as error:
+            env_id = vars(error).get("env_index")
+            if env_id is None:  # a timeout, or a worker that is gone
+                raise
+            self._calls.fault = None  # what is missing is a reset
+            told = f"{told} (env {env_id} raised {type(error).__name__}: {error})"
+            kind = reset_needed_as(type(error))
+            raise kind(told) from error
+        raise ResetNeeded(told)
+
+    def step_async(self, actions: Any, *, out: Any = None) -> None:
+        """Start stepping every env once; see `step`."""
+        self._calls.require_ready("step_async")
+        self._ended.require_reset_ended(range(self.num_envs))
+        with self._logged(STEP_ASYNC):
+            self._begin_step(self._actions.check(actions), out)
+
+    def step_wait(self, timeout: float | None = None) -> StepResult:
+        """Wait for `step_async` and return its results.
+
+        Raises:
+            NoAsyncCallError: No `step_async` is pending.
+            StepTimeoutError: Some env has not answered; the step stays pending.
+        """
+        self._require_pending("step")
+        if self._is_new:
+            self._refuse_unreset(self._deadline(timeout))
+        with self._logged(STEP_WAIT) as log:
+            if log is not None:
+                log.note_rows(self.num_envs)
+            return self._end_step(self._deadline(timeout))
+
+    def _step(self, actions: Any, out: Any) -> StepResult:
+        if self._is_disabled:
+            self._ended.require_reset_ended(range(self.num_envs))
+        exchange, rows, slot = self._exchange, self._rows, 0
+        if out is not None:
+            slot, rows = exchange.slots.find(out)
+        if self._writer is None or (out is not None and not slot) or not exchange.is_settled:
+            self._begin_step(actions, out)
+            return self._end_step(self._deadline(None))
+        self._writer.write(actions)
+        before = exchange.steps
+        try:
+            self._out = (out, rows)
+            with self._waiting():
+                status, outcome = exchange.step_at_once(slot)
+            if not status and outcome is None:
+                return self._finish_step({})
+        except BaseException:  # Ctrl-C: the step is pending, or has never begun
+            self._hold_step(before)
+            raise
+        self._hold_step(before)
+        return self._end_step(self._deadline(None))
+
+    def _hold_step(self, before: int) -> None:
+        """Note that the step after step number `before` is pending, if workers know of it."""
+        steps = self._exchange.steps
+        if steps != before and self._exchange.has_posted(steps):
+            self._calls.begin_async("step")
+            self._begun_at = -1
+
+    def _end_step(self, deadline: Deadline) -> StepResult:
+        """Wait for the pending step, and end it."""
+        result = self._finish_step(self._finish("step", deadline)[0])
+        self._calls.end_async()
+        return result
+
+    def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
+        exchange = self._exchange
+        slot, rows = (0, self._rows) if out is None else exchange.slots.find(out)
+        messages = None
+        own_actions = None
+        if self._writer is not None and is_checked:
+            self._writer.write(actions)
+        else:
+            each = list(iterate(self.action_space, actions))
+            bounds = exchange.pool.bounds
+            messages = [each[bounds[w] : bounds[w + 1]] for w in self._workers]
+            own_actions = each[: bounds[0]]
+        exchange.steps += 1
+        self._out = (out, self._rows if slot == 0 else rows)
+        self._copies = rows if slot == 0 and out is not None else None
+        self._pending_own = None
+        if (own := exchange.own) is not None:
+            self._pending_own = lambda: own.step_all(slot, own_actions)
+        self._begin(
+            "step", lambda: exchange.post_step(slot, 0, self.num_workers, COMMANDS, messages)
+        )
+
+    def _finish_step(self, infos: dict[str, Any]) -> StepResult:
+        out, rows = self._out
+        if self._is_disabled:
+            self.note_ended(rows.terminations | rows.truncations, None)
+        if out is None:
+            self._latest = rows.obs
+            return (
+                self._observations(),
+                rows.rewards.copy(),
+                rows.terminations.copy(),
+                rows.truncations.copy(),
+                infos,
+            )
+        if self._copies is not None:
+            target = self._copies
+            target.obs.load(rows.obs)
+            target.rewards[...] = rows.rewards
+            target.terminations[...] = rows.terminations
+            target.truncations[...] = rows.truncations
+            self._copies = None
+        self._latest = rows.obs
+        return out.obs, out.rewards, out.terminations, out.truncations, infos
+
+    def _finish(self, call: str, deadline: Deadline) -> Any:
+        """Do the caller's own share of a pending call, wait for the workers, and gather.
+
+        The call stays pending, so that it can be waited for again should Ctrl-C come before its
+        results are there; but it has ended if an error is raised.
+        """
+        exchange = self._exchange
+        self._require_begun(call)
+        if self._pending_own is not None:
+            own = self._pending_own
+            exchange.own_outcome = INTERRUPTED  # it is not repeated
+            self._pending_own = None
+            exchange.own_outcome = own()
+        doing = f"{call} {exchange.steps}" if call == "step" else call
+        if call == "call" and deadline.is_limit:  # of steps, not of what users call
+            deadline = Deadline(deadline.timeout)
+        with self._waiting():
+            status = exchange.wait(COMMANDS, self._workers, deadline, doing)
+        own_outcome = exchange.own_outcome
+        if not status and own_outcome in (None, NOTHING):
+            return {}, [], []
+        try:
+            if own_outcome is INTERRUPTED:
+                self._refuse_interrupted(call)
+            with self._taking_infos():
+                gathered = exchange.gather(self._workers, own_outcome)
+            raise_faults(gathered[1], exchange.steps)
+        except Exception as error:
+            if call != "call":
+                self._calls.forget_reset(retold(error))
+            exchange.own_outcome = None
+            self._calls.end_async()
+            raise
+        return gathered
+
+    def _refuse_interrupted(self, call: str) -> NoReturn:
+        """Raise what says that the caller's own envs were interrupted."""
+        told = f"`{call}` was interrupted while the caller's own envs were in it"
+        if call == "call":
+            raise NoAsyncCallError(
+                f"{told}, so there are no results; call it again, or `reset`", call
+            )
+        raise ResetNeeded(f"{told}, in what state they are is not known; call `reset` first")
+
+    def _break_down(self, error: Exception) -> None:
+        """Close everything after an error that can't be survived, and remember that error."""
+        told = WorkerDiedError(*error.args)
+        told.__cause__ = error.__cause__
+        self._calls.note_fault(told)
+        self._calls.end_async()
+        self.close(terminate=True)
+        error.args = (f"{error.args[0]} The vector env is closed.",)
+
+    def note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None) -> None:
+        """Remember whose episode has ended, where autoreset is disabled."""
+        rows = np.flatnonzero(is_over)
+        self._ended.ended.update((rows if env_ids is None else env_ids[rows]).tolist())
+
+    def _observations(self) -> Any:
+        batch = self._rows.obs.batch() if self._batch is None else self._batch
+        return copy_batch(batch) if self.copy else batch
+
+    def _own_rows(self) -> None:
+        """Bring the pool's own rows up to date after steps into `out`."""
+        if self._latest is not self._rows.obs:
+            self._rows.obs.load(self._latest)
+            self._latest = self._rows.obs
+
+    def _keep_infos_apart(self) -> bool:
+        self._exchange.columns.keeps_apart = True
+        return True
+
+    def halves(self) -> tuple[Half, Half]:
+        """Return the two halves of the envs, to step one while the policy thinks about the other.
+
+        Raises:
+            ValueError: There is only one worker, or the caller steps a share itself.
+        """
+        from vecenv.workers.halves import make_halves
+
+        self._calls.require_open("halves")
+        return make_halves(self, self._exchange)
+
+    # -- first-ready -------------------------------------------------------------------------
+
+    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
+        self._ended.require_reset_ended(env_ids.tolist())
+        self._own_rows()
+        self._receiver.send(actions, env_ids)
+
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        return self._receiver.recv(count, most, self._deadline(timeout))
+
+    # -- end ---------------------------------------------------------------------------------
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Start stepping some envs and return at once; see `VecEnv.send`."""
+        try:
+            super().send(actions, env_ids)
+            self._receiver.note_sent()
+        except BaseException:
+            self._receiver.settle_send()
+            raise
+
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        max_envs: int | None = None,
+    ) -> StepBatch:
+        """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
+        try:
+            batch = super().recv(min_envs, timeout, max_envs=max_envs)
+            self._receiver.note_received()
+        except BaseException:
+            self._receiver.settle_recv()
+            raise
+        return batch
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the envs and end the workers; see `close_extras`. May be called twice.
+
+        If Ctrl-C comes meanwhile, the workers are killed; a further call ends what is left of them.
+        """
+        try:
+            super().close(**kwargs)
+        finally:
+            if hasattr(self, "_exchange"):
+                pool = self._exchange.pool
+                if pool.is_owner and not pool.has_ended:
+                    pool.kill()
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs and end the workers, whatever state they are in.
+
+        Args:
+            timeout: Seconds that envs have to finish and close, 5 if None; what still runs then is
+                killed, also a worker whose envs have put more into a queue than was read from it.
+            terminate: Kill at once.
+        """
+        exchange = self._exchange
+        if not exchange.pool.is_owner:
+            self._arena.close()
+            return
+        pending = self._calls.pending
+        deadline = Deadline(0 if terminate else _CLOSE_TIMEOUT_S if timeout is None else timeout)
+        if pending is not None:
+            with contextlib.suppress(Warning):
+                logger.warn(
+                    f"Calling `close` while waiting for a pending call to `{pending}` to complete."
+                )
+        try:
+            if not terminate:
+                self._receiver.post_letters()
+                exchange.ask_to_close(deadline)
+            exchange.pool.stop(deadline)
+        finally:
+            if exchange.own is not None:
+                exchange.own.close()
+            self._arena.close()
+
+    def __del__(self) -> None:
+        """Kill the workers of a vector env that was never closed."""
+        if hasattr(self, "_exchange") and not self.closed and not sys.is_finalizing():
+            self.close(terminate=True)
+
+
+def _import_all() -> None:
+    """Import what a pool needs, at the first use and as a whole."""
+    if _NEEDED[-1] in sys.modules:
+        return
+    with interrupts_later():
+        for name in _NEEDED:
+            importlib.import_module(name)
+
+
+class _Breakdown:
+    """Closes a vector env; does not keep it alive."""
+
+    def __init__(self, envs: AsyncVectorEnv) -> None:
+        self._envs = weakref.ref(envs)
+
+    def __call__(self, error: Exception) -> None:
+        envs = self._envs()
+        if envs is not None:
+            envs._break_down(error)

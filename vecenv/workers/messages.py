@@ -1,0 +1,152 @@
+"""What travels through pipes: pickled, with a deadline, and only when a bit has announced it."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+
+from vecenv.workers.action_rows import ActionLeaves
+from vecenv.workers.fields import Path, Template
+from vecenv.workers.layout import Leaf
+
+__all__ = [
+    "INTERRUPTED",
+    "NOTHING",
+    "Answer",
+    "Column",
+    "EnvSpaces",
+    "Layout",
+    "ResetRequest",
+    "SlotLeaves",
+    "dumps",
+    "loads",
+    "message_head",
+    "split_message",
+]
+
+
+def dumps(message: Any) -> bytes:
+    """Pickle a message; what plain pickle can't (closures, classes of `__main__`) goes by value."""
+    try:
+        return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:  # pickling runs code of users' classes
+        import cloudpickle
+
+        return cloudpickle.dumps(message)
+
+
+loads = pickle.loads
+# Outcomes of a chunk's command, see `chunk.Outcome`: nothing to say beyond numbers; and for the
+# caller's own chunk, Ctrl-C came and nobody knows how far it was.
+NOTHING = (0, 0, None)
+INTERRUPTED = (-1, -1, None)
+_HEAD = struct.Struct("<qq")
+
+
+def message_head(position: int, sequence: int) -> bytes:
+    """Return what an answer's bytes begin with: its ring row, or its command's sequence number."""
+    return _HEAD.pack(position, sequence)
+
+
+def split_message(message: bytes) -> tuple[int, int, memoryview]:
+    """Return position, sequence (-1 for the one that it is not), and the pickled answer."""
+    return (*_HEAD.unpack_from(message), memoryview(message)[_HEAD.size :])
+
+
+class EnvSpaces(NamedTuple):
+    """What a worker reports when its envs have been made.
+
+    Attributes:
+        spaces: Distinct (observation space, action space) pairs.
+        which: For each env the position of its pair.
+        metadata: Of the first env.
+        render_mode: Of the first env.
+        published: Named spaces of arrays that the first env publishes.
+    """
+
+    spaces: list[tuple[Space, Space]]
+    which: list[int]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    published: dict[str, Space]
+
+
+class SlotLeaves(NamedTuple):
+    """Arrays that the results of a step are written into, all (num_envs, ...)."""
+
+    obs: tuple[Leaf, ...]
+    rewards: Leaf
+    terminations: Leaf
+    truncations: Leaf
+
+
+class Column(NamedTuple):
+    """A place in shared memory for an info field whose values are all built alike.
+
+    Attributes:
+        path: Keys that lead to it in the infos.
+        kind: NUMBERS or OBJECT, see `fields`.
+        template: How the values are built, see `fields.template_of`.
+        values: (num_envs, *shape) of each number or array of numbers in it.
+    """
+
+    path: Path
+    kind: str
+    template: Template
+    values: tuple[Leaf, ...]
+
+
+class Layout(NamedTuple):
+    """What a worker must know before its envs can be stepped.
+
+    Attributes:
+        observation_space: Of one env.
+        action_space: Of one env.
+        own: Slot 0, the pool's own rows.
+        actions: Leaves of the actions; None if they travel by message.
+        ring_leaves: int64 (L, 3) table for first-ready rows.
+        published: Array (num_envs, *shape) of every name that envs publish.
+        autoreset_mode: When ended envs are reset.
+        row_forms: Forms of the envs' infos, int64 (num_envs,), where a chunk's differ.
+    """
+
+    observation_space: Space
+    action_space: Space
+    own: SlotLeaves
+    actions: ActionLeaves | None
+    ring_leaves: Leaf
+    published: dict[str, Leaf]
+    autoreset_mode: AutoresetMode
+    row_forms: Leaf
+
+
+class Answer(NamedTuple):
+    """What a worker sends after a command that has more to say than numbers.
+
+    Attributes:
+        result: Of a message; None for a step.
+        infos: What of the infos is not in columns: by row of the chunk, or of the one env whose
+            ring row it is; see `columns.ChunkInfos`.
+        objects: Observations of leaves without fixed shape, one list per leaf.
+        errors: Faults of single envs.
+    """
+
+    result: Any = None
+    infos: Any = None
+    objects: Sequence[Sequence[Any]] = ()
+    errors: Sequence[Any] = ()
+
+
+class ResetRequest(NamedTuple):
+    """Arguments of a reset for one chunk; `drop` gives up what is queued."""
+
+    seeds: Sequence[int | None]
+    options: dict[str, Any] | None
+    reset_mask: np.ndarray | None
+    drop: bool

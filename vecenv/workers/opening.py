@@ -1,0 +1,354 @@
+"""How a pool comes into being: processes, spaces, and the places of everything in shared memory."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from gymnasium import Env, Space
+from gymnasium.spaces import Dict, Graph, OneOf, Text, Tuple
+from gymnasium.spaces import Sequence as SequenceSpace
+from gymnasium.vector import AutoresetMode
+
+from vecenv.core.autoreset import StepRows
+from vecenv.core.cores import usable_cores
+from vecenv.core.errors import EnvCreationError
+from vecenv.core.rows import is_array_space
+from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
+from vecenv.workers.action_rows import action_leaves
+from vecenv.workers.arena import Arena
+from vecenv.workers.chunk import Chunk, run_here
+from vecenv.workers.columns import ColumnReader
+from vecenv.workers.deadline import Deadline
+from vecenv.workers.exchange import Exchange
+from vecenv.workers.faults import EnvFault, WorkerDiedError
+from vecenv.workers.guard import guard_envs
+from vecenv.workers.layout import ControlLayout, chunk_bounds
+from vecenv.workers.messages import EnvSpaces, Layout, dumps
+from vecenv.workers.pool import WorkerPool
+from vecenv.workers.probe import ProbeTimeout, mostly_wait, run_apart
+from vecenv.workers.ready import ReadyRing, ring_size
+from vecenv.workers.shares import checked_threads, worker_shares
+from vecenv.workers.slots import SlotTable, make_slot
+from vecenv.workers.starting import prepare_start
+from vecenv.workers.threads import MOST_THREADS
+from vecenv.workers.wait import Link, make_link
+from vecenv.workers.worker import close_envs, env_spaces, make_chunk_envs
+
+if TYPE_CHECKING:
+    from vecenv.workers.env import AsyncVectorEnv
+
+__all__ = ["Opened", "PoolOptions", "open_workers", "pool_options"]
+
+Factories = Sequence[Callable[[], Env]]
+_logger = logging.getLogger("vecenv")
+_CLOSE_S = 2.0  # for envs to close that others have kept from being used
+_PROBE_S = 10.0  # for making and stepping one env, after which it counts as computing
+
+
+class PoolOptions(NamedTuple):
+    """How a pool is to be set up; the options of `AsyncVectorEnv` after their checks.
+
+    Attributes:
+        bounds: Chunks of envs; worker w has bounds[w], ..., bounds[w + 1] - 1.
+        context: Start method, or None to choose one, see `make_start`.
+        daemon: Flag of the processes.
+        threads: Per worker; 0 if it depends on whether envs wait.
+        most_threads: Per worker, so that no more envs are stepped at a time than are allowed.
+        may_spin: Whether there is a core for every process.
+        restart_envs: Whether faults are survived.
+        refuse_custom: Whether custom observation spaces are refused.
+        publish: Named spaces of arrays that envs publish, or None to ask the first env.
+        most_workers: As many as there may be, if envs need a process each.
+        owner: Class name, for messages.
+    """
+
+    bounds: list[int]
+    context: str | None
+    daemon: bool
+    threads: int
+    most_threads: int
+    may_spin: bool
+    restart_envs: bool
+    refuse_custom: bool
+    publish: dict[str, Space] | None
+    most_workers: int
+    observation_mode: ObservationMode
+    autoreset_mode: AutoresetMode
+    owner: str
+
+
+class Opened(NamedTuple):
+    """A pool that is ready."""
+
+    exchange: Exchange
+    arena: Arena
+    spaces: BatchedSpaces
+    rows: StepRows
+    published: dict[str, np.ndarray]
+    metadata: dict[str, Any]
+    render_mode: str | None
+
+
+def pool_options(
+    envs: AsyncVectorEnv,
+    *,
+    num_workers: int | None,
+    threads_per_worker: int | str,
+    caller_steps: bool,
+    on_error: str,
+    publish: dict[str, Space] | None,
+) -> PoolOptions:
+    """Check the options of `AsyncVectorEnv` and decide on shares."""
+    if on_error not in ("raise", "restart"):
+        raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'restart'")
+    num_envs = len(envs.env_fns)
+    if num_envs == 0:
+        raise ValueError("A vector env needs at least one env, got an empty list of factories")
+    threads = checked_threads(threads_per_worker)
+    num_workers, most_threads = worker_shares(
+        num_envs, num_workers, caller_steps, envs.max_concurrency
+    )
+    has_own = caller_steps and num_envs > 1
+    return PoolOptions(
+        bounds=chunk_bounds(num_envs, num_workers + has_own)[has_own:],
+        context=envs.context,
+        daemon=envs.daemon,
+        threads=min(threads, most_threads),
+        most_threads=most_threads,
+        may_spin=usable_cores() >= num_workers + 1,
+        restart_envs=on_error == "restart",
+        refuse_custom=envs.shared_memory is True,
+        publish=publish,
+        most_workers=num_envs if envs.max_concurrency is None else int(envs.max_concurrency),
+        observation_mode=envs.observation_mode,
+        autoreset_mode=envs.autoreset_mode,
+        owner=type(envs).__name__,
+    )
+
+
+def open_workers(factories: Factories, options: PoolOptions) -> Opened:
+    """Open a pool; if no process can hold two of the envs, one with a worker for each.
+
+    That is so if an env can't be made where another was, and can where there is none.
+
+    Raises:
+        EnvCreationError: A factory raised, or a worker ended while its envs were made.
+        RuntimeError: The envs' spaces differ.
+        ValueError: A custom observation space is refused.
+    """
+    try:
+        return open_pool(factories, options)
+    except EnvCreationError as error:
+        failed = error
+    env_id: int = vars(failed).get("env_index", 0)
+    has_own = options.bounds[0] > 0
+    singly = list(range(int(has_own), len(factories) + 1))
+    if env_id in (0, *options.bounds) or not _can_be_made_alone(factories[env_id], options):
+        raise failed
+    if len(singly) - 1 > options.most_workers:
+        failed.add_note(
+            f"In a process of its own env {env_id} can be made; max_concurrency="
+            f"{options.most_workers} does not allow {len(factories)} workers."
+        )
+        raise failed
+    try:
+        opened = open_pool(factories, options._replace(bounds=singly, threads=1))
+    except Exception:  # the first error is the one to be told
+        raise failed from failed.__cause__
+    _logger.warning(
+        "%s. A process of its own can hold it, so every env gets one: %d workers",
+        failed,
+        len(singly) - 1,
+    )
+    return opened
+
+
+def _can_be_made_alone(factory: Callable[[], Env], options: PoolOptions) -> bool:
+    """Whether an env can be made in a process that has no other."""
+    try:
+        opened = open_pool([factory], options._replace(bounds=[0, 1], threads=1))
+    except Exception:  # the error that led here says what is wrong
+        return False
+    deadline = Deadline(_CLOSE_S)
+    opened.exchange.ask_to_close(deadline)
+    opened.exchange.pool.stop(deadline)
+    opened.arena.close()
+    return True
+
+
+def open_pool(factories: Factories, options: PoolOptions) -> Opened:
+    """Start the workers, make all envs, and lay out the shared memory.
+
+    Raises:
+        EnvCreationError: A factory raised, or a worker ended while its envs were made.
+        RuntimeError: The envs' spaces differ.
+        ValueError: A custom observation space is refused.
+    """
+    import multiprocess
+
+    prepare_start(options.context)
+    num_envs = len(factories)
+    num_workers = len(options.bounds) - 1
+    # Semaphores, if it needs them, with names, which reach workers however these are started.
+    context = multiprocess.get_context("fork" if options.context == "fork" else "spawn")  # type: ignore[attr-defined]
+    threads = options.threads or _threads_for(factories, options)
+    link = make_link(context, ControlLayout.of(options.bounds, threads, ring_size(num_envs)))
+    arena = Arena()
+    words = arena.allocate((link.layout.num_words,), np.int64)
+    link.attach(words, is_caller=True, may_spin=options.may_spin, file=arena.file)
+    pool = WorkerPool(
+        options.context,
+        factories,
+        options.bounds,
+        link,
+        arena,
+        daemon=options.daemon,
+        may_spin=options.may_spin,
+        restarts=arena.allocate((num_envs,), np.int64) if options.restart_envs else None,
+    )
+    own_envs: list[Env] = []
+    try:
+        for worker in range(num_workers):
+            pool.start(worker)
+        reports = _make_all(pool, factories, own_envs)
+        return _lay_out(pool, link, arena, reports, own_envs, options)
+    except BaseException as error:
+        pool.dismiss(Deadline(_CLOSE_S if isinstance(error, Exception) else 0))
+        close_envs(own_envs, run_here)
+        arena.close()
+        raise
+
+
+def _threads_for(factories: Factories, options: PoolOptions) -> int:
+    """Decide how many threads each worker gets: one per env if the envs mostly wait, else one.
+
+    An env that is made for it shows which, and is gone when workers make theirs: later is too late,
+    as envs can't change their thread.
+    """
+    largest = max(last - first for first, last in itertools.pairwise(options.bounds))
+    most = min(largest, options.most_threads, MOST_THREADS)
+    if most < 2:
+        return 1
+    # The server's children are as clean as spawned ones, and sooner there.
+    method = "forkserver" if options.context == "spawn" else options.context
+    try:
+        is_waiting = run_apart(
+            mostly_wait, factories[-1:], timeout=_PROBE_S, method=method, is_worker=True
+        )
+    except Exception as error:  # if it is the envs' fault, making them will say so
+        _logger.log(
+            logging.WARNING if isinstance(error, ProbeTimeout) else logging.DEBUG,
+            "each worker steps one env at a time, as it is unknown whether envs wait (the probe "
+            "failed with %s: %s); threads_per_worker=n steps n at a time",
+            type(error).__name__,
+            error,
+        )
+        return 1
+    return most if is_waiting else 1
+
+
+def _make_all(pool: WorkerPool, factories: Factories, own_envs: list[Env]) -> list[EnvSpaces]:
+    """Make the caller's own envs and wait for the workers'; return the reports in env order."""
+    reports: list[EnvSpaces] = []
+    own_factories = list(factories[: pool.bounds[0]])
+    if own_factories:
+        envs, fault = make_chunk_envs(own_factories, 0, -1, run_here)
+        own_envs += envs
+        if fault is not None:
+            raise _creation_error(fault, factories)
+        reports.append(env_spaces(envs))
+    outcomes = pool.receive_openings(range(len(pool.processes)))
+    for _, outcome in sorted(outcomes.items()):
+        if isinstance(outcome, EnvFault):
+            raise _creation_error(outcome, factories)
+    for worker, outcome in sorted(outcomes.items()):
+        if isinstance(outcome, WorkerDiedError):
+            env_id = pool.at_env(worker)
+            error = EnvCreationError(
+                f"{outcome} It was making env {env_id} of {len(factories)} "
+                f"(env_fns[{env_id}], {factories[env_id]!r})"
+            )
+            vars(error)["env_index"] = env_id
+            raise error from outcome
+        assert isinstance(outcome, EnvSpaces)
+        reports.append(outcome)
+    return reports
+
+
+def _creation_error(fault: EnvFault, factories: Factories) -> EnvCreationError:
+    env_id = fault.env_id
+    error = EnvCreationError(
+        f"Making env {env_id} of {len(factories)} failed with {fault.text} "
+        f"(raised by env_fns[{env_id}], {factories[env_id]!r})"
+    )
+    error.__cause__ = fault.exception(0)
+    vars(error)["env_index"] = env_id
+    return error
+
+
+def _lay_out(
+    pool: WorkerPool,
+    link: Link,
+    arena: Arena,
+    reports: list[EnvSpaces],
+    own_envs: list[Env],
+    options: PoolOptions,
+) -> Opened:
+    """Batch the spaces, reserve the memory, and tell the workers where everything is."""
+    pairs = [report.spaces[k] for report in reports for k in report.which]
+    obs_spaces, action_spaces = map(list, zip(*pairs, strict=True))
+    spaces = batch_env_spaces(obs_spaces, action_spaces, options.observation_mode, options.owner)
+    single, num_envs = spaces.single_observation_space, len(pairs)
+    if options.refuse_custom:
+        _refuse_custom(single)
+    rows, own_leaves = make_slot(arena, single, num_envs)
+    ring = ReadyRing(arena, link, single, own_leaves)
+    publish = reports[0].published if options.publish is None else options.publish
+    published = _published(arena, publish, num_envs)
+    layout = Layout(
+        observation_space=single,
+        action_space=spaces.single_action_space,
+        own=own_leaves,
+        actions=action_leaves(spaces.single_action_space, num_envs, arena.allocate, arena.leaf),
+        ring_leaves=ring.leaves(),
+        published={name: arena.leaf(array) for name, array in published.items()},
+        autoreset_mode=options.autoreset_mode,
+        row_forms=arena.leaf(arena.allocate((num_envs,), np.int64)),
+    )
+    pickled = dumps(layout)
+    for worker in range(len(pool.processes)):
+        pool.send(worker, pickled)
+    if own_envs and pool.restarts is not None:
+        own_envs = guard_envs(own_envs, pool.factories[: len(own_envs)], pool.restarts)
+    own = Chunk(own_envs, -1, 0, layout, arena) if own_envs else None
+    slots = SlotTable(arena, single, rows, num_envs)
+    columns = ColumnReader(arena, num_envs, link.layout.ring_rows, layout.row_forms)
+    exchange = Exchange(pool, link, layout, slots, columns, ring, own)
+    exchange.bind_objects(rows.obs)
+    about = reports[0].metadata, reports[0].render_mode
+    return Opened(exchange, arena, spaces, rows, published, *about)
+
+
+def _published(arena: Arena, publish: dict[str, Space], num_envs: int) -> dict[str, np.ndarray]:
+    """Allocate a row per env for every array that envs publish."""
+    return {
+        name: arena.allocate((num_envs, *(space.shape or ())), space.dtype)
+        for name, space in publish.items()
+    }
+
+
+def _refuse_custom(space: Space) -> None:
+    """Refuse leaves of custom spaces, as Gymnasium does with `shared_memory=True`."""
+    if isinstance(space, Dict | Tuple):
+        parts = space.spaces.values() if isinstance(space, Dict) else space.spaces
+        for part in parts:
+            _refuse_custom(part)
+    elif not is_array_space(space) and not isinstance(space, Text | Graph | SequenceSpace | OneOf):
+        raise ValueError(
+            f"shared_memory=True can't hold observations of the custom space {space}; leave the "
+            "argument out, and they travel by message while the others stay in shared memory"
+        )

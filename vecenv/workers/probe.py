@@ -1,0 +1,327 @@
+"""Finding out about envs in a process that is thrown away, so that nothing they do can hurt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from gymnasium import Env
+
+__all__ = [
+    "Probe",
+    "ProbeError",
+    "ProbeTimeout",
+    "WaitMeter",
+    "mostly_wait",
+    "probe_env",
+    "run_apart",
+]
+
+_STEPPING_S = 0.015  # to tell how long a step takes
+_GLANCE_S = 0.003  # to tell that envs compute
+_SLOW_S = 0.5  # after which fewer than three steps must do
+_CHEAP_TO_MAKE_S = 0.5  # envs that are made a second time, to see that it is another one
+_START_S = 60.0  # until a process for a probe is there; it has not seen any user code then
+_SLICE_S = 0.05  # between looks whether it is alive
+_END_S = 0.5  # for a process that has answered to end by itself
+_MEASURED_STEPS, _MEASURED_NS = 64, 200_000_000
+_WAITING_SHARE = 0.5
+_WORTHWHILE_NS = 200_000  # handing a step to a thread costs a tenth of this
+
+Factories = Sequence[Callable[[], Env]]
+
+
+class ProbeError(RuntimeError):
+    """A probe has come to no result; the message says why.
+
+    Attributes:
+        has_died: Whether its process has ended, as a step here could end this one.
+    """
+
+    def __init__(self, text: str, *, has_died: bool = False) -> None:
+        super().__init__(text)
+        self.has_died = has_died
+
+
+class ProbeTimeout(ProbeError):
+    """A probe has taken too long."""
+
+
+class _Task(NamedTuple):
+    """What a process for a probe is started with.
+
+    Attributes:
+        function: Called with the factories and `args`; returns the result.
+        args: What can be pickled.
+        factories: A list, or pickled, see `Start`.
+        registry: See `Start`.
+        pipe: For the result.
+        caller_pid: Whom to follow into the end.
+        is_own_child: See `end_with_caller`.
+        authkey: The caller's.
+        is_worker: Whether libraries are limited to one thread, as in workers.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    factories: Any
+    registry: bytes | None
+    pipe: Any
+    caller_pid: int
+    is_own_child: bool
+    authkey: bytes
+    is_worker: bool
+
+
+def run_apart(
+    function: Callable[..., Any],
+    factories: Factories,
+    *args: Any,
+    timeout: float,
+    method: str | None = None,
+    is_worker: bool = False,
+) -> Any:
+    """Return `function(factories, *args)`, called in a process of its own.
+
+    The process leads a group of processes, which are all killed when there is a result, or when the
+    time is over: whatever envs have started ends with them.
+
+    Args:
+        function: Of a module; raises what it likes.
+        factories: Of the envs.
+        *args: Further arguments, and the result, are pickled.
+        timeout: Seconds for user code: unpickling of the factories included, start of the process
+            excluded.
+        method: Start method, see `make_start`.
+        is_worker: Whether libraries are limited to one thread, as in workers.
+
+    Raises:
+        ProbeError: It has raised, taken too long, or ended its process.
+    """
+    from vecenv.workers.deadline import Deadline
+    from vecenv.workers.messages import loads
+    from vecenv.workers.standard import authkey
+    from vecenv.workers.starting import make_start
+
+    start = make_start(method, factories)
+    here, there = start.context.Pipe()
+    task = _Task(
+        function=function,
+        args=args,
+        factories=start.factories,
+        registry=start.registry,
+        pipe=there,
+        caller_pid=os.getpid(),
+        is_own_child=start.is_own_child,
+        authkey=authkey(),
+        is_worker=is_worker,
+    )
+    with here:
+        process = start.process(_be_apart, task, name="vecenv-probe", daemon=False)
+        try:
+            with there:  # which the child has then
+                process.start()
+            _receive(here, process, Deadline(_START_S), "begun")
+            kind, value = _receive(here, process, Deadline(timeout), f"ended after {timeout:g} s")
+            if kind == "failed":
+                raise ProbeError(value)
+            process.join(_END_S)
+            return loads(value)
+        finally:
+            _end(process)
+
+
+def _receive(pipe: Any, process: Any, deadline: Any, what: str) -> Any:
+    """Return the next message of a probe."""
+    from vecenv.workers.faults import describe_exit
+
+    try:
+        # Processes that it has started may keep its pipe open when it is gone.
+        while not pipe.poll(min(_SLICE_S, deadline.left())):
+            if deadline.is_over:
+                raise ProbeTimeout(f"it has not {what}")
+            if not process.is_alive() and not pipe.poll(0):
+                raise EOFError
+        return pipe.recv()
+    except (EOFError, ConnectionResetError):
+        process.join(1)
+        raise ProbeError(f"its process {describe_exit(process.exitcode)}", has_died=True) from None
+
+
+def _end(process: Any) -> None:
+    """Kill a probe's process and all that it has started."""
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # it may have no group of its own yet
+    process.join(5)
+    process.close()  # unless it can't be ended, in a system call for example
+
+
+def _be_apart(task: _Task) -> None:
+    """Carry out a task: the target of the process."""
+    from vecenv.workers.messages import dumps
+    from vecenv.workers.orphans import Family, end_with_caller
+    from vecenv.workers.standard import end_own, settle, unpickled
+    from vecenv.workers.starting import limit_threads, register_ids
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with_caller(task.caller_pid, is_child_of_main_thread=task.is_own_child)
+    family = Family()  # a group of its own; nobody kills it if the caller is killed
+    settle(0, task.authkey)
+    if task.is_worker:
+        limit_threads()
+    warnings.simplefilter("ignore")  # what is made later for good repeats them
+    task.pipe.send("begun")
+    try:
+        factories = task.factories
+        if isinstance(factories, bytes):
+            register_ids(task.registry)
+            factories = unpickled(factories)
+        result = "result", dumps(task.function(factories, *task.args))
+    except Exception as error:  # whatever users' envs raise: the vector env will say it better
+        result = "failed", f"{type(error).__name__}: {error}"
+    family.look()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        task.pipe.send(result)
+    end_own()
+
+
+class Probe(NamedTuple):
+    """What stepping a single env has shown.
+
+    Attributes:
+        make_s: Seconds that making it took.
+        step_s: Seconds per step.
+        is_waiting: Whether steps mostly wait.
+        is_new: Whether the factory makes a new env each time.
+        is_only: Whether a process can hold one such env only.
+    """
+
+    make_s: float
+    step_s: float
+    is_waiting: bool
+    is_new: bool = True
+    is_only: bool = False
+
+
+def probe_env(factories: Factories) -> Probe:
+    """Make and step an env of the last factory, unless that always returns the same one.
+
+    Args:
+        factories: Of some envs that are to be made; what the last one makes, the others do.
+    """
+    env_fn = factories[-1]
+    begin = time.perf_counter()
+    env = env_fn()
+    make_s = time.perf_counter() - begin
+    is_own, is_only = True, False
+    try:
+        if make_s < _CHEAP_TO_MAKE_S:
+            other = _make_beside(env_fn, factories[0])
+            is_only = other is None
+            is_own = other is None or other.unwrapped is not env.unwrapped
+            if not is_own:
+                return Probe(make_s, 0.0, False, is_new=False)  # its owner steps and closes it
+            if other is not None:
+                other.close()
+        env.reset()
+        return Probe(make_s, *_step_alone(env, _STEPPING_S), is_only=is_only)
+    finally:
+        if is_own:
+            env.close()
+
+
+def _make_beside(env_fn: Callable[[], Env], neighbour_fn: Callable[[], Env]) -> Env | None:
+    """Make an env of a factory again while the first lives; None if no other can be made either."""
+    try:
+        return env_fn()
+    except Exception:
+        try:
+            neighbour = neighbour_fn()
+        except Exception:
+            return None
+        neighbour.close()
+        raise  # each of them may be made once
+
+
+def mostly_wait(factories: Factories) -> bool:
+    """Whether an env of the last factory mostly waits, rather than computes, in `step`."""
+    env = factories[-1]()
+    try:
+        env.reset()
+        return _step_alone(env, _GLANCE_S)[1]
+    finally:
+        env.close()
+
+
+def _step_alone(env: Env, seconds: float) -> tuple[float, bool]:
+    """Return seconds per step, of the fastest of some blocks of steps, and whether it waits."""
+    actions = [env.action_space.sample() for _ in range(64)]
+    meter, fastest, steps, block = WaitMeter(), float("inf"), 0, 1
+    begin = time.perf_counter()
+    while (
+        (steps < 3 and time.perf_counter() - begin < _SLOW_S)
+        or time.perf_counter() - begin < seconds
+        or (meter.found_waiting and meter.is_measuring)
+    ):
+        meter.begin()
+        now = time.perf_counter()
+        for number in range(block):
+            result = env.step(actions[(steps + number) % len(actions)])
+            if result[2] or result[3]:
+                env.reset()
+        block_s = time.perf_counter() - now
+        meter.end(block)
+        steps += block
+        fastest = min(fastest, block_s / block)
+        block = 2 * block if block_s < 5e-4 else block
+    return fastest, meter.found_waiting
+
+
+class WaitMeter:
+    """Finds out from the first steps whether envs wait (sleep, network) or compute.
+
+    Attributes:
+        is_measuring: Whether more steps are wanted.
+        found_waiting: The verdict so far: less than half of the time was spent computing, be it in
+            threads of a library; so there must be nothing else in this process that computes.
+    """
+
+    def __init__(self) -> None:
+        self.is_measuring = True
+        self.found_waiting = False
+        self._steps = 0
+        self._wall_ns = self._cpu_ns = self._switches = 0
+        self._begun = (0, 0, 0)
+
+    def begin(self) -> None:
+        """Note the clocks before some steps."""
+        self._begun = (time.perf_counter_ns(), time.process_time_ns(), _voluntary_switches())
+
+    def end(self, num_steps: int) -> None:
+        """Note the clocks after `num_steps` env steps."""
+        wall_ns, cpu_ns, switches = self._begun
+        self._wall_ns += time.perf_counter_ns() - wall_ns
+        self._cpu_ns += time.process_time_ns() - cpu_ns
+        self._switches += _voluntary_switches() - switches
+        self._steps += num_steps
+        self.is_measuring = self._steps < _MEASURED_STEPS and self._wall_ns < _MEASURED_NS
+        # A process that is only kept from its core by others gives it up involuntarily.
+        self.found_waiting = (
+            self._cpu_ns < _WAITING_SHARE * self._wall_ns
+            and self._wall_ns > _WORTHWHILE_NS * self._steps
+            and 2 * self._switches >= self._steps
+        )
+
+
+def _voluntary_switches() -> int:
+    import resource
+
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw

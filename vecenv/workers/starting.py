@@ -1,0 +1,326 @@
+"""How processes for users' envs are started: forked where that is harmless, else from a clean one.
+
+Forking is fastest, and children have all that the caller has. But a child has only the thread that
+forked: locks that another one held stay locked, pools of threads (PyTorch's, JAX's, Numba's) wait
+for threads that are not there, and GPUs and displays refuse to work. Then processes are forked by a
+server instead that has run no user code (`vecenv.workers.server`), and factories are pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vecenv.workers.messages import dumps, loads
+from vecenv.workers.process import Process
+from vecenv.workers.standard import pickled
+
+__all__ = [
+    "Start",
+    "limit_threads",
+    "make_start",
+    "prepare_start",
+    "register_ids",
+    "starts_quickly",
+    "why_not_fork",
+]
+
+_logger = logging.getLogger("vecenv")
+_said: set[str] = set()  # warnings that have been given in this process
+_hiding = threading.Lock()  # of the main script, while a process is spawned
+_hidden: list[Any] = []  # the main script meanwhile
+
+# Libraries that are loaded to use a GPU or a display, which a forked child can't.
+_DEVICES = ("libcuda.so", "libEGL_", "libGLX_", "libOSMesa")
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+_OPENBLAS_SETTERS = ("scipy_openblas_set_num_threads", "openblas_set_num_threads")
+
+
+class Start(NamedTuple):
+    """How a process for some factories is to be started.
+
+    Attributes:
+        context: Of `multiprocess`.
+        factories: As they are for a fork, otherwise pickled.
+        registry: Pickled specs of the env ids that this process has registered; None for a fork.
+    """
+
+    context: Any
+    factories: list[Callable[[], Any]] | bytes
+    registry: bytes | None
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether the child begins as a copy of this process."""
+        return self.registry is None
+
+    @property
+    def is_own_child(self) -> bool:
+        """Whether this thread is the one whose end Linux reports to the child."""
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main and self.context.get_start_method() != "forkserver"
+
+    def process(self, target: Callable[..., None], *args: Any, **kwargs: Any) -> Process:
+        """Return a process that is to be started."""
+        process = self.context.Process(target=target, args=args, **kwargs)
+        is_spawn = self.context.get_start_method() == "spawn"
+        return Process(process, _hidden_main if is_spawn else contextlib.nullcontext)
+
+
+def make_start(method: str | None, factories: Sequence[Callable[[], Any]]) -> Start:
+    """Choose the start method for some factories, and pickle them if need be.
+
+    Args:
+        method: "fork", "forkserver" or "spawn"; None for the one that the user has set with
+            `multiprocess.set_start_method` or `multiprocessing.set_start_method`, and if there is
+            none, for "fork" where it is harmless and "forkserver" elsewhere. What can't be pickled
+            is then forked all the same, and the log says so.
+        factories: Of envs.
+    """
+    method, reason = _resolve(method)
+    if method != "fork":
+        try:
+            return Start(_context(method), pickled(list(factories)), _pickled_registry())
+        except Exception as error:
+            if reason is None:
+                error.add_note(
+                    f"Envs for workers started by {method!r} are pickled with cloudpickle; "
+                    "context='fork' needs no pickling."
+                )
+                raise
+            _warn_once(
+                f"workers are forked, which may hang as {reason}: their factories can't be pickled "
+                f"({type(error).__name__}: {error})"
+            )
+    return Start(_context("fork"), list(factories), None)
+
+
+def prepare_start(method: str | None) -> None:
+    """Start the server if processes will need one, while this process does other things."""
+    if _resolve(method)[0] == "forkserver":
+        from vecenv.workers.server import ensure_running
+
+        ensure_running()
+
+
+def starts_quickly() -> bool:
+    """Whether processes start in milliseconds (once there is a server) unless told otherwise."""
+    return _resolve(None)[0] != "spawn"
+
+
+def _resolve(method: str | None) -> tuple[str, str | None]:
+    """Return the start method, and why it is not "fork" if that would have been our choice."""
+    import multiprocess
+
+    method = method or _set_by_user()
+    if method is not None:
+        return method, None
+    if sys.platform != "linux":
+        return multiprocess.get_all_start_methods()[0], None  # type: ignore[attr-defined]
+    reason = why_not_fork()
+    return "fork" if reason is None else "forkserver", reason
+
+
+def _context(method: str) -> Any:
+    import multiprocess
+
+    if method == "forkserver" and "forkserver" in multiprocess.get_all_start_methods():  # type: ignore[attr-defined]
+        from vecenv.workers.server import ServedContext
+
+        return ServedContext()
+    return multiprocess.get_context(method)  # type: ignore[attr-defined]
+
+
+def _set_by_user() -> str | None:
+    """Return the start method that the user has set; None if it is the system's default.
+
+    Whoever asks for the start method fixes it, so the default says nothing about users' wishes.
+    """
+    import multiprocessing
+
+    import multiprocess
+
+    for library in (multiprocess, multiprocessing):
+        method = library.get_start_method(allow_none=True)  # type: ignore[attr-defined]
+        if method is not None and method != library.get_all_start_methods()[0]:  # type: ignore[attr-defined]
+            return method
+    return None
+
+
+def _warn_once(text: str) -> None:
+    _logger.log(logging.DEBUG if text in _said else logging.WARNING, text)
+    _said.add(text)
+
+
+def _pickled_registry() -> bytes:
+    """Pickle the specs of all registered envs, except those that can't be."""
+    import cloudpickle
+    import gymnasium
+
+    specs = []
+    for spec in list(gymnasium.registry.values()):  # which another thread may add to
+        with contextlib.suppress(Exception):  # pickling runs code of users' classes
+            specs.append(cloudpickle.dumps(spec))
+    return dumps(specs)
+
+
+def register_ids(registry: bytes | None) -> None:
+    """Make the env ids that the caller has registered known in this process."""
+    import gymnasium
+
+    for pickled_spec in loads(registry) if registry else ():
+        with contextlib.suppress(Exception):  # of a module that is not here: not of these envs
+            spec = loads(pickled_spec)
+            gymnasium.registry.setdefault(spec.id, spec)
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep a spawned process from running the main script again (and importing what it imports).
+
+    Factories are pickled with all they need from `__main__`, so nothing there is missed.
+    """
+    with _hiding:
+        main = sys.modules["__main__"]
+        try:
+            _hidden.append(main)
+            sys.modules["__main__"] = type(sys)("__main__")
+            yield
+        finally:
+            sys.modules["__main__"] = main
+            _hidden.clear()
+
+
+def _show_main() -> None:
+    """Give a forked child its main script, if another thread was spawning a process just then."""
+    global _hiding  # noqa: PLW0603
+    _hiding = threading.Lock()
+    if _hidden:
+        sys.modules["__main__"] = _hidden[0]
+        _hidden.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_show_main)
+
+
+# -- whether forking is harmless ------------------------------------------------------------------
+
+
+def why_not_fork() -> str | None:
+    """Say what in this process may hang or break in a fork of it; None if nothing is known to.
+
+    Threads are counted by the system: those of PyTorch or Numba are unknown to Python. Libraries
+    that can cope with forks (OpenBLAS, which NumPy starts threads of) end their threads before one,
+    so if there are threads a child is forked that does nothing, and those left are counted.
+    """
+    if (count := threading.active_count()) > 1:
+        return f"this process has {count} Python threads"
+    if "jax" in sys.modules:
+        return "JAX has been imported"
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "PyTorch uses a GPU"
+    for library in _loaded_libraries():
+        if library.startswith(_DEVICES):
+            return f"{library} has been loaded"
+    if _num_threads() > 1:
+        _let_libraries_prepare()
+        if (count := _num_threads()) > 1:
+            return f"this process has {count} threads"
+    return None
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _loaded_libraries() -> dict[str, str]:
+    """Return the paths of the shared libraries that this process has loaded, by file name."""
+    libraries = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+            start = line.find("/")
+            if start >= 0 and ".so" in (name := line[line.rfind("/") + 1 :]):
+                libraries[name] = line[start:]
+    return libraries
+
+
+def _let_libraries_prepare() -> None:
+    """Fork a child that ends at once: libraries do before a fork what they must."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 counts threads too, and knows less of them
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    with contextlib.suppress(ChildProcessError):  # a handler of the user's waits for all children
+        os.waitpid(pid, 0)
+
+
+# -- threads of libraries -------------------------------------------------------------------------
+
+
+def limit_threads() -> None:
+    """Let libraries use one thread in this process, which shares its cores with other workers.
+
+    PyTorch, BLAS, OpenMP and Numba otherwise start a thread per core in every worker. Variables
+    such as OMP_NUM_THREADS that the user has set win, and so does what factories set.
+    """
+    told = {name for name in (*_THREAD_VARIABLES, "NUMBA_NUM_THREADS") if name in os.environ}
+    if "NUMBA_NUM_THREADS" not in told:
+        numba = sys.modules.get("numba")
+        if numba is None:
+            os.environ["NUMBA_NUM_THREADS"] = "1"
+        elif hasattr(numba, "config"):
+            _limit_numba(vars(numba.config))
+    if "OMP_NUM_THREADS" in told:
+        return  # OpenBLAS, MKL and PyTorch follow it
+    for name in _THREAD_VARIABLES:
+        os.environ.setdefault(name, "1")
+    if "OPENBLAS_NUM_THREADS" not in told:
+        _limit_openblas()
+    torch = sys.modules.get("torch")
+    if "MKL_NUM_THREADS" not in told and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(1)  # type: ignore[union-attr]
+
+
+def _limit_numba(config: dict[str, Any]) -> None:
+    """Set the number of threads that Numba will start; a variable now would reset its settings."""
+    parallel = sys.modules.get("numba.np.ufunc.parallel")
+    is_launched = getattr(parallel, "_is_initialized", False)
+    if not is_launched and config["NUMBA_NUM_THREADS"] == config["NUMBA_DEFAULT_NUM_THREADS"]:
+        config["NUMBA_NUM_THREADS"] = 1
+
+
+def _limit_openblas() -> None:
+    """Tell copies of OpenBLAS that a fork has inherited; they have read their variables before.
+
+    The functions for that start threads again which the fork has ended, and these spin for a while.
+    So the number is written directly where it can be.
+    """
+    for name, path in _loaded_libraries().items():
+        if "openblas" not in name:
+            continue
+        library = ctypes.CDLL(path)
+        if hasattr(library, "blas_cpu_number"):
+            ctypes.c_int.in_dll(library, "blas_cpu_number").value = 1
+            continue
+        for setter in _OPENBLAS_SETTERS:
+            for suffix in ("", "64_"):
+                if hasattr(library, setter + suffix):
+                    getattr(library, setter + suffix)(1)

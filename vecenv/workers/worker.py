@@ -1,0 +1,422 @@
+"""A worker process: makes its envs, then carries out commands until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from gymnasium import Env
+
+from vecenv.workers.arena import Arena
+from vecenv.workers.chunk import Chunk, Outcome, run_here
+from vecenv.workers.cores import CoreChoice
+from vecenv.workers.faults import EnvFault, answer_bytes, leave_if_copied, leave_when_copied
+from vecenv.workers.guard import guard_envs
+from vecenv.workers.inbox import Inbox
+from vecenv.workers.layout import (
+    CORE_SHIFT,
+    CURRENT,
+    DONE_SEQUENCE,
+    FLAG_MESSAGE,
+    FLAGS,
+    HAS_MESSAGE,
+    LINE,
+    OP_STEP,
+    OPCODE,
+    SLOT,
+    Leaf,
+)
+from vecenv.workers.messages import (
+    EnvSpaces,
+    Layout,
+    ResetRequest,
+    dumps,
+    loads,
+    message_head,
+)
+from vecenv.workers.orphans import Family, end_with_caller
+from vecenv.workers.standard import end_own, settle, unpickled
+from vecenv.workers.starting import limit_threads, register_ids
+from vecenv.workers.threads import Lanes
+from vecenv.workers.wait import Link
+
+__all__ = ["Seat", "env_spaces", "make_chunk_envs", "run_worker"]
+
+_PR_SET_TIMERSLACK = 29
+_REPORTS = ("complete", "publish", "publish_and_take", "take")  # of `Link`
+
+Factories = list[Callable[[], Env]]
+# Calls a function with indices of envs and returns the results, each in the env's own thread.
+RunEach = Callable[[Callable[[int], Any], Sequence[int]], list[Any]]
+
+
+class Seat(NamedTuple):
+    """Everything a worker process is started with.
+
+    Attributes:
+        worker: Number of the worker.
+        first: Its first env.
+        factories: One per env of the chunk: a list, or that list pickled.
+        registry: Pickled specs of envs registered by the caller; None if forked.
+        link, arena, pipe: Ways to the caller.
+        caller_pid: Whom to follow into the end.
+        is_child_of_main_thread: See `end_with_caller`.
+        may_spin: Whether there is a core for every process.
+        restarts: Counts of all envs in shared memory; None if faults are raised.
+        lost_because: Why the former worker is gone, for a worker that replaces one.
+        entropy: For the global random generators.
+        authkey: The caller's, for the managers of `multiprocessing` that envs talk to.
+    """
+
+    worker: int
+    first: int
+    factories: Factories | bytes
+    registry: bytes | None
+    link: Link
+    arena: Arena
+    pipe: Any
+    caller_pid: int
+    is_child_of_main_thread: bool
+    may_spin: bool
+    restarts: Leaf | None
+    lost_because: str | None
+    entropy: int
+    authkey: bytes
+
+
+def run_worker(seat: Seat) -> None:
+    """Be a worker: the target of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and then closes us
+    for number in (signal.SIGTERM, signal.SIGCHLD):  # what the caller does is not for our envs
+        signal.signal(number, signal.SIG_DFL)
+    end_with_caller(seat.caller_pid, is_child_of_main_thread=seat.is_child_of_main_thread)
+    family = Family()
+    leave_when_copied()
+    _sharpen_timers()
+    settle(seat.worker, seat.authkey)
+    limit_threads()
+    _reseed(seat.entropy + seat.worker)
+    words = seat.arena.view(_words_leaf(seat.link))
+    lanes = Lanes(seat.link.layout.lanes) if seat.link.layout.lanes > 1 else None
+    run_each = run_here if lanes is None else lanes.run_each
+    try:
+        made = _make_envs(seat, words, run_each)
+        family.look()
+        if made is None:
+            return
+        envs, factories = made
+        layout: Layout | None = loads(seat.pipe.recv_bytes())
+        if layout is None:  # the envs of another worker could not be made
+            close_envs(envs, run_each)
+            return
+        if seat.restarts is not None:
+            counts = seat.arena.view(seat.restarts)[seat.first : seat.first + len(envs)]
+            envs = guard_envs(envs, factories, counts, is_callers=False)
+        _Worker(seat, envs, lanes, words, layout, family).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the caller is gone
+    finally:
+        end_own()
+        family.look()
+
+
+def _sharpen_timers() -> None:
+    """Let sleeps in envs end on time, where Linux would add 50 us to each."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+
+
+def _reseed(entropy: int) -> None:
+    """Give the global generators, which a fork inherits, a state of their own."""
+    import random
+
+    random.seed(entropy)
+    np.random.seed(entropy % 2**32)  # noqa: NPY002 - envs may use it
+
+
+def _make_envs(
+    seat: Seat, words: np.ndarray, run_each: RunEach
+) -> tuple[list[Env], Factories] | None:
+    """Make the envs and report their spaces, or what went wrong (then close them, return None)."""
+    factories = seat.factories
+    current = seat.link.layout.completion(seat.worker) + CURRENT
+
+    def announce(env_id: int) -> None:
+        words[current] = env_id
+
+    envs: list[Env] = []
+    try:
+        if isinstance(factories, bytes):
+            register_ids(seat.registry)
+            factories = unpickled(factories)
+        envs, fault = make_chunk_envs(factories, seat.first, seat.worker, run_each, announce)
+        report = dumps(fault or env_spaces(envs, run_each))
+    except BaseException as error:  # reading factories and spaces runs code of users' classes
+        env_id = seat.first + getattr(error, "env_index", 0)
+        fault = EnvFault.of(error, env_id, seat.worker, "creation")
+        report = dumps(fault)
+    leave_if_copied()
+    seat.pipe.send_bytes(report)
+    if fault is None:
+        return envs, cast("Factories", factories)
+    close_envs(envs, run_each)
+    return None
+
+
+def make_chunk_envs(
+    factories: Factories,
+    first: int,
+    worker: int,
+    run_each: RunEach,
+    announce: Callable[[int], None] = lambda env_id: None,
+) -> tuple[list[Env], EnvFault | None]:
+    """Call the factories one after the other, each in the thread that is to own its env.
+
+    Returns:
+        The envs made, and what stopped it, if something did.
+    """
+    envs: list[Env] = []
+
+    def make(index: int) -> Env | EnvFault:
+        try:
+            return factories[index]()
+        except BaseException as error:
+            if worker < 0 and isinstance(error, KeyboardInterrupt):
+                raise
+            return EnvFault.of(error, first + index, worker, "creation")
+
+    for index in range(len(factories)):
+        announce(first + index)
+        (made,) = run_each(make, (index,))
+        if isinstance(made, EnvFault):
+            return envs, made
+        envs.append(made)
+    return envs, None
+
+
+def close_envs(envs: list[Env], run_each: RunEach) -> None:
+    """Close envs that won't be used, each in its own thread, whatever they raise."""
+
+    def close(index: int) -> None:
+        with contextlib.suppress(BaseException):
+            envs[index].close()
+
+    run_each(close, range(len(envs)))
+
+
+def env_spaces(envs: list[Env], run_each: RunEach = run_here) -> EnvSpaces:
+    """Describe the spaces of a chunk, equal ones once; errors have an `env_index`."""
+
+    def describe(index: int) -> tuple[Any, Any, Any] | BaseException:
+        env, about = envs[index], None
+        try:
+            if index == 0:
+                published = getattr(env.unwrapped, "publish", None) or {}
+                about = dict(env.metadata), env.render_mode, dict(published)
+            return env.observation_space, env.action_space, about
+        except BaseException as error:  # attributes may be code of the env's
+            vars(error)["env_index"] = index
+            return error
+
+    spaces: list[Any] = []
+    which: list[int] = []
+    abouts: list[Any] = []
+    for found in run_each(describe, range(len(envs))):
+        if isinstance(found, BaseException):
+            raise found
+        pair = found[:2]
+        abouts.append(found[2])
+        known = next((k for k, other in enumerate(spaces) if other == pair), None)
+        if known is None:
+            known = len(spaces)
+            spaces.append(pair)
+        which.append(known)
+    return EnvSpaces(spaces, which, *abouts[0])
+
+
+class _Worker:
+    """The loop of a worker process."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        envs: list[Env],
+        lanes: Lanes | None,
+        words: np.ndarray,
+        layout: Layout,
+        family: Family,
+    ) -> None:
+        self._family = family
+        self._pipe = seat.pipe
+        self._pipe_lock = threading.Lock()
+        self._link = seat.link
+        self._index = seat.worker
+        seat.link.attach(words, is_caller=False, may_spin=seat.may_spin, file=seat.arena.file)
+        _cut_in_forks(seat.link)
+        # Reading and writing one word takes half the time of the array's.
+        self._words = memoryview(words)  # type: ignore[arg-type]  # typeshed before 3.12
+        self._command = seat.link.layout.command(seat.worker)
+        self._done = int(self._words[self._command + LINE + DONE_SEQUENCE])
+        self._chunk = Chunk(envs, seat.worker, seat.first, layout, seat.arena, lanes)
+        self._lanes = lanes
+        self._inbox = Inbox(seat.pipe)
+        if lanes is None:
+            self._chunk.announce = self._announce
+        if seat.lost_because is not None:  # before threads step what has been queued meanwhile
+            self._chunk.lose_episodes(seat.lost_because)
+        if lanes is not None:
+            lanes.begin(
+                self._chunk,
+                seat.worker,
+                seat.link,
+                self._words,
+                step=self._step_one,
+                deliver=self._deliver,
+            )
+            self._chunk.announce = lanes.announce
+
+    def _announce(self, env_id: int) -> None:
+        self._words[self._command + LINE + CURRENT] = env_id
+
+    def run(self) -> None:
+        """Carry out commands and queued steps until a message says to stop."""
+        wait, words, command = self._link.wait_command, self._words, self._command
+        times_on_callers_core = self._link.times_on_callers_core
+        core = CoreChoice(times_on_callers_core)
+        while True:
+            found = wait(command, self._done, self._lanes is None)
+            if found == 1:
+                self._done += 1
+                if times_on_callers_core[0] >= core.patience or core.is_watching:
+                    core.note_command(self._done, words[command + FLAGS] >> CORE_SHIFT)
+                if words[command + OPCODE] == OP_STEP:
+                    self._step()
+                elif not self._carry_out(self._inbox.message(self._done)):
+                    return
+            elif found == 2:
+                self._step_queued()
+
+    def _step(self) -> None:
+        begin_ns = perf_counter_ns()
+        words, command = self._words, self._command
+        actions = None
+        slot = words[command + SLOT]
+        if words[command + FLAGS] & FLAG_MESSAGE:
+            news = self._inbox.message(self._done)
+            self._chunk.learn(news)
+            if "actions" in news:
+                try:
+                    actions = loads(news["actions"])
+                except BaseException as error:  # users' classes
+                    self._complete(self._chunk.failed(error, 0, "step"), begin_ns)
+                    return
+        self._complete(self._chunk.step_all(slot, actions), begin_ns)
+
+    def _complete(self, outcome: Outcome, begin_ns: int) -> None:
+        """Report that a command is done, then send what it has to say beyond numbers."""
+        status, form, answer = outcome
+        # Pickled before: what has been announced must come at once.
+        pickled = answer and answer_bytes(answer, self._chunk.first, self._index)
+        if self._chunk.is_stamped:
+            self._chunk.group.mark_done(-1)
+        if pickled is None:
+            self._link.complete(self._command, status, form, begin_ns, perf_counter_ns())
+            return
+        status |= HAS_MESSAGE
+        self._link.complete(self._command, status, form, begin_ns, perf_counter_ns())
+        with self._pipe_lock:
+            self._pipe.send_bytes(message_head(-1, self._done) + pickled)
+
+    def _step_one(self, env_id: int) -> Outcome:
+        """Step an env that was queued."""
+        chunk = self._chunk
+        index = env_id - chunk.first
+        if chunk.actions is not None:
+            return chunk.step_one(index, chunk.actions.one(index))
+        pickled = self._inbox.action(env_id)
+        try:
+            action = loads(pickled)
+        except BaseException as error:  # users' classes
+            return chunk.failed(error, index, "step")
+        return chunk.step_one(index, action)
+
+    def _step_queued(self) -> None:
+        """Step the env that was queued first."""
+        env_id = self._link.pop(self._index)
+        self._announce(env_id)
+        self._deliver(env_id, self._step_one(env_id))
+
+    def _deliver(self, env_id: int, outcome: Outcome) -> None:
+        """Put the results of one env into the ring."""
+        status, form, answer = outcome
+        leaves = self._chunk.ring_leaves if form else self._chunk.bare_leaves
+        row = self._command, leaves, env_id, status, form
+        if answer is None:
+            self._link.publish(*row)
+        else:
+            pickled = answer_bytes(answer, env_id, self._index)
+            with self._pipe_lock:
+                position = self._link.publish(*row)
+                self._pipe.send_bytes(message_head(position, -1) + pickled)
+        if self._chunk.is_stamped:
+            self._chunk.group.mark_done(env_id - self._chunk.first)
+
+    def _carry_out(self, message: dict[str, Any]) -> bool:
+        """Carry out a command that came by message; return False to stop."""
+        begin_ns = perf_counter_ns()
+        chunk, kind = self._chunk, message["kind"]
+        chunk.learn(message)
+        if kind == "close":
+            chunk.close()
+            if self._lanes is not None:
+                self._lanes.end()
+            self._link.complete(self._command, 0, 0, begin_ns, perf_counter_ns())
+            return False
+        if kind == "news":
+            outcome = 0, 0, None
+        else:
+            try:
+                request = loads(message["request"])
+            except BaseException as error:  # users' classes
+                self._complete(chunk.failed(error, 0, kind), begin_ns)
+                return True
+            if kind == "reset":
+                outcome = self._reset(request)
+            else:
+                outcome = chunk.call(*request) if kind == "call" else chunk.set_attr(*request)
+            self._family.look()
+        self._complete(outcome, begin_ns)
+        return True
+
+    def _reset(self, request: ResetRequest) -> Outcome:
+        if request.drop and self._lanes is None:
+            while self._link.pop(self._index) >= 0:
+                pass
+        outcome = self._chunk.reset(request)
+        if request.drop:  # after threads that had taken an id have taken its action
+            self._inbox.drop_actions()
+        return outcome
+
+
+def _cut_in_forks(link: Link) -> None:
+    """Keep processes that envs fork from reporting anything in the worker's name."""
+
+    def leave(*_: Any) -> None:
+        leave_if_copied()
+
+    reports: dict[str, Any] = dict.fromkeys(_REPORTS, leave)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: vars(link).update(reports))
+
+
+def _words_leaf(link: Link) -> Any:
+    return Leaf(0, (link.layout.num_words,), np.dtype(np.int64).str)
