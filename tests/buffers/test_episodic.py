@@ -9,7 +9,7 @@ from gymnasium import spaces
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
 from buffers import episodic_draw_kernels as draw_kernels
 from buffers import episodic_kernels as kernels
-from buffers.episodic_sampling import offsets_below
+from buffers.episodic.samplers import offsets_below
 
 
 def slow_bound(length, boundaries, t):
@@ -382,8 +382,8 @@ def test_bytes_are_known_beforehand_and_refused_if_too_many(staged, monkeypatch)
     held = sum(size for name, size in buffer.memory().items() if name in columns)
     assert held == EpisodicReplayBuffer.nbytes_for(500, SPACE, ACTIONS, staged=staged)
     assert buffer.nbytes == sum(buffer.memory().values())
-    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: 10_000)
-    monkeypatch.setattr("buffers.episodic_storage.free_bytes", lambda device: 10_000)
+    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: 10_000)
+    monkeypatch.setattr("buffers.episodic.storage.free_bytes", lambda device: 10_000)
     with pytest.raises(BufferMemoryError, match=r"a capacity of \d+ would fit"):
         make_buffer(500, staged=staged)
 
