@@ -6,8 +6,8 @@ Works with any Gymnasium vector env; nothing here knows what an environment is.
 from __future__ import annotations
 
 from buffers.core.batches import Batch
-from buffers.core.checkpoint import restore_generator
 from buffers.core.errors import BufferMemoryError, BufferMisuseError, CheckpointError
+from buffers.core.generator import restore_generator
 from buffers.episodic.batches import GoalBatch, PairBatch, SequenceBatch, StackBatch
 from buffers.episodic.buffer import EpisodicReplayBuffer
 from buffers.replay.batches import ReplayBatch

@@ -31,6 +31,7 @@ import torch
 
 from buffers.core.checkpoint_kernels import CHECKSUM_LANES, mix_words
 from buffers.core.errors import BufferMisuseError, CheckpointError
+from buffers.core.generator import other_generator
 
 try:
     import fcntl
@@ -42,11 +43,8 @@ __all__ = [
     "FieldWatcher",
     "Watcher",
     "check_settings",
-    "is_generator_state",
     "name_fields",
     "open_checkpoint",
-    "other_generator",
-    "restore_generator",
     "save_checkpoint",
     "state_array",
 ]
@@ -619,56 +617,6 @@ class FieldWatcher:
         for place, size in self._truths:
             self.num_wrong += int(np.count_nonzero(rows[:, place : place + size] > 1))
         self._seen = part.stop
-
-
-def other_generator() -> BufferMisuseError:
-    """The error for a state with a generator that ours cannot go on from."""
-    return BufferMisuseError(
-        "state has a generator of another device, or none that works; load it into a buffer on the "
-        "device it was made on"
-    )
-
-
-def is_generator_state(state: Any, generator: torch.Generator) -> bool:
-    """Whether a generator of torch could go on from a state, uint8 (K,).
-
-    On the CPU torch does not look at where in its table of 624 words the next one is taken from.
-    """
-    own = generator.get_state().cpu().numpy()
-    if not isinstance(state, np.ndarray) or (state.dtype, state.shape) != (own.dtype, own.shape):
-        return False
-    try:
-        torch.Generator(generator.device).set_state(torch.from_numpy(state.copy()))
-    except RuntimeError:
-        return False
-    if generator.device.type != "cpu":
-        return True
-    _, left, is_seeded, place = np.frombuffer(state.tobytes(), _MT19937, 1)[0].tolist()
-    # All words are used up, or the place says how many are left; `left` counts the next one, too.
-    fits = (left, place) == (1, 0) or (1 <= left <= _NUM_WORDS and place == _NUM_WORDS + 1 - left)
-    return is_seeded == 1 and fits
-
-
-def restore_generator(generator: torch.Generator, state: Any) -> None:
-    """Let a generator of torch go on from a state that may come from anybody.
-
-    Args:
-        generator: Changed.
-        state: uint8 (K,), array or tensor, of `generator.get_state()`.
-
-    Raises:
-        BufferMisuseError: It is not the state of a generator of this device.
-    """
-    found = state.cpu().numpy() if isinstance(state, torch.Tensor) else state
-    if not is_generator_state(found, generator):
-        raise BufferMisuseError(
-            "the state is not that of a generator of this device; pass what get_state() returned"
-        )
-    generator.set_state(torch.from_numpy(np.array(found)))
-
-
-_NUM_WORDS = 624
-_MT19937 = np.dtype([("seed", "<u8"), ("left", "<i4"), ("is_seeded", "<i4"), ("place", "<u8")])
 
 
 def state_array(

@@ -11,8 +11,7 @@ import torch
 
 from buffers.core.copies import fill_block
 from buffers.core.errors import BufferMisuseError
-from buffers.core.huge_pages import zeroed_bytes
-from buffers.core.memory import allocation, check_fits
+from buffers.core.memory import allocation, check_fits, zeroed_bytes
 
 __all__ = [
     "Allocate",

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from buffers.core.batch_memory import BatchArrays, BatchMemory
-from buffers.core.batches import Batch
+from buffers.core.batches import Batch, BatchArrays, BatchMemory
 from buffers.core.columns import torch_dtype
 from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import build_tree

@@ -1,8 +1,6 @@
 """Compiled drawing from episodes: pairs of a step and a later one, windows, goals.
 
-Random words come from a counter: word number n is a mixture of n and a key, so the state is two
-words, uint64 (key, counter). The masks change nothing when compiled; they let the same lines run
-on Python's unbounded integers. The tables are those of `kernels`.
+The tables are those of `kernels`, the random words those of `core.kernels`.
 """
 
 from __future__ import annotations
@@ -11,8 +9,8 @@ import math
 
 import numpy as np
 
-from buffers.core.byte_copy import copy_bytes, prefetch
 from buffers.core.compiling import njit
+from buffers.core.kernels import copy_bytes, prefetch, random_word, unit_float
 from buffers.episodic.kernels import (
     FIRST_DRAWABLE,
     FIRST_START,
@@ -22,34 +20,18 @@ from buffers.episodic.kernels import (
 
 __all__ = ["draw_goals", "draw_pairs", "draw_uniforms", "draw_windows", "gather_rows"]
 
-_MASK64 = 0xFFFFFFFFFFFFFFFF
-_GOLDEN = 0x9E3779B97F4A7C15
 _LOW = 0xFFFFFFFF
-_PER_WORD = 2.0**-53
+_ONE = np.uint64(1)
 
 
 @njit(nogil=True, cache=True)
-def _mix(word):
-    """The finaliser of splitmix64."""
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return word ^ (word >> 31)
-
-
-@njit(nogil=True, cache=True)
-def _uniform(key, counter):
-    """A number float64 from 0 to below 1."""
-    return float(_mix(_mix(counter) ^ key) >> 11) * _PER_WORD
-
-
-@njit(nogil=True, cache=True)
-def draw_uniforms(state, out):
-    """Fill out float64 (K,) with numbers from 0 to below 1; state moves on."""
-    key, counter = int(state[0]), int(state[1])
+def draw_uniforms(generator, out):
+    """Fill out float64 (K,) with numbers from 0 to below 1; generator uint64 (2,) moves on."""
+    key, counter = generator[0], generator[1]
     for k in range(out.shape[0]):
-        counter = (counter + _GOLDEN) & _MASK64
-        out[k] = _uniform(key, counter)
-    state[1] = counter
+        out[k] = unit_float(random_word(key, counter))
+        counter = np.add(counter, _ONE)
+    generator[1] = counter
 
 
 @njit(nogil=True, cache=True)
@@ -90,7 +72,7 @@ def _offset_below(uniform, room, log_discount):
 
 @njit(nogil=True, cache=True)
 def draw_pairs(
-    rows, starts, episodes, drawable, counters, state, log_discount, by_episode, first_word,
+    rows, starts, episodes, drawable, counters, generator, log_discount, by_episode, first_word,
     batch_size, out,
 ):  # fmt: skip
     """Draw steps that have room, and for each a later one within its room.
@@ -99,7 +81,7 @@ def draw_pairs(
 
     Args:
         rows, starts, episodes, drawable, counters: The tables.
-        state: uint64 (2,), moves on.
+        generator: uint64 (2,), moves on.
         log_discount: Natural logarithm of the discount; 0 for equal probabilities.
         by_episode: Draw episodes with equal probability, not steps.
         first_word: Where in a row the observation begins.
@@ -112,25 +94,25 @@ def draw_pairs(
     end = out.shape[0] - 2 * batch_size
     row_bytes, obs_bytes = 8 * width, 8 * ((end - begin) // batch_size)
     offsets, chosen = out[end : end + batch_size], out[end + batch_size :]
-    key, counter = int(state[0]), int(state[1])
+    key, counter = generator[0], generator[1]
     capacity, num_rows = starts.shape[0], rows.shape[0]
     for b in range(chosen.shape[0]):
-        counter = (counter + _GOLDEN) & _MASK64
         first, count = counters[FIRST_START], counters[NUM_STARTS]
         if by_episode:
-            number = int(_uniform(key, counter) * counters[NUM_DRAWABLE])
+            number = int(unit_float(random_word(key, counter)) * counters[NUM_DRAWABLE])
             slot = drawable[(counters[FIRST_DRAWABLE] + number) % drawable.shape[0]]
             first, count = episodes[slot, 2], episodes[slot, 3]
-            counter = (counter + _GOLDEN) & _MASK64
-        place = first + int(_uniform(key, counter) * count)
+            counter = np.add(counter, _ONE)
+        place = first + int(unit_float(random_word(key, counter)) * count)
+        counter = np.add(counter, _ONE)
         row = starts[place - capacity if place >= capacity else place]
         chosen[b] = row
         for line in range(0, row_bytes, 64):
             prefetch(rows, row * row_bytes + line)
     for b in range(chosen.shape[0]):
-        counter = (counter + _GOLDEN) & _MASK64
-        row = chosen[b]
-        offset = _offset_below(_uniform(key, counter), rows[row, 0] & _LOW, log_discount)
+        row, uniform = chosen[b], unit_float(random_word(key, counter))
+        counter = np.add(counter, _ONE)
+        offset = _offset_below(uniform, rows[row, 0] & _LOW, log_discount)
         copy_bytes(out, b * row_bytes, rows, row * row_bytes, row_bytes)
         row += offset
         row = row - num_rows if row >= num_rows else row
@@ -142,40 +124,41 @@ def draw_pairs(
     for b in range(chosen.shape[0]):
         start = chosen[b] * row_bytes + 8 * first_word
         copy_bytes(out, begin + b * obs_bytes, rows, start, obs_bytes)
-    state[1] = counter
+    generator[1] = counter
 
 
 @njit(nogil=True, cache=True)
-def draw_windows(num_rows, episodes, slots, ends, state, by_episode, chosen):
+def draw_windows(num_rows, episodes, slots, ends, generator, by_episode, chosen):
     """Draw first steps of windows.
 
     Args:
         num_rows: Of the ring.
         episodes: int64 (M, 4), the table.
         slots, ends: int64 (E,), as `count_windows` wrote them.
-        state: uint64 (2,), moves on.
+        generator: uint64 (2,), moves on.
         by_episode: Draw episodes with equal probability, not windows.
         chosen: int64 (B,), written: rows.
     """
-    key, counter = int(state[0]), int(state[1])
+    key, counter = generator[0], generator[1]
     for b in range(chosen.shape[0]):
-        counter = (counter + _GOLDEN) & _MASK64
+        uniform = unit_float(random_word(key, counter))
+        counter = np.add(counter, _ONE)
         if by_episode:
-            e = int(_uniform(key, counter) * slots.shape[0])
-            counter = (counter + _GOLDEN) & _MASK64
+            e = int(uniform * slots.shape[0])
             count = ends[e] - (ends[e - 1] if e > 0 else 0)
-            position = int(_uniform(key, counter) * count)
+            position = int(unit_float(random_word(key, counter)) * count)
+            counter = np.add(counter, _ONE)
         else:
-            number = int(_uniform(key, counter) * ends[ends.shape[0] - 1])
+            number = int(uniform * ends[ends.shape[0] - 1])
             e = np.searchsorted(ends, number, side="right")
             position = number - (ends[e - 1] if e > 0 else 0)
         row = episodes[slots[e], 0] + position
         chosen[b] = row - num_rows if row >= num_rows else row
-    state[1] = counter
+    generator[1] = counter
 
 
 @njit(nogil=True, cache=True)
-def draw_goals(rows, chosen, strategy, relabel_ratio, state, goals, relabelled):
+def draw_goals(rows, chosen, strategy, relabel_ratio, generator, goals, relabelled):
     """Draw for each step the row of the observation that is to be its goal.
 
     Args:
@@ -184,19 +167,19 @@ def draw_goals(rows, chosen, strategy, relabel_ratio, state, goals, relabelled):
         strategy: 0 future: one of the observations after the step; 1 final: the last of the
             episode; 2 episode: any but the first of the episode.
         relabel_ratio: Probability of a new goal.
-        state: uint64 (2,), moves on.
+        generator: uint64 (2,), moves on.
         goals: int64 (B,), written: rows.
         relabelled: bool (B,), written: whether the goal is to be used.
     """
-    key, counter = int(state[0]), int(state[1])
+    key, counter = generator[0], generator[1]
     num_rows = rows.shape[0]
     for b in range(chosen.shape[0]):
         row = chosen[b]
         step, remaining = (rows[row, 0] >> 32) & _LOW, rows[row, 1] & _LOW
-        counter = (counter + _GOLDEN) & _MASK64
-        relabelled[b] = _uniform(key, counter) < relabel_ratio
-        counter = (counter + _GOLDEN) & _MASK64
-        uniform = _uniform(key, counter)
+        relabelled[b] = unit_float(random_word(key, counter)) < relabel_ratio
+        counter = np.add(counter, _ONE)
+        uniform = unit_float(random_word(key, counter))
+        counter = np.add(counter, _ONE)
         if strategy == 0:
             later = 1 + int(uniform * remaining)
         elif strategy == 1:
@@ -204,4 +187,4 @@ def draw_goals(rows, chosen, strategy, relabel_ratio, state, goals, relabelled):
         else:
             later = 1 + int(uniform * (step + remaining)) - step
         goals[b] = (row + later) % num_rows
-    state[1] = counter
+    generator[1] = counter

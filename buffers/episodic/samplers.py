@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from buffers.core.checkpoint import is_generator_state
+from buffers.core.generator import DeviceGenerator, HostGenerator
 from buffers.episodic.batches import PairBatch
 from buffers.episodic.draw_kernels import (
     draw_goals,
@@ -73,16 +73,16 @@ class WindowTable:
 
 
 class CompiledSampler:
-    """Draws on the CPU, with the generator of `draw_kernels`.
+    """Draws on the CPU, by compiled code.
 
     Attributes:
         windows: The windows of the last length asked for.
-        state: uint64 (2,), key and counter of the generator.
+        generator: What is drawn by.
     """
 
     def __init__(self, storage: EpisodicStorage, seed: int | None):
         self.windows = WindowTable(storage)
-        self.state = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+        self.generator = HostGenerator(seed, saved_as=np.uint64)
         self._rows = storage.rows.numpy()
         tables = storage.tables
         self._episodes = tables["episodes"]
@@ -92,7 +92,7 @@ class CompiledSampler:
             tables["episodes"],
             tables["drawable"],
             tables["counters"],
-            self.state,
+            self.generator.words,
         )
 
     def fill_pairs(self, batch: PairBatch, discount: float, by_episode: bool) -> None:
@@ -106,7 +106,9 @@ class CompiledSampler:
         chosen = np.empty(batch_size, np.int64)
         table, num_rows = self.windows, len(self._rows)
         slots, ends = table.slots, table.ends
-        draw_windows(num_rows, self._episodes, slots, ends, self.state, by_episode, chosen)
+        draw_windows(
+            num_rows, self._episodes, slots, ends, self.generator.words, by_episode, chosen
+        )
         return torch.from_numpy(chosen)
 
     def draw_goals(
@@ -116,7 +118,9 @@ class CompiledSampler:
         goals, relabelled = np.empty(len(chosen), np.int64), np.empty(len(chosen), np.bool_)
         number = STRATEGIES[strategy]
         rows = chosen.numpy()
-        draw_goals(self._rows, rows, number, float(relabel_ratio), self.state, goals, relabelled)
+        draw_goals(
+            self._rows, rows, number, float(relabel_ratio), self.generator.words, goals, relabelled
+        )
         return torch.from_numpy(goals), torch.from_numpy(relabelled)
 
     def gather(self, chosen: torch.Tensor, out: torch.Tensor, *, bare: bool) -> torch.Tensor:
@@ -128,27 +132,15 @@ class CompiledSampler:
     def uniforms(self, count: int) -> torch.Tensor:
         """Numbers float64 (K,) from 0 to below 1, from the same generator."""
         out = np.empty(count)
-        draw_uniforms(self.state, out)
+        draw_uniforms(self.generator.words, out)
         return torch.from_numpy(out)
-
-    def get_state(self) -> np.ndarray:
-        """The generator's state as an array; a copy."""
-        return self.state.copy()
-
-    def accepts_state(self, state: np.ndarray) -> bool:
-        """Whether `set_state` can take it."""
-        return state.dtype == self.state.dtype and state.shape == self.state.shape
-
-    def set_state(self, state: np.ndarray) -> None:
-        """Go on from a state."""
-        self.state[:] = state
 
 
 class TorchSampler:
     """The same in torch, on any device, without waiting for it; has the methods of the other.
 
     Numbers of steps and episodes are read on the device, so that `fill_pairs` can be captured in a
-    CUDA graph (register `generator` with it) and sees later insertions.
+    CUDA graph (register `generator.torch` with it) and sees later insertions.
     """
 
     def __init__(self, storage: EpisodicStorage, seed: int | None):
@@ -158,12 +150,12 @@ class TorchSampler:
         self._headers = storage.rows[:, :HEADER_WORDS]
         obs_stop = storage.layout.row.obs_stop
         self._observations = storage.rows[:, HEADER_WORDS:obs_stop]
-        self.generator = torch.Generator(storage.device)
-        self.generator.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+        self.generator = DeviceGenerator(seed, storage.device)
 
     def uniforms(self, count: int) -> torch.Tensor:
         """Numbers float64 (K,) from 0 to below 1."""
-        return torch.rand(count, dtype=torch.float64, device=self._device, generator=self.generator)
+        generator = self.generator.torch
+        return torch.rand(count, dtype=torch.float64, device=self._device, generator=generator)
 
     def fill_pairs(self, batch: PairBatch, discount: float, by_episode: bool) -> None:
         """Draw pairs into a batch."""
@@ -220,18 +212,6 @@ class TorchSampler:
         torch.index_select(source, 0, chosen.clamp(min=0), out=flat)
         flat.masked_fill_((chosen < 0)[:, None], 0)
         return out
-
-    def get_state(self) -> np.ndarray:
-        """The generator's state as an array; a copy."""
-        return self.generator.get_state().cpu().numpy().copy()
-
-    def accepts_state(self, state: np.ndarray) -> bool:
-        """Whether `set_state` can take it."""
-        return is_generator_state(state, self.generator)
-
-    def set_state(self, state: np.ndarray) -> None:
-        """Go on from a state."""
-        self.generator.set_state(torch.from_numpy(state.copy()))
 
 
 def offsets_below(uniforms: torch.Tensor, rooms: torch.Tensor, discount: float) -> torch.Tensor:

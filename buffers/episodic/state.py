@@ -16,13 +16,13 @@ from buffers.core.checkpoint import (
     check_settings,
     name_fields,
     open_checkpoint,
-    other_generator,
     save_checkpoint,
     state_array,
 )
 from buffers.core.checkpoint_kernels import first_wrong_header
 from buffers.core.copies import fill_block
 from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import other_generator
 from buffers.episodic.layout import RowLayout
 from buffers.episodic.open_episodes import OpenEpisodes
 from buffers.episodic.samplers import CompiledSampler, TorchSampler
@@ -67,7 +67,12 @@ class EpisodicState:
         open_lengths, open_rows = np.zeros(0, np.int64), np.zeros((0, width), np.int64)
         if opened is not None:
             open_lengths, open_rows = opened.snapshot()
-        arrays = self._storage.live_lengths(), open_lengths, open_rows, self._sampler.get_state()
+        arrays = (
+            self._storage.live_lengths(),
+            open_lengths,
+            open_rows,
+            self._sampler.generator.get_state(),
+        )
         return dict(zip(_SMALL, arrays, strict=True))
 
     def state_dict(self, opened: OpenEpisodes | None) -> dict[str, Any]:
@@ -136,7 +141,7 @@ class EpisodicState:
 
         def prepare(reader: CheckpointReader) -> Mapping[str, Watcher]:
             self._check_made(reader.meta)
-            reader.require_generator(self._sampler.get_state())
+            reader.require_generator(self._sampler.generator.get_state())
             reader.require(self._wanted())
             (num_rows, _), layout = reader.columns["rows"][1], self._storage.layout
             (num_episodes,) = reader.columns["lengths"][1]
@@ -160,7 +165,7 @@ class EpisodicState:
 
     def _wanted(self) -> dict[str, tuple[np.dtype, tuple[int | None, ...]]]:
         """Dtype and shape of all arrays of a state."""
-        width, generator = self._storage.layout.row.num_words, self._sampler.get_state()
+        width, generator = self._storage.layout.row.num_words, self._sampler.generator.get_state()
         int64 = np.dtype(np.int64)
         return {
             "lengths": (int64, (None,)),
@@ -244,7 +249,7 @@ class EpisodicState:
         row = first_wrong_header(lengths, boundaries, headers, np.zeros(num_rows, np.int32))
         if row >= 0:
             raise _contradiction(f"row {row} says wrongly where in its episode it is")
-        if not self._sampler.accepts_state(small["generator"]):
+        if not self._sampler.generator.accepts_state(small["generator"]):
             raise other_generator()
 
     def _commit(self, meta: Mapping[str, Any], small: dict[str, np.ndarray]) -> None:
@@ -252,7 +257,7 @@ class EpisodicState:
             raise BufferMisuseError(
                 "state has rows that contradict its lengths; the buffer is empty now"
             )
-        self._sampler.set_state(small["generator"])
+        self._sampler.generator.set_state(small["generator"])
 
 
 def _contradiction(reason: str) -> BufferMisuseError:

@@ -192,7 +192,7 @@ class ReplayBuffer(Rebuilt):
     @property
     def generator(self) -> torch.Generator | None:
         """The generator on the device, to register with a CUDA graph; None on the CPU."""
-        return getattr(self._reader, "generator", None) if self._table.size == 0 else None
+        return getattr(self._reader.generator, "torch", None)
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""

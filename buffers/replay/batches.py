@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from buffers.core.batch_memory import BatchArrays, BatchMemory
-from buffers.core.batches import Batch
+from buffers.core.batches import Batch, BatchArrays, BatchMemory
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import RecordLayout
 from buffers.replay import gather_kernels as to

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from buffers.core.byte_copy import prefetch
 from buffers.core.compiling import njit
-from buffers.core.random_kernels import bounded, random_word
+from buffers.core.kernels import bounded, copy_field, prefetch, random_word
 from buffers.replay import indexing as at
 from buffers.replay.indexing import live_row, tally
-from buffers.replay.kernels import copy_field
 
 __all__ = [
     "draw_by_ring",
@@ -87,7 +85,7 @@ def draw_distinct(state, generator, rows, moved):
 
     Args:
         state: int64, see `indexing`; at least B rows are live.
-        generator: uint64 (2,), see `random_kernels`; written.
+        generator: uint64 (2,), see `core.kernels`; written.
         rows: Written.
         moved: int64 (2 * S,), memory of the table; written. S is a power of 2, at least 2 * B.
     """

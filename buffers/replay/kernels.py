@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from buffers.core.byte_copy import copy_bytes, prefetch_to_write
 from buffers.core.compiling import njit
+from buffers.core.kernels import copy_field, prefetch_to_write
 from buffers.replay import indexing as at
 from buffers.replay.indexing import follow, ids_fit, skip_rows, take_row, take_rows
 
 __all__ = [
     "add_rows",
-    "copy_field",
     "keep_successors",
     "place_rows",
     "scatter_field",
@@ -20,23 +19,6 @@ __all__ = [
 
 
 _BYTES_AHEAD = 6144
-_MAX_INLINE = 512
-
-
-@njit(nogil=True, cache=True, inline="always")
-def copy_field(target, target_offset, source, source_offset, count):
-    """Copy the bytes of one field; the common sizes become single moves."""
-    if count == 8:
-        copy_bytes(target, target_offset, source, source_offset, 8)
-    elif count == 4:
-        copy_bytes(target, target_offset, source, source_offset, 4)
-    elif 32 <= count <= _MAX_INLINE:  # a call takes longer; the last piece overlaps
-        for done in range(0, count - 31, 32):
-            copy_bytes(target, target_offset + done, source, source_offset + done, 32)
-        rest = count - 32
-        copy_bytes(target, target_offset + rest, source, source_offset + rest, 32)
-    else:
-        copy_bytes(target, target_offset, source, source_offset, count)
 
 
 @njit(nogil=True, cache=True)

@@ -80,7 +80,7 @@ class SumTree:
         """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
 
         Args:
-            generator: uint64 (2,), see `random_kernels`.
+            generator: uint64 (2,), see `core.kernels`.
             leaves: int64 (B,), written.
             weights: float32 (B,), written.
             beta: Exponent.

@@ -207,7 +207,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._draw_on_device(batch, exponent)
             return batch
         memory = batch.memory
-        tree.draw(self._reader.generator, memory.rows, memory.weights, exponent)
+        tree.draw(self._reader.generator.words, memory.rows, memory.weights, exponent)
         if not self._reader.gather_at_once(batch):
             self._gather(batch)
         return batch
@@ -215,7 +215,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @exclusive
     def _draw_on_device(self, batch: ReplayBatch, exponent: float) -> None:
         assert self._sums is not None
-        self._sums.draw(self._reader.generator, batch.indices, batch.weights, exponent)
+        self._sums.draw(self._reader.generator.torch, batch.indices, batch.weights, exponent)
         self._reader.gather(batch)
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from buffers.core.byte_copy import prefetch
 from buffers.core.compiling import njit
-from buffers.core.random_kernels import random_word, unit_float
+from buffers.core.kernels import prefetch, random_word, unit_float
 from buffers.replay import indexing as at
 
 __all__ = [
@@ -143,7 +142,7 @@ def draw_leaves(tree, starts, generator, leaves, masses, ratios):
 
     Args:
         tree, starts: See above; the sum must be positive.
-        generator: uint64 (2,), see `random_kernels`; moves on.
+        generator: uint64 (2,), see `core.kernels`; moves on.
         leaves: int64 (B,), written; leaves with value 0 are never drawn.
         masses: float64 (B,), scratch memory.
         ratios: float32 (B,), written: the smallest value drawn over the value drawn.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
 
+from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard
 from buffers.replay.batches import BatchPlanner, ReplayBatch
 from buffers.replay.gather_kernels import (
@@ -17,7 +15,6 @@ from buffers.replay.gather_kernels import (
     gather_at_once,
     sample_uniform,
 )
-from buffers.replay.ring_state import new_generator
 from buffers.replay.storage import ReplayStorage
 
 __all__ = ["CompiledReader"]
@@ -37,7 +34,7 @@ class CompiledReader:
         guard: Of the buffer.
 
     Attributes:
-        generator: uint64 (2,), see `random_kernels`.
+        generator: What rows are drawn by.
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class CompiledReader:
     ):
         self._storage, self._gamma = storage, float(gamma)
         self._busy = guard.flag
-        self.generator = new_generator(seed)
+        self.generator = HostGenerator(seed)
         self._moved = np.empty(0, np.int64)
         self.new, self.check = planner.new, planner.check
 
@@ -68,7 +65,7 @@ class CompiledReader:
             storage.table,
             storage.state,
             self._busy,
-            self.generator,
+            self.generator.words,
             memory.plan,
             memory.pages,
             self._gamma,
@@ -97,11 +94,11 @@ class CompiledReader:
         """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
         storage, memory = self._storage, batch.memory
         if draw == "rows":
-            draw_uniform(storage.state, self.generator, memory.rows)
+            draw_uniform(storage.state, self.generator.words, memory.rows)
         elif draw == "rings":
-            draw_by_ring(storage.state, self.generator, memory.rows)
+            draw_by_ring(storage.state, self.generator.words, memory.rows)
         else:
-            draw_distinct(storage.state, self.generator, memory.rows, self._table(batch.size))
+            draw_distinct(storage.state, self.generator.words, memory.rows, self._table(batch.size))
         self.gather(batch)
 
     def _table(self, size: int) -> np.ndarray:
@@ -122,19 +119,3 @@ class CompiledReader:
         """The newest next observations, and final ones, if they are stored apart."""
         kept = self._storage.successors
         return (_NOTHING, _NOTHING) if kept is None else (kept.pending, kept.finals)
-
-    def get_state(self) -> np.ndarray:
-        """The generator as uint8 (16,)."""
-        return self.generator.view(np.uint8).copy()
-
-    def accepts_state(self, state: Any) -> bool:
-        """Whether `set_state` would take it."""
-        return isinstance(state, np.ndarray) and state.shape == (16,) and state.dtype == np.uint8
-
-    def set_state(self, state: np.ndarray) -> None:
-        """Continue where another generator stood."""
-        self.generator[:] = np.ascontiguousarray(state).view(np.uint64)
-
-    def view_generator(self) -> torch.Generator | None:
-        """None: the generator is no torch.Generator."""
-        return None

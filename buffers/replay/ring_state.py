@@ -7,7 +7,7 @@ import numpy as np
 from buffers.core.rows import RecordLayout
 from buffers.replay import indexing as at
 
-__all__ = ["constant_part", "new_generator", "new_state", "state_words"]
+__all__ = ["constant_part", "new_state", "state_words"]
 
 _ARRAYS = (at.POINTERS, at.TOTALS, at.LAST, at.STOPPED, at.CUMULATED, at.OCCUPIED)
 
@@ -51,8 +51,3 @@ def new_state(layout: RecordLayout, capacity: int, num_rings: int, num_envs: int
 def constant_part(state: np.ndarray) -> list[int]:
     """What of a state depends on the constructor's arguments only."""
     return state[: at.ADDED].tolist()
-
-
-def new_generator(seed: int | None) -> np.ndarray:
-    """A generator uint64 (2,), see `random_kernels`; None takes entropy of the system."""
-    return np.array([np.random.SeedSequence(seed).generate_state(1, np.uint64)[0], 0], np.uint64)

@@ -16,13 +16,13 @@ from buffers.core.checkpoint import (
     check_settings,
     name_fields,
     open_checkpoint,
-    other_generator,
     save_checkpoint,
     state_array,
 )
 from buffers.core.checkpoint_kernels import are_free, first_wrong_row
 from buffers.core.copies import fill_block
 from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import other_generator
 from buffers.core.rows import RecordLayout
 from buffers.replay import indexing as at
 from buffers.replay.indexing import tally
@@ -81,7 +81,7 @@ class ReplayState:
 
     def _small(self) -> dict[str, np.ndarray]:
         kept = self._storage.successors
-        arrays = {"state": self._storage.state, "generator": self._reader.get_state()}
+        arrays = {"state": self._storage.state, "generator": self._reader.generator.get_state()}
         if kept is not None:
             arrays |= {name: getattr(kept, name) for name in _KEPT}
         return {**arrays, **self._own()}
@@ -137,7 +137,7 @@ class ReplayState:
 
         def prepare(reader: CheckpointReader) -> Mapping[str, Watcher]:
             self._check_made(reader.meta)
-            reader.require_generator(self._reader.get_state())
+            reader.require_generator(self._reader.generator.get_state())
             reader.require(self._wanted())
             num_rows = reader.columns["rows"][1][0]
             if num_rows > len(self._storage.rows):
@@ -226,7 +226,7 @@ class ReplayState:
         Raises:
             BufferMisuseError: The arrays do not fit this buffer, or not one another.
         """
-        if not self._reader.accepts_state(small["generator"]):
+        if not self._reader.generator.accepts_state(small["generator"]):
             raise other_generator()
         found, own = small["state"], self._storage.state
         layout, capacity = self._storage.layout, int(own[at.CAPACITY])
@@ -312,7 +312,7 @@ class ReplayState:
             kept.refresh_device()
         if storage.staging is not None:
             storage.staging.refresh()
-        self._reader.set_state(small["generator"])
+        self._reader.generator.set_state(small["generator"])
 
     def _empty(self) -> None:
         """Forget all transitions: some of them were not read."""

@@ -13,8 +13,7 @@ from numba.core.errors import NumbaError
 
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMemoryError
-from buffers.core.huge_pages import zeroed_bytes
-from buffers.core.memory import format_bytes, free_bytes
+from buffers.core.memory import format_bytes, free_bytes, zeroed_bytes
 from buffers.core.rows import RecordLayout
 from buffers.replay import indexing as at
 from buffers.replay.kernels import add_rows, place_rows, scatter_field, write_links

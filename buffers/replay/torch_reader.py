@@ -1,19 +1,18 @@
 """Drawing of batches by torch operations, for devices other than the CPU.
 
 Nothing here reads a value back from the device: counts of live rows, links and flags stay there, so
-the host never waits, and `sample(out=...)` can be captured in a CUDA graph (register `generator`
-with the graph).
+the host never waits, and `sample(out=...)` can be captured in a CUDA graph (register the
+buffer's `generator` with the graph).
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from buffers.core.checkpoint import is_generator_state
 from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import DeviceGenerator
 from buffers.core.memory import check_fits
 from buffers.core.rows import RecordLayout, field_view
 from buffers.replay import indexing as at
@@ -66,10 +65,7 @@ class TorchReader:
         self._counts = storage.staging.counts
         self._num_steps, self._gamma, self._has_weights = num_steps, gamma, has_weights
         self._num_rings, self._capacity = len(self._counts), int(storage.state[at.CAPACITY])
-        self.generator = torch.Generator(storage.device)
-        self.generator.manual_seed(
-            int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
-        )
+        self.generator = DeviceGenerator(seed, storage.device)
         names = ("rewards", "terminations", "truncations", "link", "env_ids")
         fields = self._layout.fields
         self._columns = {
@@ -128,7 +124,7 @@ class TorchReader:
         self.gather(batch)
 
     def _words(self, target: torch.Tensor) -> torch.Tensor:
-        return target.random_(generator=self.generator)  # 0 .. 2**63 - 1
+        return target.random_(generator=self.generator.torch)  # 0 .. 2**63 - 1
 
     def _draw_uniform(self, indices: torch.Tensor) -> None:
         self._words(indices)
@@ -155,7 +151,9 @@ class TorchReader:
     def _draw_distinct(self, indices: torch.Tensor) -> None:
         num_rows = len(self._storage.rows)
         device = indices.device
-        keys = torch.rand(num_rows, generator=self.generator, device=device, dtype=torch.float64)
+        keys = torch.rand(
+            num_rows, generator=self.generator.torch, device=device, dtype=torch.float64
+        )
         places = torch.arange(num_rows, device=device)
         is_live = places % self._capacity < self._counts.index_select(0, places // self._capacity)
         keys.masked_fill_(~is_live, -1.0)
@@ -214,18 +212,6 @@ class TorchReader:
         newest = kept.device_pending.index_select(0, env)
         link = link[:, None]
         torch.where(link > 0, followed, torch.where(link < 0, final, newest), out=target)
-
-    def get_state(self) -> np.ndarray:
-        """The generator as uint8 (K,)."""
-        return self.generator.get_state().numpy().copy()
-
-    def accepts_state(self, state: Any) -> bool:
-        """Whether `set_state` would take it."""
-        return is_generator_state(state, self.generator)
-
-    def set_state(self, state: np.ndarray) -> None:
-        """Continue where another generator stood."""
-        self.generator.set_state(torch.from_numpy(np.ascontiguousarray(state).copy()))
 
 
 def _shape_batch(memory: TorchMemory, layout: RecordLayout, size: int) -> ReplayBatch:

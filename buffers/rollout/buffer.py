@@ -370,7 +370,12 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         }
         counts = {name: getattr(self, name) for name in _COUNTS}
         pages = {name: column.copied_pages() for name, column in columns}
-        return {"columns": pages, **marks, "counts": counts, "shuffle": self._sampler.state}
+        return {
+            "columns": pages,
+            **marks,
+            "counts": counts,
+            "shuffle": self._sampler.generator.words,
+        }
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         for name, pages in state["columns"].items():
@@ -381,7 +386,7 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
             self._has_extras[name][:] = marks
         for name, count in state["counts"].items():
             setattr(self, name, count)
-        self._sampler.state[:] = state["shuffle"]
+        self._sampler.generator.words[:] = state["shuffle"]
 
     @exclusive
     def state_dict(self) -> dict[str, Any]:
@@ -398,7 +403,7 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"
             )
-        return rollout_state(self._storage, self._sampler.state, self._settings())
+        return rollout_state(self._storage, self._sampler.generator.words, self._settings())
 
     def _settings(self) -> dict[str, Any]:
         """Settings that a state must share with the buffer it is loaded into."""
@@ -415,5 +420,5 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
                 autoreset mode, discount, lambda, space or number of environments; nothing was
                 changed.
         """
-        restore_rollout_state(self._storage, self._sampler.state, self._settings(), state)
+        restore_rollout_state(self._storage, self._sampler.generator.words, self._settings(), state)
         self._begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from buffers.core.compiling import njit
+from buffers.core.kernels import bounded, random_word
 
 __all__ = [
     "UNWRITTEN",
@@ -20,7 +21,7 @@ __all__ = [
 # envs mark rewards in `step(out=)` likewise, so that what a dead worker leaves is told apart too.
 UNWRITTEN = 0x7FC5EED1
 
-_MASK64 = 0xFFFFFFFFFFFFFFFF
+_ONE = np.uint64(1)
 _EXPONENT = 0x7F800000  # all set in infinities and NaNs of float32, and in nothing else
 
 
@@ -110,19 +111,14 @@ def finished_episodes(
 
 
 @njit(nogil=True, cache=True)
-def shuffle(rows, state):
-    """Shuffle rows int64 (K,), K < 2**32, in place (Fisher-Yates); state uint64 (1,) moves on.
+def shuffle(rows, generator):
+    """Shuffle rows int64 (K,), K < 2**31, in place (Fisher-Yates).
 
-    The random words are those of splitmix64: its state is one word, so it fits into a checkpoint,
-    and it draws five times as fast here as NumPy's generator. The masks change nothing when
-    compiled; they let the same lines run on Python's unbounded integers.
+    generator uint64 (2,) moves on.
     """
-    word = int(state[0])
+    key, counter = generator[0], generator[1]
     for last in range(rows.shape[0] - 1, 0, -1):
-        word = (word + 0x9E3779B97F4A7C15) & _MASK64
-        mixed = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK64
-        mixed = mixed ^ (mixed >> 31)
-        chosen = (np.int64(mixed >> 32) * (last + 1)) >> 32
+        chosen = bounded(random_word(key, counter), last + 1)
+        counter = np.add(counter, _ONE)
         rows[last], rows[chosen] = rows[chosen], rows[last]
-    state[0] = word
+    generator[1] = counter

@@ -18,6 +18,7 @@ from buffers.core.arguments import check_count
 from buffers.core.batches import Batch
 from buffers.core.columns import Column
 from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import check_fits
 from buffers.core.spaces import build_tree
@@ -182,7 +183,7 @@ class MinibatchSampler:
         self._orders = _Pool([rows.tensor], is_host=is_host)
         self._passes = self._stops = 0
         self._guard = Guard()
-        self.state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
+        self.generator = HostGenerator(seed)
 
     @property
     def nbytes(self) -> int:
@@ -265,7 +266,7 @@ class MinibatchSampler:
         On other devices this waits: the next pass shuffles the host pages, which must have left.
         """
         rows = self._rows.host[:count]
-        shuffle(rows, self.state)
+        shuffle(rows, self.generator.words)
         taken = self._orders.take(count)
         if taken is not None:
             return taken[0].copy_(self._rows.tensor[:count])

@@ -19,20 +19,20 @@ _CARRIED = ("over_before", "running_returns", "running_lengths")
 
 
 def rollout_state(
-    storage: RolloutStorage, shuffle_state: np.ndarray, settings: Mapping[str, Any]
+    storage: RolloutStorage, words: np.ndarray, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Copies of what the next rollout starts from: tensors, numbers, strings, a dict of them."""
     return {
         "version": _VERSION,
         "settings": dict(settings),
-        "shuffle": int(shuffle_state[0]),
+        "shuffle": int(words[0]) | int(words[1]) << 64,
         **{name: torch.from_numpy(row.copy()) for name, row in _rows(storage).items()},
     }
 
 
 def restore_rollout_state(
     storage: RolloutStorage,
-    shuffle_state: np.ndarray,
+    words: np.ndarray,
     settings: Mapping[str, Any],
     state: Mapping[str, Any],
 ) -> None:
@@ -47,8 +47,8 @@ def restore_rollout_state(
             f"state has version {version!r:.99}, expected {_VERSION}; pass what state_dict() "
             "returned"
         )
-    if type(shuffle) is not int or not 0 <= shuffle < 2**64:
-        raise BufferMisuseError(f"state holds {shuffle!r:.99} for shuffle, expected 64 bits")
+    if type(shuffle) is not int or not 0 <= shuffle < 2**128:
+        raise BufferMisuseError(f"state holds {shuffle!r:.99} for shuffle, expected 128 bits")
     made = state.get("settings", settings)
     check_settings(made if isinstance(made, Mapping) else {"settings": made}, settings)
     rows, found = _rows(storage), {}
@@ -65,7 +65,7 @@ def restore_rollout_state(
         )
     for name, row in rows.items():
         row[...] = found[name]
-    shuffle_state[0] = shuffle
+    words[:] = shuffle % 2**64, shuffle >> 64  # earlier releases had the first word alone
 
 
 def _rows(storage: RolloutStorage) -> dict[str, np.ndarray]:

@@ -7,8 +7,7 @@ from episodes import ACTIONS, SPACE, fill, make_buffer, make_episode, one_step
 from gymnasium import spaces
 
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
-from buffers import episodic_draw_kernels as draw_kernels
-from buffers import episodic_kernels as kernels
+from buffers.episodic import draw_kernels, kernels
 from buffers.episodic.samplers import offsets_below
 
 
@@ -72,13 +71,13 @@ def test_plain_kernels_draw_what_compiled_ones_do(load_kernels):
         buffer.add_episode(make_episode(number, 3 + number % 5, [1]))
     batch = buffer.sample(7, 0.5)
     sampler = buffer._sampler
-    block, state = np.zeros(len(batch.memory.block), np.int64), sampler.state.copy()
+    block, state = np.zeros(len(batch.memory.block), np.int64), sampler.generator.words.copy()
     tables = sampler._sources[:-1]
     with np.errstate(over="raise"):
         module.draw_pairs(*tables, state, np.log(0.7), True, 2, 7, block)
     again = buffer.sample(7, 0.7, over="episodes")
     assert block.tolist() == again.memory.block.tolist()
-    assert state.tolist() == sampler.state.tolist()
+    assert state.tolist() == sampler.generator.words.tolist()
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.6, 0.95, 1.0])
@@ -430,7 +429,7 @@ def test_on_a_gpu_pairs_are_drawn_without_waiting_and_in_a_graph():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(buffer._sampler.generator)
+    graph.register_generator_state(buffer._sampler.generator.torch)
     with torch.cuda.graph(graph):
         buffer.sample(4096, 0.9, out=out)
     seen = []

@@ -622,7 +622,7 @@ def main(folder, breaking):
     os.chdir(folder)
     tempfile.tempdir = str(folder)
     if breaking:
-        from buffers import replay_state
+        from buffers.replay import state as replay_state
 
         setattr(replay_state.ReplayState, breaking, lambda *_: None)
     marker = folder / "was_run"

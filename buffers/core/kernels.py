@@ -1,6 +1,14 @@
-"""Two machine operations for compiled code: copy bytes, and fetch a cache line ahead of its use.
+"""What the kernels of all buffers are built from: copies of bytes, prefetches, random words.
 
-Called from plain Python both do the same on arrays, so that kernels run without the compiler too.
+Copies and prefetches are single machine operations; called from plain Python they do the same on
+arrays, so that kernels run without the compiler too.
+
+Random words come from a counter. Word number c of a key is
+
+    mix(rotated key + c * (key | 1))
+
+with the finaliser of SplitMix64 as `mix`. The state of a generator is uint64 (2,): key and number
+of the next word, so it fits into a checkpoint and can be continued anywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +19,24 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["copy_bytes", "prefetch", "prefetch_to_write"]
+from buffers.core.compiling import njit
+
+__all__ = [
+    "bounded",
+    "copy_bytes",
+    "copy_field",
+    "prefetch",
+    "prefetch_to_write",
+    "random_word",
+    "unit_float",
+]
+
+_MAX_INLINE = 512  # bytes copied by moves rather than by a call
+_ONE = np.uint64(1)
+_HALF = np.uint64(32)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_UNIT = 2.0**-53
 
 _BYTE = ir.IntType(8)
 _INT32 = ir.IntType(32)
@@ -100,3 +125,41 @@ def _compile_prefetch_to_write(target, offset):
         _prefetch_to_write(target, offset)  # pyright: ignore[reportCallIssue]
 
     return compiled
+
+
+@njit(nogil=True, cache=True, inline="always")
+def copy_field(target, target_offset, source, source_offset, count):
+    """Copy the bytes of one field; the common sizes become single moves."""
+    if count == 8:
+        copy_bytes(target, target_offset, source, source_offset, 8)
+    elif count == 4:
+        copy_bytes(target, target_offset, source, source_offset, 4)
+    elif 32 <= count <= _MAX_INLINE:  # a call takes longer; the last piece overlaps
+        for done in range(0, count - 31, 32):
+            copy_bytes(target, target_offset + done, source, source_offset + done, 32)
+        rest = count - 32
+        copy_bytes(target, target_offset + rest, source, source_offset + rest, 32)
+    else:
+        copy_bytes(target, target_offset, source, source_offset, count)
+
+
+@njit(nogil=True, cache=True)
+def random_word(key, counter):
+    """Word uint64 number `counter` uint64 of the sequence `key` uint64."""
+    start = (key << _HALF) | (key >> _HALF)
+    word = np.add(start, np.multiply(counter, key | _ONE))
+    word = np.multiply(word ^ (word >> np.uint64(30)), _MIX_1)
+    word = np.multiply(word ^ (word >> np.uint64(27)), _MIX_2)
+    return word ^ (word >> np.uint64(31))
+
+
+@njit(nogil=True, cache=True)
+def bounded(word, bound):
+    """Map a word to int64 0 .. bound - 1 (bound int64 below 2**31) by multiplying and shifting."""
+    return np.int64(((word >> _HALF) * np.uint64(bound)) >> _HALF)
+
+
+@njit(nogil=True, cache=True)
+def unit_float(word):
+    """Map a word to float64 in [0, 1)."""
+    return np.float64(word >> np.uint64(11)) * _UNIT
