@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vecenv.core.cores import chunk_bounds
 from vecenv.workers.arena import Arena
-from vecenv.workers.layout import ControlLayout, chunk_bounds
+from vecenv.workers.layout import ControlLayout
 from vecenv.workers.shares import checked_threads, worker_shares
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vecenv.core.base import VecEnv
+from vecenv.core.deadline import Deadline
+from vecenv.core.faults import WorkerDiedError, raise_faults
 from vecenv.core.rows import ObservationRows
 from vecenv.ray.revival import Loss
 from vecenv.ray.stamping import StampMirror
 from vecenv.timing.control import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import WorkerDiedError, raise_faults
 
 if TYPE_CHECKING:
     from vecenv.ray.fleet import Fleet, Task

@@ -10,7 +10,6 @@ from copy import deepcopy
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import Env, Space
 
@@ -18,7 +17,10 @@ from vecenv.core.autoreset import StepRows
 from vecenv.core.base import VecEnv
 from vecenv.core.batches import take_row
 from vecenv.core.errors import EnvCreationError
+from vecenv.core.faults import EnvFault
+from vecenv.core.guard import guard_envs
 from vecenv.core.infos import InfosApart
+from vecenv.core.pickling import load_registry, loads
 from vecenv.core.rows import ObservationRows
 from vecenv.ray.chunks import copy_rows, place_rows
 from vecenv.ray.fragments import Fragment, FragmentMemory
@@ -26,9 +28,6 @@ from vecenv.ray.revival import Loss, Successors
 from vecenv.ray.stamping import ActorStamps, NewStamps
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.faults import EnvFault
-from vecenv.workers.guard import guard_envs
-from vecenv.workers.messages import loads
 
 __all__ = ["ActorPolicy", "EnvChunk", "Opening", "RayRolloutWorker", "Reply", "Seat"]
 
@@ -176,10 +175,7 @@ class RayRolloutWorker:
         """Make the vector env; the reply has an `Opening`."""
         self._seat = seat
         try:
-            for pickled in loads(seat.registry):
-                with contextlib.suppress(Exception):  # of a module that is not on this node
-                    spec = loads(pickled)
-                    gym.registry.setdefault(spec.id, spec)
+            load_registry(seat.registry)
             self.envs = loads(seat.maker)()
             self._start()
             self._stamps = ActorStamps(self.envs) if seat.is_stamped else None

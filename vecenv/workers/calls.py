@@ -10,7 +10,7 @@ from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv as OneProcessPerEnv
 
 from vecenv.core.autoreset import read_autoreset_mode
-from vecenv.workers.deadline import Deadline
+from vecenv.core.deadline import Deadline
 from vecenv.workers.stamping import StampedPool
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ import numpy as np
 from gymnasium import Env
 
 from vecenv.core.autoreset import EnvGroup, StepRows
+from vecenv.core.faults import EnvFault
+from vecenv.core.guard import GuardedEnv, unguarded
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.action_rows import ActionReader
+from vecenv.workers.actions import ActionReader
 from vecenv.workers.arena import Arena
 from vecenv.workers.columns import ColumnWriter, Noted
-from vecenv.workers.faults import EnvFault
-from vecenv.workers.guard import GuardedEnv, unguarded
 from vecenv.workers.layout import HAS_ERROR, HAS_MESSAGE, Leaf
 from vecenv.workers.messages import Answer, Layout, ResetRequest, SlotLeaves
-from vecenv.workers.slots import object_rows, reward_bits, slot_rows, unwritten
+from vecenv.workers.rows import object_rows, reward_bits, slot_rows, unwritten
 
 __all__ = ["Chunk", "Outcome", "run_here"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vecenv.fingerprint import cached_njit
-from vecenv.workers import kernels
+from vecenv.workers import link_kernels as kernels
 
 __all__ = [
     "complete",

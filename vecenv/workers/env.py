@@ -17,14 +17,14 @@ from gymnasium.vector.utils import iterate
 
 from vecenv.core.autoreset import EnvGroup, read_autoreset_mode
 from vecenv.core.base import StepBatch, StepResult
+from vecenv.core.deadline import Deadline
+from vecenv.core.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.core.interrupts import interrupts_later
 from vecenv.core.rows import copy_batch
 from vecenv.core.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.workers.calls import RemoteCalls
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.workers.layout import COMMANDS
 from vecenv.workers.messages import INTERRUPTED, NOTHING, ResetRequest
 from vecenv.workers.process import tell_after_fork
@@ -38,8 +38,8 @@ __all__ = ["AsyncVectorEnv"]
 _CLOSE_TIMEOUT_S = 5.0
 _NEEDED = (
     "multiprocess.connection",
-    "vecenv.workers.action_rows",
-    "vecenv.workers.receive",
+    "vecenv.workers.actions",
+    "vecenv.workers.first_ready",
     "vecenv.workers.opening",
 )
 
@@ -146,8 +146,8 @@ class AsyncVectorEnv(RemoteCalls):
 
     def _prepare(self, opened: Opened, mode: AutoresetMode) -> None:
         """Bind what the calls need."""
-        from vecenv.workers.action_rows import ActionWriter
-        from vecenv.workers.receive import Receiver
+        from vecenv.workers.actions import ActionWriter
+        from vecenv.workers.first_ready import Receiver
 
         num_envs = len(self.env_fns)
         self.num_workers = opened.exchange.num_workers

@@ -10,27 +10,26 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from vecenv.core.deadline import Deadline
 from vecenv.core.errors import ForkedEnvError
+from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError
+from vecenv.core.pickling import dumps, loads
 from vecenv.workers import layout as at
 from vecenv.workers.chunk import Chunk, Outcome
 from vecenv.workers.columns import ChunkInfos, ColumnReader
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import EnvFault, StepTimeoutError, WorkerDiedError
 from vecenv.workers.layout import FLAG_MESSAGE, HAS_MESSAGE, LINE, OP_MESSAGE, OP_STEP, Leaf
+from vecenv.workers.links import Link
 from vecenv.workers.messages import (
     INTERRUPTED,
     NOTHING,
     Answer,
     EnvSpaces,
     Layout,
-    dumps,
-    loads,
     split_message,
 )
 from vecenv.workers.pool import WorkerPool
 from vecenv.workers.ready import ReadyRing
-from vecenv.workers.slots import SlotTable, object_rows, reward_bits, unwritten
-from vecenv.workers.wait import Link
+from vecenv.workers.rows import SlotTable, object_rows, reward_bits, unwritten
 
 __all__ = ["Exchange", "Gathered"]
 

@@ -10,9 +10,9 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.base import StepResult
+from vecenv.core.faults import StepTimeoutError, raise_faults, retold
 from vecenv.core.rows import copy_batch
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
-from vecenv.workers.faults import StepTimeoutError, raise_faults, retold
 from vecenv.workers.layout import COMMANDS, OTHER_HALF
 
 if TYPE_CHECKING:

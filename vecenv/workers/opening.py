@@ -14,28 +14,28 @@ from gymnasium.spaces import Sequence as SequenceSpace
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.autoreset import StepRows
-from vecenv.core.cores import usable_cores
+from vecenv.core.cores import chunk_bounds, usable_cores
+from vecenv.core.deadline import Deadline
 from vecenv.core.errors import EnvCreationError
+from vecenv.core.faults import EnvFault, WorkerDiedError
+from vecenv.core.guard import guard_envs
+from vecenv.core.pickling import dumps
 from vecenv.core.rows import is_array_space
 from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
-from vecenv.workers.action_rows import action_leaves
+from vecenv.workers.actions import action_leaves
 from vecenv.workers.arena import Arena
 from vecenv.workers.chunk import Chunk, run_here
 from vecenv.workers.columns import ColumnReader
-from vecenv.workers.deadline import Deadline
 from vecenv.workers.exchange import Exchange
-from vecenv.workers.faults import EnvFault, WorkerDiedError
-from vecenv.workers.guard import guard_envs
-from vecenv.workers.layout import ControlLayout, chunk_bounds
-from vecenv.workers.messages import EnvSpaces, Layout, dumps
+from vecenv.workers.layout import ControlLayout
+from vecenv.workers.links import Link, make_link
+from vecenv.workers.messages import EnvSpaces, Layout
 from vecenv.workers.pool import WorkerPool
-from vecenv.workers.probe import ProbeTimeout, mostly_wait, run_apart
+from vecenv.workers.probe import MOST_THREADS, ProbeTimeout, mostly_wait, run_apart
 from vecenv.workers.ready import ReadyRing, ring_size
+from vecenv.workers.rows import SlotTable, make_slot
 from vecenv.workers.shares import checked_threads, worker_shares
-from vecenv.workers.slots import SlotTable, make_slot
 from vecenv.workers.starting import prepare_start
-from vecenv.workers.threads import MOST_THREADS
-from vecenv.workers.wait import Link, make_link
 from vecenv.workers.worker import close_envs, env_spaces, make_chunk_envs
 
 if TYPE_CHECKING:

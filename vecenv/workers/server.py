@@ -446,7 +446,7 @@ def _import_all() -> None:
     import vecenv.workers.worker  # noqa: F401
     from vecenv.workers.futex import has_futex
     from vecenv.workers.layout import LINE, ControlLayout
-    from vecenv.workers.wait import make_link
+    from vecenv.workers.links import make_link
 
     if has_futex():
         link = make_link(None, ControlLayout(1, LINE, LINE))

@@ -11,8 +11,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from vecenv.core.base import StepBatch
 from vecenv.core.errors import InfoError
+from vecenv.core.faults import EnvFault, StepTimeoutError, raise_faults
+from vecenv.core.pickling import dumps
 from vecenv.core.rows import copy_batch
-from vecenv.workers.faults import EnvFault, StepTimeoutError, raise_faults
 from vecenv.workers.layout import (
     CLAIMS_LINE,
     HAS_MESSAGE,
@@ -23,11 +24,10 @@ from vecenv.workers.layout import (
     ROW_STATUS,
     ROWS,
 )
-from vecenv.workers.messages import dumps
 from vecenv.workers.ready import VOID
 
 if TYPE_CHECKING:
-    from vecenv.workers.deadline import Deadline
+    from vecenv.core.deadline import Deadline
     from vecenv.workers.env import AsyncVectorEnv
     from vecenv.workers.exchange import Exchange
 
