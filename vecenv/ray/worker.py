@@ -21,7 +21,6 @@ from vecenv.core.faults import EnvFault
 from vecenv.core.guard import guard_envs
 from vecenv.core.infos import InfosApart
 from vecenv.core.pickling import load_registry, loads
-from vecenv.core.rows import ObservationRows
 from vecenv.ray.chunks import copy_rows, place_rows
 from vecenv.ray.fragments import Fragment, FragmentMemory
 from vecenv.ray.revival import Loss, Successors
@@ -195,12 +194,7 @@ class RayRolloutWorker:
         """Allocate what the calls need, and take over from another actor."""
         envs = self.envs
         self._is_apart = envs._keep_infos_apart()
-        self._rows = StepRows(
-            ObservationRows.make(envs.single_observation_space, envs.num_envs),
-            np.zeros(envs.num_envs),
-            np.zeros(envs.num_envs, np.bool_),
-            np.zeros(envs.num_envs, np.bool_),
-        )
+        self._rows = StepRows.make(envs.single_observation_space, envs.num_envs)
         self._counts = getattr(envs, "restarts", None)
         if self._counts is not None:
             if self._seat.restarts is not None:

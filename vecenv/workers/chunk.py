@@ -89,14 +89,18 @@ class Chunk:
             (name, arena.view(leaf)[first : self.last]) for name, leaf in layout.published.items()
         ]
 
-    def learn(self, news: dict[str, Any]) -> None:
-        """Take notice of new slots, columns and ring leaves."""
-        self._slot_leaves.update(news.get("slots", ()))
-        if "ring_leaves" in news:  # first, as threads may write columns as soon as they know them
-            self.ring_leaves = self._arena.view(news["ring_leaves"])
-        self.columns.add(news.get("columns", ()), news.get("forms", ()), news.get("first_form", 0))
-        if "stamps" in news:
-            self._stamp(news["stamps"])
+    def learn(self, updates: dict[str, Any]) -> None:
+        """Take notice of new slots, forms of infos with their columns, and ring leaves."""
+        self._slot_leaves.update(updates.get("slots", ()))
+        if (
+            "ring_leaves" in updates
+        ):  # first, as threads may write columns as soon as they know them
+            self.ring_leaves = self._arena.view(updates["ring_leaves"])
+        self.columns.add(
+            updates.get("columns", ()), updates.get("forms", ()), updates.get("first_form", 0)
+        )
+        if "stamps" in updates:
+            self._stamp(updates["stamps"])
 
     def _stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
         """Stamp the envs' steps into the rings and counts given; None ends it."""

@@ -206,6 +206,7 @@ class PortableLink(Link):
 
     def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
         self.words = words
+        self._commands = [self.layout.command(k) for k in range(self.layout.num_workers)]
         self._lock = _FileLock(file, has_threads=not is_caller)
         self.post, self.wait_count, self.wait_done = self._post, self._wait_count, self._wait_done
         self.post_and_wait, self.wait_command = self._post_and_wait, self._wait_command
@@ -221,7 +222,7 @@ class PortableLink(Link):
 
     def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
         for worker in range(first, last):
-            command = self.layout.command(worker)
+            command = self._commands[worker]
             self.words[command + at.OPCODE : command + at.WAIT_LINE + 1] = (
                 opcode,
                 slot,
@@ -248,15 +249,14 @@ class PortableLink(Link):
             if not self._are_done(first, last):
                 return -1
         found = 0
-        for worker in range(first, last):
-            completion = self.layout.completion(worker)
-            found |= int(self.words[completion + at.STATUS])
-        return int(found)
+        for command in self._commands[first:last]:
+            found |= int(self.words[command + LINE + at.STATUS])
+        return found
 
     def _are_done(self, first: int, last: int) -> bool:
         return all(
             self.words[command + at.SEQUENCE] == self.words[command + LINE + at.DONE_SEQUENCE]
-            for command in map(self.layout.command, range(first, last))
+            for command in self._commands[first:last]
         )
 
     def _post_and_wait(self, last, slot, flags, step, opcode):
@@ -277,18 +277,13 @@ class PortableLink(Link):
             found = self._look(command, done, takes_ids)
         return found
 
-    def _add_count(self, line: int) -> None:
-        with self._lock:
-            self.words[line * LINE + at.COUNT] += 1
-        self._caller_bell.release()
-
     def _complete(self, command, status, form, begin_ns, end_ns):
         completion = command + LINE
         self.words[completion + at.STATUS] = status | form << at.STATUS_BITS
         self.words[completion + at.BEGIN_NS] = begin_ns
         self.words[completion + at.END_NS] = end_ns
         self.words[completion + at.DONE_SEQUENCE] = self.words[command + at.SEQUENCE]
-        self._add_count(int(self.words[command + at.WAIT_LINE]))
+        self._caller_bell.release()
 
     def _push(self, env_ids: np.ndarray, owners: np.ndarray) -> None:
         has_threads = self.layout.lanes > 1
@@ -303,7 +298,7 @@ class PortableLink(Link):
             (self._lane_bells if has_threads else self._bells)[lane].release()
 
     def _pop(self, worker: int) -> int:
-        command = self.layout.command(worker)
+        command = self._commands[worker]
         head = self.words[command + LINE + at.QUEUE_HEAD]
         with self._lock:  # which orders memory: a tail that is seen was written after its id
             if self.words[command + at.QUEUE_TAIL] == head:

@@ -188,7 +188,7 @@ class WorkerPool:
                     message = self._channel(worker).receive(0.0)
                 except EOFError:
                     self.ensure_end(worker)
-                    outcomes[worker] = self.epitaph(worker, "the creation of its envs")
+                    outcomes[worker] = self.exit_report(worker, "the creation of its envs")
                 else:
                     if message is None:
                         continue
@@ -229,7 +229,7 @@ class WorkerPool:
         """Return the workers whose process has ended."""
         return [w for w, process in enumerate(self.processes) if not process.is_alive()]
 
-    def epitaph(self, worker: int, doing: str) -> WorkerDiedError:
+    def exit_report(self, worker: int, doing: str) -> WorkerDiedError:
         """Say which worker is gone, how, and what it was doing."""
         process = self.processes[worker]
         process.join(1)

@@ -294,11 +294,11 @@ class _Worker:
         actions = None
         slot = words[command + SLOT]
         if words[command + FLAGS] & FLAG_MESSAGE:
-            news = self._inbox.message(self._done)
-            self._chunk.learn(news)
-            if "actions" in news:
+            updates = self._inbox.message(self._done)
+            self._chunk.learn(updates)
+            if "actions" in updates:
                 try:
-                    actions = loads(news["actions"])
+                    actions = loads(updates["actions"])
                 except BaseException as error:  # users' classes
                     self._complete(self._chunk.failed(error, 0, "step"), begin_ns)
                     return
@@ -364,7 +364,7 @@ class _Worker:
                 self._lanes.end()
             self._link.complete(self._command, 0, 0, begin_ns, perf_counter_ns())
             return False
-        if kind == "news":
+        if kind == "updates":
             outcome = 0, 0, None
         else:
             try:
