@@ -92,9 +92,7 @@ class Chunk:
     def learn(self, updates: dict[str, Any]) -> None:
         """Take notice of new slots, forms of infos with their columns, and ring leaves."""
         self._slot_leaves.update(updates.get("slots", ()))
-        if (
-            "ring_leaves" in updates
-        ):  # first, as threads may write columns as soon as they know them
+        if "ring_leaves" in updates:  # first: threads write columns as soon as they know them
             self.ring_leaves = self._arena.view(updates["ring_leaves"])
         self.columns.add(
             updates.get("columns", ()), updates.get("forms", ()), updates.get("first_form", 0)

@@ -19,6 +19,7 @@ from vecenv.core.deadline import Deadline
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault, WorkerDiedError
 from vecenv.core.guard import guard_envs
+from vecenv.core.interrupts import interrupts_later
 from vecenv.core.pickling import dumps
 from vecenv.core.rows import is_array_space
 from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
@@ -28,7 +29,7 @@ from vecenv.workers.chunk import Chunk, run_here
 from vecenv.workers.columns import ColumnReader
 from vecenv.workers.exchange import Exchange
 from vecenv.workers.layout import ControlLayout
-from vecenv.workers.links import Link, make_link
+from vecenv.workers.links import Link, PortableLink, has_futex
 from vecenv.workers.messages import EnvSpaces, Layout
 from vecenv.workers.pool import WorkerPool
 from vecenv.workers.probe import MOST_THREADS, ProbeTimeout, mostly_wait, run_apart
@@ -214,15 +215,11 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
         RuntimeError: The envs' spaces differ.
         ValueError: A custom observation space is refused.
     """
-    import multiprocess
-
     prepare_start(options.context)
     num_envs = len(factories)
     num_workers = len(options.bounds) - 1
-    # Semaphores, if it needs them, with names, which reach workers however these are started.
-    context = multiprocess.get_context("fork" if options.context == "fork" else "spawn")  # type: ignore[attr-defined]
     threads = options.threads or _threads_for(factories, options)
-    link = make_link(context, ControlLayout.of(options.bounds, threads, ring_size(num_envs)))
+    link = _make_link(ControlLayout.of(options.bounds, threads, ring_size(num_envs)), options)
     arena = Arena()
     words = arena.allocate((link.layout.num_words,), np.int64)
     link.attach(words, is_caller=True, may_spin=options.may_spin, file=arena.file)
@@ -247,6 +244,19 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
         close_envs(own_envs, run_here)
         arena.close()
         raise
+
+
+def _make_link(layout: ControlLayout, options: PoolOptions) -> Link:
+    if has_futex():
+        with interrupts_later():
+            from vecenv.workers.futex_link import FutexLink
+
+        return FutexLink(layout)
+    import multiprocess
+
+    # Its semaphores need names, which reach workers however these are started.
+    method = "fork" if options.context == "fork" else "spawn"
+    return PortableLink(layout, multiprocess.get_context(method))  # type: ignore[attr-defined]
 
 
 def _threads_for(factories: Factories, options: PoolOptions) -> int:
