@@ -15,7 +15,7 @@ from gymnasium import logger
 from gymnasium.error import ResetNeeded
 
 from vecenv.core.errors import ObservationError
-from vecenv.workers.messages import Answer, dumps, loads
+from vecenv.core.pickling import dumps, loads
 
 __all__ = [
     "EnvFault",
@@ -23,13 +23,13 @@ __all__ = [
     "RemoteTraceback",
     "StepTimeoutError",
     "WorkerDiedError",
-    "answer_bytes",
     "describe_exit",
     "leave_if_copied",
     "leave_when_copied",
     "raise_faults",
     "reset_needed_as",
     "retold",
+    "shorten",
 ]
 
 
@@ -196,35 +196,6 @@ def _pickled(error: BaseException) -> bytes:
 def shorten(text: str, most: int = 200) -> str:
     """Cut a text that is too long for a message."""
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-def answer_bytes(answer: Answer, first: int, worker: int) -> bytes:
-    """Pickle an answer; if that fails, pickle who is to blame instead.
-
-    Args:
-        answer: What the envs of a chunk (or one of them) have to say.
-        first: The first of these envs.
-        worker: Whose answer it is.
-    """
-    try:
-        return dumps(answer)
-    except BaseException as error:  # code of users' classes
-        fault = EnvFault.of(error, first + _culprit(answer), worker, "the answer of")
-        return dumps(answer._replace(result=None, infos=None, objects=(), errors=[fault]))
-
-
-def _culprit(answer: Answer) -> int:
-    """Return the first env whose part of an answer can't be pickled; 0 if that can't be told."""
-    parts: list[Any] = [enumerate(items) for items in (answer.result or (), *answer.objects)]
-    if isinstance(answer.infos, dict):  # by row; those of a single env are a list
-        parts.append(answer.infos.items())
-    for part in parts:
-        for index, item in part:
-            try:
-                dumps(item)
-            except BaseException:  # code of users' classes
-                return index
-    return 0
 
 
 def raise_faults(faults: list[EnvFault], step: int) -> None:

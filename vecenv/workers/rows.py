@@ -30,15 +30,8 @@ def make_slot(arena: Arena, space: Space, num_envs: int) -> tuple[StepRows, Slot
         leaves.append(arena.leaf(array) if array.size else Leaf(0, array.shape, array.dtype.str))
         return array
 
-    obs = ObservationRows.make(space, num_envs, allocate)
-    num_obs = len(leaves)
-    rows = StepRows(
-        obs,
-        allocate((num_envs,), np.float64),
-        allocate((num_envs,), np.bool_),
-        allocate((num_envs,), np.bool_),
-    )
-    return rows, SlotLeaves(tuple(leaves[:num_obs]), *leaves[num_obs:])
+    rows = StepRows.make(space, num_envs, allocate)
+    return rows, SlotLeaves(tuple(leaves[:-3]), *leaves[-3:])
 
 
 def slot_rows(arena: Arena, space: Space, leaves: SlotLeaves, first: int, last: int) -> StepRows:

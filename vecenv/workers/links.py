@@ -1,8 +1,8 @@
-"""Links between caller and workers: post, wait, complete; compiled where possible.
+"""Links between caller and workers: post, wait, complete.
 
-Both links do the same. `FutexLink` calls the compiled kernels; `PortableLink` is for systems
-without futex and for runs with the JIT switched off, and pays a semaphore per command and per
-completion.
+There are two that do the same. `futex_link.FutexLink` calls compiled kernels; `PortableLink` is for
+systems without futex and for runs with the JIT switched off, and pays a semaphore per command and
+per completion.
 """
 
 from __future__ import annotations
@@ -10,19 +10,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import os
+import platform
+import sys
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from vecenv.core.interrupts import interrupts_later
 from vecenv.workers import layout as at
-from vecenv.workers.futex import has_futex
 from vecenv.workers.layout import LINE, ControlLayout
 
-__all__ = ["CALLER_SLICE_S", "JOB", "Link", "make_link"]
+__all__ = [
+    "CALLER_SLICE_S",
+    "FUTEX",
+    "JOB",
+    "THREAD_SLICE_S",
+    "WORKER_SLICE_S",
+    "Link",
+    "PortableLink",
+    "has_futex",
+]
 
 JOB = -2  # in place of an env id: the worker's main thread has given the lane a job
 
@@ -31,9 +40,8 @@ CALLER_SLICE_S = 0.05
 WORKER_SLICE_S = 0.5
 _LOCK_POLL_S = 0.0002
 THREAD_SLICE_S = 60
-# About 200 us, which is longer than it takes both sides to wake up; with less, each may find the
-# other asleep again and again.
-_MOST_SPINS = 8000
+# Number of the system call.
+FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98, "riscv64": 98}.get(platform.machine(), -1)
 
 
 class Link:
@@ -71,79 +79,10 @@ class Link:
         raise NotImplementedError
 
 
-def make_link(context: Any, layout: ControlLayout) -> Link:
-    """Make the link for a pool; it is passed to workers and attached in every process."""
-    return FutexLink(layout) if has_futex() else PortableLink(layout, context)
-
-
-class FutexLink(Link):
-    """Compiled waits: spin briefly where there is a core for it, then sleep on a futex."""
-
-    posts_at_once = True
-
-    def __init__(self, layout: ControlLayout) -> None:
-        self.layout = layout
-
-    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
-        from vecenv.workers import compiled
-
-        self.words = words
-        spins = _MOST_SPINS if may_spin else 0
-        slice_ns = int((CALLER_SLICE_S if is_caller else WORKER_SLICE_S) * 1e9)
-        scratch = np.array([spins, spins, *divmod(slice_ns, 10**9), 0, 1, 0], dtype=np.int64)
-        self._scratch = scratch
-        self.times_on_callers_core = memoryview(scratch[6:])  # type: ignore[arg-type]
-        queue = (self.layout.queues, self.layout.queue_rows)
-        ring = (self.layout.ring, self.layout.ring_rows)
-        self.post = partial(compiled.post, words)
-        self.wait_count = partial(compiled.wait_count, words, scratch)
-        self.wait_done = partial(compiled.wait_done, words, scratch)
-        self.post_and_wait = partial(compiled.post_and_wait, words, scratch)
-        self.wait_command = partial(compiled.wait_command, words, scratch)
-        self.complete = partial(compiled.complete, words)
-        push = compiled.push if self.layout.lanes == 1 else compiled.push_lanes
-        self.push = lambda env_ids, owners: push(words, env_ids, owners, *queue)
-        self.pop = lambda worker: compiled.pop(words, worker, *queue)
-        threads_scratch = np.array([0, 0, THREAD_SLICE_S, 0, 0, 1, 0], dtype=np.int64)
-        self.give_jobs = partial(compiled.give_jobs, words)
-        self.take = partial(compiled.take, words, threads_scratch, queue[1])
-        self.publish_and_take = partial(
-            compiled.publish_and_take, words, threads_scratch, queue[1], *ring
-        )
-        self.publish = partial(compiled.publish, words, *ring)
-        self.read_ready = partial(compiled.read_ready, words, *ring)
-        if is_caller:
-            with interrupts_later():
-                self._warm_up()
-
-    def _warm_up(self) -> None:
-        """Compile, or load from the cache, all that is called, so that forked workers have it.
-
-        Nothing is left for the first step, where Ctrl-C might come in the midst of that.
-        """
-        own = FutexLink(self.layout)
-        own.attach(np.zeros(self.layout.num_words, np.int64), is_caller=False, may_spin=False)
-        own._scratch[2:4] = 0, 1
-        own.wait_command(own.layout.command(0), 0, True)
-        own.post(0, 1, 0, 0, 0, 0, 0)
-        own.complete(own.layout.command(0), 0, 0, 0, 0)
-        own.wait_done(0, 0, 1)
-        own.wait_count(0, 0)
-        own.post_and_wait(1, 0, 0, 0, 0)
-        own.read_ready(0, np.zeros(own.layout.ring_rows, np.int64))
-        own.push(np.zeros(1, np.int64), np.zeros(1, np.int64))
-        if self.layout.lanes == 1:
-            own.pop(0)
-        else:
-            lane = own.layout.queue(0)
-            own.take(lane, 0)
-            own.give_jobs(np.array([lane]))
-            row = np.zeros((0, 3), np.int64), 0, 0, 0
-            own.publish_and_take(own.layout.command(0), lane, 0, *row)
-        own.publish(own.layout.command(0), np.zeros((0, 3), np.int64), 0, 0, 0)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"layout": self.layout}
+def has_futex() -> bool:
+    """Whether waits can be compiled: Linux, a known processor, Numba's compiler not off."""
+    jit_is_off = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+    return sys.platform == "linux" and FUTEX >= 0 and sys.byteorder == "little" and not jit_is_off
 
 
 class _FileLock:
@@ -205,7 +144,9 @@ class PortableLink(Link):
         self._lane_bells = [context.Semaphore(0) for _ in range(num_threads)]
 
     def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
+        """See `Link`."""
         self.words = words
+        self._commands = [self.layout.command(k) for k in range(self.layout.num_workers)]
         self._lock = _FileLock(file, has_threads=not is_caller)
         self.post, self.wait_count, self.wait_done = self._post, self._wait_count, self._wait_done
         self.post_and_wait, self.wait_command = self._post_and_wait, self._wait_command
@@ -221,7 +162,7 @@ class PortableLink(Link):
 
     def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
         for worker in range(first, last):
-            command = self.layout.command(worker)
+            command = self._commands[worker]
             self.words[command + at.OPCODE : command + at.WAIT_LINE + 1] = (
                 opcode,
                 slot,
@@ -248,15 +189,14 @@ class PortableLink(Link):
             if not self._are_done(first, last):
                 return -1
         found = 0
-        for worker in range(first, last):
-            completion = self.layout.completion(worker)
-            found |= int(self.words[completion + at.STATUS])
-        return int(found)
+        for command in self._commands[first:last]:
+            found |= int(self.words[command + LINE + at.STATUS])
+        return found
 
     def _are_done(self, first: int, last: int) -> bool:
         return all(
             self.words[command + at.SEQUENCE] == self.words[command + LINE + at.DONE_SEQUENCE]
-            for command in map(self.layout.command, range(first, last))
+            for command in self._commands[first:last]
         )
 
     def _post_and_wait(self, last, slot, flags, step, opcode):
@@ -277,18 +217,13 @@ class PortableLink(Link):
             found = self._look(command, done, takes_ids)
         return found
 
-    def _add_count(self, line: int) -> None:
-        with self._lock:
-            self.words[line * LINE + at.COUNT] += 1
-        self._caller_bell.release()
-
     def _complete(self, command, status, form, begin_ns, end_ns):
         completion = command + LINE
         self.words[completion + at.STATUS] = status | form << at.STATUS_BITS
         self.words[completion + at.BEGIN_NS] = begin_ns
         self.words[completion + at.END_NS] = end_ns
         self.words[completion + at.DONE_SEQUENCE] = self.words[command + at.SEQUENCE]
-        self._add_count(int(self.words[command + at.WAIT_LINE]))
+        self._caller_bell.release()
 
     def _push(self, env_ids: np.ndarray, owners: np.ndarray) -> None:
         has_threads = self.layout.lanes > 1
@@ -303,7 +238,7 @@ class PortableLink(Link):
             (self._lane_bells if has_threads else self._bells)[lane].release()
 
     def _pop(self, worker: int) -> int:
-        command = self.layout.command(worker)
+        command = self._commands[worker]
         head = self.words[command + LINE + at.QUEUE_HEAD]
         with self._lock:  # which orders memory: a tail that is seen was written after its id
             if self.words[command + at.QUEUE_TAIL] == head:

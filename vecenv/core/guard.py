@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Env
 
+from vecenv.core.faults import leave_if_copied, shorten
 from vecenv.core.infos import copy_value
-from vecenv.workers.faults import leave_if_copied, shorten
 
 __all__ = ["GuardedEnv", "guard_envs", "unguarded"]
 

@@ -1,6 +1,6 @@
-"""Commands, completions and first-ready rows between processes, and the waits for them.
+"""The link of Linux: commands, completions and first-ready rows, with waits that are compiled.
 
-Everything here works on the control words of `layout` (int64, C-contiguous, shared by caller and
+All kernels work on the control words of `layout` (int64, C-contiguous, shared by caller and
 workers). Atomic accesses are sequentially consistent, which the hand-over of "I sleep" flags needs:
 who waits first sets the flag, then looks once more, then sleeps; who posts first posts, then looks
 at the flag. Plain writes before an atomic store are seen by whoever reads the stored value, on x86
@@ -12,10 +12,16 @@ other side lives. `scratch` is int64 (7,), private to the process: spins now, mo
 initial value, and commands in a row that found a worker on the caller's core.
 """
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 from numba import njit, types
 
 from vecenv.core.atomics import exchange, fetch_add, load, pause, store
-from vecenv.workers.futex import FUTEX, FUTEX_WAIT, FUTEX_WAKE
+from vecenv.core.interrupts import interrupts_later
+from vecenv.fingerprint import cached_njit
 from vecenv.workers.layout import (
     BEGIN_NS,
     BELL,
@@ -53,8 +59,16 @@ from vecenv.workers.layout import (
     WANTED,
     WORKER_ASLEEP,
     WRITING,
+    ControlLayout,
 )
+from vecenv.workers.links import CALLER_SLICE_S, FUTEX, THREAD_SLICE_S, WORKER_SLICE_S, Link
 
+__all__ = ["FutexLink"]
+
+FUTEX_WAIT, FUTEX_WAKE = 0, 1  # not the private kind: the words are shared between processes
+# About 200 us, which is longer than it takes both sides to wake up; with less, each may find the
+# other asleep again and again.
+_MOST_SPINS = 8000
 _FEWEST_SPINS = 100
 _MOST_PATIENCE = 256
 
@@ -402,3 +416,94 @@ def read_ready(words, ring, ring_rows, head, env_ids):
         form |= words[place + ROW_FORM]
         count += 1
     return 4 * count + (status != 0) + 2 * (form != 0)
+
+
+# What processes call, kept on disk by what it depends on. What may sleep, or wake many, lets other
+# threads of its process run.
+_compiled = SimpleNamespace(
+    **{
+        kernel.__name__: cached_njit(kernel)
+        for kernel in (complete, pop, post, publish, push, push_lanes, read_ready)
+    },
+    **{
+        kernel.__name__: cached_njit(kernel, nogil=True)
+        for kernel in (
+            give_jobs,
+            post_and_wait,
+            publish_and_take,
+            take,
+            wait_command,
+            wait_count,
+            wait_done,
+        )
+    },
+)
+
+
+class FutexLink(Link):
+    """Compiled waits: spin briefly where there is a core for it, then sleep on a futex."""
+
+    posts_at_once = True
+
+    def __init__(self, layout: ControlLayout) -> None:
+        self.layout = layout
+
+    def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
+        """See `Link`."""
+        self.words = words
+        spins = _MOST_SPINS if may_spin else 0
+        slice_ns = int((CALLER_SLICE_S if is_caller else WORKER_SLICE_S) * 1e9)
+        scratch = np.array([spins, spins, *divmod(slice_ns, 10**9), 0, 1, 0], dtype=np.int64)
+        self._scratch = scratch
+        self.times_on_callers_core = memoryview(scratch[6:])  # type: ignore[arg-type]
+        queue = (self.layout.queues, self.layout.queue_rows)
+        ring = (self.layout.ring, self.layout.ring_rows)
+        self.post = partial(_compiled.post, words)
+        self.wait_count = partial(_compiled.wait_count, words, scratch)
+        self.wait_done = partial(_compiled.wait_done, words, scratch)
+        self.post_and_wait = partial(_compiled.post_and_wait, words, scratch)
+        self.wait_command = partial(_compiled.wait_command, words, scratch)
+        self.complete = partial(_compiled.complete, words)
+        push = _compiled.push if self.layout.lanes == 1 else _compiled.push_lanes
+        self.push = lambda env_ids, owners: push(words, env_ids, owners, *queue)
+        self.pop = lambda worker: _compiled.pop(words, worker, *queue)
+        threads_scratch = np.array([0, 0, THREAD_SLICE_S, 0, 0, 1, 0], dtype=np.int64)
+        self.give_jobs = partial(_compiled.give_jobs, words)
+        self.take = partial(_compiled.take, words, threads_scratch, queue[1])
+        self.publish_and_take = partial(
+            _compiled.publish_and_take, words, threads_scratch, queue[1], *ring
+        )
+        self.publish = partial(_compiled.publish, words, *ring)
+        self.read_ready = partial(_compiled.read_ready, words, *ring)
+        if is_caller:
+            with interrupts_later():
+                self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Compile, or load from the cache, all that is called, so that forked workers have it.
+
+        Nothing is left for the first step, where Ctrl-C might come in the midst of that.
+        """
+        own = FutexLink(self.layout)
+        own.attach(np.zeros(self.layout.num_words, np.int64), is_caller=False, may_spin=False)
+        own._scratch[2:4] = 0, 1
+        own.wait_command(own.layout.command(0), 0, True)
+        own.post(0, 1, 0, 0, 0, 0, 0)
+        own.complete(own.layout.command(0), 0, 0, 0, 0)
+        own.wait_done(0, 0, 1)
+        own.wait_count(0, 0)
+        own.post_and_wait(1, 0, 0, 0, 0)
+        own.read_ready(0, np.zeros(own.layout.ring_rows, np.int64))
+        own.push(np.zeros(1, np.int64), np.zeros(1, np.int64))
+        if self.layout.lanes == 1:
+            own.pop(0)
+        else:
+            lane = own.layout.queue(0)
+            own.take(lane, 0)
+            own.give_jobs(np.array([lane]))
+            row = np.zeros((0, 3), np.int64), 0, 0, 0
+            own.publish_and_take(own.layout.command(0), lane, 0, *row)
+        own.publish(own.layout.command(0), np.zeros((0, 3), np.int64), 0, 0, 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layout": self.layout}

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from vecenv.core.base import StepBatch
+from vecenv.core.base import GymVecEnv, StepBatch
 from vecenv.core.errors import InfoError
+from vecenv.core.faults import EnvFault, StepTimeoutError, raise_faults
+from vecenv.core.pickling import dumps
 from vecenv.core.rows import copy_batch
-from vecenv.workers.faults import EnvFault, StepTimeoutError, raise_faults
 from vecenv.workers.layout import (
     CLAIMS_LINE,
     HAS_MESSAGE,
@@ -23,12 +24,11 @@ from vecenv.workers.layout import (
     ROW_STATUS,
     ROWS,
 )
-from vecenv.workers.messages import dumps
 from vecenv.workers.ready import VOID
 
 if TYPE_CHECKING:
-    from vecenv.workers.deadline import Deadline
-    from vecenv.workers.env import AsyncVectorEnv
+    from vecenv.core.deadline import Deadline
+    from vecenv.workers.actions import ActionWriter
     from vecenv.workers.exchange import Exchange
 
 __all__ = ["Receiver"]
@@ -38,32 +38,46 @@ _DOING = "the step that was sent {} sends ago or later"
 
 
 class Receiver:
-    """The caller's part of first-ready stepping."""
+    """The caller's part of first-ready stepping.
 
-    def __init__(self, envs: AsyncVectorEnv, exchange: Exchange) -> None:
+    Args:
+        envs: Whose calls these are.
+        exchange: The way to the workers.
+        writer: Of the actions; None if they travel by message.
+        limit_s: Seconds that an env may take, where one that takes longer is restarted.
+    """
+
+    def __init__(
+        self,
+        envs: GymVecEnv,
+        exchange: Exchange,
+        writer: ActionWriter | None,
+        limit_s: float | None,
+    ) -> None:
         self._envs = envs
         self._exchange = exchange
+        self._writer = writer
         bounds = exchange.pool.bounds
         self._owners = np.full(bounds[-1], -1, np.int64)
         for worker in range(exchange.num_workers):
             self._owners[bounds[worker] : bounds[worker + 1]] = worker
         self._lanes = exchange.link.layout.env_lanes(bounds)
-        # Seconds that an env may take, where one that takes longer is restarted; and per lane the
-        # time of its latest sign of life; the last item is for the envs that have none (lane -1).
-        self._limit_s = None if exchange.restarts is None else envs._timeout
+        # By lane the time of its latest sign of life; the last item is for the envs that have none
+        # (lane -1).
+        self._limit_s = None if exchange.restarts is None else limit_s
         self._heard = np.zeros(self._lanes.max() + 2)
         self._noted = 0  # rows of the ring that are known to be signs of life
         self._own_queue: list[tuple[int, Any]] = []
         # For when Ctrl-C comes: who is being queued, with what, and how many were so far; and whose
         # rows are being handed out, up to which position.
         self._sending = np.zeros(0, np.int64)
-        self._letters: list[tuple[int, bytes]] = []
+        self._action_messages: list[tuple[int, bytes]] = []
         self._num_sent = 0
         self._taken: tuple[np.ndarray, int] | None = None
         words: Any = exchange.link.words
         self._pushed = memoryview(words[POSTED_LINE * LINE + ROWS :])
         exchange.push = self._push_again
-        exchange.before_revival = self._lost
+        exchange.before_replacement = self._missing
 
     def _push(self, env_ids: np.ndarray) -> None:
         if self._limit_s is not None:
@@ -88,7 +102,7 @@ class Receiver:
         if pushed > 0:
             calls.in_flight[sending] = True
         else:
-            self._letters = []
+            self._action_messages = []
         for env_id, _ in self._own_queue:
             calls.in_flight[env_id] = True
         self.note_sent()
@@ -115,7 +129,7 @@ class Receiver:
         if ring.has_status:
             self._exchange.drop_answers()
 
-    def _lost(self) -> np.ndarray:
+    def _missing(self) -> np.ndarray:
         """Return the envs in flight whose results are not in the ring."""
         self._envs._own_rows()
         missing = self._envs._calls.in_flight.copy()
@@ -133,30 +147,30 @@ class Receiver:
             actions, env_ids = self._keep_own(actions, env_ids)
             if len(env_ids) == 0:
                 return
-        if envs._writer is not None:
-            envs._writer.write(actions, env_ids)
+        if self._writer is not None:
+            self._writer.write(actions, env_ids)
             self._sending = env_ids
             self._push(env_ids)
             return
         each = list(map(dumps, iterate(envs.action_space, actions)))
         owners = self._owners[env_ids]
-        letters = []
+        messages = []
         for worker in np.unique(owners).tolist():
             chosen = np.flatnonzero(owners == worker).tolist()
             told = {int(env_ids[k]): each[k] for k in chosen}
-            letters.append((worker, exchange.pickled_actions(told)))
-        self._sending, self._letters = env_ids, letters
+            messages.append((worker, exchange.pickled_actions(told)))
+        self._sending, self._action_messages = env_ids, messages
         self._push(env_ids)
-        self.post_letters()
+        self.post_actions()
 
-    def post_letters(self) -> None:
+    def post_actions(self) -> None:
         """Send the actions of envs that have been queued, which workers wait for.
 
         It is done again after an interrupt, and workers drop what comes twice.
         """
-        for worker, letter in self._letters:
-            self._exchange.pool.send(worker, letter)
-        self._letters = []
+        for worker, message in self._action_messages:
+            self._exchange.pool.send(worker, message)
+        self._action_messages = []
 
     def _keep_own(self, actions: Any, env_ids: np.ndarray) -> tuple[Any, np.ndarray]:
         """Put aside the envs that the caller steps itself; return what is left."""
@@ -176,7 +190,7 @@ class Receiver:
 
         Their rows go into the ring like all others.
         """
-        self.post_letters()
+        self.post_actions()
         own = self._exchange.own
         while self._own_queue:
             assert own is not None
@@ -202,11 +216,11 @@ class Receiver:
     def give_up(self) -> None:
         """Forget the envs that were put aside, before a full reset."""
         self._own_queue.clear()
-        self._letters = []
+        self._action_messages = []
 
     def recv(self, count: int, most: int, deadline: Deadline) -> StepBatch:
         """Return the rows that are ready, at most `most`, once there are at least `count`."""
-        if self._own_queue or self._letters:
+        if self._own_queue or self._action_messages:
             self._do_own_part()
         ring = self._exchange.ring
         while True:
@@ -217,7 +231,7 @@ class Receiver:
             ids, index = ring.read_ids(ready), ring.index(ready)
             if not ring.has_status or self._are_explained(ids, index):
                 break  # otherwise a worker has died before it sent what belongs to a row
-        if self._exchange.has_revived and (ids == VOID).any():
+        if self._exchange.has_replaced and (ids == VOID).any():
             chosen = np.flatnonzero(ids != VOID)
             ids, index = ids[chosen], (ring.head + chosen) % ring.size
         if self._limit_s is not None:
@@ -230,7 +244,7 @@ class Receiver:
             infos, faults, misfit = self._more(ids, index, objects)
         rewards, terminations, truncations = ring.flags(index)
         if self._envs._is_disabled:
-            self._envs.note_ended(terminations | truncations, ids)
+            self._envs._note_ended(terminations | truncations, ids)
         if faults or misfit is not None:
             self._take(ids, ready)
             self._envs._calls.mark_received(ids)
@@ -243,13 +257,13 @@ class Receiver:
             obs = copy_batch(obs) if isinstance(index, slice) else obs
             flags = rewards.copy(), terminations.copy(), truncations.copy()
         self._take(ids, ready)
-        if self._exchange.has_news:
+        if self._exchange.has_pending_updates:
             self._exchange.announce()
         return StepBatch(obs, *flags, infos, ids)
 
     def _first(self, most: int, ready: int) -> int:
         """Return how many of the rows that are ready hold the first `most` envs."""
-        if not self._exchange.has_revived:
+        if not self._exchange.has_replaced:
             return most
         living = np.flatnonzero(self._exchange.ring.read_ids(ready) != VOID)
         return ready if len(living) <= most else int(living[most - 1]) + 1
@@ -264,7 +278,7 @@ class Receiver:
                 self._replace_late(self._limit_s, replaced)
             ready = ring.wait(wanted)
             if ready >= wanted:
-                if not exchange.has_revived:
+                if not exchange.has_replaced:
                     return ready
                 voids = int((ring.read_ids(ready) == VOID).sum())
                 if ready - voids >= count:
@@ -275,7 +289,7 @@ class Receiver:
             if deadline.is_over and ring.wait(wanted) < wanted:
                 if deadline.is_limit and self._limit_s is not None:
                     continue  # who is late will be replaced
-                late = self._lost().tolist()
+                late = self._missing().tolist()
                 raise StepTimeoutError(
                     f"`recv` has timed out after {deadline.timeout} second(s) with {ready} of "
                     f"{count} results: waiting for envs {', '.join(map(str, late[:8]))}. They stay "
@@ -293,7 +307,7 @@ class Receiver:
         silent = now - self._heard > limit_s
         if not silent.any():
             return
-        missing = self._lost()
+        missing = self._missing()
         missing = missing[self._lanes[missing] >= 0]
         late = missing[silent[self._lanes[missing]]]
         for worker in np.unique(self._owners[late]).tolist():

@@ -14,8 +14,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.cores import usable_cores
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.probe import Probe, ProbeError, ProbeTimeout, probe_env, run_apart
-from vecenv.workers.threads import MOST_THREADS
+from vecenv.workers.probe import MOST_THREADS, Probe, ProbeError, ProbeTimeout, probe_env, run_apart
 
 __all__ = ["Choice", "choose_backend"]
 

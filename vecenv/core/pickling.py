@@ -1,27 +1,28 @@
-"""What envs do with the standard library's `multiprocessing`, in workers, which are not its own.
-
-Workers are processes of `multiprocess`, of which the standard library knows nothing. Queues, locks,
-pipes and managers that factories hold must reach them all the same, and what envs start there must
-end with them.
-"""
+"""What users' code has made, pickled for other processes: messages, env factories, env ids."""
 
 from __future__ import annotations
 
+import contextlib
 import io
-import multiprocessing
-import multiprocessing.process
-import multiprocessing.resource_sharer
-import multiprocessing.util
 import os
 import pickle
 import sys
 import threading
 import types
 from collections import ChainMap
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["authkey", "end_own", "pickled", "settle", "unpickled"]
+__all__ = [
+    "dump_factories",
+    "dump_registry",
+    "dumps",
+    "load_factories",
+    "load_registry",
+    "loads",
+]
 
+loads = pickle.loads
 _pickling = threading.RLock()  # as modules are registered with cloudpickle meanwhile
 
 
@@ -35,20 +36,50 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_stop_pickling)
 
 
-def authkey() -> bytes:
-    """Return the key with which this process talks to managers."""
-    return bytes(multiprocessing.current_process().authkey)
+def dumps(message: Any) -> bytes:
+    """Pickle a message; what plain pickle can't (closures, classes of `__main__`) goes by value."""
+    try:
+        return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:  # pickling runs code of users' classes
+        import cloudpickle
+
+        return cloudpickle.dumps(message)
 
 
-def pickled(factories: list[Any]) -> bytes:
+def dump_registry() -> bytes:
+    """Pickle the specs of the env ids that this process knows, except those that can't be."""
+    import cloudpickle
+    import gymnasium
+
+    specs = []
+    for spec in list(gymnasium.registry.values()):  # which another thread may add to
+        with contextlib.suppress(Exception):  # pickling runs code of users' classes
+            specs.append(cloudpickle.dumps(spec))
+    return dumps(specs)
+
+
+def load_registry(registry: bytes) -> None:
+    """Register the env ids of `dump_registry` in this process, too."""
+    import gymnasium
+
+    for pickled_spec in loads(registry):
+        with contextlib.suppress(Exception):  # of a module that is not here: not of these envs
+            spec = loads(pickled_spec)
+            gymnasium.registry.setdefault(spec.id, spec)
+
+
+def dump_factories(factories: list[Callable[[], Any]]) -> bytes:
     """Pickle factories by value as far as needed: lambdas, closures, classes of `__main__`.
 
     So are classes and functions of modules that only this process has, as it has made them or
     loaded them from a file of another name.
 
     Locks, queues, pipes and shared values are handed over as if a process of theirs were started;
-    everything else, tensors and bound methods too, as `cloudpickle` does it. Load with `unpickled`.
+    everything else, tensors and bound methods too, as `cloudpickle` does it.
+    Load with `load_factories`.
     """
+    import multiprocessing.resource_sharer
+
     import cloudpickle
     import multiprocess.context
 
@@ -73,9 +104,13 @@ def pickled(factories: list[Any]) -> bytes:
             return super().reducer_override(obj)
 
     file = io.BytesIO()
+    # Stands for a process being started; file descriptors reach it by a thread and a socket.
+    spawning = types.SimpleNamespace(
+        DupFd=multiprocessing.resource_sharer.DupFd, duplicate_for_child=lambda fd: fd
+    )
     with _pickling:
         for library in libraries:
-            library.context.set_spawning_popen(_Spawning)
+            library.context.set_spawning_popen(spawning)
         try:
             Pickler(file).dump((factories, by_value.objects))
         finally:
@@ -133,7 +168,7 @@ def _can_be_imported(name: str) -> bool:
         return True
 
 
-def unpickled(text: bytes) -> list[Any]:
+def load_factories(text: bytes) -> list[Callable[[], Any]]:
     """Return factories that another process has pickled.
 
     Classes and functions of its main script, and of other modules that went by value, become those
@@ -146,41 +181,3 @@ def unpickled(text: bytes) -> list[Any]:
         for name, value in objects.items():
             vars(module).setdefault(name, value)
     return factories
-
-
-class _Spawning:
-    """Stands for a process being started; file descriptors reach it by a thread and a socket."""
-
-    DupFd = staticmethod(multiprocessing.resource_sharer.DupFd)
-
-    @staticmethod
-    def duplicate_for_child(fd: int) -> int:
-        return fd
-
-
-def settle(worker: int, key: bytes) -> None:
-    """Tell the standard library, in a worker, that this is a process of its own.
-
-    Otherwise envs would use the caller's connections to managers, their queues would believe that
-    the threads that write them out are there, and the caller's processes would pass for theirs.
-
-    Args:
-        worker: Number of the worker.
-        key: The caller's `authkey`.
-    """
-    process = multiprocessing.current_process()
-    process.name = f"vecenv-worker-{worker}"
-    process.authkey = key
-    multiprocessing.process._children = set()  # type: ignore[attr-defined]
-    multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]
-
-
-def end_own() -> None:
-    """Do at a worker's end what the standard library does at the end of its processes."""
-    daemons = [process for process in multiprocessing.active_children() if process.daemon]
-    for process in daemons:
-        process.terminate()
-    for process in daemons:
-        process.join(1)
-    threading._shutdown()  # type: ignore[attr-defined]  # executors first, while their queues work
-    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]  # queues are written out

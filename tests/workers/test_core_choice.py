@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from vecenv.workers import cores
-from vecenv.workers.cores import CoreChoice
+from vecenv.workers import core_choice
+from vecenv.workers.core_choice import CoreChoice
 
 
 @pytest.mark.parametrize(("after_ns", "moves"), [(10, 5), (100, 2)])
 def test_a_worker_leaves_the_callers_core_for_as_long_as_that_helps(monkeypatch, after_ns, moves):
     """It is put back on that core after every move; commands take 100 ns there."""
     times, clock, left = np.zeros(1, np.int64), [0], []
-    monkeypatch.setattr(cores, "perf_counter_ns", lambda: clock[0])
-    monkeypatch.setattr(cores, "_leave_core", left.append)
+    monkeypatch.setattr(core_choice, "perf_counter_ns", lambda: clock[0])
+    monkeypatch.setattr(core_choice, "_leave_core", left.append)
     choice, is_away = CoreChoice(times), False
     for number in range(640):
         clock[0] += after_ns if is_away else 100
@@ -27,7 +27,7 @@ def test_a_worker_leaves_the_callers_core_for_as_long_as_that_helps(monkeypatch,
 
 def test_a_pause_on_another_core_is_no_reason_to_move(monkeypatch):
     left = []
-    monkeypatch.setattr(cores, "_leave_core", left.append)
+    monkeypatch.setattr(core_choice, "_leave_core", left.append)
     times = np.zeros(1, np.int64)
     choice = CoreChoice(times)
     for number in range(500):

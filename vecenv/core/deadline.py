@@ -20,6 +20,18 @@ class Deadline:
         self.is_limit = is_limit
         self._end = None if timeout is None else time.monotonic() + timeout
 
+    @staticmethod
+    def of_call(timeout: float | None, limit: float | None) -> Deadline:
+        """Return the deadline of a call that was given a timeout.
+
+        Args:
+            timeout: The call's own; it only ends the wait.
+            limit: What holds without one: how long envs may take.
+        """
+        if timeout is not None:
+            return Deadline(timeout)
+        return _NEVER if limit is None else Deadline(limit, is_limit=True)
+
     def left(self) -> float:
         """Return the seconds left, at least 0; infinity for never."""
         return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
@@ -28,3 +40,6 @@ class Deadline:
     def is_over(self) -> bool:
         """Whether it has passed."""
         return self._end is not None and time.monotonic() >= self._end
+
+
+_NEVER = Deadline(None, is_limit=True)
