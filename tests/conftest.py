@@ -1,22 +1,15 @@
-"""Set-up shared by all tests: shape checks, hypothesis without clocks, markers, a time budget."""
+"""Set-up shared by all tests: hypothesis without clocks, markers, a time budget."""
 
 import os
 import time
-import tomllib
-from pathlib import Path
 
 import hypothesis
 import pytest
-import shape_checks
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # no window opens
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
-ROOT = Path(__file__).parents[1]
-SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["vecenv"]
 STARTED = time.monotonic()
-
-shape_checks.install(SETTINGS["shape-checked-modules"])
 
 hypothesis.settings.register_profile(
     "vecenv", deadline=None, derandomize=True, database=None, print_blob=False
