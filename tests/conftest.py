@@ -48,6 +48,17 @@ def a_program_without_threads(monkeypatch):
     monkeypatch.setattr(vecenv.workers.starting, "why_not_fork", lambda: None)
 
 
+@pytest.fixture(autouse=True)
+def envs_that_do_not_wait(monkeypatch):
+    """Say so without trying one out beforehand, which takes as long as opening a pool.
+
+    What tests that are about the trial undo.
+    """
+    import vecenv.workers.opening
+
+    monkeypatch.setattr(vecenv.workers.opening, "_threads_for", lambda *_: 1)
+
+
 @pytest.fixture
 def one_torch_thread():
     """More only wait for each other on networks so small, for long on a busy machine."""
