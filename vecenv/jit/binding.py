@@ -1,11 +1,14 @@
-"""From kernels to a loop over envs: bind the templates of `driver`, and compile them."""
+"""From kernels to a loop over envs: bind the templates of `episodes` and `driver`, compile them."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +18,16 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaExperimentalFeatureWarning
 
 from vecenv.fingerprint import cached_njit, fingerprint, is_jit_off
-from vecenv.jit import driver
-from vecenv.jit.cache_files import tidy
+from vecenv.jit import driver, episodes
+from vecenv.jit.driver import JOB_DTYPE
+from vecenv.jit.episodes import NO_LIMIT, RUN_DTYPE
 from vecenv.jit.failures import ARGUMENTS, explain
 from vecenv.jit.interpreted import calls_users_code, interpretable, try_out
-from vecenv.jit.job import JOB_DTYPE, NO_LIMIT, RUN_DTYPE
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["Loop", "bind_loop"]
+__all__ = ["Loop", "bind_loop", "tidy"]
+
+NUM_KEPT = 100  # compiled versions of one function: kinds of env, and states of their source
 
 _KERNEL_NAMES = {
     "reset": "env_reset",
@@ -33,7 +38,7 @@ _KERNEL_NAMES = {
 
 
 class Loop(NamedTuple):
-    """The loop over envs, bound to the kernels of one kind of env; see `driver`."""
+    """The loop over envs, bound to the kernels of one kind of env."""
 
     run_rows: Callable[..., Any] | None  # in Python; None if it will not be needed
     attend: Any  # compiled for its only signature; None with the JIT off or for debugging
@@ -76,7 +81,7 @@ def bind_loop(
     for name, function in functions.items():
         if function is not None:
             _check_arguments(kernels, name, function, params is not None)
-    functions["action_mask"] = functions["action_mask"] or driver.no_mask
+    functions["action_mask"] = functions["action_mask"] or episodes.no_mask
     run_rows = _bound_scope(functions, constants, lambda function: function)["run_rows"]
     has_python = not is_compiled or calls_users_code(run_rows)  # bundled kernels are not tried out
     loop = Loop(interpretable(run_rows) if has_python else None, None, set())
@@ -139,6 +144,33 @@ def _compile_or_load(attend: Any) -> None:
     tidy(attend)
 
 
+def tidy(dispatcher: Any) -> None:
+    """Note that the cached code of a function was used; if it is new, delete what was used least.
+
+    Numba writes new files for every fingerprint and deletes none.
+
+    Args:
+        dispatcher: What `cached_njit` returned, compiled.
+    """
+    if dispatcher._cache.cache_path is None:
+        return
+    folder = Path(dispatcher._cache.cache_path)
+    name = dispatcher.py_func.__qualname__
+    function = name.partition("-")[0]
+    with contextlib.suppress(OSError):  # other processes delete too, or the folder is read-only
+        for index in folder.glob(f"*.{name}-*.nbi"):
+            os.utime(index)
+        if not dispatcher.stats.cache_hits:
+            indices = sorted(folder.glob(f"*.{function}-*.nbi"), key=_last_use, reverse=True)
+            for index in indices[NUM_KEPT:]:
+                for file in (*folder.glob(f"{index.stem}.*.nbc"), index):
+                    file.unlink(missing_ok=True)
+
+
+def _last_use(index: Path) -> float:
+    return index.stat().st_mtime
+
+
 def _bound_scope(
     functions: dict[str, Any], constants: dict[str, Any], finish: Callable[[Any], Any]
 ) -> dict[str, Any]:
@@ -149,19 +181,19 @@ def _bound_scope(
     What stands between `attend` and the kernels is inlined by Numba: LLVM would optimize the
     kernels once more with each function on the way.
     """
-    scope = {**vars(driver), **constants}
+    scope = {**vars(episodes), **vars(driver), **constants}
     if constants["PARAMS_DTYPE"] is None:
         scope["PARAMS_DTYPE"] = np.dtype(np.float64)
-        step_adapter, pair_adapter = driver.step_without_params, driver.pair_without_params
+        step_adapter, pair_adapter = episodes.step_without_params, episodes.pair_without_params
     else:
-        step_adapter, pair_adapter = driver.step_with_params, driver.pair_with_params
+        step_adapter, pair_adapter = episodes.step_with_params, episodes.pair_with_params
     for name, kernel in functions.items():
         adapter = _rebound(step_adapter if name == "step" else pair_adapter, {"kernel": kernel})
         scope[_KERNEL_NAMES[name]] = finish(adapter)
-    scope["obs_row"] = driver.scalar_row if constants["OBS_SHAPE"] == () else driver.array_row
-    scope["action_row"] = driver.array_row
-    for name in ("run_rows", "unpack"):
-        scope[name] = finish(_rebound(getattr(driver, name), scope))
+    scope["obs_row"] = episodes.scalar_row if constants["OBS_SHAPE"] == () else episodes.array_row
+    scope["action_row"] = episodes.array_row
+    for template in (episodes.run_rows, driver.unpack):
+        scope[template.__name__] = finish(_rebound(template, scope))
     return scope
 
 

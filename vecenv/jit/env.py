@@ -23,9 +23,9 @@ from vecenv.core.spaces import BatchedSpaces
 from vecenv.files import read_entry
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
-from vecenv.jit.actions import ActionReader
+from vecenv.jit.arrays import ActionReader, Outputs, SlotCheck, new_outputs
 from vecenv.jit.binding import Loop, bind_loop
-from vecenv.jit.job import (
+from vecenv.jit.episodes import (
     DISABLED,
     MASK,
     NEXT_STEP,
@@ -37,7 +37,6 @@ from vecenv.jit.job import (
     STEP,
 )
 from vecenv.jit.kernels import EnvKernels, as_record, draw
-from vecenv.jit.results import Outputs, SlotCheck, episode_infos, final_infos, new_outputs
 from vecenv.jit.runner import CompiledRunner, Fixed, PythonRunner
 
 __all__ = ["JitVectorEnv"]
@@ -480,9 +479,21 @@ class JitVectorEnv(VecEnv):
         infos: dict[str, Any] = {}
         if self.episode_infos:
             runs = self._runs if env_ids is None else self._runs[env_ids]
-            infos = episode_infos(runs, is_over)
+            returns = np.where(is_over, runs["last_return"], 0.0)
+            lengths = np.where(is_over, runs["last_length"], 0)
+            infos = {"episode": {"r": returns, "l": lengths}, "_episode": is_over}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            infos = final_infos(infos, self._final_obs, is_over, env_ids)
+            rows = np.flatnonzero(is_over)
+            final_obs = self._final_obs[rows if env_ids is None else env_ids[rows]]
+            objects = np.full(len(is_over), None, dtype=object)
+            objects[rows] = np.fromiter(final_obs, dtype=object, count=len(rows))
+            infos = {
+                **infos,
+                "final_obs": objects,
+                "_final_obs": is_over,
+                "final_info": infos,
+                "_final_info": is_over,
+            }
         return infos
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:

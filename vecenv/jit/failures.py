@@ -18,7 +18,7 @@ from numba import types as numba_types
 import vecenv
 from vecenv.core.copies import Copies, python_function
 from vecenv.fingerprint import fresh_njit
-from vecenv.jit.job import RUN_DTYPE
+from vecenv.jit.episodes import RUN_DTYPE
 from vecenv.jit.kernels import EnvKernels
 
 __all__ = ["ARGUMENTS", "KernelCompileError", "explain"]
@@ -82,7 +82,7 @@ def explain(
     Args:
         kernels: What could not be compiled.
         compiled: Its functions by name, as compiled ones.
-        constants: Global constants of the templates, see `driver`.
+        constants: Global constants of the templates, see `binding`.
         error: What Numba raised.
     """
     for name, types_all in _signatures(constants).items():

@@ -25,7 +25,7 @@ from gymnasium.spaces import Discrete
 
 from vecenv.core.copies import FIXED_PACKAGES, Copies
 from vecenv.core.rows import aligned_zeros
-from vecenv.jit.job import MASK, NEXT_STEP, RESET, RUN_DTYPE, STEP, Batch
+from vecenv.jit.episodes import MASK, NEXT_STEP, RESET, RUN_DTYPE, STEP, Batch
 from vecenv.jit.kernels import EnvKernels
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 import threading
 import time
@@ -14,21 +15,12 @@ import numpy as np
 
 from vecenv.core.rows import aligned_zeros
 from vecenv.fingerprint import cached_njit
-from vecenv.jit import handover
-from vecenv.jit.job import (
-    ACTIVE,
-    CALLER,
-    JOB_DTYPE,
-    OPEN,
-    STEP,
-    STOP,
-    Batch,
-    control_words,
-)
-from vecenv.jit.results import Outputs
-from vecenv.jit.splitting import SplitChoice, num_parts
+from vecenv.jit import driver
+from vecenv.jit.arrays import Outputs, first_invalid_row
+from vecenv.jit.driver import ACTIVE, CALLER, JOB_DTYPE, OPEN, STOP, control_words
+from vecenv.jit.episodes import STEP, Batch
 
-__all__ = ["CompiledRunner", "Fixed", "PythonRunner"]
+__all__ = ["CompiledRunner", "Fixed", "PythonRunner", "SplitChoice", "num_parts"]
 
 # After a job, helpers wait awake for the next one, which they then get in less than 1 us.
 NUM_SPINS = 3_000  # rounds that they wait: 75 us at 2.6 GHz
@@ -40,11 +32,15 @@ CHUNKS_PER_PART = 4
 ROWS_PER_LINE = 64  # bools on a cache line; chunks are multiples, so threads don't share lines
 MAX_THREADS = 62  # bits of an int64
 NUM_TIMED = 5  # jobs done on one thread to see how long they take
+# A job that takes less than this on one thread is never split; parts take at least half of it.
+SPLIT_NS = 20_000
+NUM_TRIED = 12  # jobs, split or not, after which that is judged
+NUM_KEPT = 1200  # jobs done as is faster before both are tried again
 
-_publish = cached_njit(handover.publish)
-_settle = cached_njit(handover.settle, nogil=True)
-_leave = cached_njit(handover.leave)
-_first_invalid_row: Any = getattr(handover.first_invalid_row, "py_func", handover.first_invalid_row)
+_publish = cached_njit(driver.publish)
+_settle = cached_njit(driver.settle, nogil=True)
+_leave = cached_njit(driver.leave)
+_first_invalid_row: Any = getattr(first_invalid_row, "py_func", first_invalid_row)
 
 
 class Fixed(NamedTuple):
@@ -468,6 +464,51 @@ class CompiledRunner:
                 self._describe_step()
         elif self._choice.note(elapsed_ns):
             self._describe_step()
+
+
+def num_parts(work_ns: float, num_threads: int) -> int:
+    """Return into how many parts to split a job that takes one thread `work_ns`."""
+    return min(num_threads, int(2 * work_ns / SPLIT_NS)) if work_ns >= SPLIT_NS else 1
+
+
+class SplitChoice:
+    """Tries jobs of one size on several threads and on one, and keeps to what is faster.
+
+    Splitting does not pay where other processes or threads want the processors too, or where the
+    caller does so much between jobs that helpers have fallen asleep; and that changes with time.
+
+    Attributes:
+        is_split: How to do the next job.
+    """
+
+    def __init__(self) -> None:
+        self.is_split = True
+        self._times_ns: list[int] = []  # of the jobs of this trial
+        self._split_ns: float | None = None  # median of the trial of splitting, if it is over
+        self._num_kept = 0  # jobs for which the choice still stands
+
+    def note(self, elapsed_ns: int) -> bool:
+        """Note how long a job took; return whether `is_split` has changed."""
+        if self._num_kept:
+            self._num_kept -= 1
+            return self._num_kept == 0 and self._turn_to(True)
+        self._times_ns.append(elapsed_ns)
+        if len(self._times_ns) < NUM_TRIED:
+            return False
+        median_ns = statistics.median(self._times_ns)
+        self._times_ns.clear()
+        if self._split_ns is None:
+            self._split_ns = median_ns
+            return self._turn_to(False)
+        is_better = self._split_ns < median_ns
+        self._split_ns = None
+        self._num_kept = NUM_KEPT
+        return self._turn_to(is_better)
+
+    def _turn_to(self, is_split: bool) -> bool:
+        is_new = is_split != self.is_split
+        self.is_split = is_split
+        return is_new
 
 
 def _stamped(job: Any, note: Callable[[int, int], None]) -> Callable[..., Any]:
