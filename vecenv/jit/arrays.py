@@ -21,7 +21,7 @@ _FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 class ActionReader:
-    """Casts actions to the dtype of their space and refuses those out of bounds.
+    """Casts actions to the dtype of their space and checks their bounds.
 
     `vecenv.core.actions.ActionBatcher` has checked them: right shape and kind of dtype, no NaN.
 
@@ -38,13 +38,12 @@ class ActionReader:
         self._dtype = np.dtype(space.dtype)
         self._shape = (num_envs, *(space.shape or ()))
         self.no_actions = np.zeros((0, *self._shape[1:]), dtype=self._dtype)
-        self._cast: np.ndarray | None = None  # what `read` casts into, once it has to
+        self._cast: np.ndarray | None = None  # allocated by the first cast
 
     def read(self, actions: np.ndarray) -> np.ndarray:
         """Return actions (R, ...) of the space's dtype, C-contiguous.
 
-        They are the caller's array if that will do, else rows of an array that the next call
-        overwrites.
+        Returns the caller's array if possible, else rows of an array that the next call overwrites.
 
         Raises:
             ActionError: A value does not fit into the dtype.
@@ -70,7 +69,7 @@ class ActionReader:
             self.refuse(actions, row, row if env_ids is None else int(env_ids[row]))
 
     def refuse(self, actions: np.ndarray, row: int, env_id: int) -> NoReturn:
-        """Say that the action in this row, for this env, is out of bounds."""
+        """Raise ActionError for the action of this row, which is for this env."""
         space = self._space
         expected = f"an action of {space}"
         if isinstance(space, Discrete):
@@ -98,7 +97,7 @@ def _element_bounds(space: Space) -> np.ndarray:
 
 @njit
 def first_invalid_row(actions, bounds):
-    """First row of actions (R, ...) with an element out of bounds int64 (2, K), or -1.
+    """Return the first row of actions (R, ...) with an element out of bounds int64 (2, K), or -1.
 
     bounds[0] and bounds[1] are the lowest and highest values of the K elements of one action, in C
     order; with K = 0 nothing is checked.
@@ -131,7 +130,7 @@ def copied(actions, address):
 
 
 class Outputs(NamedTuple):
-    """Where a job with R rows writes its results; all C-contiguous.
+    """The output arrays of a call with R rows; all C-contiguous.
 
     Attributes:
         obs: (R, *obs_shape).
@@ -157,10 +156,10 @@ def new_outputs(num_rows: int, obs_shape: tuple[int, ...], obs_dtype: Any) -> Ou
 
 
 class SlotCheck:
-    """Checks what is passed as `out`, for envs of one number and one observation shape."""
+    """Checks the arrays of `out`; made once for the observations of all envs."""
 
     def __init__(self, obs_shape: tuple[int, ...], obs_dtype: Any) -> None:
-        self._obs_shape = obs_shape  # with the number of envs in front
+        self._obs_shape = obs_shape  # of all envs: (N, ...)
         self._obs_dtype = np.dtype(obs_dtype)
         self._shape = obs_shape[:1]
 
@@ -168,7 +167,7 @@ class SlotCheck:
         """Return the arrays of `out`, an object with the attributes of `Outputs`.
 
         Raises:
-            SlotError: Results can't be written into one of them.
+            SlotError: An array is missing, or has the wrong shape, dtype or layout.
         """
         try:
             outputs = Outputs(out.obs, out.rewards, out.terminations, out.truncations)

@@ -1,4 +1,4 @@
-"""From kernels to a loop over envs: bind the templates of `episodes` and `driver`, compile them."""
+"""Bind the templates of `episodes` and `driver` to the kernels of one kind of env, and compile."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Loop(NamedTuple):
 
     run_rows: Callable[..., Any] | None  # in Python; None if it will not be needed
     attend: Any  # compiled for its only signature; None with the JIT off or for debugging
-    tried: set[Any]  # parameters with which it has been tried out
+    tried: set[Any]  # parameters of the dry runs so far
 
 
 _loops: dict[tuple[str, bool], Loop] = {}  # by fingerprint and whether it is to be compiled
@@ -59,16 +59,16 @@ def bind_loop(
     """Return the loop over envs for these kernels: from memory, from disk, or compiled now.
 
     Args:
-        kernels: What kind of env.
+        kernels: The kind of env.
         params: (1,) parameter record, or None if the kernels take none.
         max_episode_steps: For the dry run.
-        debug: Whether everything is to run in Python; then nothing is compiled.
-        dry_run: Whether to try out kernels that are not bundled in Python first.
+        debug: Whether everything runs in Python; then nothing is compiled.
+        dry_run: Whether to try out kernels in Python first, unless they are part of this package.
 
     Raises:
         TypeError: A kernel takes the wrong number of arguments.
         KernelIndexError: A kernel uses an index out of range; found by the dry run.
-        KernelCompileError: A kernel failed to compile or does not return what it should.
+        KernelCompileError: A kernel failed to compile or returns a wrong type.
     """
     is_compiled = not debug and not is_jit_off()
     constants = _constants(kernels, None if params is None else params.dtype)
@@ -97,7 +97,7 @@ def bind_loop(
 def _try_out(
     loop: Loop, kernels: EnvKernels, params: np.ndarray | None, max_episode_steps: int
 ) -> None:
-    """Step one env in Python, unless its code is ours or this has been done with these values."""
+    """Step one env in Python, unless its kernels are ours or were tried with these parameters."""
     key = (None if params is None else hash(params.tobytes()), max_episode_steps)
     if loop.run_rows is None or key in loop.tried:
         return
@@ -145,12 +145,12 @@ def _compile_or_load(attend: Any) -> None:
 
 
 def tidy(dispatcher: Any) -> None:
-    """Note that the cached code of a function was used; if it is new, delete what was used least.
+    """Mark the cached code of a function as used; after a compilation, delete the oldest.
 
     Numba writes new files for every fingerprint and deletes none.
 
     Args:
-        dispatcher: What `cached_njit` returned, compiled.
+        dispatcher: A function from `cached_njit`, compiled.
     """
     if dispatcher._cache.cache_path is None:
         return
@@ -176,10 +176,8 @@ def _bound_scope(
 ) -> dict[str, Any]:
     """Return the global names of the templates, bound to these kernels and constants.
 
-    `finish` is called with each function that stands between `attend` and the kernels.
-
-    What stands between `attend` and the kernels is inlined by Numba: LLVM would optimize the
-    kernels once more with each function on the way.
+    `finish` is called with each function between `attend` and the kernels. Numba inlines these
+    functions: LLVM would optimize the kernels once more with each call level.
     """
     scope = {**vars(episodes), **vars(driver), **constants}
     if constants["PARAMS_DTYPE"] is None:
@@ -211,7 +209,7 @@ def _rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
 
 
 def _check_arguments(kernels: EnvKernels, name: str, function: Any, has_params: bool) -> None:
-    """Refuse a kernel that can't be called with the arguments it will get."""
+    """Refuse a kernel that can't be called with the arguments of the loop."""
     expected = (*ARGUMENTS[name], *(("params",) if has_params else ()))
     signature = inspect.signature(getattr(function, "py_func", function))
     try:

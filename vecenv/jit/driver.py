@@ -5,10 +5,10 @@ addresses, so that a thread that never touches a Python object can do it. The *c
 how far threads are.
 
 The caller publishes a job under a new ticket and opens it. A helper that sees the ticket first
-counts itself in and then looks whether the job is (still) open; the caller first closes it and then
-waits until nobody is counted in. So no helper ever reads a job that is being changed, and one that
-wakes late finds it closed and costs nobody time. Rows are claimed in chunks, so the caller does
-whatever helpers do not.
+counts itself in and then checks that the job is (still) open; the caller first closes it and then
+waits until no helper is counted in. So no helper ever reads a job that is being changed, and a
+helper that wakes late finds it closed and delays no one. Rows are claimed in chunks, so the caller
+does the rows that no helper has claimed.
 
 `unpack` and `attend` are templates, as `episodes.run_rows` is: `binding` copies them for each kind
 of env, with the global names below bound to its dtypes and shapes.
@@ -50,7 +50,7 @@ JOB_DTYPE = np.dtype(
         ("num_ids", np.int64),  # 0: row i is env i
         ("num_parts", np.int64),  # threads that may take part
         ("chunk_rows", np.int64),  # rows that a thread claims at a time
-        ("may_wake", np.int64),  # 1: sleeping threads shall be woken to take part
+        ("may_wake", np.int64),  # 1: wake sleeping helpers
         *((name, np.int64) for name in ADDRESSES),
     ]
 )
@@ -61,8 +61,8 @@ TICKET = 0 * LINE  # number of the latest job offered to helper threads
 OPEN = 1 * LINE  # 1 while helper threads may join it
 ACTIVE = 2 * LINE  # helper threads that are inside it
 ENDED = 3 * LINE  # episodes that ended in it
-STOP = 4 * LINE  # 1: helper threads shall leave
-CALLER = 5 * LINE  # 1 while the calling thread does its share; it stays so if a kernel raises
+STOP = 4 * LINE  # 1: helper threads must return
+CALLER = 5 * LINE  # 1 while the calling thread does its part; stays 1 if a kernel raises
 FIRST_PART = 6 * LINE  # then one line per part: next row to claim
 # ... then one line per helper thread: 1 while it sleeps.
 
@@ -104,7 +104,7 @@ def publish(control, jobs, actions, bounds, obs, rewards, terminations, truncati
         jobs: JOB_DTYPE (1,); op, num_rows, num_parts and chunk_rows are set.
         actions: (R, ...).
         bounds: int64 (2, K), see `first_invalid_row`.
-        obs: (R, ...), where the job writes, as the next three.
+        obs: (R, ...), written by the job, as the next three.
         rewards: float32 or float64 (R,).
         terminations: bool (R,).
         truncations: bool (R,).
@@ -210,7 +210,7 @@ def unpack(job):
 
 @njit
 def attend(control, jobs, thread, num_spins):
-    """Do a share of jobs.
+    """Do parts of jobs.
 
     Thread 0, the caller of `step`, does one job with whatever help there is. Any other is a helper:
     it takes part in all jobs offered until none has come for `num_spins` rounds of waiting.

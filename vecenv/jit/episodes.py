@@ -25,7 +25,7 @@ RUN_DTYPE = np.dtype(
         ("seed", np.uint64),
         *((name, RNG_DTYPE[name]) for name in ("key", "counter")),  # the env's random stream
         ("episode_return", np.float64),  # of the episode under way
-        ("last_return", np.float64),  # of the episode that ended last; NaN before
+        ("last_return", np.float64),  # of the last episode that ended; NaN before
         ("episode_length", np.int64),
         ("last_length", np.int64),  # 0 before the first episode has ended
         ("num_episodes", np.int32),  # that have ended
@@ -38,8 +38,8 @@ RUN_DTYPE = np.dtype(
 class Batch(NamedTuple):
     """The arrays of one call with R rows, of N envs.
 
-    Outputs that the op does not write may be anything; `obs` and `actions` have the shape of their
-    single space after the first axis.
+    Outputs that the op does not write may have any length; `obs` and `actions` have the shape of
+    their single space after the first axis.
     """
 
     op: Any
@@ -123,13 +123,13 @@ def run_rows(batch, start, stop):
 
 @njit
 def scalar_row(array, row):
-    """Where `observe` writes if an observation is one number: a view of length 1."""
+    """Return the row of a batch of numbers as a view of length 1, for `observe` to write into."""
     return array[row : row + 1]
 
 
 @njit
 def array_row(array, row):
-    """Row of a batch of arrays, as a view; of a batch of numbers, the number."""
+    """Return the row of a batch: of arrays a view, of numbers the number."""
     return array[row]
 
 
