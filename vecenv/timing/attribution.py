@@ -4,10 +4,10 @@ A call of the vector env is divided at the start and the end of the caller's wai
 divided by the work of the threads that step envs. In a call that waits for all envs, the work of a
 thread is its env steps, its resets, and writing results (copying). The means over the threads that
 had work are *env compute*, *env reset* and *copying*; the longest work minus the mean is the
-*straggler wait*. In `recv`, which waits for the first envs that are ready, the time in which any env
-was being stepped is *env compute*, else reset *env reset*, else written *copying*. The rest of the
-wait is *hand-over*; the time after the wait is *copying* too. If the calling process steps the envs
-itself, all time but steps and resets is copying: batching results.
+*straggler wait*. In `recv`, which waits for the first envs that are ready, the time in which any
+env was being stepped is *env compute*, else reset *env reset*, else written *copying*. The rest of
+the wait is *hand-over*; the time after the wait is *copying* too. If the calling process steps the
+envs itself, all time but steps and resets is copying: batching results.
 
 Threads of one process whose envs compute in Python take turns, and count as one thread.
 
