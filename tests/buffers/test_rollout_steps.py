@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode
 
 from buffers import BufferMemoryError, BufferMisuseError, RolloutBuffer
 from buffers.rollout.kernels import UNWRITTEN
-from vecenv.workers.slots import unwritten
+from vecenv.workers.rows import unwritten
 
 SPACE = Dict({"a": Box(-1, 1, (2,)), "b": Tuple((Discrete(5), Box(0, 9, (1, 2), np.uint8)))})
 FLAT = Box(-1, 1, (2,))
