@@ -15,7 +15,7 @@ from vecenv.core.guard import GuardedEnv, unguarded
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.actions import ActionReader
 from vecenv.workers.arena import Arena
-from vecenv.workers.columns import ColumnWriter, Noted
+from vecenv.workers.info_columns import ColumnWriter, Noted
 from vecenv.workers.layout import HAS_ERROR, HAS_MESSAGE, Leaf
 from vecenv.workers.messages import Answer, Layout, ResetRequest, SlotLeaves
 from vecenv.workers.rows import object_rows, reward_bits, slot_rows, unwritten

@@ -16,7 +16,7 @@ from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError
 from vecenv.core.pickling import dumps, loads
 from vecenv.workers import layout as at
 from vecenv.workers.chunk import Chunk, Outcome
-from vecenv.workers.columns import ChunkInfos, ColumnReader
+from vecenv.workers.info_columns import ChunkInfos, ColumnReader
 from vecenv.workers.layout import FLAG_MESSAGE, HAS_MESSAGE, LINE, OP_MESSAGE, OP_STEP, Leaf
 from vecenv.workers.links import Link
 from vecenv.workers.messages import (
@@ -28,8 +28,7 @@ from vecenv.workers.messages import (
     split_message,
 )
 from vecenv.workers.pool import WorkerPool
-from vecenv.workers.ready import ReadyRing
-from vecenv.workers.rows import SlotTable, object_rows, reward_bits, unwritten
+from vecenv.workers.rows import ReadyRing, SlotTable, object_rows, reward_bits, unwritten
 
 __all__ = ["Exchange", "Gathered"]
 

@@ -24,7 +24,7 @@ from vecenv.workers.layout import (
     ROW_STATUS,
     ROWS,
 )
-from vecenv.workers.ready import VOID
+from vecenv.workers.rows import VOID
 
 if TYPE_CHECKING:
     from vecenv.core.deadline import Deadline

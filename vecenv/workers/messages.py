@@ -13,14 +13,12 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.faults import EnvFault
 from vecenv.core.pickling import dumps
 from vecenv.workers.actions import ActionLeaves
-from vecenv.workers.fields import Path, Template
 from vecenv.workers.layout import Leaf
 
 __all__ = [
     "INTERRUPTED",
     "NOTHING",
     "Answer",
-    "Column",
     "EnvSpaces",
     "Layout",
     "ResetRequest",
@@ -75,22 +73,6 @@ class SlotLeaves(NamedTuple):
     truncations: Leaf
 
 
-class Column(NamedTuple):
-    """A place in shared memory for an info field whose values are all built alike.
-
-    Attributes:
-        path: Keys that lead to it in the infos.
-        kind: NUMBERS or OBJECT, see `fields`.
-        template: How the values are built, see `fields.template_of`.
-        values: (num_envs, *shape) of each number or array of numbers in it.
-    """
-
-    path: Path
-    kind: str
-    template: Template
-    values: tuple[Leaf, ...]
-
-
 class Layout(NamedTuple):
     """What a worker must know before its envs can be stepped.
 
@@ -121,7 +103,7 @@ class Answer(NamedTuple):
     Attributes:
         result: Of a message; None for a step.
         infos: What of the infos is not in columns: by row of the chunk, or of the one env whose
-            ring row it is; see `columns.ChunkInfos`.
+            ring row it is; see `info_columns.ChunkInfos`.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
     """

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ from vecenv.workers.arena import Arena
 from vecenv.workers.child import ChildSetup, end_child, limit_threads, set_up_child
 from vecenv.workers.chunk import Chunk, Outcome, run_here
 from vecenv.workers.core_choice import CoreChoice
-from vecenv.workers.inbox import Inbox
 from vecenv.workers.layout import (
     CORE_SHIFT,
     CURRENT,
@@ -251,7 +251,7 @@ class _Worker:
         self._done = int(self._words[self._command + LINE + DONE_SEQUENCE])
         self._chunk = Chunk(envs, seat.worker, seat.first, layout, seat.arena, lanes)
         self._lanes = lanes
-        self._inbox = Inbox(seat.pipe)
+        self._inbox = _Inbox(seat.pipe)
         if lanes is None:
             self._chunk.announce = self._announce
         if seat.lost_because is not None:  # before threads step what has been queued meanwhile
@@ -388,6 +388,52 @@ class _Worker:
         if request.drop:  # after threads that had taken an id have taken its action
             self._inbox.drop_actions()
         return outcome
+
+
+class _Inbox:
+    """A worker's end of the pipe: commands' messages for the loop, actions for whoever steps.
+
+    Whoever waits for one kind keeps what comes of the other. Everything waited for has been
+    announced in shared memory, so it is on its way.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self._messages: deque[dict[str, Any]] = deque()
+        self._actions: dict[int, Any] = {}
+        self._latest = -1  # number of the actions that came last
+
+    def message(self, sequence: int) -> dict[str, Any]:
+        """Return the message of a command; others are ones that came twice."""
+        with self._lock:
+            while True:
+                while not self._messages:
+                    self._receive()
+                message = self._messages.popleft()
+                if message["sequence"] == sequence:
+                    return message
+
+    def action(self, env_id: int) -> Any:
+        """Return the action of an env that was queued."""
+        with self._lock:
+            while env_id not in self._actions:
+                self._receive()
+            return self._actions.pop(env_id)
+
+    def drop_actions(self) -> None:
+        """Forget the actions that nobody has asked for."""
+        with self._lock:
+            self._actions.clear()
+
+    def _receive(self) -> None:
+        message = loads(self._pipe.recv_bytes())
+        if message["kind"] == "actions":
+            if message["number"] > self._latest:  # otherwise it came before
+                self._latest = message["number"]
+                self._actions.update(message["actions"])
+        else:
+            self._messages.append(message)
 
 
 def _cut_in_forks(link: Link) -> None:
