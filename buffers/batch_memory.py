@@ -27,8 +27,8 @@ _MAX_POOLED_BYTES = 1 << 26
 class Kept(NamedTuple):
     """Memory of a batch, the arrays over it by name, and what all batches over it share.
 
-    How many references an object has that is in the pool only differs between versions of Python. So
-    they are counted, by one expression, when it is made, and whenever it is to be used again.
+    How many references an object has that is in the pool only differs between versions of Python.
+    So they are counted, by one expression, when it is made and whenever it is to be used again.
     """
 
     pages: np.ndarray  # uint8 (size_bytes,)
