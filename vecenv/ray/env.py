@@ -310,14 +310,7 @@ class RayVectorEnv(Collecting):
         if self._is_disabled:
             is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
             self._note_ended(is_over, env_ids)
-        return StepBatch(
-            rows.obs.take(env_ids),
-            rows.rewards[env_ids],
-            rows.terminations[env_ids],
-            rows.truncations[env_ids],
-            infos,
-            env_ids,
-        )
+        return self._batch_of(env_ids, infos)
 
     def _first(self, most: int, replies: list[tuple[Task, Reply]]) -> list[tuple[Task, Reply]]:
         """Return the replies about the first `most` envs; the rest is put back."""

@@ -310,6 +310,7 @@ class Receiver:
         missing = self._missing()
         missing = missing[self._lanes[missing] >= 0]
         late = missing[silent[self._lanes[missing]]]
+        late = self._responsible(late, now)
         for worker in np.unique(self._owners[late]).tolist():
             env_id = int(late[self._owners[late] == worker][0])
             replaced[worker] += 1
@@ -319,6 +320,16 @@ class Receiver:
                     f"{_MOST_REPLACEMENTS} restarts of its worker; it stays in flight"
                 )
             self._exchange.replace_late(worker, limit_s, f"the step of env {env_id}")
+
+    def _responsible(self, late: np.ndarray, now: float) -> np.ndarray:
+        """Return the late envs of the worker that keeps others from writing; all if none does."""
+        holder = self._exchange.link.find_holder()
+        for worker, process in enumerate(self._exchange.pool.processes):
+            its_envs = late[self._owners[late] == worker]
+            if process.pid == holder and len(its_envs):
+                self._heard[self._lanes[late]] = now  # the others' time begins anew
+                return its_envs
+        return late
 
     def _are_explained(self, ids: np.ndarray, index: slice | np.ndarray) -> bool:
         """Receive what belongs to rows by message; return False if it was lost with a worker."""

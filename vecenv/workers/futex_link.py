@@ -475,6 +475,7 @@ class FutexLink(Link):
         )
         self.publish = partial(_compiled.publish, words, *ring)
         self.read_ready = partial(_compiled.read_ready, words, *ring)
+        self.find_holder = lambda: -1  # nobody waits for another to write
         if is_caller:
             with interrupts_later():
                 self._warm_up()
