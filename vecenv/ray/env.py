@@ -32,8 +32,8 @@ __all__ = ["RayVectorEnv"]
 class RayVectorEnv(Collecting):
     """Envs in the actors of a Ray cluster, one vector env in each actor.
 
-    The interface of the other vector envs. As a message to an actor and back takes about a
-    millisecond, `step` pays for envs that take longer than that; where the policy is cheap to copy
+    It has the interface of the other vector envs. As a round trip to an actor takes about a
+    millisecond, `step` pays for envs whose steps take longer; where the policy is cheap to copy,
     let the actors act themselves, see `set_policy` and `collect`.
 
     Args:
@@ -44,31 +44,32 @@ class RayVectorEnv(Collecting):
             views of memory that the next call overwrites.
         observation_mode: As in `SyncVectorEnv`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
-        num_envs: How many envs; only with a factory of vector envs.
-        num_workers: Actors; None for as many as there is room for.
+        num_envs: Number of envs; only with a factory of vector envs.
+        num_workers: Number of actors; None for as many as there is room for.
         worker_backend: "sync" or "async" vector envs in the actors; only with a list of factories.
-        worker_options: Further arguments of these, such as {"threads_per_worker": 4}; "async" has
-            one worker process for each of `cpus_per_worker`.
-        cpus_per_worker: CPUs that Ray sets aside for each actor.
-        gpus_per_worker: GPUs, or parts of one, for each.
-        memory_per_worker: Bytes of memory for each; Ray places actors by it and limits nothing.
-        resources: Further resources of Ray for each, such as {"second": 1} on nodes started with
-            `ray start --resources='{"second": 1}'`.
+        worker_options: Further arguments of these vector envs, such as {"threads_per_worker": 4};
+            "async" has one worker process for each of `cpus_per_worker`.
+        cpus_per_worker: CPUs that Ray reserves for each actor.
+        gpus_per_worker: GPUs, or parts of one, for each actor.
+        memory_per_worker: Bytes of memory for each actor; Ray places actors by it, and enforces no
+            limit.
+        resources: Further resources of Ray for each actor, such as {"second": 1} on nodes started
+            with `ray start --resources='{"second": 1}'`.
         scheduling_strategy: "SPREAD" over the nodes, "DEFAULT" (packed), or an object of
             `ray.util.scheduling_strategies`, such as a placement group's; this needs `num_workers`.
-        address: Of the cluster: "host:port", "ray://host:port" or "auto"; None for the one that Ray
-            is connected to, that of the environment variable `RAY_ADDRESS`, or else one that is
-            started on this machine and ends with this process.
-        runtime_env: For the actors' processes, such as {"working_dir": "."}; see Ray. Ray takes
-            folders and modules of this machine only when it is connected to: they are passed to
+        address: Address of the cluster: "host:port", "ray://host:port" or "auto"; None for the one
+            that Ray is connected to, that of the environment variable `RAY_ADDRESS`, or else one
+            that is started on this machine and ends with this process.
+        runtime_env: Runtime environment of the actors, such as {"working_dir": "."}; see Ray. Ray
+            accepts folders and modules of this machine only while connecting: they are passed to
             `ray.init` if it is called here, and refused if you have called it.
         on_error: "raise", or "restart": envs that raise and actors that are gone are replaced,
             their episodes reported as truncated; `reset` also replaces actors that don't answer it
             within `timeout`.
         shares_cpus: Whether an actor that replaces another shares the CPUs of the others if no node
-            has any for it; else it waits for a node, until `start_timeout`.
-        timeout: Longest wait in seconds of calls that are not given one; None waits for as long as
-            the actors live.
+            has free ones; else it waits for a node, until `start_timeout`.
+        timeout: Longest wait in seconds of calls without a timeout of their own; None waits for as
+            long as the actors live.
         start_timeout: Longest wait in seconds until an actor's envs are made, restarts included,
             and until the actors' policies are made.
 
@@ -168,7 +169,7 @@ class RayVectorEnv(Collecting):
         self._own_rows()
         is_full = reset_mask is None or bool(reset_mask.all())
         if is_full:
-            self._fleet.forget()  # what was in flight is given up
+            self._fleet.forget()  # calls in flight are dropped
         else:
             self._require_known("reset")
         mask = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
@@ -191,7 +192,7 @@ class RayVectorEnv(Collecting):
         return self._take_reset(replies, mask)
 
     def _wait_reset(self, count: int) -> list[tuple[Task, Reply]]:
-        """Wait for the envs' first observations; replace actors that hang, if that is wanted."""
+        """Wait for the envs' first observations; with "restart", replace actors that hang."""
         while True:
             try:
                 return self._wait("reset", count, self._deadline(None), "`reset`")
@@ -234,7 +235,7 @@ class RayVectorEnv(Collecting):
                 self._own_rows()
                 if fleet.count("step") == self.num_envs:
                     self._calls.mark_sent(np.arange(self.num_envs))
-                else:  # it came while they were asked, or after they had answered
+                else:  # it was raised while actors were asked, or after they had answered
                     self._give_up()
             if isinstance(error, StepTimeoutError):
                 error.args = (f"{error.args[0]}. All envs are in flight: `recv` them, or close",)
@@ -328,7 +329,7 @@ class RayVectorEnv(Collecting):
         return kept
 
     def _part(self, task: Task, reply: Reply, first: int, last: int) -> tuple[Task, Reply]:
-        """Return what a reply says about its envs `first` to `last` - 1."""
+        """Return the part of a reply about its envs `first` to `last` - 1."""
         obs, rewards, terminations, truncations, infos, ids = reply.result
         ids = np.arange(task.num_envs) if ids is None else ids
         if isinstance(infos, InfosApart):
@@ -345,5 +346,5 @@ class RayVectorEnv(Collecting):
 
 
 def _by_worker(replies: list[tuple[Task, Reply]]) -> list[tuple[Task, Reply]]:
-    """Bring replies into the order of the envs, so that batched infos are built alike always."""
+    """Sort replies by env, so that batched infos do not depend on the order of arrival."""
     return sorted(replies, key=lambda pair: pair[0].worker)

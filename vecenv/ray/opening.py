@@ -1,4 +1,4 @@
-"""How the actors of a vector env come into being: options, what travels to them, who gets what."""
+"""Starting the actors of a vector env: checks of options, pickled factories, shares of the envs."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def read_demand(
     strategy: Any,
     runtime_env: dict[str, Any] | None,
 ) -> Demand:
-    """Read the options that say what Ray sets aside for an actor, and where.
+    """Read the options about an actor's resources and placement.
 
     Raises:
-        ValueError: An amount or a name makes no sense.
+        ValueError: An amount or a name is invalid.
     """
     if not cpus > 0:
         raise ValueError(f"cpus_per_worker is {cpus!r}, expected more than 0")
@@ -113,7 +113,7 @@ def open_fleet(env_fns: Makers, options: RayOptions) -> Fleet:
 
 
 def _places(cluster: Cluster, demand: Demand, num_envs: int) -> int:
-    """Return for how many actors there is room, and log it."""
+    """Return the number of actors that there is room for, and log it."""
     free = cluster.free_places(demand)
     num_workers = min(num_envs, max(1, free))
     possible = min(num_envs, cluster.all_places(demand))
@@ -188,7 +188,7 @@ def _pickled_maker(env_fns: Makers, first: int, last: int, options: RayOptions) 
 
 
 def _pickled_factories(env_fns: Sequence[Callable[[], Env]], first: int) -> None:
-    """Name the factory that can't be pickled, if there is one; equal ones are tried once."""
+    """Raise TypeError naming the first factory that can't be pickled; equal ones are tried once."""
     tried = set()
     for index, env_fn in enumerate(env_fns):
         if id(env_fn) not in tried:
@@ -197,10 +197,10 @@ def _pickled_factories(env_fns: Sequence[Callable[[], Env]], first: int) -> None
 
 
 def pickled(value: Any, name: str) -> bytes:
-    """Pickle what goes to an actor; functions and classes of scripts go by value.
+    """Pickle an argument of an actor; functions and classes of scripts by value.
 
     Raises:
-        TypeError: It can't be pickled.
+        TypeError: The value can't be pickled.
     """
     try:
         return cloudpickle.dumps(value)

@@ -1,4 +1,4 @@
-"""The part of `RayVectorEnv` that talks to its actors: waiting, faults, losses, calls, the end."""
+"""The calls of `RayVectorEnv` to its actors: waiting, faults, losses, closing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RemoteEnvs(GymVecEnv):
     """Envs in a fleet of actors.
 
     Attributes:
-        num_workers: Actors.
+        num_workers: Number of actors.
         restarts: int64 (num_envs,), how often each env has been replaced.
     """
 
@@ -43,7 +43,7 @@ class RemoteEnvs(GymVecEnv):
     _seeds: list[int | None]  # of the latest resets
     _timeout: float | None
     _steps = 0
-    _mirror: StampMirror | None = None  # while time is taken
+    _mirror: StampMirror | None = None  # while timing is enabled
     _stamped_lanes: np.ndarray | None = None
 
     def _chunk(self, worker: int) -> range:
@@ -57,12 +57,12 @@ class RemoteEnvs(GymVecEnv):
         return Deadline.of_call(timeout, self._timeout)
 
     def _give_up(self) -> None:
-        """Forget what is in flight, so that a `reset` is needed."""
+        """Drop the calls in flight, so that a `reset` is needed."""
         self._fleet.forget()
         self._calls.give_up()
 
     def _require_known(self, call: str) -> None:
-        """Ask for a `reset` if Ctrl-C came between what the actors did and its being noted."""
+        """Require a `reset` if Ctrl-C interrupted the bookkeeping after a call of the actors."""
         if self._fleet.count("step") != self._calls.num_in_flight:
             self._fleet.forget()
             self._calls.give_up(RuntimeError("Ctrl-C came between a step and its being noted"))
@@ -73,7 +73,7 @@ class RemoteEnvs(GymVecEnv):
     def _wait(
         self, method: str, num_envs: int, deadline: Deadline, doing: str
     ) -> list[tuple[Task, Reply]]:
-        """Wait for replies to calls of a method for so many envs; take those there are."""
+        """Wait for replies to calls of a method for `num_envs` envs; return all that have come."""
         try:
             with self._waiting():
                 self._fleet.wait(method, num_envs, deadline, doing)
@@ -105,13 +105,13 @@ class RemoteEnvs(GymVecEnv):
             self._end_with(error)
 
     def _end_with(self, error: WorkerDiedError) -> None:
-        """Close everything, as a worker is gone, and say so."""
+        """Close everything, as a worker is gone, and raise the error."""
         self.close(terminate=True)
         error.args = (f"{error.args[0]} The vector env is closed.",)
         raise error
 
     def _raise_faults(self, replies: Sequence[tuple[Task, Reply]]) -> None:
-        """Raise what went wrong in the envs, if something did."""
+        """Raise the faults of the envs, if there are any."""
         faults = [fault for _, reply in replies for fault in reply.faults]
         if not faults:
             return
@@ -141,7 +141,7 @@ class RemoteEnvs(GymVecEnv):
         return [reply.result for _, reply in sorted(replies, key=lambda pair: pair[0].worker)]
 
     def _seat_after(self, seat: Seat, reason: str) -> Seat:
-        """Count the loss of an actor; return what its successor is started with."""
+        """Count the loss of an actor; return the seat of its successor."""
         worker = seat.worker
         rows = self._rows_of(worker)
         self.restarts[rows] += 1
@@ -220,7 +220,7 @@ class RemoteEnvs(GymVecEnv):
     def close(self, **kwargs: Any) -> None:
         """Close the envs and end the actors; see `close_extras`. May be called twice.
 
-        A further call ends the actors that Ctrl-C has left, however often it came.
+        If Ctrl-C interrupts it, a further call ends the remaining actors.
         """
         try:
             super().close(**kwargs)
@@ -229,13 +229,13 @@ class RemoteEnvs(GymVecEnv):
                 self._fleet.stop(0.0, 0.0)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs and end the actors, whatever state they are in; Ray itself goes on.
+        """Close the envs and end the actors in any state; Ray itself keeps running.
 
-        Returns when Ray has the actors' resources back (after 5 seconds at the latest, 2 with
-        `terminate`, as others may take them at once).
+        Returns when Ray has released the actors' resources (after 5 seconds at the latest, 2 with
+        `terminate`, as other programs may take them at once).
 
         Args:
-            timeout: Seconds that envs have to finish and close, 5 if None; what still runs then is
+            timeout: Seconds for envs to finish and close, 5 if None; actors that still run then are
                 killed.
             terminate: Kill at once.
         """
@@ -249,5 +249,5 @@ class RemoteEnvs(GymVecEnv):
     def __del__(self) -> None:
         """End the actors of a vector env that was never closed."""
         if not getattr(self, "closed", True) and not sys.is_finalizing():
-            self._fleet.stop(0.0, 0.0)  # it may be run anywhere, so nothing is waited for
+            self._fleet.stop(0.0, 0.0)  # `__del__` may run anywhere, so it waits for nothing
             self.close(terminate=True)
