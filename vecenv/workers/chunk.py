@@ -37,8 +37,8 @@ class Chunk:
         group: The envs, with the rules of autoreset.
         has_objects: Whether some leaves of the observations have no fixed shape.
         announce: Called with the id of the env that is about to be reset or called.
-        is_stamped: Whether steps are being stamped; then whoever has written the results of one
-            calls `group.mark_done`.
+        is_stamped: Whether steps are being stamped; the writer of a step's results then calls
+            `group.mark_done`.
         run_each: Calls a function with indices of envs and returns the results, each in the thread
             that owns the env; the function must not raise.
 
@@ -131,7 +131,7 @@ class Chunk:
         rows, mark_rewards, mark = self._slots.get(slot) or self._slot(slot)
         mark_rewards(mark)
         if slot:
-            rows.has_ends = True  # it is the caller's memory: who knows what is in it
+            rows.has_ends = True  # it is the caller's memory, with anything in it
         faults: Sequence[EnvFault] = ()
         try:
             infos = self.group.step(actions, rows)
@@ -343,7 +343,7 @@ class Chunk:
         """Close the envs, also those after one that fails to, and let go of them."""
 
         def close(index: int) -> None:
-            with contextlib.suppress(BaseException):  # nobody is left to be told
+            with contextlib.suppress(BaseException):  # no caller is left to be told
                 unguarded(self.group.envs[index]).close()
             if self.worker >= 0:
                 self.group.envs[index] = None  # type: ignore[call-overload] # ends in its thread

@@ -87,7 +87,7 @@ class Half:
             envs._own_rows()
             self._writer.write(checked, self.env_ids)
             exchange.steps += 1
-            self._begun_at = exchange.num_given()
+            self._begun_at = exchange.num_commands()
             try:
                 self.is_pending = True
                 envs._calls.begin_async("step of a half")
@@ -99,7 +99,7 @@ class Half:
 
     def _has_begun(self) -> bool:
         """Whether workers have been asked for the pending step; Ctrl-C may have come before."""
-        return self._exchange.num_given() != self._begun_at
+        return self._exchange.num_commands() != self._begun_at
 
     def _end(self) -> None:
         self.is_pending = False
@@ -152,14 +152,14 @@ class Half:
         return any(half.is_pending for half in self._others)
 
     def _settle_others(self) -> None:
-        """Wait for the other half's step, which nobody will ask for after a fault."""
+        """Wait for the other half's step, which a caller who gets the fault won't wait for."""
         deadline = Deadline.of_call(None, self._limit_s)
         for half in self._others:
             if half.is_pending:
                 try:
                     self._exchange.wait(half._line, half._workers, deadline, "the other half")
                 except StepTimeoutError:
-                    return  # it stays pending, and the fault is what is told
+                    return  # it stays pending, and the fault is raised
                 self._exchange.gather(half._workers, None)
                 half.is_pending = False
         self._envs._calls.end_async()

@@ -388,7 +388,7 @@ class ColumnReader:
     Attributes:
         columns: All of them.
         forms: All of them, in the order of their numbers.
-        has_unsent: Whether there may be some that the workers have not been told of.
+        has_unsent: Whether there may be some that workers do not know.
         keeps_apart: Whether infos are handed out unbatched, as `InfosApart`.
         row_forms: Where chunks put the form of each env if they differ, int64 (num_envs,).
     """

@@ -67,7 +67,7 @@ class Link:
     complete: Any  # (command line, status, form, begin ns, end ns)
     push: Any  # (env ids, lanes by env id)
     pop: Any  # (worker) -> env id or -1, for a worker of one lane
-    give_jobs: Any  # (lanes' lines, int64): tells their threads that there is one job more
+    give_jobs: Any  # (lanes' lines, int64): wakes their threads for one more job
     # For the thread of a lane, after one sleep at the latest: env id, -1 (nothing) or JOB.
     take: Any  # (lane's line, jobs seen)
     publish_and_take: Any  # (command line, lane's line, jobs seen, leaves, env id, status, form)
@@ -90,8 +90,8 @@ class _FileLock:
     """A lock between processes on claims and queues, which have several writers.
 
     The system lets go of it when the process that holds it ends, however that ends: a worker that
-    is killed in between leaves nobody waiting. One that is stopped in between does; so the control
-    words say who has it.
+    is killed while it holds the lock blocks no other. One that is stopped does, so the control
+    words name the holder.
     """
 
     def __init__(self, file: int, words: np.ndarray, *, has_threads: bool) -> None:

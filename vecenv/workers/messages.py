@@ -30,7 +30,7 @@ __all__ = [
 
 
 # Outcomes of a chunk's command, see `chunk.Outcome`: nothing to say beyond numbers; and for the
-# caller's own chunk, Ctrl-C came and nobody knows how far it was.
+# caller's own chunk, Ctrl-C came, and how far it was is unknown.
 NOTHING = (0, 0, None)
 INTERRUPTED = (-1, -1, None)
 _HEAD = struct.Struct("<qq")
@@ -115,7 +115,7 @@ class Answer(NamedTuple):
 
 
 def answer_bytes(answer: Answer, first: int, worker: int) -> bytes:
-    """Pickle an answer; if that fails, pickle who is to blame instead.
+    """Pickle an answer; if that fails, pickle a fault of the env to blame.
 
     Args:
         answer: What the envs of a chunk (or one of them) have to say.
@@ -130,7 +130,7 @@ def answer_bytes(answer: Answer, first: int, worker: int) -> bytes:
 
 
 def _culprit(answer: Answer) -> int:
-    """Return the first env whose part of an answer can't be pickled; 0 if that can't be told."""
+    """Return the first env whose part of an answer can't be pickled; 0 if unknown."""
     parts: list[Any] = [enumerate(items) for items in (answer.result or (), *answer.objects)]
     if isinstance(answer.infos, dict):  # by row; those of a single env are a list
         parts.append(answer.infos.items())

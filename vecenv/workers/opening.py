@@ -183,7 +183,7 @@ def open_workers(factories: Factories, options: PoolOptions) -> Opened:
         raise failed
     try:
         opened = open_pool(factories, options._replace(bounds=singly, threads=1))
-    except Exception:  # the first error is the one to be told
+    except Exception:  # the first error is the one to report
         raise failed from failed.__cause__
     _logger.warning(
         "%s. A process of its own can hold it, so every env gets one: %d workers",

@@ -107,13 +107,13 @@ def unwritten(bits: np.ndarray) -> int:
 
 
 class SlotTable:
-    """The callers' `out` slots that have been seen: where they are, and who knows them.
+    """The callers' `out` slots that have been seen, and where they are.
 
     A slot whose arrays all come from `allocate` gets a number, and workers write into it; the
     number and its leaves are sent to them once. Any other slot is copied into.
 
     Attributes:
-        has_unsent: Whether there may be some that workers have not been told of.
+        has_unsent: Whether there may be some that workers do not know.
     """
 
     def __init__(self, arena: Arena, space: Space, own: StepRows, num_envs: int) -> None:
@@ -254,7 +254,7 @@ class ReadyRing:
         return self._count[0]
 
     def skip(self) -> None:
-        """Give up all rows that are there; nobody may be writing."""
+        """Give up all rows that are there; no worker may be writing."""
         self.head = self.claimed()
 
     def claimed(self) -> int:

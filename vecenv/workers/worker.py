@@ -45,7 +45,7 @@ from vecenv.workers.messages import (
 )
 from vecenv.workers.threads import Lanes
 
-__all__ = ["Seat", "env_spaces", "make_chunk_envs", "run_worker"]
+__all__ = ["WorkerSetup", "env_spaces", "make_chunk_envs", "run_worker"]
 
 _PR_SET_TIMERSLACK = 29
 _REPORTS = ("complete", "publish", "publish_and_take", "take")  # of `Link`
@@ -55,13 +55,13 @@ Factories = list[Callable[[], Env]]
 RunEach = Callable[[Callable[[int], Any], Sequence[int]], list[Any]]
 
 
-class Seat(NamedTuple):
+class WorkerSetup(NamedTuple):
     """Everything a worker process is started with.
 
     Attributes:
         worker: Number of the worker.
         first: Its first env.
-        setup: What every process for envs is given; it has one factory per env of the chunk.
+        child: What every process for envs is given; it has one factory per env of the chunk.
         link, arena, pipe: Ways to the caller.
         may_spin: Whether there is a core for every process.
         restarts: Counts of all envs in shared memory; None if faults are raised.
@@ -71,7 +71,7 @@ class Seat(NamedTuple):
 
     worker: int
     first: int
-    setup: ChildSetup
+    child: ChildSetup
     link: Link
     arena: Arena
     pipe: Any
@@ -81,30 +81,30 @@ class Seat(NamedTuple):
     entropy: int
 
 
-def run_worker(seat: Seat) -> None:
+def run_worker(setup: WorkerSetup) -> None:
     """Be a worker: the target of the process."""
-    family = set_up_child(seat.setup, f"vecenv-worker-{seat.worker}")
+    family = set_up_child(setup.child, f"vecenv-worker-{setup.worker}")
     leave_when_copied()
     _sharpen_timers()
     limit_threads()
-    _reseed(seat.entropy + seat.worker)
-    words = seat.arena.view(_words_leaf(seat.link))
-    lanes = Lanes(seat.link.layout.lanes) if seat.link.layout.lanes > 1 else None
+    _reseed(setup.entropy + setup.worker)
+    words = setup.arena.view(_words_leaf(setup.link))
+    lanes = Lanes(setup.link.layout.lanes) if setup.link.layout.lanes > 1 else None
     run_each = run_here if lanes is None else lanes.run_each
     try:
-        made = _make_envs(seat, words, run_each)
+        made = _make_envs(setup, words, run_each)
         family.look()
         if made is None:
             return
         envs, factories = made
-        layout: Layout | None = loads(seat.pipe.recv_bytes())
+        layout: Layout | None = loads(setup.pipe.recv_bytes())
         if layout is None:  # the envs of another worker could not be made
             close_envs(envs, run_each)
             return
-        if seat.restarts is not None:
-            counts = seat.arena.view(seat.restarts)[seat.first : seat.first + len(envs)]
+        if setup.restarts is not None:
+            counts = setup.arena.view(setup.restarts)[setup.first : setup.first + len(envs)]
             envs = guard_envs(envs, factories, counts, is_callers=False)
-        _Worker(seat, envs, lanes, words, layout, family).run()
+        _Worker(setup, envs, lanes, words, layout, family).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the caller is gone
     finally:
@@ -129,26 +129,26 @@ def _reseed(entropy: int) -> None:
 
 
 def _make_envs(
-    seat: Seat, words: np.ndarray, run_each: RunEach
+    setup: WorkerSetup, words: np.ndarray, run_each: RunEach
 ) -> tuple[list[Env], Factories] | None:
     """Make the envs and report their spaces, or what went wrong (then close them, return None)."""
     factories: Factories = []
-    current = seat.link.layout.completion(seat.worker) + CURRENT
+    current = setup.link.layout.completion(setup.worker) + CURRENT
 
     def announce(env_id: int) -> None:
         words[current] = env_id
 
     envs: list[Env] = []
     try:
-        factories = seat.setup.load()
-        envs, fault = make_chunk_envs(factories, seat.first, seat.worker, run_each, announce)
+        factories = setup.child.load()
+        envs, fault = make_chunk_envs(factories, setup.first, setup.worker, run_each, announce)
         report = dumps(fault or env_spaces(envs, run_each))
     except BaseException as error:  # reading factories and spaces runs code of users' classes
-        env_id = seat.first + getattr(error, "env_index", 0)
-        fault = EnvFault.of(error, env_id, seat.worker, "creation")
+        env_id = setup.first + getattr(error, "env_index", 0)
+        fault = EnvFault.of(error, env_id, setup.worker, "creation")
         report = dumps(fault)
     leave_if_copied()
-    seat.pipe.send_bytes(report)
+    setup.pipe.send_bytes(report)
     if fault is None:
         return envs, factories
     close_envs(envs, run_each)
@@ -231,7 +231,7 @@ class _Worker:
 
     def __init__(
         self,
-        seat: Seat,
+        setup: WorkerSetup,
         envs: list[Env],
         lanes: Lanes | None,
         words: np.ndarray,
@@ -239,28 +239,28 @@ class _Worker:
         family: Family,
     ) -> None:
         self._family = family
-        self._pipe = seat.pipe
+        self._pipe = setup.pipe
         self._pipe_lock = threading.Lock()
-        self._link = seat.link
-        self._index = seat.worker
-        seat.link.attach(words, is_caller=False, may_spin=seat.may_spin, file=seat.arena.file)
-        _cut_in_forks(seat.link)
+        self._link = setup.link
+        self._index = setup.worker
+        setup.link.attach(words, is_caller=False, may_spin=setup.may_spin, file=setup.arena.file)
+        _cut_in_forks(setup.link)
         # Reading and writing one word takes half the time of the array's.
         self._words = memoryview(words)  # type: ignore[arg-type]  # typeshed before 3.12
-        self._command = seat.link.layout.command(seat.worker)
+        self._command = setup.link.layout.command(setup.worker)
         self._done = int(self._words[self._command + LINE + DONE_SEQUENCE])
-        self._chunk = Chunk(envs, seat.worker, seat.first, layout, seat.arena, lanes)
+        self._chunk = Chunk(envs, setup.worker, setup.first, layout, setup.arena, lanes)
         self._lanes = lanes
-        self._inbox = _Inbox(seat.pipe)
+        self._inbox = _Inbox(setup.pipe)
         if lanes is None:
             self._chunk.announce = self._announce
-        if seat.lost_because is not None:  # before threads step what has been queued meanwhile
-            self._chunk.lose_episodes(seat.lost_because)
+        if setup.lost_because is not None:  # before threads step what has been queued meanwhile
+            self._chunk.lose_episodes(setup.lost_because)
         if lanes is not None:
             lanes.begin(
                 self._chunk,
-                seat.worker,
-                seat.link,
+                setup.worker,
+                setup.link,
                 self._words,
                 step=self._step_one,
                 deliver=self._deliver,
@@ -391,9 +391,9 @@ class _Worker:
 
 
 class _Inbox:
-    """A worker's end of the pipe: commands' messages for the loop, actions for whoever steps.
+    """A worker's end of the pipe: messages of commands for the loop, actions for threads.
 
-    Whoever waits for one kind keeps what comes of the other. Everything waited for has been
+    A wait for one kind keeps what comes of the other. Everything waited for has been
     announced in shared memory, so it is on its way.
     """
 
@@ -422,7 +422,7 @@ class _Inbox:
             return self._actions.pop(env_id)
 
     def drop_actions(self) -> None:
-        """Forget the actions that nobody has asked for."""
+        """Forget the actions that have not been asked for."""
         with self._lock:
             self._actions.clear()
 
