@@ -12,13 +12,13 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.core.autoreset import StepRows, read_autoreset_mode
 from vecenv.core.base import StepBatch, StepResult, VecEnv
-from vecenv.core.batches import take_rows
+from vecenv.core.batches import take_range, take_rows
 from vecenv.core.faults import StepTimeoutError
 from vecenv.core.infos import InfosApart, known_infos, take_infos
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
-from vecenv.ray.chunks import place_infos, place_rows, take_range
+from vecenv.ray.chunks import place_infos, place_rows
 from vecenv.ray.collecting import Collecting
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import Env
 
 from vecenv.core.autoreset import EnvGroup, StepRows
+from vecenv.core.batches import take_row
 from vecenv.core.faults import EnvFault
 from vecenv.core.guard import GuardedEnv, unguarded
 from vecenv.timing.stamps import EnvStamps
@@ -336,8 +337,7 @@ class Chunk:
 
     def _own_row(self, index: int) -> Any:
         """Return a copy of the last observation in the pool's own row of one env."""
-        batch = self._own.obs.take(np.array([index]))
-        return _first(batch)
+        return take_row(self._space, self._own.obs.take(np.array([index])), 0)
 
     def close(self) -> None:
         """Close the envs, also those after one that fails to, and let go of them."""
@@ -359,11 +359,3 @@ def run_here(function: Callable[[int], Any], indices: Sequence[int]) -> list[Any
 def _slot(rows: StepRows) -> _Slot:
     bits = reward_bits(rows.rewards)
     return rows, bits.fill, unwritten(bits)
-
-
-def _first(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {key: _first(part) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_first(part) for part in batch)
-    return batch[0]

@@ -10,6 +10,7 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.base import GymVecEnv, StepResult
+from vecenv.core.batches import take_range
 from vecenv.core.deadline import Deadline
 from vecenv.core.faults import StepTimeoutError, raise_faults, retold
 from vecenv.core.rows import copy_batch
@@ -166,7 +167,8 @@ class Half:
 
     def _results(self, infos: dict[str, Any]) -> StepResult:
         envs, rows = self._envs, self._envs._rows
-        obs = _rows_of(rows.obs.batch(), self._rows)
+        space = envs.single_observation_space
+        obs = take_range(space, rows.obs.batch(), self._rows.start, self._rows.stop)
         if envs._is_disabled:
             over = rows.terminations[self._rows] | rows.truncations[self._rows]
             envs._note_ended(over, self.env_ids)
@@ -177,14 +179,6 @@ class Half:
             rows.truncations[self._rows].copy(),
             infos,
         )
-
-
-def _rows_of(batch: Any, rows: slice) -> Any:
-    if isinstance(batch, dict):
-        return {key: _rows_of(part, rows) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_rows_of(part, rows) for part in batch)
-    return batch[rows]
 
 
 def make_halves(
