@@ -6,7 +6,7 @@ from fuzz import files
 
 @pytest.mark.timeout(300)
 def test_a_few_changed_files():
-    assert files.run_case(7, 150) == 150
+    assert files.run_case(7, 40) == 40
 
 
 @pytest.mark.slow
