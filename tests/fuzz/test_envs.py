@@ -9,7 +9,10 @@ from fuzz.__main__ import run_for
 from fuzz.envs import RUNS
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in ("lockstep", "by hand") else pytest.param(k, marks=pytest.mark.slow) for k in RUNS],
+)
 def test_a_few_random_envs(kind):
     """The same ones every time, so that a failure is one of the change that was made."""
     run, count = RUNS[kind], 0

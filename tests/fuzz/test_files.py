@@ -4,9 +4,10 @@ import pytest
 from fuzz import files
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_few_changed_files():
-    assert files.run_case(7, 40) == 40
+    assert files.run_case(7, 150) == 150
 
 
 @pytest.mark.slow
