@@ -30,8 +30,7 @@ from workers.faulty_envs import (
 )
 
 from vecenv import EnvCreationError, ObservationError, SyncVectorEnv
-from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.faults import (
+from vecenv.core.faults import (
     EnvFault,
     EnvStepError,
     RemoteTraceback,
@@ -39,6 +38,7 @@ from vecenv.workers.faults import (
     WorkerDiedError,
     describe_exit,
 )
+from vecenv.workers.env import AsyncVectorEnv
 
 ONE_THREAD = {"num_workers": 2, "threads_per_worker": 1}
 WAYS = {
