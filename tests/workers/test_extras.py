@@ -232,7 +232,8 @@ class NapEnv(gym.Env):
         return threading.active_count()
 
 
-def test_envs_that_wait_get_threads():
+def test_envs_that_wait_get_threads(monkeypatch):
+    monkeypatch.undo()  # one of them is tried out
     pool = AsyncVectorEnv([NapEnv] * 12, num_workers=2, context="fork")
     pool.reset()
     for _ in range(12):
@@ -248,7 +249,8 @@ class QuickEnv(NapEnv):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
-def test_envs_that_compute_get_none():
+def test_envs_that_compute_get_none(monkeypatch):
+    monkeypatch.undo()  # one of them is tried out
     pool = AsyncVectorEnv([QuickEnv] * 12, num_workers=2, context="fork")
     pool.reset()
     for _ in range(40):
@@ -439,7 +441,7 @@ print(error or (sorted(found) == sorted([0, 1, 2, 3] * 3), *envs.restarts.tolist
 @pytest.mark.parametrize(
     ("how", "restart", "expected"),
     [
-        ("killed", "raise", "WorkerDiedError"),
+        pytest.param("killed", "raise", "WorkerDiedError", marks=pytest.mark.slow),
         ("killed", "restart", "(True, 1, 1, 0, 0)"),
         ("frozen", "raise", "StepTimeoutError"),
         ("frozen", "restart", "(True, 1, 1, 0, 0)"),

@@ -708,6 +708,7 @@ def test_nothing_that_an_env_does_takes_its_worker_along(threads):
                 while True:
                     pool.recv(1)
         assert isinstance(raised.value, Exception)
+        assert call == "step" or "env 3 in worker 1" in raised.value.__notes__[-1]
         pool.reset()
         assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
     with pytest.raises(TypeError, match="cannot pickle") as raised:
