@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import shorten
+from vecenv.core.deadline import Deadline
+from vecenv.core.faults import shorten
 
 __all__ = ["ActorGoneError", "Cluster", "Demand", "NotThereError", "about_here"]
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.autoreset import StepRows
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import InfoError
 from vecenv.core.slots import slot_rows
@@ -32,13 +31,8 @@ _STORE_SHARE = 0.8  # of an object store that is full before Ray writes to disk
 class Collecting(RemoteEnvs):
     """The part of `RayVectorEnv` that lets policies act in the actors."""
 
-    _rows: StepRows
     _has_policy = False
     _sized_steps = 0  # length of the fragments last compared with the size of the object stores
-
-    def _own_rows(self) -> None:
-        """Copy the latest observations into the own rows after steps into `out`."""
-        raise NotImplementedError
 
     def set_policy(self, policy_fn: Callable[[VecEnv], ActorPolicy]) -> None:
         """Let every actor make a policy, for `collect`.

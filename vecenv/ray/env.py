@@ -10,17 +10,16 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
+from vecenv.core.autoreset import StepRows, read_autoreset_mode
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.batches import take_rows
+from vecenv.core.faults import StepTimeoutError
 from vecenv.core.infos import InfosApart, known_infos, take_infos
-from vecenv.core.rows import ObservationRows, copy_batch
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
 from vecenv.ray.chunks import place_infos, place_rows, take_range
 from vecenv.ray.collecting import Collecting
-from vecenv.workers.faults import StepTimeoutError
 
 if TYPE_CHECKING:
     from vecenv.ray.fleet import Task
@@ -154,16 +153,7 @@ class RayVectorEnv(Collecting):
         self._set_up(len(pairs), spaces, mode, about.metadata, about.render_mode)
         self.num_workers = len(openings)
         num_envs = self.num_envs
-        self._rows = StepRows(
-            ObservationRows.make(self.single_observation_space, num_envs),
-            np.zeros(num_envs),
-            np.zeros(num_envs, np.bool_),
-            np.zeros(num_envs, np.bool_),
-        )
-        self._latest = self._rows.obs  # holds the last observations: the own rows, or an `out`
-        # Tracks which episodes have ended where the caller has to reset them; it has no envs.
-        self._ended = EnvGroup([], mode)
-        self._is_disabled = mode is AutoresetMode.DISABLED
+        self._bind_rows(StepRows.make(self.single_observation_space, num_envs))
         self._seeds = [None] * num_envs
         self.restarts = np.zeros(num_envs, np.int64)
         if options.on_error == "restart":
@@ -262,37 +252,15 @@ class RayVectorEnv(Collecting):
             self._place(rows, self._chunk(task.worker), reply.result)
             if reply.result[4]:
                 self._enter_infos(infos, reply.result[4], self._rows_of(task.worker))
-        self._latest = rows.obs
         if self._is_disabled:
-            self._note_ended(rows, np.arange(self.num_envs))
-        if out is not None:
-            return out.obs, out.rewards, out.terminations, out.truncations, infos
-        return (
-            self._observations(),
-            rows.rewards.copy(),
-            rows.terminations.copy(),
-            rows.truncations.copy(),
-            infos,
-        )
+            self._note_ended(rows.terminations | rows.truncations)
+        return self._results(rows, out, infos)
 
     def _place(self, rows: StepRows, env_ids: range | np.ndarray, result: Any) -> None:
         """Write the results of some envs into their rows."""
         where = slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
         place_rows(rows.obs, self.single_observation_space, result[0], env_ids)
         rows.rewards[where], rows.terminations[where], rows.truncations[where] = result[1:4]
-
-    def _note_ended(self, rows: StepRows, env_ids: np.ndarray) -> None:
-        is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
-        self._ended.ended.update(env_ids[is_over].tolist())
-
-    def _own_rows(self) -> None:
-        if self._latest is not self._rows.obs:
-            self._rows.obs.load(self._latest)
-            self._latest = self._rows.obs
-
-    def _observations(self) -> Any:
-        batch = self._rows.obs.batch()
-        return copy_batch(batch) if self.copy else batch
 
     # -- send and recv -----------------------------------------------------------------------
 
@@ -341,7 +309,8 @@ class RayVectorEnv(Collecting):
             where = slice(first_row, first_row := first_row + len(ids))
             place_infos(infos, reply.result[4], where, num_rows, ids)
         if self._is_disabled:
-            self._note_ended(rows, env_ids)
+            is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
+            self._note_ended(is_over, env_ids)
         return StepBatch(
             rows.obs.take(env_ids),
             rows.rewards[env_ids],

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from vecenv.core.deadline import Deadline
 from vecenv.core.errors import EnvCreationError
+from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError
 from vecenv.ray.cluster import ActorGoneError, Cluster, Demand, NotThereError, about_here
 from vecenv.ray.worker import Opening, Reply, Seat
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import EnvFault, StepTimeoutError, WorkerDiedError
 
 __all__ = ["Fleet", "Task"]
 

@@ -9,16 +9,16 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import cloudpickle
-import gymnasium as gym
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.base import VecEnv
+from vecenv.core.cores import chunk_bounds
+from vecenv.core.pickling import dump_registry
 from vecenv.core.spaces import ObservationMode
 from vecenv.ray.cluster import Cluster, Demand
 from vecenv.ray.fleet import Fleet
 from vecenv.ray.worker import EnvChunk, Seat
-from vecenv.workers.layout import chunk_bounds
 
 __all__ = ["RayOptions", "open_fleet", "pickled", "read_demand"]
 
@@ -97,7 +97,7 @@ def open_fleet(env_fns: Makers, options: RayOptions) -> Fleet:
     if num_workers is None:
         num_workers = _places(cluster, demand, num_envs)
     bounds = list(chunk_bounds(num_envs, num_workers))
-    registry = _pickled_registry()
+    registry = dump_registry()
     seats = [
         Seat(worker, first, _pickled_maker(env_fns, first, last, options), registry)
         for worker, (first, last) in enumerate(pairwise(bounds))
@@ -210,15 +210,3 @@ def pickled(value: Any, name: str) -> bytes:
             f"{type(error).__name__}: {error}. Make what it holds (an env, a lock, a file) inside "
             "of the factory instead"
         ) from error
-
-
-def _pickled_registry() -> bytes:
-    """Pickle the specs of registered envs other than Gymnasium's."""
-    specs = []
-    for spec in gym.registry.values():
-        if not str(spec.entry_point).startswith(("gymnasium.", "vecenv.")):
-            try:
-                specs.append(cloudpickle.dumps(spec))
-            except Exception:  # perhaps not needed; otherwise making the env raises
-                continue
-    return cloudpickle.dumps(specs)

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vecenv.core.base import VecEnv
-from vecenv.core.rows import ObservationRows
+from vecenv.core.base import GymVecEnv
+from vecenv.core.deadline import Deadline
+from vecenv.core.faults import WorkerDiedError, raise_faults
 from vecenv.ray.revival import Loss
 from vecenv.ray.stamping import StampMirror
 from vecenv.timing.control import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import WorkerDiedError, raise_faults
 
 if TYPE_CHECKING:
     from vecenv.ray.fleet import Fleet, Task
@@ -30,7 +29,7 @@ _RELEASE_AT_ONCE_S = 2.0  # after a fault a node may be lost, and never give its
 _RESERVED = ("reset", "step", "close")
 
 
-class RemoteEnvs(VecEnv):
+class RemoteEnvs(GymVecEnv):
     """Envs in a fleet of actors.
 
     Attributes:
@@ -41,7 +40,6 @@ class RemoteEnvs(VecEnv):
     num_workers: int
     restarts: np.ndarray
     _fleet: Fleet
-    _latest: ObservationRows  # the last observations handed out
     _seeds: list[int | None]  # of the latest resets
     _timeout: float | None
     _steps = 0
@@ -56,7 +54,7 @@ class RemoteEnvs(VecEnv):
         return slice(*self._fleet.bounds[worker : worker + 2])
 
     def _deadline(self, timeout: float | None) -> Deadline:
-        return Deadline(self._timeout if timeout is None else timeout)
+        return Deadline.of_call(timeout, self._timeout)
 
     def _give_up(self) -> None:
         """Drop the calls in flight, so that a `reset` is needed."""
@@ -159,16 +157,6 @@ class RemoteEnvs(VecEnv):
 
     # -- calls -------------------------------------------------------------------------------
 
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Seeds of the envs' generators."""
-        return self.get_attr("np_random_seed")
-
-    @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """Copies of the envs' generators."""
-        return self.get_attr("np_random")
-
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
         self._calls.require_idle("call")
@@ -178,14 +166,6 @@ class RemoteEnvs(VecEnv):
             )
         results = self._ask_all("call", [(name, args, kwargs)] * self.num_workers)
         return tuple(result for part in results for result in part)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of every env."""
-        return self.call(name)
-
-    def render(self) -> tuple[Any, ...]:
-        """Return what each env renders."""
-        return self.call("render")
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env, to one value or to one per env (a list or tuple).

@@ -12,7 +12,6 @@ from vecenv.core.autoreset import StepRows
 from vecenv.core.base import StepBatch, VecEnv
 from vecenv.core.batches import take_row, take_rows
 from vecenv.core.infos import InfosApart, add_info, take_infos
-from vecenv.core.rows import ObservationRows
 from vecenv.ray.chunks import place_infos, place_rows
 
 __all__ = ["Loss", "Successors"]
@@ -48,12 +47,7 @@ class Successors:
     def __init__(self, envs: VecEnv, loss: Loss) -> None:
         self._envs, self._loss = envs, loss
         space, count = envs.single_observation_space, envs.num_envs
-        self._rows = StepRows(
-            ObservationRows.make(space, count),
-            np.zeros(count),
-            np.zeros(count, np.bool_),
-            np.zeros(count, np.bool_),
-        )
+        self._rows = StepRows.make(space, count)
         self._is_apart = envs._keep_infos_apart()
         self._first_obs, self._first_infos = envs.reset(seed=list(loss.seeds))
         self._is_lost = np.ones(count, np.bool_)

@@ -10,7 +10,6 @@ from copy import deepcopy
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import Env, Space
 
@@ -18,17 +17,16 @@ from vecenv.core.autoreset import StepRows
 from vecenv.core.base import VecEnv
 from vecenv.core.batches import take_row
 from vecenv.core.errors import EnvCreationError
+from vecenv.core.faults import EnvFault
+from vecenv.core.guard import guard_envs
 from vecenv.core.infos import InfosApart
-from vecenv.core.rows import ObservationRows
+from vecenv.core.pickling import load_registry, loads
 from vecenv.ray.chunks import copy_rows, place_rows
 from vecenv.ray.fragments import Fragment, FragmentMemory
 from vecenv.ray.revival import Loss, Successors
 from vecenv.ray.stamping import ActorStamps, NewStamps
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.faults import EnvFault
-from vecenv.workers.guard import guard_envs
-from vecenv.workers.messages import loads
 
 __all__ = ["ActorPolicy", "EnvChunk", "Opening", "RayRolloutWorker", "Reply", "Seat"]
 
@@ -176,10 +174,7 @@ class RayRolloutWorker:
         """Make the vector env; the reply has an `Opening`."""
         self._seat = seat
         try:
-            for pickled in loads(seat.registry):
-                with contextlib.suppress(Exception):  # of a module that is not on this node
-                    spec = loads(pickled)
-                    gym.registry.setdefault(spec.id, spec)
+            load_registry(seat.registry)
             self.envs = loads(seat.maker)()
             self._start()
             self._stamps = ActorStamps(self.envs) if seat.is_stamped else None
@@ -199,12 +194,7 @@ class RayRolloutWorker:
         """Allocate memory for the calls; if there is a predecessor, report its lost episodes."""
         envs = self.envs
         self._is_apart = envs._keep_infos_apart()
-        self._rows = StepRows(
-            ObservationRows.make(envs.single_observation_space, envs.num_envs),
-            np.zeros(envs.num_envs),
-            np.zeros(envs.num_envs, np.bool_),
-            np.zeros(envs.num_envs, np.bool_),
-        )
+        self._rows = StepRows.make(envs.single_observation_space, envs.num_envs)
         self._counts = getattr(envs, "restarts", None)
         if self._counts is not None:
             if self._seat.restarts is not None:
