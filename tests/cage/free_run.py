@@ -3,13 +3,12 @@
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+from vecenv.cage.challenge2.network.scenario import cage2_scenario
 from vecenv.cage.challenge2.network.state import STATE_DTYPE, shell_alerts
 from vecenv.cage.challenge2.network.tables import compile_tables
-from vecenv.cage.challenge2.rules import free
+from vecenv.cage.challenge2.rules import dynamics
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST, CUSTOM
-from vecenv.cage.challenge2.rules.memory import observe_extended
-from vecenv.cage.challenge2.rules.observation import observe
+from vecenv.cage.challenge2.rules.observation import observe, observe_extended
 from vecenv.fingerprint import cached_njit
 from vecenv.jit.random import RNG_DTYPE, open_block, seed_key
 
@@ -20,7 +19,7 @@ def reset_rows(states, rngs, tables):
     for row in range(states.shape[0]):
         rngs[row].counter = np.uint64(0)
         open_block(rngs[row])
-        free.reset(states[row], rngs[row], tables)
+        dynamics.reset(states[row], rngs[row], tables)
 
 
 @cached_njit
@@ -28,7 +27,7 @@ def reset_rows(states, rngs, tables):
 def step_rows(states, rngs, actions, rewards, obs, tables):
     for row in range(states.shape[0]):
         open_block(rngs[row])
-        reward, _, _ = free.step(states[row], actions[row], rngs[row], tables)
+        reward, _, _ = dynamics.step(states[row], actions[row], rngs[row], tables)
         rewards[row] = reward
         observe(states[row], obs[row], tables)
 
@@ -44,7 +43,7 @@ def observe_extended_rows(states, out, tables):
 @njit
 def mask_rows(states, out, tables):
     for row in range(states.shape[0]):
-        free.action_mask(states[row], out[row], tables)
+        dynamics.action_mask(states[row], out[row], tables)
 
 
 class FreeRun:

@@ -9,21 +9,14 @@ from numba import njit
 
 from vecenv.cage.challenge2.network.state import decode
 from vecenv.cage.challenge2.play.policies import make_policy
+from vecenv.cage.challenge2.replay import options_rows
 from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, EXPLOIT, MEANDER, NO_RED
-from vecenv.cage.challenge2.rules.custom import make_step
+from vecenv.cage.challenge2.rules.dynamics import step_with
 from vecenv.cage.challenge2.rules.observation import observe
-from vecenv.cage.challenge2.rules.red import red_options
 from vecenv.fingerprint import cached_njit
 from vecenv.jit.random import integers, open_block
 
 RESTORE_SERVER = 132 + 7
-
-
-@cached_njit
-@njit
-def options_rows(states, red_types, targets, tables):
-    for row in range(states.shape[0]):
-        red_types[row], targets[row] = red_options(states[row], tables)
 
 
 def members(mask):
@@ -117,7 +110,7 @@ def greedy_red(state, rng, tables):
     return 3, 2
 
 
-_greedy_step = make_step(greedy_red)
+_greedy_step = step_with(greedy_red)
 
 
 @cached_njit

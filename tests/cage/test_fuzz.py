@@ -11,21 +11,21 @@ from cage.free_run import FreeRun, mask_rows, observe_extended_rows
 from cage.golden import load_trace
 from cage.harbour import HARBOUR
 
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+from vecenv.cage.challenge2.network.scenario import cage2_scenario
 from vecenv.cage.challenge2.network.state import STATE_DTYPE, decode
 from vecenv.cage.challenge2.network.tables import compile_tables
-from vecenv.cage.challenge2.replay import replay_episodes
-from vecenv.cage.challenge2.rules import loops
+from vecenv.cage.challenge2.replay import (
+    apply_rows,
+    commit_rows,
+    options_rows,
+    replay_episodes,
+)
 from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, NO_RED
-from vecenv.fingerprint import cached_njit
 
 FOLDER = pathlib.Path(__file__).parent
 EDGES = np.array(
     [0, 1, 2, 3, 7, 8, 12, 13, 14, 15, 16, 63, 64, 144, 145, 255, 256, 2**31, 2**62, 2**63 - 1]
 )
-apply_rows = cached_njit(loops.apply_rows)
-options_rows = cached_njit(loops.options_rows)
-commit_rows = cached_njit(loops.commit_rows)
 
 
 def wild_numbers(rng, shape):

@@ -8,8 +8,7 @@ from cage.harbour import HARBOUR
 from numba import njit
 
 from vecenv.cage.challenge2.kernels import OBSERVATIONS, cage_kernels, observation_space
-from vecenv.cage.challenge2.network.actions import blue_actions
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+from vecenv.cage.challenge2.network.scenario import blue_actions, cage2_scenario
 from vecenv.cage.challenge2.network.state import STATE_DTYPE
 from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.play.policies import make_policy

@@ -14,7 +14,7 @@ from cage.slow_twin import (
     draw_outcomes,
 )
 
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+from vecenv.cage.challenge2.network.scenario import cage2_scenario
 from vecenv.cage.challenge2.network.state import COMPACT_FIELDS
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
 

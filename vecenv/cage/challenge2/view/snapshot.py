@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.cage.challenge2.network.actions import blue_actions
-from vecenv.cage.challenge2.network.scenario import Scenario
+from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
 from vecenv.cage.challenge2.network.state import decode, success_names
 from vecenv.cage.challenge2.rules.codes import (
     ACTIVITY_BITS,

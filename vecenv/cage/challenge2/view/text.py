@@ -67,13 +67,13 @@ def _cells(host: HostView) -> list[Text]:
     return [Text(f"  {host.name}"), *map(_cell, words), Text(decoys)]
 
 
-def to_text(renderable: RenderableType, *, has_color: bool = True) -> str:
-    """Return a table as text, with colour codes or without."""
+def to_text(renderable: RenderableType) -> str:
+    """Return a table as text with colour codes."""
     console = Console(
         file=io.StringIO(),
         width=_WIDTH,
-        force_terminal=has_color,
-        color_system="standard" if has_color else None,
+        force_terminal=True,
+        color_system="standard",
         legacy_windows=False,
     )
     with console.capture() as capture:
