@@ -16,7 +16,6 @@ from rich.text import Text
 from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
 from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
-from vecenv.files import require_writable
 from vecenv.make import has_compiled_envs, make_vec
 
 __all__ = ["play_frames", "save_gif_of", "show", "watch_env"]
@@ -96,13 +95,9 @@ def save_gif_of(
         OSError: The file can't be written.
         ImportError: Pictures need the extra `plots`.
     """
-    from vecenv.cage.canvas import save_gif
+    from vecenv.cage.canvas import require_gif, save_gif
 
-    if Path(path).suffix.lower() != ".gif":
-        raise ValueError(
-            f"the animation's file is {str(path)!r}, expected a name that ends in .gif"
-        )
-    require_writable(Path(path))
+    require_gif(path)
     save_gif(play_frames(env, env_kwargs, "rgb_array", **play), path, fps=fps)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import gymnasium as gym
 import numpy as np
 import pytest
+from cage.golden import COMPACT_FIELDS
 from cage.harbour import HARBOUR
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
@@ -27,7 +28,6 @@ from vecenv.cage import (
     cage2_scenario,
     replay_episodes,
 )
-from vecenv.cage.challenge2.network.state import COMPACT_FIELDS
 from vecenv.cage.challenge2.options import RED_AGENTS, STEP_INFOS, read_red_agents
 from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
 from vecenv.check import check_vector_env

@@ -191,7 +191,7 @@ def test_animation_needs_pictures_and_a_speed(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_played(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no folder"):
+    with pytest.raises(FileNotFoundError, match="missing"):
         save_episode_gif("sleep", tmp_path / "missing" / "a.gif", episode_length=10**4)
 
 

@@ -20,7 +20,7 @@ from vecenv.cage.challenge2.kernels import (
     with_drawn_lengths,
 )
 from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
-from vecenv.cage.challenge2.network.state import decode, shell_alerts, success_names
+from vecenv.cage.challenge2.network.state import decode, shell_alerts
 from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.options import (
     EpisodeLength,
@@ -36,6 +36,7 @@ from vecenv.cage.challenge2.rules.codes import (
     NONE,
     RED_ACTION_NAMES,
     RED_AGENT_NAMES,
+    SUCCESS_NAMES,
 )
 from vecenv.cage.challenge2.view import text
 from vecenv.cage.challenge2.view.snapshot import Episode, Snapshot, take_snapshot
@@ -206,9 +207,9 @@ class Cage2VectorEnv(JitVectorEnv):
         ends = {
             "red_agent": len(RED_AGENT_NAMES),
             "blue_action": len(blue_actions(self.scenario)),
-            "blue_success": len(success_names()),
+            "blue_success": len(SUCCESS_NAMES),
             "red_type": len(RED_ACTION_NAMES),
-            "red_success": len(success_names()),
+            "red_success": len(SUCCESS_NAMES),
             "red_target": MAX_HOSTS,
             "red_exploit": len(self.scenario.exploits),
             "green_target": len(self.scenario.hosts),

@@ -14,28 +14,6 @@ from typing import Any, NamedTuple
 from vecenv.cage.challenge2.rules.codes import ANALYSE, DECOY, MONITOR, REMOVE, RESTORE, SLEEP
 from vecenv.cage.identity import RULES_VERSION
 
-__all__ = [
-    "FIRST_HOST",
-    "NEXT_HOST",
-    "RULE_SETS",
-    "BLinePlan",
-    "BlueAction",
-    "Decoy",
-    "Exploit",
-    "Host",
-    "MeanderPlan",
-    "OperationalService",
-    "PlanStep",
-    "Rules",
-    "Scenario",
-    "ScenarioError",
-    "Service",
-    "TrafficRule",
-    "action_index",
-    "blue_actions",
-    "cage2_scenario",
-]
-
 PRIVILEGED_USERS = ("root", "SYSTEM")
 
 FIRST_HOST = "@first"

@@ -91,20 +91,13 @@ def save_episode_gif(policy: Policy, path: str | Path, *, fps: float = 2.0, **op
 
     Raises:
         ValueError: The name of the file does not end in .gif.
-        FileNotFoundError: There is no folder for the file.
+        OSError: The file can't be written.
         ImportError: Pictures need the extra `plots`.
     """
-    from vecenv.cage.canvas import save_gif
+    from vecenv.cage.canvas import require_gif, save_gif
     from vecenv.cage.challenge2.view.picture import draw_snapshot
 
-    if Path(path).suffix.lower() != ".gif":
-        raise ValueError(
-            f"the animation's file is {str(path)!r}, expected a name that ends in .gif"
-        )
-    if not Path(path).parent.is_dir():
-        raise FileNotFoundError(
-            f"the animation's file is {str(path)!r}, but {Path(path).parent} is no folder"
-        )
+    require_gif(path)
     snapshots = play_episode(policy, **options)
     save_gif((draw_snapshot(snapshot).to_array() for snapshot in snapshots), path, fps=fps)
 

@@ -29,6 +29,7 @@ RED_ACTION_NAMES = (
 
 # Success flags.
 FAILED, SUCCEEDED, UNKNOWN = 0, 1, 2
+SUCCESS_NAMES = ("false", "true", "unknown")
 
 # Red agents; a scenario's own policy is CUSTOM.
 NO_RED, B_LINE, MEANDER, CUSTOM = 0, 1, 2, 3

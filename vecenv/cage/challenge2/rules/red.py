@@ -30,13 +30,9 @@ from vecenv.jit.random import integers_at
 
 _PLAN_BITS = np.uint64(MAX_PLAN_STEPS - 1)
 _NO_HOST = np.uint64(MAX_HOSTS)
-
-_RED_SLEEP = np.uint64(RED_SLEEP)
-_SWEEP = np.uint64(SWEEP)
-_SCAN = np.uint64(SCAN)
-_EXPLOIT = np.uint64(EXPLOIT)
-_ESCALATE = np.uint64(ESCALATE)
-_IMPACT = np.uint64(IMPACT)
+_RED_SLEEP, _SWEEP, _SCAN, _EXPLOIT, _ESCALATE, _IMPACT = map(
+    np.uint64, (RED_SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT)
+)
 
 
 @njit(forceinline=True)

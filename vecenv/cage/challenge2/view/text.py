@@ -22,7 +22,6 @@ _STYLES = {
     "User": "yellow",
     "Privileged": "bold red",
 }
-_SUCCESS = {"true": "succeeded", "false": "failed", "unknown": ""}
 
 
 def blue_table(snapshot: Snapshot) -> Table:
@@ -110,6 +109,5 @@ def _events(snapshot: Snapshot) -> list[Text]:
 def _deed_line(side: str, style: str, deed: Deed | None) -> Text:
     line = Text(f"{side}: ", style=style)
     if deed is not None:
-        outcome = _SUCCESS[deed.success]
-        line.append(f"{deed}{', ' + outcome if outcome else ''}", style="default not bold")
+        line.append(deed.with_outcome(), style="default not bold")
     return line
