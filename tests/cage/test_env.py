@@ -89,8 +89,9 @@ def test_free_running_equals_the_replay_of_what_it_drew(rules, green):
     assert result.policy_agrees.all()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("episode_length", [7, (3, 5, 11)])
+@pytest.mark.parametrize(
+    ("mode", "episode_length"), list(zip(MODES, [(3, 5, 11), 7, (3, 5, 11)], strict=True))
+)
 def test_keeps_the_rules_of_vector_envs(mode, episode_length):
     envs = Cage2VectorEnv(
         3,
@@ -267,16 +268,14 @@ def test_plain_functions_are_compiled_once():
     assert read_red_agents(scan_one_host) == ((CUSTOM,), scan_one_host)
 
 
-def test_red_policy_and_dtype_of_ones_own():
+def test_red_policy_of_ones_own():
     facts = ["red_type", "red_target"]
-    envs = Cage2VectorEnv(2, red_agent=scan_one_host, obs_dtype=np.uint8, step_infos=facts)
-    obs, _ = envs.reset(seed=0)
-    assert obs.dtype == envs.single_observation_space.dtype == np.uint8
+    envs = Cage2VectorEnv(2, red_agent=scan_one_host, step_infos=facts)
+    envs.reset(seed=0)
     assert (envs.true_state["red_agent"] == CUSTOM).all()
     *_, infos = envs.step([0, 0])
     assert infos["red_type"].tolist() == [1, 1]
     obs, *_, infos = envs.step([0, 0])
-    assert obs.dtype == np.uint8
     assert (infos["red_type"].tolist(), infos["red_target"].tolist()) == ([2, 2], [10, 10])
     assert obs[:, 40:44].tolist() == [[1, 0, 0, 0]] * 2
 
@@ -574,7 +573,8 @@ def test_states_that_no_env_was_ever_in_are_refused():
     for facts in ("[" * 100_000, "[]", '{"made_for": 3}', '{"hosts": [1]}', "x" * (1 << 19)):
         with pytest.raises(ValueError, match=r"state\['scenario'\]"):
             envs.load_state_dict({**state, "scenario": np.array(facts)})
-    assert all((found == state[name]).all() for name, found in envs.state_dict().items())
+    for name, found in envs.state_dict().items():
+        assert repr(found.tolist()) == repr(state[name].tolist())  # bytes between fields may differ
 
 
 def test_states_of_another_network_are_refused_and_of_other_rules_told():
@@ -604,7 +604,9 @@ def test_the_version_of_the_rules_is_raised_when_they_change(rules, play, tables
     agents = ("mixed", "sleep")
     options = {"green": True, "observation": "extended", "obs_dtype": np.uint8}
     envs = Cage2VectorEnv(20, red_agent=agents, scenario=scenario, **options)
-    digest = hashlib.sha256(envs.reset(seed=5)[0].tobytes())
+    obs, _ = envs.reset(seed=5)
+    assert obs.dtype == envs.single_observation_space.dtype == np.uint8
+    digest = hashlib.sha256(obs.tobytes())
     rng = np.random.default_rng(6)
     for _ in range(60):
         obs, rewards, *_ = envs.step(rng.integers(0, NUM_ACTIONS, 20))
