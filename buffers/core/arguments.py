@@ -457,7 +457,7 @@ def read_episode(
         raise BufferMisuseError(
             f"an episode must be a dict of columns, got {type(episode).__name__}"
         )
-    flags = {*_FLAGS, "boundaries"}
+    flags = (*_FLAGS, "boundaries")
     _check_names(episode, {"obs", "actions", "rewards", *layout.extras}, {"next_obs", *flags})
     count = _count_rows(episode["rewards"])
     if count == 0:
@@ -472,7 +472,7 @@ def read_episode(
             last[path] = following[f"next_{path}"][-1:]
     names = [n for n in ("actions", "rewards", *layout.extras, *flags) if n in episode]
     others = _read_fields(names, episode, layout, count, device)
-    if not {*_FLAGS} & {*episode}:
+    if "terminations" not in episode and "truncations" not in episode:
         others["truncations"] = np.arange(count) == count - 1
     for name in flags:
         others.setdefault(name, np.zeros(count, np.bool_))
@@ -516,6 +516,8 @@ def _read_fields(
 
 
 def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
     with np.errstate(over="ignore"):  # looked for in rewards
         return np.ascontiguousarray(array, dtype)
 

@@ -145,16 +145,17 @@ def plan_view(field: Field, skip: int = 0) -> FieldView:
 
 def view_fields(rows: torch.Tensor, views: Iterable[FieldView]) -> list[torch.Tensor]:
     """Fields (*K, *shape) of rows (*K, stride or less), of whatever dtype these are; not copies."""
-    width, lead = rows.element_size(), rows.shape[:-1]
-    strides, begin = [width * n for n in rows.stride()[:-1]], width * int(rows.storage_offset())
+    width, lead, strides = rows.element_size(), rows.shape[:-1], rows.stride()[:-1]
+    begin: Any = rows.storage_offset()
     typed: dict[torch.dtype, torch.Tensor] = {}
     found = []
     for dtype, size, shape, inner, start in views:
         base = typed.get(dtype)
         if base is None:
             base = typed[dtype] = rows.view(dtype)
-        outer = [stride // size for stride in strides]
-        found.append(base.as_strided((*lead, *shape), (*outer, *inner), begin // size + start))
+        outer = [stride * width // size for stride in strides]
+        place = begin * width // size + start
+        found.append(base.as_strided((*lead, *shape), (*outer, *inner), place))
     return found
 
 

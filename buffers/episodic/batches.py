@@ -105,6 +105,7 @@ class BatchShaper:
 
     def __init__(self, layout: RowLayout, device: torch.device):
         self._layout, self._device = layout, device
+        self._is_nested = layout.obs[0] != "obs"
         obs = [layout.fields[path] for path in layout.obs]
         self._obs_views = [plan_view(field) for field in obs]
         self._bare_obs_views = [plan_view(field, HEADER_BYTES) for field in obs]
@@ -112,8 +113,8 @@ class BatchShaper:
 
     def obs(self, words: torch.Tensor, bare: bool = False) -> Any:
         """Observations in rows int64 (*K, W), or in their observations alone."""
-        views = self._bare_obs_views if bare else self._obs_views
-        return self._layout.build_obs(view_fields(words, views))
+        leaves = view_fields(words, self._bare_obs_views if bare else self._obs_views)
+        return self._layout.build_obs(leaves) if self._is_nested else leaves[0]
 
     def fields(self, words: torch.Tensor, *names: str) -> dict[str, Any]:
         """Fields of rows int64 (*K, W) by name; "steps" and "bounds" are of the header."""
@@ -122,7 +123,8 @@ class BatchShaper:
 
     def extras(self, words: torch.Tensor) -> dict[str, torch.Tensor]:
         """The columns the user added."""
-        return self.fields(words, *self._layout.extras)
+        names = self._layout.extras
+        return self.fields(words, *names) if names else {}
 
     def empty_words(self, *lead: int, bare: bool = False) -> torch.Tensor:
         """Memory for rows int64 (*lead, W), or for their observations alone."""

@@ -117,8 +117,9 @@ class EpisodicStorage:
         what, cpu = "staging an episode", torch.device("cpu")
         with allocation(what, 8 * num_words, cpu, "use shorter ones"), torch.inference_mode(False):
             self._block = StagingBlock(8 * num_words, self.device, is_staged=self.is_staged)
-        words = self._block.host.view(torch.int64)
-        self.staging = words[: num_rows * width].view(num_rows, width).numpy()
+        blocks = self._block.host, self._block.device
+        self._words, self._device_words = (block.view(torch.int64) for block in blocks)
+        self.staging = self._words[: num_rows * width].view(num_rows, width).numpy()
         self.fields = row_views(self.staging, self.layout.row.fields)
 
     def insert(self, lengths: np.ndarray) -> None:
@@ -148,7 +149,7 @@ class EpisodicStorage:
     def _copy_rows(self, before: np.ndarray, part: slice) -> None:
         """Copy staged rows, and what `file_episodes` changed in the tables, to the device."""
         width = self.layout.row.num_words
-        block, position = self._block.host.view(torch.int64), part.stop * width
+        block, position = self._words, part.stop * width
         segments = self._changed_tables(before) if self.is_staged else []
         uploads = []
         for name, where in segments:
@@ -159,7 +160,7 @@ class EpisodicStorage:
             uploads.append((self.device_tables[name][where], place))
             position += words
         self._block.upload(8 * part.start * width, 8 * position)
-        block = self._block.device.view(torch.int64)
+        block = self._device_words
         rows = block[part.start * width : part.stop * width].view(-1, width)
         first = (before[0] + before[1]) % self.layout.num_rows
         begin = 0
