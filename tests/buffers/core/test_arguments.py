@@ -103,7 +103,7 @@ def test_flags_may_be_integers_0_and_1(dtype, add):
 
 
 def test_flags_of_gae_may_be_integers_0_and_1():
-    rewards, values = np.ones((3, 2)), np.arange(8.0).reshape(4, 2)
+    rewards, values = np.ones((3, 2), np.float32), np.arange(8, dtype=np.float32).reshape(4, 2)
     ends = np.array([[0, 1], [1, 0], [0, 0]])
     for convert in (np.asarray, torch.as_tensor):
         given = convert(rewards), convert(values)
