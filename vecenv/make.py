@@ -25,6 +25,7 @@ from gymnasium.envs.registration import (
 )
 from gymnasium.vector import AutoresetMode
 
+from vecenv.choose import Choice, choose_backend
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
@@ -32,7 +33,6 @@ from vecenv.core.importing import import_module
 from vecenv.core.spaces import ObservationMode
 from vecenv.ray.env import RayVectorEnv
 from vecenv.sync import SyncVectorEnv
-from vecenv.workers.choose import Choice, choose_backend
 from vecenv.workers.env import AsyncVectorEnv
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ def run_case(number, count=FILES_PER_CASE, breaking=""):
     Args:
         number: Of the case.
         count: How many files.
-        breaking: Name of a method of `ReplayState` to leave out, to see whether that is found.
+        breaking: A function of `buffers.replay.state` to leave out, to see whether that is found.
     """
     child = Child.ready(breaking)
     said = child.ask(f"{number} {count}")
@@ -228,7 +228,7 @@ class Evil:
 
 def pack_checkpoint(header, arrays):
     """A checkpoint whose checksums are right, whatever it says."""
-    from buffers import checkpoint
+    from buffers.core import checkpoint
 
     text = json.dumps(header).encode()
     start = b"RLBUFFER" + len(text).to_bytes(8, "little") + text + checkpoint._checksum_of(text)
@@ -636,9 +636,9 @@ def main(folder, breaking):
     os.chdir(folder)
     tempfile.tempdir = str(folder)
     if breaking:
-        from buffers import replay_state
+        from buffers.replay import state as replay_state
 
-        setattr(replay_state.ReplayState, breaking, lambda *_: None)
+        setattr(replay_state, breaking, lambda *_: None)
     marker = folder / "was_run"
     kinds = [*buffer_kinds(folder), policy_kind(folder, str(marker))]
     kinds += [state_kind(folder, str(marker)), scores_kind(folder)]

@@ -10,6 +10,7 @@ import pytest
 from envs import (
     MODES,
     NUM_ENVS,
+    OBJECT_SPACES,
     SPACES,
     RandomEnv,
     arrays_in,
@@ -37,10 +38,11 @@ OPTIONS = {
     "threads": {"num_workers": 2, "threads_per_worker": 3},
     "restarting": {"num_workers": 2, "on_error": "restart"},
 }
-ONE_OF_A_KIND = ["float32(3,)", "uint8 image", "nested", "dict with objects", "text", "float32(0,)"]
 
 
-@pytest.mark.parametrize("name", [n for n in SPACES if n not in ONE_OF_A_KIND])
+@pytest.mark.parametrize(
+    "name", ["every dtype", "big-endian", "multi-discrete from 5", "tuple", *OBJECT_SPACES]
+)
 def test_any_space(name):
     pool, sync = twins(SPACES[name], num_workers=2)
     assert_same(pool.reset(seed=2), sync.reset(seed=2))
@@ -48,32 +50,24 @@ def test_any_space(name):
     pool.close()
 
 
+def case_space(options, mode):
+    """Every number of workers meets every space, in modes that differ."""
+    names = ["float32(3,)", "nested", "dict with objects"]
+    return SPACES[names[([*OPTIONS].index(options) + MODES.index(mode)) % 3]]
+
+
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ["float32(3,)", "dict with objects"])
-def test_any_number_of_workers_and_threads(name, options, mode):
-    pool, sync = twins(SPACES[name], mode, **OPTIONS[options])
+def test_any_number_of_workers_and_threads_and_any_split_into_sends(options, mode):
+    """Rows come back in any order, each with what step gives that env."""
+    space = case_space(options, mode)
+    pool, sync = twins(space, mode, **OPTIONS[options])
     assert_same(pool.reset(seed=2), sync.reset(seed=2))
     assert_steps_alike(pool, sync, 10)
-    mask = np.array([True, False, False, True, False])
-    options = {"reset_mask": mask}
-    assert_same(
-        pool.reset(seed=[7, None, 8, 9, 1], options=options),
-        sync.reset(seed=[7, None, 8, 9, 1], options=options),
-    )
+    seed, mask = [7, None, 8, 9, 1], {"reset_mask": np.array([True, False, False, True, False])}
+    assert_same(pool.reset(seed=seed, options=mask), sync.reset(seed=seed, options=mask))
     assert_steps_alike(pool, sync, 5)
-    pool.close()
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ["nested", "dict with objects"])
-def test_any_split_into_sends(name, options, mode):
-    """Rows come back in any order, each with what step gives that env."""
-    space = SPACES[name]
-    pool, sync = twins(space, mode, **OPTIONS[options])
     rng = np.random.default_rng(8)
-    assert_same(pool.reset(seed=2), sync.reset(seed=2))
     for step in range(8):
         actions = rng.integers(0, 4, NUM_ENVS)
         expected = sync.step(actions)
@@ -97,7 +91,7 @@ def test_any_split_into_sends(name, options, mode):
     pool.close()
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", ["a worker per env", "caller and 2", "threads"])
 def test_actions_without_fixed_shape_in_any_split(options):
     """They travel by message, to threads too."""
     space, action_space = SPACES["float32(3,)"], spaces.Text(4)
@@ -147,9 +141,17 @@ def foreign_slot(envs):
     return StepSlot(obs, *[array.copy() for array in own[1:]])
 
 
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("options", ["2 workers", "caller and 2", "threads"])
-@pytest.mark.parametrize("name", ["float32(3,)", "nested"])
+@pytest.mark.parametrize(
+    ("name", "options", "mode"),
+    [
+        ("float32(3,)", "2 workers", MODES[1]),
+        ("nested", "2 workers", MODES[0]),
+        ("nested", "caller and 2", MODES[1]),
+        ("float32(3,)", "caller and 2", MODES[2]),
+        ("nested", "threads", MODES[2]),
+        ("float32(3,)", "threads", MODES[0]),
+    ],
+)
 def test_steps_into_slots(name, options, mode):
     """Slots of allocated memory, float32 rewards, and memory that workers have not."""
     pool, sync = twins(SPACES[name], mode, **OPTIONS[options])
@@ -187,13 +189,12 @@ def test_a_rollout_is_written_by_the_workers_without_a_copy():
     assert rewards.tolist() == [[1, 1], [2, 2], [3, 3], [0, 4], [1, 0]]
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint16])
-def test_actions_keep_their_dtype(dtype):
+def test_actions_keep_their_dtype():
     pool, sync = twins(SPACES["float32(3,)"], num_workers=2)
     for envs in (pool, sync):
         envs.reset(seed=1)
-    actions = np.arange(NUM_ENVS).astype(dtype) % 4
-    for _ in range(5):
+    for dtype in (np.int8, np.int32, np.int64, np.uint16, np.int8):
+        actions = np.arange(NUM_ENVS).astype(dtype) % 4
         assert_same(pool.step(actions), sync.step(actions))
         pool.send(actions, None)
         sync.send(actions, None)
@@ -210,14 +211,14 @@ class Lenient(gym.Env):
     observation_space = spaces.Box(-9, 9, (2,), np.float32)
 
     def __init__(self, reward, obs, flag):
-        self.result = [obs, reward, flag, flag, {"a": 1}]
+        self.obs, self.reward, self.flag = obs, reward, flag
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return [self.result[0], {"a": 2}]
+        return [self.obs, {"a": 2}]
 
     def step(self, action):
-        return self.result
+        return [self.obs, self.reward, self.flag, self.flag, {"a": 1}]
 
 
 def maker(backend):
@@ -250,13 +251,14 @@ def test_steps_that_gymnasium_takes_are_taken(backend):
 @pytest.mark.parametrize("backend", ["sync", "2 workers", "caller and 2", "threads"])
 def test_rewards_that_are_no_number_are_refused(backend):
     make = maker(backend)
+    envs = make([functools.partial(Lenient, 0.0, np.zeros(2), False)] * 3)
     for reward in (None, "1.5", [1, 2], 10**400, 1j):
-        envs = make([functools.partial(Lenient, reward, np.zeros(2), False)] * 3)
         envs.reset()
+        envs.set_attr("reward", [reward] * 3)
         told = 0 if backend == "sync" else 2  # the first of those stepped, or the last
         with pytest.raises(ObservationError, match=f"env {told} returned the reward"):
             envs.step([0] * 3)
-        envs.close()
+    envs.close()
 
 
 class Greedy(gym.Env):

@@ -26,10 +26,10 @@ from vecenv.compare.stepping import (
     RandomPolicy,
     Stepper,
 )
+from vecenv.core.orphans import end_with_caller
 from vecenv.sync import SyncVectorEnv
 from vecenv.timing import Timing, TimingReport
 from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.orphans import end_with_caller
 
 __all__ = [
     "BACKENDS",

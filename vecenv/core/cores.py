@@ -1,4 +1,4 @@
-"""How many cores there are for this process.
+"""How many cores there are for this process, and how envs are shared out among workers on them.
 
 What counts are the affinity mask and the cgroup quota, not the core count.
 """
@@ -9,7 +9,7 @@ import math
 import os
 from pathlib import Path
 
-__all__ = ["cgroup_quota", "usable_cores"]
+__all__ = ["cgroup_quota", "chunk_bounds", "usable_cores"]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -66,3 +66,17 @@ def _text(file: Path) -> str:
         return file.read_text()
     except OSError:
         return ""
+
+
+def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
+    """Cut envs into contiguous chunks whose sizes differ by at most one, larger ones first.
+
+    Returns:
+        num_chunks + 1 bounds; chunk c holds the envs bounds[c], ..., bounds[c + 1] - 1.
+
+    Example:
+        >>> chunk_bounds(7, 3)
+        [0, 3, 5, 7]
+    """
+    size, longer = divmod(num_envs, num_chunks)
+    return [size * chunk + min(chunk, longer) for chunk in range(num_chunks + 1)]

@@ -8,7 +8,7 @@ __all__ = ["Coverage"]
 
 
 class Coverage:
-    """The union of intervals of time, and how much of any other interval it covers.
+    """The union of intervals of time, and the part of any other interval that it covers.
 
     Args:
         begins: int64 (R,), in any order.
@@ -35,16 +35,16 @@ class Coverage:
 
     @property
     def length_ns(self) -> int:
-        """How much is covered, in all."""
+        """Length of the union."""
         return int(self._sums[-1])
 
     def between(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return int64 (M,): how much of each interval is covered."""
+        """Return the covered length of each interval, int64 (M,)."""
         return self._until(ends) - self._until(begins)
 
     def _until(self, times: np.ndarray) -> np.ndarray:
-        """Return int64 (M,): how much is covered before each time."""
-        block = np.searchsorted(self.begins, times, side="right")  # so many have begun
+        """Return the covered length before each time, int64 (M,)."""
+        block = np.searchsorted(self.begins, times, side="right")  # blocks that have begun
         if len(self.begins) == 0:
             return np.zeros(len(times), dtype=np.int64)
         overhang = np.maximum(self.ends[block - 1] - times, 0)

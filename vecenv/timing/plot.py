@@ -1,4 +1,4 @@
-"""Pictures of reports: stacked bars of the shares, and how long env steps take."""
+"""Pictures of reports: stacked bars of the shares, and distributions of step times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plot_reports(reports: Mapping[str, TimingReport], path: str | Path) -> None:
     """Draw one bar per report, and the distributions of their env steps.
 
     Args:
-        reports: By the name under which each is drawn.
+        reports: Reports by the name of their bar.
         path: File to write; the ending names the format.
 
     Raises:
@@ -51,7 +51,7 @@ def plot_reports(reports: Mapping[str, TimingReport], path: str | Path) -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty matplotlib figure of so many inches.
+    """Return an empty matplotlib figure; sizes in inches.
 
     Raises:
         ImportError: matplotlib is missing.

@@ -1,4 +1,4 @@
-"""The flight recorder: what some envs did last, in words."""
+"""The flight recorder: the latest steps of some envs, in words."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MOST_LINES = 10
 
 
 def describe_latest(stamps: EnvStamps, env_ids: np.ndarray) -> str:
-    """List the latest steps of some envs, those that have not ended first, then the newest.
+    """List the latest steps of some envs, running ones first, then the newest.
 
     Args:
-        stamps: Of all envs.
-        env_ids: int64 (B,), the envs asked about.
+        stamps: Stamps of all envs.
+        env_ids: int64 (B,), the envs to list.
 
     Returns:
         One line per step, empty if there are none.

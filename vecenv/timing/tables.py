@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["bar", "new_table", "report_tables", "shorten"]
 
 _BAR_WIDTH = 22
-_NAME_WIDTH = 19  # of a share; longer names take from the bar, and then are cut
+_NAME_WIDTH = 19  # of a share; longer names shorten the bar, then are cut
 _LEAST_BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -45,7 +45,7 @@ def shorten(text: str, most: int) -> str:
 
 
 def new_table(title: str, **options: Any) -> Table:
-    """Return a table under a title on the left; what users named is no markup."""
+    """Return a table under a title on the left; names given by users are not read as markup."""
     return Table(
         title=Text(title, "table.title") if title else None, title_justify="left", **options
     )
@@ -66,14 +66,14 @@ def report_tables(report: TimingReport) -> Any:
 
 
 def _about_kernel(report: TimingReport) -> str:
-    """Say where the resets of compiled envs are."""
+    """Return the remark on the resets of compiled envs."""
     if report.stamped != KERNEL:
         return ""
     return "How long resets inside of steps take is unknown: compiled calls are stamped as one."
 
 
 def _about_window(report: TimingReport) -> str:
-    """Say what the percentiles are about, if that is not all."""
+    """Return the remark on the steps that the percentiles cover, if not all."""
     if report.envs is None or report.latest_s >= 0.99 * report.wall_s:
         return ""
     return (

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["ControlLayout", "Leaf", "chunk_bounds"]
+__all__ = ["ControlLayout", "Leaf"]
 
 LINE = 8  # words in a cache line
 WORD_BYTES = 8
@@ -30,8 +30,9 @@ WORD_BYTES = 8
 # Lines on which the caller waits, and their words.
 COMMANDS, OTHER_HALF, ROWS = 0, 1, 2
 COUNT, WANTED, CALLER_ASLEEP = 0, 1, 2
-# Word 0 of this line counts the ring rows claimed.
-CLAIMS_LINE = 3
+# Word 0 of this line counts the ring rows claimed; word LOCK_HOLDER is the pid of the process that
+# holds the lock of `links.PortableLink`, or held it last.
+CLAIMS_LINE, LOCK_HOLDER = 3, 1
 # Words COMMANDS and OTHER_HALF of this line count the commands that report there, word ROWS the
 # env ids that have been queued.
 POSTED_LINE = 4
@@ -143,17 +144,3 @@ class ControlLayout(NamedTuple):
         for worker, (first, last) in enumerate(pairwise(bounds)):
             found[first:last] = worker * self.lanes + np.arange(last - first) % self.lanes
         return found
-
-
-def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
-    """Cut envs into contiguous chunks whose sizes differ by at most one, larger ones first.
-
-    Returns:
-        num_chunks + 1 bounds; chunk c holds the envs bounds[c], ..., bounds[c + 1] - 1.
-
-    Example:
-        >>> chunk_bounds(7, 3)
-        [0, 3, 5, 7]
-    """
-    size, longer = divmod(num_envs, num_chunks)
-    return [size * chunk + min(chunk, longer) for chunk in range(num_chunks + 1)]

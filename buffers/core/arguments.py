@@ -1,0 +1,532 @@
+"""The one reader of what users hand to a buffer: every buffer gives the same answer to the same.
+
+Each function returns its argument in the form to be stored, or raises BufferMisuseError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+
+from buffers.core.errors import BufferMisuseError
+from buffers.core.rows import Field, RowLayout
+from buffers.core.spaces import Leaf
+
+__all__ = [
+    "MAX_COUNT",
+    "as_array",
+    "as_tensor",
+    "check_count",
+    "check_names",
+    "check_place",
+    "check_rewards",
+    "holds_values",
+    "read_array",
+    "read_distinct_ids",
+    "read_episode",
+    "read_flags",
+    "read_nest",
+    "read_number",
+    "read_row_ids",
+    "read_steps",
+    "read_tensor",
+    "resolve_device",
+    "tree_leaves",
+]
+
+MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
+
+_BOOL = np.dtype(np.bool_)
+_FLAGS = ("terminations", "truncations")
+_COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+
+def resolve_device(device: torch.device | str) -> torch.device:
+    """The device as tensors name it: "cuda" becomes the current one, say cuda:0.
+
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    try:
+        asked = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise BufferMisuseError(f"device is {device!r}, expected one of torch: {error}") from None
+    if asked.type == "cpu":
+        return torch.device("cpu")
+    return asked if asked.index is not None else torch.empty(0, device=asked).device
+
+
+def check_place(name: str, tensor: torch.Tensor, device: torch.device | None) -> None:
+    """Raise BufferMisuseError unless a tensor lies on the CPU or on a resolved device."""
+    if tensor.device.type != "cpu" and tensor.device != device:
+        where = "the CPU" if device is None or device.type == "cpu" else f"the CPU or {device}"
+        raise BufferMisuseError(f"{name} lies on {tensor.device}, expected {where}; move it")
+
+
+def check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str]) -> None:
+    """Raise BufferMisuseError for columns that are unknown or missing."""
+    unknown = sorted(set(given) - required - optional, key=str)
+    missing = sorted(required - set(given))
+    if unknown or missing:
+        problem = f"unknown: {unknown}" if unknown else f"missing: {missing}"
+        raise BufferMisuseError(
+            f"columns are {sorted(given, key=str)}, expected {sorted(required)} and possibly "
+            f"{sorted(optional)}; {problem}"
+        )
+
+
+def as_array(name: str, given: Any, device: torch.device | None = None) -> np.ndarray:
+    """An array on the host, of whatever shape and dtype; bfloat16, which NumPy lacks, as float32.
+
+    Args:
+        name: Of the argument, for messages.
+        given: Array, tensor or nested list.
+        device: Where tensors may lie besides the CPU.
+
+    Raises:
+        BufferMisuseError: It is no array, or lies elsewhere.
+    """
+    if type(given) is np.ndarray:
+        return given
+    try:
+        if not isinstance(given, torch.Tensor):
+            return np.asarray(given)
+        if not given.is_cpu:
+            check_place(name, given, device)
+            given = given.cpu()
+        tensor = given.detach()
+        array = tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    except BufferMisuseError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise BufferMisuseError(
+            f"{name} must be an array or a tensor, got {type(given).__name__}: {error}"
+        ) from None
+    return array
+
+
+def as_tensor(name: str, given: Any) -> torch.Tensor:
+    """A plain tensor, of whatever shape and dtype, where it lies; without gradients.
+
+    Raises:
+        BufferMisuseError: It is none and no array that can be made one.
+    """
+    if isinstance(given, torch.Tensor):
+        tensor = given.detach()
+        return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
+    array = as_array(name, given)
+    # What torch does not take, or not in silence: other byte orders, steps back, read-only memory.
+    if not (array.dtype.isnative and array.flags.writeable and array.flags.aligned) or any(
+        stride < 0 for stride in array.strides
+    ):
+        array = np.array(array, array.dtype.newbyteorder("="))
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BufferMisuseError(
+            f"{name} must be a tensor or an array, got {type(given).__name__}: {error}"
+        ) from None
+
+
+def check_count(name: str, number: Any, most: int | None = None) -> int:
+    """The number as an int; raise BufferMisuseError unless it is a positive integer up to most."""
+    try:
+        count = operator.index(number)
+    except TypeError:
+        raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}") from None
+    if count < 1:
+        raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}")
+    if most is not None and count > most:
+        raise BufferMisuseError(f"{name} is {count}, expected at most {most}")
+    return count
+
+
+def read_number(name: str, number: Any, most: float = 1.0) -> float:
+    """The number as a float; raise BufferMisuseError unless it is finite and from 0 to most."""
+    if type(number) is float and 0.0 <= number <= most and number < math.inf:
+        return number
+    value = math.nan
+    if not isinstance(number, str | bytes | bytearray) and getattr(number, "ndim", 0) == 0:
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            value = float(number)
+    if not (math.isfinite(value) and 0.0 <= value <= most):
+        end = "finite number of 0 or more" if most == math.inf else f"number from 0 to {most:g}"
+        raise BufferMisuseError(f"{name} is {number!r}, expected a {end}")
+    return value
+
+
+def read_array(
+    name: str,
+    given: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    device: torch.device | None = None,
+) -> np.ndarray:
+    """An array of exactly this shape whose values the dtype can hold.
+
+    Args:
+        name: Of the field, for messages.
+        given: Array, tensor or nested list.
+        shape: Expected.
+        dtype: Of the storage. Floats may lose precision, integers no value; flags may be integers
+            0 and 1, and come back as bool.
+        device: Where tensors may lie besides the CPU.
+
+    Raises:
+        BufferMisuseError: Something else was given.
+    """
+    array = as_array(name, given, device)
+    if array.shape != shape:
+        raise BufferMisuseError(f"{name} has shape {array.shape}, expected {shape}")
+    if dtype == _BOOL and array.dtype.kind in "iu":
+        return read_flags(name, array)
+    if not holds_values(dtype, array):
+        raise BufferMisuseError(
+            f"{name} has dtype {array.dtype}, expected {dtype}, which cannot hold its values; "
+            "convert it before if that is meant"
+        )
+    return array
+
+
+def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A plain tensor of exactly this shape and of a dtype that can be cast to the given one.
+
+    Raises:
+        BufferMisuseError: Something else was given.
+    """
+    tensor = as_tensor(name, given)
+    if tuple(tensor.shape) != tuple(shape):
+        raise BufferMisuseError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+    if tensor.dtype is dtype:
+        return tensor
+    if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
+        return read_flags(name, tensor)
+    fits = torch.can_cast(tensor.dtype, dtype)
+    if fits and not dtype.is_floating_point:  # integers: none may change
+        own = torch.empty(0, dtype=dtype).numpy().dtype
+        fits = holds_values(own, tensor.cpu().numpy())
+    if not fits:
+        raise BufferMisuseError(
+            f"{name} has dtype {tensor.dtype}, expected {dtype}; convert it before if that is meant"
+        )
+    return tensor
+
+
+def holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
+    """Whether a dtype can hold the values of an array: floats rounded, integers as they are."""
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        if array.dtype.kind not in "iu" or dtype.kind not in "iu":
+            return False
+        return bool((array >= 0).all() and (array.astype(dtype) == array).all())
+    if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype, "safe"):
+        return bool((array.astype(dtype) == array).all())
+    return True
+
+
+def read_flags(name: str, given: Any) -> Any:
+    """Bools of a tensor or array of any shape that has bools, or integers 0 and 1; where it lies.
+
+    Raises:
+        BufferMisuseError: It has other integers.
+    """
+    if isinstance(given, torch.Tensor):
+        # Torch does not compare all unsigned integers with bools.
+        given = given.to(torch.int64) if given.dtype in _UNSIGNED else given
+        flags: Any = given.bool()
+    else:
+        flags = given.astype(np.bool_, copy=False)
+    if flags is not given and not (flags == given).all():
+        wrong = given[flags != given].reshape(-1)[0]
+        raise BufferMisuseError(f"{name} has {int(wrong)}, expected bool, or integers 0 and 1")
+    return flags
+
+
+def _count_rows(rewards: Any) -> int:
+    """Length of `rewards`, which tells that of the other columns.
+
+    Raises:
+        BufferMisuseError: They are no single axis.
+    """
+    try:
+        shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else np.shape(rewards)
+    except ValueError as error:
+        raise BufferMisuseError(f"rewards must be an array or a tensor: {error}") from None
+    if len(shape) != 1:
+        raise BufferMisuseError(
+            f"rewards has shape {shape}, expected (K,): one number per transition"
+        )
+    return shape[0]
+
+
+def check_rewards(rewards: np.ndarray, what: str = "") -> None:
+    """Raise BufferMisuseError unless all of float (K,) are finite as float32, as they are stored.
+
+    Args:
+        rewards: See above.
+        what: Begins the message.
+    """
+    stored = rewards
+    if rewards.dtype != np.float32:
+        with np.errstate(over="ignore"):
+            stored = rewards.astype(np.float32)
+    if not np.isfinite(stored).all():
+        wrong = np.flatnonzero(~np.isfinite(stored))
+        raise BufferMisuseError(
+            f"{what}rewards[{wrong[0]}] is {stored[wrong[0]]} as float32, expected finite numbers; "
+            "find the step that makes it"
+        )
+
+
+def read_distinct_ids(
+    env_ids: Any, num_envs: int, device: torch.device | None = None
+) -> np.ndarray:
+    """Environment ids int64 (B,), from different numbers 0 to N - 1 or a mask bool (N,).
+
+    A tensor may lie on `device`.
+
+    Raises:
+        BufferMisuseError: Something else was given.
+    """
+    ids = as_array("env_ids", env_ids, device)
+    if ids.dtype == _BOOL and ids.shape == (num_envs,):
+        return np.flatnonzero(ids.copy())  # which counts, and then lists: nobody else's, as below
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise BufferMisuseError(
+            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers (K,) or a "
+            f"mask bool ({num_envs},)"
+        )
+    ids = np.array(ids, np.int64)  # another thread may change those that were given
+    if ids.size and (ids.min() < 0 or ids.max() >= num_envs or _has_twice(ids, num_envs)):
+        raise BufferMisuseError(
+            f"env_ids is {ids.tolist()}, expected different numbers from 0 to {num_envs - 1}"
+        )
+    return ids
+
+
+def _has_twice(ids: np.ndarray, bound: int) -> bool:
+    """Whether a number from 0 to below bound is there more than once."""
+    if bound > 1 << 20:  # memory for all would be too much
+        return np.unique(ids).size < ids.size
+    return bool(np.bincount(ids).max() > 1)
+
+
+def read_row_ids(
+    env_ids: Any, num_rows: int, num_envs: int, device: torch.device | None = None
+) -> np.ndarray:
+    """Env ids int64 (K,), one per row; or (0,) if the rows are whole steps of all envs.
+
+    Args:
+        env_ids: What the user gave; None for whole steps.
+        num_rows: K.
+        num_envs: Number of environments, 0 if the buffer keeps no track of them.
+        device: Where a tensor may lie besides the CPU.
+
+    Raises:
+        BufferMisuseError: Ids that do not fit, or none where rows are no whole steps.
+    """
+    if env_ids is None:
+        if num_envs and num_rows % num_envs:
+            raise BufferMisuseError(
+                f"got {num_rows} rows without env_ids, expected a multiple of num_envs = "
+                f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
+            )
+        return np.zeros(0, np.int64)
+    ids = as_array("env_ids", env_ids, device)
+    if ids.shape != (num_rows,) or (ids.size and ids.dtype.kind not in "iu"):
+        raise BufferMisuseError(
+            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers ({num_rows},)"
+        )
+    ids = np.array(ids, np.int64)  # another thread may change those that were given
+    if num_envs and ids.size and (ids.min() < 0 or ids.max() >= num_envs):
+        wrong = int(ids[(ids < 0) | (ids >= num_envs)][0])
+        raise BufferMisuseError(
+            f"env_ids has {wrong}, expected numbers from 0 to {num_envs - 1}, as num_envs is "
+            f"{num_envs}"
+        )
+    return ids
+
+
+def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
+    """List what lies at the leaves of a nest that must be shaped like the space.
+
+    Raises:
+        BufferMisuseError: A key is missing or unknown, or a length differs; the message says where.
+    """
+    return list(_walk_tree(space, tree, name))
+
+
+def _walk_tree(space: Space, tree: Any, path: str) -> Iterator[Any]:
+    if isinstance(space, spaces.Dict):
+        if not isinstance(tree, Mapping) or set(tree) != set(space.spaces):
+            got = sorted(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
+            raise BufferMisuseError(
+                f"{path} must be a dict with the keys {sorted(map(str, space.spaces))}, got {got}"
+            )
+        for key, child in space.spaces.items():
+            yield from _walk_tree(child, tree[key], f"{path}[{key!r}]")
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(tree, tuple | list) or len(tree) != len(space.spaces):
+            got = f"{len(tree)} items" if isinstance(tree, tuple | list) else type(tree).__name__
+            raise BufferMisuseError(
+                f"{path} must be a tuple of {len(space.spaces)} items, got {got}"
+            )
+        for index, child in enumerate(space.spaces):
+            yield from _walk_tree(child, tree[index], f"{path}[{index}]")
+    else:
+        yield tree
+
+
+def read_nest(
+    name: str,
+    given: Any,
+    space: Space,
+    leaves: Sequence[Leaf | Field],
+    count: int,
+    device: torch.device | None = None,
+) -> list[np.ndarray]:
+    """Observations of `count` rows as arrays (K, *shape), in the order of the space.
+
+    Args:
+        name: Of the argument, for messages.
+        given: Nested like the space.
+        space: Of one observation.
+        leaves: Of the space, with the name "obs".
+        count: K.
+        device: Where tensors may lie besides the CPU.
+
+    Raises:
+        BufferMisuseError: Structure, shape or dtype does not fit.
+    """
+    return [
+        read_array(
+            name + leaf.path.removeprefix("obs"), value, (count, *leaf.shape), leaf.dtype, device
+        )
+        for leaf, value in zip(leaves, tree_leaves(space, given, name), strict=True)
+    ]
+
+
+def read_steps(
+    columns: Mapping[str, Any],
+    layout: RowLayout,
+    device: torch.device,
+    optional: Set[str] = frozenset(),
+) -> dict[str, np.ndarray]:
+    """Steps of environments as arrays (K, ...) by path, C-contiguous, as they are stored.
+
+    The leaves of next_obs are there too, also where the rows have none.
+
+    Args:
+        columns: From the user, by name.
+        layout: Of the rows they go into.
+        device: Where tensors may lie besides the CPU.
+        optional: Further columns there may be.
+
+    Raises:
+        BufferMisuseError: A column is missing, unknown or does not fit.
+    """
+    check_names(columns, {*_COLUMNS, *layout.extras}, optional)
+    count = _count_rows(columns["rewards"])
+    others = ("actions", "rewards", *layout.extras, *_FLAGS, *optional)
+    return {
+        **_read_obs("obs", columns["obs"], layout, count, device),
+        **_read_obs("next_obs", columns["next_obs"], layout, count, device),
+        **_read_fields([n for n in others if n in columns], columns, layout, count, device),
+    }
+
+
+def read_episode(
+    episode: Mapping[str, Any], layout: RowLayout, device: torch.device
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]:
+    """A whole episode of T steps.
+
+    Returns:
+        Arrays (T, ...) by path (of the observations the first T), one row of the last observation
+        by path, and T.
+
+    Raises:
+        BufferMisuseError: A column is missing, unknown or does not fit, or a flag ends the episode
+            before its last step.
+    """
+    if not isinstance(episode, Mapping):
+        raise BufferMisuseError(
+            f"an episode must be a dict of columns, got {type(episode).__name__}"
+        )
+    flags = {*_FLAGS, "boundaries"}
+    check_names(episode, {"obs", "actions", "rewards", *layout.extras}, {"next_obs", *flags})
+    count = _count_rows(episode["rewards"])
+    if count == 0:
+        raise BufferMisuseError("the episode has no step; expected one at least")
+    has_next = "next_obs" in episode
+    obs = _read_obs("obs", episode["obs"], layout, count if has_next else count + 1, device)
+    last = {path: array[-1:] for path, array in obs.items()}
+    if has_next:
+        following = _read_obs("next_obs", episode["next_obs"], layout, count, device)
+        for path, array in obs.items():
+            _check_successors(path, array, following[f"next_{path}"])
+            last[path] = following[f"next_{path}"][-1:]
+    names = [n for n in ("actions", "rewards", *layout.extras, *flags) if n in episode]
+    others = _read_fields(names, episode, layout, count, device)
+    if not {*_FLAGS} & {*episode}:
+        others["truncations"] = np.arange(count) == count - 1
+    for name in flags:
+        others.setdefault(name, np.zeros(count, np.bool_))
+    over = (others["terminations"] | others["truncations"])[:-1]
+    if over.any():
+        raise BufferMisuseError(
+            f"the episode ends in step {int(np.argmax(over))}, but has {count} steps; split it "
+            "there, or use the column boundaries for what does not end an episode"
+        )
+    return {**{path: array[:count] for path, array in obs.items()}, **others}, last, count
+
+
+def _read_obs(
+    name: str, given: Any, layout: RowLayout, count: int, device: torch.device
+) -> dict[str, np.ndarray]:
+    """Observations by path; that of next_obs begins with "next_"."""
+    leaves = [layout.fields[path] for path in layout.obs]
+    arrays = read_nest(name, given, layout.observation_space, leaves, count, device)
+    prefix = name.removesuffix("obs")
+    return {
+        prefix + leaf.path: _stored(array, leaf.dtype)
+        for leaf, array in zip(leaves, arrays, strict=True)
+    }
+
+
+def _read_fields(
+    names: Sequence[str],
+    columns: Mapping[str, Any],
+    layout: RowLayout,
+    count: int,
+    device: torch.device,
+) -> dict[str, np.ndarray]:
+    """Fields of rows by name, rewards among them."""
+    arrays = {}
+    for name in names:
+        _, shape, dtype, _ = layout.fields[name]
+        array = read_array(name, columns[name], (count, *shape), dtype, device)
+        arrays[name] = _stored(array, dtype)
+    check_rewards(arrays["rewards"])
+    return arrays
+
+
+def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    with np.errstate(over="ignore"):  # looked for in rewards
+        return np.ascontiguousarray(array, dtype)
+
+
+def _check_successors(path: str, obs: np.ndarray, following: np.ndarray) -> None:
+    same = (obs[1:] == following[:-1]) | (obs[1:] != obs[1:])  # or NaN
+    wrong = np.flatnonzero(~same.all(axis=tuple(range(1, same.ndim))))
+    if len(wrong):
+        raise BufferMisuseError(
+            f"next_obs of step {wrong[0]} differs from obs of step {wrong[0] + 1} in {path}; "
+            "in one episode they are the same observation: split it there"
+        )

@@ -1,0 +1,120 @@
+"""What a state of an episodic buffer says of itself, and what is checked before it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from buffers.core.compiling import njit
+from buffers.core.errors import BufferMisuseError
+from buffers.core.state import (
+    FieldWatcher,
+    LoadedState,
+    check_settings,
+    contradiction,
+    name_fields,
+)
+from buffers.episodic.layout import HEADER, EpisodicLayout
+from buffers.episodic.storage import fill_rooms
+
+__all__ = ["check_episodes", "check_meta", "check_sizes", "describe", "watch_fields"]
+
+_VERSION = 1
+_MOST_ADDED = 2**62  # episodes ever added; what is added later has to be counted, too
+
+
+def describe(layout: EpisodicLayout, first_episode: int) -> dict[str, Any]:
+    """Version, fields of the rows, number of the oldest episode, counted from the first ever."""
+    fields = layout.row.describe()
+    return {"state_version": _VERSION, "fields": fields, "first_episode": first_episode}
+
+
+def check_meta(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise BufferMisuseError unless a state is of a buffer that describes itself as ours."""
+    version = meta.get("state_version")
+    if type(version) is not int or version != _VERSION:
+        raise BufferMisuseError(f"state has version {version!r:.99}, expected {_VERSION}")
+    fields = meta.get("fields"), own["fields"]
+    check_settings(*({"field": name_fields(described)} for described in fields))
+    check_settings(*({"layout": described} for described in fields))
+    first = meta.get("first_episode")
+    if type(first) is not int or not 0 <= first <= _MOST_ADDED:
+        raise contradiction(f"its first episode is {first!r:.99}")
+
+
+def check_sizes(layout: EpisodicLayout, num_episodes: int, num_steps: int) -> None:
+    """Raise BufferMisuseError if a state holds more than a buffer does."""
+    if num_steps > layout.capacity or num_episodes > layout.max_episodes:
+        raise BufferMisuseError(
+            f"state has {num_episodes} episodes of {num_steps} steps, but the buffer holds "
+            f"{layout.max_episodes} of {layout.capacity}; load it into a larger one"
+        )
+
+
+def watch_fields(layout: EpisodicLayout, num_rows: int) -> dict[str, FieldWatcher]:
+    """What looks at the bytes of steps."""
+    fields = layout.row.fields
+    truths = [(f.offset, f.nbytes) for f in fields.values() if f.dtype == np.bool_]
+    kept = {name: fields[name].offset for name in HEADER}
+    boundaries = {"boundaries": fields["boundaries"].offset}
+    return {
+        "rows": FieldWatcher(num_rows, kept, truths, boundaries),
+        "open_rows": FieldWatcher(0, {}, truths),
+    }
+
+
+def check_episodes(layout: EpisodicLayout, state: LoadedState) -> None:
+    """Raise BufferMisuseError unless a state fits a buffer, and its parts one another."""
+    _, small, shapes, watchers = state
+    num_rows = shapes["rows"][0]
+    lengths, open_lengths = small["lengths"], small["open_lengths"]
+    if lengths.min(initial=1) < 1 or open_lengths.min(initial=0) < 0:
+        raise contradiction("it has episodes without steps")
+    longest = int(lengths.max(initial=1))  # no sum overflows up to the capacity
+    steps = longest if longest > layout.capacity else int(lengths.sum())
+    check_sizes(layout, len(lengths), steps)
+    if num_rows != steps + len(lengths):
+        raise contradiction(f"it has {num_rows} rows for {len(lengths)} episodes of {steps}")
+    if open_lengths.max(initial=0) >= layout.capacity:  # would have been stored
+        raise contradiction("it has open episodes as long as the buffer")
+    num_open_rows = int(open_lengths.sum()) + np.count_nonzero(open_lengths)
+    if shapes["open_rows"][0] != num_open_rows:
+        raise contradiction(f"it has {shapes['open_rows'][0]} rows of open episodes")
+    for name, watcher in watchers.items():
+        watcher.check_bools(name)
+    kept = watchers["rows"].kept
+    headers = np.stack([kept[name] for name in HEADER], 1)
+    boundaries = kept["boundaries"]
+    row = _first_wrong_header(lengths, boundaries, headers, np.zeros(num_rows, np.int32))
+    if row >= 0:
+        raise contradiction(f"row {row} says wrongly where in its episode it is")
+
+
+@njit(nogil=True, cache=True)
+def _first_wrong_header(lengths, boundaries, headers, rooms):
+    """The first row whose header does not follow from the lengths and boundaries; -1 for none.
+
+    Args:
+        lengths: int64 (E,), steps of episodes that follow one another; each has one row more.
+        boundaries: uint8 (K,), of the rows, K of them together.
+        headers: int32 (K, 4): room, step, remaining and bound of each row.
+        rooms: int32 (K,), scratch memory.
+    """
+    begin = 0
+    for e in range(lengths.shape[0]):
+        length = lengths[e]
+        fill_rooms(boundaries[begin : begin + length], rooms[begin : begin + length])
+        rooms[begin + length] = 0
+        for t in range(length + 1):
+            row = begin + t
+            if (
+                headers[row, 0] != rooms[row]
+                or headers[row, 1] != t
+                or headers[row, 2] != length - t
+                or headers[row, 3] != t + rooms[row]
+            ):
+                return row
+        begin += length + 1
+    return -1

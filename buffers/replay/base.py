@@ -1,0 +1,452 @@
+"""What the replay buffers have in common: adding, gathering, memory, states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from gymnasium import Space
+from numba.core.errors import NumbaError
+
+from buffers.core.arguments import (
+    MAX_COUNT,
+    as_array,
+    check_count,
+    read_distinct_ids,
+    read_row_ids,
+    read_steps,
+    resolve_device,
+)
+from buffers.core.errors import BufferMemoryError, BufferMisuseError
+from buffers.core.generator import other_generator
+from buffers.core.guard import Guard, exclusive
+from buffers.core.memory import allocation
+from buffers.core.rows import plan_view, view_fields
+from buffers.core.state import FieldWatcher, LoadedState, Placed, SavedBuffer, Shapes, Wanted
+from buffers.replay import layout as at
+from buffers.replay.batches import ReplayBatch, check_out
+from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
+from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
+from buffers.replay.state import check_meta, checked_integers, describe, watch_fields
+from buffers.replay.storage import ReplayStorage, mark_cut
+from buffers.replay.torch_reader import TorchReader
+
+__all__ = ["ReplayBuffer"]
+
+_KEPT = ("pending", "free", "slots")  # of observations stored once, besides the final ones
+
+
+class ReplayBuffer(SavedBuffer):
+    """Transitions in packed rows; see the classes that say how rows are used again and drawn.
+
+    Args:
+        maker: The class whose constructor this is called by.
+        capacity: See the classes, like all but the next.
+        observation_space: See above.
+        action_space: See above.
+        own: Further arguments of that constructor, also settings that a state must share.
+        num_envs: See above.
+        device: See above.
+        seed: See above.
+        staged: See above.
+        rows: See above.
+    """
+
+    _is_per_env = False  # a ring for each environment
+    _has_weights = False  # batches have weights
+
+    def __init__(
+        self,
+        maker: type[ReplayBuffer],
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        own: Mapping[str, Any] | None = None,
+        num_envs: int | None,
+        device: torch.device | str,
+        seed: int | None,
+        staged: bool,
+        **rows: Unpack[RowOptions],
+    ):
+        spaces = observation_space, action_space
+        options = plan_replay(
+            capacity, *spaces, num_envs=num_envs, is_per_env=self._is_per_env, **rows
+        )
+        self.observation_space, self.action_space = spaces
+        self.capacity, self.device = options.capacity, resolve_device(device)
+        self.num_envs = options.num_envs or None
+        self.n_step, self.gamma = options.num_steps, options.gamma
+        self._guard = Guard()
+        self._kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
+        check_room(self._kind, options.capacity, self._bytes_for(options), self.device)
+        # The tensors outlive the mode they were made in.
+        with self._allocation(options), torch.inference_mode(False):
+            self._storage = ReplayStorage(options, self.device, staged=is_staged)
+            self._make_priorities(is_staged)
+        self._large = ("finals", "rows") if self._storage.successors is not None else ("rows",)
+        self._reader = self._make_reader(is_staged, seed)
+        self._state, self._table = self._storage.state, self._storage.table
+        self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
+        self._busy = self._guard.flag
+        made = {**(own or {}), "num_envs": num_envs, "device": self.device, "staged": staged}
+        self._remember(maker, capacity, *spaces, **made, **rows)
+
+    @classmethod
+    def nbytes_for(
+        cls,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int | None = None,
+        **options: Unpack[RowOptions],
+    ) -> int:
+        """Bytes the constructor would allocate with these arguments; allocates nothing.
+
+        >>> from buffers import SharedReplayBuffer
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> SharedReplayBuffer.nbytes_for(500_000, Box(-1, 1, (52,)), Discrete(7))
+        224000240
+        """
+        spaces = observation_space, action_space
+        plan = plan_replay(
+            capacity, *spaces, num_envs=num_envs, is_per_env=cls._is_per_env, **options
+        )
+        return cls._bytes_for(plan)(plan.capacity)
+
+    @classmethod
+    def _bytes_for(cls, options: ReplayOptions) -> Callable[[int], int]:
+        """Bytes by capacity."""
+        return options.nbytes
+
+    def _allocation(self, options: ReplayOptions) -> AbstractContextManager[None]:
+        """Around what allocates memory in the constructor."""
+        needed = self._bytes_for(options)(options.capacity)
+        return allocation(
+            self._kind, needed, self.device, "use a smaller capacity", is_checked=True
+        )
+
+    def _make_priorities(self, is_staged: bool) -> None:
+        """Allocate what the class has besides rows."""
+
+    def _make_reader(self, is_staged: bool, seed: int | None) -> Any:
+        num_steps = min(self.n_step, self.capacity)  # no window is longer
+        if is_staged:
+            return TorchReader(
+                self._storage,
+                num_steps=num_steps,
+                gamma=self.gamma,
+                has_weights=self._has_weights,
+                seed=seed,
+            )
+        planner = BatchPlanner(
+            self._storage.layout,
+            num_steps=num_steps,
+            has_discounts=self.gamma is not None,
+            has_weights=self._has_weights,
+        )
+        gamma = 1.0 if self.gamma is None else self.gamma
+        return CompiledReader(self._storage, planner, gamma, seed, self._guard)
+
+    def __len__(self) -> int:
+        """Number of transitions held."""
+        return int(self._state[at.COUNT])
+
+    @property
+    def num_added(self) -> int:
+        """Number of transitions ever added."""
+        return int(self._state[at.ADDED])
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator on the device, to register with a CUDA graph; None on the CPU."""
+        return getattr(self._reader.generator, "torch", None)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, by what they are for, host and device together; batches not included."""
+        return self._storage.memory()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return sum(self.memory().values())
+
+    def add(
+        self,
+        *,
+        obs: Any = None,
+        next_obs: Any = None,
+        actions: Any = None,
+        rewards: Any = None,
+        terminations: Any = None,
+        truncations: Any = None,
+        env_ids: Any = None,
+        **extras: Any,
+    ) -> None:
+        """Add K transitions, any number of them; all are copied.
+
+        The quickest are C-contiguous NumPy arrays of the dtypes of the spaces.
+
+        Args:
+            obs: (K, *obs_shape), nested like the space.
+            next_obs: The same: the true observation after the step, also where the episode ended
+                (not that of a reset).
+            actions: (K, *action_shape).
+            rewards: float (K,), finite; stored as float32.
+            terminations: bool (K,).
+            truncations: bool (K,).
+            env_ids: int (K,), where each row comes from. None if the rows are whole steps of all
+                environments in order, or the buffer keeps no track of them.
+            extras: The extra columns, (K, ...).
+
+        Raises:
+            BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
+                reward that is not finite, or an env id is out of range. Nothing was changed.
+            BufferMemoryError: More memory is needed, and missing. Nothing was changed.
+            BufferMisuseError: More final observations than there is room for, which a CUDA graph
+                reads; see `reserve_final_obs`. Nothing was changed.
+        """
+        if self._add_rows is not None and not extras:
+            try:
+                if self._add_rows(
+                    self._table,
+                    self._state,
+                    self._busy,
+                    self._no_ids if env_ids is None else env_ids,
+                    obs,
+                    next_obs,
+                    actions,
+                    rewards,
+                    terminations,
+                    truncations,
+                ):
+                    return
+            except (TypeError, NumbaError):  # other types than those it was compiled for
+                pass
+        columns = {
+            "obs": obs,
+            "next_obs": next_obs,
+            "actions": actions,
+            "rewards": rewards,
+            "terminations": terminations,
+            "truncations": truncations,
+        }
+        given = {name: column for name, column in columns.items() if column is not None}
+        self._add_checked({**given, **extras}, env_ids)
+
+    def _add_checked(self, columns: Mapping[str, Any], env_ids: Any) -> None:
+        arrays = read_steps(columns, self._storage.layout, self.device)
+        num_envs = self.num_envs or 0
+        ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs, self.device)
+        self._write(arrays, ids if num_envs else self._no_ids)
+
+    @exclusive
+    def _write(self, arrays: Mapping[str, np.ndarray], ids: np.ndarray) -> None:
+        self._storage.write(arrays, ids)
+
+    def cut_episodes(self, env_ids: Any = None) -> None:
+        """Say that environments were reset, or left, before their episodes ended.
+
+        What is added for them next follows on nothing. Not needed after a row with a flag set, nor
+        in a buffer that keeps no track of environments.
+
+        Args:
+            env_ids: int (K,), distinct, or a mask bool (N,); None for all.
+
+        Raises:
+            BufferMisuseError: An id is out of range or repeated; nothing was changed.
+        """
+        if self.num_envs is None:
+            return
+        ids = np.arange(self.num_envs) if env_ids is None else env_ids
+        self._mark_cut(read_distinct_ids(ids, self.num_envs, self.device))
+
+    @exclusive
+    def _mark_cut(self, ids: np.ndarray) -> None:
+        mark_cut(self._state, ids)
+
+    @exclusive
+    def reserve_final_obs(self, number: int) -> None:
+        """Make room for the observations episodes end with, where `store_next` is False.
+
+        Needed before `sample` is captured in a CUDA graph: the memory does not move afterwards, and
+        an `add` that needs more of it is refused. As many as the buffer has rows, and those of one
+        add, are always enough. A graph captured before must be captured again.
+
+        Args:
+            number: Observations there is to be room for; nothing is done if there is.
+
+        Raises:
+            BufferMemoryError: They would not fit into free memory; nothing was changed.
+        """
+        kept, number = self._storage.successors, check_count("number", number, MAX_COUNT)
+        if kept is not None and number > len(kept.finals):
+            before, kept.is_captured = kept.is_captured, False
+            try:
+                kept.resize(number)
+            except BufferMemoryError:
+                kept.is_captured = before
+                raise
+
+    def new_batch(self, batch_size: int) -> ReplayBatch:
+        """Memory for `sample(batch_size, out=...)`, not initialised."""
+        return self._reader.new(check_count("batch_size", batch_size, MAX_COUNT))
+
+    def _batch(self, batch_size: int, out: ReplayBatch | None) -> ReplayBatch:
+        """The batch to fill.
+
+        Raises:
+            BufferMisuseError: The buffer is empty, or an argument does not fit.
+        """
+        if not self._state[at.COUNT]:
+            raise BufferMisuseError("the buffer is empty; add transitions before sampling")
+        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
+            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        reader = self._reader
+        return reader.new(batch_size) if out is None else check_out(out, batch_size, reader.owner)
+
+    @exclusive
+    def _fill(self, batch: ReplayBatch, draw: str) -> None:
+        """Draw rows and gather them, where the reader cannot do it at once."""
+        if draw == "distinct":
+            self._check_distinct(batch.size)
+        self._reader.fill(batch, draw)
+
+    @exclusive
+    def _gather(self, batch: ReplayBatch) -> None:
+        self._reader.gather(batch)
+
+    def _check_distinct(self, batch_size: int) -> None:
+        if batch_size > len(self):
+            raise BufferMisuseError(
+                f"batch_size is {batch_size} without replacement, but the buffer holds "
+                f"{len(self)} transitions; add more or draw fewer"
+            )
+
+    def rows(self) -> dict[str, Any]:
+        """Views of all rows by column: (num_rows, ...) tensors of the one allocation, not copies.
+
+        Rows that hold nothing yet are zero. `order` tells which hold transitions.
+        """
+        layout = self._storage.layout
+        found = view_fields(self._storage.rows, [plan_view(f) for f in layout.fields.values()])
+        views = dict(zip(layout.fields, found, strict=True))
+        named = {"obs": layout.build_obs([views[path] for path in layout.obs])}
+        if layout.next_obs:
+            named["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
+        others = set(views) - {*layout.obs, *layout.next_obs, "link"}
+        return {**named, **{name: views[name] for name in views if name in others}}
+
+    @exclusive
+    def order(self) -> torch.Tensor:
+        """int64 (len,) on the CPU: the rows that hold transitions, oldest first in each ring."""
+        return self._storage.oldest_first()
+
+    def get(self, indices: Any) -> ReplayBatch:
+        """The transitions in given rows, as `sample` would return them; all weights are 1.
+
+        Args:
+            indices: int (B,), rows that hold transitions.
+
+        Raises:
+            BufferMisuseError: A row is out of range or holds nothing.
+        """
+        given = as_array("indices", indices, self.device)
+        fits = given.ndim == 1 and len(given) > 0 and given.dtype.kind in "iu"
+        rows = np.array(given, np.int64) if fits else np.zeros(0, np.int64)  # nobody else's
+        batch = self._get(rows) if fits else None
+        if batch is None:
+            raise BufferMisuseError(
+                f"indices is {given}, expected rows that hold transitions, (B,); see order()"
+            )
+        return batch
+
+    @exclusive
+    def _get(self, rows: np.ndarray) -> ReplayBatch | None:
+        """The transitions in rows int64 (B,), or None if one is out of range or holds nothing."""
+        state, capacity = self._state, int(self._state[at.CAPACITY])
+        if rows.min() < 0 or rows.max() >= len(self._storage.rows):
+            return None
+        if (rows % capacity >= state[state[at.TOTALS] + rows // capacity]).any():
+            return None
+        batch = self._reader.new(len(rows))
+        batch.indices.copy_(torch.from_numpy(rows))
+        if batch.weights is not None:
+            batch.weights.fill_(1.0)
+        self._reader.gather(batch)
+        return batch
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Further settings that a state must share with the buffer it is loaded into."""
+        return {}
+
+    def _described(self) -> dict[str, Any]:
+        settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
+        return describe(self._kind, self._storage, settings)
+
+    def _check_described(self, meta: Mapping[str, Any]) -> None:
+        check_meta(meta, self._described())
+
+    def _saved_arrays(self) -> dict[str, Any]:
+        kept = self._storage.successors
+        arrays = {"state": [self._storage.state], "generator": [self._reader.generator.get_state()]}
+        if kept is not None:
+            arrays |= {name: [getattr(kept, name)] for name in (*_KEPT, "finals")}
+        return {**arrays, "rows": self._storage.live_blocks()}
+
+    def _wanted_arrays(self) -> Wanted:
+        wanted: Wanted = {
+            name: (block.dtype, block.shape)
+            for name, (block, *_) in self._saved_arrays().items()
+            if name != "rows"
+        }
+        for name in ("finals", "free"):
+            if name in wanted:
+                dtype, shape = wanted[name]
+                wanted[name] = dtype, (None, *shape[1:])
+        return {**wanted, "rows": (np.dtype(np.uint8), (None, self._storage.layout.stride))}
+
+    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
+        return watch_fields(self._storage, shapes["rows"][0])
+
+    def _check_arrays(self, state: LoadedState) -> None:
+        if not self._reader.generator.accepts_state(state.small["generator"]):
+            raise other_generator()
+        state.small["state"] = checked_integers(self._storage, state)
+
+    def _place(self, state: LoadedState) -> Placed:
+        storage, kept = self._storage, self._storage.successors
+        small = state.small
+        num_finals = state.shapes["finals"][0] if kept is not None else 0
+        if kept is not None and num_finals > len(kept.finals):
+            kept.resize(num_finals)
+        storage.state[:] = small["state"]
+        self._reader.generator.set_state(small["generator"])
+        targets = {}
+        if kept is not None:
+            for name in _KEPT:
+                getattr(kept, name)[: len(small[name])] = small[name]
+            kept.add_slots(num_finals)
+            targets["finals"] = [kept.finals[:num_finals]]
+
+        def finish() -> None:
+            if kept is not None:
+                kept.refresh_device()
+            if storage.staging is not None:
+                storage.staging.refresh()
+
+        return {**targets, "rows": storage.live_blocks()}, finish
+
+    def _forget(self) -> None:
+        storage, kept = self._storage, self._storage.successors
+        own = storage.state
+        own[:] = new_state(storage.layout, *own[[at.CAPACITY, at.NUM_RINGS, at.NUM_ENVS]].tolist())
+        if kept is not None:
+            kept.slots[:] = 0
+            kept.add_slots(0)
+        if storage.staging is not None:
+            storage.staging.refresh()

@@ -1,0 +1,90 @@
+"""Batches of transitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from buffers.core.batches import Batch
+from buffers.core.errors import BufferMisuseError
+
+__all__ = ["LATE", "ReplayBatch", "check_out"]
+
+LATE = ("indices", "truncations")  # columns that most learners do not read: tensors when asked for
+
+
+class ReplayBatch(Batch):
+    """B transitions; what the buffer does not have is None.
+
+    Attributes:
+        obs: (B, *obs_shape), nested like the observation space.
+        next_obs: The same: the true observation after the last step, also where an episode ended.
+        actions: (B, *action_shape).
+        rewards: float32 (B,); over several steps the discounted sum.
+        terminations: bool (B,), of the last step.
+        truncations: bool (B,), of the last step.
+        discounts: float32 (B,), the factor on the value of next_obs: gamma**m after m steps, 0 if
+            the last one terminated. A buffer without gamma takes it as 1 here, so that it remains
+            to be multiplied by yours; it is computed when asked for.
+        env_ids: int32 (B,), or None.
+        indices: int64 (B,), the rows of the buffer they were read from.
+        weights: float32 (B,), of prioritized sampling, or None.
+        extras: The user's columns by name, (B, ...).
+        size: B.
+    """
+
+    __slots__ = (
+        "actions", "discounts", "env_ids", "extras", "indices", "memory", "next_obs", "obs",
+        "rewards", "size", "terminations", "truncations", "weights",
+    )  # fmt: skip
+    _fields = (
+        "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "discounts",
+    )  # fmt: skip
+    _others = ("env_ids", "indices", "weights")
+
+    obs: Any
+    next_obs: Any
+    actions: torch.Tensor
+    rewards: torch.Tensor
+    terminations: torch.Tensor
+    truncations: torch.Tensor
+    discounts: torch.Tensor
+    env_ids: Any
+    indices: torch.Tensor
+    weights: Any
+    extras: dict[str, torch.Tensor]
+    size: int
+    memory: Any
+
+    def __init__(self, fields: dict[str, Any], extras: dict[str, torch.Tensor], size: int, memory):
+        self.env_ids = self.weights = None
+        for name, tensor in fields.items():
+            setattr(self, name, tensor)
+        self.extras, self.size, self.memory = extras, size, memory
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        """What sampling does not pay for, or a column the user added."""
+        if name == "discounts":  # of a buffer without gamma
+            return torch.logical_not(self.terminations).float()
+        if name in LATE and self.memory is not None and name in self.memory.late:
+            tensor = torch.from_numpy(self.memory.late[name])
+            setattr(self, name, tensor)
+            return tensor
+        return super().__getattr__(name)
+
+    def __len__(self) -> int:
+        """Number of transitions."""
+        return self.size
+
+
+def check_out(out: Any, size: int, owner: object) -> ReplayBatch:
+    """Raise BufferMisuseError unless out is a batch of this size that `owner` has made."""
+    if not isinstance(out, ReplayBatch) or getattr(out.memory, "owner", None) is not owner:
+        raise BufferMisuseError(
+            f"out is a {type(out).__name__}, expected a batch that new_batch or sample of this "
+            "buffer returned"
+        )
+    if out.size != size:
+        raise BufferMisuseError(f"out holds {out.size} transitions, expected {size}")
+    return out

@@ -1,0 +1,543 @@
+"""Compiled drawing of batches from memory of the CPU.
+
+A batch is one block of bytes, `pages` uint8, with every field of the batch contiguous in it. Where
+each lies is said by `plan` int64: constants at the places named below, then four numbers for each
+field: its byte offset in the row, its bytes, its byte offset in the pages, and which row it is
+taken from (OWN, LAST, or SUCCESSOR: an observation that may lie elsewhere; those come last).
+
+Rows are drawn for the whole batch before anything is copied, and the copies ask for the rows some
+places ahead: the time is spent waiting for memory, and so the waits overlap.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from buffers.core.batches import BatchArrays, BatchMemory
+from buffers.core.compiling import njit
+from buffers.core.generator import HostGenerator
+from buffers.core.guard import Guard
+from buffers.core.kernels import bounded, copy_field, prefetch, random_word
+from buffers.core.rows import RowLayout
+from buffers.replay import layout as at
+from buffers.replay.batches import LATE, ReplayBatch
+from buffers.replay.storage import ReplayStorage
+
+__all__ = ["BatchPlanner", "CompiledReader"]
+
+BATCH, NUM_FIELDS, NUM_SUCCESSORS = 0, 1, 2
+ROWS_TO, LASTS_TO, REWARDS_TO, DISCOUNTS_TO, NUM_STEPS = 3, 4, 5, 6, 7
+OWN_END, LAST_BEGIN, PLAN_HEADER = 8, 9, 10
+OWN, LAST, SUCCESSOR = 0, 1, 2
+
+_AHEAD = 12  # rows asked for before they are copied
+_LOOK_EVERY = 64  # steps, whether any window goes on
+_BLOCK = 512  # rows whose windows are walked before they are copied; they fit into the L2 cache
+_ONE = np.uint64(1)
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_ALIGNMENT = 64
+_MAX_PLANS = 16
+_NOTHING = np.zeros((1, 1), np.uint8)
+_MOST_AT_ONCE = 1024  # rows of a batch that is drawn without giving up the interpreter's lock
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+
+
+class CompiledReader:
+    """Draws rows and gathers batches.
+
+    Args:
+        storage: Where from.
+        planner: Makes the batches.
+        gamma: Discount per step.
+        seed: Of the generator.
+        guard: Of the buffer.
+
+    Attributes:
+        generator: What rows are drawn by.
+        words: Its state, for kernels.
+        new: Makes a batch of B transitions, not initialised.
+        owner: What the batches belong to.
+    """
+
+    def __init__(
+        self,
+        storage: ReplayStorage,
+        planner: BatchPlanner,
+        gamma: float,
+        seed: int | None,
+        guard: Guard,
+    ):
+        self._storage, self._gamma = storage, float(gamma)
+        self._busy = guard.flag
+        self.generator = HostGenerator(seed)
+        self.words = self.generator.words
+        self._moved = np.empty(0, np.int64)
+        self.new, self.owner = planner.new, planner
+
+    def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
+        """As `fill`, if it takes one compiled call and no thread is in an exclusive call.
+
+        Returns:
+            Whether it was done; otherwise `fill` has to do it, exclusively.
+        """
+        if draw != "rows" or batch.size > _MOST_AT_ONCE:
+            return False
+        storage, memory = self._storage, batch.memory
+        pending, finals = self._kept()
+        return sample_uniform(
+            storage.table,
+            storage.state,
+            self._busy,
+            self.words,
+            memory.plan,
+            memory.pages,
+            self._gamma,
+            pending,
+            finals,
+        )
+
+    def gather_at_once(self, batch: ReplayBatch) -> bool:
+        """As `gather`; see `fill_at_once`."""
+        if batch.size > _MOST_AT_ONCE:
+            return False
+        storage, memory = self._storage, batch.memory
+        pending, finals = self._kept()
+        return gather_at_once(
+            storage.table,
+            storage.state,
+            self._busy,
+            memory.plan,
+            memory.pages,
+            self._gamma,
+            pending,
+            finals,
+        )
+
+    def fill(self, batch: ReplayBatch, draw: str) -> None:
+        """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
+        storage, memory = self._storage, batch.memory
+        if draw == "rows":
+            draw_uniform(storage.state, self.words, memory.rows)
+        elif draw == "rings":
+            draw_by_ring(storage.state, self.words, memory.rows)
+        else:
+            draw_distinct(storage.state, self.words, memory.rows, self._table(batch.size))
+        self.gather(batch)
+
+    def _table(self, size: int) -> np.ndarray:
+        """Memory `draw_distinct` needs for so many rows; it grows only."""
+        needed = 4 << (size - 1).bit_length()
+        if len(self._moved) < needed:
+            self._moved = np.empty(needed, np.int64)
+        return self._moved[:needed]
+
+    def gather(self, batch: ReplayBatch) -> None:
+        """Fill a batch from the rows it lists."""
+        storage, memory = self._storage, batch.memory
+        gather(
+            storage.table, storage.state, memory.plan, memory.pages, self._gamma, *self._kept()
+        )  # fmt: skip
+
+    def _kept(self) -> tuple[np.ndarray, np.ndarray]:
+        """The newest next observations, and final ones, if they are stored apart."""
+        kept = self._storage.successors
+        return (_NOTHING, _NOTHING) if kept is None else (kept.pending, kept.finals)
+
+
+class BatchPages(NamedTuple):
+    """Memory of one batch: every field contiguous in one block, and the plan for filling it."""
+
+    pages: np.ndarray  # uint8
+    plan: np.ndarray  # int64, see above
+    rows: np.ndarray  # int64 (B,), view of the pages
+    weights: np.ndarray | None  # float32 (B,), view of the pages
+    eager: list[np.ndarray]  # views made into tensors at once
+    late: BatchArrays  # and those that are when asked for
+    owner: object
+
+
+class _Part(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    begin: int  # in the pages
+
+
+class _Recipe(NamedTuple):
+    plan: np.ndarray
+    memory: BatchMemory
+    eager: list[str]  # names of what is made into tensors at once
+
+
+class BatchPlanner:
+    """Makes batches for the compiled sampler.
+
+    Args:
+        layout: Of the rows.
+        num_steps: Length of the windows.
+        has_discounts: Whether batches have `discounts`.
+        has_weights: Whether batches have `weights`.
+    """
+
+    def __init__(
+        self, layout: RowLayout, *, num_steps: int, has_discounts: bool, has_weights: bool
+    ):
+        self._layout = layout
+        self._num_steps, self._has_discounts = num_steps, has_discounts
+        self._has_weights = has_weights
+        self._recipes: dict[int, _Recipe] = {}
+        self._fields = self._list_fields()
+
+    def _list_fields(self) -> list[tuple[str, tuple[int, ...], np.dtype, int, int]]:
+        """Name, shape, dtype, offset in the row and source of every field that is copied."""
+        layout, found = self._layout, []
+        stored_once = not layout.next_obs
+        for path, field in layout.fields.items():
+            if path == "link" or (path == "rewards" and self._has_discounts):
+                continue
+            is_last = path in layout.next_obs or path in ("terminations", "truncations")
+            source = LAST if is_last else OWN
+            found.append((path, field.shape, field.dtype, field.offset, source))
+            if stored_once and path in layout.obs:
+                name, offset = f"next_{path}", field.offset - layout.obs_at
+                found.append((name, field.shape, field.dtype, offset, SUCCESSOR))
+        return sorted(found, key=lambda field: field[-1] == SUCCESSOR)
+
+    def new(self, size: int) -> ReplayBatch:
+        """A batch of B transitions in memory of its own, not initialised."""
+        recipe = self._recipes.get(size) or self._plan(size)
+        kept = recipe.memory.take()
+        memory = kept.shared
+        tensors = dict(zip(recipe.eager, map(torch.from_numpy, memory.eager), strict=True))
+        recipe.memory.keep(kept)
+        layout = self._layout
+        if len(layout.obs) == 1 and layout.obs[0] == "obs":
+            extras = {name: tensors.pop(name) for name in layout.extras}
+            return ReplayBatch(tensors, extras, size, memory)
+        obs = layout.build_obs([tensors.pop(path) for path in layout.obs])
+        following = layout.build_obs([tensors.pop(f"next_{path}") for path in layout.obs])
+        extras = {name: tensors.pop(name) for name in layout.extras}
+        fields = {"obs": obs, "next_obs": following, **tensors}
+        return ReplayBatch(fields, extras, size, memory)
+
+    def _plan(self, size: int) -> _Recipe:
+        if len(self._recipes) >= _MAX_PLANS:
+            self._recipes.clear()
+        parts, copies, end = [], [], 0
+
+        def reserve(name: str, shape: tuple[int, ...], dtype: np.dtype) -> int:
+            nonlocal end
+            begin = end
+            parts.append(_Part(name, (size, *shape), dtype, begin))
+            end += size * math.prod(shape) * dtype.itemsize
+            end += -end % _ALIGNMENT
+            return begin
+
+        rows_to = reserve("indices", (), _INT64)
+        for name, shape, dtype, offset, source in self._fields:
+            begin = reserve(name, shape, dtype)
+            copies += [offset, math.prod(shape) * dtype.itemsize, begin, source]
+        places = [-1, 0, 0]  # of last rows, rewards, discounts
+        if self._has_discounts:
+            sums = [reserve("rewards", (), _FLOAT32), reserve("discounts", (), _FLOAT32)]
+            places = [end, *sums]
+            end += 8 * size
+        if self._has_weights:
+            reserve("weights", (), _FLOAT32)
+        following = sum(source == SUCCESSOR for *_, source in self._fields)
+        counts = [size, len(self._fields) - following, following]
+        header = [*counts, rows_to, *places, self._num_steps, *self._spans()]
+        assert len(header) == PLAN_HEADER
+
+        plan = np.array(header + copies, np.int64)
+        names = [part.name for part in parts if part.name not in LATE]
+
+        def view(pages: np.ndarray) -> tuple[BatchArrays, BatchPages]:
+            found = {
+                name: np.ndarray(shape, dtype, pages, begin) for name, shape, dtype, begin in parts
+            }
+            rows, weights, eager = found["indices"], found.get("weights"), [found[n] for n in names]
+            late = {name: found[name] for name in LATE}
+            return found, BatchPages(pages, plan, rows, weights, eager, late, self)
+
+        recipe = _Recipe(plan, BatchMemory(end, view), names)
+        self._recipes[size] = recipe
+        return recipe
+
+    def _spans(self) -> tuple[int, int]:
+        """Where what is read of the own row ends, and of the last row of a window begins."""
+        whole = self._num_steps == 1
+        own = [o + math.prod(s) * d.itemsize for _, s, d, o, src in self._fields if src == OWN]
+        last = [o for _, _, _, o, src in self._fields if src == LAST]
+        return self._layout.stride if whole else max(own), min(last)
+
+
+@njit(nogil=True, cache=True)
+def tally(state):
+    """Refresh cumulated counts of the rings and the list of those that are not empty."""
+    occupied, cumulated = 0, 0
+    for ring in range(state[at.NUM_RINGS]):
+        count = min(state[state[at.TOTALS] + ring], state[at.CAPACITY])
+        cumulated += count
+        state[state[at.CUMULATED] + ring] = cumulated
+        if count:
+            state[state[at.OCCUPIED] + occupied] = ring
+            occupied += 1
+    state[at.NUM_OCCUPIED] = occupied
+    state[at.IS_TALLIED] = 1
+
+
+@njit(nogil=True, cache=True)
+def live_row(state, number):
+    """Row of the table that is number 0 .. COUNT - 1 among the live ones; `tally` must be fresh."""
+    capacity = state[at.CAPACITY]
+    if state[at.COUNT] == capacity * state[at.NUM_RINGS] or state[at.NUM_RINGS] == 1:
+        return number
+    low, high = 0, state[at.NUM_RINGS] - 1  # the first ring whose cumulated count exceeds number
+    while low < high:
+        middle = (low + high) // 2
+        if state[state[at.CUMULATED] + middle] > number:
+            high = middle
+        else:
+            low = middle + 1
+    before = state[state[at.CUMULATED] + low - 1] if low else 0
+    return low * capacity + number - before
+
+
+@njit(nogil=True, cache=True)
+def draw_uniform(state, generator, rows):
+    """Fill rows int64 (B,) with live rows, drawn with replacement, each equally likely."""
+    if not state[at.IS_TALLIED]:
+        tally(state)
+    key, counter, count = generator[0], generator[1], state[at.COUNT]
+    for i in range(rows.shape[0]):
+        word = random_word(key, np.add(counter, np.uint64(i)))
+        rows[i] = live_row(state, bounded(word, count))
+    generator[1] = np.add(counter, np.uint64(rows.shape[0]))
+
+
+@njit(cache=True)
+def draw_by_ring(state, generator, rows):
+    """Fill rows int64 (B,): a ring that is not empty, equally likely, then a live row of it."""
+    if not state[at.IS_TALLIED]:
+        tally(state)
+    key, counter, capacity = generator[0], generator[1], state[at.CAPACITY]
+    for i in range(rows.shape[0]):
+        number = np.add(counter, np.uint64(2 * i))
+        chosen = bounded(random_word(key, number), state[at.NUM_OCCUPIED])
+        ring = state[state[at.OCCUPIED] + chosen]
+        count = min(state[state[at.TOTALS] + ring], capacity)
+        rows[i] = ring * capacity + bounded(random_word(key, np.add(number, _ONE)), count)
+    generator[1] = np.add(counter, np.uint64(2 * rows.shape[0]))
+
+
+@njit(nogil=True, cache=True)
+def place_of(moved, mask, number):
+    """Where the entry of a number is in the table of `draw_distinct`, or would have to be."""
+    place = np.int64((np.uint64(number) * _SPREAD) >> np.uint64(32)) & mask
+    while moved[2 * place] != -1 and moved[2 * place] != number:
+        place = (place + 1) & mask
+    return 2 * place
+
+
+@njit(nogil=True, cache=True)
+def draw_distinct(state, generator, rows, moved):
+    """Fill rows int64 (B,) with different live rows; every order of every choice is equally likely.
+
+    The live rows are shuffled, the first B places of them: each place gets what lies in a place
+    drawn among it and those behind. Only places that were written are kept, in a table with open
+    addresses: a place no longer in order, and the number that lies there.
+
+    Args:
+        state: int64, see `layout`; at least B rows are live.
+        generator: uint64 (2,), see `core.kernels`; written.
+        rows: Written.
+        moved: int64 (2 * S,), memory of the table; written. S is a power of 2, at least 2 * B.
+    """
+    if not state[at.IS_TALLIED]:
+        tally(state)
+    key, counter, count = generator[0], generator[1], state[at.COUNT]
+    mask = moved.shape[0] // 2 - 1
+    moved[:] = -1
+    for i in range(rows.shape[0]):
+        word = random_word(key, np.add(counter, np.uint64(i)))
+        drawn = i + bounded(word, count - i)
+        found = place_of(moved, mask, drawn)
+        rows[i] = moved[found + 1] if moved[found] == drawn else drawn
+        own = place_of(moved, mask, i)
+        number = moved[own + 1] if moved[own] == i else i
+        moved[found], moved[found + 1] = drawn, number
+    for i in range(rows.shape[0]):
+        rows[i] = live_row(state, rows[i])
+    generator[1] = np.add(counter, np.uint64(rows.shape[0]))
+
+
+@njit(nogil=True, cache=True)
+def walk_windows(table, state, plan, gamma, rows, lasts, rewards, discounts):
+    """Follow each row for up to NUM_STEPS steps, no further than the episode and the newest row.
+
+    Args:
+        table, state, plan: As everywhere here.
+        gamma: Discount per step.
+        rows: int64 (B,), where the windows begin.
+        lasts: int64 (B,), written: the last row of each window.
+        rewards: float32 (B,), written: the discounted sum.
+        discounts: float32 (B,), written: gamma**m after m steps, 0 if the last one terminates.
+    """
+    stride, over_at = table.shape[1], state[at.OVER_AT]
+    words, floats = table.view(np.int32), table.view(np.float32)
+    link_word, reward_word = state[at.LINK_AT] // 4, state[at.REWARD_AT] // 4
+    for i in range(rows.shape[0]):
+        prefetch(table, rows[i] * stride + over_at)
+        lasts[i] = rows[i]
+        rewards[i] = np.float32(0.0)
+        discounts[i] = np.float32(1.0)
+    factor = 1.0
+    for step in range(plan[NUM_STEPS]):
+        is_final = step + 1 == plan[NUM_STEPS]
+        for i in range(rows.shape[0]):
+            row = lasts[i]
+            if row < 0:  # ended before
+                continue
+            rewards[i] += np.float32(factor * floats[row, reward_word])
+            is_terminated = table[row, over_at] != 0
+            discounts[i] = np.float32(0.0 if is_terminated else factor * gamma)
+            link = np.int32(0) if link_word < 0 else words[row, link_word]
+            if is_final or is_terminated or link <= 0 or table[row, over_at + 1]:
+                lasts[i] = -1 - row
+            else:
+                lasts[i] = link - 1
+                prefetch(table, (link - 1) * stride + over_at)
+        if step % _LOOK_EVERY == _LOOK_EVERY - 1 and lasts.max() < 0:
+            break
+        factor *= gamma
+    for i in range(rows.shape[0]):
+        lasts[i] = -1 - lasts[i]
+
+
+@njit(nogil=True, cache=True)
+def ask_for(table, start, stop):
+    """Prefetch the lines of bytes start .. stop - 1."""
+    for offset in range(start, stop, 64):
+        prefetch(table, offset)
+    prefetch(table, stop - 1)
+
+
+@njit(nogil=True, cache=True)
+def copy_fields(table, plan, pages, begin, rows, lasts):
+    """Copy the fields of rows int64 (K,) and lasts (K,) to places begin, begin + 1, ... ."""
+    stride, num_rows = table.shape[1], rows.shape[0]
+    own_end, last_begin, is_long = plan[OWN_END], plan[LAST_BEGIN], plan[NUM_STEPS] > 1
+    for i in range(-_AHEAD, num_rows):
+        ahead = i + _AHEAD
+        if ahead < num_rows:
+            ask_for(table, rows[ahead] * stride, rows[ahead] * stride + own_end)
+            if is_long and last_begin < stride:
+                start = lasts[ahead] * stride
+                ask_for(table, start + last_begin, start + stride)
+        if i < 0:
+            continue
+        for f in range(PLAN_HEADER, PLAN_HEADER + 4 * plan[NUM_FIELDS], 4):
+            offset, count = plan[f], plan[f + 1]
+            target = plan[f + 2] + (begin + i) * count
+            row = lasts[i] if plan[f + 3] == LAST else rows[i]
+            copy_field(pages, target, table, row * stride + offset, count)
+
+
+@njit(nogil=True, cache=True)
+def copy_successors(table, state, plan, pages, begin, lasts, pending, finals):
+    """Copy the observations after lasts int64 (K,) to places begin, begin + 1, ... .
+
+    They are where the link of a row says: in another row (link > 0), among those that episodes
+    ended with (< 0), or the newest of the env (0).
+
+    Returns:
+        Whether all were there; `finals` may be one that another thread has replaced.
+    """
+    stride, obs_at, words = table.shape[1], state[at.OBS_AT], table.view(np.int32)
+    link_word, env_word = state[at.LINK_AT] // 4, state[at.ENV_AT] // 4
+    first = PLAN_HEADER + 4 * plan[NUM_FIELDS]
+    for i in range(-_AHEAD, lasts.shape[0]):
+        ahead = i + _AHEAD
+        if ahead < lasts.shape[0]:
+            start = (words[lasts[ahead], link_word] - 1) * stride + obs_at
+            if start > 0:
+                ask_for(table, start, start + state[at.OBS_BYTES])
+        if i < 0:
+            continue
+        link = words[lasts[i], link_word]
+        for f in range(first, first + 4 * plan[NUM_SUCCESSORS], 4):
+            offset, count = plan[f], plan[f + 1]
+            target = plan[f + 2] + (begin + i) * count
+            if link > 0:
+                copy_field(pages, target, table, (link - 1) * stride + obs_at + offset, count)
+            elif link < -finals.shape[0]:
+                return False
+            elif link < 0:
+                copy_field(pages, target, finals, (-1 - link) * finals.shape[1] + offset, count)
+            else:
+                start = words[lasts[i], env_word] * pending.shape[1]
+                copy_field(pages, target, pending, start + offset, count)
+    return True
+
+
+@njit(nogil=True, cache=True)
+def gather(table, state, plan, pages, gamma, pending, finals):
+    """Fill a batch from the rows listed in it.
+
+    Args:
+        table: uint8 (rows, stride).
+        state: int64, see `layout`.
+        plan: int64, see above.
+        pages: uint8, the batch; its list of rows is read, the rest is written.
+        gamma: Discount per step, float64.
+        pending, finals: uint8 (N, S) and (F, S), if observations are stored once; else anything.
+
+    Returns:
+        Whether everything was there; see `copy_successors`.
+    """
+    size, is_walked, stored_once = plan[BATCH], plan[LASTS_TO] >= 0, plan[NUM_SUCCESSORS] > 0
+    rows = pages[plan[ROWS_TO] : plan[ROWS_TO] + 8 * size].view(np.int64)
+    if not (is_walked or stored_once):
+        copy_fields(table, plan, pages, 0, rows, rows)
+        return True
+    lasts_to = plan[LASTS_TO] if is_walked else plan[ROWS_TO]
+    lasts = pages[lasts_to : lasts_to + 8 * size].view(np.int64)
+    rewards = pages[plan[REWARDS_TO] : plan[REWARDS_TO] + 4 * size].view(np.float32)
+    discounts = pages[plan[DISCOUNTS_TO] : plan[DISCOUNTS_TO] + 4 * size].view(np.float32)
+    for begin in range(0, size, _BLOCK):
+        stop = min(begin + _BLOCK, size)
+        own, last = rows[begin:stop], lasts[begin:stop]
+        if is_walked:
+            walk_windows(
+                table, state, plan, gamma, own, last, rewards[begin:stop], discounts[begin:stop]
+            )
+        copy_fields(table, plan, pages, begin, own, last)
+        if stored_once and not copy_successors(
+            table, state, plan, pages, begin, last, pending, finals
+        ):
+            return False
+    return True
+
+
+@njit(cache=True)
+def gather_at_once(table, state, busy, plan, pages, gamma, pending, finals):
+    """As `gather`, unless the flag of the buffer's `Guard` is set in busy int64 (1,).
+
+    It keeps the interpreter's lock, so that no other thread adds meanwhile.
+    """
+    return busy[0] == 0 and gather(table, state, plan, pages, gamma, pending, finals)
+
+
+@njit(cache=True)
+def sample_uniform(table, state, busy, generator, plan, pages, gamma, pending, finals):
+    """Draw live rows with replacement and fill the batch with them; as `gather_at_once`."""
+    if busy[0] != 0:
+        return False
+    rows = pages[plan[ROWS_TO] : plan[ROWS_TO] + 8 * plan[BATCH]].view(np.int64)
+    draw_uniform(state, generator, rows)
+    return gather(table, state, plan, pages, gamma, pending, finals)
