@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import importlib
 import io
 import pickle
 import sys
@@ -13,6 +14,7 @@ import pytest
 from cage.free_run import own_red
 from cage.golden import COMPACT_FIELDS
 from cage.harbour import HARBOUR
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
@@ -114,6 +116,14 @@ def test_is_made_by_gymnasium(num_envs):
     assert envs.single_action_space == gym.spaces.Discrete(NUM_ACTIONS)
     assert envs.reset(seed=1)[0].shape == (num_envs, 52)
     envs.close()
+
+
+def test_what_was_saved_before_finds_its_modules():
+    spec = gym.spec("Cage2-v0").to_json().replace("vecenv.cage:Cage2E", "vecenv.cage.single:Cage2E")
+    assert "vecenv.cage.single:Cage2Env" in spec
+    env = gym.make(EnvSpec.from_json(spec))
+    assert isinstance(env.unwrapped, Cage2Env)
+    assert importlib.import_module("vecenv.cage.scenario").Scenario is type(cage2_scenario())
 
 
 @pytest.mark.parametrize("options", [{}, {"red_agent": "mixed", "observation": "extended"}])
