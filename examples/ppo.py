@@ -372,8 +372,10 @@ def main(
     if options.profile:
         print(envs.timing.report())
     envs.close()
-    saved = {"kind": policy.kind, "tensors": policy.tensors}
-    save_arrays(file, {**saved, "made_for": identity} if identity else saved)
+    # Layers and scale are what `vecenv.cage` plays; the tensors are for `--load`.
+    scale = policy.moments[1:, :-1] if policy.normalizes else None
+    saved = {"kind": policy.kind, "layers": policy.actor.layers, "scale": scale}
+    save_arrays(file, {**saved, "tensors": policy.tensors, "made_for": identity or None})
     title, picture = f"{options.env_id}, seed {options.seed}", options.save / "curve.png"
     draw_curve(trainer.curve, title, picture, baselines)
     returns = evaluate(policy, options, **env_kwargs)

@@ -1,5 +1,6 @@
 """Set-up shared by all tests: hypothesis without clocks, markers, a time budget."""
 
+import gc
 import os
 import time
 
@@ -24,6 +25,20 @@ def pytest_addoption(parser):
         metavar="SECONDS",
         help="skip, saying so, the tests not begun after this many seconds",
     )
+
+
+def pytest_collection_modifyitems(config, items):
+    """With several processes (-n) the tests of a folder stay in one: kernels are compiled once."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            folder = item.path.relative_to(config.rootpath).parts
+            item.add_marker(pytest.mark.xdist_group("/".join(folder[:2])))
+
+
+def pytest_collection_finish():
+    """Leave what has been imported to itself: collecting garbage and forking are quicker."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):
