@@ -57,8 +57,8 @@ class Collecting(RemoteEnvs):
         self._calls.require_idle("set_policy")
         policy = pickled(policy_fn, "policy_fn")
         self._fleet.seats = [seat._replace(policy=policy) for seat in self._fleet.seats]
-        patience = self._fleet.start_timeout  # it may import much
-        self._ask_all("set_policy", [(policy,)] * self.num_workers, patience)
+        timeout = self._fleet.start_timeout  # making a policy may import much
+        self._ask_all("set_policy", [(policy,)] * self.num_workers, timeout)
         self._has_policy = True
 
     def collect(
@@ -200,14 +200,14 @@ class Collecting(RemoteEnvs):
         """Copy an actor's fragment into the caller's memory."""
         rows = self._rows_of(worker)
         for name, target in fields.items():
-            came = fragment.fields.get(name)
-            if came is None or came.shape[2:] != target.shape[2:]:
+            recorded = fragment.fields.get(name)
+            if recorded is None or recorded.shape[2:] != target.shape[2:]:
                 shapes = {key: array.shape[2:] for key, array in fragment.fields.items()}
                 raise ValueError(
                     f"fields[{name!r}] has the shape {target.shape[2:]} per step and env, but the "
                     f"policy recorded {shapes}"
                 )
-            target[:, rows] = came
+            target[:, rows] = recorded
         for t, slot in enumerate(slots):
             copy_rows(slot.obs, step_of(fragment.obs, t), rows)
             slot.rewards[rows] = fragment.rewards[t]

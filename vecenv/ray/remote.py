@@ -65,7 +65,7 @@ class RemoteEnvs(GymVecEnv):
         """Require a `reset` if Ctrl-C interrupted the bookkeeping after a call of the actors."""
         if self._fleet.count("step") != self._calls.num_in_flight:
             self._fleet.forget()
-            self._calls.give_up(RuntimeError("Ctrl-C came between a step and its being noted"))
+            self._calls.give_up(RuntimeError("Ctrl-C interrupted the bookkeeping after a step"))
             self._calls.require_ready(call)
 
     # -- replies -----------------------------------------------------------------------------
