@@ -19,7 +19,7 @@ from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.serving import BACKENDS, FAILED, UNAVAILABLE, Setting
 from vecenv.compare.source import read_source
-from vecenv.core.cores import usable_cores
+from vecenv.machine import usable_cores
 
 __all__ = ["Options", "run_comparison"]
 

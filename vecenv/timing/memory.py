@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from vecenv.core.cores import usable_cores
+from vecenv.machine import usable_cores
 
 __all__ = ["cpu_ns", "machine_cpu_ns", "pss_bytes"]
 

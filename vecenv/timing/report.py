@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.core.cores import usable_cores
 from vecenv.files import write_text
+from vecenv.machine import usable_cores
 from vecenv.timing.advice import Advice, Facts, advise
 from vecenv.timing.attribution import (
     COPYING,

@@ -14,10 +14,10 @@ from gymnasium.spaces import Sequence as SequenceSpace
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.autoreset import StepRows
-from vecenv.core.cores import usable_cores
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.rows import is_array_space
 from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
+from vecenv.machine import usable_cores
 from vecenv.workers.action_rows import action_leaves
 from vecenv.workers.arena import Arena
 from vecenv.workers.chunk import Chunk, run_here

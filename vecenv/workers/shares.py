@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecenv.core.cores import usable_cores
+from vecenv.machine import usable_cores
 
 __all__ = ["checked_threads", "worker_shares"]
 
