@@ -1,8 +1,7 @@
 """How many cores count as usable."""
 
 from vecenv import machine
-from vecenv.machine import cgroup_quota, usable_cores
-from vecenv.timing.memory import machine_cpu_ns
+from vecenv.machine import cgroup_quota, machine_cpu_ns, usable_cores
 
 
 def test_usable_cores_are_at_least_one():

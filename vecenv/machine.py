@@ -1,17 +1,29 @@
-"""How many cores there are for this process.
+"""What Linux says about processors and processes: cores to use, load, memory.
 
-What counts are the affinity mask and the cgroup quota, not the core count.
+Of the cores, what counts are the affinity mask and the cgroup quota, not the core count.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from time import perf_counter_ns
 
-__all__ = ["cgroup_quota", "usable_cores"]
+__all__ = [
+    "OthersLoad",
+    "cgroup_quota",
+    "cpu_ns",
+    "machine_cpu_ns",
+    "pss_bytes",
+    "tree_memory_bytes",
+    "usable_cores",
+]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_STATES = 8  # of a processor: user, nice, system, idle, iowait, irq, softirq, steal
 
 
 def usable_cores() -> int:
@@ -66,3 +78,107 @@ def _text(file: Path) -> str:
         return file.read_text()
     except OSError:
         return ""
+
+
+def cpu_ns(pids: Iterable[int]) -> int:
+    """Return the processor time of processes, in nanoseconds; 0 for those that are gone."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])  # in user mode, and in the kernel's
+        except (OSError, ValueError, IndexError):
+            continue
+    return total * _tick_ns()
+
+
+def machine_cpu_ns() -> int | None:
+    """Return how long the processors that this process may use have been busy, for whomever.
+
+    Interrupts and what a hypervisor takes away are included. None if the system does not tell, and
+    if a quota leaves this process less than these processors: then their load is not its load.
+    """
+    try:
+        own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        lines = Path("/proc/stat").read_text().splitlines()
+    except (AttributeError, OSError):
+        return None
+    if usable_cores() != len(own):
+        return None
+    total = 0
+    for name, *words in map(str.split, lines):
+        if name in own:
+            user, nice, system, _idle, _waiting, *rest = map(int, words[:_STATES])
+            total += user + nice + system + sum(rest)
+    return total * _tick_ns()
+
+
+def _tick_ns() -> int:
+    return 10**9 // os.sysconf("SC_CLK_TCK")
+
+
+def pss_bytes(pid: int | None = None) -> int | None:
+    """Return the proportional set size of a process: what it shares counts in parts.
+
+    Args:
+        pid: Which process; None for this one.
+
+    Returns:
+        Bytes, or None if there is no such process or the system does not tell.
+    """
+    try:
+        lines = (
+            Path(f"/proc/{'self' if pid is None else pid}/smaps_rollup").read_text().splitlines()
+        )
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    except (OSError, ValueError):
+        return None
+
+
+def tree_memory_bytes(pid: int) -> int | None:
+    """Return the proportional set size (PSS) of a process and all below it.
+
+    Memory that processes share is counted once, in parts. None where the system does not tell.
+    """
+    total = 0
+    for process in _tree(pid):
+        own = pss_bytes(process)
+        if own is None:
+            if process == pid:
+                return None
+            continue  # it has ended meanwhile
+        total += own
+    return total
+
+
+class OthersLoad:
+    """How many of the processors that this process may use are kept busy by others.
+
+    "Others" are all processes but this one and those below it, and what a hypervisor takes away.
+    """
+
+    def __init__(self) -> None:
+        self._begin_ns, self._all_ns, self._own_ns = _now()
+
+    def cores(self) -> float | None:
+        """Return the processors busy for others since this was made; None if nobody knows."""
+        now_ns, all_ns, own_ns = _now()
+        if all_ns is None or self._all_ns is None:
+            return None
+        others_ns = (all_ns - self._all_ns) - (own_ns - self._own_ns)
+        return max(0.0, others_ns / (now_ns - self._begin_ns))
+
+
+def _now() -> tuple[int, int | None, int]:
+    """Return the clock, and processor time of all processes and of this one with those below."""
+    return perf_counter_ns(), machine_cpu_ns(), cpu_ns(_tree(os.getpid()))
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """Yield a process and all below it."""
+    pending = [pid]
+    while pending:
+        yield (process := pending.pop())
+        with contextlib.suppress(OSError, ValueError):
+            for task in Path(f"/proc/{process}/task").iterdir():
+                pending += [int(child) for child in (task / "children").read_text().split()]

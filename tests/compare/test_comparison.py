@@ -15,11 +15,11 @@ from PIL import Image
 from rich.console import Console
 
 from vecenv.compare import Options, run_comparison
-from vecenv.compare.load import tree_memory_bytes
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.sampling import Diversity
 from vecenv.compare.serving import BACKENDS, Round, Runner, Setting, describe
+from vecenv.machine import tree_memory_bytes
 from vecenv.timing.advice import Advice
 
 QUICK = {"rounds": 2, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.compare.load import OthersLoad
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.serving import BACKENDS, FAILED, UNAVAILABLE, Setting
 from vecenv.compare.source import read_source
-from vecenv.machine import usable_cores
+from vecenv.machine import OthersLoad, usable_cores
 
 __all__ = ["Options", "run_comparison"]
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 
-from vecenv.compare.load import tree_memory_bytes
 from vecenv.compare.sampling import Diversity, measure_diversity
 from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
 from vecenv.compare.stepping import (
@@ -26,6 +25,7 @@ from vecenv.compare.stepping import (
     RandomPolicy,
     Stepper,
 )
+from vecenv.machine import tree_memory_bytes
 from vecenv.sync import SyncVectorEnv
 from vecenv.timing import Timing, TimingReport
 from vecenv.workers.env import AsyncVectorEnv

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from vecenv.machine import cpu_ns, machine_cpu_ns
 from vecenv.timing.attribution import ENVS, KERNEL, NOTHING, CallTotals, Crew, EnvTotals, Work
 from vecenv.timing.calls import CAPACITY, CallLog, Calls, Pass
-from vecenv.timing.memory import cpu_ns, machine_cpu_ns
 from vecenv.timing.stamps import EnvStamps, Stamps
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.files import write_text
-from vecenv.machine import usable_cores
+from vecenv.machine import pss_bytes, usable_cores
 from vecenv.timing.advice import Advice, Facts, advise
 from vecenv.timing.attribution import (
     COPYING,
@@ -23,7 +23,6 @@ from vecenv.timing.attribution import (
     EnvTotals,
 )
 from vecenv.timing.control import Recording, Tally
-from vecenv.timing.memory import pss_bytes
 
 __all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "make_report"]
 
