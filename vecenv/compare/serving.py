@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 
@@ -27,9 +27,12 @@ from vecenv.compare.stepping import (
 )
 from vecenv.machine import tree_memory_bytes
 from vecenv.sync import SyncVectorEnv
-from vecenv.timing import Timing, TimingReport
+from vecenv.timing import Timing
 from vecenv.workers.env import AsyncVectorEnv
 from vecenv.workers.orphans import end_with_caller
+
+if TYPE_CHECKING:
+    from vecenv.timing import TimingReport  # loads what prints it
 
 __all__ = [
     "BACKENDS",

@@ -14,7 +14,7 @@ from vecenv.core.base import VecEnv
 from vecenv.core.rows import ObservationRows
 from vecenv.ray.revival import Loss
 from vecenv.ray.stamping import StampMirror
-from vecenv.timing.control import WorkerProcess
+from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.deadline import Deadline
 from vecenv.workers.faults import WorkerDiedError, raise_faults

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vecenv.core.base import VecEnv
-from vecenv.timing.control import WorkerProcess
+from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
 
 if TYPE_CHECKING:
