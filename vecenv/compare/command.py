@@ -11,10 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vecenv.backends import TIMED
 from vecenv.compare.comparison import Options, run_comparison
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Comparison, check_picture
-from vecenv.compare.serving import TIMED, Setting
+from vecenv.compare.serving import Setting
 from vecenv.compare.source import read_source
 from vecenv.files import require_writable, whole_file
 

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from vecenv.backends import BACKENDS
 from vecenv.compare.sampling import Diversity
 from vecenv.compare.serving import FAILED, OK, UNAVAILABLE, Round
 from vecenv.files import whole_file, write_text
@@ -32,15 +33,6 @@ _FEW_EPISODES = 2
 _NOTE_LENGTH = 144  # two lines; the JSON has all of it
 _NOTHING = 0.005  # a share that is shown as 0 %
 _STATES = {"unavailable": "skipped", "failed": "failed"}
-_COLOURS = {
-    "loop": "#555555",
-    "sync": "#2a9d8f",
-    "async": "#457b9d",
-    "async-first-ready": "#1d3557",
-    "jit": "#e76f51",
-    "gymnasium-sync": "#b7b7a4",
-    "gymnasium-async": "#d4a373",
-}
 _ROW_INCHES = 0.27
 _GAP = 0.5  # rows between numbers of envs
 _CERTAIN = 2.0  # standard errors that a difference must have
@@ -62,7 +54,7 @@ class Case:
     """One backend with one number of envs.
 
     Attributes:
-        backend: One of BACKENDS.
+        backend: One of `vecenv.backends.COMPARED`.
         num_envs: How many; 1 for "loop".
         status: "ok", "unavailable" or "failed".
         reason: Why it is not "ok", in one line.
@@ -88,9 +80,14 @@ class Case:
     report: TimingReport | None = None
 
     @property
+    def is_loop(self) -> bool:
+        """Whether it steps one env, which others are compared with."""
+        return BACKENDS[self.backend].stepping == "loop"
+
+    @property
     def name(self) -> str:
         """Backend and number of envs."""
-        return self.backend if self.backend == "loop" else f"{self.backend}, {self.num_envs}"
+        return self.backend if self.is_loop else f"{self.backend}, {self.num_envs}"
 
     @property
     def is_measured(self) -> bool:
@@ -184,7 +181,7 @@ class Comparison:
         if level:
             return self._about_tie(best, level)
         text = f"Fastest: {best.name}{_envs(best)}, {best.steps_per_second:,.0f} steps/s"
-        if best.backend == "loop":
+        if best.is_loop:
             return f"{text}: no vector env is faster than one env in a loop."
         if best.speed_up is not None:
             text += f", {best.speed_up:.3g} x one env in a loop"
@@ -209,7 +206,7 @@ class Comparison:
         slowest = level[-1].steps_per_second
         rates = f"{_span(slowest, best.steps_per_second, ',.0f')} steps/s"
         factors = [case.speed_up for case in chosen if case.speed_up is not None]
-        if factors and best.backend != "loop" and all(one.backend != "loop" for one in level):
+        if factors and not best.is_loop and all(not one.is_loop for one in level):
             rates += f", {_span(min(factors), max(factors), '.3g')} x one env in a loop"
         if slowest * _NOISY < best.steps_per_second:
             return (
@@ -238,7 +235,7 @@ class Comparison:
 
     def _about_slowness(self) -> str:
         """Name the vector envs that certainly are slower than one env in a loop."""
-        loop = next((case for case in self.measured if case.backend == "loop"), None)
+        loop = next((case for case in self.measured if case.is_loop), None)
         if loop is None:
             return ""
         slow = [
@@ -355,7 +352,7 @@ def _span(low: float, high: float, form: str) -> str:
 
 
 def _envs(case: Case) -> str:
-    return "" if case.backend == "loop" else " env" if case.num_envs == 1 else " envs"
+    return "" if case.is_loop else " env" if case.num_envs == 1 else " envs"
 
 
 # -- as tables -----------------------------------------------------------------------------------
@@ -469,21 +466,23 @@ def check_picture(path: Path) -> None:
 
 def _draw_rates(axes: Any, comparison: Comparison) -> None:
     measured = comparison.measured
-    groups = sorted({case.num_envs for case in measured if case.backend != "loop"})
+    groups = sorted({case.num_envs for case in measured if not case.is_loop})
     rows = []
     for number, case in enumerate(measured):
-        row = number + _GAP * (0 if case.backend == "loop" else 1 + groups.index(case.num_envs))
+        row = number + _GAP * (0 if case.is_loop else 1 + groups.index(case.num_envs))
         rows.append(row)
         rate = case.steps_per_second
         error = [[rate - min(case.rates)], [max(case.rates) - rate]]
         bar_style = {"ecolor": "#00000080", "capsize": 2}
-        axes.barh(row, rate, color=_COLOURS[case.backend], xerr=error, error_kw=bar_style)
+        axes.barh(row, rate, color=BACKENDS[case.backend].colour, xerr=error, error_kw=bar_style)
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         place = max(case.rates) * 1.06
         axes.text(place, row, _label(case), va="center", fontsize=8, bbox=behind)
-    loop = next((case for case in measured if case.backend == "loop"), None)
+    loop = next((case for case in measured if case.is_loop), None)
     if loop is not None:
-        axes.axvline(loop.steps_per_second, color=_COLOURS["loop"], linestyle="--", linewidth=1)
+        axes.axvline(
+            loop.steps_per_second, color=BACKENDS[loop.backend].colour, linestyle="--", linewidth=1
+        )
     axes.set_yticks(rows, [case.name for case in measured])
     axes.invert_yaxis()
     axes.set_xscale("log")
@@ -496,7 +495,7 @@ def _draw_rates(axes: Any, comparison: Comparison) -> None:
 
 def _label(case: Case) -> str:
     factor = "" if case.speed_up is None else f"   {case.speed_up:.3g} x loop"
-    return f"{case.steps_per_second:,.0f}{factor if case.backend != 'loop' else ''}"
+    return f"{case.steps_per_second:,.0f}{factor if not case.is_loop else ''}"
 
 
 def _draw_diversity(figure: Any, comparison: Comparison) -> None:

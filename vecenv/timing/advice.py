@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from vecenv.backends import BACKENDS
 from vecenv.timing.attribution import (
     COPYING,
     ENV_COMPUTE,
@@ -21,6 +22,9 @@ from vecenv.timing.attribution import (
 
 __all__ = ["Advice", "Facts", "advise", "duration"]
 
+_HERE, _WORKERS, _FIRST_READY, _COMPILED = (
+    BACKENDS[name] for name in ("sync", "async", "async-first-ready", "jit")
+)
 _WORTH = 1.1  # times as many steps/s from which on something is advised
 _COMPUTES = 0.5  # share of processor time in steps from which on they count as computing
 _FEWEST_GAPS, _IN_TURN = 20, 0.08  # share of short gaps up to which envs end one after the other
@@ -189,23 +193,25 @@ def _about_local_compute(facts: Facts, cpu_share: float) -> Advice:
         if (high if facts.others_load else low) > _WORTH:
             if not does_wait:
                 return _told(
-                    f"{mean} per env step, one after the other; backend='async' steps them on "
+                    f"{mean} per env step, one after the other; {_WORKERS.use} steps them on "
                     f"{min(facts.cores, facts.num_envs)} processors{_if_free(facts)}",
                     low,
                     high,
-                    "async",
+                    _WORKERS.name,
                 )
             return _told(
                 f"{mean} per env step, one after the other, and they wait rather than compute; "
-                "backend='async' lets them wait side by side (unless for one another)",
+                f"{_WORKERS.use} lets them wait side by side (unless for one another)",
                 1.0,
                 high,
-                "async",
+                _WORKERS.name,
             )
     if does_wait:
         return _without(facts, ENV_COMPUTE, f"the envs wait, {mean} per step")
     return _without(
-        facts, ENV_COMPUTE, "the envs compute; make their step cheaper, or write it for the JIT kit"
+        facts,
+        ENV_COMPUTE,
+        f"the envs compute; make their step cheaper, or write it for {_COMPILED.use}",
     )
 
 
@@ -317,10 +323,10 @@ def _about_stragglers(facts: Facts) -> Advice:
     most = facts.gain(facts.outside_ns)
     low, high = sorted((min(even, most), min(max(free, 1.0), most)))
     return _told(
-        f"waiting for {slowest}; use first-ready (send/recv) with batches of {batch}",
+        f"waiting for {slowest}; use {_FIRST_READY.use} with batches of {batch}",
         max(0.8 * low, 1.0),
         high,
-        "async-first-ready",
+        _FIRST_READY.name,
     )
 
 
@@ -346,11 +352,10 @@ def _about_hand_over(facts: Facts) -> Advice:
         if gain > _WORTH:
             mean = duration(env_ns / max(facts.num_steps, 1))
             return _told(
-                f"an env step takes {mean}, too little to hand to another process; use "
-                "backend='sync'",
+                f"an env step takes {mean}, too little to hand to another process; use {_HERE.use}",
                 0.8 * gain,
                 _QUICKER_HERE * gain,
-                "sync",
+                _HERE.name,
             )
     per_call = f"{duration(spent_ns / count)} per call for commands and wake-ups"
     if facts.first_ready:
@@ -380,7 +385,7 @@ def _about_copying(facts: Facts) -> Advice:
             facts,
             COPYING,
             "the envs cost less than batching their results; write into your own memory with "
-            "out=, or compile the env with the JIT kit",
+            f"out=, or compile the env with {_COMPILED.use}",
         )
     rest_ns = max(spent_ns - calls.infos_ns - calls.workers_copying_ns, 0)
     most = max(calls.infos_ns, calls.workers_copying_ns, rest_ns)
