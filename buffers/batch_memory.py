@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from sys import getrefcount
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,30 +25,31 @@ _MAX_POOLED_BYTES = 1 << 26
 
 
 class Kept(NamedTuple):
-    """Memory of a batch, and the arrays over it by name.
+    """Memory of a batch, the arrays over it by name, and what all batches over it share.
 
-    How many references an array has that is in the pool only differs between versions of Python. So
-    every look counts those of an array that never leaves the pool as well, which lies in as many
-    containers as the others: twice in `counted`, they once here and once in their dict.
+    How many references an object has that is in the pool only differs between versions of Python.
+    So they are counted, by one expression, when it is made and whenever it is to be used again.
     """
 
     pages: np.ndarray  # uint8 (size_bytes,)
     arrays: BatchArrays
-    counted: list[np.ndarray]  # the one that never leaves, twice, then all in `arrays`
+    shared: Any  # held by each batch; None if there is nothing
+    counted: list[Any]  # the arrays and `shared`
+    idle_count: int  # references to all these while no batch is over this memory
 
 
 class BatchMemory:
     """Hands out arrays over one piece of memory, to be made into tensors by `torch.from_numpy`.
 
-    Such a tensor, and every view of it, keeps its array alive. An array nobody else refers to
-    shows that all tensors over it are gone.
+    Such a tensor, and every view of it, keeps its array alive. Arrays nobody else refers to show
+    that all tensors over them are gone.
 
     Args:
         size_bytes: Of the memory.
-        view: Makes the arrays over memory uint8 (size_bytes,).
+        view: Makes the arrays over memory uint8 (size_bytes,), and what batches share or None.
     """
 
-    def __init__(self, size_bytes: int, view: Callable[[np.ndarray], BatchArrays]):
+    def __init__(self, size_bytes: int, view: Callable[[np.ndarray], tuple[BatchArrays, Any]]):
         self._size, self._view = size_bytes, view
         self._pool: list[Kept] = []
 
@@ -63,15 +64,17 @@ class BatchMemory:
                 kept = pool.pop(0)
             except IndexError:  # another thread was quicker
                 break
-            references = [*map(getrefcount, kept.counted)]
-            if max(references) == references[0]:
+            if sum(map(getrefcount, kept[3])) == kept[4]:
                 return kept
             pool.append(kept)
         is_small = self._size <= _MAX_POOLED_BYTES  # so much may be there without looking
         with allocation("a batch", self._size, _CPU, "draw fewer at once", is_checked=is_small):
             pages = np.empty(self._size, np.uint8)
-        arrays, unused = self._view(pages), np.empty(0, np.uint8)
-        return Kept(pages, arrays, [unused, unused, *arrays.values()])
+        arrays, shared = self._view(pages)
+        counted = [*arrays.values()] if shared is None else [*arrays.values(), shared]
+        kept = Kept(pages, arrays, shared, counted, 0)
+        del shared  # a reference too
+        return kept._replace(idle_count=sum(map(getrefcount, kept[3])))
 
     def keep(self, kept: Kept) -> None:
         """Take memory into the pool, once the tensors are made that show that it is in use."""

@@ -247,7 +247,7 @@ class BatchShaper:
         num_words = offsets + 2 * batch_size
         if len(self._pair_plans) >= _MAX_PLANS:
             self._pair_plans.clear()
-        memory = BatchMemory(8 * num_words, lambda pages: _view_pairs(pages, fields))
+        memory = BatchMemory(8 * num_words, lambda pages: (_view_pairs(pages, fields), None))
         plan = self._pair_plans[batch_size] = _PairPlan(fields, num_words, memory)
         return plan
 

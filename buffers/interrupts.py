@@ -1,6 +1,7 @@
 """Ctrl-C that waits until something is whole that must not be left half done.
 
-(The same as `vecenv.core.interrupts`: the two packages know nothing of each other. A test keeps it so.)
+(The same as `vecenv.core.interrupts`: the two packages know nothing of each other. A test keeps it
+so.)
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ __all__ = ["BatchPlanner", "ReplayBatch"]
 
 _ALIGNMENT = 64
 _MAX_PLANS = 16
+_LATE = ("indices", "truncations")  # columns that most learners do not read: tensors when asked for
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
@@ -71,9 +72,13 @@ class ReplayBatch(Batch):
         self.extras, self.size, self.memory = extras, size, memory
 
     def __getattr__(self, name: str) -> torch.Tensor:
-        """The discounts of a buffer without gamma, or a column the user added."""
-        if name == "discounts":  # not stored, so that sampling does not pay for it
+        """What sampling does not pay for, or a column the user added."""
+        if name == "discounts":  # of a buffer without gamma
             return torch.logical_not(self.terminations).float()
+        if name in _LATE and self.memory is not None and name in self.memory.late:
+            tensor = torch.from_numpy(self.memory.late[name])
+            setattr(self, name, tensor)
+            return tensor
         return super().__getattr__(name)
 
     def __len__(self) -> int:
@@ -88,6 +93,8 @@ class BatchPages(NamedTuple):
     plan: np.ndarray  # int64, see `gather_kernels`
     rows: np.ndarray  # int64 (B,), view of the pages
     weights: np.ndarray | None  # float32 (B,), view of the pages
+    eager: list[np.ndarray]  # views made into tensors at once
+    late: BatchArrays  # and those that are when asked for
     owner: object
 
 
@@ -101,6 +108,7 @@ class _Part(NamedTuple):
 class _Recipe(NamedTuple):
     plan: np.ndarray
     memory: BatchMemory
+    eager: list[str]  # names of what is made into tensors at once
 
 
 class BatchPlanner:
@@ -142,9 +150,8 @@ class BatchPlanner:
         """A batch of B transitions in memory of its own, not initialised."""
         recipe = self._recipes.get(size) or self._plan(size)
         kept = recipe.memory.take()
-        pages, arrays, _ = kept
-        tensors = dict(zip(arrays, map(torch.from_numpy, arrays.values()), strict=True))
-        memory = BatchPages(pages, recipe.plan, arrays["indices"], arrays.get("weights"), self)
+        memory = kept.shared
+        tensors = dict(zip(recipe.eager, map(torch.from_numpy, memory.eager), strict=True))
         recipe.memory.keep(kept)
         layout = self._layout
         if len(layout.obs) == 1 and layout.obs[0] == "obs":
@@ -196,12 +203,18 @@ class BatchPlanner:
         header = [*counts, rows_to, *places, self._num_steps, *self._spans()]
         assert len(header) == to.PLAN_HEADER
 
-        def view(pages: np.ndarray) -> BatchArrays:
-            return {
+        plan = np.array(header + copies, np.int64)
+        names = [part.name for part in parts if part.name not in _LATE]
+
+        def view(pages: np.ndarray) -> tuple[BatchArrays, BatchPages]:
+            found = {
                 name: np.ndarray(shape, dtype, pages, begin) for name, shape, dtype, begin in parts
             }
+            rows, weights, eager = found["indices"], found.get("weights"), [found[n] for n in names]
+            late = {name: found[name] for name in _LATE}
+            return found, BatchPages(pages, plan, rows, weights, eager, late, self)
 
-        recipe = _Recipe(np.array(header + copies, np.int64), BatchMemory(end, view))
+        recipe = _Recipe(plan, BatchMemory(end, view), names)
         self._recipes[size] = recipe
         return recipe
 

@@ -18,7 +18,7 @@ WAYS_TO_HOLD = {
 
 
 def view(pages):
-    return {"left": pages[:8].view(np.int32), "right": pages[8:]}
+    return {"left": pages[:8].view(np.int32), "right": pages[8:]}, ["shared"]
 
 
 @pytest.fixture(params=[-1, 0, 1])
@@ -35,10 +35,10 @@ def _other_count(request, monkeypatch):
 def test_memory_is_used_again_when_nobody_holds_a_part_of_it_and_not_before(name, hold):
     memory = BatchMemory(24, view)
     kept = memory.take()
-    pages, arrays, _ = kept
+    pages, arrays, shared, *_ = kept
     memory.keep(kept)
     address, held = pages.ctypes.data, hold(arrays[name])
-    del pages, arrays
+    del pages, arrays, shared, kept
     assert memory.take()[0].ctypes.data != address
     del held
     assert memory.take()[0].ctypes.data == address

@@ -16,7 +16,8 @@ __all__ = ["ActionReader"]
 class ActionReader:
     """Casts actions to the dtype of their space and knows which ones are out of bounds.
 
-    What it gets has passed `vecenv.core.actions.ActionBatcher`: right shape and kind of dtype, no NaN.
+    What it gets has passed `vecenv.core.actions.ActionBatcher`: right shape and kind of dtype, no
+    NaN.
 
     Attributes:
         bounds: int64 (2, K), lowest and highest value of each element of one action; K = 0 if any

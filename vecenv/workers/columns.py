@@ -6,8 +6,8 @@ is about to report an info of this form writes the numbers into the columns and 
 is not built of numbers travels in a message. An info of unknown form travels as it is.
 
 A column holds values of one type, dtype and shape. So the caller can tell what each env's info was,
-and the batched infos are what `vecenv.core.infos.add_info` makes of these, row by row; where all envs
-have the same form they are the columns themselves.
+and the batched infos are what `vecenv.core.infos.add_info` makes of these, row by row; where all
+envs have the same form they are the columns themselves.
 """
 
 from __future__ import annotations
