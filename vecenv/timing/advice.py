@@ -29,8 +29,7 @@ _WORTH = 1.1  # times as many steps/s from which on something is advised
 _COMPUTES = 0.5  # share of processor time in steps from which on they count as computing
 _FEWEST_GAPS, _IN_TURN = 20, 0.08  # share of short gaps up to which envs end one after the other
 _HAND_OVER_NS = 30_000, 200_000  # of a round that is handed to workers, as it usually is
-# Cheap steps take so many times as long in a worker that sleeps between them, and while stamped.
-_QUICKER_HERE = 2.5
+_CHEAP_NS = 20_000  # a step that stamps and cold caches make noticeably longer
 _BUSY = 0.2  # processors in use by others from which on that is said
 _LATE_NS = 200_000  # by which the caller notices late, if something is wrong
 
@@ -41,8 +40,8 @@ class Advice:
 
     Attributes:
         text: What, and why.
-        low, high: Between how many times as many steps per second are to be expected; None if that
-            can't be estimated.
+        low, high: Between how many times as many steps per second are to be expected; None where
+            that can't be estimated: without `high` it is `low` or more.
         backend: To be used instead, as `vecenv compare` names it; None if that isn't the advice.
     """
 
@@ -134,8 +133,10 @@ def advise(facts: Facts) -> list[Advice]:
     return [_about_phase(facts, name) if about is None else about(facts)]
 
 
-def _told(text: str, low: float, high: float, backend: str | None = None) -> Advice:
+def _told(text: str, low: float, high: float | None, backend: str | None = None) -> Advice:
     """Return advice with its gain in words."""
+    if high is None:
+        return Advice(f"{text}: {low:.2g} x the steps/s or more", low, None, backend)
     low, high = min(low, high), max(low, high)
     if high < 1.15 * low:
         told = f"about {(low + high) / 2:.3g} x the steps/s"
@@ -350,11 +351,13 @@ def _about_hand_over(facts: Facts) -> Advice:
         env_ns = int(envs.step_ns.sum() + envs.reset_ns.sum() + envs.copy_ns.sum())
         gain = facts.gain(facts.outside_ns + env_ns)
         if gain > _WORTH:
-            mean = duration(env_ns / max(facts.num_steps, 1))
+            mean_ns = env_ns / max(facts.num_steps, 1)
             return _told(
-                f"an env step takes {mean}, too little to hand to another process; use {_HERE.use}",
+                f"an env step takes {duration(mean_ns)}, too little to hand to another process; "
+                f"use {_HERE.use}",
                 0.8 * gain,
-                _QUICKER_HERE * gain,
+                # A cheap step is quicker unstamped and after no sleep; it is not known how much.
+                None if mean_ns < _CHEAP_NS else 1.25 * gain,
                 _HERE.name,
             )
     per_call = f"{duration(spent_ns / count)} per call for commands and wake-ups"
