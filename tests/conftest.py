@@ -1,5 +1,6 @@
 """Set-up shared by all tests: shape checks, hypothesis without clocks, markers, a time budget."""
 
+import gc
 import os
 import time
 import tomllib
@@ -89,3 +90,13 @@ def local_ray(path_for_actors):
     )
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def no_actors_stay():
+    """A test that fails keeps its vector env alive, and the next ones would wait for its place."""
+    yield
+    from vecenv import RayVectorEnv
+
+    for envs in [found for found in gc.get_objects() if type(found) is RayVectorEnv]:
+        envs.close(terminate=True)

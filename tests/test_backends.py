@@ -60,7 +60,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "ray": {
         "2 actors": {"num_workers": 2},
-        "3 actors": {"num_workers": 3},
         "async in 2 actors": {
             "num_workers": 2,
             "worker_backend": "async",
@@ -224,13 +223,13 @@ def assert_infos(infos, expected):
 SPACES_ON_RAY = ("dict with objects", "text", "uint8 image")
 
 
-def cases(*, takes=("factories", "compiled", "either"), variants=None, spaces=None):
+def cases(*, takes=("factories", "compiled", "either"), variants=None, on_ray=1, spaces=None):
     """Parametrize a test by backends that take this, in all variants or in so many."""
     found = []
     for backend in (BACKENDS[name] for name in MADE if BACKENDS[name].takes in takes):
         options = VARIANTS.get(backend.name, {"": {}})
         marks = [pytest.mark.ray] if backend.name == "ray" else []
-        for variant in [*options][:variants]:
+        for variant in [*options][: on_ray if marks else variants]:
             label = f"{backend.name}, {variant}" if variant else backend.name
             case = Case(backend, variant, options[variant])
             if spaces is None:
@@ -248,6 +247,7 @@ def cases(*, takes=("factories", "compiled", "either"), variants=None, spaces=No
 def case(request):
     if request.param.backend.name == "ray":
         request.getfixturevalue("local_ray")
+        request.getfixturevalue("no_actors_stay")
     return request.param
 
 
@@ -272,7 +272,7 @@ def foreign_slot(envs):
 # -- the matrix -----------------------------------------------------------------------------------
 
 
-@cases()
+@cases(on_ray=None)
 @modes
 def test_the_same_seeds_give_the_same_however_envs_are_stepped(case, mode):
     """With step, after partial resets, in any split into sends, into memory of three kinds."""
@@ -438,9 +438,8 @@ def broken_slots(slot):
 @cases(variants=1)
 def test_wrong_slots_are_refused_and_nothing_is_stepped(case):
     """What a subclass of arrays says of itself is not believed either."""
-    envs, twin = case.counters([9, 9]), case.counters([9, 9])
-    for each in (envs, twin):
-        each.reset(seed=1)
+    twins = case.twins(SPACES["float32(3,)"], num_envs=2)
+    envs = twins.envs
     for slot, message in broken_slots(make_slot(envs)):
         with pytest.raises(SlotError, match=message):
             envs.step([0, 0], out=slot)
@@ -450,11 +449,10 @@ def test_wrong_slots_are_refused_and_nothing_is_stepped(case):
         with pytest.raises(SlotError, match="share memory"):
             envs.step([0, 0], out=one)
     honest = StepSlot(*(array.view(Honest) for array in make_slot(envs)))
-    result, expected = envs.step([0, 0], out=honest), twin.step([0, 0])
+    result, expected = envs.step([0, 0], out=honest), twins.twin.step([0, 0])
     assert result[0] is honest.obs
     assert_same([*map(np.asarray, honest)], [*expected[:4]])
     envs.close()
-    twin.close()
 
 
 @cases(variants=1)

@@ -1,6 +1,5 @@
 """No test of Ray runs where it is not installed, and none leaves actors."""
 
-import gc
 from importlib.util import find_spec
 
 import pytest
@@ -15,10 +14,5 @@ def actors_find_the_test_modules(path_for_actors):
 
 
 @pytest.fixture(autouse=True)
-def no_test_leaves_actors():
-    """A test that fails keeps its vector env alive, and the next ones would wait for its place."""
-    yield
-    from vecenv import RayVectorEnv
-
-    for envs in [found for found in gc.get_objects() if type(found) is RayVectorEnv]:
-        envs.close(terminate=True)
+def no_test_leaves_actors(no_actors_stay):
+    """A test that fails must not make the next ones wait."""
