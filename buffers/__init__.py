@@ -5,19 +5,19 @@ Works with any Gymnasium vector env; nothing here knows what an environment is.
 
 from __future__ import annotations
 
-from buffers.batch import Batch
-from buffers.checkpoint import restore_generator
-from buffers.episodic import EpisodicReplayBuffer
-from buffers.episodic_batches import GoalBatch, PairBatch, SequenceBatch, StackBatch
-from buffers.errors import BufferMemoryError, BufferMisuseError, CheckpointError
-from buffers.gae import gae
-from buffers.minibatches import RolloutBatch
-from buffers.per_env import PerEnvReplayBuffer
-from buffers.prioritized import PrioritizedReplayBuffer
-from buffers.replay_batch import ReplayBatch
-from buffers.rollout import EpisodeStats, RolloutBuffer
-from buffers.rollout_storage import RolloutSlot
-from buffers.shared import SharedReplayBuffer
+from buffers.core.batches import Batch
+from buffers.core.errors import BufferMemoryError, BufferMisuseError, CheckpointError
+from buffers.core.generator import restore_generator
+from buffers.episodic.batches import GoalBatch, PairBatch, SequenceBatch, StackBatch
+from buffers.episodic.buffer import EpisodicReplayBuffer
+from buffers.replay.batches import ReplayBatch
+from buffers.replay.per_env import PerEnvReplayBuffer
+from buffers.replay.prioritized import PrioritizedReplayBuffer
+from buffers.replay.uniform import SharedReplayBuffer
+from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
+from buffers.rollout.gae import gae
+from buffers.rollout.minibatches import RolloutBatch
+from buffers.rollout.storage import RolloutSlot
 from buffers.trajectories import TrajectoryBuffer, TrajectoryStats
 from buffers.writer import TransitionWriter
 

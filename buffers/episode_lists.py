@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from buffers.space_tree import build_tree, tree_leaves
+from buffers.core.spaces import build_tree, tree_leaves
 
 __all__ = ["EpisodeLists"]
 

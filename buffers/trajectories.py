@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from buffers.arguments import (
+from buffers.core.arguments import (
     as_array,
     as_tensor,
     check_count,
@@ -20,13 +20,13 @@ from buffers.arguments import (
     holds_values,
     resolve_device,
 )
-from buffers.columns import foreach_copy, torch_dtype
-from buffers.copies import Rebuilt, fill_block
-from buffers.episodic_layout import pack_rows
-from buffers.errors import BufferMemoryError, BufferMisuseError
-from buffers.free_memory import allocation, check_fits
-from buffers.guard import Guard, exclusive
-from buffers.space_tree import Leaf, build_tree, tree_leaves
+from buffers.core.columns import foreach_copy, torch_dtype
+from buffers.core.copies import Rebuilt, fill_block
+from buffers.core.errors import BufferMemoryError, BufferMisuseError
+from buffers.core.guard import Guard, exclusive
+from buffers.core.memory import allocation, check_fits
+from buffers.core.spaces import Leaf, build_tree, tree_leaves
+from buffers.episodic.layout import pack_rows
 
 __all__ = ["TrajectoryBuffer", "TrajectoryStats"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from buffers.arguments import as_array, read_array, read_distinct_ids
+from buffers.core.arguments import as_array, read_array, read_distinct_ids
+from buffers.core.errors import BufferMisuseError
+from buffers.core.spaces import action_leaf, build_tree, space_leaves, tree_leaves
 from buffers.episode_lists import EpisodeLists
-from buffers.errors import BufferMisuseError
-from buffers.rollout_layout import parse_autoreset_mode
-from buffers.space_tree import action_leaf, build_tree, space_leaves, tree_leaves
+from buffers.rollout.layout import parse_autoreset_mode
 
 __all__ = ["TransitionWriter"]
 

@@ -1,23 +1,17 @@
-"""Set-up shared by all tests: shape checks, hypothesis without clocks, markers, a time budget."""
+"""Set-up shared by all tests: hypothesis without clocks, markers, a time budget."""
 
 import gc
 import os
 import time
-import tomllib
 from pathlib import Path
 
 import hypothesis
 import pytest
-import shape_checks
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # no window opens
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
-ROOT = Path(__file__).parents[1]
-SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["vecenv"]
 STARTED = time.monotonic()
-
-shape_checks.install(SETTINGS["shape-checked-modules"])
 
 hypothesis.settings.register_profile(
     "vecenv", deadline=None, derandomize=True, database=None, print_blob=False
@@ -54,6 +48,17 @@ def a_program_without_threads(monkeypatch):
     import vecenv.workers.starting
 
     monkeypatch.setattr(vecenv.workers.starting, "why_not_fork", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def envs_that_do_not_wait(monkeypatch):
+    """Say so without trying one out beforehand, which takes as long as opening a pool.
+
+    What tests that are about the trial undo.
+    """
+    import vecenv.workers.opening
+
+    monkeypatch.setattr(vecenv.workers.opening, "_threads_for", lambda *_: 1)
 
 
 @pytest.fixture

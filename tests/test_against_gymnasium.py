@@ -56,11 +56,10 @@ def assert_same_run(ours, theirs, num_steps, seed, action_seed=0):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("num_envs", [1, 2, 7])
 @pytest.mark.parametrize("name", SPACES)
-def test_observations_of_any_space(name, num_envs, mode):
-    env_fns = [functools.partial(RandomEnv, SPACES[name])] * num_envs
-    for copy in {1: (True,), 2: (True, False), 7: (False,)}[num_envs]:
+def test_observations_of_any_space(name, mode):
+    for num_envs, copy in ((1, True), (5, mode is AutoresetMode.NEXT_STEP)):
+        env_fns = [functools.partial(RandomEnv, SPACES[name])] * num_envs
         ours, theirs = both(env_fns, copy=copy, autoreset_mode=mode)
         assert ours.observation_space == theirs.observation_space
         num_ends = assert_same_run(ours, theirs, num_steps=9, seed=num_envs)

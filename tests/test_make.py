@@ -22,7 +22,7 @@ from gymnasium.wrappers import (
 
 import vecenv
 from vecenv import AsyncVectorEnv, EnvCreationError, SyncVectorEnv, make
-from vecenv.workers.choose import Choice
+from vecenv.choose import Choice
 
 # What "auto" chooses depends on the machine; tests of the choice call `vecenv.make_vec`.
 make_vec = functools.partial(vecenv.make_vec, backend="sync")

@@ -14,11 +14,11 @@ from vecenv.core.errors import (
     ObservationError,
     SlotError,
 )
+from vecenv.core.faults import EnvStepError, StepTimeoutError, WorkerDiedError
 from vecenv.make import make_vec
 from vecenv.ray.env import RayVectorEnv
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.faults import EnvStepError, StepTimeoutError, WorkerDiedError
 
 __all__ = [
     "ActionError",
@@ -48,8 +48,8 @@ __version__ = "0.1.0"
 # Entry points are strings, so that nothing compiled is imported before somebody makes the env.
 _gymnasium.register(
     id="Cage2-v0",
-    entry_point="vecenv.cage.single:Cage2Env",
-    vector_entry_point="vecenv.cage.env:Cage2VectorEnv",
+    entry_point="vecenv.cage.challenge2.single:Cage2Env",
+    vector_entry_point="vecenv.cage.challenge2.env:Cage2VectorEnv",
     disable_env_checker=True,
 )
 _gymnasium.register(id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv")

@@ -140,8 +140,8 @@ def watch(
 
 def _watch_cage(policy: str, gif: Path | None, fps: float, options: dict[str, Any]) -> int:
     """Play one episode of CAGE 2, in the terminal or into a file."""
-    from vecenv.cage.playing import play_episode, save_episode_gif
-    from vecenv.cage.text import overview
+    from vecenv.cage.challenge2.play.playing import play_episode, save_episode_gif
+    from vecenv.cage.challenge2.view.text import overview
 
     if gif is not None:
         with _warnings_in_one_line():

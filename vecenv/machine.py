@@ -93,10 +93,10 @@ def cpu_ns(pids: Iterable[int]) -> int:
 
 
 def machine_cpu_ns() -> int | None:
-    """Return how long the processors that this process may use have been busy, for whomever.
+    """Return the busy time of the processors that this process may use, by all processes.
 
-    Interrupts and what a hypervisor takes away are included. None if the system does not tell, and
-    if a quota leaves this process less than these processors: then their load is not its load.
+    Interrupts and time taken by a hypervisor are included. None if the system does not tell, or if
+    a quota leaves this process less than these processors: then their load is not its load.
     """
     try:
         own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
@@ -118,10 +118,10 @@ def _tick_ns() -> int:
 
 
 def pss_bytes(pid: int | None = None) -> int | None:
-    """Return the proportional set size of a process: what it shares counts in parts.
+    """Return the proportional set size of a process: shared memory counts in parts.
 
     Args:
-        pid: Which process; None for this one.
+        pid: Process id; None for this process.
 
     Returns:
         Bytes, or None if there is no such process or the system does not tell.

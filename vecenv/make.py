@@ -28,11 +28,11 @@ from gymnasium.envs.registration import (
 from gymnasium.vector import AutoresetMode
 
 from vecenv.backends import BACKENDS, MADE, Backend
+from vecenv.choose import Choice, choose_backend
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.spaces import ObservationMode
-from vecenv.workers.choose import Choice, choose_backend
 
 if TYPE_CHECKING:
     from vecenv.jit.kernels import EnvKernels  # loads the compiler

@@ -11,10 +11,9 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
-from vecenv.core.base import StepBatch, StepResult, VecEnv
+from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
-from vecenv.core.rows import ObservationRows, copy_batch
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
@@ -23,7 +22,7 @@ from vecenv.timing.stamps import EnvStamps
 __all__ = ["SyncVectorEnv"]
 
 
-class SyncVectorEnv(VecEnv):
+class SyncVectorEnv(GymVecEnv):
     """Gymnasium envs stepped one after the other in this process.
 
     A drop-in replacement for `gymnasium.vector.SyncVectorEnv`: same arguments, attributes, methods,
@@ -80,25 +79,8 @@ class SyncVectorEnv(VecEnv):
         first = self.envs[0]
         self._set_up(len(self.envs), spaces, mode, first.metadata, first.render_mode)
         self._group = EnvGroup(self.envs, mode)
-        self._rows = StepRows(
-            ObservationRows.make(self.single_observation_space, self.num_envs),
-            np.zeros(self.num_envs, dtype=np.float64),
-            np.zeros(self.num_envs, dtype=np.bool_),
-            np.zeros(self.num_envs, dtype=np.bool_),
-        )
-        # Where the last observations are: in `self._rows`, or in the `out` of the last step.
-        self._latest = self._rows.obs
+        self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs), self._group)
         self._sent: deque[tuple[int, Any]] = deque()
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Seeds of the envs' generators."""
-        return self.get_attr("np_random_seed")
-
-    @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """The envs' generators."""
-        return self.get_attr("np_random")
 
     def _reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
@@ -113,28 +95,7 @@ class SyncVectorEnv(VecEnv):
     def _step(self, actions: Any, out: Any) -> StepResult:
         rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
         infos = self._group.step(self._actions.each(actions), rows)
-        self._latest = rows.obs
-        if out is not None:
-            return out.obs, out.rewards, out.terminations, out.truncations, infos
-        return (
-            self._observations(),
-            rows.rewards.copy(),
-            rows.terminations.copy(),
-            rows.truncations.copy(),
-            infos,
-        )
-
-    def _own_rows(self) -> ObservationRows:
-        """Return this env's own rows, holding the latest observations."""
-        rows = self._rows.obs
-        if self._latest is not rows:
-            rows.load(self._latest)
-            self._latest = rows
-        return rows
-
-    def _observations(self) -> Any:
-        batch = self._rows.obs.batch()
-        return copy_batch(batch) if self.copy else batch
+        return self._results(rows, out, infos)
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         self._group.require_reset_ended(env_ids.tolist())
@@ -188,20 +149,11 @@ class SyncVectorEnv(VecEnv):
     def _end_stamps(self) -> None:
         self._group.stamp(None)
 
-    def render(self) -> tuple[Any, ...]:
-        """Return what each env renders."""
-        self._calls.require_idle("render")
-        return tuple(env.render() for env in self.envs)
-
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
         self._calls.require_idle("call")
         found = [env.get_wrapper_attr(name) for env in self.envs]
         return tuple(value(*args, **kwargs) if callable(value) else value for value in found)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of every env."""
-        return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env, to one value or to one per env (a list or tuple).

@@ -18,7 +18,7 @@ from buffers import (
     TrajectoryBuffer,
     gae,
 )
-from buffers.arguments import read_array, resolve_device
+from buffers.core.arguments import read_array, resolve_device
 
 SPACES = Box(-9, 9, (2,)), Discrete(2)
 RINGS = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]

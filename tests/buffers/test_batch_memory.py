@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from buffers import batch_memory
-from buffers.batch_memory import BatchMemory
+from buffers.core import batches as batch_memory
+from buffers.core.batches import BatchMemory
 
 WAYS_TO_HOLD = {
     "tensor": torch.from_numpy,

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from buffers import BufferMisuseError, CheckpointError, checkpoint
-from buffers.checkpoint import open_checkpoint, save_checkpoint
+from buffers import BufferMisuseError, CheckpointError
+from buffers.core import checkpoint
+from buffers.core.checkpoint import open_checkpoint, save_checkpoint
 
 META = {"seed": 2**64 - 1, "fields": [["obs", [3], "<f4"]]}
 

@@ -16,11 +16,11 @@ from buffers import (
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
-    checkpoint,
     restore_generator,
 )
-from buffers import indexing as at
-from buffers.checkpoint import save_checkpoint
+from buffers.core import checkpoint
+from buffers.core.checkpoint import save_checkpoint
+from buffers.replay import indexing as at
 
 OBS = Dict({"x": Box(-9, 9, (2,), np.float32), "on": Box(0, 1, (1,), np.bool_)})
 ONCE = {"n_step": 3, "gamma": 0.9, "store_next": False}

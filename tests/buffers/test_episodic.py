@@ -7,9 +7,8 @@ from episodes import ACTIONS, SPACE, fill, make_buffer, make_episode, one_step
 from gymnasium import spaces
 
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
-from buffers import episodic_draw_kernels as draw_kernels
-from buffers import episodic_kernels as kernels
-from buffers.episodic_sampling import offsets_below
+from buffers.episodic import draw_kernels, kernels
+from buffers.episodic.samplers import offsets_below
 
 
 def slow_bound(length, boundaries, t):
@@ -72,13 +71,13 @@ def test_plain_kernels_draw_what_compiled_ones_do(load_kernels):
         buffer.add_episode(make_episode(number, 3 + number % 5, [1]))
     batch = buffer.sample(7, 0.5)
     sampler = buffer._sampler
-    block, state = np.zeros(len(batch.memory.block), np.int64), sampler.state.copy()
+    block, state = np.zeros(len(batch.memory.block), np.int64), sampler.generator.words.copy()
     tables = sampler._sources[:-1]
     with np.errstate(over="raise"):
         module.draw_pairs(*tables, state, np.log(0.7), True, 2, 7, block)
     again = buffer.sample(7, 0.7, over="episodes")
     assert block.tolist() == again.memory.block.tolist()
-    assert state.tolist() == sampler.state.tolist()
+    assert state.tolist() == sampler.generator.words.tolist()
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.6, 0.95, 1.0])
@@ -382,8 +381,8 @@ def test_bytes_are_known_beforehand_and_refused_if_too_many(staged, monkeypatch)
     held = sum(size for name, size in buffer.memory().items() if name in columns)
     assert held == EpisodicReplayBuffer.nbytes_for(500, SPACE, ACTIONS, staged=staged)
     assert buffer.nbytes == sum(buffer.memory().values())
-    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: 10_000)
-    monkeypatch.setattr("buffers.episodic_storage.free_bytes", lambda device: 10_000)
+    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: 10_000)
+    monkeypatch.setattr("buffers.episodic.storage.free_bytes", lambda device: 10_000)
     with pytest.raises(BufferMemoryError, match=r"a capacity of \d+ would fit"):
         make_buffer(500, staged=staged)
 
@@ -430,7 +429,7 @@ def test_on_a_gpu_pairs_are_drawn_without_waiting_and_in_a_graph():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(buffer._sampler.generator)
+    graph.register_generator_state(buffer._sampler.generator.torch)
     with torch.cuda.graph(graph):
         buffer.sample(4096, 0.9, out=out)
     seen = []

@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from buffers import BufferMemoryError, free_memory
+from buffers import BufferMemoryError
+from buffers.core import memory as free_memory
 
 CPU = torch.device("cpu")
 MEMINFO = "MemTotal: 900 kB\nMemFree: 100 kB\nMemAvailable: 500 kB\n"
@@ -143,7 +144,7 @@ import resource, sys
 import numpy as np, torch
 from gymnasium.spaces import Box, Discrete
 import buffers
-from buffers import free_memory
+from buffers.core import memory as free_memory
 
 spaces = Box(-1, 1, (1000,)), Discrete(2)  # 400 kB for a hundred steps
 rows = 100_000
@@ -165,7 +166,7 @@ for which, count in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, page
     for is_told in (True, False):
         free_bytes = free_memory.free_bytes
         if not is_told:
-            free_memory.free_bytes = buffers.replay_storage.free_bytes = lambda device: None
+            free_memory.free_bytes = buffers.replay.storage.free_bytes = lambda device: None
         for name, make in makers.items():
             try:
                 make(rows)
@@ -175,7 +176,7 @@ for which, count in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, page
                 if refused == is_told:
                     found.append((which, is_told, name, str(error)))
         make(10)
-        free_memory.free_bytes = buffers.replay_storage.free_bytes = free_bytes
+        free_memory.free_bytes = buffers.replay.storage.free_bytes = free_bytes
     try:
         small.new_batch(100_000)
         found.append((which, "a batch", "made"))

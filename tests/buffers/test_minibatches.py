@@ -205,7 +205,9 @@ def test_batches_that_are_kept_stay_as_they_are(space, staged):
 @pytest.mark.parametrize("offset", [-1, 1])
 def test_counts_of_references_may_begin_elsewhere(monkeypatch, offset):
     """Python 3.14 counts one less than versions before."""
-    monkeypatch.setattr("buffers.minibatches.getrefcount", lambda o: sys.getrefcount(o) + offset)
+    monkeypatch.setattr(
+        "buffers.rollout.minibatches.getrefcount", lambda o: sys.getrefcount(o) + offset
+    )
     rollout = filled(6, 5, LARGE)
     kept = list(rollout.minibatches(3))
     assert sorted(torch.cat([batch.log_probs for batch in kept]).tolist()) == list(range(30))
@@ -290,6 +292,6 @@ def test_mistakes_are_named_at_the_call(args, options, message):
 
 def test_a_batch_that_does_not_fit_is_refused(monkeypatch):
     rollout = filled()
-    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: 100)
+    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: 100)
     with pytest.raises(BufferMemoryError, match=r"a batch of 12 rows needs 384 bytes .* 100 bytes"):
         rollout.minibatches(1)

@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, Text
 from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, columns_of
 
-import buffers.free_memory
+import buffers.core.memory
 from buffers import (
     BufferMemoryError,
     BufferMisuseError,
@@ -152,7 +152,7 @@ def test_sampling_too_early_or_wrongly(cls):
 def test_what_does_not_fit_is_refused_with_what_would(cls, store_next, monkeypatch):
     spaces, options = (OBS, ACTIONS), {"num_envs": 2, "store_next": store_next}
     free = cls.nbytes_for(1000, *spaces, **options)
-    for module in (buffers.free_memory, buffers.replay_storage):
+    for module in (buffers.core.memory, buffers.replay.storage):
         monkeypatch.setattr(module, "free_bytes", lambda device: free)
     with pytest.raises(BufferMemoryError, match="a capacity of 1000 would fit"):
         cls(10**6, *spaces, **options)

@@ -7,8 +7,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, Sequence, Text, Tuple
 from gymnasium.vector import AutoresetMode
 
 from buffers import BufferMemoryError, BufferMisuseError, RolloutBuffer
-from buffers.rollout_kernels import UNWRITTEN
-from vecenv.workers.slots import unwritten
+from buffers.rollout.kernels import UNWRITTEN
+from vecenv.workers.rows import unwritten
 
 SPACE = Dict({"a": Box(-1, 1, (2,)), "b": Tuple((Discrete(5), Box(0, 9, (1, 2), np.uint8)))})
 FLAT = Box(-1, 1, (2,))
@@ -152,7 +152,7 @@ def test_memory_is_what_was_announced(mode, staged):
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_allocated(monkeypatch):
-    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: 2**30)
+    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: 2**30)
     calls = []
     with pytest.raises(BufferMemoryError) as caught:
         RolloutBuffer(
@@ -169,10 +169,10 @@ def test_what_cannot_fit_is_refused_before_anything_is_allocated(monkeypatch):
 
 def test_staged_memory_is_counted_twice_on_the_cpu(monkeypatch):
     needed = RolloutBuffer.nbytes_for(3, 2, FLAT, Discrete(4), staged=True)
-    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: needed - 1)
+    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: needed - 1)
     with pytest.raises(BufferMemoryError):
         make(staged=True)
-    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: needed)
+    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: needed)
     make(staged=True)
 
 

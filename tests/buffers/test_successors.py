@@ -11,9 +11,9 @@ from buffers import (
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
-    successors,
 )
-from buffers.replay_torch import TorchReader
+from buffers.replay import successors
+from buffers.replay.torch_reader import TorchReader
 
 # 12 bytes of numbers, laid side by side 16 bytes apart
 PADDED = Dict(time=Box(0, 100, (1,), np.float64), place=Box(-1, 1, (1,)))

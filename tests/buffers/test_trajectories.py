@@ -128,7 +128,7 @@ def test_bad_arguments_are_refused(monkeypatch):
     for name in ("next_obs", "obs['a']"):
         with pytest.raises(BufferMisuseError, match="no column"):
             buffer[name]
-    monkeypatch.setattr("buffers.free_memory.free_bytes", lambda device: 100)
+    monkeypatch.setattr("buffers.core.memory.free_bytes", lambda device: 100)
     with pytest.raises(BufferMemoryError, match="a trajectory buffer of 8 steps needs"):
         buffer.update([GOOD, GOOD])
     assert buffer["rewards"].tolist() == GOOD["rewards"].tolist()

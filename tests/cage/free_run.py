@@ -3,13 +3,13 @@
 import numpy as np
 from numba import njit
 
-from vecenv.cage import free
-from vecenv.cage.cage2 import cage2_scenario
-from vecenv.cage.codes import BITS_PER_HOST, CUSTOM
-from vecenv.cage.memory import observe_extended
-from vecenv.cage.observation import observe
-from vecenv.cage.state import STATE_DTYPE, shell_alerts
-from vecenv.cage.tables import compile_tables
+from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+from vecenv.cage.challenge2.network.state import STATE_DTYPE, shell_alerts
+from vecenv.cage.challenge2.network.tables import compile_tables
+from vecenv.cage.challenge2.rules import free
+from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST, CUSTOM
+from vecenv.cage.challenge2.rules.memory import observe_extended
+from vecenv.cage.challenge2.rules.observation import observe
 from vecenv.fingerprint import cached_njit
 from vecenv.jit.random import RNG_DTYPE, open_block, seed_key
 

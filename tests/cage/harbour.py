@@ -1,6 +1,6 @@
 """A scenario that has nothing in common with CAGE 2 but the kinds of table."""
 
-from vecenv.cage.scenario import (
+from vecenv.cage.challenge2.network.scenario import (
     FIRST_HOST,
     NEXT_HOST,
     BLinePlan,

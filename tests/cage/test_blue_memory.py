@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from vecenv.cage import BlueMemory, Cage2VectorEnv, blue_actions, blue_choices, cage2_scenario
-from vecenv.cage.state import host_bits
+from vecenv.cage.challenge2.network.state import host_bits
 
 NUM_ENVS = 40
 

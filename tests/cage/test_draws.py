@@ -7,12 +7,12 @@ import pytest
 from cage.free_run import FreeRun, reset_rows
 from numba import njit
 
-from vecenv.cage.codes import B_LINE, CUSTOM, EXPLOIT, MEANDER, NO_RED
-from vecenv.cage.custom import make_step
-from vecenv.cage.observation import observe
-from vecenv.cage.policies import make_policy
-from vecenv.cage.red import red_options
-from vecenv.cage.state import decode
+from vecenv.cage.challenge2.network.state import decode
+from vecenv.cage.challenge2.play.policies import make_policy
+from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, EXPLOIT, MEANDER, NO_RED
+from vecenv.cage.challenge2.rules.custom import make_step
+from vecenv.cage.challenge2.rules.observation import observe
+from vecenv.cage.challenge2.rules.red import red_options
 from vecenv.fingerprint import cached_njit
 from vecenv.jit.random import integers, open_block
 

@@ -20,10 +20,10 @@ from rich.console import Console
 import vecenv
 from vecenv import ActionError, StepSlot
 from vecenv.cage import Cage2Env, Cage2VectorEnv, blue_actions, cage2_scenario, replay_episodes
-from vecenv.cage.codes import B_LINE, CUSTOM, MEANDER, NO_RED
-from vecenv.cage.options import RED_AGENTS, STEP_INFOS, read_red_agents
-from vecenv.cage.scenario import RULES_VERSION
-from vecenv.cage.state import COMPACT_FIELDS
+from vecenv.cage.challenge2.network.scenario import RULES_VERSION
+from vecenv.cage.challenge2.network.state import COMPACT_FIELDS
+from vecenv.cage.challenge2.options import RED_AGENTS, STEP_INFOS, read_red_agents
+from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
 from vecenv.check import check_vector_env
 from vecenv.fingerprint import is_jit_off
 

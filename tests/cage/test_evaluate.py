@@ -13,9 +13,9 @@ from rich.console import Console
 
 from vecenv import ActionError
 from vecenv.cage import Cage2VectorEnv, Evaluation, cage2_scenario, evaluate, make_policy
+from vecenv.cage.challenge2.network.scenario import RULES_VERSION
+from vecenv.cage.challenge2.play.playing import Player, find_policy, play_episode
 from vecenv.cage.evaluation import EPISODE_LENGTHS, EVALUATED_AGENTS, Cell, cell_seed
-from vecenv.cage.playing import Player, find_policy, play_episode
-from vecenv.cage.scenario import RULES_VERSION
 from vecenv.fingerprint import is_jit_off
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="takes too long without compiled code")

@@ -11,12 +11,12 @@ from cage.free_run import FreeRun, mask_rows, observe_extended_rows
 from cage.golden import load_trace
 from cage.harbour import HARBOUR
 
-from vecenv.cage import loops
-from vecenv.cage.cage2 import cage2_scenario
-from vecenv.cage.codes import B_LINE, MEANDER, NO_RED
-from vecenv.cage.replay import replay_episodes
-from vecenv.cage.state import STATE_DTYPE, decode
-from vecenv.cage.tables import compile_tables
+from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+from vecenv.cage.challenge2.network.state import STATE_DTYPE, decode
+from vecenv.cage.challenge2.network.tables import compile_tables
+from vecenv.cage.challenge2.replay import replay_episodes
+from vecenv.cage.challenge2.rules import loops
+from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, NO_RED
 from vecenv.fingerprint import cached_njit
 
 FOLDER = pathlib.Path(__file__).parent

@@ -7,14 +7,14 @@ from cage.golden import load_trace
 from cage.harbour import HARBOUR
 from numba import njit
 
-from vecenv.cage.actions import blue_actions
-from vecenv.cage.cage2 import cage2_scenario
-from vecenv.cage.codes import B_LINE, DECOY, MEANDER, NO_RED
-from vecenv.cage.kernels import OBSERVATIONS, cage_kernels, observation_space
-from vecenv.cage.observation import observe
-from vecenv.cage.policies import make_policy
-from vecenv.cage.state import STATE_DTYPE
-from vecenv.cage.tables import compile_tables
+from vecenv.cage.challenge2.kernels import OBSERVATIONS, cage_kernels, observation_space
+from vecenv.cage.challenge2.network.actions import blue_actions
+from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+from vecenv.cage.challenge2.network.state import STATE_DTYPE
+from vecenv.cage.challenge2.network.tables import compile_tables
+from vecenv.cage.challenge2.play.policies import make_policy
+from vecenv.cage.challenge2.rules.codes import B_LINE, DECOY, MEANDER, NO_RED
+from vecenv.cage.challenge2.rules.observation import observe
 
 AGENTS = (B_LINE, MEANDER, NO_RED)  # in the order of the observation's last three values
 

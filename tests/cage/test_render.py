@@ -11,10 +11,10 @@ from PIL import Image
 from vecenv.cage import Cage2Env, Cage2VectorEnv, action_index, cage2_scenario, save_episode_gif
 from vecenv.cage import canvas as canvas_module
 from vecenv.cage.canvas import Canvas, save_gif
-from vecenv.cage.drawing import draw_snapshot
-from vecenv.cage.render import render_snapshot
-from vecenv.cage.replay import RecordedStep, Replay
-from vecenv.cage.snapshot import Episode, draw_addresses, take_snapshot
+from vecenv.cage.challenge2.replay import RecordedStep, Replay
+from vecenv.cage.challenge2.view.picture import draw_snapshot
+from vecenv.cage.challenge2.view.render import render_snapshot
+from vecenv.cage.challenge2.view.snapshot import Episode, draw_addresses, take_snapshot
 
 CRIMSON = (0xD6, 0x45, 0x45)
 BLUE, RED = (0x1F, 0x6F, 0xEB), (0xB3, 0x12, 0x2B)

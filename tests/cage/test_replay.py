@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 from cage.golden import RULES_OF_TRACE, load_trace
 
-from vecenv.cage.cage2 import cage2_scenario
-from vecenv.cage.codes import BAD_DETECTION, BAD_EXPLOIT, BAD_RED_ACTION, BAD_SESSION
-from vecenv.cage.replay import RecordedStep, Replay, replay_episodes
-from vecenv.cage.state import COMPACT_FIELDS, STATE_DTYPE
+from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+from vecenv.cage.challenge2.network.state import COMPACT_FIELDS, STATE_DTYPE
+from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
+from vecenv.cage.challenge2.rules.codes import (
+    BAD_DETECTION,
+    BAD_EXPLOIT,
+    BAD_RED_ACTION,
+    BAD_SESSION,
+)
 
 COMPARED = ("obs", "reward10", "blue_success", "red_success", *COMPACT_FIELDS)
 

@@ -7,8 +7,8 @@ import pytest
 from cage.free_run import FreeRun
 from cage.golden import load_json
 
-from vecenv.cage.codes import B_LINE, MEANDER, NO_RED
-from vecenv.cage.policies import make_policy
+from vecenv.cage.challenge2.play.policies import make_policy
+from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, NO_RED
 
 LENGTHS = (30, 50, 100)
 AGENTS = {"Sleep": NO_RED, "B_line": B_LINE, "Meander": MEANDER}

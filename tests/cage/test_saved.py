@@ -14,7 +14,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from vecenv.cage import cage2_scenario, evaluate
-from vecenv.cage.playing import find_policy
+from vecenv.cage.challenge2.play.playing import find_policy
 from vecenv.cage.saved import load_policy
 from vecenv.files import load_arrays, save_arrays
 

@@ -8,12 +8,9 @@ from cage.free_run import FreeRun
 from cage.golden import load_json
 from cage.harbour import HARBOUR
 
-from vecenv.cage.actions import action_index, blue_actions
-from vecenv.cage.cage2 import RULE_SETS, cage2_scenario
-from vecenv.cage.codes import B_LINE, MEANDER, RED_ACTION_NAMES
-from vecenv.cage.policies import POLICY_NAMES, make_policy
-from vecenv.cage.replay import RecordedStep, Replay
-from vecenv.cage.scenario import (
+from vecenv.cage.challenge2.network.actions import action_index, blue_actions
+from vecenv.cage.challenge2.network.cage2 import RULE_SETS, cage2_scenario
+from vecenv.cage.challenge2.network.scenario import (
     FIRST_HOST,
     NEXT_HOST,
     Exploit,
@@ -24,8 +21,11 @@ from vecenv.cage.scenario import (
     Service,
     TrafficRule,
 )
-from vecenv.cage.state import decode
-from vecenv.cage.tables import compile_tables, tracked_ports
+from vecenv.cage.challenge2.network.state import decode
+from vecenv.cage.challenge2.network.tables import compile_tables, tracked_ports
+from vecenv.cage.challenge2.play.policies import POLICY_NAMES, make_policy
+from vecenv.cage.challenge2.replay import RecordedStep, Replay
+from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, RED_ACTION_NAMES
 
 CAGE2 = cage2_scenario()
 

@@ -14,9 +14,9 @@ from cage.slow_twin import (
     draw_outcomes,
 )
 
-from vecenv.cage.cage2 import cage2_scenario
-from vecenv.cage.replay import RecordedStep, Replay
-from vecenv.cage.state import COMPACT_FIELDS
+from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+from vecenv.cage.challenge2.network.state import COMPACT_FIELDS
+from vecenv.cage.challenge2.replay import RecordedStep, Replay
 
 NUM_EPISODES = 36
 NUM_STEPS = 120

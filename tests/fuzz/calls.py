@@ -657,7 +657,7 @@ def compare_states(twins):
 
 
 def forget_tally(words):
-    from buffers import indexing as at
+    from buffers.replay import indexing as at
 
     num_rings = words[at.NUM_RINGS]
     for name in (at.CUMULATED, at.OCCUPIED):
@@ -1021,7 +1021,7 @@ def make_compiled(which, mode):
 
         return CartPoleVectorEnv(NUM_ENVS, autoreset_mode=mode, num_threads=2)
     if which == 1:
-        from vecenv.cage.env import Cage2VectorEnv
+        from vecenv.cage.challenge2.env import Cage2VectorEnv
 
         return Cage2VectorEnv(NUM_ENVS, episode_length=20, autoreset_mode=mode)
     from jit.toy_env import PARAMS, TOY

@@ -731,7 +731,7 @@ def buffer_space(rng):
     box = ARRAY_SPACES["float32(3,)"]
     if rng.random() < 0.5:
         return box
-    inner = spaces.Tuple([ARRAY_SPACES["discrete"], ARRAY_SPACES["uint8(3,)"]])
+    inner = spaces.Tuple([ARRAY_SPACES["discrete"], ARRAY_SPACES["uint8 image"]])
     return spaces.Dict(a=box, b=inner)
 
 

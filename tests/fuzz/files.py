@@ -228,7 +228,7 @@ class Evil:
 
 def pack_checkpoint(header, arrays):
     """A checkpoint whose checksums are right, whatever it says."""
-    from buffers import checkpoint
+    from buffers.core import checkpoint
 
     text = json.dumps(header).encode()
     start = b"RLBUFFER" + len(text).to_bytes(8, "little") + text + checkpoint._checksum_of(text)
@@ -622,7 +622,7 @@ def main(folder, breaking):
     os.chdir(folder)
     tempfile.tempdir = str(folder)
     if breaking:
-        from buffers import replay_state
+        from buffers.replay import state as replay_state
 
         setattr(replay_state.ReplayState, breaking, lambda *_: None)
     marker = folder / "was_run"

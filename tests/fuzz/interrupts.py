@@ -27,9 +27,9 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import AsyncVectorEnv, StepSlot, SyncVectorEnv
 from vecenv.cage import Cage2VectorEnv
-from vecenv.jit import runner, splitting
+from vecenv.jit import runner
 from vecenv.jit.cartpole import CartPoleVectorEnv
-from vecenv.jit.job import RUN_DTYPE
+from vecenv.jit.episodes import RUN_DTYPE
 
 UNIT = "interrupts"  # what `run_case` counts
 TARGETS = ("cartpole", "cage2", "async")
@@ -245,8 +245,8 @@ class CompiledCase:
 
     def run(self, interrupts, num_rounds):
         if self.is_split:  # also jobs that are too short for it to pay
-            splitting.SPLIT_NS = 1.0
-            splitting.SplitChoice.note = lambda self, elapsed_ns: False
+            runner.SPLIT_NS = 1.0
+            runner.SplitChoice.note = lambda self, elapsed_ns: False
             runner.WAKE_NS = [0.0, 200_000][self.rng.integers(2)]
             runner.NUM_TIMED = 1
             runner.ROWS_PER_LINE = 1

@@ -19,8 +19,8 @@ from numba.core.environment import Environment
 import vecenv
 from vecenv import fingerprint as module
 from vecenv.fingerprint import cached_njit, fingerprint, is_jit_off
-from vecenv.jit import EnvKernels, JitVectorEnv, binding, cache_files
-from vecenv.jit.cache_files import tidy
+from vecenv.jit import EnvKernels, JitVectorEnv, binding
+from vecenv.jit.binding import tidy
 
 if is_jit_off():
     pytest.skip("nothing is compiled", allow_module_level=True)
@@ -142,7 +142,7 @@ def test_code_of_functions_in_no_module_and_damaged_files(tmp_path, monkeypatch)
 
 def test_code_used_least_recently_is_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cache_files, "NUM_KEPT", 2)
+    monkeypatch.setattr(binding, "NUM_KEPT", 2)
     functions = [cached_njit(closing_over(number)) for number in range(3)]
     for age, function in enumerate(functions[:2]):
         function(1)

@@ -11,7 +11,7 @@ from jit.toy_rolls import assert_same, make, random_actions, roll, slot_for
 from vecenv import ActionError, SlotError, SyncVectorEnv
 from vecenv.check import check_vector_env
 from vecenv.fingerprint import fresh_njit, is_jit_off
-from vecenv.jit import binding, runner, splitting
+from vecenv.jit import binding, runner
 from vecenv.jit.kernels import as_record
 
 MODES = list(AutoresetMode)
@@ -20,8 +20,8 @@ MODES = list(AutoresetMode)
 @pytest.fixture
 def many_threads(monkeypatch):
     """Split jobs however short they are."""
-    monkeypatch.setattr(splitting, "SPLIT_NS", 1.0)
-    monkeypatch.setattr(splitting.SplitChoice, "note", lambda self, elapsed_ns: False)
+    monkeypatch.setattr(runner, "SPLIT_NS", 1.0)
+    monkeypatch.setattr(runner.SplitChoice, "note", lambda self, elapsed_ns: False)
     monkeypatch.setattr(runner, "WAKE_NS", 0.0)
     monkeypatch.setattr(runner, "NUM_TIMED", 1)
     monkeypatch.setattr(runner, "ROWS_PER_LINE", 2)

@@ -208,7 +208,7 @@ def test_a_trial_that_does_not_end_is_given_up():
     kernels = dataclasses.replace(WALK, step=endless_step)
     run_rows = binding._bound_scope(
         {**{name: getattr(kernels, name) for name in ("reset", "step", "observe")},
-         "action_mask": binding.driver.no_mask},
+         "action_mask": binding.episodes.no_mask},
         binding._constants(kernels, None),
         lambda function: function,
     )["run_rows"]  # fmt: skip

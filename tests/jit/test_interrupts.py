@@ -20,7 +20,8 @@ from vecenv.core.errors import ActionError
 from vecenv.fingerprint import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, runner
 from vecenv.jit.cartpole import CARTPOLE, CartPoleVectorEnv
-from vecenv.jit.job import FIRST_PART, LINE, RUN_DTYPE
+from vecenv.jit.driver import FIRST_PART, LINE
+from vecenv.jit.episodes import RUN_DTYPE
 
 needs_compiler = pytest.mark.skipif(is_jit_off(), reason="without compiled code nothing is split")
 all_split = pytest.mark.usefixtures("split_all")
@@ -221,10 +222,10 @@ FORKS = """
 import os, signal, sys, threading, traceback
 import numpy as np
 from gymnasium.error import ResetNeeded
-from vecenv.jit import runner, splitting
+from vecenv.jit import runner
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
-splitting.SPLIT_NS, splitting.SplitChoice.note = 1.0, lambda self, elapsed_ns: False
+runner.SPLIT_NS, runner.SplitChoice.note = 1.0, lambda self, elapsed_ns: False
 runner.WAKE_NS, runner.NUM_TIMED = 0.0, 1
 NUM_ENVS, NUM_THREADS = 10_000, int(sys.argv[1])
 actions = np.random.default_rng(0).integers(0, 2, (8, NUM_ENVS))
@@ -281,10 +282,10 @@ FORK_IN_HANDLER = """
 import os, signal, sys
 import numpy as np
 from gymnasium.error import ResetNeeded
-from vecenv.jit import runner, splitting
+from vecenv.jit import runner
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
-splitting.SPLIT_NS, splitting.SplitChoice.note = 1.0, lambda self, elapsed_ns: False
+runner.SPLIT_NS, runner.SplitChoice.note = 1.0, lambda self, elapsed_ns: False
 runner.WAKE_NS, runner.NUM_TIMED = 0.0, 1
 envs, twin = (CartPoleVectorEnv(1000, num_threads=n) for n in (int(sys.argv[1]), 1))
 actions = np.zeros(1000, np.int64)

@@ -1,7 +1,7 @@
 import pytest
 
-from vecenv.jit import splitting
-from vecenv.jit.splitting import SplitChoice, num_parts
+from vecenv.jit import runner
+from vecenv.jit.runner import SplitChoice, num_parts
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_keeps_to_what_is_faster(split_ns, most_are_split):
 
 def test_a_few_slow_jobs_do_not_mislead():
     choice = SplitChoice()
-    for k in range(2 * splitting.NUM_TRIED):
+    for k in range(2 * runner.NUM_TRIED):
         choice.note(1_000_000 if k % 5 == 0 else 60 if choice.is_split else 100)
     assert choice.is_split
 
@@ -40,5 +40,5 @@ def test_notices_when_circumstances_change():
     choice = SplitChoice()
     run_jobs(choice, 2000, 60, 100)
     assert choice.is_split
-    run_jobs(choice, splitting.NUM_KEPT + 2 * splitting.NUM_TRIED, 150, 100)
-    assert run_jobs(choice, splitting.NUM_KEPT // 2, 150, 100) < splitting.NUM_TRIED + 1
+    run_jobs(choice, runner.NUM_KEPT + 2 * runner.NUM_TRIED, 150, 100)
+    assert run_jobs(choice, runner.NUM_KEPT // 2, 150, 100) < runner.NUM_TRIED + 1

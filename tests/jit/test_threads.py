@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from vecenv.fingerprint import is_jit_off
-from vecenv.jit import EnvKernels, JitVectorEnv, runner, splitting
+from vecenv.jit import EnvKernels, JitVectorEnv, runner
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
 pytestmark = pytest.mark.skipif(is_jit_off(), reason="without compiled code there are no threads")
@@ -32,8 +32,8 @@ def wait_for_no_helpers():
 @pytest.fixture
 def split_all(monkeypatch):
     """Split jobs however short they are, and let helpers sleep soon."""
-    monkeypatch.setattr(splitting, "SPLIT_NS", 1.0)
-    monkeypatch.setattr(splitting.SplitChoice, "note", lambda self, elapsed_ns: False)
+    monkeypatch.setattr(runner, "SPLIT_NS", 1.0)
+    monkeypatch.setattr(runner.SplitChoice, "note", lambda self, elapsed_ns: False)
     monkeypatch.setattr(runner, "WAKE_NS", 0.0)
     monkeypatch.setattr(runner, "NUM_TIMED", 1)
     monkeypatch.setattr(runner, "ROWS_PER_LINE", 8)

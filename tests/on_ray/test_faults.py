@@ -15,8 +15,8 @@ from gymnasium.vector import AutoresetMode
 from workers.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv, faulty, wait_until_gone
 
 from vecenv import EnvCreationError, RayVectorEnv, StepTimeoutError, WorkerDiedError
+from vecenv.core.faults import RemoteTraceback
 from vecenv.jit.cartpole import CartPoleVectorEnv
-from vecenv.workers.faults import RemoteTraceback
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 

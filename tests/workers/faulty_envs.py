@@ -39,7 +39,7 @@ class FaultyEnv(gym.Env):
         if action == DIE:
             os.kill(os.getpid(), signal.SIGKILL)
         if action == HANG:
-            time.sleep(0.6)
+            time.sleep(0.4)
         if action == EXIT:
             os._exit(3)
         if action == WRONG_SHAPE:

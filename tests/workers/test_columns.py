@@ -83,21 +83,21 @@ VALUES = {
 @pytest.mark.parametrize("options", OPTIONS)
 def test_infos_do_not_depend_on_the_number_of_workers(options):
     """The first env that has a key decides its dtype; what comes after is cast, as in Gymnasium."""
+    cases = [(*infos, {}, {}, {})[:4] for infos in VALUES.values()]  # of the four envs
     per_env = [
-        {f"case {name}": per_env[k] for name, per_env in VALUES.items() if k < len(per_env)}
-        for k in range(4)
+        [{}, *(infos[k] for infos in cases for _ in range(3)), dict(zip(VALUES, row, strict=True))]
+        for k, row in enumerate(zip(*cases, strict=True))
     ]
-    one_by_one = {name: VALUES[name] for name in VALUES} if options == "2 workers" else {}
-    for infos in (per_env, *one_by_one.values()):
-        pool = AsyncVectorEnv(scripts(infos), **OPTIONS[options])
-        others = [make(scripts(infos)) for make in (SyncVectorEnv, GymnasiumSyncVectorEnv)]
-        for envs in (pool, *others):
-            envs.reset()
-        for _ in range(3):
-            expected = others[1].step([0] * 4)
-            assert_same(others[0].step([0] * 4), expected)
-            assert_same(pool.step([0] * 4), expected)
-        pool.close()
+    fns = [functools.partial(Script, infos) for infos in per_env]
+    pool = AsyncVectorEnv(fns, **OPTIONS[options])
+    others = [make(fns) for make in (SyncVectorEnv, GymnasiumSyncVectorEnv)]
+    for envs in (pool, *others):
+        envs.reset()
+    for number in range(3 * len(cases) + 1):
+        expected = others[1].step([0] * 4)
+        assert_same(others[0].step([0] * 4), expected, f"step {number}")
+        assert_same(pool.step([0] * 4), expected, f"step {number}")
+    pool.close()
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -163,25 +163,24 @@ BAD = {
 IN_ANY_ORDER = ["arrays of other shapes", "no dict"]
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [(call, name) for call in ("step", "reset") for name in BAD]
-    + [("recv", name) for name in IN_ANY_ORDER],
-)
-def test_infos_that_cannot_be_batched_name_env_and_key(call, name):
+@pytest.mark.parametrize("call", ["step", "reset", "recv"])
+def test_infos_that_cannot_be_batched_name_env_and_key(call):
     """A worker does not die of them, nothing hangs, and a reset makes the pool usable."""
+    names = IN_ANY_ORDER if call == "recv" else list(BAD)
     before = [] if call == "reset" else [{}]
-    fns = [functools.partial(Script, [*before, info]) for info in BAD[name]]
+    per_env = [sum(([*before, BAD[name][k], {}, {}] for name in names), []) for k in range(4)]
+    fns = [functools.partial(Script, infos) for infos in per_env]
     pool = AsyncVectorEnv(fns, num_workers=2, timeout=30)
-    place = r"env 3" if name == "no dict" else r"infos(\['d'\])?\['a'\] of env [03]"
-    with pytest.raises(InfoError, match=place):
+    for name in names:
+        place = r"env 3" if name == "no dict" else r"infos(\['d'\])?\['a'\] of env [03]"
+        with pytest.raises(InfoError, match=place):
+            pool.reset()
+            if call == "step":
+                pool.step([0] * 4)
+            pool.send([0] * 4)
+            pool.recv()
         pool.reset()
-        if call == "step":
-            pool.step([0] * 4)
-        pool.send([0] * 4)
-        pool.recv()
-    pool.reset()
-    assert pool.step([0] * 4)[4] == {}
+        assert pool.step([0] * 4)[4] == {}
     pool.close()
 
 

@@ -19,9 +19,8 @@ from gymnasium.vector import AutoresetMode
 from workers.faulty_envs import FINE, RAISE, faulty
 from workers.twins import assert_steps_alike, twins
 
-from vecenv import EnvCreationError, SyncVectorEnv, make_vec
-from vecenv.workers import choose
-from vecenv.workers.choose import choose_backend
+from vecenv import EnvCreationError, SyncVectorEnv, choose, make_vec
+from vecenv.choose import choose_backend
 from vecenv.workers.env import AsyncVectorEnv
 from vecenv.workers.probe import Probe, ProbeError, ProbeTimeout, probe_env
 
@@ -402,7 +401,7 @@ import os, signal, sys
 import gymnasium as gym
 import numpy as np
 from vecenv import AsyncVectorEnv
-from vecenv.workers.wait import PortableLink
+from vecenv.workers.links import PortableLink
 
 how, restart, path = sys.argv[1:]
 publish = PortableLink._publish

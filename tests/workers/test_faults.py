@@ -1,6 +1,7 @@
 """Envs that raise, hang, return nonsense or take their process with them."""
 
 import functools
+import itertools
 import multiprocessing
 import os
 import re
@@ -29,8 +30,7 @@ from workers.faulty_envs import (
 )
 
 from vecenv import EnvCreationError, ObservationError, SyncVectorEnv
-from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.faults import (
+from vecenv.core.faults import (
     EnvFault,
     EnvStepError,
     RemoteTraceback,
@@ -38,6 +38,7 @@ from vecenv.workers.faults import (
     WorkerDiedError,
     describe_exit,
 )
+from vecenv.workers.env import AsyncVectorEnv
 
 ONE_THREAD = {"num_workers": 2, "threads_per_worker": 1}
 WAYS = {
@@ -67,8 +68,9 @@ def actions(env_id, action, num_envs=4):
     return chosen
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("env_id", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("way", "env_id"), [("2 workers", 3), *(("caller and 1", k) for k in (1, 2))]
+)
 def test_an_exception_names_env_worker_step_and_action(make, way, env_id):
     pool = make(**WAYS[way])
     pool.reset(seed=0)
@@ -94,15 +96,6 @@ def test_the_other_envs_have_been_stepped(make):
     with pytest.raises(ValueError, match="broken joint"):
         pool.step([RAISE, FINE, RAISE, FINE])
     assert pool.get_attr("count") == (1, 1, 1, 1)
-
-
-@pytest.mark.parametrize("action", [WRONG_SHAPE, WRONG_REWARD])
-def test_wrong_results_are_refused_naming_the_env(make, action):
-    pool = make()
-    pool.reset()
-    with pytest.raises(ObservationError) as raised:
-        pool.step(actions(2, action))
-    assert "Raised by env 2 in worker 1" in raised.value.__notes__[-1]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -155,7 +148,7 @@ def raise_error(text):
     raise OSError(text)
 
 
-@pytest.mark.parametrize("env_id", [0, 2, 4])
+@pytest.mark.parametrize("env_id", [0, 4])
 def test_a_failing_factory_is_named(env_id):
     env_fns = [FaultyEnv] * 5
     env_fns[env_id] = functools.partial(raise_error, "no licence")
@@ -176,10 +169,10 @@ def test_no_env_at_all_is_refused():
         AsyncVectorEnv([])
 
 
-@pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"threads_per_worker": 0}])
-def test_unknown_options_are_refused(options):
-    with pytest.raises(ValueError, match="|".join(options)):
-        AsyncVectorEnv(faulty(2), **options)
+def test_unknown_options_are_refused():
+    for options in ({"on_error": "ignore"}, {"threads_per_worker": 0}):
+        with pytest.raises(ValueError, match="|".join(options)):
+            AsyncVectorEnv(faulty(2), **options)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +191,10 @@ def test_a_dead_worker_is_reported_at_once(make, action, how):
     assert f"It was at env 3, action {action}." in message
     assert message.endswith("The vector env is closed.")
     assert wait_until_gone(pids, 2) == []
-    with pytest.raises(ClosedEnvironmentError):
-        pool.step(actions(0, FINE))
+    for call in (lambda: pool.step([FINE] * 4), pool.reset, pool.recv, lambda: pool.call("pid")):
+        with pytest.raises(ClosedEnvironmentError, match=rf"{how[-9:]}.*env 3, action") as refused:
+            call()
+        assert isinstance(refused.value.__cause__, WorkerDiedError)
     pool.close()
 
 
@@ -358,9 +353,9 @@ def test_restarts_in_first_ready_stepping(make, action, most):
     assert pool.restarts[2] == 1
 
 
-@pytest.mark.parametrize("code", [(-9, "SIGKILL"), (-11, "SIGSEGV"), (5, "5"), (None, "gone")])
-def test_exits_are_described(code):
-    assert code[1] in describe_exit(code[0])
+def test_exits_are_described():
+    for code, words in ((-9, "SIGKILL"), (-11, "SIGSEGV"), (5, "5"), (None, "gone")):
+        assert words in describe_exit(code)
 
 
 @pytest.mark.slow
@@ -478,8 +473,7 @@ def late(folder, call, number, num_envs=4, env_id=3):
     ]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize(("mode", "threads"), [*zip(MODES, (1, 2, 1), strict=True)])
 def test_an_env_that_is_late_is_restarted_with_its_worker(tmp_path, mode, threads):
     pool = AsyncVectorEnv(
         late(tmp_path, "step", 2),
@@ -536,16 +530,16 @@ def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path, caller_ste
 
 class SlowEnv(FaultyEnv):
     def step(self, action):
-        time.sleep(0.25)
+        time.sleep(0.15)
         return super().step(action)
 
     def reset(self, **kwargs):
-        time.sleep(0.25)
+        time.sleep(0.15)
         return super().reset(**kwargs)
 
 
 def test_envs_of_a_worker_that_are_slow_but_not_late_are_left_alone():
-    options = {"num_workers": 1, "threads_per_worker": 1, "on_error": "restart", "timeout": 0.6}
+    options = {"num_workers": 1, "threads_per_worker": 1, "on_error": "restart", "timeout": 0.45}
     pool = AsyncVectorEnv([functools.partial(SlowEnv, name) for name in range(4)], **options)
     pool.reset(seed=1)
     assert not pool.step([FINE] * 4)[3].any()
@@ -581,26 +575,23 @@ def test_a_timeout_given_to_a_call_restarts_nobody(make):
 
 
 class WrongResetEnv(FaultyEnv):
-    """Returns what a reset must not return; counts its resets."""
+    """Returns what its options say, and a reset must not return; counts its resets."""
 
     resets = 0
-
-    def __init__(self, name, kind):
-        super().__init__(name)
-        self.kind = kind
 
     def reset(self, *, seed=None, options=None):
         self.resets += 1
         obs, info = super().reset(seed=seed)
-        if not options:
-            return obs, info
-        if self.kind == "shape":
+        kind = options.get("kind") if options else None
+        if kind == "shape":
             return np.zeros(5, np.float32), info
-        if self.kind == "info":
+        if kind == "info":
             return obs, [self.name]
-        if self.kind == "one thing":
+        if kind == "one thing":
             return obs[0]
-        raise SystemExit(3)
+        if kind == "exit":
+            raise SystemExit(3)
+        return obs, info
 
 
 WRONG_RESETS = {
@@ -612,45 +603,41 @@ WRONG_RESETS = {
 
 
 @pytest.mark.parametrize("way", [*WAYS, "threads"])
-@pytest.mark.parametrize("kind", WRONG_RESETS)
-def test_a_wrong_reset_names_the_env_and_resets_each_env_once(way, kind):
+def test_a_wrong_reset_names_the_env_and_resets_each_env_once(way):
     options = {"num_workers": 1, "threads_per_worker": 2} if way == "threads" else WAYS[way]
-    env_fns = [
-        functools.partial(WrongResetEnv, name, kind if name in (2, 3) else "fine")
-        if name in (2, 3)
-        else functools.partial(FaultyEnv, name)
-        for name in range(4)
-    ]
+    kinds = [FaultyEnv, FaultyEnv, WrongResetEnv, WrongResetEnv]
+    env_fns = [functools.partial(kind, name) for name, kind in enumerate(kinds)]
     pool = AsyncVectorEnv(env_fns, timeout=30, **options)
     pool.reset()
-    error, message = WRONG_RESETS[kind]
-    with pytest.raises(error, match=message) as raised:
-        pool.reset(options={"wrong": True})
-    assert "Raised by env 3 in worker" in raised.value.__notes__[-1]
-    assert pool.get_attr("name") == (0, 1, 2, 3)
-    pool.reset()
-    assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
+    for kind, (error, message) in WRONG_RESETS.items():
+        with pytest.raises(error, match=message) as raised:
+            pool.reset(options={"kind": kind})
+        assert "Raised by env 3 in worker" in raised.value.__notes__[-1]
+        assert pool.get_attr("name") == (0, 1, 2, 3)
+        pool.reset()
+        assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
     pool.close()
 
 
 def test_a_failing_reset_moves_no_random_stream_on():
     """A chunk with failures resets each of its envs once, the others as if nothing had been."""
-    env_fns = [functools.partial(WrongResetEnv, name, "shape") for name in range(4)]
+    env_fns = [functools.partial(WrongResetEnv, name) for name in range(4)]
     pool = AsyncVectorEnv(env_fns, num_workers=1, threads_per_worker=1, timeout=30)
     pool.reset(seed=1)
     with pytest.raises(ObservationError):
-        pool.reset(options={"wrong": True})
+        pool.reset(options={"kind": "shape"})
     assert pool.get_attr("resets") == (2, 2, 2, 2)
     pool.close()
 
 
-@pytest.mark.parametrize("action", [WRONG_SHAPE, WRONG_REWARD])
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_wrong_is_told_of_the_env_not_of_its_place_in_a_worker(make, way, action):
+def test_what_is_wrong_is_told_of_the_env_not_of_its_place_in_a_worker(make, way):
     pool = make(**WAYS[way])
-    pool.reset()
-    with pytest.raises(ObservationError, match=r"^env 3 returned"):
-        pool.step(actions(3, action))
+    for action in (WRONG_SHAPE, WRONG_REWARD):
+        pool.reset()
+        with pytest.raises(ObservationError, match=r"^env 3 returned") as raised:
+            pool.step(actions(3, action))
+        assert "Raised by env 3 in worker" in raised.value.__notes__[-1]
 
 
 class BadlyError(Exception):
@@ -667,9 +654,7 @@ class BadlyError(Exception):
 class NastyEnv(FaultyEnv):
     """Its steps end in what only their author can have thought of; from step 2 on if asked."""
 
-    def __init__(self, name, kind):
-        super().__init__(name)
-        self.kind = kind
+    kind = ""
 
     def step(self, action):
         result = super().step(action)
@@ -705,26 +690,25 @@ NASTY = {
 }
 
 
-@pytest.mark.parametrize("way", ["2 workers", "threads"])
-@pytest.mark.parametrize("call", ["step", "send"])
-@pytest.mark.parametrize("kind", NASTY)
-def test_nothing_that_an_env_does_takes_its_worker_along(way, call, kind):
-    env_fns = [functools.partial(NastyEnv, name, kind) for name in range(4)]
-    threads = 2 if way == "threads" else 1
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nothing_that_an_env_does_takes_its_worker_along(threads):
+    env_fns = [functools.partial(NastyEnv, name) for name in range(4)]
     pool = AsyncVectorEnv(env_fns, num_workers=2, threads_per_worker=threads, timeout=30)
-    pool.reset()
     pids = pool.call("pid")
-    pool.step([FINE] * 4)
-    with pytest.raises(Exception, match=NASTY[kind]) as raised:
-        if call == "step":
-            pool.step([FINE] * 4)
-        else:
-            pool.send([FINE] * 4)
-            while True:
-                pool.recv(1)
-    assert isinstance(raised.value, Exception)
-    pool.reset()
-    assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
+    for kind, call in itertools.product(NASTY, ("step", "send")):
+        pool.set_attr("kind", kind)
+        pool.reset()
+        pool.step([FINE] * 4)
+        with pytest.raises(Exception, match=NASTY[kind]) as raised:
+            if call == "step":
+                pool.step([FINE] * 4)
+            else:
+                pool.send([FINE] * 4)
+                while True:
+                    pool.recv(1)
+        assert isinstance(raised.value, Exception)
+        pool.reset()
+        assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
     with pytest.raises(TypeError, match="cannot pickle") as raised:
         pool.call("lock")
     assert "env 3 in worker 1" in raised.value.__notes__[-1]
@@ -770,17 +754,6 @@ def test_arguments_that_cannot_be_pickled_are_refused_before_anything_is_done(ma
     with pytest.raises(OSError, match="not here"):
         pool.call("nap", Unloadable())
     assert pool.call("nap", 0) == (0, 1, 2, 3)
-
-
-def test_the_first_fault_is_what_the_next_calls_tell(make):
-    pool = make()
-    pool.reset()
-    with pytest.raises(WorkerDiedError):
-        pool.step(actions(3, DIE))
-    for call in (lambda: pool.step([FINE] * 4), pool.reset, pool.recv, lambda: pool.call("pid")):
-        with pytest.raises(ClosedEnvironmentError, match=r"SIGKILL .*env 3, action 2") as raised:
-            call()
-        assert isinstance(raised.value.__cause__, WorkerDiedError)
 
 
 def test_after_an_envs_exception_the_next_step_tells_of_it(make):
@@ -884,7 +857,7 @@ def test_a_wait_without_a_timeout_looks_after_the_workers(monkeypatch, caplog, k
 
     if kind == "a hung factory":
         monkeypatch.setattr(pools, "_FIRST_NOTE_S", 0.2)
-        env_fns = [functools.partial(slow_factory, name, 1.2) for name in range(4)]
+        env_fns = [functools.partial(slow_factory, name, 0.6) for name in range(4)]
         AsyncVectorEnv(env_fns, **ONE_THREAD).close()
         assert "still waiting for worker 0 to make env 0, worker 1 to make env 2" in caplog.text
         return

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vecenv.core.batches import chunk_bounds
 from vecenv.workers.arena import Arena
-from vecenv.workers.layout import ControlLayout, chunk_bounds
-from vecenv.workers.shares import checked_threads, worker_shares
+from vecenv.workers.layout import ControlLayout
+from vecenv.workers.opening import checked_threads, worker_shares
 
 
 @given(num_envs=st.integers(1, 300), num_chunks=st.integers(1, 40))

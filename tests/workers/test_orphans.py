@@ -9,7 +9,7 @@ from workers.test_lifecycle import wait_until_gone
 
 WORKER = """
 import os, signal, subprocess, sys
-from vecenv.workers.orphans import Family
+from vecenv.core.orphans import Family
 family = Family()
 {start}
 os.kill(os.getpid(), signal.SIGKILL)
@@ -39,7 +39,7 @@ def test_no_audit_hook_slows_envs_down():
     code = """
 import sys
 sys.addaudithook(lambda event, _: print(event) if event == "sys.addaudithook" else None)
-from vecenv.workers.orphans import Family
+from vecenv.core.orphans import Family
 Family()
 """
     found = subprocess.run(

@@ -125,7 +125,8 @@ def test_a_process_without_threads_is_forked(tmp_path):
         "import os, numpy, vecenv, gymnasium\n"
         "from vecenv.workers.starting import make_start, why_not_fork\n"
         "a = numpy.ones((500, 500)); a @ a\n"
-        "print(why_not_fork(), make_start(None, []).is_fork, 'multiprocess.popen' in os.environ)\n"
+        "is_fork = make_start(None, []).setup.registry is None\n"
+        "print(why_not_fork(), is_fork, 'multiprocess.popen' in os.environ)\n"
     )
     assert run_script(text, folder=tmp_path) == "None True False\n"
 
@@ -135,7 +136,7 @@ def test_libraries_that_cannot_be_forked_are_known(monkeypatch, no_method):
     monkeypatch.setattr(starting, "_num_threads", lambda: 1)
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     assert why_not_fork() is None
-    monkeypatch.setattr(starting, "_loaded_libraries", lambda: {"libcuda.so.1": "/libcuda.so.1"})
+    monkeypatch.setattr(starting, "loaded_libraries", lambda: {"libcuda.so.1": "/libcuda.so.1"})
     assert "libcuda" in why_not_fork()
     monkeypatch.setitem(sys.modules, "jax", object())
     assert "JAX" in why_not_fork()

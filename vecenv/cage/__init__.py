@@ -9,16 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vecenv.cage.actions import action_index, blue_actions
-    from vecenv.cage.blue_memory import BlueMemory, blue_choices
-    from vecenv.cage.cage2 import cage2_scenario
-    from vecenv.cage.defender import DefenderPolicy, load_defender, save_defender
-    from vecenv.cage.env import Cage2VectorEnv
-    from vecenv.cage.evaluation import Cell, Evaluation, evaluate
-    from vecenv.cage.playing import BatchedPolicy, find_policy, play_episode, save_episode_gif
-    from vecenv.cage.policies import BluePolicy, make_policy
-    from vecenv.cage.replay import RecordedStep, Replay, replay_episodes
-    from vecenv.cage.scenario import (
+    from vecenv.cage.challenge2.env import Cage2VectorEnv
+    from vecenv.cage.challenge2.network.actions import action_index, blue_actions
+    from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+    from vecenv.cage.challenge2.network.scenario import (
         FIRST_HOST,
         NEXT_HOST,
         RULES_VERSION,
@@ -35,8 +29,19 @@ if TYPE_CHECKING:
         Service,
         TrafficRule,
     )
-    from vecenv.cage.single import Cage2Env
-    from vecenv.cage.state import decode
+    from vecenv.cage.challenge2.network.state import decode
+    from vecenv.cage.challenge2.play.blue_memory import BlueMemory, blue_choices
+    from vecenv.cage.challenge2.play.defender import DefenderPolicy, load_defender, save_defender
+    from vecenv.cage.challenge2.play.playing import (
+        BatchedPolicy,
+        find_policy,
+        play_episode,
+        save_episode_gif,
+    )
+    from vecenv.cage.challenge2.play.policies import BluePolicy, make_policy
+    from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
+    from vecenv.cage.challenge2.single import Cage2Env
+    from vecenv.cage.evaluation import Cell, Evaluation, evaluate
 
 __all__ = [
     "FIRST_HOST",
@@ -80,16 +85,16 @@ __all__ = [
 ]
 
 _MODULES = {
-    "actions": ("action_index", "blue_actions"),
-    "blue_memory": ("BlueMemory", "blue_choices"),
-    "cage2": ("cage2_scenario",),
-    "defender": ("DefenderPolicy", "load_defender", "save_defender"),
-    "env": ("Cage2VectorEnv",),
+    "challenge2.network.actions": ("action_index", "blue_actions"),
+    "challenge2.play.blue_memory": ("BlueMemory", "blue_choices"),
+    "challenge2.network.cage2": ("cage2_scenario",),
+    "challenge2.play.defender": ("DefenderPolicy", "load_defender", "save_defender"),
+    "challenge2.env": ("Cage2VectorEnv",),
     "evaluation": ("Cell", "Evaluation", "evaluate"),
-    "playing": ("BatchedPolicy", "find_policy", "play_episode", "save_episode_gif"),
-    "policies": ("BluePolicy", "make_policy"),
-    "replay": ("RecordedStep", "Replay", "replay_episodes"),
-    "scenario": (
+    "challenge2.play.playing": ("BatchedPolicy", "find_policy", "play_episode", "save_episode_gif"),
+    "challenge2.play.policies": ("BluePolicy", "make_policy"),
+    "challenge2.replay": ("RecordedStep", "Replay", "replay_episodes"),
+    "challenge2.network.scenario": (
         "FIRST_HOST",
         "NEXT_HOST",
         "RULES_VERSION",
@@ -106,8 +111,8 @@ _MODULES = {
         "Service",
         "TrafficRule",
     ),
-    "single": ("Cage2Env",),
-    "state": ("decode",),
+    "challenge2.single": ("Cage2Env",),
+    "challenge2.network.state": ("decode",),
 }
 _HOME_OF = {name: module for module, names in _MODULES.items() for name in names}
 

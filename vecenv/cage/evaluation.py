@@ -19,8 +19,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.cage.env import Cage2VectorEnv
-from vecenv.cage.options import (
+from vecenv.cage.challenge2.env import Cage2VectorEnv
+from vecenv.cage.challenge2.network.scenario import RULES_VERSION, Scenario
+from vecenv.cage.challenge2.options import (
     RED_AGENTS,
     RedAgent,
     read_episode_lengths,
@@ -28,8 +29,7 @@ from vecenv.cage.options import (
     read_scenario,
     red_agent_name,
 )
-from vecenv.cage.playing import BatchedPolicy, Player, Policy, find_policy
-from vecenv.cage.scenario import RULES_VERSION, Scenario
+from vecenv.cage.challenge2.play.playing import BatchedPolicy, Player, Policy, find_policy
 from vecenv.files import write_text
 
 __all__ = ["Cell", "Evaluation", "cell_seed", "evaluate"]
@@ -165,7 +165,7 @@ class Evaluation:
         return self.table()
 
     def __str__(self) -> str:
-        from vecenv.cage.text import to_text
+        from vecenv.cage.challenge2.view.text import to_text
 
         return to_text(self.table(), has_color=False).rstrip()
 
@@ -191,7 +191,7 @@ def evaluate(
     its own, which depend on the seed, the red agent and the length only.
 
     Args:
-        policy: See `vecenv.cage.playing.find_policy`: a name, a file, an object with `act` and
+        policy: See `vecenv.cage.find_policy`: a name, a file, an object with `act` and
             `reset`, or a function from observations (N, ...) to actions (N,).
         episodes: Per cell.
         seed: The same one gives the same numbers, if the policy does not draw by itself.

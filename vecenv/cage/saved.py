@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.cage.actions import blue_actions
-from vecenv.cage.kernels import OBSERVATIONS, observation_space
-from vecenv.cage.scenario import Scenario, warn_of_other
+from vecenv.cage.challenge2.kernels import OBSERVATIONS, observation_space
+from vecenv.cage.challenge2.network.actions import blue_actions
+from vecenv.cage.challenge2.network.scenario import Scenario, warn_of_other
 from vecenv.files import load_arrays
 
 __all__ = ["SavedPolicy", "is_sb3_file", "load_policy", "load_sb3_policy"]

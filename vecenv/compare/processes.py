@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from vecenv.compare.serving import OK, UNAVAILABLE
-from vecenv.workers.faults import describe_exit
+from vecenv.core.faults import describe_exit
 
 __all__ = ["RunnerError", "RunnerProcess"]
 

@@ -24,9 +24,9 @@ from vecenv.compare.stepping import (
     RandomPolicy,
     Stepper,
 )
+from vecenv.core.orphans import end_with_caller
 from vecenv.machine import tree_memory_bytes
 from vecenv.timing import Timing
-from vecenv.workers.orphans import end_with_caller
 
 if TYPE_CHECKING:
     from vecenv.timing import TimingReport  # loads what prints it

@@ -1,8 +1,8 @@
 """Atomic access to an int64 array, and arrays at a memory address, for compiled code.
 
-Numba has neither on the CPU. All accesses are sequentially consistent: `jit.handover` and
-`workers.kernels` rely on everybody seeing them in one order. Nothing here can be called when the
-JIT is switched off.
+Numba has neither on the CPU. All accesses are sequentially consistent: `jit.driver` and
+`workers.futex_link` rely on all threads seeing them in one order. Nothing here can be called when
+the JIT is switched off.
 """
 
 import platform

@@ -11,13 +11,13 @@ from copy import deepcopy
 from typing import Any
 
 import numpy as np
-from gymnasium import Env
+from gymnasium import Env, Space
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info, copy_value
-from vecenv.core.rows import ObservationRows
+from vecenv.core.rows import Allocate, ObservationRows, aligned_zeros
 from vecenv.timing.stamps import EnvStamps, StampedEnv, stamped
 
 __all__ = ["EnvGroup", "StepRows", "read_autoreset_mode"]
@@ -77,6 +77,16 @@ class StepRows:
         self.terminations = terminations
         self.truncations = truncations
         self.has_ends = True
+
+    @staticmethod
+    def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> StepRows:
+        """Allocate rows for `num_envs` envs with observations of `space`."""
+        return StepRows(
+            ObservationRows.make(space, num_envs, allocate),
+            allocate((num_envs,), np.float64),
+            allocate((num_envs,), np.bool_),
+            allocate((num_envs,), np.bool_),
+        )
 
 
 class EnvGroup:

@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
-from vecenv.core.autoreset import read_autoreset_mode
+from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.core.errors import SlotError
 from vecenv.core.protocol import CallProtocol
-from vecenv.core.rows import aligned_zeros
+from vecenv.core.rows import ObservationRows, aligned_zeros, copy_batch
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.timing import Timing
@@ -21,7 +21,7 @@ from vecenv.timing.calls import RECV, RESET, SEND, STEP, CallLog
 from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
 
-__all__ = ["StepBatch", "StepResult", "StepSlot", "VecEnv"]
+__all__ = ["GymVecEnv", "StepBatch", "StepResult", "StepSlot", "VecEnv"]
 
 _NOT_LOGGED: AbstractContextManager[None] = nullcontext()
 
@@ -327,3 +327,84 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Return at least `count` of the envs in flight, and at most `most`."""
         raise NotImplementedError
+
+
+class GymVecEnv(VecEnv):
+    """A `VecEnv` of Gymnasium's envs, wherever they are; its results are kept in rows.
+
+    For authors of a backend: call `_bind_rows` after `_set_up`, and implement `call`.
+
+    Attributes:
+        copy: Whether observations returned are copies, the caller's to keep.
+    """
+
+    copy: bool
+
+    def _bind_rows(self, rows: StepRows, ended: EnvGroup | None = None) -> None:
+        """Set the rows for results, (num_envs, ...) of the observation space.
+
+        Args:
+            rows: Where results are written that have no `out`.
+            ended: Knows whose episode has ended, where autoreset is the caller's business; None for
+                what `_note_ended` was told.
+        """
+        self._rows = rows
+        self._latest = rows.obs  # where the last observations are: there or in an `out`
+        self._ended = EnvGroup([], self.autoreset_mode) if ended is None else ended
+        self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
+
+    def _own_rows(self) -> ObservationRows:
+        """Bring the own rows up to date after steps into `out`, and return them."""
+        rows = self._rows.obs
+        if self._latest is not rows:
+            rows.load(self._latest)
+            self._latest = rows
+        return rows
+
+    def _observations(self) -> Any:
+        """Return the observations that are in the own rows."""
+        rows = self._rows.obs
+        if rows.array is not None:
+            return rows.array.copy() if self.copy else rows.array
+        return copy_batch(rows.batch()) if self.copy else rows.batch()
+
+    def _results(self, rows: StepRows, out: Any, infos: dict[str, Any]) -> StepResult:
+        """Return what `step` does, from `rows`: the own ones, or those of `out`."""
+        self._latest = rows.obs
+        if out is not None:
+            return out.obs, out.rewards, out.terminations, out.truncations, infos
+        return (
+            self._observations(),
+            rows.rewards.copy(),
+            rows.terminations.copy(),
+            rows.truncations.copy(),
+            infos,
+        )
+
+    def _note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None = None) -> None:
+        """Remember whose episode has ended, bool (B,) for `env_ids` or all, if autoreset is off."""
+        rows = np.flatnonzero(is_over)
+        self._ended.ended.update((rows if env_ids is None else env_ids[rows]).tolist())
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute, and return the results."""
+        raise NotImplementedError
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Seeds of the envs' generators."""
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """The envs' generators; copies of them if they are in other processes."""
+        return self.get_attr("np_random")
+
+    def render(self) -> tuple[Any, ...]:
+        """Return what each env renders."""
+        self._calls.require_idle("render")
+        return self.call("render")
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every env."""
+        return self.call(name)

@@ -21,7 +21,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.core.errors import ObservationError, SlotError
 
-__all__ = ["ObservationRows", "aligned_zeros", "checked_layout", "copy_batch"]
+__all__ = ["Allocate", "ObservationRows", "aligned_zeros", "checked_layout", "copy_batch"]
 
 Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
 

@@ -1,11 +1,14 @@
-"""From kernels to a loop over envs: bind the templates of `driver`, and compile them."""
+"""Bind the templates of `episodes` and `driver` to the kernels of one kind of env, and compile."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +18,16 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaExperimentalFeatureWarning
 
 from vecenv.fingerprint import cached_njit, fingerprint, is_jit_off
-from vecenv.jit import driver
-from vecenv.jit.cache_files import tidy
+from vecenv.jit import driver, episodes
+from vecenv.jit.driver import JOB_DTYPE
+from vecenv.jit.episodes import NO_LIMIT, RUN_DTYPE
 from vecenv.jit.failures import ARGUMENTS, explain
 from vecenv.jit.interpreted import calls_users_code, interpretable, try_out
-from vecenv.jit.job import JOB_DTYPE, NO_LIMIT, RUN_DTYPE
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["Loop", "bind_loop"]
+__all__ = ["Loop", "bind_loop", "tidy"]
+
+NUM_KEPT = 100  # compiled versions of one function: kinds of env, and states of their source
 
 _KERNEL_NAMES = {
     "reset": "env_reset",
@@ -33,11 +38,11 @@ _KERNEL_NAMES = {
 
 
 class Loop(NamedTuple):
-    """The loop over envs, bound to the kernels of one kind of env; see `driver`."""
+    """The loop over envs, bound to the kernels of one kind of env."""
 
     run_rows: Callable[..., Any] | None  # in Python; None if it will not be needed
     attend: Any  # compiled for its only signature; None with the JIT off or for debugging
-    tried: set[Any]  # parameters with which it has been tried out
+    tried: set[Any]  # parameters of the dry runs so far
 
 
 _loops: dict[tuple[str, bool], Loop] = {}  # by fingerprint and whether it is to be compiled
@@ -54,16 +59,16 @@ def bind_loop(
     """Return the loop over envs for these kernels: from memory, from disk, or compiled now.
 
     Args:
-        kernels: What kind of env.
+        kernels: The kind of env.
         params: (1,) parameter record, or None if the kernels take none.
         max_episode_steps: For the dry run.
-        debug: Whether everything is to run in Python; then nothing is compiled.
-        dry_run: Whether to try out kernels that are not bundled in Python first.
+        debug: Whether everything runs in Python; then nothing is compiled.
+        dry_run: Whether to try out kernels in Python first, unless they are part of this package.
 
     Raises:
         TypeError: A kernel takes the wrong number of arguments.
         KernelIndexError: A kernel uses an index out of range; found by the dry run.
-        KernelCompileError: A kernel failed to compile or does not return what it should.
+        KernelCompileError: A kernel failed to compile or returns a wrong type.
     """
     is_compiled = not debug and not is_jit_off()
     constants = _constants(kernels, None if params is None else params.dtype)
@@ -76,7 +81,7 @@ def bind_loop(
     for name, function in functions.items():
         if function is not None:
             _check_arguments(kernels, name, function, params is not None)
-    functions["action_mask"] = functions["action_mask"] or driver.no_mask
+    functions["action_mask"] = functions["action_mask"] or episodes.no_mask
     run_rows = _bound_scope(functions, constants, lambda function: function)["run_rows"]
     has_python = not is_compiled or calls_users_code(run_rows)  # bundled kernels are not tried out
     loop = Loop(interpretable(run_rows) if has_python else None, None, set())
@@ -92,7 +97,7 @@ def bind_loop(
 def _try_out(
     loop: Loop, kernels: EnvKernels, params: np.ndarray | None, max_episode_steps: int
 ) -> None:
-    """Step one env in Python, unless its code is ours or this has been done with these values."""
+    """Step one env in Python, unless its kernels are ours or were tried with these parameters."""
     key = (None if params is None else hash(params.tobytes()), max_episode_steps)
     if loop.run_rows is None or key in loop.tried:
         return
@@ -139,29 +144,54 @@ def _compile_or_load(attend: Any) -> None:
     tidy(attend)
 
 
+def tidy(dispatcher: Any) -> None:
+    """Mark the cached code of a function as used; after a compilation, delete the oldest.
+
+    Numba writes new files for every fingerprint and deletes none.
+
+    Args:
+        dispatcher: A function from `cached_njit`, compiled.
+    """
+    if dispatcher._cache.cache_path is None:
+        return
+    folder = Path(dispatcher._cache.cache_path)
+    name = dispatcher.py_func.__qualname__
+    function = name.partition("-")[0]
+    with contextlib.suppress(OSError):  # other processes delete too, or the folder is read-only
+        for index in folder.glob(f"*.{name}-*.nbi"):
+            os.utime(index)
+        if not dispatcher.stats.cache_hits:
+            indices = sorted(folder.glob(f"*.{function}-*.nbi"), key=_last_use, reverse=True)
+            for index in indices[NUM_KEPT:]:
+                for file in (*folder.glob(f"{index.stem}.*.nbc"), index):
+                    file.unlink(missing_ok=True)
+
+
+def _last_use(index: Path) -> float:
+    return index.stat().st_mtime
+
+
 def _bound_scope(
     functions: dict[str, Any], constants: dict[str, Any], finish: Callable[[Any], Any]
 ) -> dict[str, Any]:
     """Return the global names of the templates, bound to these kernels and constants.
 
-    `finish` is called with each function that stands between `attend` and the kernels.
-
-    What stands between `attend` and the kernels is inlined by Numba: LLVM would optimize the
-    kernels once more with each function on the way.
+    `finish` is called with each function between `attend` and the kernels. Numba inlines these
+    functions: LLVM would optimize the kernels once more with each call level.
     """
-    scope = {**vars(driver), **constants}
+    scope = {**vars(episodes), **vars(driver), **constants}
     if constants["PARAMS_DTYPE"] is None:
         scope["PARAMS_DTYPE"] = np.dtype(np.float64)
-        step_adapter, pair_adapter = driver.step_without_params, driver.pair_without_params
+        step_adapter, pair_adapter = episodes.step_without_params, episodes.pair_without_params
     else:
-        step_adapter, pair_adapter = driver.step_with_params, driver.pair_with_params
+        step_adapter, pair_adapter = episodes.step_with_params, episodes.pair_with_params
     for name, kernel in functions.items():
         adapter = _rebound(step_adapter if name == "step" else pair_adapter, {"kernel": kernel})
         scope[_KERNEL_NAMES[name]] = finish(adapter)
-    scope["obs_row"] = driver.scalar_row if constants["OBS_SHAPE"] == () else driver.array_row
-    scope["action_row"] = driver.array_row
-    for name in ("run_rows", "unpack"):
-        scope[name] = finish(_rebound(getattr(driver, name), scope))
+    scope["obs_row"] = episodes.scalar_row if constants["OBS_SHAPE"] == () else episodes.array_row
+    scope["action_row"] = episodes.array_row
+    for template in (episodes.run_rows, driver.unpack):
+        scope[template.__name__] = finish(_rebound(template, scope))
     return scope
 
 
@@ -179,7 +209,7 @@ def _rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
 
 
 def _check_arguments(kernels: EnvKernels, name: str, function: Any, has_params: bool) -> None:
-    """Refuse a kernel that can't be called with the arguments it will get."""
+    """Refuse a kernel that can't be called with the arguments of the loop."""
     expected = (*ARGUMENTS[name], *(("params",) if has_params else ()))
     signature = inspect.signature(getattr(function, "py_func", function))
     try:

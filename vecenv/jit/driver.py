@@ -1,10 +1,17 @@
-"""The compiled loop over environments, as templates.
+"""The driver on CPU threads: one thread does a job, or hands parts of it to helper threads.
 
-`run_rows`, `unpack` and `attend` call the kernels of one kind of env by the global names below and
-know its dtypes and shapes as global constants. `binding` makes, for each kind of env, copies of
-them with these names bound, and compiles the copies; `run_rows` also runs uncompiled.
+A *job* is a record that says what to do (`op`) to which envs and where the arrays are, as
+addresses, so that a thread that never touches a Python object can do it. The *control* words say
+how far threads are.
 
-All rules about episodes stand in `run_rows`: autoreset, the episode limit, what is returned when.
+The caller publishes a job under a new ticket and opens it. A helper that sees the ticket first
+counts itself in and then checks that the job is (still) open; the caller first closes it and then
+waits until no helper is counted in. So no helper ever reads a job that is being changed, and a
+helper that wakes late finds it closed and delays no one. Rows are claimed in chunks, so the caller
+does the rows that no helper has claimed.
+
+`unpack` and `attend` are templates, as `episodes.run_rows` is: `binding` copies them for each kind
+of env, with the global names below bound to its dtypes and shapes.
 """
 
 from typing import Any
@@ -13,31 +20,60 @@ import numpy as np
 from numba import njit
 from numba.np.numpy_support import carray
 
-from vecenv.core.atomics import fetch_add, pointer
-from vecenv.jit.handover import join, settle
-from vecenv.jit.job import (
-    ACTIVE,
-    CALLER,
-    ENDED,
-    FIRST_PART,
-    LINE,
-    MASK,
-    NEXT_STEP,
-    RESET,
-    SAME_STEP,
-    STEP,
-    Batch,
-)
-from vecenv.jit.random import open_block
+from vecenv.core.atomics import exchange, fetch_add, load, pause, pointer, store
+from vecenv.jit.arrays import copied, first_invalid_row
+from vecenv.jit.episodes import STEP, Batch
 
-# `binding` puts kernels here.
-env_reset: Any = None
-env_step: Any = None
-env_observe: Any = None
-env_mask: Any = None
-obs_row: Any = None
-action_row: Any = None
-kernel: Any = None
+ADDRESSES = (
+    "states",
+    "runs",
+    "params",
+    "env_ids",
+    "actions",
+    "own_actions",
+    "obs",
+    "rewards32",
+    "rewards64",
+    "terminations",
+    "truncations",
+    "final_obs",
+    "masks",
+)
+
+JOB_DTYPE = np.dtype(
+    [
+        ("op", np.int64),
+        ("autoreset_mode", np.int64),
+        ("max_episode_steps", np.int64),  # NO_LIMIT: none
+        ("num_envs", np.int64),
+        ("num_rows", np.int64),
+        ("num_ids", np.int64),  # 0: row i is env i
+        ("num_parts", np.int64),  # threads that may take part
+        ("chunk_rows", np.int64),  # rows that a thread claims at a time
+        ("may_wake", np.int64),  # 1: wake sleeping helpers
+        *((name, np.int64) for name in ADDRESSES),
+    ]
+)
+
+# Control words, each on a cache line of its own.
+LINE = 8
+TICKET = 0 * LINE  # number of the latest job offered to helper threads
+OPEN = 1 * LINE  # 1 while helper threads may join it
+ACTIVE = 2 * LINE  # helper threads that are inside it
+ENDED = 3 * LINE  # episodes that ended in it
+STOP = 4 * LINE  # 1: helper threads must return
+CALLER = 5 * LINE  # 1 while the calling thread does its part; stays 1 if a kernel raises
+FIRST_PART = 6 * LINE  # then one line per part: next row to claim
+# ... then one line per helper thread: 1 while it sleeps.
+
+
+def control_words(num_threads: int) -> int:
+    """Length of the control array for this many threads."""
+    return FIRST_PART + 2 * num_threads * LINE
+
+
+# `binding` puts the loop, dtypes and shapes here.
+run_rows: Any = None
 STATE_DTYPE = RUN_DTYPE = PARAMS_DTYPE = OBS_DTYPE = ACTION_DTYPE = np.dtype(np.float64)
 OBS_SHAPE: tuple[int, ...] = ()
 ACTION_SHAPE: tuple[int, ...] = ()
@@ -50,55 +86,101 @@ INT64 = np.dtype(np.int64)
 
 
 @njit
-def run_rows(batch, start, stop):
-    """Do the job for rows start <= row < stop of a `Batch`; return how many episodes ended."""
-    op, mode, params = batch.op, batch.autoreset_mode, batch.params
-    num_ended = 0
-    # Unsigned numbers, because signed ones could be indices that count from the end.
-    for row in range(np.uint64(start), np.uint64(stop)):
-        env = row
-        if batch.env_ids.shape[0] > 0:
-            env = np.uint64(batch.env_ids[row])
-        state, run = batch.states[env], batch.runs[env]
-        if op == MASK:
-            env_mask(state, batch.masks[row], params)
-            continue
-        begins = op == RESET
-        if op == STEP:
-            reward, terminated, truncated = 0.0, False, False
-            begins = mode == NEXT_STEP and run.episode_over
-            if not begins:
-                open_block(run)
-                action = action_row(batch.actions, row)
-                reward, is_terminal, is_cut = env_step(state, action, run, params)
-                terminated, truncated = bool(is_terminal), bool(is_cut)
-                run.episode_return += reward
-                run.episode_length += 1
-                if run.episode_length >= batch.max_episode_steps:
-                    truncated = True
-                if terminated or truncated:
-                    num_ended += 1
-                    run.num_episodes += 1
-                    run.last_return = run.episode_return
-                    run.last_length = run.episode_length
-                    run.episode_over = True
-                    if mode == SAME_STEP:
-                        env_observe(state, obs_row(batch.final_obs, env), params)
-                        begins = True
-            if batch.rewards32.shape[0] > 0:
-                batch.rewards32[row] = reward
-            else:
-                batch.rewards64[row] = reward
-            batch.terminations[row] = terminated
-            batch.truncations[row] = truncated
-        if begins:
-            open_block(run)
-            env_reset(state, run, params)
-            run.episode_return = 0.0
-            run.episode_length = 0
-            run.episode_over = False
-        env_observe(state, obs_row(batch.obs, row), params)
-    return num_ended
+def sleep_word(control, thread):
+    """Index of the control word that is 1 while helper `thread` sleeps."""
+    num_threads = (control.shape[0] - FIRST_PART) // (2 * LINE)
+    return FIRST_PART + (num_threads + thread) * LINE
+
+
+@njit
+def publish(control, jobs, actions, bounds, obs, rewards, terminations, truncations):
+    """Check the actions, fill in the job and, if it has several parts, open it to helpers.
+
+    Actions with bounds are copied, and the copies are checked and used: another thread may change
+    the caller's array at any time.
+
+    Args:
+        control: Control words int64.
+        jobs: JOB_DTYPE (1,); op, num_rows, num_parts and chunk_rows are set.
+        actions: (R, ...).
+        bounds: int64 (2, K), see `first_invalid_row`.
+        obs: (R, ...), written by the job, as the next three.
+        rewards: float32 or float64 (R,).
+        terminations: bool (R,).
+        truncations: bool (R,).
+
+    Returns:
+        A bit set of the sleeping helpers to wake (bit t is thread t), or -1 - row if the action of
+        that row is out of bounds; the job is not open then.
+    """
+    job = jobs[0]
+    if job.op == STEP:
+        if bounds.shape[1] > 0:
+            actions = copied(actions, job.own_actions)
+        bad_row = first_invalid_row(actions, bounds)
+        if bad_row >= 0:
+            return -1 - bad_row
+    job.actions = actions.ctypes.data
+    job.obs = obs.ctypes.data
+    is_float32 = rewards.itemsize == 4
+    job.rewards32 = rewards.ctypes.data if is_float32 else 0
+    job.rewards64 = 0 if is_float32 else rewards.ctypes.data
+    job.terminations = terminations.ctypes.data
+    job.truncations = truncations.ctypes.data
+    store(control, ENDED, 0)
+    for part in range(job.num_parts):
+        store(control, FIRST_PART + part * LINE, part * job.num_rows // job.num_parts)
+    to_wake = 0
+    if job.num_parts > 1:
+        store(control, OPEN, 1)
+        fetch_add(control, TICKET, 1)
+        for thread in range(1, job.num_parts):
+            if job.may_wake != 0 and exchange(control, sleep_word(control, thread), 0) == 1:
+                to_wake |= 1 << thread
+    return to_wake
+
+
+@njit
+def join(control, jobs, thread, ticket, num_spins):
+    """Wait for a job after the one of `ticket`, and enter it.
+
+    Returns:
+        The ticket of the job; or -1 if none came for `num_spins` rounds. Then the helper counts as
+        asleep: it must wait for its lock, which the caller of `step` releases for the next job.
+    """
+    while True:
+        for _ in range(num_spins):
+            latest = load(control, TICKET)
+            if latest != ticket:
+                fetch_add(control, ACTIVE, 1)
+                if load(control, OPEN) == 1 and thread < jobs[0].num_parts:
+                    return load(control, TICKET)
+                fetch_add(control, ACTIVE, -1)
+                ticket = latest
+            pause()
+        store(control, sleep_word(control, thread), 1)
+        if (
+            load(control, TICKET) == ticket
+            or exchange(control, sleep_word(control, thread), 0) == 0
+        ):
+            return -1
+
+
+@njit
+def settle(control, num_spins):
+    """Close the job; return how many episodes ended, or -1 if helpers are still inside."""
+    store(control, OPEN, 0)
+    for _ in range(num_spins):
+        if load(control, ACTIVE) == 0:
+            return load(control, ENDED)
+        pause()
+    return -1
+
+
+@njit
+def leave(control):
+    """Count out a helper that a kernel's exception threw out of a job."""
+    fetch_add(control, ACTIVE, -1)
 
 
 @njit
@@ -128,13 +210,13 @@ def unpack(job):
 
 @njit
 def attend(control, jobs, thread, num_spins):
-    """Do a share of jobs.
+    """Do parts of jobs.
 
     Thread 0, the caller of `step`, does one job with whatever help there is. Any other is a helper:
     it takes part in all jobs offered until none has come for `num_spins` rounds of waiting.
 
     Args:
-        control: Control words int64, see `job`.
+        control: Control words int64.
         jobs: JOB_DTYPE (1,).
         thread: 0 or the number of a helper.
         num_spins: Rounds to wait for a job (helpers) or for the helpers inside it (thread 0).
@@ -167,44 +249,3 @@ def attend(control, jobs, thread, num_spins):
             control[CALLER] = 0
             return settle(control, num_spins)
         fetch_add(control, ACTIVE, -1)
-
-
-@njit
-def scalar_row(array, row):
-    """Where `observe` writes if an observation is one number: a view of length 1."""
-    return array[row : row + 1]
-
-
-@njit
-def array_row(array, row):
-    """Row of a batch of arrays, as a view; of a batch of numbers, the number."""
-    return array[row]
-
-
-@njit
-def step_with_params(state, action, rng, params):
-    """Call a step kernel that takes a parameter record."""
-    return kernel(state, action, rng, params[0])
-
-
-@njit
-def step_without_params(state, action, rng, params):
-    """Call a step kernel that takes none."""
-    return kernel(state, action, rng)
-
-
-@njit
-def pair_with_params(state, other, params):
-    """Call any other kernel that takes a parameter record."""
-    return kernel(state, other, params[0])
-
-
-@njit
-def pair_without_params(state, other, params):
-    """Call any other kernel that takes none."""
-    return kernel(state, other)
-
-
-@njit
-def no_mask(state, out, *params):
-    """Stand in for the action mask of an env that has none."""

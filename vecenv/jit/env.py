@@ -23,9 +23,9 @@ from vecenv.core.spaces import BatchedSpaces
 from vecenv.files import read_entry
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
-from vecenv.jit.actions import ActionReader
+from vecenv.jit.arrays import ActionReader, Outputs, SlotCheck, new_outputs
 from vecenv.jit.binding import Loop, bind_loop
-from vecenv.jit.job import (
+from vecenv.jit.episodes import (
     DISABLED,
     MASK,
     NEXT_STEP,
@@ -37,7 +37,6 @@ from vecenv.jit.job import (
     STEP,
 )
 from vecenv.jit.kernels import EnvKernels, as_record, draw
-from vecenv.jit.results import Outputs, SlotCheck, episode_infos, final_infos, new_outputs
 from vecenv.jit.runner import CompiledRunner, Fixed, PythonRunner
 
 __all__ = ["JitVectorEnv"]
@@ -49,11 +48,11 @@ _MODES = {
 }
 _RENDER_MODES = ("rgb_array", "ansi")
 _RENDER_FPS = 10
-_NUM_EMPTY = 20  # compiled calls that do nothing, to see what stamping itself comes to
+_NUM_EMPTY = 20  # compiled calls that do nothing, to measure the time of stamping itself
 _MAX_SEED = 2**64 - 1
 _BOOL, _INT8 = np.dtype(np.bool_), np.dtype(np.int8)
 _NO_IDS, _NO_SEEDS = np.zeros(0, np.int64), np.zeros(0, np.uint64)
-# What states of before had, which counted steps in 32 bits.
+# Layout of states saved by older versions, which counted steps in 32 bits.
 _NARROW_RUN_DTYPE = np.dtype(
     [
         (name, np.int32 if name in {"episode_length", "last_length"} else RUN_DTYPE[name])
@@ -69,29 +68,29 @@ class JitVectorEnv(VecEnv):
     """Many environments of one kind, in compiled code.
 
     A step of all envs is one call into machine code: it checks the actions, steps the envs, resets
-    those that are due, counts returns and lengths, and writes the results where they are wanted. A
-    call that takes long is shared among threads. What an env does depends on nothing but its seed
-    and the actions it gets: not on the number of envs or threads, nor on what is sent together.
+    those that are due, counts returns and lengths, and writes the results into the output arrays.
+    Long calls are shared among threads. The trajectory of an env depends only on its seed and its
+    actions: not on the number of envs or threads, nor on how they are split into sends.
 
     Args:
         kernels: The kind of environment.
-        num_envs: How many.
+        num_envs: Number of copies.
         params: Parameter record for the kernels (see `pack_record`), copied; None if there is none.
         max_episode_steps: Truncate episodes at this length; None leaves that to `step`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
-        num_threads: At most so many threads; None for one per processor this process may use.
+        num_threads: Maximum number of threads; None for one per processor this process may use.
         episode_infos: Whether infos["episode"] reports the return "r" and length "l" of episodes
             that end. `last_returns` and `last_lengths` have them in any case.
         metadata: Further metadata; None for the class's.
-        render_mode: "rgb_array" or "ansi", what `render` returns: of kernels with a `render`
-            function, or of a subclass with a method of its own.
+        render_mode: Type of the frames, "rgb_array" or "ansi"; for kernels with a `render`
+            function, or a subclass with a method of its own.
         debug: Whether everything runs as plain Python: slowly, but with tracebacks, breakpoints,
             and an IndexError for every index out of range.
         dry_run: Whether kernels are first tried out in Python for a few steps, which finds such
             indices (where these steps reach them) before compiled code uses them.
 
     Raises:
-        TypeError, ValueError: An argument is not what it should be; the message names it.
+        TypeError, ValueError: An argument is invalid; the message names it.
         KernelIndexError: A kernel uses an index that is out of range.
         KernelCompileError: A kernel can't be compiled.
     """
@@ -289,17 +288,17 @@ class JitVectorEnv(VecEnv):
         return {"states": self._states.copy(), "runs": self._runs.copy()}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a state that `state_dict` returned; `observe` gives its observations.
+        """Restore a state that `state_dict` returned; `observe` returns its observations.
 
         Raises:
             KeyError: An entry is missing.
             ValueError: An entry has another shape or dtype than this env's.
 
-        Kernels take a state for one of their own: if they use fields of it as indices without a
-        look, load only states that you trust.
+        Kernels do not check the state: if they use fields of it as indices, load only states that
+        you trust.
         """
         self._calls.require_idle("load_state_dict")
-        came = {}
+        loaded = {}
         for name, own in (("states", self._states), ("runs", self._runs)):
             if name not in state:
                 raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
@@ -315,13 +314,13 @@ class JitVectorEnv(VecEnv):
                     f"expected {own.shape} and {own.dtype}: {self.num_envs} envs of the same kind"
                 )
 
-            came[name] = read_entry(state, name, accepts)
-        self._check_states(came["states"])
-        self._calls.has_reset = self._calls.is_ready = False  # until all is there
+            loaded[name] = read_entry(state, name, accepts)
+        self._check_states(loaded["states"])
+        self._calls.has_reset = self._calls.is_ready = False  # until everything is restored
         try:
             self._runner.end_cut_job()
-            self._states[:] = came["states"]
-            self._runs[:] = came["runs"].astype(RUN_DTYPE, copy=False)
+            self._states[:] = loaded["states"]
+            self._runs[:] = loaded["runs"].astype(RUN_DTYPE, copy=False)
             self._count_over()
             self._is_seeded = True
         except BaseException as error:
@@ -330,13 +329,13 @@ class JitVectorEnv(VecEnv):
         self._calls.mark_reset()
 
     def _begin_stamps(self) -> int:
-        """Stamp compiled calls, not envs; return what one that does nothing takes."""
+        """Stamp compiled calls, not envs; return the time of a call that does nothing, in ns."""
         self._calls.require_open("timing.enable")
         lengths_ns: list[int] = []
         self._runner.stamp(lambda begin_ns, end_ns: lengths_ns.append(end_ns - begin_ns))
         for _ in range(_NUM_EMPTY):
             self._run_without_actions(OBSERVE, 0, obs=self._unused.obs)
-        timing = self.timing  # not self: a cycle would delay the end of a forgotten env
+        timing = self.timing  # not self: a cycle would delay the deletion of the env
 
         def note(begin_ns: int, end_ns: int) -> None:
             timing.log.note_kernel(begin_ns, end_ns)  # of the thread that calls
@@ -348,7 +347,7 @@ class JitVectorEnv(VecEnv):
         self._runner.stamp(None)
 
     def _check_states(self, states: np.ndarray) -> None:
-        """Raise ValueError if states (N,) to be loaded can't be; kernels believe their own."""
+        """Raise ValueError for invalid states (N,), which kernels would use unchecked."""
 
     def close(self, **kwargs: Any) -> None:
         """Close the envs; every later call raises ClosedEnvironmentError. May be called twice."""
@@ -369,7 +368,7 @@ class JitVectorEnv(VecEnv):
             raise ValueError(f"options has {sorted(options)}; compiled envs know only 'reset_mask'")
         begins = self._read_seeds(seed, reset_mask)
         obs = np.empty(self._obs_shape, self._obs_dtype)
-        self._calls.has_reset = self._calls.is_ready = False  # until it has come to its end
+        self._calls.has_reset = self._calls.is_ready = False  # until the reset is complete
         try:
             self._runner.end_cut_job()
             self._begin_streams(*begins)
@@ -397,10 +396,7 @@ class JitVectorEnv(VecEnv):
     def _read_seeds(
         self, seed: Seed, reset_mask: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return whose streams a reset begins anew, int64 (B,), and with which seeds, uint64 (B,).
-
-        These are the envs that are given a seed.
-        """
+        """Return the envs that are given a seed, int64 (B,), and their seeds, uint64 (B,)."""
         chosen = np.arange(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask)
         if isinstance(seed, int):
             _check_seeds(seed, seed + self.num_envs - 1)
@@ -410,7 +406,7 @@ class JitVectorEnv(VecEnv):
         return np.array(list(given), np.int64), np.array(list(given.values()), np.uint64)
 
     def _begin_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin the streams of these envs, and of all that never had one."""
+        """Start the random streams of these envs; at first, those of all envs."""
         if not self._is_seeded:
             every = np.arange(self.num_envs)
             self._set_streams(every, secrets.randbits(62) + every.astype(np.uint64))
@@ -468,7 +464,7 @@ class JitVectorEnv(VecEnv):
         """Return the infos of a step in which episodes ended.
 
         Args:
-            num_ended: How many.
+            num_ended: Number of ended episodes.
             outputs: The results.
             env_ids: int64 (R,), the envs of the rows; None for all envs in order.
         """
@@ -480,16 +476,28 @@ class JitVectorEnv(VecEnv):
         infos: dict[str, Any] = {}
         if self.episode_infos:
             runs = self._runs if env_ids is None else self._runs[env_ids]
-            infos = episode_infos(runs, is_over)
+            returns = np.where(is_over, runs["last_return"], 0.0)
+            lengths = np.where(is_over, runs["last_length"], 0)
+            infos = {"episode": {"r": returns, "l": lengths}, "_episode": is_over}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            infos = final_infos(infos, self._final_obs, is_over, env_ids)
+            rows = np.flatnonzero(is_over)
+            final_obs = self._final_obs[rows if env_ids is None else env_ids[rows]]
+            objects = np.full(len(is_over), None, dtype=object)
+            objects[rows] = np.fromiter(final_obs, dtype=object, count=len(rows))
+            infos = {
+                **infos,
+                "final_obs": objects,
+                "_final_obs": is_over,
+                "final_info": infos,
+                "_final_info": is_over,
+            }
         return infos
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        """Note what was sent; `recv` steps it, as there is nobody who could be first."""
+        """Keep the actions; `recv` steps these envs."""
         if self._num_over:
             self._refuse_over(env_ids)
-        own = actions.copy()  # first of all: another thread may change the caller's
+        own = actions.copy()  # before the check: another thread may change the caller's array
         self._reader.check(own, env_ids)
         cast = self._reader.read(own)
         self._drop_interrupted()
@@ -497,13 +505,13 @@ class JitVectorEnv(VecEnv):
         self._sent.append((env_ids, cast if cast is own else cast.copy(), in_flight))
 
     def _drop_interrupted(self) -> int:
-        """Drop what a reset has given up or an interrupted `send` has left; return what is left."""
+        """Drop sends that a reset or an interrupt has cancelled; return how many envs are left."""
         while self._sent and self._sent[-1][2] > self._calls.num_in_flight:
             self._sent.pop()
         return self._sent[-1][2] if self._sent else 0
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
-        """Step the `count` envs that were sent first."""
+        """Step the first `count` envs in the order of sending."""
         calls = self._calls
         if not calls.has_reset or self._drop_interrupted() != calls.num_in_flight:
             calls.give_up(RuntimeError("a `recv` was interrupted, and its results are lost"))
@@ -513,7 +521,7 @@ class JitVectorEnv(VecEnv):
         outputs = self._new_outputs(count)
         chosen = env_ids[:count]
         num_left = len(env_ids) - count
-        calls.has_reset = False  # until it is known what has been stepped
+        calls.has_reset = False  # until the step is complete
         try:
             num_ended = self._runner.run(STEP, count, actions[:count], outputs, env_ids=chosen)
             self._sent = [(env_ids[count:], actions[count:], num_left)] if num_left else []
@@ -529,7 +537,7 @@ class JitVectorEnv(VecEnv):
 def _with_rendering(
     kernels: EnvKernels, metadata: dict[str, Any], render_mode: str | None
 ) -> dict[str, Any]:
-    """Return metadata with what a `render` function of the kernels adds; check the mode."""
+    """Add render modes and frame rate if the kernels have a `render` function; check the mode."""
     if kernels.render is None:
         return metadata
     metadata = {"render_modes": list(_RENDER_MODES), "render_fps": _RENDER_FPS, **metadata}
@@ -564,13 +572,13 @@ def _batched(space: Space, num_envs: int) -> Space:
 
 
 def _check_kernels(kernels: Any) -> None:
-    """Refuse what is no `EnvKernels`."""
+    """Refuse anything but an `EnvKernels`."""
     if isinstance(kernels, EnvKernels):
         return
-    came = f"got {type(kernels).__name__}"
+    given = f"got {type(kernels).__name__}"
     if isinstance(kernels, list | tuple) and any(isinstance(one, EnvKernels) for one in kernels):
-        came = f"got a {type(kernels).__name__} of {len(kernels)}: pass one of them and num_envs"
-    raise TypeError(f"kernels must be one EnvKernels, of which num_envs copies are made; {came}")
+        given = f"got a {type(kernels).__name__} of {len(kernels)}: pass one of them and num_envs"
+    raise TypeError(f"kernels must be one EnvKernels, of which num_envs copies are made; {given}")
 
 
 def _count(name: str, value: Any) -> int:
@@ -587,14 +595,14 @@ def _check_seeds(*seeds: int | None) -> None:
 
 
 def _default_threads() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _note_fork() -> None:
-    """In a forked process, ask for a reset of the envs that other threads were stepping."""
+    """In a forked process, require a reset of the envs that other threads were stepping."""
     for envs in list(_alive.values()):
         if envs._runner.note_fork():
             envs._calls.give_up(
@@ -607,6 +615,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def _listed(env_ids: np.ndarray) -> str:
-    """The first few ids, for a message."""
+    """Name the first few ids, for a message."""
     shown = ", ".join(map(str, env_ids[:8].tolist()))
     return f"[{shown}{', ...' if len(env_ids) > 8 else ''}]"

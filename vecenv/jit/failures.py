@@ -1,4 +1,4 @@
-"""Why kernels can't be compiled, said briefly: the line at fault first, then the reason."""
+"""Short errors for kernels that can't be compiled: the line at fault first, then the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numba import types as numba_types
 
 from vecenv.core.copies import Copies, python_function
 from vecenv.fingerprint import fresh_njit
-from vecenv.jit.job import RUN_DTYPE
+from vecenv.jit.episodes import RUN_DTYPE
 from vecenv.jit.kernels import EnvKernels
 
 __all__ = ["ARGUMENTS", "KernelCompileError", "explain"]
@@ -43,7 +43,7 @@ _FOREIGN = tuple(  # what is in Numba and in this package
 _NOISE = (
     *("Failed in ", "During:", "There are", "- Of which", "Overload", "With argument", "No match"),
     *("Operator Overload", "Type Restricted", "* (", "Rejected as", "raised from"),
-)  # lines that say how Numba got there
+)  # lines about Numba's own passes
 _END = ("File ", "During:")
 
 
@@ -53,7 +53,7 @@ class KernelCompileError(RuntimeError):
     Attributes:
         filename: File of the kernel, or of the function that it calls, with the line at fault.
         lineno: That line.
-        numba_message: All that Numba says, without colours.
+        numba_message: Numba's whole message, without colours.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class _Place(NamedTuple):
 def explain(
     kernels: EnvKernels, compiled: dict[str, Any], constants: dict[str, Any], error: Exception
 ) -> NoReturn:
-    """Compile kernel by kernel to find the one at fault, and say what is wrong with it.
+    """Compile kernel by kernel to find the one at fault, and raise KernelCompileError for it.
 
     Args:
-        kernels: What could not be compiled.
-        compiled: Its functions by name, as compiled ones.
-        constants: Global constants of the templates, see `driver`.
-        error: What Numba raised.
+        kernels: The kernels that could not be compiled.
+        compiled: Their Numba functions, by name.
+        constants: Global constants of the templates, see `binding`.
+        error: Numba's error.
     """
     for name, types_all in _signatures(constants).items():
         if getattr(kernels, name) is None:
@@ -138,7 +138,7 @@ def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def _refuse_five(kernels: EnvKernels, step: types.FunctionType, text: str) -> None:
-    """Refuse a step that returns what a step of Gymnasium does."""
+    """Refuse a step that returns Gymnasium's five values."""
     instructions = list(dis.get_instructions(step))
     line = step.__code__.co_firstlineno
     for one, after in itertools.pairwise(instructions):
@@ -148,7 +148,7 @@ def _refuse_five(kernels: EnvKernels, step: types.FunctionType, text: str) -> No
 
 
 def _check_step_result(kernels: EnvKernels, step: types.FunctionType, came: Any) -> None:
-    """Refuse a step that does not return what the loop unpacks."""
+    """Refuse a step that does not return a number and two bools."""
     parts = getattr(came, "types", ()) if isinstance(came, numba_types.BaseTuple) else ()
     is_number = [isinstance(part, numba_types.Number | numba_types.Boolean) for part in parts]
     if is_number == [True, True, True]:
@@ -182,7 +182,7 @@ def _refuse_result(
 def _place_and_reason(
     failure: Exception, text: str, kernel: Any, constants: dict[str, Any]
 ) -> tuple[_Place, str]:
-    """Find the line at fault and say why it is."""
+    """Return the line at fault and the reason."""
     functions = list(_reached(kernel))
     own = python_function(kernel).__code__
     place = _named_place(text, functions)
@@ -201,7 +201,7 @@ def _place_and_reason(
 
 
 def _reached(kernel: Any) -> Iterator[types.FunctionType]:
-    """The kernel's function and those it calls that are not ours."""
+    """Yield the kernel and the functions it calls, without those of this package or Numba."""
     found: list[types.FunctionType] = []
 
     def note(_: Any, copy: types.FunctionType) -> types.FunctionType:
@@ -213,7 +213,7 @@ def _reached(kernel: Any) -> Iterator[types.FunctionType]:
 
 
 def _named_place(text: str, functions: list[types.FunctionType]) -> _Place | None:
-    """The first line that Numba names which is neither ours nor its own: the innermost one."""
+    """Return the first line in Numba's message outside this package and Numba: the innermost."""
     for found in _PLACES.finditer(text):
         filename = found[1] or found[3]
         if not filename.startswith("<"):
@@ -235,7 +235,7 @@ def _named_place(text: str, functions: list[types.FunctionType]) -> _Place | Non
 def _line_with(
     name: str, functions: list[types.FunctionType], operations: tuple[str, ...]
 ) -> _Place | None:
-    """The first line that does one of these operations with this name."""
+    """Return the first line with one of these operations on this name."""
     for function in functions:
         line = function.__code__.co_firstlineno
         for one in dis.get_instructions(function):
@@ -250,7 +250,7 @@ def _plain(error: Exception) -> str:
 
 
 def _reason(text: str) -> str:
-    """What Numba says is wrong, without the overloads that it tried and the source."""
+    """Return Numba's reason, without the overloads that it tried and the source."""
     told: list[str] = []
     for line in map(str.strip, text.splitlines()):
         if line.startswith(_END) and told:
@@ -265,7 +265,7 @@ def _cut(text: str) -> str:
 
 
 def _type_text(kind: Any) -> str:
-    """Numba's name of a type, records as their fields."""
+    """Return Numba's name of a type; for a record, its fields."""
     if kind == from_dtype(RUN_DTYPE):
         return "random stream"
     if isinstance(kind, numba_types.Record):

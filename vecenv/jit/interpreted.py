@@ -1,9 +1,9 @@
-"""Kernels as plain Python: for debugging, and for a trial that finds indices out of range.
+"""Kernels as plain Python: for debugging, and for a dry run that finds indices out of range.
 
-Compiled code does not check indices, so a wrong one reads or writes memory of others. NumPy does.
-Compiled integers of less than 64 bits are widened in every operation, NumPy's are not; so kernels
-get their records and arrays as `Record` and `WideArray`, which hand out wide numbers, constants as
-wide numbers, and NumPy with functions that return such.
+Compiled code does not check indices, so a wrong one reads or writes other memory; NumPy checks
+them. Compiled integers of less than 64 bits are widened in every operation, NumPy's are not. So
+kernels get their records and arrays as `Record` and `WideArray`, which return wide numbers,
+constants as wide numbers, and NumPy with functions that return wide numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gymnasium.spaces import Discrete
 
 from vecenv.core.copies import FIXED_PACKAGES, Copies
 from vecenv.core.rows import aligned_zeros
-from vecenv.jit.job import MASK, NEXT_STEP, RESET, RUN_DTYPE, STEP, Batch
+from vecenv.jit.episodes import MASK, NEXT_STEP, RESET, RUN_DTYPE, STEP, Batch
 from vecenv.jit.kernels import EnvKernels
 
 __all__ = [
@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 _logger = logging.getLogger("vecenv")
-_NUM_STEPS = 64  # of a trial
+_NUM_STEPS = 64  # of a dry run
 _MIN_STEPS = 8
-_TRIAL_SECONDS = 0.02  # after which a trial ends if it has made some steps
-_LIMIT_SECONDS = 0.5  # after which it is given up
+_TRIAL_SECONDS = 0.02  # a dry run with enough steps ends after this time
+_LIMIT_SECONDS = 0.5  # any dry run is stopped after this time
 
 
 class KernelIndexError(IndexError):
@@ -58,7 +58,7 @@ class KernelIndexError(IndexError):
 
 
 class WideArray(np.ndarray):
-    """View of an array with the elements that compiled code sees: wide numbers, records."""
+    """View of an array that returns elements as compiled code does: wide numbers, records."""
 
     def __getitem__(self, key: Any) -> Any:
         return _wide(super().__getitem__(key))
@@ -90,7 +90,7 @@ class WideArray(np.ndarray):
 
 
 class Record:
-    """Reference to a record with the fields that compiled code sees."""
+    """Reference to a record that returns fields as compiled code does."""
 
     __slots__ = ("_void",)
 
@@ -128,7 +128,7 @@ def _is_narrow(array: np.ndarray) -> bool:
 
 
 def _wide(value: Any) -> Any:
-    """What compiled code sees of an element or a field."""
+    """Return an element or a field as compiled code sees it."""
     if isinstance(value, np.ndarray):
         return value.view(WideArray)
     if isinstance(value, np.void):
@@ -155,9 +155,9 @@ def _fitting(value: Any, dtype: np.dtype) -> Any:
 
 
 def interpretable(run_rows: Any) -> Callable[..., Any]:
-    """Return the loop over envs as plain Python, with all that it calls.
+    """Return the loop over envs as plain Python, with all functions that it calls.
 
-    It takes a `Batch` of plain arrays, a first row and a last one.
+    It takes a `Batch` of plain arrays, the first row and the end of the rows.
     """
     copies = Copies(lambda found, copy: copy, convert=_wide_constant, with_plain=True)
     loop = copies.copy(run_rows)
@@ -183,7 +183,7 @@ def interpretable(run_rows: Any) -> Callable[..., Any]:
 
 
 def _wide_constant(value: Any) -> Any:
-    """What compiled code sees of a global or closed-over value, or of an attribute of NumPy."""
+    """Return a global, a closed-over value or an attribute of NumPy as compiled code sees it."""
     if value is np:
         return _NUMPY
     if value is np.ndenumerate:
@@ -244,20 +244,19 @@ def try_out(
     params: np.ndarray | None,
     max_episode_steps: int,
 ) -> None:
-    """Run an env of its own for a few steps in Python, to find indices that are out of range.
+    """Run one separate env for a few steps in Python, to find indices that are out of range.
 
-    What Python or NumPy can't run, or not in half a second, is left to the compiler.
-
-    The generators of NumPy and Python are put back: compiled code draws from others.
+    Kernels that Python or NumPy can't run, or not in half a second, are left to the compiler. The
+    states of the generators of NumPy and Python are restored: compiled code draws from others.
 
     Args:
-        kernels: What kind of env.
-        loop: What `interpretable` returned for it.
-        params: (1,) parameter record, of which a copy is used, or None.
-        max_episode_steps: Of an episode; NO_LIMIT for none.
+        kernels: The kind of env.
+        loop: Its loop, from `interpretable`.
+        params: (1,) parameter record, which is copied, or None.
+        max_episode_steps: Limit of an episode; NO_LIMIT for none.
 
     Raises:
-        KernelIndexError: There is one; names file and line.
+        KernelIndexError: An index is out of range; names file and line.
     """
     failures: list[BaseException] = []
     copied = None if params is None else params.copy()
@@ -349,7 +348,7 @@ def _sample(space: Any, mask: np.ndarray, rng: np.random.Generator) -> Any:
 
 
 def _raise_index_error(kernels: EnvKernels, error: IndexError) -> NoReturn:
-    """Say in which line of whose file the index is."""
+    """Raise KernelIndexError with file, line and values of the index."""
     inside = traceback.walk_tb(error.__traceback__)
     frame, line = [(f, n) for f, n in inside if f.f_code.co_filename != __file__][-1]
     code = frame.f_code

@@ -1,4 +1,4 @@
-"""EnvKernels: what the author of a compiled environment supplies."""
+"""EnvKernels: the description of a compiled environment that its author writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EnvKernels:
             `out` is an array of its shape and dtype; of shape (1,) for Discrete.
         action_space: Space of one action. `action` is an int64 for Discrete, else a read-only row.
         reset, step, observe, action_mask: The functions.
-        name: What messages call this kind of env.
+        name: Name of this kind of env in messages.
         render: An ordinary Python function `(state)`, or `(state, params)`, that draws one env: it
             gets a copy of the record and returns a picture, uint8 (height, width, 3), or a text.
 
@@ -72,7 +72,7 @@ class EnvKernels:
 
 
 def _state_dtype(fields: Any) -> np.dtype:
-    """Return the author's state record as a structured dtype, or say what is wrong with it."""
+    """Return the author's state record as a structured dtype, or raise TypeError."""
     is_dtype = isinstance(fields, np.dtype)
     try:
         dtype = fields if is_dtype else np.dtype(fields, align=True)
@@ -98,7 +98,7 @@ def _state_dtype(fields: Any) -> np.dtype:
 
 
 def _has_bool_array(dtype: np.dtype) -> bool:
-    """Whether bools stand in an array in this field, which Numba has no type for."""
+    """Whether this field has an array of bools, for which Numba has no type."""
     if dtype.subdtype is not None and dtype.base.kind == "b":
         return True
     return any(_has_bool_array(dtype.base[name]) for name in dtype.base.names or ())
@@ -114,13 +114,14 @@ def _check_space(name: str, space: Any) -> None:
 
 
 def pack_record(**fields: Any) -> np.record:
-    """Pack arrays and numbers into one record, to be given to kernels as `params`.
+    """Pack arrays and numbers into one record, to be passed to kernels as `params`.
 
     Args:
         **fields: Named arrays of numbers (any shape), numbers or bools; copied.
 
     Raises:
-        TypeError: Something else, or an array of bools, which can't be compiled inside a record.
+        TypeError: A field is something else, or an array of bools, which can't be compiled inside
+            a record.
 
     Example:
         >>> params = pack_record(gravity=9.8, masses=np.array([1.0, 0.1], dtype=np.float32))
@@ -147,7 +148,7 @@ def pack_record(**fields: Any) -> np.record:
 
 
 def as_record(params: Any) -> np.ndarray:
-    """Return an own copy, (1,), of a parameter record.
+    """Return a copy, (1,), of a parameter record.
 
     Raises:
         TypeError: Not one record of numbers and arrays of them.
@@ -163,10 +164,10 @@ def as_record(params: Any) -> np.ndarray:
 
 
 def draw(kernels: EnvKernels, render_mode: str, *args: Any) -> str | np.ndarray:
-    """Return what the `render` function of kernels returns, if it is what `render_mode` says.
+    """Call the `render` function of kernels, and check that its frame fits `render_mode`.
 
     Raises:
-        TypeError: It is neither a text nor a picture, or the other of the two.
+        TypeError: The frame is neither a text nor a picture, or the other of the two.
     """
     assert kernels.render is not None
     frame = kernels.render(*args)

@@ -8,16 +8,16 @@ a new block before every reset and every step:
     counter = block number * BLOCK_SIZE + draw number
     word = mix(rotate(key) + counter * odd(key))
 
-So a draw depends on the seed of its environment, on how many steps and resets this has made, and on
-the number of the draw within the step; not on the batch around it, the number of threads, or how
-many words earlier steps drew. `mix` is the 64-bit finaliser of SplitMix64, and every stream has an
-odd increment of its own, as in Java's `SplittableRandom`.
+So a draw depends on the seed of its environment, the number of its steps and resets so far, and the
+number of the draw within the step; not on the batch around it, the number of threads, or the number
+of words that earlier steps drew. `mix` is the 64-bit finaliser of SplitMix64, and every stream has
+an odd increment of its own, as in Java's `SplittableRandom`.
 
 Kernels draw in one of two ways, and may use both:
 
 * `next_word`, `uniform`, `integers`, `normal` take the next draw of the step;
 * `word_at`, `uniform_at`, `integers_at` name a draw by its number (`slot`), so a kernel that draws
-  in another order, or what it may not need, still sees the same values.
+  in another order, or skips some draws, still sees the same values.
 
 Sums and products of words go through `np.add` and `np.multiply`: with the JIT switched off, the
 operators would warn about wraparound.

@@ -1,8 +1,9 @@
-"""Runs jobs in compiled code, with helper threads where that pays; without the JIT, in Python."""
+"""Runs jobs in compiled code, with helper threads if that is faster; without the JIT in Python."""
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 import threading
 import time
@@ -14,41 +15,36 @@ import numpy as np
 
 from vecenv.core.rows import aligned_zeros
 from vecenv.fingerprint import cached_njit
-from vecenv.jit import handover
-from vecenv.jit.job import (
-    ACTIVE,
-    CALLER,
-    JOB_DTYPE,
-    OPEN,
-    STEP,
-    STOP,
-    Batch,
-    control_words,
-)
-from vecenv.jit.results import Outputs
-from vecenv.jit.splitting import SplitChoice, num_parts
+from vecenv.jit import driver
+from vecenv.jit.arrays import Outputs, first_invalid_row
+from vecenv.jit.driver import ACTIVE, CALLER, JOB_DTYPE, OPEN, STOP, control_words
+from vecenv.jit.episodes import STEP, Batch
 
-__all__ = ["CompiledRunner", "Fixed", "PythonRunner"]
+__all__ = ["CompiledRunner", "Fixed", "PythonRunner", "SplitChoice", "num_parts"]
 
 # After a job, helpers wait awake for the next one, which they then get in less than 1 us.
 NUM_SPINS = 3_000  # rounds that they wait: 75 us at 2.6 GHz
-# To wake them takes longer than short jobs do, so they are woken for jobs from this length on, or
-# if jobs follow each other so closely that they will stay awake.
+# Waking them takes longer than a short job, so they are woken only for jobs of at least this
+# length, or if jobs follow each other so closely that they will stay awake.
 WAKE_NS = 200_000
 CLOSE_NS = 100_000
 CHUNKS_PER_PART = 4
 ROWS_PER_LINE = 64  # bools on a cache line; chunks are multiples, so threads don't share lines
 MAX_THREADS = 62  # bits of an int64
 NUM_TIMED = 5  # jobs done on one thread to see how long they take
+# A job that takes less than this on one thread is never split; parts take at least half of it.
+SPLIT_NS = 20_000
+NUM_TRIED = 12  # jobs timed split, then as many not split
+NUM_KEPT = 1200  # jobs done the faster way until both are timed again
 
-_publish = cached_njit(handover.publish)
-_settle = cached_njit(handover.settle, nogil=True)
-_leave = cached_njit(handover.leave)
-_first_invalid_row: Any = getattr(handover.first_invalid_row, "py_func", handover.first_invalid_row)
+_publish = cached_njit(driver.publish)
+_settle = cached_njit(driver.settle, nogil=True)
+_leave = cached_njit(driver.leave)
+_first_invalid_row: Any = getattr(first_invalid_row, "py_func", first_invalid_row)
 
 
 class Fixed(NamedTuple):
-    """What stays the same over all jobs of a vector env with N envs."""
+    """The settings and arrays that all jobs of a vector env with N envs share."""
 
     autoreset_mode: int
     max_episode_steps: int
@@ -68,7 +64,7 @@ class PythonRunner:
     """Does jobs without compiled code; slow, for debugging and for coverage.
 
     Attributes:
-        is_cut: Whether Ctrl-C has left a job done in part.
+        is_cut: Whether Ctrl-C has left a job partly done.
     """
 
     num_threads = 1
@@ -79,7 +75,7 @@ class PythonRunner:
         self._fixed = fixed
 
     def stamp(self, note: Callable[[int, int], None] | None) -> None:
-        """Call `note` with beginning and end of every job from now on; None ends it."""
+        """Call `note` with the start and end of every job from now on; None ends it."""
         self._run_rows = self._unstamped if note is None else _stamped(self._unstamped, note)
 
     def step(self, actions: np.ndarray, *outputs: np.ndarray) -> int:
@@ -130,7 +126,7 @@ class PythonRunner:
             raise
 
     def end_cut_job(self) -> None:
-        """Do nothing: nobody goes on with it."""
+        """Do nothing: no thread continues the job."""
 
     def stop(self) -> None:
         """Do nothing: there are no threads."""
@@ -146,19 +142,19 @@ class CompiledRunner:
     Helpers are started when jobs are first found to be long enough. They inherit the processors
     that the starting thread may use, wait awake for a moment after each job, and then sleep.
 
-    A signal handler may raise at any instant, in Python code as after any call. What has to hold
-    then is done by assignments only, between which no handler runs: they say that a job is open, or
-    that the record has to be tidied up by whoever comes next. A job that was opened to helpers is
-    done to its end and waited for before the exception goes on; its arrays are kept until then.
+    A signal handler may raise at any instant, in Python code as after any call. The state is
+    therefore changed by single assignments, between which no handler runs: they mark that a job is
+    open, or that the next call has to tidy up the record. A job that was opened to helpers is
+    completed before the exception propagates; its arrays are kept until then.
 
     Attributes:
-        is_cut: Whether a second exception has come before that end: the next call sees to it.
+        is_cut: Whether a second exception interrupted that; the next call completes the job.
     """
 
     def __init__(self, attend: Any, fixed: Fixed, num_threads: int) -> None:
         self.num_threads = min(num_threads, MAX_THREADS)
         self._attend = self._unstamped = attend
-        self._fixed = fixed  # keeps alive what the job has addresses of
+        self._fixed = fixed  # keeps the arrays alive whose addresses are in the job
         self._bounds = fixed.action_bounds
         self._control_words = control_words(self.num_threads)
         self._control = aligned_zeros((self._control_words,), np.int64)
@@ -175,13 +171,13 @@ class CompiledRunner:
         for name in ("states", "runs", "params", "final_obs"):
             array = getattr(fixed, name)
             self._job[name] = 0 if array is None else array.ctypes.data
-        self._row_ns = np.inf  # how long a step of one env takes
+        self._row_ns = np.inf  # duration of the step of one env
         self._num_to_time = NUM_TIMED
         self._helpers: _Helpers | None = None
-        # Empty while a call is under way. No lock: a handler may run between `acquire` and `try`.
+        # Empty during a call. No lock: a handler may run between `acquire` and `try`.
         self._free: dict[int, None] = {0: None}
         self._choice = SplitChoice()
-        self._end_ns = 0  # when the last job ended that was split
+        self._end_ns = 0  # end of the last job that was split
         self._may_wake = False
         self.is_cut = False
         # Parts of the next step; 0 if the record of the job has to be tidied up before.
@@ -200,7 +196,7 @@ class CompiledRunner:
 
         Args:
             actions: (N, *action_shape) of the action space's dtype, C-contiguous.
-            obs: Where to write, as the next three; see `Outputs`.
+            obs: Written, as the next three; see `Outputs`.
             rewards: (N,).
             terminations: (N,).
             truncations: (N,).
@@ -210,7 +206,7 @@ class CompiledRunner:
             bounds, and then nothing was done.
 
         Raises:
-            RuntimeError: Another call is under way.
+            RuntimeError: Another call has not returned yet.
         """
         try:
             del self._free[0]
@@ -240,10 +236,10 @@ class CompiledRunner:
 
         Args:
             op: STEP, RESET, OBSERVE or MASK.
-            num_rows: How many envs it is about, R.
+            num_rows: Number of envs, R.
             actions: As for `step`, one per row; empty for other ops.
-            outputs: Rewards and flags are written by STEP only, obs by all but MASK; what is not
-                written may be empty.
+            outputs: Rewards and flags are written by STEP only, obs by all but MASK; arrays that
+                are not written may be empty.
             env_ids: int64 (R,), the env of each row; empty for all envs in order.
             masks: bool (R, num_actions), written by MASK.
 
@@ -266,7 +262,7 @@ class CompiledRunner:
             self._free[0] = None
 
     def end_cut_job(self) -> None:
-        """End a job that was cut short, before anything else touches the envs."""
+        """Complete a job that was cut short, before anything else touches the envs."""
         if not self.is_cut:
             return
         try:
@@ -287,10 +283,10 @@ class CompiledRunner:
             self._helpers = None
 
     def note_fork(self) -> bool:
-        """Go on in a forked process, in which there are no other threads.
+        """Adapt to a forked process, in which there are no other threads.
 
         Returns:
-            Whether another thread was in the midst of a job, which nobody will end here.
+            Whether another thread was in a job, which no thread will complete here.
         """
         self._control[OPEN] = self._control[ACTIVE] = 0  # helpers that were inside are gone
         if self._helpers is not None:
@@ -308,7 +304,7 @@ class CompiledRunner:
         return True
 
     def stamp(self, note: Callable[[int, int], None] | None) -> None:
-        """Call `note` with beginning and end of every job from now on; None ends it."""
+        """Call `note` with the start and end of every job from now on; None ends it."""
         self._attend = self._unstamped if note is None else _stamped(self._unstamped, note)
 
     def _describe_step(self) -> None:
@@ -317,7 +313,7 @@ class CompiledRunner:
         self._step_parts = parts  # from here on, the record may be used
 
     def _describe(self, op: int, num_rows: int, env_ids: np.ndarray, masks: np.ndarray) -> int:
-        """Fill in the job but for the addresses that `publish` knows; return its parts."""
+        """Fill in the job, except the addresses that `publish` sets; return its parts."""
         self._work_ns = work_ns = 0.0 if self._num_to_time else num_rows * self._row_ns
         self._could_split = num_parts(work_ns, self.num_threads) > 1
         self._is_timed = self._num_to_time > 0 or self._could_split
@@ -357,7 +353,7 @@ class CompiledRunner:
             is_kernels = self._control[CALLER] != 0  # else it came from a signal handler
             self._tidy_up()
             if is_kernels:
-                _say_whence(error)
+                _add_kernel_note(error)
             raise
         helpers.arrays = ()
         if helpers.failures:
@@ -377,7 +373,7 @@ class CompiledRunner:
         terminations: np.ndarray,
         truncations: np.ndarray,
     ) -> int:
-        """Do a job in one part, which no other thread touches."""
+        """Do a job in one part, on this thread only."""
         bad_row = _publish(
             self._control,
             self._jobs,
@@ -398,17 +394,17 @@ class CompiledRunner:
         except BaseException as error:
             if self._control[CALLER]:
                 self._control[CALLER] = 0
-                _say_whence(error)
+                _add_kernel_note(error)
             raise
         if self._is_timed:
             self._note_times(begin_ns, time.perf_counter_ns())
         return num_ended
 
     def _call_helpers(self) -> _Helpers:
-        """Have helpers, and decide whether to wake those who sleep for the job to come."""
+        """Return the helpers, and decide whether the next job wakes those that sleep."""
         helpers = self._helpers
         if helpers is None:
-            # Words of their own: threads of before may still be about to leave by the old ones.
+            # New words: earlier threads may still be about to return by the old ones.
             control = aligned_zeros((self._control_words,), np.int64)
             kept = self._fixed, self._own_actions
             helpers = _Helpers(self._unstamped, control, self._jobs, kept, self.num_threads)
@@ -420,13 +416,13 @@ class CompiledRunner:
         return helpers
 
     def _settle(self) -> int:
-        """Wait until the last helper has left the job; they are within a chunk of rows."""
+        """Wait until the last helper has left the job; each is in its last chunk of rows."""
         while (num_ended := _settle(self._control, NUM_SPINS)) < 0:
             time.sleep(0)
         return num_ended
 
     def _tidy_up(self) -> None:
-        """End what an exception has cut short, and make the record that of a step again."""
+        """Complete a job that an exception cut short, and restore the record of a step."""
         control, interrupt = self._control, None
         is_over = self._helpers is None
         while not is_over:
@@ -436,11 +432,11 @@ class CompiledRunner:
                 else:
                     is_over = _settle(control, NUM_SPINS) >= 0
                 time.sleep(0)
-            except BaseException as error:  # the arrays are in use until it is over
+            except BaseException as error:  # the arrays are in use until the job is done
                 interrupt = interrupt if control[CALLER] else error
         if (helpers := self._helpers) is not None:
             helpers.failures.clear()
-            helpers.wake(-1)  # also those that were about to be woken
+            helpers.wake(-1)  # including those that were about to be woken
             helpers.arrays = ()
         self.is_cut = False
         self._describe_step()
@@ -448,14 +444,14 @@ class CompiledRunner:
             raise interrupt
 
     def _raise_failure(self, helpers: _Helpers) -> NoReturn:
-        """Raise what a kernel raised in a helper."""
+        """Raise the exception of a kernel in a helper."""
         failure = helpers.failures[0]
         helpers.failures.clear()
-        _say_whence(failure)
+        _add_kernel_note(failure)
         raise failure
 
     def _note_times(self, begin_ns: int, end_ns: int) -> None:
-        """Learn from a job how long envs take, and whether to split."""
+        """Update the time per env from a job, and the choice whether to split."""
         if self._num_parts > 1:
             self._end_ns = end_ns
         if not self._is_step:
@@ -470,8 +466,53 @@ class CompiledRunner:
             self._describe_step()
 
 
+def num_parts(work_ns: float, num_threads: int) -> int:
+    """Return the number of parts of a job that takes one thread `work_ns`."""
+    return min(num_threads, int(2 * work_ns / SPLIT_NS)) if work_ns >= SPLIT_NS else 1
+
+
+class SplitChoice:
+    """Times jobs of one size on several threads and on one, and chooses the faster.
+
+    Splitting is slower where other processes or threads use the processors too, or where the caller
+    works so long between jobs that helpers have fallen asleep; both change with time.
+
+    Attributes:
+        is_split: Whether the next job is split.
+    """
+
+    def __init__(self) -> None:
+        self.is_split = True
+        self._times_ns: list[int] = []  # of the jobs timed now
+        self._split_ns: float | None = None  # median of the split jobs, once they are timed
+        self._num_kept = 0  # jobs until both are timed again
+
+    def note(self, elapsed_ns: int) -> bool:
+        """Add the duration of a job; return whether `is_split` has changed."""
+        if self._num_kept:
+            self._num_kept -= 1
+            return self._num_kept == 0 and self._turn_to(True)
+        self._times_ns.append(elapsed_ns)
+        if len(self._times_ns) < NUM_TRIED:
+            return False
+        median_ns = statistics.median(self._times_ns)
+        self._times_ns.clear()
+        if self._split_ns is None:
+            self._split_ns = median_ns
+            return self._turn_to(False)
+        is_better = self._split_ns < median_ns
+        self._split_ns = None
+        self._num_kept = NUM_KEPT
+        return self._turn_to(is_better)
+
+    def _turn_to(self, is_split: bool) -> bool:
+        is_new = is_split != self.is_split
+        self.is_split = is_split
+        return is_new
+
+
 def _stamped(job: Any, note: Callable[[int, int], None]) -> Callable[..., Any]:
-    """Return a function that does a job and notes when, also if it raises."""
+    """Return a function that does a job and notes its start and end, also if it raises."""
 
     def run(*args: Any) -> Any:
         begin_ns = time.perf_counter_ns()
@@ -483,7 +524,7 @@ def _stamped(job: Any, note: Callable[[int, int], None]) -> Callable[..., Any]:
     return run
 
 
-# In whose frames a call is under way, see `note_fork`.
+# A call has not returned if one of these is on the stack, see `note_fork`.
 _CALLS = (
     CompiledRunner.step.__code__,
     CompiledRunner.run.__code__,
@@ -498,7 +539,7 @@ def _refuse() -> NoReturn:
     ) from None
 
 
-def _say_whence(error: BaseException) -> None:
+def _add_kernel_note(error: BaseException) -> None:
     error.add_note(
         "This came from a kernel; some envs may have been left in the midst of a step. "
         "An env made with debug=True shows the line in the traceback."
@@ -509,8 +550,8 @@ class _Helpers:
     """Threads that take part in the jobs of one runner.
 
     Attributes:
-        failures: What kernels have raised in them.
-        arrays: What the job under way reads and writes; threads inside it keep it alive.
+        failures: Exceptions of kernels in them.
+        arrays: The arrays of the current job; threads inside the job keep them alive.
     """
 
     def __init__(
@@ -521,7 +562,7 @@ class _Helpers:
         self._locks = [threading.Lock() for _ in range(num_threads)]
         self._threads: list[threading.Thread] = []
         self._control = control
-        self._end = weakref.finalize(self, _let_go, control, self._locks)
+        self._end = weakref.finalize(self, _release_helpers, control, self._locks)
         try:
             for thread, lock in enumerate(self._locks[1:], start=1):
                 lock.acquire()
@@ -532,7 +573,7 @@ class _Helpers:
                 )
                 self._threads[-1].start()
         except BaseException:
-            _let_go(control, self._locks)
+            _release_helpers(control, self._locks)
             raise
 
     @property
@@ -551,14 +592,14 @@ class _Helpers:
                 self._locks[thread].release()
 
     def stop(self) -> None:
-        """End the threads; may be called again if it was interrupted."""
-        _let_go(self._control, self._locks)
+        """End the threads; to be called again if interrupted."""
+        _release_helpers(self._control, self._locks)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(timeout=1.0)
 
     def forget(self) -> None:
-        """Give up threads that a forked child does not have."""
+        """Drop threads that a forked child does not have."""
         self._end.detach()
 
 
@@ -571,9 +612,9 @@ def _help(
     failures: list[BaseException],
     kept: list[Any],
 ) -> None:
-    """Take part in jobs until told to stop; what a helper thread does.
+    """Take part in jobs until told to stop; the target of a helper thread.
 
-    `kept` is not used: it keeps alive what a job of which this thread does a part reads and writes.
+    `kept` is not used: it keeps the arrays of a job alive while this thread works on it.
     """
     while not control[STOP]:
         try:
@@ -585,8 +626,8 @@ def _help(
             lock.acquire()
 
 
-def _let_go(control: np.ndarray, locks: list[threading.Lock]) -> None:
-    """Make the helpers return, also those asleep; they are not waited for."""
+def _release_helpers(control: np.ndarray, locks: list[threading.Lock]) -> None:
+    """Make the helpers return, sleeping ones included, without waiting for them."""
     control[STOP] = 1
     try:
         _release(locks[1:])
@@ -598,5 +639,5 @@ def _let_go(control: np.ndarray, locks: list[threading.Lock]) -> None:
 def _release(locks: list[threading.Lock]) -> None:
     for lock in locks:
         if lock.locked():
-            with contextlib.suppress(RuntimeError):  # the caller has woken it just now
+            with contextlib.suppress(RuntimeError):  # the caller has just released it
                 lock.release()

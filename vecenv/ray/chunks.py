@@ -35,10 +35,10 @@ def place_rows(
     """Write a batch of observations into the rows of these envs.
 
     Args:
-        rows: Of all envs.
-        single_space: Of one observation.
+        rows: Rows of all envs.
+        single_space: Space of one observation.
         batch: One observation per entry of `env_ids`, nested as the space is; only read.
-        env_ids: Whose they are; a range is written as one block.
+        env_ids: The envs of the observations; a range is written as one block.
     """
     if isinstance(rows, TreeRows):
         parts = single_space.spaces  # type: ignore[attr-defined]
@@ -69,17 +69,17 @@ def place_infos(
     num_rows: int,
     env_ids: Sequence[int] | np.ndarray | None = None,
 ) -> None:
-    """Enter the infos of some envs into the batched infos of all, in place.
+    """Merge the infos of some envs into the batched infos of all, in place.
 
     Args:
         infos: Batched infos so far, `num_rows` rows.
         part: Infos of the envs of `where`, batched or not; only read.
-        where: Their rows.
+        where: The rows of these envs.
         num_rows: Rows of every array.
-        env_ids: Whose the rows of `part` are, for errors; None if they are the rows of `where`.
+        env_ids: Env of each row of `part`, for errors; None if these are the rows of `where`.
 
     Raises:
-        InfoError: They can't be batched.
+        InfoError: The infos can't be batched.
     """
     if isinstance(part, InfosApart):
         rows = range(where.start, where.stop) if isinstance(where, slice) else where

@@ -1,4 +1,4 @@
-"""The part of Ray that is used here; no other module imports it."""
+"""The connection to Ray; no other module imports Ray."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import shorten
+from vecenv.core.deadline import Deadline
+from vecenv.core.faults import shorten
 
 __all__ = ["ActorGoneError", "Cluster", "Demand", "NotThereError", "about_here"]
 
-_PROBE_S = 4.0  # in all; the documents promise an answer within 5 seconds
+_PROBE_S = 4.0  # in total; the documentation promises an answer within 5 seconds
 _SLICE_S = 1.0
 _POLL_S = 0.02
 # A gRPC server, such as Ray's head, greets with a SETTINGS frame; other servers don't.
@@ -27,19 +27,19 @@ _SETTINGS = 4
 _UNIMPLEMENTED = 12  # gRPC's code for "no such method here"
 _UNITS = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
 
-_uploaded: tuple[dict[str, Any], dict[str, Any]] | None = None  # what was, and Ray's names of it
+_uploaded: tuple[dict[str, Any], dict[str, Any]] | None = None  # local paths, Ray's names of them
 
 
 class ActorGoneError(Exception):
-    """An actor is gone, or can't be reached; Ray's whole message is that of the `__cause__`."""
+    """An actor is gone or can't be reached; the `__cause__` has Ray's whole message."""
 
 
 class NotThereError(Exception):
-    """A value has been computed but has not come here in time."""
+    """A value has been computed but has not arrived in time."""
 
 
 class Demand(NamedTuple):
-    """What Ray sets aside for an actor, where, and what the actor's process finds there.
+    """The resources that Ray reserves for an actor, its placement and its runtime environment.
 
     Attributes:
         resources: Amounts, more than 0, by Ray's names: "CPU", "GPU", "memory" (bytes), others.
@@ -53,16 +53,16 @@ class Demand(NamedTuple):
 
     @property
     def is_counted(self) -> bool:
-        """Whether the free resources of the cluster say if there is a place: not in a group."""
+        """Whether the cluster's free resources tell if there is a place; False for a group's."""
         return isinstance(self.strategy, str)
 
     def places(self, amounts: Mapping[str, float]) -> int:
-        """Return how many actors so much is enough for."""
+        """Return the number of actors that these amounts suffice for."""
         shares = (amounts.get(name, 0.0) / amount for name, amount in self.resources.items())
         return int(min(shares) + 1e-9)
 
     def options(self) -> dict[str, Any]:
-        """Return it as options of a Ray actor."""
+        """Return the demand as options of a Ray actor."""
         amounts = dict(self.resources)
         options: dict[str, Any] = {
             "num_cpus": amounts.pop("CPU", 0),
@@ -75,7 +75,7 @@ class Demand(NamedTuple):
         return {**options, "resources": amounts}
 
     def of(self, amounts: Mapping[str, float]) -> str:
-        """Say how much of what it is about there is, for messages."""
+        """Describe the available amounts of the demanded resources, for messages."""
         parts = [f"{amounts.get(n, 0.0):,.12g} {_UNITS.get(n, n)}" for n in self.resources]
         return ", ".join(parts)
 
@@ -90,17 +90,17 @@ class Cluster:
         address: "host:port" of a cluster's head, "ray://host:port" or "auto"; None for the cluster
             of the environment variable `RAY_ADDRESS`, else one on this machine that ends with this
             process. If Ray is initialized already, that cluster is used.
-        runtime_env: Of the actors to come. Folders and modules of this machine in it are sent to
-            the cluster when it is connected to, the only time when Ray takes them.
+        runtime_env: Runtime environment of the actors. Its folders and modules of this machine are
+            uploaded when the cluster is connected to, the only time at which Ray accepts them.
 
     Attributes:
-        runtime_env: What is left of it for the actors.
+        runtime_env: The remaining entries, which are set per actor.
 
     Raises:
         ImportError: Ray is not installed.
-        ConnectionError: There is no cluster at the address, or it wants another token.
-        ValueError: Not an address; Ray is connected to another one, or was connected to without
-            the folders and modules of `runtime_env`; or these don't exist.
+        ConnectionError: There is no cluster at the address, or it demands another token.
+        ValueError: The address is invalid; Ray is connected to another one, or was connected to
+            without the folders and modules of `runtime_env`; or these don't exist.
     """
 
     def __init__(self, address: str | None, runtime_env: Mapping[str, Any] | None = None) -> None:
@@ -160,7 +160,7 @@ class Cluster:
                 f"there is no Ray cluster at {address!r}: {shorten(str(error))}. Start one with "
                 "`ray start --head`, or leave the address out for one on this machine"
             ) from error
-        except BaseException as error:  # connected perhaps, but the upload has failed
+        except BaseException as error:  # perhaps connected, but the upload has failed
             self._ray.shutdown()
             if isinstance(error, self._refusals):
                 raise self._refusal(address, error) from error
@@ -169,11 +169,11 @@ class Cluster:
             _uploaded = uploads, self._job_env()
 
     def _look_at(self, address: str) -> None:
-        """Make sure that a Ray head is there that lets this process in; Ray tries for minutes.
+        """Ensure that a Ray head at the address accepts this process; Ray itself tries for minutes.
 
         Raises:
-            ConnectionError: Not so.
-            ValueError: Not an address.
+            ConnectionError: There is no head, or it refuses this process.
+            ValueError: The address is invalid.
         """
         if address == "auto":
             found = _found_address()
@@ -184,17 +184,17 @@ class Cluster:
         self._ask_to_be_let_in(address)
 
     def _ask_to_be_let_in(self, address: str) -> None:
-        """Ask a head once, which `ray.init` would do for 20 or 30 seconds.
+        """Connect to a head once; `ray.init` would try for 20 or 30 seconds.
 
         Raises:
-            ConnectionError: It wants another token, or is no head.
+            ConnectionError: It demands another token, or is no head.
         """
         failed: list[Exception] = []
 
         def ask() -> None:
             try:
                 setup = _part_of_ray("_private.authentication.authentication_token_setup")
-                # Without a token where there should be one, Ray's clients end the process.
+                # Ray's clients end the process if a token is required and missing.
                 setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
                 if address.startswith("ray://"):
                     _call_ray_client(address.removeprefix("ray://"))
@@ -217,11 +217,11 @@ class Cluster:
                     "Ray perhaps: ports of `ray start --ray-client-server-port` need 'ray://'. "
                     "`ray status` on the head's machine names the address"
                 ) from error
-            # Of anything else `ray.init` says more.
+            # `ray.init` describes all other errors better.
 
     @property
     def _refusals(self) -> tuple[type[Exception], ...]:
-        """Classes of what Ray raises about tokens; older releases have none."""
+        """Return Ray's exceptions about tokens; older releases have none."""
         kind = getattr(self._ray.exceptions, "AuthenticationError", None)
         return () if kind is None else (kind,)
 
@@ -240,15 +240,15 @@ class Cluster:
         return self._ray.is_initialized()
 
     def free(self) -> dict[str, float]:
-        """Return what is not set aside for anybody, in all nodes together."""
+        """Return the resources that are not reserved, over all nodes."""
         return self._ray.available_resources()
 
     def free_places(self, demand: Demand) -> int:
-        """Return how many such actors can be started now."""
+        """Return the number of such actors that can be started now."""
         return demand.places(self.free())
 
     def all_places(self, demand: Demand) -> int:
-        """Return how many such actors there is room for if nobody else uses the cluster."""
+        """Return the number of such actors that fit if nothing else uses the cluster."""
         return sum(map(demand.places, self._nodes()))
 
     def _nodes(self) -> list[dict[str, float]]:
@@ -259,7 +259,7 @@ class Cluster:
 
         Raises:
             ValueError: The cluster is too small.
-            RuntimeError: Others use it, until after the deadline.
+            RuntimeError: Other programs use it until after the deadline.
         """
         if not demand.is_counted:
             return
@@ -283,7 +283,7 @@ class Cluster:
             time.sleep(0.1)
 
     def await_free(self, amounts: Mapping[str, float], deadline: Deadline) -> None:
-        """Wait until so much is free, or everything is; what others take meanwhile stays taken."""
+        """Wait until these amounts are free, or all of a resource of which there is less."""
         with contextlib.suppress(Exception):  # it is a courtesy, and the cluster may be gone
             totals = self._ray.cluster_resources()
             wanted = {name: min(a, totals.get(name, 0.0)) for name, a in amounts.items()}
@@ -306,23 +306,23 @@ class Cluster:
         return self._ray.get_runtime_context().get_node_id()
 
     def start(self, demand: Demand) -> Any:
-        """Start an actor and return its handle; it may take a while to be there."""
+        """Start an actor and return its handle at once; its process may take a while to start."""
         actor_class = self._ray.remote(_actor_class())
         return actor_class.options(max_restarts=0, **demand.options()).remote()
 
     def node_of(self, actor: Any, demand: Demand) -> str:
-        """Return the node that is to start an actor's process, or ""; it may be a lost one.
+        """Return the node chosen to start an actor's process, or ""; it may be a lost node.
 
-        Where Ray does not say it, as through "ray://": "?" if there is room for another.
+        If Ray does not tell, as through "ray://": "?" if there is room for another actor.
         """
-        with contextlib.suppress(Exception):  # it is for debugging only, and may go
+        with contextlib.suppress(Exception):  # Ray has it for debugging only, and may drop it
             place = _part_of_ray("_private.state").actors(actor._actor_id.hex())["Address"]
             return place["NodeID"] if place["IPAddress"] else ""
         return "?" if self.free_places(demand) > 0 else ""
 
     def beside(self, demand: Demand, node: str | None) -> Demand:
-        """Return a demand without CPUs of its own, on this node if that is there."""
-        # Of memory, as Ray asks any node, perhaps a frozen one, to place actors that need nothing.
+        """Return a demand without CPUs, on this node if given."""
+        # It demands memory: Ray places actors that need nothing by any node, perhaps a frozen one.
         others = {"memory": 1, **demand.resources}
         del others["CPU"]
         if node is None or not demand.is_counted:
@@ -332,15 +332,15 @@ class Cluster:
         return demand._replace(resources=others, strategy=place)
 
     def ask_about(self, actor: Any) -> Any:
-        """Start asking an actor where it is and with what; see `about_here`."""
+        """Start asking an actor for its node and versions; see `about_here`."""
         return actor.about.remote()
 
     def call(self, actor: Any, method: str, *args: Any) -> Any:
-        """Start calling a method of an actor and return a reference to what will come of it."""
+        """Start calling a method of an actor and return a reference to the future result."""
         return actor.call.remote(method, *args)
 
     def wait(self, references: Sequence[Any], deadline: Deadline) -> list[Any]:
-        """Return those that are ready, after a short wait for the first."""
+        """Return the references that are ready, after a short wait for the first."""
         timeout = min(_SLICE_S, deadline.left())
         ready, _ = self._ray.wait(list(references), num_returns=1, timeout=timeout)
         if len(ready) < len(references):  # one was asked for; take all there are
@@ -357,18 +357,18 @@ class Cluster:
             return None
 
     def fetch(self, reference: Any, deadline: Deadline) -> Any:
-        """Return the value of a reference that is ready, wherever it lies.
+        """Return the value of a reference that is ready, on whichever node it is.
 
         Raises:
-            ActorGoneError: There won't be one.
-            NotThereError: It has not come from its node before the deadline.
+            ActorGoneError: The value is lost with its actor.
+            NotThereError: The value has not arrived from its node before the deadline.
         """
         exceptions = self._ray.exceptions
         left = deadline.left()
         try:
             return self._ray.get(reference, timeout=None if left == float("inf") else left)
         except exceptions.RayTaskError:
-            raise  # not of the envs, whose faults are values
+            raise  # not from the envs: their faults are returned as values
         except exceptions.GetTimeoutError:
             raise NotThereError from None
         except exceptions.RayError as error:
@@ -380,7 +380,7 @@ class Cluster:
 
     def kill(self, actor: Any) -> None:
         """End an actor at once."""
-        with contextlib.suppress(Exception):  # it or all of Ray may be gone
+        with contextlib.suppress(Exception):  # the actor or all of Ray may be gone
             if self.is_connected:
                 self._ray.kill(actor, no_restart=True)
 
@@ -400,19 +400,19 @@ def _import_ray() -> Any:
 
 @functools.cache
 def _actor_class() -> type:
-    """Return the class of the actors; made here, so that it travels by value.
+    """Return the class of the actors; defined in a function, so that it is pickled by value.
 
-    A node on which this package is missing, or is another version, can say so. What is inside may
-    use nothing of this module.
+    So a node on which this package is missing, or has another version, can report that. The class
+    may use no name of this module.
     """
 
     class RayRolloutWorker:
-        """Has a `vecenv.ray.worker.RayRolloutWorker`."""
+        """Owns a `vecenv.ray.worker.RayRolloutWorker`."""
 
         worker: Any = None
 
         def about(self) -> dict[str, Any]:
-            """Say where this is and what is installed: texts by name, see `about_here`."""
+            """Return node and installed versions by name, see `about_here`."""
             import hashlib
             import importlib
             import platform
@@ -440,7 +440,7 @@ def _actor_class() -> type:
             return {**where, "versions": versions, "missing": missing}
 
         def call(self, method: str, *args: Any) -> Any:
-            """Call a method of the worker, which is made at first."""
+            """Call a method of the worker; the first call makes it."""
             if self.worker is None:
                 from vecenv.ray.worker import RayRolloutWorker
 
@@ -451,7 +451,7 @@ def _actor_class() -> type:
 
 
 def about_here() -> dict[str, Any]:
-    """Return what an actor's `about` would say in this process.
+    """Return for this process what `about` returns for an actor's.
 
     Returns:
         "node" (its id) and "host"; "versions" of Python, vecenv, NumPy and Gymnasium, and a hash of
@@ -461,17 +461,17 @@ def about_here() -> dict[str, Any]:
 
 
 def _essence(text: str) -> str:
-    """Return what Ray's long message says about the cause."""
+    """Return the cause from Ray's long message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("class_name", "actor_id", "namespace"))]
     return shorten(" ".join(said), 400)
 
 
 def _split(runtime_env: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Part a `runtime_env` into what only a whole connection can have, and what an actor can.
+    """Split a `runtime_env` into the entries of the connection and those of single actors.
 
     Raises:
-        ValueError: A folder or module that it names does not exist.
+        ValueError: A folder or module in it does not exist.
     """
     left, uploads = dict(runtime_env or {}), {}
     folder, modules = left.get("working_dir"), left.get("py_modules") or ()
@@ -493,7 +493,7 @@ def _split(runtime_env: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[
 
 
 def _local_paths(given: Sequence[Any]) -> Iterator[str]:
-    """Yield those of working folders, files and imported modules that are of this machine."""
+    """Yield the working folders, files and imported modules that are on this machine."""
     for one in given:
         if isinstance(one, str):
             if "://" not in one:
@@ -514,17 +514,17 @@ def _existing(path: str, name: str) -> str:
 
 
 def _found_address() -> str | None:
-    """Return what "auto" stands for, or None if only `ray.init` knows."""
-    with contextlib.suppress(Exception):  # nothing is found, or Ray has moved the function
+    """Return the address that "auto" stands for, or None if only `ray.init` knows."""
+    with contextlib.suppress(Exception):  # no cluster is found, or Ray has moved the function
         return _part_of_ray("_private.services").canonicalize_bootstrap_address("auto")
     return None
 
 
 def _call_ray_client(address: str) -> None:
-    """Call the server of "ray://" once, with the token that Ray has.
+    """Call the server of "ray://" once, with Ray's token.
 
     Raises:
-        AuthenticationError: It wants another.
+        AuthenticationError: The server demands another token.
     """
     grpc = importlib.import_module("grpc")  # of Ray's client, which needs it
     channel = _part_of_ray("_private.grpc_utils").init_grpc_channel(address)
@@ -539,11 +539,11 @@ def _call_ray_client(address: str) -> None:
 
 
 def _probe(address: str) -> None:
-    """Make sure that a Ray head listens at this address; Ray itself would try for minutes.
+    """Ensure that a Ray head listens at this address; Ray itself would try for minutes.
 
     Raises:
-        ConnectionError: Nobody, or somebody else does.
-        ValueError: Not an address.
+        ConnectionError: There is no server, or it is no Ray head.
+        ValueError: The address is invalid.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
@@ -577,7 +577,7 @@ def _probe(address: str) -> None:
 
 
 def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
-    """Connect to the first address of a host that lets us, all before one deadline."""
+    """Connect to the first address of a host that accepts, all before one deadline."""
     failed = OSError("the name has no address")
     for kind, type_, protocol, _, where in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
         connection = socket.socket(kind, type_, protocol)

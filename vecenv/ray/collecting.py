@@ -1,4 +1,4 @@
-"""Whole fragments at once: the policy acts in the actors, the caller's memory is filled."""
+"""Collecting whole fragments: the policy acts in the actors, results fill the caller's memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.autoreset import StepRows
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import InfoError
 from vecenv.core.slots import slot_rows
@@ -32,31 +31,26 @@ _STORE_SHARE = 0.8  # of an object store that is full before Ray writes to disk
 class Collecting(RemoteEnvs):
     """The part of `RayVectorEnv` that lets policies act in the actors."""
 
-    _rows: StepRows
     _has_policy = False
-    _sized_steps = 0  # steps of fragments whose size is known to fit, or has been told
-
-    def _own_rows(self) -> None:
-        """Bring the own rows up to date after steps into `out`."""
-        raise NotImplementedError
+    _sized_steps = 0  # length of the fragments last compared with the size of the object stores
 
     def set_policy(self, policy_fn: Callable[[VecEnv], ActorPolicy]) -> None:
         """Let every actor make a policy, for `collect`.
 
         Args:
             policy_fn: Called in each actor with its vector env; returns the policy, an object with
-                two or three methods. `load(weights)` takes over what is given to `collect`; arrays
-                in it are read-only. `act(obs, *inputs)` gets observations (n, *obs_shape) of the
+                two or three methods. `load(weights)` takes over the `weights` of `collect`; arrays
+                in them are read-only. `act(obs, *inputs)` gets observations (n, *obs_shape) of the
                 actor's n envs and the step's rows of the inputs, copies which it may keep; it
                 returns actions (n, *action_shape), or a pair of actions and a dict of further
-                arrays (n, ...) to be recorded. `to_env(actions)`, if there is one, turns an array
-                of actions into what the envs take, by clipping for example. All may return CPU
+                arrays (n, ...) to be recorded. `to_env(actions)`, if there is one, converts the
+                policy's actions into the envs', by clipping for example. All may return CPU
                 tensors.
 
         Raises:
-            TypeError: It can't be pickled.
-            StepTimeoutError: It took longer than `start_timeout`.
-            Exception: What it raised in an actor.
+            TypeError: The factory can't be pickled.
+            StepTimeoutError: The policies were not made within `start_timeout`.
+            Exception: The factory raised it in an actor.
         """
         from vecenv.ray.opening import pickled
 
@@ -78,30 +72,31 @@ class Collecting(RemoteEnvs):
     ) -> dict[int, dict[str, Any]]:
         """Let the actors' policies step all envs T times, and fill the caller's memory.
 
-        Every actor goes on by itself and sends one message with all its results. It is written as
-        soon as it comes; with `on_error="restart"` an actor that is lost loses nothing but its own
-        envs' fragment, which another one collects anew.
+        Every actor works independently and sends one message with all its results, which is written
+        when it arrives. With `on_error="restart"` the loss of an actor loses only the fragment of
+        its envs, and its successor collects another.
 
         Args:
-            slots: T slots such as `StepSlot`, where the results of each step are written, as with
-                `step(out=)`: for a `RolloutBuffer` `[rollout.slot(t) for t in range(num_steps)]`.
-            weights: For the policies' `load`: anything that can be pickled, put into Ray's object
-                store once. None leaves them as they are.
+            slots: T slots such as `StepSlot`, into which the results of each step are written, as
+                with `step(out=)`: for a `RolloutBuffer`
+                `[rollout.slot(t) for t in range(num_steps)]`.
+            weights: Argument of the policies' `load`: any object that can be pickled, put into
+                Ray's object store once. None leaves the policies as they are.
             inputs: Arrays (T, num_envs, ...), of which each policy gets its rows at each step, such
                 as noise: so the results don't depend on the number of actors.
-            fields: Where to write what the policies record: by name arrays, or CPU tensors,
-                (T, num_envs, ...). What `act` returned is recorded as "actions".
+            fields: Memory for the fields that the policies record: by name arrays, or CPU tensors,
+                (T, num_envs, ...). The actions of `act` are recorded as "actions".
             timeout: Longest wait in seconds.
 
         Returns:
-            Batched infos of the steps that had some, by step.
+            Batched infos by step, of the steps that had any.
 
         Raises:
             StepTimeoutError: An actor is not ready. All envs have to be reset.
             SlotError: A slot can't be written into. Nothing was stepped.
             ValueError: An input or field has the wrong shape, there is no policy or no slot, or
                 autoreset is disabled. Nothing was stepped, unless a field is missing.
-            Exception: What an env or a policy raised.
+            Exception: An env or a policy raised it.
         """
         self._calls.require_ready("collect")
         size = len(slots), self.num_envs
@@ -131,7 +126,7 @@ class Collecting(RemoteEnvs):
             slot_rows(slot, self._rows.obs, self.num_envs)
 
     def _warn_of_size(self, slot: Any, fields: dict[str, np.ndarray]) -> None:
-        """Log which nodes' object stores can't hold the fragments: Ray is slow then, in silence."""
+        """Log which nodes' object stores can't hold the fragments, as Ray slows down silently."""
         fleet, num_steps = self._fleet, self._sized_steps
         rows = self._rows.rewards, self._rows.terminations, self._rows.truncations
         step_bytes = _bytes_of(slot.obs) + sum(array.nbytes for array in rows)
@@ -139,7 +134,7 @@ class Collecting(RemoteEnvs):
         needed = Counter[str]()
         for worker, node in enumerate(fleet.nodes):
             needed[node] += total * len(self._chunk(worker)) // self.num_envs
-        needed[fleet.cluster.own_node()] = total  # where they all come together
+        needed[fleet.cluster.own_node()] = total  # all of them arrive here
         stores = fleet.cluster.store_bytes()
         small = [
             f"{node[:12]} has {stores[node] / 2**20:.0f} MiB for {size / 2**20:.0f} MiB"
@@ -192,7 +187,7 @@ class Collecting(RemoteEnvs):
         return dict(sorted(infos.items()))
 
     def _enter_infos(self, infos: dict[str, Any], part: dict[str, Any], where: Where) -> None:
-        """Enter infos of an actor's envs; what can't be batched leaves envs that need a reset."""
+        """Merge infos of an actor's envs; if they can't be batched, all envs need a reset."""
         try:
             place_infos(infos, part, where, self.num_envs)
         except InfoError:

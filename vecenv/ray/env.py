@@ -10,17 +10,16 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
+from vecenv.core.autoreset import StepRows, read_autoreset_mode
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.batches import take_rows
+from vecenv.core.faults import StepTimeoutError
 from vecenv.core.infos import InfosApart, known_infos, take_infos
-from vecenv.core.rows import ObservationRows, copy_batch
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
 from vecenv.ray.chunks import place_infos, place_rows, take_range
 from vecenv.ray.collecting import Collecting
-from vecenv.workers.faults import StepTimeoutError
 
 if TYPE_CHECKING:
     from vecenv.ray.fleet import Task
@@ -33,8 +32,8 @@ __all__ = ["RayVectorEnv"]
 class RayVectorEnv(Collecting):
     """Envs in the actors of a Ray cluster, one vector env in each actor.
 
-    The interface of the other vector envs. As a message to an actor and back takes about a
-    millisecond, `step` pays for envs that take longer than that; where the policy is cheap to copy
+    It has the interface of the other vector envs. As a round trip to an actor takes about a
+    millisecond, `step` pays for envs whose steps take longer; where the policy is cheap to copy,
     let the actors act themselves, see `set_policy` and `collect`.
 
     Args:
@@ -45,31 +44,32 @@ class RayVectorEnv(Collecting):
             views of memory that the next call overwrites.
         observation_mode: As in `SyncVectorEnv`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
-        num_envs: How many envs; only with a factory of vector envs.
-        num_workers: Actors; None for as many as there is room for.
+        num_envs: Number of envs; only with a factory of vector envs.
+        num_workers: Number of actors; None for as many as there is room for.
         worker_backend: "sync" or "async" vector envs in the actors; only with a list of factories.
-        worker_options: Further arguments of these, such as {"threads_per_worker": 4}; "async" has
-            one worker process for each of `cpus_per_worker`.
-        cpus_per_worker: CPUs that Ray sets aside for each actor.
-        gpus_per_worker: GPUs, or parts of one, for each.
-        memory_per_worker: Bytes of memory for each; Ray places actors by it and limits nothing.
-        resources: Further resources of Ray for each, such as {"second": 1} on nodes started with
-            `ray start --resources='{"second": 1}'`.
+        worker_options: Further arguments of these vector envs, such as {"threads_per_worker": 4};
+            "async" has one worker process for each of `cpus_per_worker`.
+        cpus_per_worker: CPUs that Ray reserves for each actor.
+        gpus_per_worker: GPUs, or parts of one, for each actor.
+        memory_per_worker: Bytes of memory for each actor; Ray places actors by it, and enforces no
+            limit.
+        resources: Further resources of Ray for each actor, such as {"second": 1} on nodes started
+            with `ray start --resources='{"second": 1}'`.
         scheduling_strategy: "SPREAD" over the nodes, "DEFAULT" (packed), or an object of
             `ray.util.scheduling_strategies`, such as a placement group's; this needs `num_workers`.
-        address: Of the cluster: "host:port", "ray://host:port" or "auto"; None for the one that Ray
-            is connected to, that of the environment variable `RAY_ADDRESS`, or else one that is
-            started on this machine and ends with this process.
-        runtime_env: For the actors' processes, such as {"working_dir": "."}; see Ray. Ray takes
-            folders and modules of this machine only when it is connected to: they are passed to
+        address: Address of the cluster: "host:port", "ray://host:port" or "auto"; None for the one
+            that Ray is connected to, that of the environment variable `RAY_ADDRESS`, or else one
+            that is started on this machine and ends with this process.
+        runtime_env: Runtime environment of the actors, such as {"working_dir": "."}; see Ray. Ray
+            accepts folders and modules of this machine only while connecting: they are passed to
             `ray.init` if it is called here, and refused if you have called it.
         on_error: "raise", or "restart": envs that raise and actors that are gone are replaced,
             their episodes reported as truncated; `reset` also replaces actors that don't answer it
             within `timeout`.
         shares_cpus: Whether an actor that replaces another shares the CPUs of the others if no node
-            has any for it; else it waits for a node, until `start_timeout`.
-        timeout: Longest wait in seconds of calls that are not given one; None waits for as long as
-            the actors live.
+            has free ones; else it waits for a node, until `start_timeout`.
+        timeout: Longest wait in seconds of calls without a timeout of their own; None waits for as
+            long as the actors live.
         start_timeout: Longest wait in seconds until an actor's envs are made, restarts included,
             and until the actors' policies are made.
 
@@ -153,16 +153,7 @@ class RayVectorEnv(Collecting):
         self._set_up(len(pairs), spaces, mode, about.metadata, about.render_mode)
         self.num_workers = len(openings)
         num_envs = self.num_envs
-        self._rows = StepRows(
-            ObservationRows.make(self.single_observation_space, num_envs),
-            np.zeros(num_envs),
-            np.zeros(num_envs, np.bool_),
-            np.zeros(num_envs, np.bool_),
-        )
-        self._latest = self._rows.obs  # where the last observations are: there or in an `out`
-        # Knows whose episode has ended where that is the caller's business; it has no envs.
-        self._ended = EnvGroup([], mode)
-        self._is_disabled = mode is AutoresetMode.DISABLED
+        self._bind_rows(StepRows.make(self.single_observation_space, num_envs))
         self._seeds = [None] * num_envs
         self.restarts = np.zeros(num_envs, np.int64)
         if options.on_error == "restart":
@@ -178,7 +169,7 @@ class RayVectorEnv(Collecting):
         self._own_rows()
         is_full = reset_mask is None or bool(reset_mask.all())
         if is_full:
-            self._fleet.forget()  # what was in flight is given up
+            self._fleet.forget()  # calls in flight are dropped
         else:
             self._require_known("reset")
         mask = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
@@ -201,7 +192,7 @@ class RayVectorEnv(Collecting):
         return self._take_reset(replies, mask)
 
     def _wait_reset(self, count: int) -> list[tuple[Task, Reply]]:
-        """Wait for the envs' first observations; replace actors that hang, if that is wanted."""
+        """Wait for the envs' first observations; with "restart", replace actors that hang."""
         while True:
             try:
                 return self._wait("reset", count, self._deadline(None), "`reset`")
@@ -244,7 +235,7 @@ class RayVectorEnv(Collecting):
                 self._own_rows()
                 if fleet.count("step") == self.num_envs:
                     self._calls.mark_sent(np.arange(self.num_envs))
-                else:  # it came while they were asked, or after they had answered
+                else:  # it was raised while actors were asked, or after they had answered
                     self._give_up()
             if isinstance(error, StepTimeoutError):
                 error.args = (f"{error.args[0]}. All envs are in flight: `recv` them, or close",)
@@ -261,37 +252,15 @@ class RayVectorEnv(Collecting):
             self._place(rows, self._chunk(task.worker), reply.result)
             if reply.result[4]:
                 self._enter_infos(infos, reply.result[4], self._rows_of(task.worker))
-        self._latest = rows.obs
         if self._is_disabled:
-            self._note_ended(rows, np.arange(self.num_envs))
-        if out is not None:
-            return out.obs, out.rewards, out.terminations, out.truncations, infos
-        return (
-            self._observations(),
-            rows.rewards.copy(),
-            rows.terminations.copy(),
-            rows.truncations.copy(),
-            infos,
-        )
+            self._note_ended(rows.terminations | rows.truncations)
+        return self._results(rows, out, infos)
 
     def _place(self, rows: StepRows, env_ids: range | np.ndarray, result: Any) -> None:
         """Write the results of some envs into their rows."""
         where = slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
         place_rows(rows.obs, self.single_observation_space, result[0], env_ids)
         rows.rewards[where], rows.terminations[where], rows.truncations[where] = result[1:4]
-
-    def _note_ended(self, rows: StepRows, env_ids: np.ndarray) -> None:
-        is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
-        self._ended.ended.update(env_ids[is_over].tolist())
-
-    def _own_rows(self) -> None:
-        if self._latest is not self._rows.obs:
-            self._rows.obs.load(self._latest)
-            self._latest = self._rows.obs
-
-    def _observations(self) -> Any:
-        batch = self._rows.obs.batch()
-        return copy_batch(batch) if self.copy else batch
 
     # -- send and recv -----------------------------------------------------------------------
 
@@ -340,7 +309,8 @@ class RayVectorEnv(Collecting):
             where = slice(first_row, first_row := first_row + len(ids))
             place_infos(infos, reply.result[4], where, num_rows, ids)
         if self._is_disabled:
-            self._note_ended(rows, env_ids)
+            is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
+            self._note_ended(is_over, env_ids)
         return StepBatch(
             rows.obs.take(env_ids),
             rows.rewards[env_ids],
@@ -366,7 +336,7 @@ class RayVectorEnv(Collecting):
         return kept
 
     def _part(self, task: Task, reply: Reply, first: int, last: int) -> tuple[Task, Reply]:
-        """Return what a reply says about its envs `first` to `last` - 1."""
+        """Return the part of a reply about its envs `first` to `last` - 1."""
         obs, rewards, terminations, truncations, infos, ids = reply.result
         ids = np.arange(task.num_envs) if ids is None else ids
         if isinstance(infos, InfosApart):
@@ -383,5 +353,5 @@ class RayVectorEnv(Collecting):
 
 
 def _by_worker(replies: list[tuple[Task, Reply]]) -> list[tuple[Task, Reply]]:
-    """Bring replies into the order of the envs, so that batched infos are built alike always."""
+    """Sort replies by env, so that batched infos do not depend on the order of arrival."""
     return sorted(replies, key=lambda pair: pair[0].worker)

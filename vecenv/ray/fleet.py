@@ -1,4 +1,4 @@
-"""The actors of a vector env: what they have been asked, what has come back, and who is gone."""
+"""The actors of a vector env: pending calls, replies, and the replacement of lost actors."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from vecenv.core.deadline import Deadline
 from vecenv.core.errors import EnvCreationError
+from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError
 from vecenv.ray.cluster import ActorGoneError, Cluster, Demand, NotThereError, about_here
 from vecenv.ray.worker import Opening, Reply, Seat
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import EnvFault, StepTimeoutError, WorkerDiedError
 
 __all__ = ["Fleet", "Task"]
 
 _logger = logging.getLogger("vecenv")
 
-_MOST_TRIES = 3  # of one task, each with another actor
+_MOST_TRIES = 3  # for one task, each with another actor
 _CLOSE_S = 5.0
-_RELEASE_S = 5.0  # until Ray has the resources back of actors that have ended
-_NO_PLACE_S = 1.0  # without a sign of an actor, until Ray is asked whether it has a place
-_PATIENCE_S = 10.0  # for its process to start, where the nodes have room for all actors
+_RELEASE_S = 5.0  # until Ray has released the resources of actors that have ended
+_NO_PLACE_S = 1.0  # without a reply of a new actor, until Ray is asked whether it has a place
+_PATIENCE_S = 10.0  # for a process to start, where the nodes have room for all actors
 _NEXT_NOTE_S = 30.0
 
 _held_in_forks: list[Any] = []  # see `Fleet._is_forked`
 
 
 class Task(NamedTuple):
-    """What an actor has been asked.
+    """A pending call of an actor.
 
     Attributes:
-        worker: Which.
-        method: Of `RayRolloutWorker`.
+        worker: Number of the actor.
+        method: Method of `RayRolloutWorker`.
         args: Its arguments.
-        num_envs: How many envs it is about.
-        tries: How many actors have been lost over it.
+        num_envs: Number of envs that the call concerns.
+        tries: Number of actors that were lost during the call.
     """
 
     worker: int
@@ -52,19 +52,19 @@ class Fleet:
     """Actors that each have a vector env.
 
     Args:
-        cluster: Where they live.
-        seats: What they are started with, one per actor.
+        cluster: The cluster to start them in.
+        seats: Start arguments, one per actor.
         bounds: W + 1 numbers: actor w has the envs bounds[w], ..., bounds[w + 1] - 1.
-        demand: What Ray sets aside for each.
+        demand: Resources of each actor.
         start_timeout: Longest wait in seconds until an actor's envs are made.
         shares_cpus: Whether an actor that replaces another shares the CPUs of the others if there
-            are none for it, instead of waiting for a node.
+            are no free ones, instead of waiting for a node.
 
     Attributes:
-        openings: What the actors have reported at first.
-        nodes: Id of the node of each.
-        seat_after: Given the seat of a worker that is gone and why, returns that of its successor;
-            None raises WorkerDiedError instead of replacing it.
+        openings: The first report of each actor.
+        nodes: Id of each actor's node.
+        seat_after: Called with the seat of a lost worker and the reason; returns the seat of its
+            successor. None raises WorkerDiedError instead of replacing it.
     """
 
     seat_after: Callable[[Seat, str], Seat] | None = None
@@ -79,18 +79,18 @@ class Fleet:
         start_timeout: float,
         shares_cpus: bool = False,
     ) -> None:
-        self._pid = os.getpid()  # a fork has a copy of this, but no connection to Ray
+        self._pid = os.getpid()  # a forked copy of the fleet has no connection to Ray
         self.cluster, self.bounds, self.seats = cluster, bounds, list(seats)
         self.start_timeout = start_timeout
         self._demand, self._shares_cpus = demand, shares_cpus
         self._demands = [demand] * len(seats)  # of each actor, as it was started
-        self._pending: dict[Any, Task] = {}  # by reference, in the order of asking
+        self._pending: dict[Any, Task] = {}  # by reference, in the order of the calls
         self._done: list[tuple[Task, Reply]] = []
         self._actors: list[Any] = []
         self.start_s = [0.0] * len(seats)  # until an actor's envs were made
         self.nodes = [""] * len(seats)
         self._here = about_here()["versions"]
-        self._told: set[str] = set()  # differences of nodes
+        self._told: set[str] = set()  # differences between nodes that have been logged
         deadline = Deadline(start_timeout)
         try:
             cluster.require_places(len(seats), demand, deadline)
@@ -100,7 +100,7 @@ class Fleet:
             raise
 
     def _open(self, seats: Sequence[Seat], deadline: Deadline) -> list[Opening]:
-        """Start an actor for each seat; return what they say when their envs are made."""
+        """Start an actor for each seat; return their reports once their envs are made."""
         asked = [self._start(seat, self._demand) for seat in seats]
         for seat, reference in zip(seats, asked, strict=True):
             self._take_about(seat, reference, deadline)
@@ -112,7 +112,7 @@ class Fleet:
         return [self._await_opening(seat, reference, deadline) for seat, reference in pairs]
 
     def _start(self, seat: Seat, demand: Demand) -> Any:
-        """Start an actor; return the reference to what it says about itself."""
+        """Start an actor; return the reference to its node and versions."""
         actor = self.cluster.start(demand)
         if seat.worker < len(self._actors):
             self._actors[seat.worker] = actor
@@ -123,10 +123,11 @@ class Fleet:
         return self.cluster.ask_about(actor)
 
     def _take_about(self, seat: Seat, reference: Any, deadline: Deadline) -> None:
-        """Wait until an actor is there, and compare what is installed where it is.
+        """Wait until an actor has started, and compare the versions on its node with those here.
 
         Raises:
-            EnvCreationError: It does not come, or its node lacks this package or has another one.
+            EnvCreationError: It does not start, or its node lacks this package or has another
+                version.
         """
         begin, told_s, may_share = time.monotonic(), 0.0, self._shares_cpus and self._is_open
         who = self.name(seat.worker)
@@ -142,7 +143,7 @@ class Fleet:
                     f"{self.cluster.free_places(self._demand)}"
                 )
             node = self.cluster.node_of(self._actors[seat.worker], self._demand)
-            if node and node != self.nodes[seat.worker]:  # not where its predecessor was lost
+            if node and node != self.nodes[seat.worker]:  # not on its lost predecessor's node
                 continue
             has_room = node or self.cluster.all_places(self._demand) >= len(self.seats)
             if has_room and waited_s < _PATIENCE_S:
@@ -173,7 +174,7 @@ class Fleet:
 
     @property
     def _is_open(self) -> bool:
-        """Whether all actors have been there once."""
+        """Whether all actors have been started once."""
         return hasattr(self, "openings")
 
     def _node_beside(self, worker: int) -> str | None:
@@ -183,10 +184,10 @@ class Fleet:
         return min(counts, key=counts.__getitem__, default=None)
 
     def _compare(self, who: str, about: dict[str, Any]) -> None:
-        """Compare what is installed on a node with what is here.
+        """Compare the versions on a node with those here.
 
         Raises:
-            EnvCreationError: What is sent to and fro would not be understood.
+            EnvCreationError: Messages between them would not be understood.
         """
         here, there = self._here, about["versions"]
         where = f"node {about['host']} ({about['node'][:12]})"
@@ -280,12 +281,12 @@ class Fleet:
         self._pending[reference] = task
 
     def count(self, method: str) -> int:
-        """Return about how many envs calls of a method have been made and not been taken."""
+        """Return the number of envs in calls of a method that have not been taken."""
         tasks = (*self._pending.values(), *(task for task, _ in self._done))
         return sum(task.num_envs for task in tasks if task.method == method)
 
     def forget(self) -> None:
-        """Give up what has been asked; the actors finish it, but nobody will look at it."""
+        """Drop the pending calls; the actors finish them, and the replies are ignored."""
         if self._is_forked:
             _held_in_forks.append((self._pending, self._done))
         self._pending, self._done = {}, []
@@ -297,25 +298,25 @@ class Fleet:
 
     @property
     def _is_forked(self) -> bool:
-        """Whether this is a copy in a fork, where even letting go of references to Ray hangs."""
+        """Whether this is a forked copy, in which even deleting references of Ray hangs."""
         return os.getpid() != self._pid
 
     def take(self, method: str) -> list[tuple[Task, Reply]]:
-        """Return the replies that have come to calls of a method, in their order."""
+        """Return the replies to calls of a method so far, in the order of arrival."""
         taken = [pair for pair in self._done if pair[0].method == method]
         if taken:
             self._done = [pair for pair in self._done if pair[0].method != method]
         return taken
 
     def put_back(self, task: Task, reply: Reply) -> None:
-        """Keep a reply for the next `take`, before those that have come since."""
+        """Keep a reply for the next `take`, before those that have arrived since."""
         self._done.insert(0, (task, reply))
 
     def wait(self, method: str, num_envs: int, deadline: Deadline, doing: str) -> None:
-        """Wait until replies to calls of a method are there for so many envs.
+        """Wait until there are replies to calls of a method for `num_envs` envs.
 
         Raises:
-            StepTimeoutError: The deadline has passed; what was asked stays pending.
+            StepTimeoutError: The deadline has passed; the calls stay pending.
             WorkerDiedError: An actor is gone and is not replaced.
         """
         if not self._done and all(task.method == method for task in self._pending.values()):
@@ -325,7 +326,7 @@ class Fleet:
                 raise WorkerDiedError("Ray has been shut down, and all workers with it.")
             has_come = False
             for reference in self.cluster.wait(list(self._pending), deadline):
-                if reference in self._pending:  # an actor replaced meanwhile has other references
+                if reference in self._pending:  # replacing an actor changes the references
                     has_come |= self._finish(reference, doing, deadline)
             if not has_come and deadline.is_over:
                 late = sorted({task.worker for task in self._pending.values()})
@@ -335,17 +336,17 @@ class Fleet:
                 )
 
     def _fetch_at_once(self, num_envs: int, deadline: Deadline) -> None:
-        """Take everything that is pending in one call, if all of it is wanted."""
+        """Fetch all pending replies in one call, if the caller waits for all."""
         tasks = list(self._pending.values())
         if sum(task.num_envs for task in tasks) != num_envs:
             return
         replies = self.cluster.fetch_all(list(self._pending), deadline)
         if replies is not None:
             done = [*self._done, *zip(tasks, replies, strict=True)]
-            self._pending, self._done = {}, done  # both: Ctrl-C can't come in between
+            self._pending, self._done = {}, done  # in one statement, so that Ctrl-C can't split it
 
     def _finish(self, reference: Any, doing: str, deadline: Deadline) -> bool:
-        """Take in one reply, or replace the actor that did not give it.
+        """Fetch one reply, or replace the actor that was lost.
 
         Returns:
             False if the reply is on a node that does not send it.
@@ -361,14 +362,14 @@ class Fleet:
             return True
         done = [*self._done, (task, reply)]
         pending = {other: task for other, task in self._pending.items() if other != reference}
-        self._pending, self._done = pending, done  # both: Ctrl-C can't come in between
+        self._pending, self._done = pending, done  # in one statement, so that Ctrl-C can't split it
         return True
 
     def replace_late(self, reason: str) -> None:
-        """Start others in the place of the actors that have not answered, and ask these.
+        """Replace the actors that have not answered, and repeat their calls.
 
         Raises:
-            WorkerDiedError: One of these has been waited for in vain too often, or there is no
+            WorkerDiedError: An actor has been replaced too often during one call, or there is no
                 place for another.
         """
         for worker in sorted({task.worker for task in self._pending.values()}):
@@ -376,7 +377,7 @@ class Fleet:
             self._replace(first, f"{self.name(worker)} was ended as it did not answer: {reason}.")
 
     def _replace(self, failed: Task, reason: str, cause: Exception | None = None) -> None:
-        """Start another actor in the place of one that is gone, and ask it what is still open."""
+        """Replace a lost actor, and repeat its pending calls."""
         worker = failed.worker
         if self.seat_after is None:
             raise WorkerDiedError(reason) from cause
@@ -384,7 +385,7 @@ class Fleet:
             told = f"{reason} It was actor number {_MOST_TRIES} lost over this."
             raise WorkerDiedError(told) from cause
         self._restart(worker, reason)
-        # What has come back before is as good as ever; the rest is asked again.
+        # Replies that have arrived stay valid; the other calls are repeated.
         asked = [reference for reference, task in self._pending.items() if task.worker == worker]
         ready = set(self.cluster.wait(asked, Deadline(0.0)))
         for reference in asked:
@@ -399,33 +400,33 @@ class Fleet:
             self._submit(task._replace(tries=task.tries + (task is failed)))
 
     def _restart(self, worker: int, reason: str) -> None:
-        """Start an actor in the place of one that is gone."""
+        """Start an actor in the place of a lost one."""
         assert self.seat_after is not None
         _logger.warning("%s It is replaced.", reason)
         seat = self.seat_after(self.seats[worker], reason)
         deadline = Deadline(self.start_timeout)
         for tries_left in reversed(range(_MOST_TRIES)):
-            self.cluster.kill(self._actors[worker])  # if it just can't be reached, it lives on
+            self.cluster.kill(self._actors[worker])  # it may be alive but unreachable
             try:
                 [self.openings[worker]] = self._open([seat], deadline)
                 return
             except EnvCreationError as error:
-                # Ray puts actors on nodes that are gone until it has noticed that they are.
+                # Ray places actors on lost nodes until it has noticed the loss.
                 if not (tries_left and isinstance(error.__cause__, ActorGoneError)):
                     raise WorkerDiedError(f"{reason} It could not be replaced: {error}") from error
-            except BaseException:  # Ctrl-C: an actor without envs would not be known as such
+            except BaseException:  # Ctrl-C: an actor without envs must not count as started
                 self.cluster.kill(self._actors[worker])
                 raise
 
     # -- end ---------------------------------------------------------------------------------
 
     def stop(self, timeout: float = _CLOSE_S, release_timeout: float = _RELEASE_S) -> None:
-        """Let the envs be closed for so many seconds at most, then end the actors.
+        """Close the envs, then end the actors.
 
         Args:
-            timeout: Seconds for the envs.
-            release_timeout: Seconds until Ray has the actors' resources back, so that others (or
-                the next vector env) find them free.
+            timeout: Longest wait in seconds for the envs to close.
+            release_timeout: Longest wait in seconds until Ray has released the actors' resources,
+                so that other programs (or the next vector env) find them free.
         """
         self.forget()
         if self._is_forked:
@@ -435,7 +436,7 @@ class Fleet:
         try:
             if timeout > 0 and self.cluster.is_connected:
                 self._close_envs(Deadline(timeout))
-        finally:  # Ctrl-C too
+        finally:  # also after Ctrl-C
             wanted = self._amounts_then() if release_timeout > 0 else None
             for actor in self._actors:
                 self.cluster.kill(actor)
@@ -451,7 +452,7 @@ class Fleet:
                 asked = [reference for reference in asked if reference not in done]
 
     def _amounts_then(self) -> dict[str, float] | None:
-        """Return which resources will be free when the actors have ended, if that is known."""
+        """Return the resources that will be free when the actors have ended, if known."""
         if not (self._actors and self._demand.is_counted and self.cluster.is_connected):
             return None
         with contextlib.suppress(Exception):
@@ -465,6 +466,6 @@ class Fleet:
 
 
 def _series(name: str, version: str) -> list[str]:
-    """Return the part of a version that has to be equal for two processes to understand another."""
+    """Return the part of a version that must be equal for two processes to exchange pickles."""
     count = {"vecenv": 9, "Python": 2, "source of vecenv": 0}.get(name, 1)
     return version.split(".")[:count]

@@ -1,4 +1,4 @@
-"""Fragments: the results of several steps in a row, in memory that is used again and again."""
+"""Fragments: the results of several consecutive steps, in memory that is reused."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Fragment(NamedTuple):
         rewards: float64 (T, n).
         terminations: bool (T, n).
         truncations: bool (T, n).
-        fields: What the policy had to say, arrays (T, n, ...) by name.
-        infos: Infos of the steps that had some, by step.
+        fields: Fields recorded by the policy, arrays (T, n, ...) by name.
+        infos: Infos by step, of the steps that had any.
     """
 
     obs: Any
@@ -57,7 +57,7 @@ class FragmentMemory:
         ]
 
     def put(self, t: int, fields: dict[str, Any]) -> None:
-        """Copy what the policy has to say about step t: arrays or CPU tensors (n, ...)."""
+        """Copy the policy's fields of step t: arrays or CPU tensors (n, ...)."""
         for name, value in fields.items():
             array = np.asarray(value)
             kept = self._fields.get(name)
@@ -72,7 +72,7 @@ class FragmentMemory:
             kept[t] = array
 
     def fragment(self, infos: dict[int, dict[str, Any]]) -> Fragment:
-        """Return what is there: views, valid until the next fragment is begun."""
+        """Return the fragment as views, valid until the next one is begun."""
         return Fragment(self._obs, self._rewards, *self._flags, self._fields, infos)
 
 

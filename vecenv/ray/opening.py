@@ -1,4 +1,4 @@
-"""How the actors of a vector env come into being: options, what travels to them, who gets what."""
+"""Starting the actors of a vector env: checks of options, pickled factories, shares of the envs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import cloudpickle
-import gymnasium as gym
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.base import VecEnv
+from vecenv.core.batches import chunk_bounds
+from vecenv.core.pickling import dump_registry
 from vecenv.core.spaces import ObservationMode
 from vecenv.ray.cluster import Cluster, Demand
 from vecenv.ray.fleet import Fleet
 from vecenv.ray.worker import EnvChunk, Seat
-from vecenv.workers.layout import chunk_bounds
 
 __all__ = ["RayOptions", "open_fleet", "pickled", "read_demand"]
 
@@ -51,10 +51,10 @@ def read_demand(
     strategy: Any,
     runtime_env: dict[str, Any] | None,
 ) -> Demand:
-    """Read the options that say what Ray sets aside for an actor, and where.
+    """Read the options about an actor's resources and placement.
 
     Raises:
-        ValueError: An amount or a name makes no sense.
+        ValueError: An amount or a name is invalid.
     """
     if not cpus > 0:
         raise ValueError(f"cpus_per_worker is {cpus!r}, expected more than 0")
@@ -97,7 +97,7 @@ def open_fleet(env_fns: Makers, options: RayOptions) -> Fleet:
     if num_workers is None:
         num_workers = _places(cluster, demand, num_envs)
     bounds = list(chunk_bounds(num_envs, num_workers))
-    registry = _pickled_registry()
+    registry = dump_registry()
     seats = [
         Seat(worker, first, _pickled_maker(env_fns, first, last, options), registry)
         for worker, (first, last) in enumerate(pairwise(bounds))
@@ -113,7 +113,7 @@ def open_fleet(env_fns: Makers, options: RayOptions) -> Fleet:
 
 
 def _places(cluster: Cluster, demand: Demand, num_envs: int) -> int:
-    """Return for how many actors there is room, and log it."""
+    """Return the number of actors that there is room for, and log it."""
     free = cluster.free_places(demand)
     num_workers = min(num_envs, max(1, free))
     possible = min(num_envs, cluster.all_places(demand))
@@ -188,7 +188,7 @@ def _pickled_maker(env_fns: Makers, first: int, last: int, options: RayOptions) 
 
 
 def _pickled_factories(env_fns: Sequence[Callable[[], Env]], first: int) -> None:
-    """Name the factory that can't be pickled, if there is one; equal ones are tried once."""
+    """Raise TypeError naming the first factory that can't be pickled; equal ones are tried once."""
     tried = set()
     for index, env_fn in enumerate(env_fns):
         if id(env_fn) not in tried:
@@ -197,10 +197,10 @@ def _pickled_factories(env_fns: Sequence[Callable[[], Env]], first: int) -> None
 
 
 def pickled(value: Any, name: str) -> bytes:
-    """Pickle what goes to an actor; functions and classes of scripts go by value.
+    """Pickle an argument of an actor; functions and classes of scripts by value.
 
     Raises:
-        TypeError: It can't be pickled.
+        TypeError: The value can't be pickled.
     """
     try:
         return cloudpickle.dumps(value)
@@ -210,15 +210,3 @@ def pickled(value: Any, name: str) -> bytes:
             f"{type(error).__name__}: {error}. Make what it holds (an env, a lock, a file) inside "
             "of the factory instead"
         ) from error
-
-
-def _pickled_registry() -> bytes:
-    """Pickle the specs of envs that were registered by others than Gymnasium."""
-    specs = []
-    for spec in gym.registry.values():
-        if not str(spec.entry_point).startswith(("gymnasium.", "vecenv.")):
-            try:
-                specs.append(cloudpickle.dumps(spec))
-            except Exception:  # it may not be needed; if it is, making the env says so
-                continue
-    return cloudpickle.dumps(specs)

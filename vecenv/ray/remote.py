@@ -1,4 +1,4 @@
-"""The part of `RayVectorEnv` that talks to its actors: waiting, faults, losses, calls, the end."""
+"""The calls of `RayVectorEnv` to its actors: waiting, faults, losses, closing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vecenv.core.base import VecEnv
-from vecenv.core.rows import ObservationRows
+from vecenv.core.base import GymVecEnv
+from vecenv.core.deadline import Deadline
+from vecenv.core.faults import WorkerDiedError, raise_faults
 from vecenv.ray.revival import Loss
 from vecenv.ray.stamping import StampMirror
 from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import WorkerDiedError, raise_faults
 
 if TYPE_CHECKING:
     from vecenv.ray.fleet import Fleet, Task
@@ -30,22 +29,21 @@ _RELEASE_AT_ONCE_S = 2.0  # after a fault a node may be lost, and never give its
 _RESERVED = ("reset", "step", "close")
 
 
-class RemoteEnvs(VecEnv):
+class RemoteEnvs(GymVecEnv):
     """Envs in a fleet of actors.
 
     Attributes:
-        num_workers: Actors.
+        num_workers: Number of actors.
         restarts: int64 (num_envs,), how often each env has been replaced.
     """
 
     num_workers: int
     restarts: np.ndarray
     _fleet: Fleet
-    _latest: ObservationRows  # the last observations handed out
     _seeds: list[int | None]  # of the latest resets
     _timeout: float | None
     _steps = 0
-    _mirror: StampMirror | None = None  # while time is taken
+    _mirror: StampMirror | None = None  # while timing is enabled
     _stamped_lanes: np.ndarray | None = None
 
     def _chunk(self, worker: int) -> range:
@@ -56,15 +54,15 @@ class RemoteEnvs(VecEnv):
         return slice(*self._fleet.bounds[worker : worker + 2])
 
     def _deadline(self, timeout: float | None) -> Deadline:
-        return Deadline(self._timeout if timeout is None else timeout)
+        return Deadline.of_call(timeout, self._timeout)
 
     def _give_up(self) -> None:
-        """Forget what is in flight, so that a `reset` is needed."""
+        """Drop the calls in flight, so that a `reset` is needed."""
         self._fleet.forget()
         self._calls.give_up()
 
     def _require_known(self, call: str) -> None:
-        """Ask for a `reset` if Ctrl-C came between what the actors did and its being noted."""
+        """Require a `reset` if Ctrl-C interrupted the bookkeeping after a call of the actors."""
         if self._fleet.count("step") != self._calls.num_in_flight:
             self._fleet.forget()
             self._calls.give_up(RuntimeError("Ctrl-C came between a step and its being noted"))
@@ -75,7 +73,7 @@ class RemoteEnvs(VecEnv):
     def _wait(
         self, method: str, num_envs: int, deadline: Deadline, doing: str
     ) -> list[tuple[Task, Reply]]:
-        """Wait for replies to calls of a method for so many envs; take those there are."""
+        """Wait for replies to calls of a method for `num_envs` envs; return all that have come."""
         try:
             with self._waiting():
                 self._fleet.wait(method, num_envs, deadline, doing)
@@ -107,13 +105,13 @@ class RemoteEnvs(VecEnv):
             self._end_with(error)
 
     def _end_with(self, error: WorkerDiedError) -> None:
-        """Close everything, as a worker is gone, and say so."""
+        """Close everything, as a worker is gone, and raise the error."""
         self.close(terminate=True)
         error.args = (f"{error.args[0]} The vector env is closed.",)
         raise error
 
     def _raise_faults(self, replies: Sequence[tuple[Task, Reply]]) -> None:
-        """Raise what went wrong in the envs, if something did."""
+        """Raise the faults of the envs, if there are any."""
         faults = [fault for _, reply in replies for fault in reply.faults]
         if not faults:
             return
@@ -143,7 +141,7 @@ class RemoteEnvs(VecEnv):
         return [reply.result for _, reply in sorted(replies, key=lambda pair: pair[0].worker)]
 
     def _seat_after(self, seat: Seat, reason: str) -> Seat:
-        """Count the loss of an actor; return what its successor is started with."""
+        """Count the loss of an actor; return the seat of its successor."""
         worker = seat.worker
         rows = self._rows_of(worker)
         self.restarts[rows] += 1
@@ -159,16 +157,6 @@ class RemoteEnvs(VecEnv):
 
     # -- calls -------------------------------------------------------------------------------
 
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Seeds of the envs' generators."""
-        return self.get_attr("np_random_seed")
-
-    @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """Copies of the envs' generators."""
-        return self.get_attr("np_random")
-
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
         self._calls.require_idle("call")
@@ -178,14 +166,6 @@ class RemoteEnvs(VecEnv):
             )
         results = self._ask_all("call", [(name, args, kwargs)] * self.num_workers)
         return tuple(result for part in results for result in part)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of every env."""
-        return self.call(name)
-
-    def render(self) -> tuple[Any, ...]:
-        """Return what each env renders."""
-        return self.call("render")
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env, to one value or to one per env (a list or tuple).
@@ -240,7 +220,7 @@ class RemoteEnvs(VecEnv):
     def close(self, **kwargs: Any) -> None:
         """Close the envs and end the actors; see `close_extras`. May be called twice.
 
-        A further call ends the actors that Ctrl-C has left, however often it came.
+        If Ctrl-C interrupts it, a further call ends the remaining actors.
         """
         try:
             super().close(**kwargs)
@@ -249,13 +229,13 @@ class RemoteEnvs(VecEnv):
                 self._fleet.stop(0.0, 0.0)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs and end the actors, whatever state they are in; Ray itself goes on.
+        """Close the envs and end the actors in any state; Ray itself keeps running.
 
-        Returns when Ray has the actors' resources back (after 5 seconds at the latest, 2 with
-        `terminate`, as others may take them at once).
+        Returns when Ray has released the actors' resources (after 5 seconds at the latest, 2 with
+        `terminate`, as other programs may take them at once).
 
         Args:
-            timeout: Seconds that envs have to finish and close, 5 if None; what still runs then is
+            timeout: Seconds for envs to finish and close, 5 if None; actors that still run then are
                 killed.
             terminate: Kill at once.
         """
@@ -269,5 +249,5 @@ class RemoteEnvs(VecEnv):
     def __del__(self) -> None:
         """End the actors of a vector env that was never closed."""
         if not getattr(self, "closed", True) and not sys.is_finalizing():
-            self._fleet.stop(0.0, 0.0)  # it may be run anywhere, so nothing is waited for
+            self._fleet.stop(0.0, 0.0)  # `__del__` may run anywhere, so it waits for nothing
             self.close(terminate=True)

@@ -1,4 +1,4 @@
-"""Envs that take over from those of an actor that is gone: their episodes are over."""
+"""Successors of the envs of a lost actor: they report the lost episodes as truncated."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from vecenv.core.autoreset import StepRows
 from vecenv.core.base import StepBatch, VecEnv
 from vecenv.core.batches import take_row, take_rows
 from vecenv.core.infos import InfosApart, add_info, take_infos
-from vecenv.core.rows import ObservationRows
 from vecenv.ray.chunks import place_infos, place_rows
 
 __all__ = ["Loss", "Successors"]
 
 
 class Loss(NamedTuple):
-    """What the envs of an actor have to know that replaces another.
+    """State that the envs of a lost actor pass on to their successors.
 
     Attributes:
-        reason: Why that one is gone.
-        last_obs: Batch of the last observations that were handed out.
+        reason: Why the actor is gone.
+        last_obs: Batch of the last observations that were returned.
         seeds: Per env, or None.
         restarts: int64 (num_envs,), how often each has been replaced, this time included.
     """
@@ -35,25 +34,20 @@ class Loss(NamedTuple):
 
 
 class Successors:
-    """Lets a vector env that was just made report that the episodes before it were lost.
+    """Wraps a new vector env so that it reports the lost episodes of its predecessor.
 
     The next step of each env returns its last observation, reward 0 and truncation, with the info
-    fields `restarts` and `restart_reason`; then come the first observations of the new episodes,
-    as the mode of autoreset wants it. After that it has nothing to do.
+    fields `restarts` and `restart_reason`; then the first observations of the new episodes follow,
+    according to the autoreset mode. After that the wrapper does nothing.
 
     Attributes:
-        is_done: Whether nothing is left to be reported.
+        is_done: Whether all lost episodes have been reported.
     """
 
     def __init__(self, envs: VecEnv, loss: Loss) -> None:
         self._envs, self._loss = envs, loss
         space, count = envs.single_observation_space, envs.num_envs
-        self._rows = StepRows(
-            ObservationRows.make(space, count),
-            np.zeros(count),
-            np.zeros(count, np.bool_),
-            np.zeros(count, np.bool_),
-        )
+        self._rows = StepRows.make(space, count)
         self._is_apart = envs._keep_infos_apart()
         self._first_obs, self._first_infos = envs.reset(seed=list(loss.seeds))
         self._is_lost = np.ones(count, np.bool_)
@@ -61,7 +55,7 @@ class Successors:
         self.is_done = False
 
     def forget(self, reset_mask: np.ndarray | None) -> None:
-        """Note that all envs, or those of the mask, have been reset by the caller."""
+        """Drop the reports of all envs, or those of the mask: the caller has reset them."""
         chosen = slice(None) if reset_mask is None else reset_mask
         self._is_lost[chosen] = self._awaits_reset[chosen] = False
         self._note_done()
@@ -70,7 +64,7 @@ class Successors:
         self.is_done = not (self._is_lost.any() or self._awaits_reset.any())
 
     def step(self, actions: Any, env_ids: np.ndarray) -> StepBatch:
-        """Step these envs, int64 (B,), or report what there is to report."""
+        """Step these envs, int64 (B,), or report their lost episodes."""
         envs, rows = self._envs, self._rows
         infos: dict[Any, Any] = {}  # batched, of all envs; or by env
         rows.rewards[env_ids] = 0.0
@@ -132,7 +126,7 @@ class Successors:
         return InfosApart({row: infos[env_id] for row, env_id in rows if env_id in infos})
 
     def _begin_episode(self, env_id: int, infos: dict[Any, Any]) -> None:
-        """Hand out the first observation of the new episode, and its infos."""
+        """Return the first observation of the new episode, and its infos."""
         self._awaits_reset[env_id] = False
         row, space = np.array([env_id]), self._envs.single_observation_space
         self._rows.obs.write(env_id, take_row(space, self._first_obs, env_id))

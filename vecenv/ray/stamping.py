@@ -1,4 +1,4 @@
-"""Timing of actors: they stamp the steps of their envs, and send the stamps with their replies."""
+"""Timing of actors: stamps of env steps, sent with the replies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class NewStamps(NamedTuple):
     """Env steps that have ended since the last reply.
 
     Attributes:
-        env_ids: int64 (R,), counted from the actor's first, env by env.
+        env_ids: int64 (R,), counted from the actor's first env, env by env.
         records: int64 (R, RECORD_WORDS), by the actor's clock.
-        sent_ns: When they were sent, by that clock.
+        sent_ns: Time of sending, by that clock.
     """
 
     env_ids: np.ndarray
@@ -47,12 +47,12 @@ class ActorStamps:
             self.lanes = envs._env_lanes()
 
     def mark_done(self) -> None:
-        """Stamp that the results of a call have been written; workers of the actor do it alone."""
+        """Stamp that the results of a call are written; async workers of an actor do it alone."""
         if isinstance(self._envs, SyncVectorEnv):
             self._envs._group.mark_done(-1)
 
     def take(self, now_ns: int) -> NewStamps | None:
-        """Return what is new."""
+        """Return the stamps since the last call."""
         if self._stamps is None:
             return None
         env_ids, records, self._taken = self._stamps.records_since(self._taken)
@@ -67,12 +67,13 @@ class ActorStamps:
 class StampMirror:
     """The caller's copy of the stamps of all actors, by the caller's clock.
 
-    Clocks of one machine are one. That of another one is ahead by what its replies seem to come
-    early at most: the error is what the quickest reply was under way.
+    Processes of one machine share a clock. The offset of another machine's clock is estimated as
+    the most by which a reply seems to arrive before it was sent; the error is the delay of the
+    fastest reply.
 
     Args:
-        num_envs: Of all actors.
-        make_room: Called when stamps are about to be overwritten that have not been counted.
+        num_envs: Number of envs of all actors.
+        make_room: Called before uncounted stamps are overwritten.
 
     Attributes:
         stamps: The copy.
@@ -85,13 +86,13 @@ class StampMirror:
         self._ahead_ns: dict[tuple[int, int], int] = {}  # by worker and process
 
     def enter(self, new: NewStamps, first_env: int, actor: tuple[int, int], now_ns: int) -> None:
-        """Take in what has come with a reply.
+        """Add the stamps of a reply.
 
         Args:
             new: The stamps.
             first_env: The actor's first env.
             actor: Its worker and process; the process is negative on another machine.
-            now_ns: When the reply came.
+            now_ns: Time of arrival.
         """
         records = new.records.copy()
         if actor[1] < 0:

@@ -10,7 +10,6 @@ from copy import deepcopy
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import Env, Space
 
@@ -18,17 +17,16 @@ from vecenv.core.autoreset import StepRows
 from vecenv.core.base import VecEnv
 from vecenv.core.batches import take_row
 from vecenv.core.errors import EnvCreationError
+from vecenv.core.faults import EnvFault
+from vecenv.core.guard import guard_envs
 from vecenv.core.infos import InfosApart
-from vecenv.core.rows import ObservationRows
+from vecenv.core.pickling import load_registry, loads
 from vecenv.ray.chunks import copy_rows, place_rows
 from vecenv.ray.fragments import Fragment, FragmentMemory
 from vecenv.ray.revival import Loss, Successors
 from vecenv.ray.stamping import ActorStamps, NewStamps
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.faults import EnvFault
-from vecenv.workers.guard import guard_envs
-from vecenv.workers.messages import loads
 
 __all__ = ["ActorPolicy", "EnvChunk", "Opening", "RayRolloutWorker", "Reply", "Seat"]
 
@@ -36,30 +34,30 @@ _OF_POLICIES = ("set_policy", "collect")  # calls in which not only envs can rai
 
 
 class ActorPolicy(Protocol):
-    """What `RayVectorEnv.set_policy` wants the factory to return; see there."""
+    """The policy that the factory of `RayVectorEnv.set_policy` returns; see there."""
 
     @property
     def load(self) -> Callable[[Any], Any]:
-        """Takes over new weights."""
+        """Load new weights."""
         ...
 
     @property
     def act(self) -> Callable[..., Any]:
-        """Picks actions for observations and inputs."""
+        """Choose actions for observations and inputs."""
         ...
 
 
 class Seat(NamedTuple):
-    """What an actor is started with.
+    """The start arguments of an actor.
 
     Attributes:
-        worker: Its number.
+        worker: Number of the actor.
         first: Its first env.
         maker: Pickled factory of its vector env.
         registry: Pickled specs of envs that the caller has registered.
         policy: Pickled factory of the policy, or None.
         restarts: int64 (n,), how often its envs have been replaced, if it replaces another actor.
-        loss: What its envs take over, if it replaces another.
+        loss: State of the lost envs, if it replaces another actor.
         is_stamped: Whether the steps of its envs are stamped.
     """
 
@@ -74,13 +72,13 @@ class Seat(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """What an actor reports when its envs have been made.
+    """The report of an actor when its envs have been made.
 
     Attributes:
         spaces: (observation space, action space) of every env.
         metadata, render_mode: Of the vector env.
         host: Name of the machine.
-        pid: Of the process there.
+        pid: Process id there.
     """
 
     spaces: list[tuple[Space, Space]]
@@ -91,18 +89,18 @@ class Opening(NamedTuple):
 
     @property
     def local_pid(self) -> int:
-        """The process, if it is on this machine; else the negative of its number."""
+        """The process id if it is on this machine, else its negative."""
         return self.pid if self.host == socket.gethostname() else -self.pid
 
 
 class Reply(NamedTuple):
-    """What comes back from an actor.
+    """The reply of an actor to a call.
 
     Attributes:
-        result: Of the call; None if it failed.
-        faults: What went wrong.
+        result: Result of the call; None if it failed.
+        faults: Faults of envs.
         restarts: int64 (n,), how often each env has been replaced, if that has changed.
-        stamps: Of env steps since the last reply, if these are stamped.
+        stamps: Stamps of env steps since the last reply, if enabled.
     """
 
     result: Any
@@ -129,7 +127,7 @@ class EnvChunk(NamedTuple):
     restarts_envs: bool
 
     def __call__(self) -> VecEnv:
-        """Make it; what a factory raises has the env's number as `env_id`."""
+        """Make the vector env; exceptions of a factory have the env's number as `env_id`."""
         env_fns = [_Numbered(env_fn, self.first + k) for k, env_fn in enumerate(self.env_fns)]
         if self.backend == "async":
             on_error = "restart" if self.restarts_envs else "raise"
@@ -143,7 +141,7 @@ class EnvChunk(NamedTuple):
 
 
 class _Numbered:
-    """Factory that puts the number of its env into what it raises."""
+    """Factory that adds the number of its env to its exceptions."""
 
     def __init__(self, env_fn: Callable[[], Env], env_id: int) -> None:
         self._env_fn, self._env_id = env_fn, env_id
@@ -159,13 +157,13 @@ class _Numbered:
 class RayRolloutWorker:
     """A vector env, and perhaps a policy, in an actor; every call returns a `Reply`.
 
-    What goes wrong in the envs or the policy comes back in the reply: an exception that passed
-    through Ray would lose its type.
+    Exceptions of the envs or the policy are part of the reply: through Ray they would lose their
+    type.
     """
 
     envs: VecEnv
     _counts: np.ndarray | None = None  # restarts of envs
-    _reported: np.ndarray | None = None  # those that the caller knows of
+    _reported: np.ndarray | None = None  # restarts sent to the caller so far
     _policy: ActorPolicy | None = None
     _successors: Successors | None = None
     _memory: tuple[int, FragmentMemory] | None = None
@@ -176,10 +174,7 @@ class RayRolloutWorker:
         """Make the vector env; the reply has an `Opening`."""
         self._seat = seat
         try:
-            for pickled in loads(seat.registry):
-                with contextlib.suppress(Exception):  # of a module that is not on this node
-                    spec = loads(pickled)
-                    gym.registry.setdefault(spec.id, spec)
+            load_registry(seat.registry)
             self.envs = loads(seat.maker)()
             self._start()
             self._stamps = ActorStamps(self.envs) if seat.is_stamped else None
@@ -196,15 +191,10 @@ class RayRolloutWorker:
         return Reply(self._opening())
 
     def _start(self) -> None:
-        """Allocate what the calls need, and take over from another actor."""
+        """Allocate memory for the calls; if there is a predecessor, report its lost episodes."""
         envs = self.envs
         self._is_apart = envs._keep_infos_apart()
-        self._rows = StepRows(
-            ObservationRows.make(envs.single_observation_space, envs.num_envs),
-            np.zeros(envs.num_envs),
-            np.zeros(envs.num_envs, np.bool_),
-            np.zeros(envs.num_envs, np.bool_),
-        )
+        self._rows = StepRows.make(envs.single_observation_space, envs.num_envs)
         self._counts = getattr(envs, "restarts", None)
         if self._counts is not None:
             if self._seat.restarts is not None:
@@ -258,7 +248,7 @@ class RayRolloutWorker:
         return InfosApart(infos) if self._is_apart else infos
 
     def _step(self, actions: Any, env_ids: np.ndarray | None) -> Any:
-        """Return obs, rewards, terminations, truncations, infos, and whose they are (or None)."""
+        """Return obs, rewards, terminations, truncations, infos, and the envs (None for all)."""
         *results, infos, ids = self._results(actions, env_ids)
         return (*results, self._infos(infos), ids)
 
@@ -295,7 +285,7 @@ class RayRolloutWorker:
         return Reply(None)
 
     def collect(self, num_steps: int, weights: Any, inputs: Sequence[np.ndarray]) -> Reply:
-        """Let the policy act for so many steps; the result is a `Fragment`.
+        """Let the policy act for `num_steps` steps; the result is a `Fragment`.
 
         Args:
             num_steps: T.
@@ -339,7 +329,7 @@ class RayRolloutWorker:
         return memory.fragment(infos)
 
     def _split(self, acted: Any) -> tuple[Any, dict[str, Any]]:
-        """Return actions (n, *action_shape), and what is to be recorded: these and the fields."""
+        """Return actions (n, *action_shape), and the fields to record, these included."""
         actions, fields = acted if isinstance(acted, tuple) else (acted, {})
         shape = self.envs.action_space.shape
         if shape is None or isinstance(actions, dict | tuple):
@@ -378,7 +368,7 @@ class RayRolloutWorker:
 
     def close(self) -> Reply:
         """Close the envs."""
-        with contextlib.suppress(Exception):  # nobody is left to be told
+        with contextlib.suppress(Exception):  # the caller is closing too, and ignores it
             self.envs.close()
         return Reply(None)
 
@@ -392,20 +382,20 @@ class RayRolloutWorker:
     def _failed(
         self, error: Exception, call: str, actions: Any = None, env_ids: np.ndarray | None = None
     ) -> Reply:
-        """Return the reply that says what was raised, by which env, over which action.
+        """Return the reply about an exception: which env raised it, and for which action.
 
         Args:
-            error: What was raised.
-            call: In what.
-            actions: A batch of them, if there were some.
-            env_ids: Whose they are; None for all.
+            error: The exception.
+            call: Name of the call.
+            actions: Batch of actions, if the call has any.
+            env_ids: Envs of the actions; None for all.
         """
         index, action = getattr(error, "env_index", None), None
         if index is None and call not in _OF_POLICIES:
             index = 0
         if index is not None and actions is not None:
             rows = [index] if env_ids is None else np.flatnonzero(env_ids == index).tolist()
-            with contextlib.suppress(Exception):  # they may be what is wrong
+            with contextlib.suppress(Exception):  # the actions themselves may be malformed
                 action = take_row(self.envs.single_action_space, actions, rows[0])
         env_id = -1 if index is None else self._seat.first + index
         return Reply(None, [EnvFault.of(error, env_id, self._seat.worker, call, action)])

@@ -1,7 +1,7 @@
 """Where the time of a training loop goes: stamps, a report, a picture, a timeline.
 
 Off by default. `envs.timing.enable()` stamps every env step where it happens, every call of the
-vector env, and the phases that the user names; `envs.timing.report()` says what it comes to.
+vector env, and the phases that the user names; `envs.timing.report()` sums them up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Timing", "TimingReport"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load what a report needs when one is asked for: most programs take no time."""
+    """Load the report classes on first use: most programs enable no timing."""
     if name == "TimingReport":
         from vecenv.timing.report import TimingReport
 

@@ -1,4 +1,4 @@
-"""From running totals to advice: only what can be estimated from them, with what it may bring."""
+"""Advice from running totals: changes whose gain can be estimated from them."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ __all__ = ["Advice", "Facts", "advise", "duration"]
 _HERE, _WORKERS, _FIRST_READY, _COMPILED = (
     BACKENDS[name] for name in ("sync", "async", "async-first-ready", "jit")
 )
-_WORTH = 1.1  # times as many steps/s from which on something is advised
-_COMPUTES = 0.5  # share of processor time in steps from which on they count as computing
-_FEWEST_GAPS, _IN_TURN = 20, 0.08  # share of short gaps up to which envs end one after the other
-_HAND_OVER_NS = 30_000, 200_000  # of a round that is handed to workers, as it usually is
+_WORTH = 1.1  # smallest gain in steps/s for which a change is advised
+_COMPUTES = 0.5  # steps with at least this share of processor time count as computing
+_FEWEST_GAPS, _IN_TURN = 20, 0.08  # up to this share of short gaps, envs take turns
+_HAND_OVER_NS = 30_000, 200_000  # usual range of the hand-over of a round to workers
 _CHEAP_NS = 20_000  # a step that stamps and cold caches make noticeably longer
-_BUSY = 0.2  # processors in use by others from which on that is said
-_LATE_NS = 200_000  # by which the caller notices late, if something is wrong
+_BUSY = 0.2  # others' load in processors from which it is mentioned
+_LATE_NS = 200_000  # a delay of the caller from which something is wrong
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Something that may help.
+    """A change that may help.
 
     Attributes:
-        text: What, and why.
-        low, high: Between how many times as many steps per second are to be expected; None where
-            that can't be estimated: without `high` it is `low` or more.
-        backend: To be used instead, as `vecenv compare` names it; None if that isn't the advice.
+        text: The change and the reason.
+        low, high: Range of the expected gain, as a factor on steps per second; None where it
+            can't be estimated: without `high` it is `low` or more.
+        backend: Backend to be used instead, as `vecenv compare` names it; None if the advice is
+            another.
     """
 
     text: str
@@ -52,16 +53,16 @@ class Advice:
 
 
 class Facts(NamedTuple):
-    """What is known about a run; times in nanoseconds.
+    """Measurements of a run; times in nanoseconds.
 
     Attributes:
         backend, num_envs: Of the vector env.
-        stamped, is_local, num_workers, num_lanes: Who steps the envs, see `Crew`.
+        stamped, is_local, num_workers, num_lanes: See `Crew`.
         cores: Processors that this process may use.
-        others_load: How many of them others kept busy; None if not known.
-        wall_ns: Of the run.
-        spent_ns: By share.
-        bound_ns: What the envs alone would have taken.
+        others_load: Number of these kept busy by other processes; None if not known.
+        wall_ns: Wall time of the run.
+        spent_ns: Wall time by share.
+        bound_ns: Time that the envs alone would have taken.
         first_ready: Whether envs were received as they became ready.
         copies: Whether observations are copied for the caller.
         calls, envs: Running totals.
@@ -88,7 +89,7 @@ class Facts(NamedTuple):
     other_threads: float
 
     def gain(self, wall_ns: float) -> float:
-        """Return how many times as many steps per second another wall time would be."""
+        """Return the gain of another wall time, as a factor on steps per second."""
         return self.wall_ns / max(wall_ns, 1.0)
 
     @property
@@ -101,23 +102,23 @@ class Facts(NamedTuple):
 
     @property
     def free_cores(self) -> float:
-        """Processors that others leave, at least one."""
+        """Processors that other processes leave free, at least one."""
         return max(1.0, self.cores - (self.others_load or 0.0))
 
     @property
     def take_turns(self) -> bool:
-        """Whether the envs of different threads end one after the other, as if for one lock."""
+        """Whether steps of different threads end one after the other, as if they shared a lock."""
         calls = self.calls
         return calls.gaps >= _FEWEST_GAPS and calls.short_gaps < _IN_TURN * calls.gaps
 
     @property
     def outside_ns(self) -> int:
-        """The caller's own time: all but waiting for envs."""
+        """The caller's own time, without waiting for envs."""
         return self.wall_ns - self.calls.waited_ns
 
 
 def advise(facts: Facts) -> list[Advice]:
-    """Say what would make the largest share smaller, or why nothing is advised."""
+    """Return advice on the largest share, or the reason why there is none."""
     if facts.num_steps == 0:
         return [Advice("no env has been stepped, so nothing can be advised")]
     name = max(facts.spent_ns, key=lambda key: facts.spent_ns[key])
@@ -148,7 +149,7 @@ def _told(text: str, low: float, high: float | None, backend: str | None = None)
 
 
 def _without(facts: Facts, name: str, text: str) -> Advice:
-    """Say what remains if a share takes no time."""
+    """Return advice with the gain if a share took no time."""
     gain = facts.gain(facts.wall_ns - facts.spent_ns[name])
     return _told(f"{text}; without it", gain, gain)
 
@@ -230,7 +231,7 @@ def _about_waiting(facts: Facts) -> Advice:
     if facts.num_lanes < facts.num_envs and not facts.first_ready:
         low, high = _side_by_side(facts)
         threads = math.ceil(facts.num_envs / facts.num_workers)
-        if facts.calls.gaps < _FEWEST_GAPS:  # else ends show that they do not wait for one another
+        if facts.calls.gaps < _FEWEST_GAPS:  # too few to show whether they wait for one another
             low = 1.0
         if high > _WORTH:
             doubt = "" if low > 1 else " (unless they wait for one another)"
@@ -245,10 +246,10 @@ def _about_waiting(facts: Facts) -> Advice:
 
 
 def _side_by_side(facts: Facts) -> tuple[float, float]:
-    """Return between how many times as many steps/s there are if all envs wait side by side.
+    """Return the range of the gain if all envs wait side by side, as factors on steps/s.
 
-    The threads of a worker take turns at what they compute, and workers share the processors.
-    That may pass while others wait (high), or come after all have waited (low).
+    The threads of a worker take turns at computing, and workers share the processors. Computing may
+    overlap with the waiting of others (high), or follow when all have waited (low).
     """
     calls, cpu_share = facts.calls, facts.cpu_share or 0.0
     rest_ns = facts.wall_ns - calls.work_ns
@@ -281,7 +282,7 @@ def _about_computing(facts: Facts) -> Advice:
 
 
 def _if_free(facts: Facts) -> str:
-    """Say that others had processors, if they did."""
+    """Return a remark that other processes used processors, if they did."""
     if facts.others_load is None or facts.others_load < _BUSY:
         return ""
     return f" (of which others kept {facts.others_load:.1f} busy)"
@@ -403,7 +404,7 @@ def _about_copying(facts: Facts) -> Advice:
             gain,
         )
     if facts.copies:
-        # What is not copied does not push the workers' rows out of the caches either.
+        # Without copies the workers' rows also stay in the caches.
         highest = facts.gain(max(facts.wall_ns - spent_ns, facts.bound_ns))
         return _told(
             "observations are copied for the caller; copy=False, or out= with allocate()d memory",

@@ -1,17 +1,17 @@
-"""From stamps to shares: who had the time, so that the shares add up to the wall time.
+"""From stamps to shares of the wall time; the shares add up to it.
 
-A call of the vector env is cut where the caller began and ended to wait. What the threads that step
-envs did until then says the rest. In a call that waits for all: each thread's time at work is that
-of its env steps, of resets, and of writing results (copying). The means over the threads that had
-work are *env compute*, *env reset* and *copying*; the longest time at work minus the mean is the
-*straggler wait*. In `recv`, which waits for whoever is first, the time in which any env was being
-stepped is *env compute*, else reset *env reset*, else written *copying*. What is left until then is
-*hand-over*; what comes after the waiting is *copying* too. If the calling process steps the envs
-itself, all but steps and resets is copying: batching results.
+A call of the vector env is divided at the start and the end of the caller's wait. The wait is
+divided by the work of the threads that step envs. In a call that waits for all envs, the work of a
+thread is its env steps, its resets, and writing results (copying). The means over the threads that
+had work are *env compute*, *env reset* and *copying*; the longest work minus the mean is the
+*straggler wait*. In `recv`, which waits for the first envs that are ready, the time in which any
+env was being stepped is *env compute*, else reset *env reset*, else written *copying*. The rest of
+the wait is *hand-over*; the time after the wait is *copying* too. If the calling process steps the
+envs itself, all time but steps and resets is copying: batching results.
 
-Threads of one process whose envs compute in Python take turns, and count as one that does it all.
+Threads of one process whose envs compute in Python take turns, and count as one thread.
 
-All of this is taken up from the rings now and then and added to running totals.
+The totals are running: intervals are read from the rings before they are overwritten.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ ENV_SHARES = (ENV_COMPUTE, ENV_RESET, STRAGGLERS, HAND_OVER, COPYING, UNSPLIT)
 OTHER = "other"
 ENVS, KERNEL, NOTHING = "envs", "kernel", "nothing"
 
-_COMPUTES = 0.5  # share of processor time in work from which on it counts as computing
-_ONE_PROCESSOR = 1.2  # so many processors' time at most is that of threads that take turns
-_MOST_ROUNDS = 128  # at a time, of which more is made than sums
-_SHORT_GAP = 0.3  # of a round's length by the number of its steps
+_COMPUTES = 0.5  # work with at least this share of processor time counts as computing
+_ONE_PROCESSOR = 1.2  # threads that take turns use at most this many processors
+_MOST_ROUNDS = 128  # analysed in detail at a time; of others only sums are taken
+_SHORT_GAP = 0.3  # in units of a round's length over the number of its steps
 
 
 class Coverage:
-    """The union of intervals of time, and how much of any other interval it covers.
+    """The union of intervals of time, and the part of any other interval that it covers.
 
     Args:
         begins: int64 (R,), in any order.
@@ -81,16 +81,16 @@ class Coverage:
 
     @property
     def length_ns(self) -> int:
-        """How much is covered, in all."""
+        """Length of the union."""
         return int(self._sums[-1])
 
     def between(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return int64 (M,): how much of each interval is covered."""
+        """Return the covered length of each interval, int64 (M,)."""
         return self._until(ends) - self._until(begins)
 
     def _until(self, times: np.ndarray) -> np.ndarray:
-        """Return int64 (M,): how much is covered before each time."""
-        block = np.searchsorted(self.begins, times, side="right")  # so many have begun
+        """Return the covered length before each time, int64 (M,)."""
+        block = np.searchsorted(self.begins, times, side="right")  # blocks that have begun
         if len(self.begins) == 0:
             return np.zeros(len(times), dtype=np.int64)
         overhang = np.maximum(self.ends[block - 1] - times, 0)
@@ -98,7 +98,7 @@ class Coverage:
 
 
 class Crew(NamedTuple):
-    """Who steps the envs.
+    """The workers and threads that step the envs.
 
     Attributes:
         stamped: ENVS if env steps are stamped one by one, KERNEL if compiled calls are, NOTHING if
@@ -106,7 +106,7 @@ class Crew(NamedTuple):
         chunks: W + 1 bounds: envs chunks[w], ..., chunks[w + 1] - 1 are stepped by worker w.
         lanes: int64 (num_envs,), number of the thread that steps each env, over all workers.
         is_local: Whether all workers are the calling process.
-        kernel_ns: What stamping a compiled call that does nothing comes to.
+        kernel_ns: Duration of a stamped compiled call that does nothing.
     """
 
     stamped: str
@@ -121,18 +121,18 @@ class Crew(NamedTuple):
         return len(np.unique(self.lanes))
 
     def workers(self, env_ids: np.ndarray) -> np.ndarray:
-        """Return whose envs these are, int64 (R,)."""
+        """Return the worker of each env, int64 (R,)."""
         return np.searchsorted(self.chunks, env_ids, side="right") - 1
 
 
 class Unit(NamedTuple):
-    """What works one thing at a time: a thread, or threads that take turns.
+    """A thread, or threads that take turns: it does one thing at a time.
 
     Attributes:
         first_env: The lowest of its envs.
-        worker: Whose it is.
+        worker: The worker that it belongs to.
         lanes: The threads.
-        steps, resets, work: When it was at each; work has the copying as well.
+        steps, resets, work: Intervals of each; work includes copying.
     """
 
     first_env: int
@@ -144,25 +144,24 @@ class Unit(NamedTuple):
 
 
 class Work:
-    """What all threads did in a while.
+    """The work of all threads in a span of time.
 
     Args:
         stamps: Env steps, running ones included.
-        crew: Who made them.
+        crew: The threads.
         cpu_shares: Share of processor time in each worker's steps, float64 (W,), NaN if not known.
-        now_ns: When the while ended: running steps are at work until then.
+        now_ns: End of the span: running steps count until then.
 
     Attributes:
-        stamps: In the order of threads, and for each of beginnings; those that were running end
-            when the while does.
-        until_ns: int64 (R,), when a thread had nothing more to do with a step's results.
-        units: Of the threads that had work.
+        stamps: Sorted by thread, then by start; running steps end with the span.
+        until_ns: int64 (R,), when a step's results had been written.
+        units: The units that had work.
     """
 
     def __init__(self, stamps: Stamps, crew: Crew, cpu_shares: np.ndarray, now_ns: int) -> None:
         stamps = stamps._replace(end_ns=np.where(stamps.end_ns > 0, stamps.end_ns, now_ns))
         lanes = crew.lanes[stamps.env_ids]
-        # Sorting what is in order in parts is quick, and so is sorting small numbers.
+        # Sorting is fast for data that is sorted in parts, and for small integers.
         order = np.argsort(stamps.begin_ns, kind="stable")
         small = np.uint16 if lanes.max(initial=0) < 1 << 16 else np.int64
         order = order[np.argsort(lanes[order].astype(small), kind="stable")]
@@ -182,10 +181,10 @@ class Work:
             self._add(worker, lanes_found, float(cpu_shares[worker]))
 
     def _until(self, stamps: Stamps) -> np.ndarray:
-        """Return until when the results of each step were being written."""
+        """Return when the results of each step had been written."""
         if self.crew.is_local:
             return stamps.end_ns
-        # Without a mark of its own, a step's results were written before the thread's next step.
+        # Without its own mark, a step's results were written before the thread's next step.
         following = np.append(stamps.begin_ns[1:], 0)
         is_same = np.append(self.lanes[1:] == self.lanes[:-1], False)
         follows = np.where(is_same, following, 0)
@@ -224,17 +223,17 @@ class CallTotals:
         workers_copying_ns, infos_ns: Parts of COPYING.
         reset_straggler_ns: Part of the straggler wait: for threads that were at resets.
         late_ns: Part of the hand-over: from the end of all work until the caller noticed.
-        waited_ns: In calls, before all that was waited for was there: what envs and hand-over took.
-        critical_ns: The envs' own time, by the first env of a half (0 for whole steps): in each
-            round what its busiest thread took, from the command on, whatever the caller did
-            meanwhile.
-        work_ns: Of it what fell into the calls.
-        longest_ns: Of every round the longest step or reset of a single env.
+        waited_ns: Time in calls until all awaited results were there: envs and hand-over.
+        critical_ns: The envs' own time, by the first env of a half (0 for whole steps): the sum
+            over rounds of the time of the busiest thread since the command, independent of the
+            caller.
+        work_ns: The part of it inside calls.
+        longest_ns: Sum over rounds of the longest step or reset of a single env.
         num_rounds: Calls that waited for all.
         num_receives: Calls of `recv`.
-        num_rows: Rows that came back.
-        gaps, short_gaps: Between ends of steps of several threads in a round: how many there were,
-            and how many were short: two ended at about the same time.
+        num_rows: Rows that were returned.
+        gaps, short_gaps: Gaps between ends of steps of several threads in a round: their number,
+            and the number of short ones, of steps that ended at about the same time.
     """
 
     def __init__(self) -> None:
@@ -254,15 +253,15 @@ class CallTotals:
         crew: Crew,
         inside_ns: tuple[int, int] | None = None,
     ) -> None:
-        """Take up calls that have ended.
+        """Add calls that have ended.
 
         Args:
             calls: The intervals; phases among them are left out.
-            work: What the threads did, at least since the first of these calls began, or the first
-                `step_async` that one of them waited for; None if that was not stamped.
-            crew: Who steps the envs.
-            inside_ns: What steps and resets inside of these calls took, if that is known without
-                looking at each; `work` is then about the last of them.
+            work: Work of the threads, at least since the first of these calls began, or the first
+                `step_async` that one of them waited for; None if it was not stamped.
+            crew: The threads that step the envs.
+            inside_ns: Total time of steps and resets inside these calls, if known without the
+                single stamps; `work` then covers only the last of the calls.
         """
         calls = calls.where(calls.kinds < len(ENV_CALLS))
         if len(calls.kinds) == 0:
@@ -340,7 +339,7 @@ class CallTotals:
     def _rounds(
         self, calls: Calls, sent_ns: np.ndarray, ready_ns: np.ndarray, work: Work
     ) -> np.ndarray:
-        """Cut up calls that waited for all; return int64 (5,), as ENV_SHARES."""
+        """Divide calls that waited for all into shares; return int64 (5,), as ENV_SHARES."""
         found = np.zeros(5, np.int64)
         if len(calls.kinds) == 0:
             return found
@@ -386,9 +385,9 @@ class CallTotals:
         return found
 
     def _collects(self, calls: Calls, ready_ns: np.ndarray, work: Work) -> int:
-        """Cut up calls in which actors act by themselves; return their length.
+        """Divide calls in which actors act independently; return their length.
 
-        What is not the envs' there is their policies' and the hand-over, which are not told apart.
+        The rest of the envs' time is that of policies and hand-over, which are not separated.
         """
         found = self._rounds(calls, calls.begin_ns, ready_ns, work)
         self.workers_copying_ns += int(found[4])
@@ -400,7 +399,7 @@ class CallTotals:
         return total_ns
 
     def _receives(self, calls: Calls, ready_ns: np.ndarray, work: Work) -> np.ndarray:
-        """Cut up calls that waited for whoever is first; return int64 (5,), as ENV_SHARES."""
+        """Divide calls that waited for the first envs ready; return int64 (5,), as ENV_SHARES."""
         found = np.zeros(5, np.int64)
         if len(calls.kinds) == 0:
             return found
@@ -418,7 +417,7 @@ class CallTotals:
         return found
 
     def _sent(self, calls: Calls) -> np.ndarray:
-        """Return when each call's round was begun: by `step_async`, or itself; int64 (M,)."""
+        """Return when the round of each call began, by `step_async` or the call; int64 (M,)."""
         found = calls.begin_ns.copy()
         is_async, is_wait = calls.kinds == STEP_ASYNC, calls.kinds == STEP_WAIT
         for first in np.unique(calls.first_env[is_async | is_wait]).tolist():
@@ -447,10 +446,10 @@ class CallTotals:
 
         Args:
             calls: Rounds.
-            sent_ns: int64 (M,), when they were begun.
-            ready_ns: int64 (M,), when the caller noticed that they were over.
-            work: What the threads did meanwhile.
-            scale: For how many rounds each of them stands.
+            sent_ns: int64 (M,), when they began.
+            ready_ns: int64 (M,), when the caller noticed their end.
+            work: Work of the threads in that time.
+            scale: Number of rounds that each of them represents.
         """
         is_latest = work.stamps.begin_ns >= sent_ns.min()
         stamps = work.stamps.where(is_latest)
@@ -487,14 +486,14 @@ class EnvTotals:
     """Running totals of the envs.
 
     Attributes:
-        steps, resets: int64 (N,), how many have ended.
-        step_ns, reset_ns: int64 (N,), how long they took, in all.
+        steps, resets: int64 (N,), number that have ended.
+        step_ns, reset_ns: int64 (N,), their total time.
         longest_step_ns, longest_reset_ns: int64 (N,).
         copy_ns: int64 (N,), from the ends of steps and resets until their results were written.
-        cpu_ns, cpu_of_ns: int64 (2, N), for steps and for resets: processor time of those of which
-            it was taken, and how long these took.
-        lane_ns: int64 (L,), when each thread was at work; threads that take turns have all of it.
-        worker_ns: int64 (W,), when any of a worker's envs was at work.
+        cpu_ns, cpu_of_ns: int64 (2, N), for steps and for resets: processor time of those for which
+            it was taken, and their total time.
+        lane_ns: int64 (L,), time of work of each thread; threads that take turns share one sum.
+        worker_ns: int64 (W,), time in which any of a worker's envs was at work.
     """
 
     def __init__(self, crew: Crew) -> None:
@@ -509,7 +508,7 @@ class EnvTotals:
         self.worker_ns = np.zeros(len(crew.chunks) - 1, np.int64)
 
     def add(self, stamps: Stamps) -> tuple[int, int]:
-        """Take up steps and resets that have ended, env by env; return what each kind took."""
+        """Add steps and resets that have ended, env by env; return the total time of each kind."""
         env_ids = stamps.env_ids
         if len(env_ids) == 0:
             return 0, 0
@@ -539,12 +538,12 @@ class EnvTotals:
         return int(lengths_ns.sum()) - resets_ns, resets_ns
 
     def add_local(self, spent_ns: int) -> None:
-        """Take up that the calling process was at work for so long."""
+        """Add time in which the calling process was at work."""
         self.lane_ns += spent_ns
         self.worker_ns += spent_ns
 
     def add_work(self, work: Work, begin_ns: int, end_ns: int) -> None:
-        """Take up when threads were at work between two times."""
+        """Add the work of threads between two times."""
         window = np.array([begin_ns]), np.array([end_ns])
         for unit in work.units:
             self.lane_ns[unit.lanes] += int(unit.work.between(*window)[0])
@@ -562,7 +561,7 @@ class EnvTotals:
     def cpu_shares(self) -> np.ndarray:
         """Return the share of processor time in each worker's work, float64 (W,), NaN if unknown.
 
-        Steps and resets count as they took time.
+        Steps and resets are weighted by their time.
         """
         bounds = self.crew.chunks[:-1]
         spent, of = (
@@ -576,7 +575,7 @@ class EnvTotals:
         return int(self.cpu_ns[kind].sum()) / of_ns if of_ns else None
 
     def free_rate(self) -> float:
-        """Return the steps per second if all threads were always at work."""
+        """Return the steps per second that all threads would make without pauses."""
         lanes = np.bincount(self.crew.lanes, self.steps, minlength=len(self.lane_ns))
         busy = self.lane_ns > 0
         return float((lanes[busy] / self.lane_ns[busy]).sum() * 1e9)

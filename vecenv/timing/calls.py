@@ -48,8 +48,8 @@ class Calls(NamedTuple):
         wait_end_ns: int64 (M,).
         nested_ns: int64 (M,), spent in intervals inside this one.
         depths: int64 (M,), how many intervals are around this one.
-        num_rows: int64 (M,), how many envs the call handed back.
-        first_env, last_env: int64 (M,), of the envs that the call was about; (0, 0) for all.
+        num_rows: int64 (M,), number of envs that the call returned.
+        first_env, last_env: int64 (M,), range of envs of the call; (0, 0) for all.
         infos_ns: int64 (M,), spent receiving and batching infos.
     """
 
@@ -71,7 +71,7 @@ class Calls(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """Which envs single calls of `send` or `recv` were about.
+    """The envs of single calls of `send` or `recv`.
 
     Attributes:
         env_ids: int64 (P,).
@@ -83,7 +83,7 @@ class Pass(NamedTuple):
 
 
 class _Passes:
-    """Ring of the envs that calls of one kind were about."""
+    """Ring of the envs of calls of one kind."""
 
     def __init__(self) -> None:
         self._rows = np.zeros((_MOST_PASSES, 2), np.int64)
@@ -104,18 +104,18 @@ class _Passes:
 
 
 class CallLog:
-    """A thread's intervals: the latest in a ring, and running totals of all; it alone writes.
+    """A thread's intervals: the latest in a ring, and running totals of all; only it writes.
 
     Attributes:
-        names: Of the kinds of interval: calls of the env, then phases as they came up.
+        names: Names of the kinds of interval: calls of the env, then phases in order of first use.
         total_ns: Time spent in each phase since the log began, phases inside it included.
         own_ns: Time in intervals by kind, without what is inside them.
         begin_ns: When the log began.
         last_ns: When the latest interval began or ended.
-        count: How many intervals have ended.
-        fold_at: When `count` has come so far, `fold` is called.
-        fold: Takes up what the rings hold before it is overwritten.
-        pause_depth: How many pauses are one inside the other now.
+        count: Number of intervals that have ended.
+        fold_at: The `count` at which `fold` is called.
+        fold: Adds the rings to the totals before they are overwritten.
+        pause_depth: Nesting depth of the current pauses.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class CallLog:
         self.total_ns: dict[str, int] = {}
         self._rows = np.zeros((CAPACITY, _WORDS), np.int64)
         self._bytes = memoryview(self._rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        self._kinds: dict[str, int] = {}  # of phases; they may have names of calls
+        self._kinds: dict[str, int] = {}  # of phases, which may have the names of calls
         self._sent, self._received = _Passes(), _Passes()
         # Of every open interval; they stay open when the log is cleared.
         self._open: list[list[int]] = []
@@ -134,11 +134,11 @@ class CallLog:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the intervals that have ended; those that are open begin now."""
+        """Delete the intervals that have ended; those that are open begin now."""
         self.begin_ns = self.last_ns = perf_counter_ns()
         self.total_ns.clear()
         self.own_ns: list[int] = [0] * len(self.names)
-        self._paused_ns = 0  # by what timing itself did before `last_ns`
+        self._paused_ns = 0  # time of timing itself before `last_ns`
         self._pauses: list[tuple[int, int]] = []  # begin and length of those after it
         self.count = self._sent.count = self._received.count = 0
         for interval in self._open:
@@ -173,29 +173,29 @@ class CallLog:
         return _TakingInfos(self)
 
     def begin_wait(self) -> None:
-        """Note that the open interval begins to wait for envs; the first note counts."""
+        """Note that the open interval begins to wait for envs; only the first call counts."""
         if self._open and self._open[-1][_WAIT_BEGIN] == 0:
             self._open[-1][_WAIT_BEGIN] = perf_counter_ns()
 
     def end_wait(self) -> None:
-        """Note that it has ended waiting; the last note counts."""
+        """Note that the wait has ended; the last call counts."""
         if self._open:
             self._open[-1][_WAIT_END] = perf_counter_ns()
 
     def note_kernel(self, begin_ns: int, end_ns: int) -> None:
-        """Note when the open call of the vector env, if there is one, has run the kernel."""
+        """Note the run of the compiled kernel in the open call of the vector env, if any."""
         interval = self._open[-1] if self._open else None
         if interval is not None and interval[_KIND] < len(ENV_CALLS):
             interval[_WAIT_BEGIN] = interval[_WAIT_BEGIN] or begin_ns
             interval[_WAIT_END] = end_ns
 
     def note_rows(self, count: int) -> None:
-        """Note how many envs the open interval hands back."""
+        """Note the number of envs that the open interval returns."""
         if self._open:
             self._open[-1][_NUM_ROWS] = count
 
     def note_range(self, first: int, last: int) -> None:
-        """Note that the open interval is about the envs first, ..., last - 1."""
+        """Note that the open interval concerns the envs first, ..., last - 1."""
         if self._open:
             self._open[-1][_FIRST], self._open[-1][_LAST] = first, last
 
@@ -205,7 +205,7 @@ class CallLog:
             self._sent.add(env_ids, self._open[-1][_BEGIN])
 
     def note_received(self, env_ids: np.ndarray) -> None:
-        """Note which envs the open interval hands back."""
+        """Note which envs the open interval returns."""
         if self._open:
             self._open[-1][_NUM_ROWS] = len(env_ids)
             self._received.add(env_ids, self._open[-1][_BEGIN])
@@ -249,17 +249,17 @@ class CallLog:
             self._settle_pauses()
 
     def paused(self) -> AbstractContextManager[None]:
-        """Return a context whose time is not counted: what timing itself does."""
+        """Return a context whose time is not counted, for the work of timing itself."""
         return _Paused(self)
 
     def note_pause(self, begin_ns: int, end_ns: int) -> None:
-        """Leave some time out of everything."""
+        """Exclude some time from all totals."""
         self._pauses.append((begin_ns, end_ns - begin_ns))
         if self._open:
             self._open[-1][_NESTED] += end_ns - begin_ns
 
     def _settle_pauses(self) -> None:
-        """Count the pauses before the latest interval's begin or end, and only those."""
+        """Count the pauses before the latest start or end of an interval, and only those."""
         self._paused_ns += sum(ns for begin_ns, ns in self._pauses if begin_ns < self.last_ns)
         self._pauses = [pause for pause in self._pauses if pause[0] >= self.last_ns]
 
@@ -275,7 +275,7 @@ class CallLog:
         return sum(self.own_ns[: len(ENV_CALLS)])
 
     def phases_ns(self) -> dict[str, int]:
-        """Return the time in each phase, without what is inside it; open ones until now."""
+        """Return the time in each phase without nested intervals; open phases count until now."""
         found = {name: self.own_ns[kind] for name, kind in self._kinds.items()}
         self._settle_pauses()
         inside_begin_ns = self.last_ns
@@ -294,7 +294,7 @@ class CallLog:
         return Calls(*self._rows[places].T.copy())
 
     def read(self) -> Calls:
-        """Copy out the intervals that the ring holds, the oldest first."""
+        """Copy out the intervals in the ring, the oldest first."""
         return self.since(0, self.count)
 
     def sent(self) -> Pass:
@@ -302,22 +302,22 @@ class CallLog:
         return self._sent.read()
 
     def received(self) -> Pass:
-        """Return the envs that the latest calls of `recv` have handed back."""
+        """Return the envs that the latest calls of `recv` have returned."""
         return self._received.read()
 
     def latest_begin_ns(self, count: int) -> int:
-        """Return when the first of the latest `count` intervals began, of those in the ring."""
+        """Return when the first of the latest `count` intervals in the ring began."""
         if self.count == 0:
             return self.begin_ns
         return int(self._rows[max(self.count - min(count, CAPACITY), 0) % CAPACITY, 1])
 
     def open_since(self) -> int | None:
-        """Return when the outermost call of the vector env began that has not ended."""
+        """Return the start of the open outermost call of the vector env; None if there is none."""
         begins = [one[_BEGIN] for one in self._open if one[_KIND] < len(ENV_CALLS)]
         return min(begins, default=None)
 
     def complete_since(self) -> int:
-        """Return the time from which on everything is in the ring."""
+        """Return the time since which all intervals are in the ring."""
         if self.count <= CAPACITY:
             return self.begin_ns
         return int(self._rows[self.count % CAPACITY, 2])  # where the oldest one ended
@@ -378,5 +378,5 @@ class _Paused(_Context):
 
     def __exit__(self, *_: Any) -> None:
         self._log.pause_depth -= 1
-        if self._log.pause_depth == 0:  # the outermost has it all
+        if self._log.pause_depth == 0:  # the outermost pause includes the others
             self._log.note_pause(self._begin_ns, perf_counter_ns())

@@ -27,11 +27,11 @@ __all__ = ["TimedEnvs", "Timing"]
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
 _FEWEST_TICKS_NS = 200_000_000  # the system counts in hundredths of a second
-_LATEST = 256  # intervals, of which more is looked at than sums where the caller steps the envs
+_LATEST = 256  # intervals analysed in detail where the caller steps the envs; of others only sums
 
 
 class TimedEnvs(Protocol):
-    """What a vector env offers to be timed."""
+    """The interface of a vector env that can be timed."""
 
     num_envs: int
     closed: bool
@@ -41,8 +41,8 @@ class TimedEnvs(Protocol):
         """Begin to stamp env steps.
 
         Returns:
-            Where. Or, if compiled calls are stamped in the log of calls, what one that does nothing
-            takes, in nanoseconds. None if only the caller's time is known.
+            The rings of stamps. Or, if compiled calls are stamped in the log of calls, the time of
+            a call that does nothing, in nanoseconds. None if only the caller's time is known.
         """
 
     def _end_stamps(self) -> None:
@@ -75,13 +75,13 @@ class _Loads(NamedTuple):
 
 
 class _ThreadLog(CallLog):
-    """The log of a thread, and what has been made of it.
+    """The log of a thread, and its totals.
 
     Attributes:
-        name: Of the thread.
-        folded: How many intervals have been taken up in the totals.
-        totals: Of the calls among them.
-        cpu_ns: Processor time of the thread when the log began; None if that was another thread's.
+        name: Name of the thread.
+        folded: Number of intervals that have been added to the totals.
+        totals: Totals of the calls among them.
+        cpu_ns: Processor time of the thread when the log began; None if another thread began it.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _ThreadLog(CallLog):
 
 
 def _weak_fold(timing: Timing) -> Callable[[], None]:
-    """Return `timing._fold` without keeping it alive: a cycle would delay the end of the rings."""
+    """Return `timing._fold` as a weak reference: a cycle would delay the release of the rings."""
     reference = weakref.ref(timing)
 
     def fold() -> None:
@@ -109,18 +109,17 @@ def _weak_fold(timing: Timing) -> Callable[[], None]:
 
 
 class Timing:
-    """Where the time goes; off until `enable` is called, and then costs nothing.
+    """Where the time goes; off until `enable` is called, and free while off.
 
-    Shares, rates and mean times are about all the time since `enable` or `clear`. The timeline, and
-    the percentiles in a report, are about the latest 65 536 calls and phases, and the latest steps
-    of every env (16 384 for up to 16 envs, never fewer than 64). What timing itself does now and
-    then, and in `report`, is left out.
+    Shares, rates and mean times cover all the time since `enable` or `clear`. The timeline, and the
+    percentiles in a report, cover the latest 65 536 calls and phases, and the latest steps of every
+    env (16 384 for up to 16 envs, never fewer than 64). The time of timing itself is excluded.
 
     Phases may be entered in several threads. Shares are those of the thread that calls the vector
-    env; the phases of others are reported beside them.
+    env; the phases of other threads are reported separately.
 
     Attributes:
-        enabled: Whether time is being taken.
+        enabled: Whether timing is on.
         total_ns: Nanoseconds spent in each phase since the last `clear`, in all threads.
 
     Example:
@@ -138,14 +137,14 @@ class Timing:
     """
 
     def __init__(self, envs: TimedEnvs) -> None:
-        self._envs = weakref.ref(envs)  # a cycle would delay the end of a forgotten env
+        self._envs = weakref.ref(envs)  # a cycle would delay the deletion of the env
         self._backend = type(envs).__name__
         self._logs: dict[int, _ThreadLog] = {}  # by thread
         self._lock = threading.RLock()  # over the totals
         self._stamps: EnvStamps | None = None
         self._stamped, self._kernel_ns = NOTHING, 0
-        self._taken = np.zeros(0, np.int64)  # of the stamps in the totals
-        self._carried: Stamps | None = None  # stamps of calls that had not ended then
+        self._taken = np.zeros(0, np.int64)  # number of each env's stamps in the totals
+        self._carried: Stamps | None = None  # stamps of calls that had not ended at the last fold
         self._env_totals: EnvTotals | None = None
         self._since_ns = self._folded_ns = 0
         self._process_cpu_ns = self._workers_cpu_ns = 0
@@ -169,7 +168,7 @@ class Timing:
         return found
 
     def enable(self) -> None:
-        """Take the time from now on; what was recorded before is forgotten.
+        """Start timing; deletes earlier recordings.
 
         Raises:
             ClosedEnvironmentError: The vector env is closed.
@@ -188,11 +187,11 @@ class Timing:
         self.clear()
 
     def disable(self) -> None:
-        """Stop taking the time; what has been recorded stays.
+        """Stop timing; keeps the recording.
 
         Raises:
-            AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending; time is
-                being taken as before.
+            AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending; timing
+                stays on.
         """
         envs = self._envs()
         if self.enabled and envs is not None:
@@ -202,12 +201,12 @@ class Timing:
         self.enabled = False
 
     def note_end(self) -> None:
-        """Note what else ran meanwhile: timing ends here, or workers are about to go."""
+        """Measure the load of others so far: timing ends here, or workers are about to end."""
         if self._loads is None:
             self._loads = self._measure_loads()
 
     def clear(self) -> None:
-        """Forget what has been recorded; phases that are open begin now."""
+        """Delete the recording; phases that are open begin now."""
         with self._lock:
             for log in list(self._logs.values()):
                 log.clear()
@@ -244,12 +243,12 @@ class Timing:
     def call(self, kind: int) -> AbstractContextManager[CallLog]:
         """Return a context that is logged as a call of the vector env.
 
-        An exception that passes through it is given the latest steps as a note.
+        Adds the latest steps as a note to an exception that passes through it.
         """
         return _Call(self, self.log, kind)
 
     def keep(self) -> None:
-        """Note who steps which envs, for a report after the vector env is closed."""
+        """Keep the assignment of envs to workers, for a report after the vector env is closed."""
         envs = self._envs()
         if envs is None or envs.closed:
             return
@@ -263,14 +262,14 @@ class Timing:
     # -- totals ------------------------------------------------------------------------------
 
     def _set_next_fold(self, log: CallLog) -> None:
-        """Have the rings taken up before they are overwritten: a call makes two steps at most."""
+        """Set the count at which to fold the rings; a call makes two steps of an env at most."""
         size = CAPACITY // 2
         if self._stamps is not None:
             size = min(size, self._stamps.rings.shape[1] // 4)
         log.fold_at = log.count + size
 
     def _fold(self) -> None:
-        """Add to the totals what the rings hold since that was last done."""
+        """Add to the totals the intervals and stamps since the last fold."""
         with self._lock:
             now_ns, crew, work = perf_counter_ns(), self._kept[0], None
             found: Stamps | None = None
@@ -284,7 +283,7 @@ class Timing:
                     found = self._carried.joined(found)
                 callers = [log for log in logs if log.env_ns or log.open_since() is not None]
                 if crew.is_local and len(callers) == 1 and callers[0].open_since() is None:
-                    inside_ns = spent_ns  # nobody else can have stepped them
+                    inside_ns = spent_ns  # only the caller can have stepped them
                     totals.add_local(sum(spent_ns))
                     found = found.where(found.begin_ns >= callers[0].latest_begin_ns(_LATEST))
                 work = Work(found, crew, totals.cpu_shares(), now_ns)
@@ -304,7 +303,7 @@ class Timing:
                 self._carried = found.where((found.end_ns > 0) & (untils_ns > needed_ns))
 
     def count_stamps(self) -> None:
-        """Take up all stamps there are, for an owner of rings that are about to be overwritten."""
+        """Add all stamps to the totals; called before rings are overwritten."""
         if self.enabled:
             self._fold()
 
@@ -364,7 +363,7 @@ class Timing:
         return [process.pid for process in self._kept[1] if process is not None and process.pid > 0]
 
     def _measure_loads(self) -> _Loads:
-        """Return what else has kept processors busy until now."""
+        """Return the load of other processes and threads so far."""
         now_ns, own_ns = perf_counter_ns(), process_time_ns() - self._process_cpu_ns
         spent_ns = max(now_ns - self._since_ns, 1)
         main = max(list(self._logs.values()), key=lambda log: log.env_ns, default=None)
@@ -379,7 +378,7 @@ class Timing:
         return _Loads(others, other_threads)
 
     def recording(self) -> Recording:
-        """Return the latest of what was recorded since `enable` or `clear`, for a timeline.
+        """Return the latest part of the recording since `enable` or `clear`, for a timeline.
 
         Raises:
             RuntimeError: Nothing was recorded.
@@ -419,7 +418,7 @@ class Timing:
             )
 
     def report(self) -> TimingReport:
-        """Say where the time went since `enable` or `clear`; see `TimingReport`.
+        """Return the shares of the time since `enable` or `clear`; see `TimingReport`.
 
         Raises:
             RuntimeError: Nothing was recorded.
@@ -442,10 +441,10 @@ class Timing:
             write_trace(self.recording(), path)
 
     def latest(self, env_id: int | None = None) -> str:
-        """Describe the latest steps, those that have not ended first; empty if there are none.
+        """Describe the latest steps, running ones first; empty if there are none.
 
         Args:
-            env_id: Only of this env and the others of its worker; None for all envs.
+            env_id: Restricts it to the envs of this env's worker; None for all envs.
         """
         if self._stamps is None:
             return ""
@@ -458,7 +457,7 @@ class Timing:
 
 
 class _Call(AbstractContextManager[CallLog]):
-    """Logs a call, and says in exceptions what the envs did last."""
+    """Logs a call, and adds the latest steps of the envs to exceptions."""
 
     __slots__ = ("_kind", "_log", "_timing")
 

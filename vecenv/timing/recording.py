@@ -15,7 +15,7 @@ class WorkerProcess(NamedTuple):
     """A process that steps envs.
 
     Attributes:
-        pid: Its number.
+        pid: Process id.
         start_s: Seconds from its start until its envs were made; None or negative while they are
             being made.
     """
@@ -28,8 +28,8 @@ class ThreadCalls(NamedTuple):
     """The latest intervals of a thread.
 
     Attributes:
-        name: Of the thread.
-        names: Of the kinds of intervals.
+        name: Name of the thread.
+        names: Names of the kinds of intervals.
         calls: The intervals.
     """
 
@@ -39,18 +39,18 @@ class ThreadCalls(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What was stamped in a window of time: the latest, as far back as it is complete.
+    """The stamps of a window of time: the latest one in which they are complete.
 
     Attributes:
         backend: Name of the vector env's class.
         begin_ns, end_ns: The window, by `time.perf_counter_ns`.
-        names: Of the kinds of calls.
+        names: Names of the kinds of calls.
         calls: The intervals inside the window, of the thread that calls the vector env.
         stamps: Env steps that began inside the window; None if they are not stamped one by one.
-        crew: Who steps which envs.
-        processes: Of the workers, None for the caller.
-        num_envs: Of the vector env.
-        sent, received: Which envs single calls of `send` and `recv` were about.
+        crew: The threads that step the envs.
+        processes: The workers' processes, None for the caller.
+        num_envs: Number of envs.
+        sent, received: The envs of single calls of `send` and `recv`.
         others: Intervals of other threads.
     """
 
@@ -72,12 +72,12 @@ class Tally(NamedTuple):
     """Running totals since `enable` or `clear`.
 
     Attributes:
-        wall_ns: Of the thread that calls the vector env, until its latest call or phase.
-        phases_ns: Time in its phases, without what is inside them.
-        calls: Of its calls.
-        envs: Of the envs; None if they are not stamped one by one.
+        wall_ns: Wall time of the thread that calls the vector env, until its latest call or phase.
+        phases_ns: Time in its phases, without nested intervals.
+        calls: Totals of its calls.
+        envs: Totals of the envs; None if they are not stamped one by one.
         others_ns: Time in phases and calls of other threads, by name.
-        copies: Whether the vector env hands out copies of observations.
+        copies: Whether the vector env returns copies of observations.
         stamped: ENVS, KERNEL or NOTHING, see `Crew`.
         others_load: Processors that other processes kept busy, on average; None if not known.
         other_threads: Processors that other threads of the calling process kept busy, on average.

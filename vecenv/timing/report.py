@@ -1,4 +1,4 @@
-"""TimingReport: shares of the wall time, per worker and per env, as numbers, tables, a picture."""
+"""TimingReport: shares of the wall time, per worker and per env, with advice, tables, a picture."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _UNITS = {
     "low, high": "times as many steps per second",
 }
 _BAR_WIDTH = 22
-_NAME_WIDTH = 19  # of a share; longer names take from the bar, and then are cut
+_NAME_WIDTH = 19  # of a share; longer names shorten the bar, then are cut
 _LEAST_BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _COLOURS = {
@@ -80,13 +80,13 @@ _MORE_COLOURS = ("#6d597a", "#b56576", "#355070", "#84a59d", "#f28482")
 
 @dataclass(frozen=True)
 class EnvTimes:
-    """How long the steps of one env took, or of all, or resets; nanoseconds.
+    """Durations of the steps (or resets) of one env or of all envs; nanoseconds.
 
     Attributes:
         name: "env 3", or "all envs".
-        num_steps: How many steps (or resets); resets are not among steps.
-        mean, max: Of all of them.
-        p50, p90, p99: Of the latest, see `TimingReport.latest_s`; NaN if none is among these.
+        num_steps: Number of steps (or resets); resets are not among steps.
+        mean, max: Over all steps.
+        p50, p90, p99: Over the latest, see `TimingReport.latest_s`; NaN if there are none.
         is_slow: Whether an env takes much longer than most others.
     """
 
@@ -133,27 +133,27 @@ class TimingReport:
         stamped: "envs" if steps and resets of envs are stamped one by one; "kernel" if calls of
             compiled code are, which may include resets; "nothing" if only the caller's time is
             known.
-        wall_s: Seconds that the report is about, without what timing itself took.
-        latest_s: Seconds at their end that the percentiles are about.
-        num_steps: Env steps that ended in that time, resets not counted (for envs that are not
-            stamped one by one, rows that came back).
-        steps_per_second: The quotient.
+        wall_s: Seconds that the report covers, without the time of timing itself.
+        latest_s: Seconds at their end that the percentiles cover.
+        num_steps: Env steps that ended in that time, without resets (for envs that are not stamped
+            one by one, rows that were returned).
+        steps_per_second: `num_steps` over `wall_s`.
         shares: Share of the wall time by name. "env compute", "env reset", "straggler wait",
             "hand-over" and "copying" are inside calls of the vector env, see
             `vecenv.timing.attribution`; of envs whose steps are not stamped, "env calls" stands for
-            all of these. The phases that the user named follow (those with one of our names as
+            all of these. The phases that the user named follow (those with one of these names as
             "other (phase)"), and "other". They add up to 1.
-        gains: Steps per second, by name, if that share took no time: no more than the envs can do.
-        other_threads: Share of the wall time of phases in other threads, beside the shares.
+        gains: Steps per second, by name, if that share took no time; limited by the envs' own time.
+        other_threads: Shares of the wall time of phases in other threads, not part of `shares`.
         first_ready: Whether envs were sent and received rather than stepped all at once.
-        cpu_share: Processor time of env steps by the time they take: 1 if they compute all the
-            time, 0 if they only wait; None if not known.
-        others_load: Processors that other processes kept busy meanwhile; None if not known.
+        cpu_share: Processor time of env steps over their duration: 1 if they only compute, 0 if
+            they only wait; None if not known.
+        others_load: Processors that other processes kept busy; None if not known.
         envs: Step times of all envs together; None for envs that are not stamped.
         resets: Reset times of all envs together; None if there were none, or it is not known.
         slowest: The envs whose steps take longest on average.
         workers: One entry per worker.
-        advice: What may help, with what it may bring.
+        advice: Changes that may help, with their expected gain.
         durations_ns: int64 (R,), lengths of the latest steps; not in the JSON.
     """
 
@@ -179,15 +179,15 @@ class TimingReport:
 
     @property
     def verdict(self) -> str:
-        """One line that says what costs most and what would help."""
+        """One line: the largest cost and the advice on it."""
         name, share = max(self.shares.items(), key=lambda item: item[1])
         told = "; ".join(advice.text for advice in self.advice[:1])
         return f"{share:.0%} of the time goes to {name}: {told}"
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return the numbers as JSON, and write them to a file if one is given.
+        """Return the numbers as JSON, and write them to `path` if given.
 
-        Names say the unit (`_s`, `_ns`, `_bytes`), and so does the entry "units".
+        Names end in the unit (`_s`, `_ns`, `_bytes`), as the entry "units" explains.
         """
         numbers = dataclasses.asdict(dataclasses.replace(self, durations_ns=np.zeros(0)))
         del numbers["durations_ns"]
@@ -201,7 +201,7 @@ class TimingReport:
         return text
 
     def plot(self, path: str | Path) -> None:
-        """Draw shares and step times into a file; the ending names the format.
+        """Draw shares and step times into a file; its suffix selects the format.
 
         Raises:
             ImportError: matplotlib is missing (`pip install vecenv[plots]`).
@@ -215,7 +215,7 @@ class TimingReport:
             figure.savefig(aside, dpi=130)
 
     def __rich__(self) -> Any:
-        """Return what rich prints: tables with bars, and the verdict."""
+        """Return tables with bars and the verdict, for rich to print."""
         return report_tables(self)
 
     def __str__(self) -> str:
@@ -229,7 +229,7 @@ class TimingReport:
 
 
 def make_report(tally: Tally, recording: Recording) -> TimingReport:
-    """Compute the report of running totals, and of the recording of their latest part."""
+    """Compute a report from running totals and the recording of their latest part."""
     wall_ns, calls, envs = tally.wall_ns, tally.calls, tally.envs
     crew = recording.crew
     spent_ns = _spent_ns(tally)
@@ -306,10 +306,10 @@ def _spent_ns(tally: Tally) -> dict[str, int]:
 
 
 def _bound_ns(tally: Tally, num_steps: int) -> float:
-    """Return how long the envs alone would have taken for these steps, all threads at work.
+    """Return the time that the envs alone would have taken for these steps.
 
-    If all are waited for: in each round as long as its busiest thread. If whoever is first is
-    received: as long as it takes with all threads at work all the time.
+    If calls wait for all envs: the busiest thread of each round. If they receive the first envs
+    ready: the time with all threads always at work.
     """
     calls, envs = tally.calls, tally.envs
     critical_ns = max(calls.critical_ns.values(), default=0)
@@ -360,7 +360,7 @@ def _slowest(envs: EnvTotals, env_ids: np.ndarray, lengths_ns: np.ndarray) -> li
 
 
 def _is_above(mean: float, latest_ns: np.ndarray, limit: float) -> bool:
-    """Return whether a mean is above a limit for certain: single long steps don't make it so."""
+    """Return whether a mean is reliably above a limit, and not because of single long steps."""
     count = len(latest_ns)
     return count > 1 and mean - 2 * float(latest_ns.std(ddof=1)) / count**0.5 > limit
 
@@ -407,7 +407,7 @@ def shorten(text: str, most: int) -> str:
 
 
 def new_table(title: str, **options: Any) -> Table:
-    """Return a table under a title on the left; what users named is no markup."""
+    """Return a table under a title on the left; names given by users are not read as markup."""
     return Table(
         title=Text(title, "table.title") if title else None, title_justify="left", **options
     )
@@ -428,14 +428,14 @@ def report_tables(report: TimingReport) -> Any:
 
 
 def _about_kernel(report: TimingReport) -> str:
-    """Say where the resets of compiled envs are."""
+    """Return the remark on the resets of compiled envs."""
     if report.stamped != KERNEL:
         return ""
     return "How long resets inside of steps take is unknown: compiled calls are stamped as one."
 
 
 def _about_window(report: TimingReport) -> str:
-    """Say what the percentiles are about, if that is not all."""
+    """Return the remark on the steps that the percentiles cover, if not all."""
     if report.envs is None or report.latest_s >= 0.99 * report.wall_s:
         return ""
     return (
@@ -508,7 +508,7 @@ def _env_table(report: TimingReport) -> Table:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty matplotlib figure of so many inches.
+    """Return an empty matplotlib figure; sizes in inches.
 
     Raises:
         ImportError: matplotlib is missing.

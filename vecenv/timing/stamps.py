@@ -1,8 +1,8 @@
 """Stamps of env steps: when each began and ended, and when its results had been written.
 
-Every env has a ring of its own. An env is stepped by one thread at a time, so a ring has one writer
-at a time and needs no lock; it may lie in memory that several processes share. The rings hold the
-latest steps; `Totals` takes them up before they are overwritten.
+Every env has its own ring. An env is stepped by one thread at a time, so a ring has one writer at a
+time and needs no lock; it may be in memory that several processes share. The rings hold the latest
+steps; `Timing` adds them to its totals before they are overwritten.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ except ImportError:  # not on Windows
 
 __all__ = ["EnvStamps", "StampedEnv", "Stamps", "stamped"]
 
-_MOST_RECORDS = 1 << 18  # of all envs together, unless that leaves one fewer than _FEWEST
+_MOST_RECORDS = 1 << 18  # of all envs together, unless an env would have fewer than _FEWEST
 _FEWEST, _MOST = 64, 1 << 14  # records of one env
-# Words of a record. DONE_NS counts if it is not before END_NS: then a thread had nothing more to do
-# with the results. NOTE is 1 for a reset, plus twice (processor time in ns + 1) if that was taken.
+# Words of a record. DONE_NS, if not before END_NS, is when the thread had written the results.
+# NOTE is 1 for a reset, plus twice (processor time in ns + 1) if that was taken.
 BEGIN_NS, END_NS, DONE_NS, NOTE = range(4)
 RECORD_WORDS = 4
-# Asking for the processor time takes longer than a stamp: it is taken of one step in 32, and of all
-# that follow one that took so long that it does not matter.
+# Reading the processor time takes longer than a stamp: it is taken of one step in 32, and of every
+# step that follows a step long enough to make its cost negligible.
 _MASK = 32 * RECORD_WORDS - 1
 _LONG_NS = 250_000
 _MOST_LINES = 10  # of a description
@@ -36,16 +36,16 @@ _getrusage: Any = getattr(resource, "getrusage", None)
 
 
 class Stamps(NamedTuple):
-    """Records of env steps, in the order of their beginnings; times by `time.perf_counter_ns`.
+    """Records of env steps, sorted by start; times by `time.perf_counter_ns`.
 
     Attributes:
         env_ids: int64 (R,).
         begin_ns: int64 (R,).
         end_ns: int64 (R,); 0 if the step has not ended: it is running, or it raised.
-        done_ns: int64 (R,), when its results had been written; 0 if the same thread went on with
-            another env first, or if that is not known.
-        cpu_ns: int64 (R,), for how long it computed: processor time of the thread, or all of the
-            time if the thread never gave up its processor by itself; -1 if that was not taken.
+        done_ns: int64 (R,), when its results had been written; 0 if the thread stepped another env
+            first, or if it is not known.
+        cpu_ns: int64 (R,), processor time of the thread, or the whole duration if the thread never
+            gave up its processor voluntarily; -1 if it was not taken.
         is_reset: bool (R,), whether it was a reset.
     """
 
@@ -78,8 +78,8 @@ class EnvStamps:
     """The rings of N envs.
 
     Args:
-        rings: int64 (N, K, RECORD_WORDS), zeros; owned by whoever made them.
-        counts: int64 (N,), zeros; how many steps of each env have ended.
+        rings: int64 (N, K, RECORD_WORDS), zeros; kept by reference.
+        counts: int64 (N,), zeros; number of steps of each env that have ended.
 
     Attributes:
         rings, counts: As given.
@@ -101,7 +101,7 @@ class EnvStamps:
         return EnvStamps(self.rings[first:last], self.counts[first:last])
 
     def read(self) -> Stamps:
-        """Copy out what the rings hold, steps that are running included."""
+        """Copy out the rings, running steps included."""
         rings = self.rings.copy()
         held = rings[..., BEGIN_NS] > 0
         env_ids = np.broadcast_to(np.arange(len(rings))[:, None], held.shape)[held]
@@ -109,14 +109,14 @@ class EnvStamps:
         return found.where(np.argsort(found.begin_ns, kind="stable"))
 
     def since(self, taken: np.ndarray) -> tuple[Stamps, np.ndarray]:
-        """Copy out the steps that have ended since a call of this, and then those that are running.
+        """Copy out the steps that have ended since an earlier call, then the running ones.
 
         Args:
-            taken: int64 (N,), what that call returned.
+            taken: int64 (N,), the counts that the earlier call returned.
 
         Returns:
-            The records, env by env, each env's in their order; and for the next call, int64 (N,),
-            how many of each env have been taken, in all.
+            The records, env by env, in order for each env; and for the next call the number of
+            records of each env taken so far, int64 (N,).
         """
         env_ids, records, counts = self.records_since(taken)
         ended = Stamps.of(env_ids, records)
@@ -140,7 +140,7 @@ class EnvStamps:
         return np.repeat(np.arange(len(counts)), lengths), np.concatenate(parts), counts
 
     def complete_since(self) -> int:
-        """Return the time from which on no record has been overwritten; 0 if none has been."""
+        """Return the time since which no record has been overwritten; 0 if none has been."""
         size = self.rings.shape[1]
         wrapped = np.flatnonzero(self.counts >= size)
         if len(wrapped) == 0:
@@ -150,10 +150,10 @@ class EnvStamps:
         return int(oldest.max())
 
     def describe_latest(self, env_ids: np.ndarray) -> str:
-        """List the latest steps of some envs, those that have not ended first, then the newest.
+        """List the latest steps of some envs, running ones first, then the newest.
 
         Args:
-            env_ids: int64 (B,), the envs asked about.
+            env_ids: int64 (B,), the envs to list.
 
         Returns:
             One line per step, empty if there are none.
@@ -174,7 +174,7 @@ class EnvStamps:
 
 def _usage() -> tuple[int, int]:
     """Return how often this thread has waited, and its processor time in nanoseconds."""
-    if _RUSAGE_THREAD is None:  # whatever is not processor time counts as waiting
+    if _RUSAGE_THREAD is None:  # all time but processor time counts as waiting
         return perf_counter_ns(), thread_time_ns()
     usage = _getrusage(_RUSAGE_THREAD)
     return usage.ru_nvcsw, round(1e9 * (usage.ru_utime + usage.ru_stime))
@@ -183,8 +183,8 @@ def _usage() -> tuple[int, int]:
 class StampedEnv:
     """Steps and resets an env of a list, and stamps it; the list's item may be replaced.
 
-    This is run at every step while time is taken, so it does as little as it can: assigning to an
-    item of a memoryview takes half the time of an array's, and half a microsecond is all it costs.
+    This runs at every step while timing is on. Assigning to an item of a memoryview takes half the
+    time of an array's, so that a stamped step costs half a microsecond more.
     """
 
     __slots__ = ("_at", "_count", "_counts", "_envs", "_index", "_mask", "_ring", "_size")
@@ -201,7 +201,7 @@ class StampedEnv:
         self._mask = 0
 
     def step(self, action: Any) -> Any:
-        """Step the env between two stamps; one that raises leaves the second one out."""
+        """Step the env between two stamps; if it raises, the second is missing."""
         ring, at = self._ring, self._at
         if at & self._mask == 0:
             return self._measure(self._envs[self._index].step, 0, action)
@@ -228,7 +228,7 @@ class StampedEnv:
         end_ns = perf_counter_ns()
         more_waits, cpu_ns = _usage()
         computed_ns = end_ns - begin_ns
-        if more_waits != waits:  # else others may have had the processor, but it did not wait
+        if more_waits != waits:  # else it may have been preempted, but did not wait
             computed_ns = min(computed_ns, cpu_ns - cpu_begin_ns)
         ring[at + 1] = end_ns
         ring[at + 3] = (computed_ns + 1) << 1 | kind
@@ -239,7 +239,7 @@ class StampedEnv:
         return result
 
     def mark_done(self) -> None:
-        """Stamp that what the latest step has returned has been written; the first mark counts."""
+        """Stamp that the results of the latest step have been written; the first call counts."""
         ring, at = self._ring, self._at - RECORD_WORDS  # may be negative, as indices may
         if ring[at + DONE_NS] < ring[at + END_NS]:
             ring[at + DONE_NS] = perf_counter_ns()

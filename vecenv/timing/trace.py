@@ -2,8 +2,8 @@
 
 One process "caller" with a track for its calls, waits, copies and phases, and one for each other
 thread that has phases; one process per worker with a track per thread, named by its envs. Arrows
-(flow events) lead from the call that sent an env on its way to its step, and from there to the call
-that received it.
+(flow events) lead from the call that sent an env to its step, and from there to the call that
+received it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vecenv.timing.stamps import Stamps
 
 __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
 
-MOST_STEPS = 50_000  # env steps in a trace, the latest; Perfetto opens that in a moment
+MOST_STEPS = 50_000  # latest env steps in a trace; Perfetto opens that many quickly
 _CALLER = 0  # number of the process; worker w is w + 1
 _OTHER_THREADS = 1_000_000  # first track of the caller's other threads
 _FEW = 4  # envs that are named one by one
@@ -108,7 +108,7 @@ class _Tracks:
 
     Attributes:
         processes: int64 (num_envs,), number of the process that steps each env.
-        threads: int64 (num_envs,), number of its track; 0 of the caller is its calls.
+        threads: int64 (num_envs,), number of its track; the caller's track 0 holds its calls.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -167,7 +167,7 @@ def _flow_events(recording: Recording, stamps: Stamps, tracks: _Tracks) -> Itera
     taken_ns = _first_after(recording, stamps)
     is_complete = (sent_ns > 0) & (taken_ns > 0) & (tracks.processes[stamps.env_ids] != _CALLER)
     since_ns = recording.begin_ns
-    for k in np.flatnonzero(is_complete).tolist():  # others the caller steps itself, or are cut off
+    for k in np.flatnonzero(is_complete).tolist():  # others are the caller's own, or incomplete
         env_id = int(stamps.env_ids[k])
         track = int(tracks.processes[env_id]), int(tracks.threads[env_id])
         yield _flow("s", k, int(sent_ns[k]), since_ns, (_CALLER, 0))
@@ -176,14 +176,14 @@ def _flow_events(recording: Recording, stamps: Stamps, tracks: _Tracks) -> Itera
 
 
 def _ranges(calls: Calls, num_envs: int) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yield which calls are about the same range of envs, bool (M,), and that range."""
+    """Yield the calls, bool (M,), that concern the same range of envs, and that range."""
     lasts = np.where(calls.last_env == 0, num_envs, calls.last_env)
     for first, last in sorted(set(zip(calls.first_env.tolist(), lasts.tolist(), strict=True))):
         yield (calls.first_env == first) & (lasts == last), first, last
 
 
 def _latest_before(recording: Recording, stamps: Stamps) -> np.ndarray:
-    """Return when the call began that asked for each step, int64 (R,); 0 if it is not known."""
+    """Return the start of the call that requested each step, int64 (R,); 0 if not known."""
     found = np.zeros(len(stamps.env_ids), np.int64)
     calls = recording.calls.where(np.isin(recording.calls.kinds, (STEP, STEP_ASYNC, RESET)))
     for chosen, first, last in _ranges(calls, recording.num_envs):
@@ -201,7 +201,7 @@ def _latest_before(recording: Recording, stamps: Stamps) -> np.ndarray:
 
 
 def _first_after(recording: Recording, stamps: Stamps) -> np.ndarray:
-    """Return when the call ended that took each step's results, int64 (R,); 0 if not known."""
+    """Return the end of the call that received each step, int64 (R,); 0 if not known."""
     never = np.iinfo(np.int64).max
     found = np.full(len(stamps.env_ids), never)
     calls = recording.calls.where(np.isin(recording.calls.kinds, (STEP, STEP_WAIT, RESET)))
@@ -221,13 +221,13 @@ def _first_after(recording: Recording, stamps: Stamps) -> np.ndarray:
 def _by_env(
     passed: Pass, stamps: Stamps, begins_ns: np.ndarray, times_ns: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield for each env its steps, int64 (R',), and times of the calls that it passed through.
+    """Yield for each env its steps, int64 (R',), and times of its calls.
 
     Args:
-        passed: Which envs calls were about.
+        passed: The envs of the calls.
         stamps: The steps.
         begins_ns: int64 (M,), when the calls began, in their order.
-        times_ns: int64 (M,), the time that is wanted of each.
+        times_ns: int64 (M,), the time to return of each.
     """
     places = np.searchsorted(begins_ns, passed.begin_ns)
     is_held = places < len(begins_ns)

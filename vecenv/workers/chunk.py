@@ -10,15 +10,15 @@ import numpy as np
 from gymnasium import Env
 
 from vecenv.core.autoreset import EnvGroup, StepRows
+from vecenv.core.faults import EnvFault
+from vecenv.core.guard import GuardedEnv, unguarded
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.action_rows import ActionReader
+from vecenv.workers.actions import ActionReader
 from vecenv.workers.arena import Arena
 from vecenv.workers.columns import ColumnWriter, Noted
-from vecenv.workers.faults import EnvFault
-from vecenv.workers.guard import GuardedEnv, unguarded
 from vecenv.workers.layout import HAS_ERROR, HAS_MESSAGE, Leaf
 from vecenv.workers.messages import Answer, Layout, ResetRequest, SlotLeaves
-from vecenv.workers.slots import object_rows, reward_bits, slot_rows, unwritten
+from vecenv.workers.rows import object_rows, reward_bits, slot_rows, unwritten
 
 __all__ = ["Chunk", "Outcome", "run_here"]
 
@@ -89,14 +89,16 @@ class Chunk:
             (name, arena.view(leaf)[first : self.last]) for name, leaf in layout.published.items()
         ]
 
-    def learn(self, news: dict[str, Any]) -> None:
-        """Take notice of new slots, columns and ring leaves."""
-        self._slot_leaves.update(news.get("slots", ()))
-        if "ring_leaves" in news:  # first, as threads may write columns as soon as they know them
-            self.ring_leaves = self._arena.view(news["ring_leaves"])
-        self.columns.add(news.get("columns", ()), news.get("forms", ()), news.get("first_form", 0))
-        if "stamps" in news:
-            self._stamp(news["stamps"])
+    def learn(self, updates: dict[str, Any]) -> None:
+        """Take notice of new slots, forms of infos with their columns, and ring leaves."""
+        self._slot_leaves.update(updates.get("slots", ()))
+        if "ring_leaves" in updates:  # first: threads write columns as soon as they know them
+            self.ring_leaves = self._arena.view(updates["ring_leaves"])
+        self.columns.add(
+            updates.get("columns", ()), updates.get("forms", ()), updates.get("first_form", 0)
+        )
+        if "stamps" in updates:
+            self._stamp(updates["stamps"])
 
     def _stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
         """Stamp the envs' steps into the rings and counts given; None ends it."""

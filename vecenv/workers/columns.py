@@ -5,9 +5,9 @@ fields that is built of numbers gets a column: arrays with a row per env. From t
 is about to report an info of this form writes the numbers into the columns and says the form; what
 is not built of numbers travels in a message. An info of unknown form travels as it is.
 
-A column holds values of one type, dtype and shape. So the caller can tell what each env's info was,
-and the batched infos are what `vecenv.core.infos.add_info` makes of these, row by row; where all
-envs have the same form they are the columns themselves.
+A column holds values of one type, dtype and shape. So the caller can tell what each env's info
+was, and the batched infos are what `vecenv.core.infos.add_info` makes of these, row by row; where
+all envs have the same form they are the columns themselves.
 """
 
 from __future__ import annotations

@@ -7,44 +7,48 @@ import importlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from gymnasium import Env, Space, logger
 from gymnasium.error import NoAsyncCallError, ResetNeeded
+from gymnasium.vector import AsyncVectorEnv as OneProcessPerEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from vecenv.core.autoreset import EnvGroup, read_autoreset_mode
-from vecenv.core.base import StepBatch, StepResult
+from vecenv.core.autoreset import StepRows, read_autoreset_mode
+from vecenv.core.base import GymVecEnv, StepBatch, StepResult
+from vecenv.core.deadline import Deadline
+from vecenv.core.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.core.interrupts import interrupts_later
-from vecenv.core.rows import copy_batch
 from vecenv.core.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
-from vecenv.workers.calls import RemoteCalls
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
+from vecenv.timing.recording import WorkerProcess
+from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.layout import COMMANDS
 from vecenv.workers.messages import INTERRUPTED, NOTHING, ResetRequest
 from vecenv.workers.process import tell_after_fork
 
 if TYPE_CHECKING:
+    from vecenv.workers.actions import ActionWriter
     from vecenv.workers.halves import Half
     from vecenv.workers.opening import Opened
 
 __all__ = ["AsyncVectorEnv"]
 
 _CLOSE_TIMEOUT_S = 5.0
+_WORKER = 5  # place of the argument
 _NEEDED = (
     "multiprocess.connection",
-    "vecenv.workers.action_rows",
-    "vecenv.workers.receive",
+    "vecenv.workers.actions",
+    "vecenv.workers.first_ready",
     "vecenv.workers.opening",
 )
 
 
-class AsyncVectorEnv(RemoteCalls):
+class AsyncVectorEnv(GymVecEnv):
     """Gymnasium envs stepped in chunks by worker processes over shared memory.
 
     A drop-in replacement for `gymnasium.vector.AsyncVectorEnv`: same arguments, attributes,
@@ -116,7 +120,7 @@ class AsyncVectorEnv(RemoteCalls):
     ) -> None:
         self.closed = True  # until there is something to close
         _import_all()
-        from vecenv.workers.opening import open_workers, pool_options
+        from vecenv.workers.opening import PoolOptions, open_workers
 
         if worker is not None:
             raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
@@ -124,18 +128,25 @@ class AsyncVectorEnv(RemoteCalls):
         self.context, self.daemon, self._timeout = context, daemon, timeout
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
         self.autoreset_mode = read_autoreset_mode(autoreset_mode)
-        options = pool_options(
-            self,
+        options = PoolOptions.checked(
+            len(env_fns),
             num_workers=num_workers,
             threads_per_worker=threads_per_worker,
+            max_concurrency=max_concurrency,
             caller_steps=caller_steps,
             on_error=on_error,
+            context=context,
+            daemon=daemon,
+            refuse_custom=shared_memory is True,
             publish=publish,
+            observation_mode=observation_mode,
+            autoreset_mode=self.autoreset_mode,
+            owner=type(self).__name__,
         )
         opened = open_workers(env_fns, options)
         try:
             self._exchange = opened.exchange
-            self._prepare(opened, options.autoreset_mode)
+            self._bind(opened)
         except BaseException:  # Ctrl-C
             self.closed = True
             opened.exchange.pool.kill()
@@ -144,36 +155,46 @@ class AsyncVectorEnv(RemoteCalls):
             opened.arena.close()
             raise
 
-    def _prepare(self, opened: Opened, mode: AutoresetMode) -> None:
-        """Bind what the calls need."""
-        from vecenv.workers.action_rows import ActionWriter
-        from vecenv.workers.receive import Receiver
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Leave envs with a worker function, which speaks Gymnasium's protocol, to its class."""
+        worker = args[_WORKER] if len(args) > _WORKER else kwargs.get("worker")
+        if worker is None or cls is not AsyncVectorEnv:
+            return super().__new__(cls)
+        if "autoreset_mode" in kwargs:
+            kwargs["autoreset_mode"] = read_autoreset_mode(kwargs["autoreset_mode"])
+        return OneProcessPerEnv(*args, **kwargs)
 
+    def _bind(self, opened: Opened) -> None:
+        """Bind what the calls need."""
+        from vecenv.workers.actions import ActionWriter
+        from vecenv.workers.first_ready import Receiver
+
+        exchange, mode = opened.exchange, self.autoreset_mode
         num_envs = len(self.env_fns)
-        self.num_workers = opened.exchange.num_workers
         self._set_up(num_envs, opened.spaces, mode, opened.metadata, opened.render_mode)
-        exchange = opened.exchange
+        self._bind_rows(opened.rows)
+        self.num_workers = exchange.num_workers
         self.published = opened.published
         counted = exchange.restarts
         self.restarts = np.zeros(num_envs, np.int64) if counted is None else counted
         self._arena = opened.arena
         self._workers = range(self.num_workers)
-        self._rows = opened.rows
-        self._latest = self._rows.obs  # where the last observations are: there or in an `out`
-        self._out: tuple[Any, Any] = (None, self._rows)
+        # Of the step under way: `out`, the rows that are written, and the rows of an `out` that
+        # workers can't write into.
+        self._out: tuple[Any, StepRows, StepRows | None] = (None, self._rows, None)
         self._begun_at = 0  # commands given before the pending call
+        self._pending_own: Callable[[], Any] | None = None  # the caller's share of that call
+        self._resetting: Sequence[int] = ()  # the envs of the pending reset
+        self._drops_rows = False  # whether these are all
         self._writer: ActionWriter | None = None
         if exchange.layout.actions is not None:
             self._writer = ActionWriter(
                 self.single_action_space, exchange.layout.actions, self._arena.view
             )
             exchange.last_action = self._writer.text
-        self._batch = self._rows.obs.batch() if not exchange.objects else None
-        # Knows whose episode has ended where that is the caller's business; it has no envs.
-        self._ended = EnvGroup([], self.autoreset_mode)
         self._is_new = True  # never reset
-        self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
-        self._receiver = Receiver(self, exchange)
+        self._receiver = Receiver(self, exchange, self._writer, self._timeout)
+        self._shared_stamps: EnvStamps | None = None
         exchange.timeout = self._timeout
         exchange.break_down = _Breakdown(self)
         tell_after_fork(self._calls)
@@ -216,7 +237,7 @@ class AsyncVectorEnv(RemoteCalls):
             StepTimeoutError: Some env has not answered; the reset stays pending.
         """
         self._require_pending("reset")
-        result = self._finish_reset(self._deadline(timeout))
+        result = self._finish_reset(Deadline.of_call(timeout, self._timeout))
         self._calls.mark_reset()
         return result
 
@@ -224,39 +245,7 @@ class AsyncVectorEnv(RemoteCalls):
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> tuple[Any, dict[str, Any]]:
         self._begin_reset(seed, options, reset_mask)
-        return self._finish_reset(self._deadline(None))
-
-    def _begin(self, call: str, give: Callable[[], None]) -> None:
-        """Have `give` ask the workers for an asynchronous call, which is pending from then on.
-
-        It is so, too, if Ctrl-C comes when some of them have been asked: what waits for the call
-        asks the others.
-        """
-        self._receiver.post_letters()
-        self._exchange.finish_announcement()
-        self._begun_at = self._exchange.num_given()
-        try:
-            self._calls.begin_async(call)
-            give()
-        except BaseException:
-            self._drop_unbegun()
-            raise
-
-    def _drop_unbegun(self) -> bool:
-        """Forget the pending call if nobody has been asked for it; return whether that is so."""
-        if self._exchange.num_given() != self._begun_at:
-            return False
-        self._pending_own = None
-        self._calls.end_async()
-        return True
-
-    def _require_begun(self, call: str) -> None:
-        if self._drop_unbegun():
-            raise NoAsyncCallError(
-                f"`{call}_wait` after `{call}_async` was interrupted, before the envs were asked "
-                f"for anything; call `{call}_async` again",
-                call,
-            )
+        return self._finish_reset(Deadline.of_call(None, self._timeout))
 
     def _begin_reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
@@ -269,7 +258,7 @@ class AsyncVectorEnv(RemoteCalls):
         is_full = reset_mask is None or bool(reset_mask.all())
         self._drops_rows = is_full
         chosen = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
-        self._resetting: Sequence[int] = chosen
+        self._resetting = chosen
         bounds = exchange.pool.bounds
         requests = [
             ResetRequest(
@@ -290,7 +279,7 @@ class AsyncVectorEnv(RemoteCalls):
         if self._drops_rows:
             self._exchange.drop_rows()
             self._receiver.give_up()
-        self._out = (None, self._rows)
+        self._out = (None, self._rows, None)
         obs = self._observations()
         self._calls.end_async()
         self._exchange.drop_answers()
@@ -342,11 +331,11 @@ class AsyncVectorEnv(RemoteCalls):
         """
         self._require_pending("step")
         if self._is_new:
-            self._refuse_unreset(self._deadline(timeout))
+            self._refuse_unreset(Deadline.of_call(timeout, self._timeout))
         with self._logged(STEP_WAIT) as log:
             if log is not None:
                 log.note_rows(self.num_envs)
-            return self._end_step(self._deadline(timeout))
+            return self._end_step(Deadline.of_call(timeout, self._timeout))
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         if self._is_disabled:
@@ -356,11 +345,11 @@ class AsyncVectorEnv(RemoteCalls):
             slot, rows = exchange.slots.find(out)
         if self._writer is None or (out is not None and not slot) or not exchange.is_settled:
             self._begin_step(actions, out)
-            return self._end_step(self._deadline(None))
+            return self._end_step(Deadline.of_call(None, self._timeout))
         self._writer.write(actions)
         before = exchange.steps
         try:
-            self._out = (out, rows)
+            self._out = (out, rows, None)
             with self._waiting():
                 status, outcome = exchange.step_at_once(slot)
             if not status and outcome is None:
@@ -369,7 +358,7 @@ class AsyncVectorEnv(RemoteCalls):
             self._hold_step(before)
             raise
         self._hold_step(before)
-        return self._end_step(self._deadline(None))
+        return self._end_step(Deadline.of_call(None, self._timeout))
 
     def _hold_step(self, before: int) -> None:
         """Note that the step after step number `before` is pending, if workers know of it."""
@@ -397,8 +386,10 @@ class AsyncVectorEnv(RemoteCalls):
             messages = [each[bounds[w] : bounds[w + 1]] for w in self._workers]
             own_actions = each[: bounds[0]]
         exchange.steps += 1
-        self._out = (out, self._rows if slot == 0 else rows)
-        self._copies = rows if slot == 0 and out is not None else None
+        if out is not None and slot == 0:
+            self._out = (out, self._rows, rows)
+        else:
+            self._out = (out, rows, None)
         self._pending_own = None
         if (own := exchange.own) is not None:
             self._pending_own = lambda: own.step_all(slot, own_actions)
@@ -407,27 +398,151 @@ class AsyncVectorEnv(RemoteCalls):
         )
 
     def _finish_step(self, infos: dict[str, Any]) -> StepResult:
-        out, rows = self._out
+        out, rows, copies = self._out
         if self._is_disabled:
-            self.note_ended(rows.terminations | rows.truncations, None)
-        if out is None:
-            self._latest = rows.obs
-            return (
-                self._observations(),
-                rows.rewards.copy(),
-                rows.terminations.copy(),
-                rows.truncations.copy(),
-                infos,
+            self._note_ended(rows.terminations | rows.truncations)
+        if copies is not None:
+            copies.obs.load(rows.obs)
+            copies.rewards[...] = rows.rewards
+            copies.terminations[...] = rows.terminations
+            copies.truncations[...] = rows.truncations
+        return self._results(rows, out, infos)
+
+    # -- first-ready -------------------------------------------------------------------------
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Start stepping some envs and return at once; see `VecEnv.send`."""
+        try:
+            super().send(actions, env_ids)
+            self._receiver.note_sent()
+        except BaseException:
+            self._receiver.settle_send()
+            raise
+
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        max_envs: int | None = None,
+    ) -> StepBatch:
+        """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
+        try:
+            batch = super().recv(min_envs, timeout, max_envs=max_envs)
+            self._receiver.note_received()
+        except BaseException:
+            self._receiver.settle_recv()
+            raise
+        return batch
+
+    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
+        self._ended.require_reset_ended(env_ids.tolist())
+        self._own_rows()
+        self._receiver.send(actions, env_ids)
+
+    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        return self._receiver.recv(count, most, Deadline.of_call(timeout, self._timeout))
+
+    def halves(self) -> tuple[Half, Half]:
+        """Return the two halves of the envs, to step one while the policy thinks about the other.
+
+        Raises:
+            ValueError: There is only one worker, or the caller steps a share itself.
+        """
+        from vecenv.workers.halves import make_halves
+
+        self._calls.require_open("halves")
+        return make_halves(self, self._exchange, self._writer, self._timeout)
+
+    # -- envs' methods and attributes --------------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute, and return the results."""
+        self._calls.require_idle("call")
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env, to one value or to one per env (a list or tuple).
+
+        Raises:
+            ValueError: The list has the wrong length.
+        """
+        self._calls.require_idle("set_attr")
+        values = self._value_per_env(values)
+        bounds = [0, *self._exchange.pool.bounds]
+        self._begin_call(
+            "set_attr", [(name, values[first:last]) for first, last in pairwise(bounds)]
+        )
+        self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Start calling a method of every env, or reading an attribute."""
+        self._calls.require_idle("call_async")
+        self._begin_call("call", [(name, args, kwargs)] * (self.num_workers + 1))
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for `call_async` and return one result per env.
+
+        Raises:
+            NoAsyncCallError: No `call_async` is pending.
+            StepTimeoutError: Some env has not answered; the call stays pending.
+        """
+        self._require_pending("call")
+        _, _, results = self._finish("call", Deadline.of_call(timeout, self._timeout))
+        found = tuple(result for part in results for result in part)
+        self._calls.end_async()
+        self._exchange.drop_answers()
+        return found
+
+    def _begin_call(self, kind: str, requests: list[Any]) -> None:
+        exchange = self._exchange
+        self._pending_own = None
+        if exchange.own is not None:
+            method = getattr(exchange.own, kind)
+            self._pending_own = lambda: method(*requests[0])
+        self._begin("call", lambda: exchange.ask_all(kind, requests[1:]))
+
+    # -- pending calls -----------------------------------------------------------------------
+
+    def _begin(self, call: str, give: Callable[[], None]) -> None:
+        """Have `give` ask the workers for an asynchronous call, which is pending from then on.
+
+        It is so, too, if Ctrl-C comes when some of them have been asked: what waits for the call
+        asks the others.
+        """
+        self._receiver.post_actions()
+        self._exchange.finish_announcement()
+        self._begun_at = self._exchange.num_given()
+        try:
+            self._calls.begin_async(call)
+            give()
+        except BaseException:
+            self._drop_unbegun()
+            raise
+
+    def _drop_unbegun(self) -> bool:
+        """Forget the pending call if nobody has been asked for it; return whether that is so."""
+        if self._exchange.num_given() != self._begun_at:
+            return False
+        self._pending_own = None
+        self._calls.end_async()
+        return True
+
+    def _require_begun(self, call: str) -> None:
+        if self._drop_unbegun():
+            raise NoAsyncCallError(
+                f"`{call}_wait` after `{call}_async` was interrupted, before the envs were asked "
+                f"for anything; call `{call}_async` again",
+                call,
             )
-        if self._copies is not None:
-            target = self._copies
-            target.obs.load(rows.obs)
-            target.rewards[...] = rows.rewards
-            target.terminations[...] = rows.terminations
-            target.truncations[...] = rows.truncations
-            self._copies = None
-        self._latest = rows.obs
-        return out.obs, out.rewards, out.terminations, out.truncations, infos
+
+    def _require_pending(self, call: str) -> None:
+        self._calls.require_open(f"{call}_wait")
+        if self._calls.pending != call:
+            raise NoAsyncCallError(
+                f"Calling `{call}_wait` without any prior call to `{call}_async`.", call
+            )
 
     def _finish(self, call: str, deadline: Deadline) -> Any:
         """Do the caller's own share of a pending call, wait for the workers, and gather.
@@ -473,81 +588,43 @@ class AsyncVectorEnv(RemoteCalls):
             )
         raise ResetNeeded(f"{told}, in what state they are is not known; call `reset` first")
 
-    def _break_down(self, error: Exception) -> None:
-        """Close everything after an error that can't be survived, and remember that error."""
-        told = WorkerDiedError(*error.args)
-        told.__cause__ = error.__cause__
-        self._calls.note_fault(told)
-        self._calls.end_async()
-        self.close(terminate=True)
-        error.args = (f"{error.args[0]} The vector env is closed.",)
+    # -- timing ------------------------------------------------------------------------------
 
-    def note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None) -> None:
-        """Remember whose episode has ended, where autoreset is disabled."""
-        rows = np.flatnonzero(is_over)
-        self._ended.ended.update((rows if env_ids is None else env_ids[rows]).tolist())
+    def _begin_stamps(self) -> EnvStamps | None:
+        self._calls.require_idle("timing.enable")
+        if self._shared_stamps is None:
+            self._shared_stamps = EnvStamps.make(self.num_envs, self._arena.allocate)
+        stamps, leaf = self._shared_stamps, self._arena.leaf
+        self._exchange.stamp((leaf(stamps.rings), leaf(stamps.counts)))
+        return stamps
 
-    def _observations(self) -> Any:
-        batch = self._rows.obs.batch() if self._batch is None else self._batch
-        return copy_batch(batch) if self.copy else batch
+    def _end_stamps(self) -> None:
+        if not self.closed:
+            self._calls.require_idle("timing.disable")
+            self._exchange.stamp(None)
 
-    def _own_rows(self) -> None:
-        """Bring the pool's own rows up to date after steps into `out`."""
-        if self._latest is not self._rows.obs:
-            self._rows.obs.load(self._latest)
-            self._latest = self._rows.obs
+    def _env_lanes(self) -> np.ndarray:
+        exchange = self._exchange
+        lanes = exchange.link.layout.env_lanes(exchange.pool.bounds)  # -1 for the caller's
+        return lanes if exchange.own is None else lanes + 1
+
+    def _env_chunks(self) -> list[int]:
+        bounds = list(self._exchange.pool.bounds)
+        return bounds if self._exchange.own is None else [0, *bounds]
+
+    def _worker_processes(self) -> list[WorkerProcess | None]:
+        pool = self._exchange.pool
+        workers: list[WorkerProcess | None] = [
+            WorkerProcess(process.pid, start_s)
+            for process, start_s in zip(pool.processes, pool.start_s, strict=True)
+        ]
+        return workers if self._exchange.own is None else [None, *workers]
 
     def _keep_infos_apart(self) -> bool:
         self._exchange.columns.keeps_apart = True
         return True
 
-    def halves(self) -> tuple[Half, Half]:
-        """Return the two halves of the envs, to step one while the policy thinks about the other.
-
-        Raises:
-            ValueError: There is only one worker, or the caller steps a share itself.
-        """
-        from vecenv.workers.halves import make_halves
-
-        self._calls.require_open("halves")
-        return make_halves(self, self._exchange)
-
-    # -- first-ready -------------------------------------------------------------------------
-
-    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        self._ended.require_reset_ended(env_ids.tolist())
-        self._own_rows()
-        self._receiver.send(actions, env_ids)
-
-    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
-        return self._receiver.recv(count, most, self._deadline(timeout))
-
     # -- end ---------------------------------------------------------------------------------
-
-    def send(self, actions: Any, env_ids: Any = None) -> None:
-        """Start stepping some envs and return at once; see `VecEnv.send`."""
-        try:
-            super().send(actions, env_ids)
-            self._receiver.note_sent()
-        except BaseException:
-            self._receiver.settle_send()
-            raise
-
-    def recv(
-        self,
-        min_envs: int | None = None,
-        timeout: float | None = None,
-        *,
-        max_envs: int | None = None,
-    ) -> StepBatch:
-        """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
-        try:
-            batch = super().recv(min_envs, timeout, max_envs=max_envs)
-            self._receiver.note_received()
-        except BaseException:
-            self._receiver.settle_recv()
-            raise
-        return batch
 
     def close(self, **kwargs: Any) -> None:
         """Close the envs and end the workers; see `close_extras`. May be called twice.
@@ -583,7 +660,7 @@ class AsyncVectorEnv(RemoteCalls):
                 )
         try:
             if not terminate:
-                self._receiver.post_letters()
+                self._receiver.post_actions()
                 exchange.ask_to_close(deadline)
             exchange.pool.stop(deadline)
         finally:
@@ -591,10 +668,23 @@ class AsyncVectorEnv(RemoteCalls):
                 exchange.own.close()
             self._arena.close()
 
+    def _break_down(self, error: Exception) -> None:
+        """Close everything after an error that can't be survived, and remember that error."""
+        told = WorkerDiedError(*error.args)
+        told.__cause__ = error.__cause__
+        self._calls.note_fault(told)
+        self._calls.end_async()
+        self.close(terminate=True)
+        error.args = (f"{error.args[0]} The vector env is closed.",)
+
     def __del__(self) -> None:
         """Kill the workers of a vector env that was never closed."""
         if hasattr(self, "_exchange") and not self.closed and not sys.is_finalizing():
             self.close(terminate=True)
+
+
+# Or `inspect.signature` of the class would be that of `__new__`.
+vars(AsyncVectorEnv.__new__)["__wrapped__"] = AsyncVectorEnv.__init__
 
 
 def _import_all() -> None:

@@ -10,27 +10,26 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from vecenv.core.deadline import Deadline
 from vecenv.core.errors import ForkedEnvError
+from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError
+from vecenv.core.pickling import dumps, loads
 from vecenv.workers import layout as at
 from vecenv.workers.chunk import Chunk, Outcome
 from vecenv.workers.columns import ChunkInfos, ColumnReader
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import EnvFault, StepTimeoutError, WorkerDiedError
 from vecenv.workers.layout import FLAG_MESSAGE, HAS_MESSAGE, LINE, OP_MESSAGE, OP_STEP, Leaf
+from vecenv.workers.links import Link
 from vecenv.workers.messages import (
     INTERRUPTED,
     NOTHING,
     Answer,
     EnvSpaces,
     Layout,
-    dumps,
-    loads,
     split_message,
 )
 from vecenv.workers.pool import WorkerPool
 from vecenv.workers.ready import ReadyRing
-from vecenv.workers.slots import SlotTable, object_rows, reward_bits, unwritten
-from vecenv.workers.wait import Link
+from vecenv.workers.rows import SlotTable, object_rows, reward_bits, unwritten
 
 __all__ = ["Exchange", "Gathered"]
 
@@ -39,6 +38,7 @@ Gathered = tuple[dict[str, Any], list[EnvFault], list[Any]]
 
 
 _MOST_REPLACEMENTS = 5  # of one worker in one wait
+_RECOUNT_S = 0.0001
 
 
 class _Given(NamedTuple):
@@ -57,6 +57,18 @@ class _Given(NamedTuple):
     what: tuple[int, int, int, int, int]
     messages: list[dict[str, Any]]
     pickled: list[bytes]
+
+
+class _Updates(NamedTuple):
+    """What the workers must know before they go on: slots, columns and forms of infos.
+
+    Attributes:
+        counts: How many slots, columns and forms are in messages.
+        pending: By worker, the messages' parts that have not been sent.
+    """
+
+    counts: tuple[int, int, int]
+    pending: dict[int, dict[str, Any]]
 
 
 class Exchange:
@@ -87,24 +99,22 @@ class Exchange:
         self.num_envs = pool.bounds[-1]
         self.steps = 0
         self.own_outcome: Outcome | None = None
-        self._is_portable = not link.posts_at_once
         self._giving: _Given | None = None
         self.restarts = pool.restarts
-        self.before_revival: Callable[[], np.ndarray] = lambda: np.zeros(0, np.int64)
+        self.before_replacement: Callable[[], np.ndarray] = lambda: np.zeros(0, np.int64)
         self.last_action: Callable[[int], str] = lambda env_id: ""
         self._words = memoryview(link.words)  # type: ignore[arg-type]  # typeshed before 3.12
         self._command = [link.layout.command(worker) for worker in range(self.num_workers)]
         self.timeout: float | None = None
         self.break_down: Callable[[Exception], None] = lambda error: None
         self._sent: list[Any] = [None] * self.num_workers  # message of the latest command
-        self._stash: dict[tuple[int, int], Answer] = {}  # rows' answers by (worker, position)
-        self._replies: dict[int, tuple[int, Answer]] = {}  # by worker: latest sequence and answer
-        # How many slots, columns and forms are in messages; and those not sent yet, by worker.
-        self._news: tuple[tuple[int, int, int], dict[int, dict[str, Any]]] = ((0, 0, 0), {})
-        self._announced = False
+        self._row_answers: dict[tuple[int, int], Answer] = {}  # rows' answers by (worker, position)
+        self._answers: dict[int, tuple[int, Answer]] = {}  # by worker: latest sequence and answer
+        self._updates = _Updates((0, 0, 0), {})
+        self._announced = False  # a command under way that only tells updates
         self._num_actions = 0  # messages with some
         self._stamps: tuple[Leaf, Leaf] | None = None
-        self.has_revived = False  # then rows of the ring may be void
+        self.has_replaced = False  # then rows of the ring may be void
 
     # -- commands ----------------------------------------------------------------------------
     #
@@ -113,36 +123,38 @@ class Exchange:
     # a word is written, and told once more if it is not known whether it was; and what workers may
     # be busy with is noted before they are.
 
-    def _gather_news(self) -> None:
+    def _gather_updates(self) -> None:
         """Put down for every worker what it has not been told: slots, columns, forms, leaves."""
-        told, untold = self._news
+        if not (self.slots.has_unsent or self.columns.has_unsent):
+            return
+        told, pending = self._updates
         now = (self.slots.count, len(self.columns.columns), len(self.columns.forms))
         if now == told:
             self.slots.has_unsent = self.columns.has_unsent = False
             return
-        news: dict[str, Any] = {
+        updates: dict[str, Any] = {
             "slots": self.slots.all_since(told[0]),
             "columns": self.columns.columns[told[1] :],
             "forms": self.columns.forms[told[2] :],
             "first_form": told[2],
         }
-        for column in news["columns"]:
+        for column in updates["columns"]:
             arrays = self.columns.ring_arrays(column)
             for leaf, array in zip(column.values, arrays, strict=False):
                 self.ring.add_leaf(leaf, array)
-        if news["columns"]:
-            news["ring_leaves"] = self.ring.leaves()
+        if updates["columns"]:
+            updates["ring_leaves"] = self.ring.leaves()
         if self.own is not None:
-            self.own.learn(news)
+            self.own.learn(updates)
         for worker in range(self.num_workers):
-            old = untold.get(worker, {})
+            old = pending.get(worker, {})
             both = {
                 name: [*old.get(name, []), *items] if isinstance(items, list) else items
-                for name, items in news.items()
+                for name, items in updates.items()
             }
             both["first_form"] = old.get("first_form", told[2])
-            untold = {**untold, worker: {**old, **both}}
-        self._news = now, untold
+            pending = {**pending, worker: {**old, **both}}
+        self._updates = _Updates(now, pending)
         self.slots.has_unsent = self.columns.has_unsent = False
 
     @property
@@ -150,23 +162,22 @@ class Exchange:
         """Whether workers have been told everything, and a step is one call of compiled code."""
         return not (
             self._announced
-            or self._news[1]
+            or self._updates.pending
             or self.slots.has_unsent
             or self.columns.has_unsent
-            or self._is_portable
         )
 
     @property
-    def has_news(self) -> bool:
+    def has_pending_updates(self) -> bool:
         """Whether there is something that workers have not been told."""
-        return bool(self._news[1]) or self.slots.has_unsent or self.columns.has_unsent
+        return bool(self._updates.pending) or self.slots.has_unsent or self.columns.has_unsent
 
     def announce(self) -> None:
-        """Tell the workers the news without waiting for them; later, if they are busy with some."""
+        """Tell the workers the pending updates without waiting; later, if they are busy."""
         if self._announced and not all(map(self._is_done, range(self.num_workers))):
             return
         self.finish_announcement()
-        self._announce({"kind": "news"})
+        self._announce({"kind": "updates"})
 
     def _announce(self, message: dict[str, Any]) -> None:
         self._announced = True
@@ -176,7 +187,7 @@ class Exchange:
         """Let the envs' steps be stamped into these rings and counts; None ends it."""
         self.finish_announcement()
         self._stamps = leaves
-        self._announce({"kind": "news", "stamps": leaves})
+        self._announce({"kind": "updates", "stamps": leaves})
         if self.own is not None:
             self.own.learn({"stamps": leaves})
         self.wait(at.COMMANDS, range(self.num_workers), Deadline(self.timeout), "timing")
@@ -190,7 +201,7 @@ class Exchange:
             self._announced = False
 
     def ask(self, worker: int, message: dict[str, Any]) -> None:
-        """Give one worker a command that comes by message, with the news it has not been told."""
+        """Give one worker a command that comes by message, with the updates pending for it."""
         self._give(worker, worker + 1, OP_MESSAGE, 0, at.COMMANDS, [message])
 
     def ask_all(self, kind: str, requests: Sequence[Any]) -> None:
@@ -214,12 +225,17 @@ class Exchange:
         told: list[dict[str, Any]] | None = None
         if messages is not None:
             told = [{"kind": "step", "actions": dumps(part)} for part in messages]
-        elif self.has_news:
+        elif self.has_pending_updates:
             told = [{"kind": "step"}] * (last - first)
-        if told is None and not self._is_portable:
+        self._give_step(slot, first, last, line, told)
+
+    def _give_step(
+        self, slot: int, first: int, last: int, line: int, messages: list[dict[str, Any]] | None
+    ) -> None:
+        if messages is None and self.link.posts_at_once:
             self.link.post(first, last, OP_STEP, slot, 0, self.steps, line)
         else:
-            self._give(first, last, OP_STEP, slot, line, told)
+            self._give(first, last, OP_STEP, slot, line, messages)
 
     def _give(
         self,
@@ -231,8 +247,8 @@ class Exchange:
         messages: list[dict[str, Any]] | None,
     ) -> None:
         """Give workers first, ..., last - 1 a command each, and its message if it has one."""
-        self._gather_news()
-        untold = self._news[1]
+        self._gather_updates()
+        pending = self._updates.pending
         sequences = [self._words[c + at.SEQUENCE] + 1 for c in self._command[first:last]]
         flags, told, pickled = 0, [], []
         if messages is not None:
@@ -240,7 +256,7 @@ class Exchange:
             for worker, message, sequence in zip(
                 range(first, last), messages, sequences, strict=True
             ):
-                told.append({**message, **untold.get(worker, {}), "sequence": sequence})
+                told.append({**message, **pending.get(worker, {}), "sequence": sequence})
             # What users' objects need is pickled first: an error here leaves nothing half done.
             pickled = [dumps(message) for message in told]
         what = opcode, slot, flags, self.steps, line
@@ -266,7 +282,7 @@ class Exchange:
             given.workers, given.messages, given.pickled, strict=False
         ):
             self._sent[worker] = message
-            self._news[1].pop(worker, None)
+            self._updates.pending.pop(worker, None)
             self.pool.send(worker, pickled)
         self._giving = None
 
@@ -277,25 +293,33 @@ class Exchange:
 
     def has_posted(self, step: int) -> bool:
         """Whether the latest command is step number `step`."""
+        if self._giving is not None:  # which is finished by whoever waits for it
+            return self._giving.what[3] == step
         command = self._command[0]
         words = self._words
         return words[command + at.STEP] == step and words[command + at.OPCODE] == OP_STEP
 
     def step_at_once(self, slot: int) -> tuple[int, Outcome | None]:
-        """Let all step into a slot, with shared actions and no news to tell.
+        """Let all step into a slot, with shared actions and no updates to tell.
 
         Returns:
-            The workers' status bits, or -1 if they take longer than one short wait; and the outcome
-            of the caller's own chunk, None if it has nothing to say.
+            The workers' status bits, or -1 if `wait` is to say whether they are done, as they take
+            longer than one short wait or have been replaced; and the outcome of the caller's own
+            chunk, None if it has nothing to say.
         """
         self.steps += 1
-        if self.own is None:
-            return self.link.post_and_wait(self.num_workers, slot, 0, self.steps, OP_STEP), None
-        self.own_outcome = INTERRUPTED
-        self.link.post(0, self.num_workers, OP_STEP, slot, 0, self.steps, 0)
-        self.own_outcome = outcome = self.own.step_all(slot)
+        outcome = None
+        if self.own is not None:
+            self.own_outcome = INTERRUPTED
+            self._give_step(slot, 0, self.num_workers, at.COMMANDS, None)
+            self.own_outcome = outcome = self.own.step_all(slot)
+        elif self.link.posts_at_once:
+            status = self.link.post_and_wait(self.num_workers, slot, 0, self.steps, OP_STEP)
+            return -1 if self.has_replaced else status, None
+        else:
+            self._give_step(slot, 0, self.num_workers, at.COMMANDS, None)
         status = self.link.wait_done(0, 0, self.num_workers)
-        return status, None if outcome == NOTHING else outcome
+        return -1 if self.has_replaced else status, None if outcome == NOTHING else outcome
 
     def ask_to_close(self, deadline: Deadline) -> None:
         """Ask every worker to close its envs and end, as soon as it has finished what it does."""
@@ -330,6 +354,8 @@ class Exchange:
         self._finish_giving()
         while True:
             status = self.link.wait_done(line, workers.start, workers.stop)
+            if self.has_replaced:
+                status = self._recounted_status(line, workers)
             if status >= 0:
                 return status
             self.check_workers(doing, replaced)
@@ -342,6 +368,21 @@ class Exchange:
                     raise StepTimeoutError(self._late(workers, deadline, doing))
                 self.replace_late(worker, deadline.timeout, doing)
                 late.add(worker)
+
+    def _recounted_status(self, line: int, workers: range) -> int:
+        """Return the status bits of workers that are done, or -1, by the commands they have done.
+
+        A worker that has died may not have counted the last one, and one that is between reporting
+        and counting when another is replaced counts it later: nobody knows what the count is then.
+        """
+        if not all(map(self._is_done, workers)):
+            time.sleep(_RECOUNT_S)  # as the link may not have waited
+            return -1
+        self._words[line * LINE + at.COUNT] = self._words[at.POSTED_LINE * LINE + line]
+        status = 0
+        for command in self._command[workers.start : workers.stop]:
+            status |= self._words[command + LINE + at.STATUS]
+        return status
 
     def _standing_still(
         self, workers: range, limit_s: float | None, seen: dict[int, tuple[float, list[int]]]
@@ -378,7 +419,7 @@ class Exchange:
             raise ForkedEnvError(f"a fork can't wait for {doing}, which its parent has asked for")
         self.pool.flush()
         for worker in self.pool.dead():
-            error = self.pool.epitaph(worker, doing)
+            error = self.pool.exit_report(worker, doing)
             self._tell_env(error, worker)
             if self.restarts is None:
                 self.break_down(error)
@@ -389,7 +430,7 @@ class Exchange:
                     error.args = (f"{error.args[0]} So have its last {_MOST_REPLACEMENTS}.",)
                     self.break_down(error)
                     raise error
-            self._revive(worker, str(error))
+            self._replace_worker(worker, str(error))
 
     def _tell_env(self, error: Exception, worker: int) -> None:
         """Add to an error at which env a worker was."""
@@ -412,7 +453,7 @@ class Exchange:
             f"{doing} had taken more than {timeout} second(s)."
         )
         self._tell_env(error, worker)
-        self._revive(worker, str(error))
+        self._replace_worker(worker, str(error))
 
     def _late(self, workers: range, deadline: Deadline, doing: str) -> str:
         late = [w for w in workers if not self._is_done(w)]
@@ -491,11 +532,11 @@ class Exchange:
         """Return the answer to a worker's latest command; it stays until there is another."""
         sequence = self._words[self._command[worker] + at.SEQUENCE]
         while True:
-            if worker in self._replies:
-                found, answer = self._replies[worker]
+            if worker in self._answers:
+                found, answer = self._answers[worker]
                 if found == sequence:
                     return answer
-                del self._replies[worker]
+                del self._answers[worker]
             if not self._receive(worker):
                 return Answer()  # it is gone, and has been replaced
 
@@ -504,20 +545,20 @@ class Exchange:
 
         There is none if the worker has died before it could send it; the row is void then.
         """
-        while (worker, position) not in self._stash:
+        while (worker, position) not in self._row_answers:
             if not self._receive(worker):
                 return False
         return True
 
     def row_answer(self, worker: int, position: int) -> Answer:
         """Return the answer that belongs to a row of the ring, which must have been received."""
-        return self._stash[worker, position]
+        return self._row_answers[worker, position]
 
     def drop_answers(self) -> None:
         """Drop what has been used: answers to commands, and those of rows that are handed out."""
-        self._replies.clear()
-        for key in [key for key in self._stash if key[1] < self.ring.head]:
-            del self._stash[key]
+        self._answers.clear()
+        for key in [key for key in self._row_answers if key[1] < self.ring.head]:
+            del self._row_answers[key]
 
     def _receive(self, worker: int) -> bool:
         """Receive a message that a worker has announced; return False if it has been replaced.
@@ -547,29 +588,29 @@ class Exchange:
                 env_id = int(self.ring.words(slice(position % self.ring.size, None))[0, at.ROW_ENV])
             answer = Answer(errors=[EnvFault.of(error, env_id, worker, "the answer of")])
         if position >= 0:
-            self._stash[worker, position] = answer
+            self._row_answers[worker, position] = answer
         else:
-            self._replies[worker] = sequence, answer
+            self._answers[worker] = sequence, answer
 
     def keep_row_answer(self, position: int, answer: Answer) -> None:
         """Keep what the caller's own chunk has to say about a row."""
-        self._stash[-1, position] = answer
+        self._row_answers[-1, position] = answer
 
     def drop_rows(self) -> None:
         """Give up the ring's rows and the answers that belong to them."""
         self.ring.skip()
-        self._stash.clear()
+        self._row_answers.clear()
 
     # -- replacement -------------------------------------------------------------------------
 
-    def _revive(self, worker: int, reason: str) -> None:
+    def _replace_worker(self, worker: int, reason: str) -> None:
         """Start a new worker in the place of one that is gone.
 
         It finds the command that was not carried out in its line, and reports every env of the
         chunk as truncated at that env's next step.
         """
         assert self.restarts is not None
-        self.has_revived = True
+        self.has_replaced = True
         try:
             self._replace(worker, reason)
         except BaseException:  # with Ctrl-C in between it is neither: the next look begins anew
@@ -586,14 +627,14 @@ class Exchange:
                 self.pool.drop_received(worker)
         self.pool.reap(worker)
         self._repair(worker)
-        lost = self.before_revival()
+        lost = self.before_replacement()
         first, last = self.pool.bounds[worker], self.pool.bounds[worker + 1]
         self.restarts[first:last] += 1
         self._start_anew(worker, reason)
-        message: dict[str, Any] = dict(self._sent[worker] or {"kind": "news"})
-        self._gather_news()
-        (_, num_columns, num_forms), untold = self._news
-        untold.pop(worker, None)
+        message: dict[str, Any] = dict(self._sent[worker] or {"kind": "updates"})
+        self._gather_updates()
+        (_, num_columns, num_forms), pending = self._updates
+        pending.pop(worker, None)
         message["sequence"] = self._words[self._command[worker] + at.SEQUENCE]
         message["slots"] = self.slots.all_since(0)
         message["stamps"] = self._stamps
@@ -606,7 +647,7 @@ class Exchange:
         self.pool.send(worker, dumps(self.layout))
         if is_done:
             self._announced = True
-            self.ask(worker, {**message, "kind": "news"})
+            self.ask(worker, {**message, "kind": "updates"})
         else:
             self.pool.send(worker, dumps(message))
         mine = lost[(lost >= first) & (lost < last)]
@@ -674,20 +715,6 @@ class Exchange:
             time.sleep(0.001)
         self.ring.void_unwritten(claimed)
         first, last = self.pool.bounds[worker], self.pool.bounds[worker + 1]
-        self.ring.void_unexplained(first, last, lambda position: (worker, position) in self._stash)
-        self._repair_counts()
-
-    def _repair_counts(self) -> None:
-        """Count a completion whose worker died after reporting it and before counting it."""
-        lines = (at.COMMANDS * LINE + at.COUNT, at.OTHER_HALF * LINE + at.COUNT)
-        done = counted = 0
-        for _ in range(5):
-            done = sum(self._words[c + LINE + at.DONE_SEQUENCE] for c in self._command)
-            counted = sum(self._words[line] for line in lines)
-            if done == counted:
-                return
-            time.sleep(0.002)
-        posted = [self._words[at.POSTED_LINE * LINE + k] for k in (at.COMMANDS, at.OTHER_HALF)]
-        short = [k for k in (0, 1) if self._words[lines[k]] < posted[k]]
-        if short and done > counted:
-            self._words[lines[short[0]]] += done - counted
+        self.ring.void_unexplained(
+            first, last, lambda position: (worker, position) in self._row_answers
+        )

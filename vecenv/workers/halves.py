@@ -9,14 +9,15 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector.utils import batch_space
 
 from vecenv.core.actions import ActionBatcher
-from vecenv.core.base import StepResult
+from vecenv.core.base import GymVecEnv, StepResult
+from vecenv.core.deadline import Deadline
+from vecenv.core.faults import StepTimeoutError, raise_faults, retold
 from vecenv.core.rows import copy_batch
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
-from vecenv.workers.faults import StepTimeoutError, raise_faults, retold
 from vecenv.workers.layout import COMMANDS, OTHER_HALF
 
 if TYPE_CHECKING:
-    from vecenv.workers.env import AsyncVectorEnv
+    from vecenv.workers.actions import ActionWriter
     from vecenv.workers.exchange import Exchange
 
 __all__ = ["Half", "make_halves"]
@@ -39,8 +40,17 @@ class Half:
                 half.step_async(policy(obs))    # meanwhile the other half is being stepped
     """
 
-    def __init__(self, envs: AsyncVectorEnv, exchange: Exchange, workers: range, line: int) -> None:
-        self._envs, self._exchange = envs, exchange
+    def __init__(
+        self,
+        envs: GymVecEnv,
+        exchange: Exchange,
+        writer: ActionWriter,
+        limit_s: float | None,
+        workers: range,
+        line: int,
+    ) -> None:
+        self._envs, self._exchange, self._writer = envs, exchange, writer
+        self._limit_s = limit_s  # how long a step may take
         self._workers, self._line = workers, line
         bounds = exchange.pool.bounds
         self._rows = slice(bounds[workers.start], bounds[workers.stop])
@@ -71,12 +81,11 @@ class Half:
             envs._calls.require_ready("step_async")
         envs._ended.require_reset_ended(self.env_ids.tolist())
         checked = self._actions.check(actions)
-        assert envs._writer is not None
         with envs._logged(STEP_ASYNC) as log:
             if log is not None:
                 log.note_range(self._rows.start, self._rows.stop)
             envs._own_rows()
-            envs._writer.write(checked, self.env_ids)
+            self._writer.write(checked, self.env_ids)
             exchange.steps += 1
             self._begun_at = exchange.num_given()
             try:
@@ -122,7 +131,8 @@ class Half:
         envs, exchange = self._envs, self._exchange
         doing = f"step {exchange.steps}"
         with envs._waiting():
-            status = exchange.wait(self._line, self._workers, envs._deadline(timeout), doing)
+            deadline = Deadline.of_call(timeout, self._limit_s)
+            status = exchange.wait(self._line, self._workers, deadline, doing)
         infos: dict[str, Any] = {}
         if status:
             try:
@@ -143,7 +153,7 @@ class Half:
 
     def _settle_others(self) -> None:
         """Wait for the other half's step, which nobody will ask for after a fault."""
-        deadline = self._envs._deadline(None)
+        deadline = Deadline.of_call(None, self._limit_s)
         for half in self._others:
             if half.is_pending:
                 try:
@@ -159,7 +169,7 @@ class Half:
         obs = _rows_of(rows.obs.batch(), self._rows)
         if envs._is_disabled:
             over = rows.terminations[self._rows] | rows.truncations[self._rows]
-            envs.note_ended(over, self.env_ids)
+            envs._note_ended(over, self.env_ids)
         return (
             copy_batch(obs) if envs.copy else obs,
             rows.rewards[self._rows].copy(),
@@ -177,7 +187,9 @@ def _rows_of(batch: Any, rows: slice) -> Any:
     return batch[rows]
 
 
-def make_halves(envs: AsyncVectorEnv, exchange: Exchange) -> tuple[Half, Half]:
+def make_halves(
+    envs: GymVecEnv, exchange: Exchange, writer: ActionWriter | None, limit_s: float | None
+) -> tuple[Half, Half]:
     """Cut a pool into the envs of the first half of its workers and those of the second."""
     num_workers = exchange.num_workers
     if num_workers < 2 or exchange.own is not None:
@@ -185,13 +197,13 @@ def make_halves(envs: AsyncVectorEnv, exchange: Exchange) -> tuple[Half, Half]:
             f"halves() needs at least two workers and caller_steps=False, this vector env has "
             f"{num_workers} and caller_steps={exchange.own is not None}"
         )
-    if envs._writer is None or exchange.objects:
+    if writer is None or exchange.objects:
         raise ValueError(
             "halves() needs actions and observations of fixed shape, got "
             f"{envs.single_action_space} and {envs.single_observation_space}"
         )
     middle = (num_workers + 1) // 2
-    first = Half(envs, exchange, range(middle), COMMANDS)
-    second = Half(envs, exchange, range(middle, num_workers), OTHER_HALF)
+    first = Half(envs, exchange, writer, limit_s, range(middle), COMMANDS)
+    second = Half(envs, exchange, writer, limit_s, range(middle, num_workers), OTHER_HALF)
     first._others, second._others = [second], [first]
     return first, second

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from vecenv.workers.messages import loads
+from vecenv.core.pickling import loads
 
 __all__ = ["Inbox"]
 

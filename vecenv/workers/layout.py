@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["ControlLayout", "Leaf", "chunk_bounds"]
+__all__ = ["ControlLayout", "Leaf"]
 
 LINE = 8  # words in a cache line
 WORD_BYTES = 8
@@ -143,17 +143,3 @@ class ControlLayout(NamedTuple):
         for worker, (first, last) in enumerate(pairwise(bounds)):
             found[first:last] = worker * self.lanes + np.arange(last - first) % self.lanes
         return found
-
-
-def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
-    """Cut envs into contiguous chunks whose sizes differ by at most one, larger ones first.
-
-    Returns:
-        num_chunks + 1 bounds; chunk c holds the envs bounds[c], ..., bounds[c + 1] - 1.
-
-    Example:
-        >>> chunk_bounds(7, 3)
-        [0, 3, 5, 7]
-    """
-    size, longer = divmod(num_envs, num_chunks)
-    return [size * chunk + min(chunk, longer) for chunk in range(num_chunks + 1)]

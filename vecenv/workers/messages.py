@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,9 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from vecenv.workers.action_rows import ActionLeaves
+from vecenv.core.faults import EnvFault
+from vecenv.core.pickling import dumps
+from vecenv.workers.actions import ActionLeaves
 from vecenv.workers.fields import Path, Template
 from vecenv.workers.layout import Leaf
 
@@ -24,24 +25,12 @@ __all__ = [
     "Layout",
     "ResetRequest",
     "SlotLeaves",
-    "dumps",
-    "loads",
+    "answer_bytes",
     "message_head",
     "split_message",
 ]
 
 
-def dumps(message: Any) -> bytes:
-    """Pickle a message; what plain pickle can't (closures, classes of `__main__`) goes by value."""
-    try:
-        return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception:  # pickling runs code of users' classes
-        import cloudpickle
-
-        return cloudpickle.dumps(message)
-
-
-loads = pickle.loads
 # Outcomes of a chunk's command, see `chunk.Outcome`: nothing to say beyond numbers; and for the
 # caller's own chunk, Ctrl-C came and nobody knows how far it was.
 NOTHING = (0, 0, None)
@@ -141,6 +130,35 @@ class Answer(NamedTuple):
     infos: Any = None
     objects: Sequence[Sequence[Any]] = ()
     errors: Sequence[Any] = ()
+
+
+def answer_bytes(answer: Answer, first: int, worker: int) -> bytes:
+    """Pickle an answer; if that fails, pickle who is to blame instead.
+
+    Args:
+        answer: What the envs of a chunk (or one of them) have to say.
+        first: The first of these envs.
+        worker: Whose answer it is.
+    """
+    try:
+        return dumps(answer)
+    except BaseException as error:  # code of users' classes
+        fault = EnvFault.of(error, first + _culprit(answer), worker, "the answer of")
+        return dumps(answer._replace(result=None, infos=None, objects=(), errors=[fault]))
+
+
+def _culprit(answer: Answer) -> int:
+    """Return the first env whose part of an answer can't be pickled; 0 if that can't be told."""
+    parts: list[Any] = [enumerate(items) for items in (answer.result or (), *answer.objects)]
+    if isinstance(answer.infos, dict):  # by row; those of a single env are a list
+        parts.append(answer.infos.items())
+    for part in parts:
+        for index, item in part:
+            try:
+                dumps(item)
+            except BaseException:  # code of users' classes
+                return index
+    return 0
 
 
 class ResetRequest(NamedTuple):

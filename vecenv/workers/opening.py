@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Env, Space
@@ -14,34 +14,32 @@ from gymnasium.spaces import Sequence as SequenceSpace
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.autoreset import StepRows
+from vecenv.core.batches import chunk_bounds
+from vecenv.core.deadline import Deadline
 from vecenv.core.errors import EnvCreationError
+from vecenv.core.faults import EnvFault, WorkerDiedError
+from vecenv.core.guard import guard_envs
+from vecenv.core.interrupts import interrupts_later
+from vecenv.core.pickling import dumps
 from vecenv.core.rows import is_array_space
 from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
 from vecenv.machine import usable_cores
-from vecenv.workers.action_rows import action_leaves
+from vecenv.workers.actions import action_leaves
 from vecenv.workers.arena import Arena
 from vecenv.workers.chunk import Chunk, run_here
 from vecenv.workers.columns import ColumnReader
-from vecenv.workers.deadline import Deadline
 from vecenv.workers.exchange import Exchange
-from vecenv.workers.faults import EnvFault, WorkerDiedError
-from vecenv.workers.guard import guard_envs
-from vecenv.workers.layout import ControlLayout, chunk_bounds
-from vecenv.workers.messages import EnvSpaces, Layout, dumps
+from vecenv.workers.layout import ControlLayout
+from vecenv.workers.links import Link, PortableLink, has_futex
+from vecenv.workers.messages import EnvSpaces, Layout
 from vecenv.workers.pool import WorkerPool
-from vecenv.workers.probe import ProbeTimeout, mostly_wait, run_apart
+from vecenv.workers.probe import MOST_THREADS, ProbeTimeout, mostly_wait, run_apart
 from vecenv.workers.ready import ReadyRing, ring_size
-from vecenv.workers.shares import checked_threads, worker_shares
-from vecenv.workers.slots import SlotTable, make_slot
+from vecenv.workers.rows import SlotTable, make_slot
 from vecenv.workers.starting import prepare_start
-from vecenv.workers.threads import MOST_THREADS
-from vecenv.workers.wait import Link, make_link
 from vecenv.workers.worker import close_envs, env_spaces, make_chunk_envs
 
-if TYPE_CHECKING:
-    from vecenv.workers.env import AsyncVectorEnv
-
-__all__ = ["Opened", "PoolOptions", "open_workers", "pool_options"]
+__all__ = ["Opened", "PoolOptions", "checked_threads", "open_workers", "worker_shares"]
 
 Factories = Sequence[Callable[[], Env]]
 _logger = logging.getLogger("vecenv")
@@ -80,6 +78,37 @@ class PoolOptions(NamedTuple):
     autoreset_mode: AutoresetMode
     owner: str
 
+    @staticmethod
+    def checked(
+        num_envs: int,
+        *,
+        num_workers: int | None,
+        threads_per_worker: int | str,
+        max_concurrency: int | None,
+        caller_steps: bool,
+        on_error: str,
+        **others: Any,
+    ) -> PoolOptions:
+        """Check options of `AsyncVectorEnv` and decide on shares; `others` are kept as given."""
+        if on_error not in ("raise", "restart"):
+            raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'restart'")
+        if num_envs == 0:
+            raise ValueError("A vector env needs at least one env, got an empty list of factories")
+        threads = checked_threads(threads_per_worker)
+        num_workers, most_threads = worker_shares(
+            num_envs, num_workers, caller_steps, max_concurrency
+        )
+        has_own = caller_steps and num_envs > 1
+        return PoolOptions(
+            bounds=chunk_bounds(num_envs, num_workers + has_own)[has_own:],
+            threads=min(threads, most_threads),
+            most_threads=most_threads,
+            may_spin=usable_cores() >= num_workers + 1,
+            restart_envs=on_error == "restart",
+            most_workers=num_envs if max_concurrency is None else int(max_concurrency),
+            **others,
+        )
+
 
 class Opened(NamedTuple):
     """A pool that is ready."""
@@ -93,41 +122,40 @@ class Opened(NamedTuple):
     render_mode: str | None
 
 
-def pool_options(
-    envs: AsyncVectorEnv,
-    *,
+def checked_threads(threads_per_worker: int | str) -> int:
+    """Return the number of threads; 0 for "auto", if it depends on the envs."""
+    if threads_per_worker == "auto":
+        return 0
+    if isinstance(threads_per_worker, int) and threads_per_worker >= 1:
+        return threads_per_worker
+    raise ValueError(f"threads_per_worker is {threads_per_worker!r}, expected 'auto' or at least 1")
+
+
+def worker_shares(
+    num_envs: int,
     num_workers: int | None,
-    threads_per_worker: int | str,
     caller_steps: bool,
-    on_error: str,
-    publish: dict[str, Space] | None,
-) -> PoolOptions:
-    """Check the options of `AsyncVectorEnv` and decide on shares."""
-    if on_error not in ("raise", "restart"):
-        raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'restart'")
-    num_envs = len(envs.env_fns)
-    if num_envs == 0:
-        raise ValueError("A vector env needs at least one env, got an empty list of factories")
-    threads = checked_threads(threads_per_worker)
-    num_workers, most_threads = worker_shares(
-        num_envs, num_workers, caller_steps, envs.max_concurrency
-    )
-    has_own = caller_steps and num_envs > 1
-    return PoolOptions(
-        bounds=chunk_bounds(num_envs, num_workers + has_own)[has_own:],
-        context=envs.context,
-        daemon=envs.daemon,
-        threads=min(threads, most_threads),
-        most_threads=most_threads,
-        may_spin=usable_cores() >= num_workers + 1,
-        restart_envs=on_error == "restart",
-        refuse_custom=envs.shared_memory is True,
-        publish=publish,
-        most_workers=num_envs if envs.max_concurrency is None else int(envs.max_concurrency),
-        observation_mode=envs.observation_mode,
-        autoreset_mode=envs.autoreset_mode,
-        owner=type(envs).__name__,
-    )
+    max_concurrency: int | None,
+) -> tuple[int, int]:
+    """Return how many workers to use, and how many threads each may have at most."""
+    most_threads = num_envs
+    if num_workers is None:
+        num_workers = max(1, usable_cores() - caller_steps)
+    elif num_workers < 1:
+        raise ValueError(f"num_workers is {num_workers}, expected at least 1")
+    if max_concurrency is not None:
+        if not isinstance(max_concurrency, int | np.integer):
+            raise ValueError(
+                f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}."
+            )
+        if max_concurrency < 1:
+            raise ValueError(
+                f"`max_concurrency` must be a positive or None, got {max_concurrency}."
+            )
+        num_workers = min(num_workers, int(max_concurrency))
+        most_threads = int(max_concurrency) // num_workers
+    most = num_envs - 1 if caller_steps and num_envs > 1 else num_envs
+    return max(1, min(num_workers, most)), most_threads
 
 
 def open_workers(factories: Factories, options: PoolOptions) -> Opened:
@@ -188,15 +216,11 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
         RuntimeError: The envs' spaces differ.
         ValueError: A custom observation space is refused.
     """
-    import multiprocess
-
     prepare_start(options.context)
     num_envs = len(factories)
     num_workers = len(options.bounds) - 1
-    # Semaphores, if it needs them, with names, which reach workers however these are started.
-    context = multiprocess.get_context("fork" if options.context == "fork" else "spawn")  # type: ignore[attr-defined]
     threads = options.threads or _threads_for(factories, options)
-    link = make_link(context, ControlLayout.of(options.bounds, threads, ring_size(num_envs)))
+    link = _make_link(ControlLayout.of(options.bounds, threads, ring_size(num_envs)), options)
     arena = Arena()
     words = arena.allocate((link.layout.num_words,), np.int64)
     link.attach(words, is_caller=True, may_spin=options.may_spin, file=arena.file)
@@ -221,6 +245,19 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
         close_envs(own_envs, run_here)
         arena.close()
         raise
+
+
+def _make_link(layout: ControlLayout, options: PoolOptions) -> Link:
+    if has_futex():
+        with interrupts_later():
+            from vecenv.workers.futex_link import FutexLink
+
+        return FutexLink(layout)
+    import multiprocess
+
+    # Its semaphores need names, which reach workers however these are started.
+    method = "fork" if options.context == "fork" else "spawn"
+    return PortableLink(layout, multiprocess.get_context(method))  # type: ignore[attr-defined]
 
 
 def _threads_for(factories: Factories, options: PoolOptions) -> int:

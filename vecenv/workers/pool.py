@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from gymnasium import Env
 
+from vecenv.core.deadline import Deadline
+from vecenv.core.faults import EnvFault, WorkerDiedError, describe_exit
+from vecenv.core.pickling import dumps, loads
 from vecenv.workers.arena import Arena
-from vecenv.workers.deadline import Deadline
-from vecenv.workers.faults import EnvFault, WorkerDiedError, describe_exit
 from vecenv.workers.layout import CURRENT
-from vecenv.workers.messages import EnvSpaces, dumps, loads
+from vecenv.workers.links import CALLER_SLICE_S, Link
+from vecenv.workers.messages import EnvSpaces
 from vecenv.workers.process import tell_after_fork
-from vecenv.workers.standard import authkey
 from vecenv.workers.starting import make_start
-from vecenv.workers.wait import CALLER_SLICE_S, Link
 from vecenv.workers.worker import Seat, run_worker
 
 __all__ = ["WorkerPool"]
@@ -104,18 +104,14 @@ class WorkerPool:
         seat = Seat(
             worker=worker,
             first=first,
-            factories=start.factories,
-            registry=start.registry,
+            setup=start.setup,
             link=self._link,
             arena=self._arena,
             pipe=there,
-            caller_pid=os.getpid(),
-            is_child_of_main_thread=start.is_own_child,
             may_spin=self._may_spin,
             restarts=None if self.restarts is None else self._arena.leaf(self.restarts),
             lost_because=lost_because,
             entropy=self._entropy,
-            authkey=authkey(),
         )
         process = start.process(
             run_worker, seat, name=f"vecenv-worker-{worker}", daemon=self._daemon
@@ -192,7 +188,7 @@ class WorkerPool:
                     message = self._channel(worker).receive(0.0)
                 except EOFError:
                     self.ensure_end(worker)
-                    outcomes[worker] = self.epitaph(worker, "the creation of its envs")
+                    outcomes[worker] = self.exit_report(worker, "the creation of its envs")
                 else:
                     if message is None:
                         continue
@@ -233,7 +229,7 @@ class WorkerPool:
         """Return the workers whose process has ended."""
         return [w for w, process in enumerate(self.processes) if not process.is_alive()]
 
-    def epitaph(self, worker: int, doing: str) -> WorkerDiedError:
+    def exit_report(self, worker: int, doing: str) -> WorkerDiedError:
         """Say which worker is gone, how, and what it was doing."""
         process = self.processes[worker]
         process.join(1)

@@ -8,11 +8,19 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium import Env
 
+from vecenv.core.deadline import Deadline
+from vecenv.core.faults import describe_exit
+from vecenv.core.pickling import dumps, loads
+
+if TYPE_CHECKING:
+    from vecenv.workers.child import ChildSetup
+
 __all__ = [
+    "MOST_THREADS",
     "Probe",
     "ProbeError",
     "ProbeTimeout",
@@ -21,6 +29,8 @@ __all__ = [
     "probe_env",
     "run_apart",
 ]
+
+MOST_THREADS = 256  # of a worker whose envs wait
 
 _STEPPING_S = 0.015  # to tell how long a step takes
 _GLANCE_S = 0.003  # to tell that envs compute
@@ -58,23 +68,15 @@ class _Task(NamedTuple):
     Attributes:
         function: Called with the factories and `args`; returns the result.
         args: What can be pickled.
-        factories: A list, or pickled, see `Start`.
-        registry: See `Start`.
+        setup: What every process for envs is given.
         pipe: For the result.
-        caller_pid: Whom to follow into the end.
-        is_own_child: See `end_with_caller`.
-        authkey: The caller's.
         is_worker: Whether libraries are limited to one thread, as in workers.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    factories: Any
-    registry: bytes | None
+    setup: ChildSetup
     pipe: Any
-    caller_pid: int
-    is_own_child: bool
-    authkey: bytes
     is_worker: bool
 
 
@@ -103,9 +105,6 @@ def run_apart(
     Raises:
         ProbeError: It has raised, taken too long, or ended its process.
     """
-    from vecenv.workers.deadline import Deadline
-    from vecenv.workers.messages import loads
-    from vecenv.workers.standard import authkey
     from vecenv.workers.starting import make_start
 
     start = make_start(method, factories)
@@ -113,12 +112,8 @@ def run_apart(
     task = _Task(
         function=function,
         args=args,
-        factories=start.factories,
-        registry=start.registry,
+        setup=start.setup,
         pipe=there,
-        caller_pid=os.getpid(),
-        is_own_child=start.is_own_child,
-        authkey=authkey(),
         is_worker=is_worker,
     )
     with here:
@@ -138,8 +133,6 @@ def run_apart(
 
 def _receive(pipe: Any, process: Any, deadline: Any, what: str) -> Any:
     """Return the next message of a probe."""
-    from vecenv.workers.faults import describe_exit
-
     try:
         # Processes that it has started may keep its pipe open when it is gone.
         while not pipe.poll(min(_SLICE_S, deadline.left())):
@@ -165,32 +158,21 @@ def _end(process: Any) -> None:
 
 def _be_apart(task: _Task) -> None:
     """Carry out a task: the target of the process."""
-    from vecenv.workers.messages import dumps
-    from vecenv.workers.orphans import Family, end_with_caller
-    from vecenv.workers.standard import end_own, settle, unpickled
-    from vecenv.workers.starting import limit_threads, register_ids
+    from vecenv.workers.child import end_child, limit_threads, set_up_child
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with_caller(task.caller_pid, is_child_of_main_thread=task.is_own_child)
-    family = Family()  # a group of its own; nobody kills it if the caller is killed
-    settle(0, task.authkey)
+    family = set_up_child(task.setup, "vecenv-probe")
     if task.is_worker:
         limit_threads()
     warnings.simplefilter("ignore")  # what is made later for good repeats them
     task.pipe.send("begun")
     try:
-        factories = task.factories
-        if isinstance(factories, bytes):
-            register_ids(task.registry)
-            factories = unpickled(factories)
-        result = "result", dumps(task.function(factories, *task.args))
+        result = "result", dumps(task.function(task.setup.load(), *task.args))
     except Exception as error:  # whatever users' envs raise: the vector env will say it better
         result = "failed", f"{type(error).__name__}: {error}"
     family.look()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         task.pipe.send(result)
-    end_own()
+    end_child()
 
 
 class Probe(NamedTuple):

@@ -23,8 +23,8 @@ from vecenv.workers.layout import (
     ROWS,
     Leaf,
 )
+from vecenv.workers.links import Link
 from vecenv.workers.messages import SlotLeaves
-from vecenv.workers.wait import Link
 
 __all__ = ["ReadyRing", "ring_size"]
 

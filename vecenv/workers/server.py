@@ -444,12 +444,13 @@ def _import_all() -> None:
     import cloudpickle  # noqa: F401
 
     import vecenv.workers.worker  # noqa: F401
-    from vecenv.workers.futex import has_futex
     from vecenv.workers.layout import LINE, ControlLayout
-    from vecenv.workers.wait import make_link
+    from vecenv.workers.links import has_futex
 
     if has_futex():
-        link = make_link(None, ControlLayout(1, LINE, LINE))
+        from vecenv.workers.futex_link import FutexLink
+
+        link = FutexLink(ControlLayout(1, LINE, LINE))
         link.attach(np.zeros(link.layout.num_words, np.int64), is_caller=True, may_spin=False)
 
 

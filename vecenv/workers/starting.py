@@ -9,26 +9,23 @@ server instead that has run no user code (`vecenv.workers.server`), and factorie
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
+import multiprocessing
 import os
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from vecenv.workers.messages import dumps, loads
+from vecenv.core.pickling import dump_factories, dump_registry
+from vecenv.workers.child import ChildSetup, loaded_libraries
 from vecenv.workers.process import Process
-from vecenv.workers.standard import pickled
 
 __all__ = [
     "Start",
-    "limit_threads",
     "make_start",
     "prepare_start",
-    "register_ids",
     "starts_quickly",
     "why_not_fork",
 ]
@@ -40,15 +37,6 @@ _hidden: list[Any] = []  # the main script meanwhile
 
 # Libraries that are loaded to use a GPU or a display, which a forked child can't.
 _DEVICES = ("libcuda.so", "libEGL_", "libGLX_", "libOSMesa")
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
-_OPENBLAS_SETTERS = ("scipy_openblas_set_num_threads", "openblas_set_num_threads")
 
 
 class Start(NamedTuple):
@@ -56,24 +44,11 @@ class Start(NamedTuple):
 
     Attributes:
         context: Of `multiprocess`.
-        factories: As they are for a fork, otherwise pickled.
-        registry: Pickled specs of the env ids that this process has registered; None for a fork.
+        setup: What the process is given of this one.
     """
 
     context: Any
-    factories: list[Callable[[], Any]] | bytes
-    registry: bytes | None
-
-    @property
-    def is_fork(self) -> bool:
-        """Whether the child begins as a copy of this process."""
-        return self.registry is None
-
-    @property
-    def is_own_child(self) -> bool:
-        """Whether this thread is the one whose end Linux reports to the child."""
-        is_main = threading.current_thread() is threading.main_thread()
-        return is_main and self.context.get_start_method() != "forkserver"
+    setup: ChildSetup
 
     def process(self, target: Callable[..., None], *args: Any, **kwargs: Any) -> Process:
         """Return a process that is to be started."""
@@ -95,7 +70,7 @@ def make_start(method: str | None, factories: Sequence[Callable[[], Any]]) -> St
     method, reason = _resolve(method)
     if method != "fork":
         try:
-            return Start(_context(method), pickled(list(factories)), _pickled_registry())
+            return _start(method, dump_factories(list(factories)), dump_registry())
         except Exception as error:
             if reason is None:
                 error.add_note(
@@ -107,7 +82,17 @@ def make_start(method: str | None, factories: Sequence[Callable[[], Any]]) -> St
                 f"workers are forked, which may hang as {reason}: their factories can't be pickled "
                 f"({type(error).__name__}: {error})"
             )
-    return Start(_context("fork"), list(factories), None)
+    return _start("fork", list(factories), None)
+
+
+def _start(
+    method: str, factories: list[Callable[[], Any]] | bytes, registry: bytes | None
+) -> Start:
+    context = _context(method)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    is_own_child = is_main_thread and context.get_start_method() != "forkserver"
+    authkey = bytes(multiprocessing.current_process().authkey)
+    return Start(context, ChildSetup(factories, registry, os.getpid(), is_own_child, authkey))
 
 
 def prepare_start(method: str | None) -> None:
@@ -151,8 +136,6 @@ def _set_by_user() -> str | None:
 
     Whoever asks for the start method fixes it, so the default says nothing about users' wishes.
     """
-    import multiprocessing
-
     import multiprocess
 
     for library in (multiprocess, multiprocessing):
@@ -165,28 +148,6 @@ def _set_by_user() -> str | None:
 def _warn_once(text: str) -> None:
     _logger.log(logging.DEBUG if text in _said else logging.WARNING, text)
     _said.add(text)
-
-
-def _pickled_registry() -> bytes:
-    """Pickle the specs of all registered envs, except those that can't be."""
-    import cloudpickle
-    import gymnasium
-
-    specs = []
-    for spec in list(gymnasium.registry.values()):  # which another thread may add to
-        with contextlib.suppress(Exception):  # pickling runs code of users' classes
-            specs.append(cloudpickle.dumps(spec))
-    return dumps(specs)
-
-
-def register_ids(registry: bytes | None) -> None:
-    """Make the env ids that the caller has registered known in this process."""
-    import gymnasium
-
-    for pickled_spec in loads(registry) if registry else ():
-        with contextlib.suppress(Exception):  # of a module that is not here: not of these envs
-            spec = loads(pickled_spec)
-            gymnasium.registry.setdefault(spec.id, spec)
 
 
 @contextlib.contextmanager
@@ -236,7 +197,7 @@ def why_not_fork() -> str | None:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         return "PyTorch uses a GPU"
-    for library in _loaded_libraries():
+    for library in loaded_libraries():
         if library.startswith(_DEVICES):
             return f"{library} has been loaded"
     if _num_threads() > 1:
@@ -250,17 +211,6 @@ def _num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _loaded_libraries() -> dict[str, str]:
-    """Return the paths of the shared libraries that this process has loaded, by file name."""
-    libraries = {}
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-            start = line.find("/")
-            if start >= 0 and ".so" in (name := line[line.rfind("/") + 1 :]):
-                libraries[name] = line[start:]
-    return libraries
-
-
 def _let_libraries_prepare() -> None:
     """Fork a child that ends at once: libraries do before a fork what they must."""
     with warnings.catch_warnings():
@@ -270,57 +220,3 @@ def _let_libraries_prepare() -> None:
         os._exit(0)
     with contextlib.suppress(ChildProcessError):  # a handler of the user's waits for all children
         os.waitpid(pid, 0)
-
-
-# -- threads of libraries -------------------------------------------------------------------------
-
-
-def limit_threads() -> None:
-    """Let libraries use one thread in this process, which shares its cores with other workers.
-
-    PyTorch, BLAS, OpenMP and Numba otherwise start a thread per core in every worker. Variables
-    such as OMP_NUM_THREADS that the user has set win, and so does what factories set.
-    """
-    told = {name for name in (*_THREAD_VARIABLES, "NUMBA_NUM_THREADS") if name in os.environ}
-    if "NUMBA_NUM_THREADS" not in told:
-        numba = sys.modules.get("numba")
-        if numba is None:
-            os.environ["NUMBA_NUM_THREADS"] = "1"
-        elif hasattr(numba, "config"):
-            _limit_numba(vars(numba.config))
-    if "OMP_NUM_THREADS" in told:
-        return  # OpenBLAS, MKL and PyTorch follow it
-    for name in _THREAD_VARIABLES:
-        os.environ.setdefault(name, "1")
-    if "OPENBLAS_NUM_THREADS" not in told:
-        _limit_openblas()
-    torch = sys.modules.get("torch")
-    if "MKL_NUM_THREADS" not in told and hasattr(torch, "set_num_threads"):
-        torch.set_num_threads(1)  # type: ignore[union-attr]
-
-
-def _limit_numba(config: dict[str, Any]) -> None:
-    """Set the number of threads that Numba will start; a variable now would reset its settings."""
-    parallel = sys.modules.get("numba.np.ufunc.parallel")
-    is_launched = getattr(parallel, "_is_initialized", False)
-    if not is_launched and config["NUMBA_NUM_THREADS"] == config["NUMBA_DEFAULT_NUM_THREADS"]:
-        config["NUMBA_NUM_THREADS"] = 1
-
-
-def _limit_openblas() -> None:
-    """Tell copies of OpenBLAS that a fork has inherited; they have read their variables before.
-
-    The functions for that start threads again which the fork has ended, and these spin for a while.
-    So the number is written directly where it can be.
-    """
-    for name, path in _loaded_libraries().items():
-        if "openblas" not in name:
-            continue
-        library = ctypes.CDLL(path)
-        if hasattr(library, "blas_cpu_number"):
-            ctypes.c_int.in_dll(library, "blas_cpu_number").value = 1
-            continue
-        for setter in _OPENBLAS_SETTERS:
-            for suffix in ("", "64_"):
-                if hasattr(library, setter + suffix):
-                    getattr(library, setter + suffix)(1)

@@ -13,11 +13,10 @@ import numpy as np
 
 from vecenv.workers.chunk import Chunk, Outcome
 from vecenv.workers.layout import LANE_CURRENT, LANE_HEAD, LANE_TAIL
-from vecenv.workers.wait import JOB, Link
+from vecenv.workers.links import JOB, Link
 
-__all__ = ["MOST_THREADS", "Lanes"]
+__all__ = ["Lanes"]
 
-MOST_THREADS = 256
 # A thread's part of a job: its number, and the (place, index) pairs of its calls.
 _Share = tuple[int, list[tuple[int, int]]]
 _EXIT_CODE = 70  # of a worker one of whose threads has failed: EX_SOFTWARE

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Env
 
+from vecenv.core.faults import EnvFault, leave_if_copied, leave_when_copied
+from vecenv.core.guard import guard_envs
+from vecenv.core.orphans import Family
+from vecenv.core.pickling import dumps, loads
 from vecenv.workers.arena import Arena
+from vecenv.workers.child import ChildSetup, end_child, limit_threads, set_up_child
 from vecenv.workers.chunk import Chunk, Outcome, run_here
-from vecenv.workers.cores import CoreChoice
-from vecenv.workers.faults import EnvFault, answer_bytes, leave_if_copied, leave_when_copied
-from vecenv.workers.guard import guard_envs
+from vecenv.workers.core_choice import CoreChoice
 from vecenv.workers.inbox import Inbox
 from vecenv.workers.layout import (
     CORE_SHIFT,
@@ -33,19 +35,15 @@ from vecenv.workers.layout import (
     SLOT,
     Leaf,
 )
+from vecenv.workers.links import Link
 from vecenv.workers.messages import (
     EnvSpaces,
     Layout,
     ResetRequest,
-    dumps,
-    loads,
+    answer_bytes,
     message_head,
 )
-from vecenv.workers.orphans import Family, end_with_caller
-from vecenv.workers.standard import end_own, settle, unpickled
-from vecenv.workers.starting import limit_threads, register_ids
 from vecenv.workers.threads import Lanes
-from vecenv.workers.wait import Link
 
 __all__ = ["Seat", "env_spaces", "make_chunk_envs", "run_worker"]
 
@@ -63,44 +61,31 @@ class Seat(NamedTuple):
     Attributes:
         worker: Number of the worker.
         first: Its first env.
-        factories: One per env of the chunk: a list, or that list pickled.
-        registry: Pickled specs of envs registered by the caller; None if forked.
+        setup: What every process for envs is given; it has one factory per env of the chunk.
         link, arena, pipe: Ways to the caller.
-        caller_pid: Whom to follow into the end.
-        is_child_of_main_thread: See `end_with_caller`.
         may_spin: Whether there is a core for every process.
         restarts: Counts of all envs in shared memory; None if faults are raised.
         lost_because: Why the former worker is gone, for a worker that replaces one.
         entropy: For the global random generators.
-        authkey: The caller's, for the managers of `multiprocessing` that envs talk to.
     """
 
     worker: int
     first: int
-    factories: Factories | bytes
-    registry: bytes | None
+    setup: ChildSetup
     link: Link
     arena: Arena
     pipe: Any
-    caller_pid: int
-    is_child_of_main_thread: bool
     may_spin: bool
     restarts: Leaf | None
     lost_because: str | None
     entropy: int
-    authkey: bytes
 
 
 def run_worker(seat: Seat) -> None:
     """Be a worker: the target of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and then closes us
-    for number in (signal.SIGTERM, signal.SIGCHLD):  # what the caller does is not for our envs
-        signal.signal(number, signal.SIG_DFL)
-    end_with_caller(seat.caller_pid, is_child_of_main_thread=seat.is_child_of_main_thread)
-    family = Family()
+    family = set_up_child(seat.setup, f"vecenv-worker-{seat.worker}")
     leave_when_copied()
     _sharpen_timers()
-    settle(seat.worker, seat.authkey)
     limit_threads()
     _reseed(seat.entropy + seat.worker)
     words = seat.arena.view(_words_leaf(seat.link))
@@ -123,7 +108,7 @@ def run_worker(seat: Seat) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the caller is gone
     finally:
-        end_own()
+        end_child()
         family.look()
 
 
@@ -147,7 +132,7 @@ def _make_envs(
     seat: Seat, words: np.ndarray, run_each: RunEach
 ) -> tuple[list[Env], Factories] | None:
     """Make the envs and report their spaces, or what went wrong (then close them, return None)."""
-    factories = seat.factories
+    factories: Factories = []
     current = seat.link.layout.completion(seat.worker) + CURRENT
 
     def announce(env_id: int) -> None:
@@ -155,9 +140,7 @@ def _make_envs(
 
     envs: list[Env] = []
     try:
-        if isinstance(factories, bytes):
-            register_ids(seat.registry)
-            factories = unpickled(factories)
+        factories = seat.setup.load()
         envs, fault = make_chunk_envs(factories, seat.first, seat.worker, run_each, announce)
         report = dumps(fault or env_spaces(envs, run_each))
     except BaseException as error:  # reading factories and spaces runs code of users' classes
@@ -167,7 +150,7 @@ def _make_envs(
     leave_if_copied()
     seat.pipe.send_bytes(report)
     if fault is None:
-        return envs, cast("Factories", factories)
+        return envs, factories
     close_envs(envs, run_each)
     return None
 
@@ -311,11 +294,11 @@ class _Worker:
         actions = None
         slot = words[command + SLOT]
         if words[command + FLAGS] & FLAG_MESSAGE:
-            news = self._inbox.message(self._done)
-            self._chunk.learn(news)
-            if "actions" in news:
+            updates = self._inbox.message(self._done)
+            self._chunk.learn(updates)
+            if "actions" in updates:
                 try:
-                    actions = loads(news["actions"])
+                    actions = loads(updates["actions"])
                 except BaseException as error:  # users' classes
                     self._complete(self._chunk.failed(error, 0, "step"), begin_ns)
                     return
@@ -381,7 +364,7 @@ class _Worker:
                 self._lanes.end()
             self._link.complete(self._command, 0, 0, begin_ns, perf_counter_ns())
             return False
-        if kind == "news":
+        if kind == "updates":
             outcome = 0, 0, None
         else:
             try:

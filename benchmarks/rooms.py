@@ -1,0 +1,235 @@
+"""The project's files that run in one public call: how many hands a step or a batch goes through.
+
+    python benchmarks/rooms.py                       # this tree
+    python benchmarks/rooms.py --repo ../before      # another one: public names only are used
+    python benchmarks/rooms.py --calls step --walk   # each file with its first function, in order
+
+A profiler (`sys.setprofile`) notes the files of `vecenv` and `buffers` in which a Python function
+runs, in the order of their first event. Kernels run as Python too (NUMBA_DISABLE_JIT=1), so their
+files count; async workers and their caller then wait for each other without compiled code, which
+takes other files (--jit counts with the compiler on, and sees no kernels). Each call has been made
+once before, so that what only the first one does is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+NUM_ENVS = 2
+ROOT = Path(__file__).resolve().parents[1]
+Walk = dict[str, str]  # path of a file: the first function of it that ran
+
+
+@contextmanager
+def walked(repo: str) -> Iterator[Walk]:
+    """Profile this thread; the walk is filled in as code runs."""
+    walk: Walk = {}
+    sys.setprofile(noting(walk, repo))
+    try:
+        yield walk
+    finally:
+        sys.setprofile(None)
+
+
+def noting(walk: Walk, repo: str) -> Callable[..., None]:
+    """Return a profiler that adds files of the packages below `repo` to a walk."""
+    folders = tuple(os.path.join(repo, package) + os.sep for package in ("vecenv", "buffers"))
+
+    def note(frame, event, arg) -> None:  # every event: loops that began before have no `call`
+        path = frame.f_code.co_filename
+        if path.startswith(folders):
+            walk.setdefault(os.path.relpath(path, repo), frame.f_code.co_name)
+
+    return note
+
+
+class ProfiledEnv(gym.Env):
+    """An env that profiles the worker it is in, from its first step to its second one."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, repo: str, report: str) -> None:
+        self._repo, self._report = repo, report
+        self._walk: Walk | None = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        if self._walk is not None:
+            sys.setprofile(None)
+            Path(self._report).write_text(json.dumps(self._walk), encoding="utf-8")
+        self._walk = {}
+        sys.setprofile(noting(self._walk, self._repo))
+        return np.zeros(3, np.float32), 1.0, False, False, {}
+
+
+def walk_async(repo: str) -> Walk:
+    """`AsyncVectorEnv.step`: the caller, then one of its workers."""
+    from vecenv import AsyncVectorEnv
+
+    with tempfile.TemporaryDirectory() as folder:
+        reports = [os.path.join(folder, f"{env}.json") for env in range(NUM_ENVS)]
+        factories = [lambda path=path: ProfiledEnv(repo, path) for path in reports]
+        envs = AsyncVectorEnv(factories)
+        try:
+            envs.reset(seed=1)
+            actions = np.zeros(NUM_ENVS, np.int64)
+            envs.step(actions)
+            with walked(repo) as walk:
+                envs.step(actions)
+        finally:
+            envs.close()
+        worker: Walk = json.loads(Path(reports[0]).read_text(encoding="utf-8"))
+    return {**walk, **{path: name for path, name in worker.items() if path not in walk}}
+
+
+def walk_cage2(repo: str) -> Walk:
+    """Steps of `Cage2-v0`, over the end of an episode."""
+    import vecenv
+
+    envs = vecenv.make_vec("Cage2-v0", num_envs=NUM_ENVS, episode_length=8)
+    envs.reset(seed=1)
+    envs.action_space.seed(1)
+    actions = [envs.action_space.sample() for _ in range(20)]
+    for row in actions:
+        envs.step(row)
+    with walked(repo) as walk:
+        for row in actions:
+            envs.step(row)
+    envs.close()
+    return walk
+
+
+def transitions(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return one transition of each env; those of an env do not end."""
+    return {
+        "obs": np.zeros((NUM_ENVS, 3), np.float32),
+        "next_obs": np.zeros((NUM_ENVS, 3), np.float32),
+        "actions": rng.integers(2, size=NUM_ENVS),
+        "rewards": rng.standard_normal(NUM_ENVS).astype(np.float32),
+        "terminations": np.zeros(NUM_ENVS, bool),
+        "truncations": np.zeros(NUM_ENVS, bool),
+    }
+
+
+def spaces() -> tuple[gym.Space, gym.Space]:
+    return ProfiledEnv.observation_space, ProfiledEnv.action_space
+
+
+def walk_add(repo: str) -> Walk:
+    """`SharedReplayBuffer.add`."""
+    from buffers import SharedReplayBuffer
+
+    buffer = SharedReplayBuffer(100, *spaces(), seed=1)
+    columns = transitions(np.random.default_rng(1))
+    buffer.add(**columns)
+    with walked(repo) as walk:
+        buffer.add(**columns)
+    return walk
+
+
+def walk_sample(repo: str) -> Walk:
+    """`SharedReplayBuffer.sample`."""
+    from buffers import SharedReplayBuffer
+
+    buffer = SharedReplayBuffer(100, *spaces(), seed=1)
+    columns = transitions(np.random.default_rng(1))
+    for _ in range(20):
+        buffer.add(**columns)
+    buffer.sample(8)
+    with walked(repo) as walk:
+        buffer.sample(8)
+    return walk
+
+
+def walk_episodic(repo: str) -> Walk:
+    """`EpisodicReplayBuffer.sample`."""
+    from buffers import EpisodicReplayBuffer
+
+    buffer = EpisodicReplayBuffer(100, *spaces(), num_envs=NUM_ENVS, seed=1)
+    columns = transitions(np.random.default_rng(1))
+    for step in range(20):
+        columns["terminations"][:] = step % 10 == 9
+        buffer.add(**columns)
+    buffer.sample(8)
+    with walked(repo) as walk:
+        buffer.sample(8)
+    return walk
+
+
+def walk_rollout(repo: str) -> Walk:
+    """`RolloutBuffer`: `start`, the slots of all steps, `compute_advantages`."""
+    from buffers import RolloutBuffer
+
+    rollout = RolloutBuffer(4, NUM_ENVS, *spaces(), autoreset_mode="NextStep")
+    columns = transitions(np.random.default_rng(1))
+
+    def fill() -> None:
+        rollout.start(columns["obs"])
+        for step in range(4):
+            slot = rollout.slot(step)
+            slot.obs[:] = columns["next_obs"]
+            slot.rewards[:] = columns["rewards"]
+            slot.terminations[:] = slot.truncations[:] = False
+        rollout.log_probs[:] = rollout.values[:] = 0.0
+        rollout.compute_advantages(np.zeros(NUM_ENVS, np.float32))
+
+    fill()
+    with walked(repo) as walk:
+        fill()
+    return walk
+
+
+CALLS: dict[str, tuple[str, Callable[[str], Walk]]] = {
+    "add": ("SharedReplayBuffer.add", walk_add),
+    "sample": ("SharedReplayBuffer.sample", walk_sample),
+    "episodic": ("EpisodicReplayBuffer.sample", walk_episodic),
+    "step": ("AsyncVectorEnv.step", walk_async),
+    "cage2": ("Cage2-v0, steps", walk_cage2),
+    "rollout": ("RolloutBuffer, start to advantages", walk_rollout),
+}
+
+
+def count(repo: Path, calls: list[str], has_jit: bool = False) -> dict[str, Walk]:
+    """Return the walk of each call in the packages of `repo`, counted in a process of its own."""
+    is_off = "0" if has_jit else "1"
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": is_off, "PYTHONPATH": str(repo)}
+    command = [sys.executable, "-W", "ignore", __file__, "--here", str(repo), "--calls", *calls]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, cwd=repo)
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repo", type=Path, default=ROOT, help="a checkout of any revision")
+    parser.add_argument("--calls", nargs="+", choices=list(CALLS), default=list(CALLS))
+    parser.add_argument("--walk", action="store_true", help="print the files, not only how many")
+    parser.add_argument("--jit", action="store_true", help="count with the compiler on")
+    parser.add_argument("--here", help=argparse.SUPPRESS)  # count in this process, print JSON
+    options = parser.parse_args()
+    if options.here:
+        print(json.dumps({call: CALLS[call][1](options.here) for call in options.calls}))
+        return
+    for call, walk in count(options.repo.resolve(), options.calls, options.jit).items():
+        print(f"{CALLS[call][0]:36} {len(walk):3} files")
+        if options.walk:
+            for path, function in walk.items():
+                print(f"    {path:40} {function}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the buffers share: memory, rows, batches, reading of arguments, checkpoints."""

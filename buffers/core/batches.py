@@ -1,0 +1,185 @@
+"""Batches, whatever buffer they were drawn from, and memory of batches that is used again.
+
+Fresh memory costs more than filling it: the system hands it out page by page, and views of it have
+to be made anew. So it is used again once nobody has the batch any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from sys import getrefcount
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import torch
+
+from buffers.core.copies import owned
+from buffers.core.memory import allocation
+
+__all__ = ["Batch", "BatchArrays", "BatchMemory", "Kept"]
+
+
+BatchArrays = dict[str, np.ndarray]
+
+_CPU = torch.device("cpu")
+_POOL_SIZE = 2  # batches of one kind whose memory is kept
+_MAX_POOLED_BYTES = 1 << 26
+
+
+class Batch:
+    """Columns of tensors, one row per transition, step or sequence.
+
+    Built-in columns are attributes, such as ``batch.obs``. Columns that the user declared by
+    `extra_columns` are in the dict ``batch.extras`` (``batch.extras["costs"]``, and as an attribute
+    too). Unpacking gives the built-in columns that every batch of the class has, in the order in
+    which it lists them: ``obs, actions, *_ = batch``. Other entries (`indices`, `weights`,
+    `env_ids`, `extras`) are reached by name only. ``len(batch)`` is the number of rows.
+
+    Batches can be copied (`copy.copy`, `copy.deepcopy`) and pickled: a copy has tensors of its own,
+    and is no `out` for the buffer.
+    """
+
+    __slots__ = ()
+
+    _fields: ClassVar[tuple[str, ...]]  # what unpacking gives, in order
+    _others: ClassVar[tuple[str, ...]] = ()  # further columns, None where there is none
+
+    actions: torch.Tensor
+    extras: dict[str, torch.Tensor]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go through the built-in columns, as unpacking does."""
+        return iter([getattr(self, name) for name in self._fields])
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.actions)
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        """A column the user added."""
+        if name.startswith("_") or name in self._names():
+            raise AttributeError(f"this {type(self).__name__} has no {name!r}")
+        if name in self.extras:
+            return self.extras[name]
+        raise AttributeError(
+            f"a {type(self).__name__} has no {name!r}; its columns are "
+            f"{', '.join(self._asdict())}, and its extras {', '.join(self.extras) or 'none'}"
+        )
+
+    def __repr__(self) -> str:
+        """Sizes and dtypes; no values."""
+        parts = [f"{name} {_describe(column)}" for name, column in self._asdict().items()]
+        if self.extras:
+            parts.append(f"extras {_describe(self.extras)}")
+        return f"{type(self).__name__}({len(self)} rows: {', '.join(parts)})"
+
+    def _asdict(self) -> dict[str, Any]:
+        """The columns by name, without the extra ones; those that are None are left out."""
+        found = {name: getattr(self, name) for name in (*self._fields, *self._others)}
+        return {name: column for name, column in found.items() if column is not None}
+
+    def _replace(self, **columns: Any) -> Self:
+        """A batch of the same tensors but for some columns; the given one is not changed."""
+        unknown = set(columns) - {*self._fields, *self._others, "extras"}
+        if unknown:
+            raise ValueError(f"a {type(self).__name__} has no columns {sorted(unknown)}")
+        return self._made_of({**self._contents(), **columns})
+
+    @classmethod
+    def _names(cls) -> tuple[str, ...]:
+        """Names of all attributes of the instance."""
+        return cls.__slots__
+
+    def _contents(self) -> dict[str, Any]:
+        """What a copy takes over: all but the memory that `out=` writes into."""
+        names = [name for name in self._names() if name != "memory" and hasattr(self, name)]
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def _made_of(cls, contents: Mapping[str, Any]) -> Self:
+        made = cls.__new__(cls)
+        if "memory" in cls._names():
+            made.memory = None  # pyright: ignore[reportAttributeAccessIssue]
+        for name, value in contents.items():
+            setattr(made, name, value)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the tensors alone, each without the memory around it."""
+        return _rebuild, (type(self), owned(self._contents()))
+
+
+def _rebuild(cls: type[Batch], contents: Mapping[str, Any]) -> Batch:
+    return cls._made_of(contents)
+
+
+def _describe(column: Any) -> str:
+    """Dtype, shape and, unless it is the CPU, device of a tensor or of each tensor of a nest.
+
+    >>> _describe({"a": torch.zeros(2, 3), "b": (torch.zeros(2, dtype=torch.bool),)})
+    '{a: float32 (2, 3), b: (bool (2,),)}'
+    """
+    if isinstance(column, Mapping):
+        return f"{{{', '.join(f'{key}: {_describe(part)}' for key, part in column.items())}}}"
+    if isinstance(column, tuple):
+        return f"({', '.join(map(_describe, column))}{',' * (len(column) == 1)})"
+    place = "" if column.device.type == "cpu" else f" on {column.device}"
+    return f"{str(column.dtype).removeprefix('torch.')} {tuple(column.shape)}{place}"
+
+
+class Kept(NamedTuple):
+    """Memory of a batch, the arrays over it by name, and what all batches over it share.
+
+    How many references an object has that is in the pool only differs between versions of Python.
+    So they are counted, by one expression, when it is made, and whenever it is to be used again.
+    """
+
+    pages: np.ndarray  # uint8 (size_bytes,)
+    arrays: BatchArrays
+    shared: Any  # held by each batch; None if there is nothing
+    counted: list[Any]  # the arrays and `shared`
+    idle_count: int  # references to all these while no batch is over this memory
+
+
+class BatchMemory:
+    """Hands out arrays over one piece of memory, to be made into tensors by `torch.from_numpy`.
+
+    Such a tensor, and every view of it, keeps its array alive. Arrays nobody else refers to show
+    that all tensors over them are gone.
+
+    Args:
+        size_bytes: Of the memory.
+        view: Makes the arrays over memory uint8 (size_bytes,), and what batches share or None.
+    """
+
+    def __init__(self, size_bytes: int, view: Callable[[np.ndarray], tuple[BatchArrays, Any]]):
+        self._size, self._view = size_bytes, view
+        self._pool: list[Kept] = []
+
+    def take(self) -> Kept:
+        """Memory and the arrays over it, not initialised; to be given to `keep` when tensors are.
+
+        It is not in the pool until then, so that no other thread is given the same.
+        """
+        pool = self._pool
+        for _ in range(len(pool)):
+            try:
+                kept = pool.pop(0)
+            except IndexError:  # another thread was quicker
+                break
+            if sum(map(getrefcount, kept[3])) == kept[4]:
+                return kept
+            pool.append(kept)
+        is_small = self._size <= _MAX_POOLED_BYTES  # so much may be there without looking
+        with allocation("a batch", self._size, _CPU, "draw fewer at once", is_checked=is_small):
+            pages = np.empty(self._size, np.uint8)
+        arrays, shared = self._view(pages)
+        counted = [*arrays.values()] if shared is None else [*arrays.values(), shared]
+        kept = Kept(pages, arrays, shared, counted, 0)
+        del shared  # a reference too
+        return kept._replace(idle_count=sum(map(getrefcount, kept[3])))
+
+    def keep(self, kept: Kept) -> None:
+        """Take memory into the pool, once the tensors are made that show that it is in use."""
+        if len(self._pool) < _POOL_SIZE and self._size <= _MAX_POOLED_BYTES:
+            self._pool.append(kept)

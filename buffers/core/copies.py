@@ -1,0 +1,133 @@
+"""Copies and pickles of buffers and batches: made anew and filled, not taken over part by part.
+
+A buffer looks at one piece of memory through arrays, tensors and views of both. Copied part by
+part, every one of them would become memory of its own, and what is written through one would not be
+seen through another.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from buffers.core.guard import Guard, exclusive
+
+__all__ = ["Rebuilt", "fill_block", "owned", "rebuild"]
+
+
+class Rebuilt:
+    """Lets `copy.deepcopy`, `copy.copy` and pickle make a whole, independent buffer.
+
+    The new one is made by the constructor and then filled, so that all views of its memory are of
+    the same memory again. It never shares memory with the old one; what `allocate` supplied there
+    is private memory here. Attributes that users added are copied too.
+
+    A class takes part by:
+
+    - calling `self._remember(TheClass, size, *arguments)` as the last line of its constructor, with
+      the arguments, also by name, that make an empty buffer of the same kind. The first is its
+      size. Leave out `seed` (the generator is part of the state) and `allocate`.
+    - `_guard`: while the state is taken, no other thread is in an exclusive call.
+    - `_copied_state()`: all that is held, as a dict of what pickles well: NumPy arrays, numbers,
+      lists of them. Views of the buffer's memory will do.
+    - `_take_copied_state(state)`: copies that into a buffer fresh from the constructor. Arrays may
+      be read-only. Nothing need be checked.
+    """
+
+    _guard: Guard
+    _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
+
+    def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:
+        # No `vars(self)` here: an object it was called on finds its attributes more slowly.
+        self._made_by = maker, arguments, options
+
+    def _added(self) -> dict[str, Any]:
+        """Attributes that no constructor of ours makes: those of subclasses and users."""
+        own = _own_names(*self._made_by)
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def _copied_state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (type(self), *self._made_by), (self._state_to_pickle(), self._added())
+
+    @exclusive
+    def _state_to_pickle(self) -> dict[str, Any]:
+        """What is held; copies if there is another thread, which could change it until it is read.
+
+        A pickle reads its arrays when this has returned, and where nobody can change them a second
+        buffer full of memory would be for nothing.
+        """
+        state = self._copied_state()
+        return state if threading.active_count() == 1 else copy.deepcopy(state)
+
+    @exclusive
+    def _copy_to(self, made: Any, added: dict[str, Any]) -> Any:
+        made.__setstate__((self._copied_state(), added))
+        return made
+
+    def __setstate__(self, parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        state, added = parts
+        self._take_copied_state(state)
+        for name, value in added.items():
+            setattr(self, name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        maker, arguments, options = copy.deepcopy(self._made_by, memo)
+        made = memo[id(self)] = rebuild(type(self), maker, arguments, options)
+        return self._copy_to(made, copy.deepcopy(self._added(), memo))
+
+    def __copy__(self) -> Any:
+        """A buffer is copied whole or not at all."""
+        return self._copy_to(rebuild(type(self), *self._made_by), self._added())
+
+
+_names_by_maker: dict[type, frozenset[str]] = {}
+
+
+def _own_names(
+    maker: type[Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> frozenset[str]:
+    """The attributes that the constructor of a class makes, from a buffer of size 1."""
+    if maker not in _names_by_maker:
+        made = maker(1, *arguments[1:], **{**options, "device": "cpu"})
+        _names_by_maker[maker] = frozenset(vars(made))
+    return _names_by_maker[maker]
+
+
+def rebuild(
+    cls: type[Any], maker: type[Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """An object of a class, as the constructor of `maker`, one of its bases, leaves it."""
+    made = object.__new__(cls)
+    maker.__init__(made, *arguments, **options)
+    return made
+
+
+def fill_block(block: torch.Tensor, pages: np.ndarray) -> None:
+    """Copy an array, read-only or not, into a tensor of the same shape on any device."""
+    block.copy_(torch.from_numpy(pages if pages.flags.writeable else pages.copy()))
+
+
+def owned(value: Any) -> Any:
+    """A nest of dicts and tuples with copies of its tensors, each contiguous in memory of its own.
+
+    Batches are pickled like that: a tensor is saved with all of the memory it is a view of, and
+    queues of torch move that memory to another place.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, Mapping):
+        return {name: owned(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(map(owned, value))
+    return value

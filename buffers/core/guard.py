@@ -1,0 +1,88 @@
+"""One call at a time: what a buffer does in several steps, no other thread sees half done.
+
+Calls of one compiled kernel that keeps the interpreter's lock, as most `add` and `sample` are, need
+no lock of their own: no other Python code runs meanwhile. What takes several steps is `exclusive`:
+it waits for a lock, and sets a flag that those kernels look at; they then do nothing, and their
+callers turn to an exclusive way of doing the same. So a small `add` costs no more than it did.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from buffers.core.errors import BufferMisuseError
+
+__all__ = ["Guard", "exclusive"]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+class Guard:
+    """What keeps the threads that use a buffer apart.
+
+    Attributes:
+        lock: Held during exclusive calls.
+        flag: int64 (1,), not 0 during an exclusive call; for kernels to look at.
+        word: The same memory, quicker for Python.
+        is_torn: Whether this process was forked while another thread was in such a call.
+    """
+
+    __slots__ = ("__weakref__", "flag", "is_torn", "lock", "word")
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.flag = np.zeros(1, np.int64)
+        self.word = memoryview(self.flag)  # type: ignore[arg-type]  # typeshed before 3.12
+        self.is_torn = False
+        _guards.add(self)
+
+    def refusal(self) -> BufferMisuseError:
+        """The error of a call that finds the flag set although it holds the lock."""
+        if self.is_torn:
+            return BufferMisuseError(
+                "this process was forked while another thread changed the buffer, so its copy is "
+                "half changed; load a checkpoint into a new one, or fork while no thread uses it"
+            )
+        return BufferMisuseError(
+            "the buffer was called from within one of its own calls, as by a signal handler or a "
+            "finalizer; let those leave a note, and call the buffer when the first call is done"
+        )
+
+
+def exclusive(method: _Method) -> _Method:
+    """Let a method of an object with a `_guard` wait until no other thread is in such a method."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        guard = self._guard
+        with guard.lock:  # in C, so that no interrupt comes between taking it and being in it
+            word = guard.word
+            if word[0]:
+                raise guard.refusal()
+            try:
+                word[0] = 1
+                return method(self, *args, **kwargs)
+            finally:
+                word[0] = 0
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+def _after_fork() -> None:
+    """The other threads are not in this process: what they held is free, what they did is torn."""
+    for guard in _guards:
+        if not guard.lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition does
+            guard.lock = threading.RLock()
+            guard.is_torn = bool(guard.flag[0])
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,165 @@
+"""What the kernels of all buffers are built from: copies of bytes, prefetches, random words.
+
+Copies and prefetches are single machine operations; called from plain Python they do the same on
+arrays, so that kernels run without the compiler too.
+
+Random words come from a counter. Word number c of a key is
+
+    mix(rotated key + c * (key | 1))
+
+with the finaliser of SplitMix64 as `mix`. The state of a generator is uint64 (2,): key and number
+of the next word, so it fits into a checkpoint and can be continued anywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from buffers.core.compiling import njit
+
+__all__ = [
+    "bounded",
+    "copy_bytes",
+    "copy_field",
+    "prefetch",
+    "prefetch_to_write",
+    "random_word",
+    "unit_float",
+]
+
+_MAX_INLINE = 512  # bytes copied by moves rather than by a call
+_ONE = np.uint64(1)
+_HALF = np.uint64(32)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_UNIT = 2.0**-53
+
+_BYTE = ir.IntType(8)
+_INT32 = ir.IntType(32)
+# Into which cache lines are asked for: to be read, the second, where more requests can wait than in
+# the first (windows of several rows are gathered twice as fast); to be written, the first.
+_LOCALITY = (2, 3)
+
+
+def copy_bytes(target, target_offset, source, source_offset, count):
+    """Copy `count` bytes between C-contiguous arrays of any dtype; offsets are in bytes.
+
+    Bounds are not checked, and the two must not overlap.
+    """
+    piece = source.reshape(-1).view(np.uint8)[source_offset : source_offset + count]
+    target.reshape(-1).view(np.uint8)[target_offset : target_offset + count] = piece
+
+
+def prefetch(source, offset):
+    """Ask for the cache line at a byte offset of an array; a hint without effect on results."""
+
+
+def prefetch_to_write(target, offset):
+    """The same for a line that is about to be written."""
+
+
+def _address(context, builder, array_type, array, offset):
+    start = context.make_array(array_type)(context, builder, array).data
+    return builder.gep(builder.bitcast(start, _BYTE.as_pointer()), [offset])
+
+
+@intrinsic
+def _copy_bytes(typing_context, target, target_offset, source, source_offset, count):
+    def generate(context, builder, signature, args):
+        to = _address(context, builder, signature.args[0], args[0], args[1])
+        start = _address(context, builder, signature.args[2], args[2], args[3])
+        cgutils.raw_memcpy(builder, to, start, args[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, source, types.intp, types.intp), generate
+
+
+def _generate_prefetch(context, builder, signature, args, is_write):
+    start = _address(context, builder, signature.args[0], args[0], args[1])
+    pointer = _BYTE.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _INT32, _INT32, _INT32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+    builder.call(function, [start, _INT32(is_write), _INT32(_LOCALITY[is_write]), _INT32(1)])
+    return context.get_dummy_value()
+
+
+@intrinsic
+def _prefetch(typing_context, source, offset):
+    def generate(context, builder, signature, args):
+        return _generate_prefetch(context, builder, signature, args, 0)
+
+    return types.void(source, types.intp), generate
+
+
+@intrinsic
+def _prefetch_to_write(typing_context, target, offset):
+    def generate(context, builder, signature, args):
+        return _generate_prefetch(context, builder, signature, args, 1)
+
+    return types.void(target, types.intp), generate
+
+
+@overload(copy_bytes, inline="always")
+def _compile_copy_bytes(target, target_offset, source, source_offset, count):
+    def compiled(target, target_offset, source, source_offset, count):
+        _copy_bytes(target, target_offset, source, source_offset, count)  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
+@overload(prefetch, inline="always")
+def _compile_prefetch(source, offset):
+    def compiled(source, offset):
+        _prefetch(source, offset)  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
+@overload(prefetch_to_write, inline="always")
+def _compile_prefetch_to_write(target, offset):
+    def compiled(target, offset):
+        _prefetch_to_write(target, offset)  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
+@njit(nogil=True, cache=True, inline="always")
+def copy_field(target, target_offset, source, source_offset, count):
+    """Copy the bytes of one field; the common sizes become single moves."""
+    if count == 8:
+        copy_bytes(target, target_offset, source, source_offset, 8)
+    elif count == 4:
+        copy_bytes(target, target_offset, source, source_offset, 4)
+    elif 32 <= count <= _MAX_INLINE:  # a call takes longer; the last piece overlaps
+        for done in range(0, count - 31, 32):
+            copy_bytes(target, target_offset + done, source, source_offset + done, 32)
+        rest = count - 32
+        copy_bytes(target, target_offset + rest, source, source_offset + rest, 32)
+    else:
+        copy_bytes(target, target_offset, source, source_offset, count)
+
+
+@njit(nogil=True, cache=True)
+def random_word(key, counter):
+    """Word uint64 number `counter` uint64 of the sequence `key` uint64."""
+    start = (key << _HALF) | (key >> _HALF)
+    word = np.add(start, np.multiply(counter, key | _ONE))
+    word = np.multiply(word ^ (word >> np.uint64(30)), _MIX_1)
+    word = np.multiply(word ^ (word >> np.uint64(27)), _MIX_2)
+    return word ^ (word >> np.uint64(31))
+
+
+@njit(nogil=True, cache=True)
+def bounded(word, bound):
+    """Map a word to int64 0 .. bound - 1 (bound int64 below 2**31) by multiplying and shifting."""
+    return np.int64(((word >> _HALF) * np.uint64(bound)) >> _HALF)
+
+
+@njit(nogil=True, cache=True)
+def unit_float(word):
+    """Map a word to float64 in [0, 1)."""
+    return np.float64(word >> np.uint64(11)) * _UNIT

@@ -1,0 +1,124 @@
+"""Nested observation spaces as a flat list of array leaves, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+
+from buffers.core.errors import BufferMisuseError
+
+__all__ = ["Leaf", "action_leaf", "build_tree", "space_leaves", "tree_leaves"]
+
+_ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class Leaf(NamedTuple):
+    """One array of a space: where it lies in the nest, and what one environment contributes."""
+
+    path: str  # "obs['camera'][0]"
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def space_leaves(space: Space, name: str) -> list[Leaf]:
+    """List the leaves of a space of fixed-size arrays, in the order of the space.
+
+    Raises:
+        BufferMisuseError: A leaf is no array of fixed size, or of a dtype torch does not have.
+
+    >>> space = spaces.Dict({"speed": spaces.Box(0, 1, (3,)), "gear": spaces.Discrete(5)})
+    >>> [(leaf.path, leaf.shape, str(leaf.dtype)) for leaf in space_leaves(space, "obs")]
+    [("obs['gear']", (), 'int64'), ("obs['speed']", (3,), 'float32')]
+    """
+    return list(_walk_space(space, name))
+
+
+def _walk_space(space: Space, path: str) -> Iterator[Leaf]:
+    if isinstance(space, spaces.Dict):
+        for key, child in space.spaces.items():
+            yield from _walk_space(child, f"{path}[{key!r}]")
+    elif isinstance(space, spaces.Tuple):
+        for index, child in enumerate(space.spaces):
+            yield from _walk_space(child, f"{path}[{index}]")
+    elif isinstance(space, _ARRAY_SPACES):
+        dtype = np.dtype(space.dtype)
+        _check_dtype(path, dtype)
+        yield Leaf(path, tuple(space.shape or ()), dtype)
+    else:
+        raise BufferMisuseError(
+            f"{path} is the space {space}, expected Box, Discrete, MultiDiscrete or MultiBinary, "
+            "or Dict or Tuple of these; flatten or encode it with a wrapper first"
+        )
+
+
+def _check_dtype(path: str, dtype: np.dtype) -> None:
+    try:
+        torch.from_numpy(np.empty(0, dtype))
+    except TypeError:
+        raise BufferMisuseError(
+            f"{path} has dtype {dtype}, which torch does not have; convert it with a wrapper first"
+        ) from None
+
+
+def action_leaf(space: Space) -> Leaf:
+    """The one array an action space consists of.
+
+    Raises:
+        BufferMisuseError: Not a Box, Discrete, MultiDiscrete or MultiBinary space.
+    """
+    if not isinstance(space, _ARRAY_SPACES):
+        raise BufferMisuseError(
+            f"action_space is {space}, expected Box, Discrete, MultiDiscrete or MultiBinary; "
+            "flatten nested actions with a wrapper first"
+        )
+    return space_leaves(space, "actions")[0]
+
+
+def build_tree(space: Space, leaves: Sequence[Any]) -> Any:
+    """Nest leaves, listed in the order of the space, in dicts and tuples like the space."""
+    remaining = iter(leaves)
+    tree = _build(space, lambda: next(remaining))
+    assert next(remaining, None) is None, "more leaves than the space has"
+    return tree
+
+
+def _build(space: Space, take: Callable[[], Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _build(child, take) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_build(child, take) for child in space.spaces)
+    return take()
+
+
+def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
+    """List what lies at the leaves of a nest that must be shaped like the space.
+
+    Raises:
+        BufferMisuseError: A key is missing or unknown, or a length differs; the message says where.
+    """
+    return list(_walk_tree(space, tree, name))
+
+
+def _walk_tree(space: Space, tree: Any, path: str) -> Iterator[Any]:
+    if isinstance(space, spaces.Dict):
+        if not isinstance(tree, Mapping) or set(tree) != set(space.spaces):
+            got = sorted(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
+            raise BufferMisuseError(
+                f"{path} must be a dict with the keys {sorted(map(str, space.spaces))}, got {got}"
+            )
+        for key, child in space.spaces.items():
+            yield from _walk_tree(child, tree[key], f"{path}[{key!r}]")
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(tree, tuple | list) or len(tree) != len(space.spaces):
+            got = f"{len(tree)} items" if isinstance(tree, tuple | list) else type(tree).__name__
+            raise BufferMisuseError(
+                f"{path} must be a tuple of {len(space.spaces)} items, got {got}"
+            )
+        for index, child in enumerate(space.spaces):
+            yield from _walk_tree(child, tree[index], f"{path}[{index}]")
+    else:
+        yield tree

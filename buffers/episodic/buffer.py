@@ -1,0 +1,489 @@
+"""EpisodicReplayBuffer: whole episodes, stored flat, and what can be drawn from them."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from buffers.core.arguments import (
+    MAX_COUNT,
+    check_count,
+    read_distinct_ids,
+    read_number,
+    resolve_device,
+)
+from buffers.core.copies import Rebuilt
+from buffers.core.errors import BufferMisuseError
+from buffers.core.guard import Guard, exclusive
+from buffers.episodic.batches import BatchShaper, GoalBatch, PairBatch, SequenceBatch, StackBatch
+from buffers.episodic.draws import EpisodicDraws
+from buffers.episodic.input import read_episode, read_steps
+from buffers.episodic.layout import plan_episodic
+from buffers.episodic.open_episodes import OpenEpisodes
+from buffers.episodic.samplers import CompiledSampler, TorchSampler
+from buffers.episodic.state import EpisodicState
+from buffers.episodic.storage import EpisodicStorage
+
+__all__ = ["EpisodicReplayBuffer"]
+
+_FLAGS = ("terminations", "truncations", "boundaries")
+
+
+class EpisodicReplayBuffer(Rebuilt):
+    """Whole episodes of any length, flat in one ring; the oldest make room for new ones.
+
+    An episode of T steps has T + 1 observations, each stored once. It comes in whole
+    (`add_episode`) or step by step from running environments (`add`, best through a
+    `TransitionWriter`); in the latter case it can be drawn once it is over.
+
+    Boundaries are steps marked by the user, such as where an option ended. They are not the end of
+    an episode, which `terminations` and `truncations` tell. For every step t of an episode its
+    bound is computed at insertion: the second next boundary at or after t (one at t itself is the
+    first), else the next, else the last step, T - 1. `sample` draws a step t and a later one no
+    further than the bound, so a pair may cross one boundary, never two. Steps that are their own
+    bound are never drawn.
+
+    Args:
+        capacity: Number of steps held at most, exactly.
+        observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
+            Dict and Tuple of these.
+        action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
+        num_envs: Number of environments `add` is fed from; None takes it from the first `add`.
+        max_episodes: Number of episodes held at most; one row of memory each. By default as many
+            as steps up to 4096, then an eighth of the capacity.
+        extra_columns: Names and spaces of further values per step.
+        device: Where the episodes live and are drawn.
+        seed: Of the generator; None takes entropy of the system.
+        staged: Do on the CPU what is done on other devices, to test it.
+
+    Raises:
+        BufferMisuseError: An argument that does not fit.
+        BufferMemoryError: More memory is needed than is free. Nothing was allocated.
+
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> buffer = EpisodicReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2), seed=0)
+    >>> obs = np.zeros((51, 4), np.float32)  # 50 steps
+    >>> buffer.add_episode({"obs": obs, "actions": np.ones(50, int), "rewards": np.ones(50)})
+    >>> batch = buffer.sample(256, discount=0.9)
+    >>> tuple(batch.future_obs.shape), int(batch.offsets.min())
+    ((256, 4), 1)
+    >>> tuple(buffer.sample_sequences(32, 10).obs.shape)
+    (32, 10, 4)
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int | None = None,
+        max_episodes: int | None = None,
+        extra_columns: Mapping[str, Space] | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        staged: bool = False,
+    ):
+        layout = plan_episodic(
+            capacity, observation_space, action_space, max_episodes, extra_columns
+        )
+        self.capacity, self.max_episodes = layout.capacity, layout.max_episodes
+        self.observation_space, self.action_space = observation_space, action_space
+        self.device = resolve_device(device)
+        self.num_envs = None
+        if num_envs is not None:
+            self.num_envs = check_count("num_envs", num_envs, MAX_COUNT)
+        self._guard = Guard()
+        is_staged = staged or self.device.type != "cpu"
+        with torch.inference_mode(False):  # the tensors outlive the mode they were made in
+            self._storage = EpisodicStorage(layout, self.device, staged=is_staged)
+        sampler = TorchSampler if is_staged else CompiledSampler
+        self._sampler = sampler(self._storage, seed)
+        self._shaper = BatchShaper(layout.row, observation_space, self.device)
+        self._draws = EpisodicDraws(self._storage, self._sampler, self._shaper)
+        self._state = EpisodicState(self._storage, self._sampler, self.num_envs)
+        self._row = layout.row
+        self._open: OpenEpisodes | None = None
+        if self.num_envs is not None:
+            self._open = OpenEpisodes(self.num_envs, self._storage)
+        self._remember(
+            EpisodicReplayBuffer, capacity, observation_space, action_space, num_envs=num_envs,
+            max_episodes=max_episodes, extra_columns=extra_columns, device=self.device,
+            staged=staged,
+        )  # fmt: skip
+
+    @staticmethod
+    def nbytes_for(
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        max_episodes: int | None = None,
+        extra_columns: Mapping[str, Space] | None = None,
+        staged: bool = False,
+    ) -> int:
+        """Bytes the constructor would allocate for episodes; allocates nothing.
+
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> EpisodicReplayBuffer.nbytes_for(200_000, Box(-1, 1, (52,)), Discrete(7))
+        59300072
+        """
+        layout = plan_episodic(
+            capacity, observation_space, action_space, max_episodes, extra_columns
+        )
+        return layout.nbytes(staged)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, host and device together, by what they are for."""
+        sizes = {name: column.nbytes for name, column in self._storage.columns.items()}
+        sizes["staging"] = self._storage.staging_bytes
+        sizes["windows"] = self._sampler.windows.nbytes
+        sizes["open_episodes"] = 0 if self._open is None else self._open.nbytes
+        return sizes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return sum(self.memory().values())
+
+    def __len__(self) -> int:
+        """Number of steps that can be drawn; those of open episodes do not count."""
+        return self._storage.count("num_steps")
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes held."""
+        return self._storage.count("num_episodes")
+
+    @property
+    def first_episode(self) -> int:
+        """Number, counted from the first ever added, of the oldest episode held."""
+        return self._storage.count("first_episode")
+
+    @property
+    def episode_lengths(self) -> np.ndarray:
+        """int64 (num_episodes,), steps of each episode from the oldest to the newest; a copy."""
+        return self._storage.live_lengths()
+
+    @property
+    def open_lengths(self) -> np.ndarray:
+        """int64 (num_envs,), steps of each environment's open episode; a copy."""
+        return np.zeros(0, np.int64) if self._open is None else self._open.lengths.copy()
+
+    def add_episode(self, episode: Mapping[str, Any]) -> None:
+        """Store a whole episode of T steps, from 1 to the capacity.
+
+        Args:
+            episode: `obs` (T + 1, *obs_shape), nested like the space; or (T, ...) and `next_obs`
+                (T, ...). `actions` (T, *action_shape), `rewards` (T,), the extra columns (T, ...).
+                Optional: `terminations` and `truncations` bool (T,), True in the last step only;
+                without both the last step counts as truncated. `boundaries` bool (T,). Copied.
+
+        Raises:
+            BufferMisuseError: The episode does not fit; nothing was changed.
+        """
+        arrays, last, count = read_episode(episode, self._row, self.observation_space, self.device)
+        if count > self.capacity:
+            raise BufferMisuseError(
+                f"the episode has {count} steps, but the capacity is {self.capacity}; make the "
+                "buffer larger or split the episode"
+            )
+        self._insert(arrays, last, count)
+
+    @exclusive
+    def _insert(
+        self, arrays: dict[str, np.ndarray], last: dict[str, np.ndarray], count: int
+    ) -> None:
+        """Store an episode of `count` steps: columns by path, and one row of the last obs."""
+        self._storage.reserve(count + 1)
+        self._storage.staging[count] = 0
+        fields = self._storage.fields
+        for path, array in arrays.items():
+            fields[path][:count] = array
+        for path, array in last.items():
+            fields[path][count] = array[0]
+        self._storage.insert(np.array([count]))
+
+    def add(self, env_ids: Any = None, **columns: Any) -> None:
+        """Append one step to the open episode of each of some environments.
+
+        A step with `terminations` or `truncations` ends its episode, which then is stored. An
+        episode that reaches the capacity is stored and goes on as another.
+
+        Args:
+            env_ids: int (B,), distinct; None for all environments in order.
+            columns: `obs`, `next_obs` (B, *obs_shape), nested like the space, `actions` (B,
+                *action_shape), `rewards`, `terminations`, `truncations` (B,), the extra columns
+                (B, ...) and, if wanted, `boundaries` bool (B,). Copied.
+
+        Raises:
+            BufferMisuseError: A column does not fit, or obs is not what the episode had as its last
+                next_obs; nothing was changed.
+            BufferMemoryError: Memory for open episodes is missing; nothing was changed.
+        """
+        arrays, following, count = read_steps(
+            columns, self._row, self.observation_space, self.device
+        )
+        self._append(env_ids, arrays, following, count)
+
+    @exclusive
+    def _append(
+        self,
+        env_ids: Any,
+        arrays: dict[str, np.ndarray],
+        following: dict[str, np.ndarray],
+        count: int,
+    ) -> None:
+        opened = self._opened(env_ids, count)
+        ids = np.arange(count) if env_ids is None else env_ids
+        ids = read_distinct_ids(ids, opened.num_envs, self.device)
+        if len(ids) != count or (env_ids is None and count != opened.num_envs):
+            raise BufferMisuseError(
+                f"got {count} steps for {len(ids)} of {opened.num_envs} envs; pass one step per "
+                "env, or env_ids with one id per step"
+            )
+        arrays.setdefault("boundaries", np.zeros(count, np.bool_))
+        for path, array in arrays.items():
+            opened.fields[path][:count] = array
+        for path, array in following.items():
+            opened.next_fields[path][:count] = array
+        opened.check_continuity(ids)
+        ends = opened.prepare(ids, arrays["terminations"] | arrays["truncations"])
+        self._open, self.num_envs = opened, opened.num_envs
+        opened.append(ids)
+        if len(ends):
+            opened.close(ends)
+
+    def _opened(self, env_ids: Any, count: int) -> OpenEpisodes:
+        if self._open is not None:
+            return self._open
+        if env_ids is not None or count == 0:
+            raise BufferMisuseError(
+                "the number of environments is not known; give num_envs to the constructor, or add "
+                "one step of all environments first"
+            )
+        return OpenEpisodes(count, self._storage)
+
+    @exclusive
+    def cut_episodes(self, env_ids: Any = None) -> None:
+        """End open episodes where they are, as when environments were reset; they are stored.
+
+        Their last step is neither terminated nor truncated.
+
+        Args:
+            env_ids: int (B,), distinct, or a mask bool (N,); None for all environments.
+
+        Raises:
+            BufferMisuseError: An id is out of range or repeated; nothing was changed.
+        """
+        num_envs = 2**31 if self.num_envs is None else self.num_envs  # not known before any step
+        ids = np.arange(self.num_envs or 0) if env_ids is None else env_ids
+        ids = read_distinct_ids(ids, num_envs, self.device)
+        if self._open is not None:
+            ids = ids[self._open.lengths[ids] > 0]
+            if len(ids):
+                self._open.close(ids)
+
+    @exclusive
+    def episode(self, index: int) -> dict[str, Any]:
+        """Copy an episode out.
+
+        Args:
+            index: 0 is the oldest held, -1 the newest.
+
+        Returns:
+            What `add_episode` takes, as tensors on the device, with `obs` (T + 1, ...), and
+            `bounds`, int32 (T,).
+
+        Raises:
+            IndexError: There is no such episode.
+        """
+        number = operator.index(index)
+        if not -self.num_episodes <= number < self.num_episodes:
+            raise IndexError(f"episode {index} of {self.num_episodes}")
+        slot = (self.first_episode + number % self.num_episodes) % self.max_episodes
+        first, length = self._storage.tables["episodes"][slot, :2]
+        parts = self._storage.first_rows(int(length) + 1, int(first))
+        words = torch.cat([self._storage.rows[part] for part in parts])
+        names = ("actions", "rewards", *_FLAGS, "bounds")
+        fields = self._shaper.fields(words[:-1], *names)
+        return {"obs": self._shaper.obs(words), **fields, **self._shaper.extras(words[:-1])}
+
+    @exclusive
+    def sample(
+        self,
+        batch_size: int,
+        discount: float = 1.0,
+        *,
+        over: str = "steps",
+        out: PairBatch | None = None,
+    ) -> PairBatch:
+        """Draw steps, and for each a later step k steps on, not beyond its bound.
+
+        k is at least 1, and its probability is proportional to discount ** k among the k possible;
+        at 1 all are equally likely, at 0 it is 1.
+
+        Args:
+            batch_size: B.
+            discount: From 0 to 1.
+            over: "steps" draws every step that is possible with equal probability, "episodes" an
+                episode first, so that steps of short episodes come more often.
+            out: A batch returned before, of the same size, to be overwritten.
+
+        Returns:
+            Tensors on the device; the views lie in packed rows, so not all are contiguous.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, or no step has a later one in its bound.
+        """
+        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        discount = read_number("discount", discount)
+        by_episode = self._draws.is_by_episode(over)
+        if not self._storage.count("num_starts"):
+            raise BufferMisuseError(
+                f"the buffer has {len(self)} steps, but none with a later one in its bound; add "
+                "episodes of two steps or more first"
+            )
+        shaper = self._shaper
+        batch = shaper.new_pairs(batch_size) if out is None else shaper.check_pairs(out, batch_size)
+        self._sampler.fill_pairs(batch, discount, by_episode)
+        return batch
+
+    @exclusive
+    def sample_sequences(
+        self, batch_size: int, sequence_length: int, *, over: str = "steps", pad: bool = False
+    ) -> SequenceBatch:
+        """Draw runs of steps that follow one another in an episode, for recurrent networks.
+
+        Args:
+            batch_size: B.
+            sequence_length: L.
+            over: "steps" draws every possible first step with equal probability, "episodes" an
+                episode first.
+            pad: Let runs end with the episode; the rest is zero, and False in `mask`. Otherwise
+                all runs are full, and episodes shorter than L are never drawn.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, or no episode is long enough.
+        """
+        return self._draws.sequences(batch_size, sequence_length, over, pad)
+
+    @exclusive
+    def sample_stacks(self, batch_size: int, num_frames: int, *, over: str = "steps") -> StackBatch:
+        """Draw steps with the last observations of their episode stacked.
+
+        Where the episode has not so many its first observation is repeated.
+
+        Args:
+            batch_size: B.
+            num_frames: K.
+            over: As in `sample_sequences`.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, or the buffer is empty.
+        """
+        return self._draws.stacks(batch_size, num_frames, over)
+
+    def sample_goals(
+        self,
+        batch_size: int,
+        strategy: str = "future",
+        *,
+        relabel_ratio: float = 0.8,
+        over: str = "steps",
+        achieved: str = "achieved_goal",
+        desired: str = "desired_goal",
+        compute_reward: Callable[[Any, Any, Any], Any] | None = None,
+    ) -> GoalBatch:
+        """Draw steps with goals that were reached in hindsight.
+
+        Args:
+            batch_size: B.
+            strategy: Which observation of the episode gives the goal: "future", any after the
+                step; "final", the last; "episode", any but the first.
+            relabel_ratio: Probability that a step gets a new goal.
+            over: As in `sample_sequences`.
+            achieved: Key of the observation space, if that is a Dict, with the goal reached.
+            desired: Key of the goal wanted, which is replaced in `obs` and `next_obs`.
+            compute_reward: Called as `compute_reward(achieved, desired, {})` on tensors (B, ...)
+                of the next observations; its result replaces `rewards` where the goal was replaced.
+                None leaves rewards as they were.
+
+        Returns:
+            `goal_obs` is the observation that holds the goal. If the space has no such keys nothing
+            is replaced, and the caller makes of `goal_obs` and `relabelled` what is needed.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, or the buffer is empty.
+        """
+        batch = self._goals(batch_size, strategy, relabel_ratio, over)
+        return self._draws.relabel(batch, achieved, desired, compute_reward)
+
+    @exclusive
+    def _goals(self, batch_size: int, strategy: str, relabel_ratio: float, over: str) -> GoalBatch:
+        return self._draws.goals(batch_size, strategy, relabel_ratio, over)
+
+    @exclusive
+    def clear(self) -> None:
+        """Forget all episodes, open ones too; memory and generator stay."""
+        self._storage.clear()
+        if self._open is not None:
+            width = self._row.num_words
+            lengths = np.zeros(self._open.num_envs, np.int64)
+            self._open.restore(lengths, np.zeros((0, width), np.int64))
+
+    def _copied_state(self) -> dict[str, Any]:
+        return self._state.copied_state(self._open)
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        small = self._state.take_copied_state(state)
+        self._restore_open(self._make_open(len(small["open_lengths"])), small)
+
+    @exclusive
+    def state_dict(self) -> dict[str, Any]:
+        """Episodes, open ones too, and generator, as copies: tensors, ints, strings, lists."""
+        return self._state.state_dict(self._open)
+
+    @exclusive
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the buffer stood that `state_dict` was called on.
+
+        Raises:
+            BufferMisuseError: The state is of another version or does not fit; nothing was changed.
+        """
+        self._restore_open(*self._state.load_state_dict(state, self._make_open))
+
+    @exclusive
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what `state_dict` has into a file, all or nothing, without a copy of the rows."""
+        self._state.save(path, self._open)
+
+    @exclusive
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on where the buffer stood that `save` was called on.
+
+        Raises:
+            BufferMisuseError: The file is damaged or does not fit; nothing was changed.
+        """
+        self._restore_open(*self._state.load(path, self._make_open))
+
+    def _make_open(self, num_envs: int) -> OpenEpisodes | None:
+        """What is to hold the open episodes of a state of so many envs; ours, if it can."""
+        if not num_envs:
+            return None if self.num_envs is None else self._open
+        if self._open is not None and self._open.num_envs == num_envs:
+            return self._open
+        return OpenEpisodes(num_envs, self._storage)
+
+    def _restore_open(self, opened: OpenEpisodes | None, small: dict[str, np.ndarray]) -> None:
+        lengths, self._open = small["open_lengths"], opened
+        if opened is not None:
+            self.num_envs = opened.num_envs
+            lengths = lengths if len(lengths) else np.zeros(opened.num_envs, np.int64)
+            opened.restore(lengths, small["open_rows"])

@@ -1,0 +1,240 @@
+"""The memory of an episodic buffer: a ring of packed rows, its tables, and how episodes get in."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from buffers.core.columns import allocate_columns
+from buffers.core.memory import allocation, free_bytes
+from buffers.episodic.kernels import COUNTERS, evict, file_episodes
+from buffers.episodic.layout import EpisodicLayout, row_views
+
+__all__ = ["EpisodicStorage"]
+
+_TABLES = ("starts", "episodes", "drawable", "counters")
+_HEADERS = ("boundaries", "room", "step", "remaining", "bound")
+_REFILED_ROWS = 1 << 16
+_SPARE_WORDS = 3  # per staged row, for what its episode adds to the tables
+_COUNTER = {name: index for index, name in enumerate(COUNTERS)}
+
+
+class EpisodicStorage:
+    """Rows and tables, as `kernels` describes them.
+
+    Episodes are put together in `staging`, filed in the tables on the host, and copied behind the
+    newest in the ring. If the ring is on a device, rows and changed parts of the tables go there in
+    one block.
+
+    Attributes:
+        layout: Sizes.
+        rows: int64 (R, W), on the device.
+        staging: int64 (K, W), where episodes are put together before `insert`; see `reserve`.
+        fields: Arrays over the fields of `staging`, by path.
+        tables: The tables on the host, by name.
+        device_tables: The same as tensors on the device; over the same memory if not staged.
+        version: Changes with every insertion.
+    """
+
+    def __init__(self, layout: EpisodicLayout, device: torch.device, *, staged: bool):
+        self.layout, self.device, self.is_staged = layout, device, staged
+        self.columns = allocate_columns(
+            f"an episodic buffer of {layout.capacity} steps",
+            layout.columns,
+            device,
+            staged=staged,
+            allocate=None,
+            advice=_advice(layout, device),
+        )
+        self.rows = self.columns["rows"].tensor
+        self.tables = {name: self.columns[name].host for name in _TABLES}
+        self.device_tables = {name: self.columns[name].tensor for name in _TABLES}
+        self.counters = self.tables["counters"]
+        self._table_arrays = (
+            self.counters,
+            self.tables["episodes"],
+            self.tables["starts"],
+            self.tables["drawable"],
+        )
+        self.version = 0
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._allocate_staging(0)
+
+    def count(self, name: str) -> int:
+        """One of the counters, by its name in `kernels`."""
+        return int(self.counters[_COUNTER[name]])
+
+    def first_rows(self, count: int, first: int) -> list[slice]:
+        """The slices of the ring that `count` rows from `first` on take, in order; one or two."""
+        num_rows = self.layout.num_rows
+        stop = min(first + count, num_rows)
+        rest = first + count - stop
+        return [slice(first, stop), slice(0, rest)] if rest else [slice(first, stop)]
+
+    def live_rows(self) -> list[torch.Tensor]:
+        """Views of the rows in use, from the oldest to the newest; one or two."""
+        slices = self.first_rows(self.count("num_rows"), self.count("first_row"))
+        return [self.rows[part] for part in slices]
+
+    def live_lengths(self) -> np.ndarray:
+        """int64 (E,), the lengths of the episodes from the oldest to the newest; a copy."""
+        slots = self.count("first_episode") + np.arange(self.count("num_episodes"))
+        return self.tables["episodes"][slots % self.layout.max_episodes, 1]
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes held for staging."""
+        return self._block.nbytes * (2 if self.is_staged else 1)
+
+    def reserve(self, num_rows: int) -> None:
+        """See to it that `staging` has so many rows; it at least doubles if it grows.
+
+        Raises:
+            BufferMemoryError: Memory is missing; nothing was changed.
+        """
+        if num_rows > len(self.staging):
+            self._allocate_staging(max(num_rows, 2 * len(self.staging)))
+        elif self._event is not None:
+            self._event.synchronize()  # the last block has left
+
+    def _allocate_staging(self, num_rows: int) -> None:
+        width = self.layout.row.num_words
+        num_words = num_rows * (width + _SPARE_WORDS) + len(self.counters) + 4
+        what, cpu = "staging an episode", torch.device("cpu")
+        with allocation(what, 8 * num_words, cpu, "use shorter ones"), torch.inference_mode(False):
+            block = torch.zeros(num_words, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+            self._device_block = torch.zeros(
+                num_words if self.is_staged else 0, dtype=torch.int64, device=self.device
+            )
+        self._block = block
+        self.staging = self._block[: num_rows * width].view(num_rows, width).numpy()
+        self.fields = row_views(self.staging, self.layout.row.fields)
+
+    def insert(self, lengths: np.ndarray) -> None:
+        """Move episodes from the start of `staging` into the ring; the oldest make room.
+
+        Of more episodes than the buffer holds the newest stay, whole.
+
+        Args:
+            lengths: int64 (E,), at least 1 and at most the capacity each; episode after episode
+                lies in `staging`, with its last observation as one row more.
+        """
+        skipped = _count_skipped(lengths, self.layout)
+        begin = int((lengths[:skipped] + 1).sum())
+        kept = lengths[skipped:]
+        num_rows = int(kept.sum()) + len(kept)
+        # An episode that is skipped would have outlived all that are in the ring.
+        steps = self.layout.capacity if skipped else int(kept.sum())
+        evict(*self._table_arrays, steps, len(kept))
+        self.counters[_COUNTER["first_episode"]] += skipped
+        before = self.counters.copy()
+        part = slice(begin, begin + num_rows)
+        headers = [self.fields[name][part] for name in _HEADERS]
+        file_episodes(*self._table_arrays, kept, *headers)
+        self._copy_rows(before, part)
+        self.version += 1
+
+    def _copy_rows(self, before: np.ndarray, part: slice) -> None:
+        """Copy staged rows, and what `file_episodes` changed in the tables, to the device."""
+        width = self.layout.row.num_words
+        block, position = self._block, part.stop * width
+        segments = self._changed_tables(before) if self.is_staged else []
+        uploads = []
+        for name, where in segments:
+            source = torch.from_numpy(self.tables[name][where]).reshape(-1)
+            words = -(-source.nbytes // 8)
+            place = slice(position, position + words)
+            block[place].view(source.dtype)[: source.numel()] = source
+            uploads.append((self.device_tables[name][where], place))
+            position += words
+        if self.is_staged:
+            used = slice(part.start * width, position)
+            self._device_block[used].copy_(block[used], non_blocking=True)
+            block = self._device_block
+            if self._event is not None:
+                self._event.record()
+        rows = block[part.start * width : part.stop * width].view(-1, width)
+        first = (before[0] + before[1]) % self.layout.num_rows
+        begin = 0
+        for where in self.first_rows(len(rows), int(first)):
+            count = where.stop - where.start
+            self.rows[where].copy_(rows[begin : begin + count])
+            begin += count
+        for target, place in uploads:
+            values = block[place].view(target.dtype)[: target.numel()]
+            target.copy_(values.view(target.shape))
+
+    def _changed_tables(self, before: np.ndarray) -> list[tuple[str, slice]]:
+        """The parts of the tables that differ since the counters were `before`."""
+        changed = [("counters", slice(0, len(self.counters)))]
+        for name, first, number in (
+            ("starts", "first_start", "num_starts"),
+            ("episodes", "first_episode", "num_episodes"),
+            ("drawable", "first_drawable", "num_drawable"),
+        ):
+            size = len(self.tables[name])
+            count = self.count(number) - int(before[_COUNTER[number]])
+            begin = int(before[_COUNTER[first]] + before[_COUNTER[number]]) % size
+            stop = min(begin + count, size)
+            parts = [slice(begin, stop), slice(0, begin + count - stop)]
+            changed += [(name, where) for where in parts if where.stop > where.start]
+        return changed
+
+    def refile(self, lengths: np.ndarray, first_episode: int) -> bool:
+        """Rebuild the tables for episodes that were written to the ring from its first row on.
+
+        Args:
+            lengths: int64 (E,), which fit into the ring.
+            first_episode: Number of the first of them.
+
+        Returns:
+            Whether the headers of the rows say the same; if not, the buffer is empty.
+        """
+        self.counters[:] = 0
+        self.counters[_COUNTER["first_episode"]] = first_episode
+        sizes, begin = np.cumsum(lengths + 1), 0
+        is_same = True
+        while begin < len(lengths):
+            first = int(sizes[begin - 1]) if begin else 0
+            limit = first + _REFILED_ROWS
+            stop = max(begin + 1, int(np.searchsorted(sizes, limit, side="right")))
+            saved = self.rows[first : int(sizes[stop - 1])].cpu().numpy()
+            fields = row_views(saved, self.layout.row.fields)
+            made = [fields["boundaries"], *(fields[name].copy() for name in _HEADERS[1:])]
+            file_episodes(*self._table_arrays, lengths[begin:stop], *made)
+            pairs = zip(made[1:], _HEADERS[1:], strict=True)
+            is_same &= all(np.array_equal(array, fields[name]) for array, name in pairs)
+            begin = stop
+        if not is_same:
+            self.counters[:] = 0
+        for name in _TABLES:
+            self.columns[name].upload()
+        self.version += 1
+        return is_same
+
+    def clear(self) -> None:
+        """Forget all episodes; their memory stays."""
+        self.counters[:] = 0
+        self.device_tables["counters"].zero_()
+        self.version += 1
+
+
+def _count_skipped(lengths: np.ndarray, layout: EpisodicLayout) -> int:
+    """How many of the first episodes would be gone again when the last are in.
+
+    >>> from gymnasium.spaces import Discrete
+    >>> from buffers.episodic.layout import plan_episodic
+    >>> layout = plan_episodic(10, Discrete(2), Discrete(2), max_episodes=3)
+    >>> _count_skipped(np.array([5, 4, 6]), layout), _count_skipped(np.array([1] * 4), layout)
+    (1, 1)
+    """
+    if len(lengths) == 1:
+        return 0
+    room_behind = layout.capacity - np.cumsum(lengths[::-1])[::-1]
+    return max(int((room_behind < 0).sum()), len(lengths) - layout.max_episodes)
+
+
+def _advice(layout: EpisodicLayout, device: torch.device) -> str:
+    free = free_bytes(device) or 0
+    fitting = int(0.9 * free / layout.bytes_per_step)
+    return f"a capacity of {fitting} would fit"

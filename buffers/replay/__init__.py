@@ -1,0 +1,1 @@
+"""The replay buffers: transitions in packed rows, and three ways to draw them."""

@@ -1,0 +1,357 @@
+"""PrioritizedReplayBuffer: transitions drawn in proportion to a power of their priority."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from buffers.core.arguments import as_array, read_number
+from buffers.core.errors import BufferMisuseError
+from buffers.core.guard import exclusive
+from buffers.replay import indexing as at
+from buffers.replay.base import ReplayBuffer, ReplayOptions, RowOptions, plan_replay
+from buffers.replay.batches import ReplayBatch
+from buffers.replay.block_sums import BlockSums
+from buffers.replay.priorities import SumTree, largest_value, level_sizes
+from buffers.replay.priority_kernels import check_update
+from buffers.replay.storage import storage_bytes
+
+__all__ = ["PrioritizedReplayBuffer"]
+
+_ALPHA, _BETA = 0.6, 0.4
+_ROUNDING = 1e-6  # of powers
+_LOG_MAX = math.log(sys.float_info.max)
+_INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """The newest `capacity` transitions, drawn with probability proportional to priority ** alpha.
+
+    New transitions get the largest priority given so far (1 at first). A batch is stratified: its
+    b-th transition comes from the b-th of B equal parts of the sum. Its `weights` are
+    (N * probability) ** -beta, divided by the largest of the batch. Transitions with priority 0 are
+    never drawn.
+
+    Args:
+        capacity: Number of transitions held, exactly.
+        observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
+            Dict and Tuple of these.
+        action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
+        alpha: Exponent of the priorities; 0 draws all alike. None means 0.6, until a state with
+            another is loaded. One that is given here wins over that of a state, whose priorities
+            are raised to the new power.
+        beta: Exponent of the weights, unless `sample` is given another. None means 0.4, until a
+            state with another is loaded; one that is given here wins.
+        num_envs: As in `SharedReplayBuffer`, like all that follow.
+        n_step: Length of the windows.
+        gamma: Discount per step.
+        store_next: Whether next observations are stored besides.
+        track_env: Keep env ids.
+        extra_columns: Names and spaces of further values per transition.
+        device: Where the transitions live.
+        seed: Of the generator.
+        staged: Do on the CPU what is done on other devices, to test it.
+
+    Raises:
+        BufferMisuseError: An argument that does not fit.
+        BufferMemoryError: More memory is needed than is free. Nothing was allocated.
+
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> buffer = PrioritizedReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2), seed=0)
+    >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
+    >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
+    >>> buffer.add(**step, terminations=flags, truncations=flags)
+    >>> buffer.update_priorities([0, 1, 2], [0.0, 1.0, 0.0])
+    >>> buffer.sample(4).indices.tolist()
+    [1, 1, 1, 1]
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        alpha: float | None = None,
+        beta: float | None = None,
+        num_envs: int | None = None,
+        n_step: int = 1,
+        gamma: float | None = None,
+        store_next: bool = True,
+        track_env: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        staged: bool = False,
+    ):
+        self._given = {"alpha": alpha, "beta": beta}
+        self.alpha = read_number("alpha", _ALPHA if alpha is None else alpha, math.inf)
+        self.beta = read_number("beta", _BETA if beta is None else beta, math.inf)
+        rows: RowOptions = {
+            "n_step": n_step,
+            "gamma": gamma,
+            "store_next": store_next,
+            "track_env": track_env,
+            "extra_columns": extra_columns,
+        }
+        spaces = observation_space, action_space
+        options = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
+        super().__init__(options, device=device, seed=seed, staged=staged, has_weights=True)
+        is_staged = self._storage.is_staged
+        with self._allocation(options):
+            self._tree = None if is_staged else SumTree(self.capacity)
+            self._sums = BlockSums(self.capacity, self.device) if is_staged else None
+        self._num_inserted = 0  # rows that `_sums` knows of
+        self._largest = np.ones(1)
+        self._bound = -1.0, 0.0  # an alpha, and the largest priority for it
+        made = {"device": self.device, "staged": staged, "num_envs": num_envs, **rows}
+        self._remember(PrioritizedReplayBuffer, capacity, *spaces, alpha=alpha, beta=beta, **made)
+
+    @staticmethod
+    def nbytes_for(
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int | None = None,
+        **options: Unpack[RowOptions],
+    ) -> int:
+        """Bytes the constructor would allocate with these arguments; allocates nothing."""
+        spaces = observation_space, action_space
+        plan = plan_replay(capacity, *spaces, num_envs=num_envs, **options)
+        return PrioritizedReplayBuffer._bytes_for(plan)(plan.capacity)
+
+    @staticmethod
+    def _bytes_for(options: ReplayOptions) -> Any:
+        def nbytes(capacity: int) -> int:
+            tree = 8 * sum(level_sizes(capacity))
+            return storage_bytes(options.layout, capacity, 1, options.num_envs, tree)
+
+        return nbytes
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, by what they are for, host and device together; batches not included."""
+        sums = self._tree if self._sums is None else self._sums
+        assert sums is not None
+        return {**self._storage.memory(), "priorities": sums.nbytes}
+
+    @property
+    def priorities(self) -> torch.Tensor:
+        """float64 (capacity,), priority ** alpha of every row; a copy, on the device."""
+        if self._tree is not None:
+            return torch.from_numpy(self._tree.leaves.copy())
+        assert self._sums is not None
+        return self._sums.leaves.clone()
+
+    @property
+    def num_refused(self) -> int:
+        """Priorities on a device that were left out as they did not fit; waits for the device."""
+        return 0 if self._sums is None else int(self._sums.num_refused)
+
+    def add(self, *, env_ids: Any = None, **columns: Any) -> None:
+        """Add K transitions with the largest priority so far; otherwise as `SharedReplayBuffer`."""
+        super().add(env_ids=env_ids, **columns)
+        self._insert_new()
+
+    def _insert_new(self) -> None:
+        """Give rows their first priority: all that were added since this was done the last time.
+
+        An interrupt may have come between an `add` and this, or another thread.
+        """
+        if self._tree is not None:
+            self._tree.insert(self._state, self._largest[0] ** self.alpha)
+        else:
+            self._insert_sums()
+
+    @exclusive
+    def _insert_sums(self) -> None:
+        self._bring_sums_up_to_date()
+
+    def _bring_sums_up_to_date(self) -> None:
+        state = self._state
+        count, end = int(state[at.ADDED]) - self._num_inserted, int(state[state[at.POINTERS]])
+        if self._sums is not None and count:
+            self._sums.insert(end, count, self.alpha)
+            self._num_inserted += count
+
+    def sample(
+        self, batch_size: int, out: ReplayBatch | None = None, *, beta: float | None = None
+    ) -> ReplayBatch:
+        """Draw transitions by their priorities, with replacement.
+
+        Args:
+            batch_size: B.
+            out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
+            beta: Exponent of the weights; None takes the constructor's.
+
+        Raises:
+            BufferMisuseError: The buffer is empty, or all priorities are 0 (found out on the CPU
+                only), or an argument does not fit.
+        """
+        exponent = self.beta if beta is None else read_number("beta", beta, math.inf)
+        tree = self._tree
+        if tree is not None and len(self) and not tree.total > 0:
+            self._insert_new()
+        if tree is not None and len(self) and not tree.total > 0:
+            raise BufferMisuseError(
+                "all priorities are 0; give some a positive one with update_priorities"
+            )
+        batch = self._batch(batch_size, out)
+        if tree is None:
+            self._draw_on_device(batch, exponent)
+            return batch
+        memory = batch.memory
+        tree.draw(self._reader.generator.words, memory.rows, memory.weights, exponent)
+        if not self._reader.gather_at_once(batch):
+            self._gather(batch)
+        return batch
+
+    @exclusive
+    def _draw_on_device(self, batch: ReplayBatch, exponent: float) -> None:
+        assert self._sums is not None
+        self._sums.draw(self._reader.generator.torch, batch.indices, batch.weights, exponent)
+        self._reader.gather(batch)
+
+    def update_priorities(self, indices: Any, priorities: Any) -> None:
+        """Give transitions new priorities.
+
+        Args:
+            indices: int (K,), rows: `batch.indices`. Rows overwritten since then hold other
+                transitions, so update before adding.
+            priorities: float (K,), not negative, and so small that no sum of powers overflows: the
+                error, plus a little if nothing is to be forgotten. Of equal indices the last
+                counts; on a device they should agree. Tensors on a device are not looked at: what
+                does not fit there is left out, and counted in `num_refused`.
+
+        Raises:
+            BufferMisuseError: An index or a priority does not fit; nothing was changed.
+        """
+        if self._sums is not None and _is_on(indices, priorities, self.device):
+            self._update_sums(indices, priorities)
+            return
+        leaves = _read_list("indices", indices, _INT64, self.device)
+        given = _read_list("priorities", priorities, _FLOAT64, self.device)
+        if leaves.ndim != 1 or leaves.shape != given.shape:
+            raise BufferMisuseError(
+                f"indices has shape {leaves.shape} and priorities {given.shape}, expected (K,) both"
+            )
+        bound = self._largest_priority()
+        rows, values = np.empty(len(leaves), np.int64), np.empty(len(leaves))
+        wrong = check_update(
+            leaves, given, self._state[at.COUNT], bound, self._largest, rows, values
+        )
+        if wrong >= 0:
+            raise BufferMisuseError(
+                f"indices[{wrong}] is {rows[wrong]} and priorities[{wrong}] {values[wrong]}, "
+                f"expected a row from 0 to {len(self) - 1} and a priority from 0 to {bound:.4g}, "
+                "so that no sum overflows"
+            )
+        if self._tree is not None:
+            self._tree.update(rows, np.power(values, self.alpha, out=values))
+        elif len(rows):
+            self._update_sums(*(torch.from_numpy(a).to(self.device) for a in (rows, values)))
+
+    @exclusive
+    def _update_sums(self, indices: torch.Tensor, priorities: torch.Tensor) -> None:
+        assert self._sums is not None
+        bound = self._largest_priority()
+        self._sums.update(indices, priorities, len(self), self.alpha, bound)
+
+    def _largest_priority(self) -> float:
+        """Up to which priorities are taken: so many rows of it can be summed up."""
+        alpha, bound = self._bound
+        if alpha != self.alpha:
+            logarithm = math.log(largest_value(self.capacity))
+            is_free = logarithm >= self.alpha * _LOG_MAX
+            bound = sys.float_info.max if is_free else math.exp(logarithm / self.alpha)
+            self._bound = self.alpha, bound
+        return bound
+
+    def _own_arrays(self) -> dict[str, np.ndarray]:
+        # What is loaded takes all its rows for inserted, so those of an `add` half done have to be.
+        if self._tree is not None:
+            self._insert_new()
+            largest, values = self._largest[0], self._tree.leaves
+        else:
+            assert self._sums is not None
+            self._bring_sums_up_to_date()
+            largest, values = float(self._sums.largest), self._sums.leaves.cpu().numpy()
+        exponents = np.array([largest, self.alpha, self.beta])
+        return {"exponents": exponents, "priorities": values}
+
+    def _check_own_arrays(self, arrays: Mapping[str, np.ndarray], num_rows: int) -> None:
+        values, limit = arrays["priorities"], largest_value(self.capacity)
+        largest, alpha, beta = arrays["exponents"].tolist()
+        fits = (  # false of NaN
+            0.0 <= alpha < math.inf
+            and 0.0 <= beta < math.inf
+            and 1.0 <= largest < math.inf
+            and alpha * math.log(largest) <= math.log(limit) + _ROUNDING
+            and 0.0 <= values.min() <= values.max() <= limit * (1.0 + _ROUNDING)
+            and not values[num_rows:].any()
+        )
+        if not fits:
+            raise BufferMisuseError(
+                "state contradicts itself; it was changed after it was made: it has priorities or "
+                f"exponents that cannot be: alpha {alpha}, beta {beta}, largest {largest}"
+            )
+
+    def _forget_own_arrays(self) -> None:
+        self._restore(1.0, np.zeros(self.capacity))
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        self._take_priorities(self._saved.take_copied_state(state))
+
+    def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Restore priorities; exponents given to the constructor win over the saved ones."""
+        alpha, beta = self.alpha, self.beta
+        self._take_priorities(arrays)
+        if self._given["beta"] is not None:
+            self.beta = beta
+        if self._given["alpha"] is not None and alpha != self.alpha:
+            values, held = arrays["priorities"].copy(), slice(0, len(self))  # later rows are empty
+            powers, largest = values[held], arrays["exponents"][0]
+            # With an exponent of 0 nothing is known of the priorities: all are like new.
+            with np.errstate(over="ignore"):  # limited below
+                given = powers ** (1 / self.alpha) if self.alpha else np.full_like(powers, largest)
+            self.alpha = alpha
+            largest = min(largest, self._largest_priority())
+            values[held] = np.minimum(given, largest) ** alpha
+            self._restore(largest, values)
+
+    def _take_priorities(self, arrays: Mapping[str, np.ndarray]) -> None:
+        largest, self.alpha, self.beta = arrays["exponents"].tolist()
+        self._restore(largest, arrays["priorities"])
+
+    def _restore(self, largest: float, values: np.ndarray) -> None:
+        self._largest[0] = largest
+        self._num_inserted = int(self._state[at.ADDED])
+        if self._tree is not None:
+            self._tree.restore(values)
+            self._tree.inserted[0] = self._num_inserted
+        elif self._sums is not None:
+            self._sums.restore(torch.from_numpy(values).to(self.device))
+            self._sums.largest.fill_(largest)
+
+
+def _is_on(indices: Any, priorities: Any, device: torch.device) -> bool:
+    """Whether both are tensors on a device that must not be waited for."""
+    if device.type == "cpu":
+        return False
+    tensors = isinstance(indices, torch.Tensor) and isinstance(priorities, torch.Tensor)
+    return tensors and indices.device.type == priorities.device.type == device.type
+
+
+def _read_list(name: str, given: Any, dtype: np.dtype, device: torch.device) -> np.ndarray:
+    array = as_array(name, given, device)
+    if array.dtype == dtype and array.flags.carray:
+        return array
+    if array.size and array.dtype.kind not in ("iu" if dtype == _INT64 else "fiu"):
+        raise BufferMisuseError(f"{name} has dtype {array.dtype}, expected {dtype}; convert it")
+    return np.array(array, dtype)

@@ -1,0 +1,173 @@
+"""Getting transitions to a device: one block of host pages and one copy for each add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from buffers.core.memory import allocation, check_fits
+from buffers.core.rows import RecordLayout
+from buffers.replay import indexing as at
+from buffers.replay.kernels import scatter_field
+
+__all__ = ["Staging"]
+
+_NUM_BLOCKS = 2  # one is filled while the copy of the other may still be under way
+_ADVICE = "add fewer rows at once"
+
+
+class _Block:
+    """Host pages, their twin on the device, and when the copy between them is done."""
+
+    def __init__(self, num_bytes: int, device: torch.device):
+        pinned = device.type == "cuda"
+        self.host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self.device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._copied = torch.cuda.Event() if pinned else None
+
+    def wait(self) -> None:
+        """Wait until the host pages may be written again."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def upload(self, num_bytes: int) -> None:
+        """Enqueue the copy of the first bytes."""
+        self.device[:num_bytes].copy_(self.host[:num_bytes], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
+class Staging:
+    """Writes transitions into rows on a device, and keeps the counts of live rows there.
+
+    A block holds, in this order: counts of the rings int64 (R,), where rows go int64 (K,), rows
+    whose link changes int64 (2 K,), their links as int64 (2 K,), and the packed rows (K, stride).
+    Each row appears at most once in a list, so the device may write in any order.
+
+    Args:
+        layout: Of a row.
+        rows: uint8 (num_rows, stride) on the device; written.
+        state: int64, see `indexing`; read.
+
+    Attributes:
+        counts: int64 (R,) on the device, live rows of each ring.
+    """
+
+    def __init__(self, layout: RecordLayout, rows: torch.Tensor, state: np.ndarray):
+        self._layout, self._rows, self._state = layout, rows, state
+        self.counts = torch.zeros(int(state[at.NUM_RINGS]), dtype=torch.int64, device=rows.device)
+        self._links = None
+        if "link" in layout.fields:
+            self._links = rows.view(torch.int32)[:, layout.fields["link"].offset // 4]
+        self._blocks: list[_Block] = []
+        self._capacity, self._next = 0, 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, on host and device together."""
+        return sum(2 * block.host.nbytes for block in self._blocks) + self.counts.nbytes
+
+    def _size(self, count: int) -> int:
+        lists = 5 if self._links is not None else 1
+        return 8 * (len(self.counts) + lists * count) + count * self._layout.stride
+
+    def reserve(self, count: int) -> None:
+        """See to memory for adds of `count` rows.
+
+        Raises:
+            BufferMemoryError: It is missing; nothing was changed.
+        """
+        if count > self._capacity:
+            needed = _NUM_BLOCKS * self._size(count)
+            what, device = f"staging {count} rows", self._rows.device
+            if device.type != "cpu":
+                check_fits(what, needed, device, _ADVICE)
+            with (
+                allocation(what, needed, torch.device("cpu"), _ADVICE),
+                torch.inference_mode(False),
+            ):
+                self._blocks = [_Block(self._size(count), device) for _ in range(_NUM_BLOCKS)]
+            self._capacity = count
+
+    def write(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        rows: np.ndarray,
+        befores: np.ndarray,
+        codes: np.ndarray,
+    ) -> None:
+        """Write transitions; as in `place_rows` and `write_links`.
+
+        Args:
+            arrays: (K, ...) by path.
+            rows: int64 (K,), where they go, -1 for nowhere.
+            befores: int64 (K,), rows that get a new link, or negative.
+            codes: int32 (K,), the links.
+        """
+        if len(rows) <= self._state[at.CAPACITY]:  # none of them is overwritten by another
+            kept = np.arange(len(rows))
+        else:
+            kept = _last_of_each(rows)
+        block = self._blocks[self._next]
+        self._next = (self._next + 1) % _NUM_BLOCKS
+        block.wait()
+        where, links = rows[kept], _final_links(rows, befores, codes)
+        if self._links is None:
+            links = np.zeros((2, 0), np.int64)
+        counts = self.host_counts()
+        words = np.concatenate([counts, where, *links])
+        begin = 8 * len(words)
+        host = block.host.numpy()
+        host[:begin] = words.view(np.uint8)
+        end = begin + len(kept) * self._layout.stride
+        packed = host[begin:end].reshape(len(kept), -1)
+        places = np.arange(len(kept))
+        for path, field in self._layout.fields.items():
+            if path != "link":
+                source = arrays[path] if len(kept) == len(rows) else arrays[path][kept]
+                source = source.reshape(-1).view(np.uint8)
+                scatter_field(packed, places, source, field.offset, field.nbytes)
+        block.upload(end)
+        self._spread(block, len(where), links.shape[1], (begin, end))
+
+    def _spread(self, block: _Block, num_rows: int, num_links: int, span: tuple[int, int]) -> None:
+        """Move what has arrived on the device to its places."""
+        sizes = [len(self.counts), num_rows, num_links, num_links]
+        words = block.device[: 8 * sum(sizes)].view(torch.int64)
+        counts, where, linked, links = words.split(sizes)
+        self.counts.copy_(counts)
+        packed = block.device[span[0] : span[1]].view(num_rows, -1)
+        self._rows.index_copy_(0, where, packed)
+        if self._links is not None:
+            self._links.index_copy_(0, linked, links.to(torch.int32))
+
+    def host_counts(self) -> np.ndarray:
+        """int64 (R,), live rows of each ring."""
+        totals = self._state[self._state[at.TOTALS] :][: self._state[at.NUM_RINGS]]
+        return np.minimum(totals, self._state[at.CAPACITY])
+
+    def refresh(self) -> None:
+        """Bring the counts on the device up to date, after the state was loaded."""
+        self.counts.copy_(torch.from_numpy(self.host_counts()))
+
+
+def _last_of_each(numbers: np.ndarray) -> np.ndarray:
+    """Where each number from 0 on is found for the last time, in order of place.
+
+    >>> _last_of_each(np.array([4, -1, 5, 4])).tolist()
+    [2, 3]
+    """
+    backwards = numbers[::-1]
+    _, first = np.unique(backwards, return_index=True)
+    places = np.sort(len(numbers) - 1 - first)
+    return places[numbers[places] >= 0]
+
+
+def _final_links(rows: np.ndarray, befores: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """int64 (2, L), rows and their links, after clearing rows[i] and setting befores[i] in turn."""
+    changed = np.stack([rows, befores], 1).reshape(-1)
+    values = np.stack([np.zeros(len(codes), np.int64), codes], 1).reshape(-1)
+    kept = _last_of_each(changed)
+    return np.stack([changed[kept], values[kept]])

@@ -1,0 +1,240 @@
+"""Drawing of batches by torch operations, for devices other than the CPU.
+
+Nothing here reads a value back from the device: counts of live rows, links and flags stay there, so
+the host never waits, and `sample(out=...)` can be captured in a CUDA graph (register the
+buffer's `generator` with the graph).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import DeviceGenerator
+from buffers.core.memory import check_fits
+from buffers.core.rows import RecordLayout, field_view
+from buffers.replay import indexing as at
+from buffers.replay.batches import ReplayBatch
+from buffers.replay.storage import ReplayStorage
+
+__all__ = ["TorchReader"]
+
+_NO_MATTER_BYTES = 1 << 26  # that may be there without looking
+
+
+class TorchMemory(NamedTuple):
+    """Memory of one batch on a device."""
+
+    own: torch.Tensor  # uint8 (B, stride), the rows drawn
+    last: torch.Tensor  # uint8 (B, stride), the last rows of their windows; maybe the same
+    successors: torch.Tensor | None  # uint8 (B, S), if observations are stored once
+    rewards: torch.Tensor | None  # float32 (B,), discounted sums
+    discounts: torch.Tensor | None  # float32 (B,)
+    indices: torch.Tensor  # int64 (B,)
+    weights: torch.Tensor | None  # float32 (B,)
+    owner: object
+
+
+class TorchReader:
+    """Draws rows and gathers batches on the device of the storage.
+
+    Args:
+        storage: Where from; staged.
+        num_steps: Length of the windows.
+        gamma: Discount per step, or None for batches without discounts.
+        has_weights: Whether batches have `weights`.
+        seed: Of the generator.
+
+    Attributes:
+        generator: On the device.
+    """
+
+    def __init__(
+        self,
+        storage: ReplayStorage,
+        *,
+        num_steps: int,
+        gamma: float | None,
+        has_weights: bool,
+        seed: int | None,
+    ):
+        assert storage.staging is not None
+        self._storage, self._layout = storage, storage.layout
+        self._counts = storage.staging.counts
+        self._num_steps, self._gamma, self._has_weights = num_steps, gamma, has_weights
+        self._num_rings, self._capacity = len(self._counts), int(storage.state[at.CAPACITY])
+        self.generator = DeviceGenerator(seed, storage.device)
+        names = ("rewards", "terminations", "truncations", "link", "env_ids")
+        fields = self._layout.fields
+        self._columns = {
+            name: field_view(storage.rows, fields[name]) for name in names if name in fields
+        }
+
+    def new(self, size: int) -> ReplayBatch:
+        """A batch of B transitions in memory of its own, not initialised."""
+        device, layout = self._storage.device, self._layout
+
+        def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty((size, *shape), dtype=dtype, device=device)
+
+        needed = 3 * size * layout.stride
+        if needed > _NO_MATTER_BYTES:
+            check_fits(f"a batch of {size}", needed, device, "draw fewer at once")
+        floats = torch.float32
+        own = empty(layout.stride, dtype=torch.uint8)
+        is_long, has_sums = self._num_steps > 1, self._gamma is not None
+        last = empty(layout.stride, dtype=torch.uint8) if is_long else own
+        once = None if layout.next_obs else empty(layout.obs_bytes, dtype=torch.uint8)
+        sums = [empty(dtype=floats) if has_sums else None for _ in range(2)]
+        weights = empty(dtype=floats) if self._has_weights else None
+        indices = empty(dtype=torch.int64)
+        memory = TorchMemory(own, last, once, sums[0], sums[1], indices, weights, self)
+        return _shape_batch(memory, layout, size)
+
+    def check(self, out: Any, size: int) -> ReplayBatch:
+        """Raise BufferMisuseError unless out is a batch of this reader and of this size."""
+        if not isinstance(out, ReplayBatch) or getattr(out.memory, "owner", None) is not self:
+            raise BufferMisuseError(
+                f"out is a {type(out).__name__}, expected a batch that new_batch or sample of this "
+                "buffer returned"
+            )
+        if out.size != size:
+            raise BufferMisuseError(f"out holds {out.size} transitions, expected {size}")
+        return out
+
+    def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
+        """False: on a device nothing takes one call only."""
+        return False
+
+    def gather_at_once(self, batch: ReplayBatch) -> bool:
+        """False, as above."""
+        return False
+
+    def fill(self, batch: ReplayBatch, draw: str) -> None:
+        """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
+        indices = batch.memory.indices
+        if draw == "distinct":
+            self._draw_distinct(indices)
+        elif draw == "rings":
+            self._draw_by_ring(indices)
+        else:
+            self._draw_uniform(indices)
+        self.gather(batch)
+
+    def _words(self, target: torch.Tensor) -> torch.Tensor:
+        return target.random_(generator=self.generator.torch)  # 0 .. 2**63 - 1
+
+    def _draw_uniform(self, indices: torch.Tensor) -> None:
+        self._words(indices)
+        if self._num_rings == 1:
+            indices.remainder_(self._counts)
+            return
+        ends = self._counts.cumsum(0)
+        indices.remainder_(ends[-1:])
+        indices.copy_(self._live_rows(indices, ends))
+
+    def _live_rows(self, numbers: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Rows int64 (B,) of the live rows with these numbers, counted through the rings."""
+        rings = torch.searchsorted(ends, numbers, right=True)
+        starts = ends.index_select(0, rings) - self._counts.index_select(0, rings)
+        return rings * self._capacity + numbers - starts
+
+    def _draw_by_ring(self, indices: torch.Tensor) -> None:
+        ends = (self._counts > 0).cumsum(0)
+        chosen = self._words(torch.empty_like(indices)).remainder_(ends[-1:])
+        rings = torch.searchsorted(ends, chosen, right=True)
+        self._words(indices).remainder_(self._counts.index_select(0, rings))
+        indices.add_(rings * self._capacity)
+
+    def _draw_distinct(self, indices: torch.Tensor) -> None:
+        num_rows = len(self._storage.rows)
+        device = indices.device
+        keys = torch.rand(
+            num_rows, generator=self.generator.torch, device=device, dtype=torch.float64
+        )
+        places = torch.arange(num_rows, device=device)
+        is_live = places % self._capacity < self._counts.index_select(0, places // self._capacity)
+        keys.masked_fill_(~is_live, -1.0)
+        indices.copy_(keys.topk(len(indices)).indices)  # sorted, else the order is not random
+
+    def gather(self, batch: ReplayBatch) -> None:
+        """Fill a batch from the rows it lists."""
+        memory, rows = batch.memory, self._storage.rows
+        torch.index_select(rows, 0, memory.indices, out=memory.own)
+        lasts = memory.indices
+        if self._gamma is not None:
+            lasts = self._walk(memory)
+        if self._num_steps > 1:
+            torch.index_select(rows, 0, lasts, out=memory.last)
+        if memory.successors is not None:
+            self._find_successors(lasts, memory.successors)
+
+    def _walk(self, memory: TorchMemory) -> torch.Tensor:
+        """Sum rewards along each window; return the last rows int64 (B,)."""
+        columns, gamma = self._columns, float(self._gamma or 0.0)
+        assert memory.rewards is not None and memory.discounts is not None
+        row, factor = memory.indices, 1.0
+        goes_on = torch.ones_like(row, dtype=torch.bool)
+        memory.rewards.zero_()
+        for step in range(self._num_steps):
+            reward = columns["rewards"].index_select(0, row)
+            memory.rewards.add_(torch.where(goes_on, factor * reward, 0.0))
+            is_terminated = columns["terminations"].index_select(0, row)
+            discount = torch.where(is_terminated, 0.0, factor * gamma)
+            if step == 0:
+                memory.discounts.copy_(discount)
+            else:
+                memory.discounts.copy_(torch.where(goes_on, discount, memory.discounts))
+            if step + 1 < self._num_steps:
+                link = columns["link"].index_select(0, row)
+                is_over = is_terminated | columns["truncations"].index_select(0, row)
+                goes_on = goes_on & ~is_over & (link > 0)
+                row = torch.where(goes_on, link.long() - 1, row)
+            factor *= gamma
+        return row
+
+    def _is_capturing(self) -> bool:
+        return self._storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _find_successors(self, lasts: torch.Tensor, target: torch.Tensor) -> None:
+        kept, state = self._storage.successors, self._storage.state
+        assert kept is not None
+        if self._is_capturing():
+            kept.is_captured = True
+        begin = int(state[at.OBS_AT])
+        observations = self._storage.rows[:, begin : begin + self._layout.obs_bytes]
+        link = self._columns["link"].index_select(0, lasts).long()
+        env = self._columns["env_ids"].index_select(0, lasts)
+        followed = observations.index_select(0, (link - 1).clamp_(min=0))
+        final = kept.device_finals.index_select(0, (-1 - link).clamp_(min=0))
+        newest = kept.device_pending.index_select(0, env)
+        link = link[:, None]
+        torch.where(link > 0, followed, torch.where(link < 0, final, newest), out=target)
+
+
+def _shape_batch(memory: TorchMemory, layout: RecordLayout, size: int) -> ReplayBatch:
+    """Name the fields of packed rows."""
+    fields = layout.fields
+    found: dict[str, Any] = {"indices": memory.indices, "weights": memory.weights}
+    found["obs"] = layout.build_obs([field_view(memory.own, fields[path]) for path in layout.obs])
+    if memory.successors is None:
+        following = [field_view(memory.last, fields[path]) for path in layout.next_obs]
+    else:
+        first = min(fields[path].offset for path in layout.obs)
+        leaves = [fields[path] for path in layout.obs]
+        moved = [leaf._replace(offset=leaf.offset - first) for leaf in leaves]
+        following = [field_view(memory.successors, leaf) for leaf in moved]
+    found["next_obs"] = layout.build_obs(following)
+    found["actions"] = field_view(memory.own, fields["actions"])
+    has_sums = memory.rewards is not None
+    found["rewards"] = memory.rewards if has_sums else field_view(memory.own, fields["rewards"])
+    if memory.discounts is not None:
+        found["discounts"] = memory.discounts
+    if "env_ids" in fields:
+        found["env_ids"] = field_view(memory.own, fields["env_ids"])
+    for name in ("terminations", "truncations"):
+        found[name] = field_view(memory.last, fields[name])
+    extras = {name: field_view(memory.own, fields[name]) for name in layout.extras}
+    return ReplayBatch(found, extras, size, memory)

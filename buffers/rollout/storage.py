@@ -1,0 +1,200 @@
+"""The memory of a rollout buffer, and the views of it that are handed out step by step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from buffers.core.columns import Allocate, Column, allocate_columns, foreach_copy
+from buffers.core.spaces import build_tree
+from buffers.rollout.gae_arguments import GaeInputs
+from buffers.rollout.kernels import UNWRITTEN
+from buffers.rollout.layout import RolloutLayout
+
+__all__ = ["RolloutSlot", "RolloutStorage"]
+
+_ADVICE = "use fewer steps or envs, or smaller observations"
+_POLICY_FLOATS = ("log_probs", "values")
+_UPLOADED_AT_END = ("rewards", "terminations", "truncations", "valid")
+
+
+class RolloutSlot(NamedTuple):
+    """Where an environment writes the results of one step: views of the buffer's host pages.
+
+    Its attribute `autoreset_mode` is that of the buffer: `step(out=)` of vecenv's vector envs
+    refuses a slot of another mode than their own.
+    """
+
+    obs: Any  # (N, *obs_shape), nested like the observation space
+    rewards: np.ndarray  # float32 (N,)
+    terminations: np.ndarray  # bool (N,)
+    truncations: np.ndarray  # bool (N,)
+
+    autoreset_mode = None
+
+
+# The mode stands in the class, so that looking at it costs a step nothing.
+class _NextStepSlot(RolloutSlot):
+    __slots__ = ()
+    autoreset_mode = AutoresetMode.NEXT_STEP
+
+
+class _SameStepSlot(RolloutSlot):
+    __slots__ = ()
+    autoreset_mode = AutoresetMode.SAME_STEP
+
+
+class _DisabledSlot(RolloutSlot):
+    __slots__ = ()
+    autoreset_mode = AutoresetMode.DISABLED
+
+
+_SLOT_CLASSES = {
+    made.autoreset_mode: made for made in (_NextStepSlot, _SameStepSlot, _DisabledSlot)
+}
+
+
+class RolloutStorage:
+    """Columns of a rollout and one view per step, made once.
+
+    Views are made beforehand because making one costs about as much as copying a small row.
+
+    Attributes:
+        columns: All columns by name.
+        obs: Columns of the observation leaves.
+        obs_rows: T + 1 nests of tensors (N, *obs_shape) on the device.
+        slots: T slots of host pages.
+        policy_rows: T triples (actions, log_probs, values) of tensors on the device.
+        extras: The tensors (T, N, ...) of the extra columns by name, on the device.
+        extra_rows: T views of each of them, by name.
+        reward_bits: The rewards' host pages as int32 (T, N).
+        policy_bits: The tensors `log_probs` (T, N) and `values` (T + 1, N) as int32.
+        action_pages: T NumPy arrays (N, *action_shape) of host pages.
+    """
+
+    def __init__(
+        self,
+        layout: RolloutLayout,
+        device: torch.device,
+        *,
+        staged: bool,
+        allocate: Allocate | None,
+    ):
+        self.is_staged = staged
+        self.device = device
+        self.columns = allocate_columns(
+            f"a rollout of {layout.num_steps} steps of {layout.num_envs} envs",
+            layout.columns,
+            device,
+            staged=staged,
+            allocate=allocate,
+            advice=_ADVICE,
+        )
+        self.obs = [self.columns[leaf.path] for leaf in layout.obs_leaves]
+        self._layout = layout
+        self._make_views()
+
+    def _make_views(self) -> None:
+        columns, space = self.columns, self._layout.observation_space
+        num_steps = self._layout.num_steps
+        leaf_rows = [column.rows() for column in self.obs]
+        self.obs_rows = [
+            build_tree(space, [rows[t] for rows in leaf_rows]) for t in range(num_steps + 1)
+        ]
+        rewards, terminations, truncations = (
+            columns[name].host for name in ("rewards", "terminations", "truncations")
+        )
+        slot_class = _SLOT_CLASSES[self._layout.autoreset_mode]
+        self.slots = [
+            slot_class(
+                build_tree(space, [column.host[t + 1] for column in self.obs]),
+                rewards[t],
+                terminations[t],
+                truncations[t],
+            )
+            for t in range(num_steps)
+        ]
+        fields = (columns[name].rows() for name in ("actions", "log_probs", "values"))
+        self.policy_rows = list(zip(*fields, strict=False))  # values has one row more
+        self.action_pages = list(columns["actions"].host)
+        self.extras = {leaf.path: columns[leaf.path].tensor for leaf in self._layout.extras}
+        self.extra_rows = {name: columns[name].rows() for name in self.extras}
+        self.reward_bits = rewards.view(np.int32)
+        self.policy_bits = [columns[name].tensor.view(torch.int32) for name in _POLICY_FLOATS]
+        if self.is_staged:
+            host_rows = [column.host_rows() for column in self.obs]
+            self._upload_pairs = list(
+                zip(zip(*leaf_rows, strict=True), zip(*host_rows, strict=True), strict=True)
+            )
+        self._host_action_rows = columns["actions"].host_rows() if self.is_staged else ()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The column's tensor on the device."""
+        return self.columns[name].tensor
+
+    def flags(self, name: str) -> np.ndarray:
+        """The host pages of a bool column as uint8, which is what kernels read."""
+        return self.columns[name].host.view(np.uint8)
+
+    def obs_tensor(self) -> Any:
+        """Observations of all steps, (T + 1, N, *obs_shape), nested like the space."""
+        return build_tree(self._layout.observation_space, [column.tensor for column in self.obs])
+
+    def write_obs(self, t: int, leaves: list[np.ndarray]) -> None:
+        """Copy checked observations into the host pages of row t."""
+        for column, leaf in zip(self.obs, leaves, strict=True):
+            column.host[t] = leaf
+
+    def mark_rewards(self) -> None:
+        """Mark all rewards as not written yet; they read as NaN."""
+        self.reward_bits.fill(UNWRITTEN)
+
+    def mark_policy_outputs(self) -> None:
+        """Mark log_probs and values as not written yet; they read as NaN."""
+        for bits in self.policy_bits:
+            bits.fill_(UNWRITTEN)
+
+    def upload_obs(self, t: int) -> None:
+        """Enqueue the copy of one row of observations from the host pages to the device."""
+        targets, sources = self._upload_pairs[t]
+        foreach_copy(targets, sources, non_blocking=True)
+
+    def upload_results(self) -> None:
+        """Enqueue the copies of rewards, flags and valid of the whole rollout to the device."""
+        for name in _UPLOADED_AT_END:
+            self.columns[name].upload()
+
+    def download_actions(self, t: int) -> None:
+        """Copy the actions of one step from the device to the host pages, and wait for that."""
+        self._host_action_rows[t].copy_(self.policy_rows[t][0])
+
+    def wait_for_device(self) -> None:
+        """Wait until enqueued copies have left the host pages, which are about to be rewritten."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def gae_inputs(self) -> GaeInputs:
+        """Tensors on the device if that is not the CPU, else arrays over the same memory."""
+        columns = self.columns
+        final = columns.get("final_values")
+        if self.is_staged:
+            names = ("rewards", "values", "terminations", "truncations")
+            rewards, values, terminations, truncations = (columns[name].tensor for name in names)
+            final_values = None if final is None else final.tensor
+            valid = columns["valid"].tensor
+            return GaeInputs(rewards, values, terminations, truncations, final_values, valid)
+        return GaeInputs(
+            columns["rewards"].host,
+            columns["values"].host,
+            self.flags("terminations"),
+            self.flags("truncations"),
+            None if final is None else final.host,
+            self.flags("valid"),
+        )
+
+    def column_list(self, names: tuple[str, ...]) -> list[Column]:
+        """The columns with these names."""
+        return [self.columns[name] for name in names]

@@ -1,0 +1,1 @@
+"""CAGE Challenge 2: one blue agent defends 13 hosts."""

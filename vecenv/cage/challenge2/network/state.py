@@ -1,0 +1,193 @@
+"""The state record of one environment, and what it says in the words of the rules.
+
+Sets of hosts are bit masks (bit h is host h). The record is three cache lines: what every step
+reads, what scans and decoys change, what sessions change. Reading a field of an array of states is
+free; `decode` makes the per-host arrays that people want to look at.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecenv.cage.challenge2.network.scenario import Scenario
+from vecenv.cage.challenge2.rules.codes import FAILED, MAX_HOSTS, SUCCEEDED, UNKNOWN
+
+__all__ = ["COMPACT_FIELDS", "STATE_DTYPE", "decode", "host_bits", "shell_alerts", "success_names"]
+
+SCANNED_BIT = 256  # of `red_ports`: set once the host has been scanned
+
+STATE_DTYPE = np.dtype(
+    [
+        # --- first cache line: what every step reads ---
+        ("obs_bits", np.uint64),  # the observation: bit i is value i; blue's belief persists here
+        ("known_ip", np.uint16),  # hosts whose address red knows
+        ("known_host", np.uint16),  # hosts whose name red knows
+        ("scanned", np.uint16),  # hosts whose ports red has seen
+        ("has_removable", np.uint16),  # hosts with a red session of this kind
+        ("has_stuck", np.uint16),
+        ("has_priv", np.uint16),
+        ("malware", np.uint16),  # hosts with a dropped tool on disk
+        ("scanned_ips", np.uint16),  # meander: hosts it has scanned,
+        ("exploited_ips", np.uint16),  # attacked and not given up,
+        ("escalated_hosts", np.uint16),  # escalated and not given up,
+        ("mapped", np.uint16),  # entered at least once;
+        ("last_exploited", np.uint16),  # the host its previous action exploited,
+        ("last_escalated", np.uint16),  # or escalated or impacted; empty if it did neither
+        ("known_subnet", np.uint8),  # subnets red knows
+        ("scanned_subnets", np.uint8),  # meander: subnets it has swept
+        ("plan_step", np.uint8),  # b_line: the step it took last
+        ("first_host", np.uint8),  # b_line: the user host drawn, MAX_HOSTS before
+        ("has_verified", np.uint8),  # b_line: whether it has ever taken the step to verify
+        ("scan_was_empty", np.uint8),  # whether red's latest scan returned nothing
+        ("red_agent", np.uint8),  # NO_RED, B_LINE, MEANDER or CUSTOM
+        ("ot_running", np.uint8),
+        ("ot_stoppable", np.uint8),
+        ("ot_known", np.uint8),
+        # what happened in the latest step
+        ("blue_action", np.uint8),
+        ("blue_success", np.uint8),
+        ("red_type", np.uint8),
+        ("red_success", np.uint8),
+        ("red_target", np.int8),
+        ("red_exploit", np.int8),
+        ("red_detected", np.int8),
+        ("green_target", np.int8),
+        ("red_pe_index", np.int16),
+        ("reward10", np.int16),
+        ("step", np.uint16),  # steps made in this episode; saturates
+        ("seen_scanned", np.uint16),  # blue's memory: hosts it has seen scanned,
+        ("seen_last", np.uint16),  # and those in the latest step that had a scan
+        ("fits", np.uint8),  # set of red agents that fit what blue has seen
+        ("length_index", np.uint8),  # which of several lengths the episode has drawn
+        # --- second: ports and decoys ---
+        ("red_ports", np.uint8, (MAX_HOSTS,)),  # that red saw at its last scan
+        ("decoys", np.uint8, (MAX_HOSTS,)),  # set of decoys in place
+        ("n_stacked", np.uint8, (MAX_HOSTS,)),  # placements of the decoy that may be repeated
+        ("removable_first", np.uint16),  # hosts with a removable session older than any privileged
+        ("stuck_first", np.uint16),  # the same for a stuck one
+        ("last_shell", np.uint16),  # hosts where the shell detected last is still removable
+        ("seen_active", np.uint16),  # blue's memory: hosts it has seen any activity on
+        ("custom", np.uint16, (4,)),  # a custom red policy's own memory
+        # --- third: sessions ---
+        ("n_removable", np.uint8, (MAX_HOSTS,)),
+        ("n_stuck", np.uint8, (MAX_HOSTS,)),
+        # While no session on the host is privileged: bit i says that the i-th oldest is removable.
+        # As soon as one is, the order has lost its meaning, and this is the number of them.
+        ("order_or_n_priv", np.uint16, (MAX_HOSTS,)),
+    ],
+    align=True,
+)
+
+COMPACT_FIELDS = (
+    "access",
+    "table_access",
+    "n_removable",
+    "n_stuck",
+    "n_priv",
+    "decoys",
+    "n_vsftpd",
+    "malware",
+    "red_ports",
+    "known_ip",
+    "known_host",
+    "known_subnet",
+    "table_scanned",
+    "ot_running",
+    "ot_stoppable",
+    "ot_known",
+)
+
+_SUCCESS_NAMES = {FAILED: "false", SUCCEEDED: "true", UNKNOWN: "unknown"}
+
+
+def success_names() -> dict[int, str]:
+    """Return what the success flags mean."""
+    return dict(_SUCCESS_NAMES)
+
+
+def host_bits(masks: np.ndarray, num_hosts: int) -> np.ndarray:
+    """Unpack sets of hosts.
+
+    Args:
+        masks: Unsigned integers, any shape.
+        num_hosts: How many bits to unpack.
+
+    Returns:
+        uint8, shape of `masks` + (num_hosts,), of 0 and 1; fresh memory.
+    """
+    bits = np.arange(num_hosts, dtype=np.uint16)
+    return (masks[..., None] >> bits & 1).astype(np.uint8)
+
+
+def decode(states: np.ndarray, scenario: Scenario) -> dict[str, np.ndarray]:
+    """Spell out the true state of some environments.
+
+    Args:
+        states: STATE_DTYPE, any shape S.
+        scenario: Whose states they are, with H hosts and s subnets.
+
+    Returns:
+        The compact fields: uint8 (*S, H), but `red_ports` uint16 (*S, H), `known_subnet` (*S, s)
+        and `ot_*` (*S); fresh memory. `access` is that of the best session on the host,
+        `table_access` that of the oldest: 0 none, 1 user, 2 privileged.
+    """
+    num_hosts, num_subnets = len(scenario.hosts), len(scenario.subnets)
+
+    def unpack(masks: np.ndarray) -> np.ndarray:
+        return host_bits(masks, num_hosts)
+
+    def per_host(field: str) -> np.ndarray:
+        return states[field][..., :num_hosts]
+
+    has_priv = unpack(states["has_priv"])
+    has_any = unpack(states["has_removable"] | states["has_stuck"] | states["has_priv"])
+    is_oldest_user = unpack(states["removable_first"] | states["stuck_first"])
+    scanned = unpack(states["scanned"])
+    ports = per_host("red_ports").astype(np.uint16)
+    return {
+        "access": has_any + has_priv,
+        "table_access": has_any + (has_priv & (1 - is_oldest_user)),
+        "n_removable": per_host("n_removable").copy(),
+        "n_stuck": per_host("n_stuck").copy(),
+        "n_priv": (per_host("order_or_n_priv") * has_priv).astype(np.uint8),
+        "decoys": per_host("decoys").copy(),
+        "n_vsftpd": _num_stacked(states, scenario),
+        "malware": unpack(states["malware"]),
+        "red_ports": np.where(scanned == 1, SCANNED_BIT + ports, 0).astype(np.uint16),
+        "known_ip": unpack(states["known_ip"]),
+        "known_host": unpack(states["known_host"]),
+        "known_subnet": host_bits(states["known_subnet"], num_subnets),
+        "table_scanned": scanned,
+        "ot_running": states["ot_running"].copy(),
+        "ot_stoppable": states["ot_stoppable"].copy(),
+        "ot_known": states["ot_known"].copy(),
+    }
+
+
+def _num_stacked(states: np.ndarray, scenario: Scenario) -> np.ndarray:
+    """How often the decoy that can be placed again and again was: Vsftpd, also where it can't."""
+    num_hosts = len(scenario.hosts)
+    if any(decoy.opens != decoy.checks for decoy in scenario.decoys):
+        return states["n_stacked"][..., :num_hosts].copy()
+    names = [decoy.name for decoy in scenario.decoys]
+    if "DecoyVsftpd" not in names:
+        return np.zeros((*states.shape, num_hosts), np.uint8)
+    decoys = states["decoys"][..., :num_hosts]
+    return decoys >> np.uint8(names.index("DecoyVsftpd")) & np.uint8(1)
+
+
+def shell_alerts(states: np.ndarray, scenario: Scenario) -> np.ndarray:
+    """Return on which hosts blue's monitor saw a reverse shell in the latest step.
+
+    Blue may know this: the shell's remote port gives it away. The 52 bits show it only in part.
+
+    Args:
+        states: STATE_DTYPE (N,).
+        scenario: Whose states they are, with H hosts.
+
+    Returns:
+        bool (N, H); fresh memory.
+    """
+    hosts = np.arange(len(scenario.hosts))
+    is_detected = (states["red_detected"] == 1)[:, None]
+    return is_detected & (states["red_target"][:, None] == hosts)

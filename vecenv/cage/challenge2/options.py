@@ -1,0 +1,242 @@
+"""Checks of what a CAGE environment is made with; messages name the argument."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from vecenv.cage.challenge2.network.cage2 import RULE_SETS, cage2_scenario
+from vecenv.cage.challenge2.network.scenario import Scenario
+from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
+
+__all__ = [
+    "MAX_EPISODE_LENGTH",
+    "MAX_LENGTHS",
+    "RED_AGENTS",
+    "STEP_INFOS",
+    "EpisodeLength",
+    "RedAgent",
+    "check_choice",
+    "read_episode_lengths",
+    "read_object",
+    "read_red_agents",
+    "read_scenario",
+    "read_step_infos",
+    "red_agent_name",
+]
+
+RedPolicy = Callable[..., Any]
+RedAgent = str | RedPolicy | Sequence[str | RedPolicy]
+EpisodeLength = int | Collection[int]
+
+RED_AGENTS = {
+    "b_line": (B_LINE,),
+    "meander": (MEANDER,),
+    "sleep": (NO_RED,),
+    "mixed": (B_LINE, MEANDER),
+}
+MAX_EPISODE_LENGTH = 65535  # steps are counted in 16 bits
+MAX_LENGTHS = 256  # which one an episode has is kept in 8 bits
+STEP_INFOS = (
+    "red_agent",
+    "red_type",
+    "red_target",
+    "red_exploit",
+    "red_detected",
+    "red_pe_index",
+    "red_success",
+    "blue_success",
+    "green_target",
+)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Refuse an argument that is none of some strings (or None, if that is a choice).
+
+    Raises:
+        ValueError: It is none of them; the message begins with its name.
+    """
+    if not isinstance(value, str | None) or value not in choices:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(str, choices))}")
+
+
+def read_object(argument: str, text: str) -> Any:
+    """Import what "module:object" names; the working directory's modules are found too.
+
+    Args:
+        argument: What messages call it.
+        text: The name; "object" may have dots in it.
+
+    Raises:
+        ValueError: The module has no such object.
+        ImportError: There is no such module, or it can't be imported.
+    """
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # behind all others, so that no file here takes their place
+    module_name, _, path = text.partition(":")
+    if not module_name or not path:
+        raise ValueError(f"{argument} is {text!r}, expected 'module:object'")
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ModuleNotFoundError(
+                f"{argument} is {text!r}, but there is no module {error.name!r}, neither installed "
+                f"nor in {here}",
+                name=error.name,
+            ) from None
+        raise  # something that the module needs
+    for name in path.split("."):
+        if not hasattr(found, name):
+            own = [key for key in dir(found) if not key.startswith("_")]
+            near = difflib.get_close_matches(name, own, 3) or own[:8]
+            raise ValueError(
+                f"{argument} is {text!r}, but {found!r} has no {name!r}; it has {', '.join(near)}"
+            )
+        found = getattr(found, name)
+    return found
+
+
+def red_agent_name(red_agent: Any) -> str:
+    """Return what a name of RED_AGENTS or a custom policy is called in tables."""
+    if isinstance(red_agent, str):
+        return red_agent.rpartition(":")[2]
+    return getattr(red_agent, "__name__", type(red_agent).__name__)
+
+
+def read_red_agents(red_agent: Any) -> tuple[tuple[int, ...], RedPolicy | None]:
+    """Return the numbers of the agents that episodes draw from, and the custom policy if any.
+
+    Args:
+        red_agent: A name of RED_AGENTS, a custom policy (see `cage_kernels`; compiled if it is
+            not), "module:function" for one, or a sequence of these.
+
+    Raises:
+        ValueError: An unknown name, an empty sequence, more than one custom policy.
+        TypeError: Something else, or a function with other arguments.
+        ImportError: There is no such module.
+    """
+    given: Any = [red_agent] if isinstance(red_agent, str) or callable(red_agent) else red_agent
+    if not isinstance(given, Sequence):
+        raise TypeError(f"red_agent is {red_agent!r}, expected {_red_agent_choices()}")
+    agents: dict[int, None] = {}  # an ordered set
+    policies: list[RedPolicy] = []
+    for one in given:
+        if isinstance(one, str) and ":" in one:
+            one = read_object("red_agent", one)
+        if isinstance(one, str) and one in RED_AGENTS:
+            agents.update(dict.fromkeys(RED_AGENTS[one]))
+        elif callable(one):
+            agents[CUSTOM] = None
+            policies.append(_compiled(one))
+        else:
+            error_type = ValueError if isinstance(one, str) else TypeError
+            raise error_type(f"red_agent is {one!r}, expected {_red_agent_choices()}")
+    if not agents:
+        raise ValueError(f"red_agent is empty, expected {_red_agent_choices()}")
+    if len(policies) > 1:
+        raise ValueError(f"red_agent has {len(policies)} compiled policies, expected at most one")
+    return tuple(agents), policies[0] if policies else None
+
+
+@functools.cache
+def _compiled(policy: RedPolicy) -> RedPolicy:
+    """Return a custom policy as compiled code, the same for the same function."""
+    function = getattr(policy, "py_func", policy)
+    wanted = "a function of (state, rng, tables) for one env"
+    if not inspect.isfunction(function):
+        raise TypeError(f"red_agent is {policy!r}, expected {wanted}")
+    try:
+        inspect.signature(function).bind("state", "rng", "tables")
+    except TypeError as error:
+        came = f"{function.__name__}{inspect.signature(function)}"
+        raise TypeError(f"red_agent is {came}, expected {wanted}") from error
+    return njit(function) if function is policy else policy
+
+
+def _red_agent_choices() -> str:
+    names = ", ".join(map(repr, RED_AGENTS))
+    return (
+        f"one of {names}, a compiled policy or its 'module:function', or a sequence of these to "
+        "draw from"
+    )
+
+
+def read_episode_lengths(episode_length: Any, max_episode_steps: Any = None) -> tuple[int, ...]:
+    """Return the lengths that episodes draw from, one if they all have the same.
+
+    Args:
+        episode_length: A length, or several.
+        max_episode_steps: Longer ones are cut to this; None leaves them.
+
+    Raises:
+        ValueError: A length below 1 or too large, no length, or too many.
+        TypeError: Not integers.
+    """
+    lengths: list[Any] = [episode_length]
+    if isinstance(episode_length, set | frozenset | Sequence | np.ndarray):
+        lengths = list(episode_length)
+    for length in lengths:
+        if isinstance(length, bool) or not isinstance(length, int | np.integer):
+            raise TypeError(f"episode_length is {length!r}, expected an integer or several")
+        if not 1 <= length <= MAX_EPISODE_LENGTH:
+            raise ValueError(
+                f"episode_length is {length}, expected 1..{MAX_EPISODE_LENGTH} (steps)"
+            )
+    if not 1 <= len(lengths) <= MAX_LENGTHS:
+        raise ValueError(f"episode_length has {len(lengths)} entries, expected 1..{MAX_LENGTHS}")
+    if isinstance(episode_length, set | frozenset):
+        lengths.sort()
+    if max_episode_steps is not None:
+        limit = max_episode_steps
+        if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1:
+            raise ValueError(
+                f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None"
+            )
+        lengths = [min(length, limit) for length in lengths]
+        lengths = lengths[:1] if len(set(lengths)) == 1 else lengths  # nothing is left to draw
+    return tuple(map(int, lengths))
+
+
+def read_scenario(scenario: Any, rules: Any) -> Scenario:
+    """Return the scenario that was asked for, by itself or by its rules.
+
+    Raises:
+        ValueError: Unknown rules, or rules given for a scenario that has its own.
+        TypeError: `scenario` is none.
+    """
+    if scenario is None:
+        rules = "faithful" if rules is None else rules
+        check_choice("rules", rules, RULE_SETS)
+        return cage2_scenario(rules)
+    if not isinstance(scenario, Scenario):
+        raise TypeError(f"scenario is {scenario!r}, expected a vecenv.cage.Scenario or None")
+    if rules is not None:
+        raise ValueError(
+            f"rules is {rules!r}, but the scenario {scenario.name!r} has its own "
+            f"({scenario.rules.name!r}); give one of the two"
+        )
+    return scenario
+
+
+def read_step_infos(step_infos: Any) -> tuple[str, ...]:
+    """Return the names of what infos report about each step.
+
+    Raises:
+        ValueError: An unknown name.
+    """
+    names = (step_infos,) if isinstance(step_infos, str) else tuple(step_infos)
+    for name in names:
+        if name not in STEP_INFOS:
+            raise ValueError(f"step_infos has {name!r}, expected names of {', '.join(STEP_INFOS)}")
+    return names

@@ -1,0 +1,1 @@
+"""Blue policies, and letting them play."""

@@ -1,0 +1,1 @@
+"""The rules of the challenge, as functions of one environment's record for compiled code."""

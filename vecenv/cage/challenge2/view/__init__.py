@@ -1,0 +1,1 @@
+"""What people look at: one environment in words, tables, pictures."""

@@ -1,0 +1,215 @@
+"""Choosing between stepping here and stepping in workers, by a short trial."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Env
+from gymnasium.vector import AutoresetMode
+
+from vecenv.machine import usable_cores
+from vecenv.sync import SyncVectorEnv
+from vecenv.workers.env import AsyncVectorEnv
+from vecenv.workers.probe import MOST_THREADS, Probe, ProbeError, ProbeTimeout, probe_env, run_apart
+
+__all__ = ["Choice", "choose_backend"]
+
+_logger = logging.getLogger("vecenv")
+
+_PROBE_S, _MEASURING_S = 10.0, 10.0  # after which a trial is given up
+_MAKING_S = 0.5  # for the envs that are stepped side by side
+_TRIAL_S = 0.04  # of stepping, per candidate and round
+_ROUNDS = 3
+_THINKING_S = 100e-6  # between two steps, as a policy takes: workers fall asleep meanwhile
+_BUDGET_S = 1.2  # after which no further candidate or round is begun
+# Seconds that a step of all envs takes in one process. With less than the first, handing it over
+# can't pay (for few envs it is not tried with a little more either); with more than the third it
+# surely does. The last decides where it can't be tried out.
+_CHEAP_S, _CHEAP_AND_FEW_S, _COSTLY_S, _WORTHWHILE_S = 10e-6, 100e-6, 10e-3, 200e-6
+_FEW = 4
+# How much faster than stepping here it must be: one process is less at the mercy of others.
+_CLEARLY = 1.1
+_HERE = "one process"
+
+Factories = Sequence[Callable[[], Env]]
+Times = Mapping[str, Sequence[float]]
+
+
+class Choice(NamedTuple):
+    """What to use.
+
+    Attributes:
+        backend: "sync" or "async".
+        options: Arguments for `AsyncVectorEnv`; empty for "sync".
+        reason: One line that says why.
+    """
+
+    backend: str
+    options: dict[str, Any]
+    reason: str
+
+
+def choose_backend(
+    env_fns: Factories, *, observation_mode: Any = "same", run: Callable[..., Any] = run_apart
+) -> Choice:
+    """Step envs with random actions, for less than two seconds in all; pick what is fastest.
+
+    Everything happens in processes that are thrown away: nothing that envs do there, hanging and
+    crashing included, matters here. What counts is the time in `step` when the caller computes for
+    a moment between steps, as it does in training: a loop that does nothing else keeps workers
+    awake and makes them look better. The envs of the trial are made for it and closed again, at
+    most as many as were asked for at a time in each process. Cheap envs are known after a few steps
+    of one; envs that mostly wait (sleep, network, disk) go to workers, which overlap their waiting.
+    If anything fails, such as making an env twice, or if rounds of the trial disagree, envs are
+    stepped here; but envs that end their process are kept out of this one.
+
+    Args:
+        env_fns: One factory per env.
+        observation_mode: As for the vector env to be made.
+        run: Calls a function in such a process, as `run_apart`.
+    """
+    if len(env_fns) == 1:
+        return Choice("sync", {}, "there is only one env")
+    if _is_daemon():
+        return Choice("sync", {}, "this process is a daemon and can't have workers")
+    try:
+        return _by_trial(env_fns, observation_mode, run)
+    except ProbeTimeout as error:
+        _logger.warning("the trial of the envs was given up: %s; name a backend to skip it", error)
+        return Choice("sync", {}, f"the trial failed: {error}")
+    except ProbeError as error:
+        if error.has_died:
+            _logger.warning("the trial of the envs failed: %s; workers keep them apart", error)
+            return _workers(f"the trial failed: {error}, which must not happen to this one")
+        return Choice("sync", {}, f"the trial failed with {error}")
+    except Exception as error:  # no process can be started, or pickled what is to be forked
+        return Choice("sync", {}, f"the trial failed with {type(error).__name__}: {error}")
+
+
+def _workers(reason: str, **options: Any) -> Choice:
+    """Choose workers; whether envs wait is known, so they needn't find out."""
+    return Choice("async", {"threads_per_worker": 1, **options}, reason)
+
+
+def _is_daemon() -> bool:
+    import multiprocess
+
+    return multiprocess.current_process().daemon  # type: ignore[attr-defined]
+
+
+def _by_trial(env_fns: Factories, observation_mode: Any, run: Callable[..., Any]) -> Choice:
+    from vecenv.workers.starting import starts_quickly
+
+    num_envs, cores = len(env_fns), usable_cores()
+    probe: Probe = run(probe_env, env_fns[-2:], timeout=_PROBE_S)
+    if probe.is_only:
+        return _workers("a process can hold only one of the envs", num_workers=num_envs)
+    if not probe.is_new:
+        return Choice("sync", {}, "a factory returns the same env twice")
+    all_s = probe.step_s * num_envs
+    told = f"a step of all {num_envs} envs takes about {all_s * 1e6:.0f} us in one process"
+    if probe.is_waiting:
+        return _workers(
+            "the envs mostly wait, which workers overlap", threads_per_worker=MOST_THREADS
+        )
+    if cores == 1:
+        return Choice("sync", {}, "there is only one core, and the envs do not wait")
+    if all_s < (_CHEAP_AND_FEW_S if num_envs <= _FEW else _CHEAP_S):
+        return Choice("sync", {}, f"{told}, too little to be handed over")
+    if all_s > _COSTLY_S:
+        return _workers(f"{told}, enough to be shared by {cores} workers")
+    # Each env is made once for one process, and by the workers of each candidate side by side.
+    making_s = probe.make_s * (1 + 2 / cores)
+    count = min(num_envs, int(_MAKING_S / max(making_s, 1e-9)))
+    if count < min(num_envs, 2 * cores) or not starts_quickly():
+        if all_s > _WORTHWHILE_S:
+            return _workers(f"{told}, and {cores} workers can share it")
+        return Choice("sync", {}, f"{told}, and trying workers out would take too long")
+    times = run(_measure, env_fns[:count], cores, observation_mode, timeout=_MEASURING_S)
+    return _judge(times, _candidates(cores), num_envs, num_envs / count)
+
+
+def _candidates(cores: int) -> dict[str, dict[str, Any]]:
+    return {
+        f"{cores} workers": {},
+        f"this process and {cores - 1} workers": {"caller_steps": True},
+    }
+
+
+def _judge(
+    times: Times, candidates: Mapping[str, dict[str, Any]], num_envs: int, scale: float
+) -> Choice:
+    """Pick what was fastest in all rounds, and one process if none was.
+
+    Args:
+        times: Seconds per step, of each round that a candidate took part in, by its name.
+        candidates: Options of those that have workers.
+        num_envs: How many envs are asked for.
+        scale: Those envs by those of the trial.
+    """
+    best = {name: min(rounds) for name, rounds in times.items()}
+    report = ", ".join(f"{name} {least * scale * 1e6:.0f}" for name, least in best.items())
+    reason = f"microseconds per step of all {num_envs} envs: {report}"
+    others = [name for name in times if name != _HERE]
+    if not others:
+        return Choice("sync", {}, reason)
+    winner = min(others, key=best.__getitem__)
+    # Other candidates may win single rounds: the question is whether workers pay.
+    verdicts = {
+        min(times[name][number] for name in others if number < len(times[name])) * _CLEARLY < here
+        for number, here in enumerate(times[_HERE])
+        if any(number < len(times[name]) for name in others)
+    }
+    if len(verdicts) > 1:
+        return Choice("sync", {}, f"too noisy to tell, as rounds disagree; {reason}")
+    if verdicts == {True}:
+        return _workers(f"{winner}; {reason}", **candidates[winner])
+    return Choice("sync", {}, reason)
+
+
+def _measure(env_fns: Factories, cores: int, observation_mode: Any) -> dict[str, list[float]]:
+    """Let the candidates step in turn; return seconds per step, by candidate and round."""
+    options: dict[str, Any] = {
+        "copy": False,
+        "observation_mode": observation_mode,
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+    }
+    begin = time.perf_counter()
+    pools: dict[str, Any] = {}
+    try:
+        # Workers first: they are forked from a process that has made no env yet.
+        for name, choice in _candidates(cores).items():
+            if time.perf_counter() - begin < _BUDGET_S / 2:
+                pools[name] = AsyncVectorEnv(env_fns, threads_per_worker=1, **choice, **options)
+        pools[_HERE] = SyncVectorEnv(env_fns, **options)
+        times: dict[str, list[float]] = {name: [] for name in pools}
+        for pool in pools.values():
+            pool.reset()
+        for number in range(_ROUNDS):
+            if number == 0 or time.perf_counter() - begin < _BUDGET_S:
+                for name, pool in pools.items():
+                    times[name].append(_time_steps(pool))
+    finally:
+        for pool in pools.values():
+            pool.close()
+    return times
+
+
+def _time_steps(envs: Any) -> float:
+    """Return the median seconds per step, the caller being busy for a moment between steps."""
+    actions = [envs.action_space.sample() for _ in range(4)]
+    envs.step(actions[0])
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < 3 or time.perf_counter() - begin < _TRIAL_S:
+        now = time.perf_counter()
+        while time.perf_counter() - now < _THINKING_S:
+            pass
+        now = time.perf_counter()
+        envs.step(actions[len(times) % 4])
+        times.append(time.perf_counter() - now)
+    return float(np.median(times))

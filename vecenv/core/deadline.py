@@ -1,0 +1,45 @@
+"""Points in time after which nothing is waited for."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Deadline"]
+
+
+class Deadline:
+    """A point in time; None as timeout is never.
+
+    Attributes:
+        timeout: Seconds from the beginning.
+        is_limit: Whether envs that take longer are at fault, rather than the wait being over.
+    """
+
+    def __init__(self, timeout: float | None, *, is_limit: bool = False) -> None:
+        self.timeout = timeout
+        self.is_limit = is_limit
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    @staticmethod
+    def of_call(timeout: float | None, limit: float | None) -> Deadline:
+        """Return the deadline of a call that was given a timeout.
+
+        Args:
+            timeout: The call's own; it only ends the wait.
+            limit: What holds without one: how long envs may take.
+        """
+        if timeout is not None:
+            return Deadline(timeout)
+        return _NEVER if limit is None else Deadline(limit, is_limit=True)
+
+    def left(self) -> float:
+        """Return the seconds left, at least 0; infinity for never."""
+        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed."""
+        return self._end is not None and time.monotonic() >= self._end
+
+
+_NEVER = Deadline(None, is_limit=True)

@@ -1,0 +1,259 @@
+"""Errors that cross process boundaries, and what is said about workers that are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import multiprocessing.context
+import os
+import signal
+import sys
+import traceback
+from typing import Any, NamedTuple
+
+from gymnasium import logger
+from gymnasium.error import ResetNeeded
+
+from vecenv.core.errors import ObservationError
+from vecenv.core.pickling import dumps, loads
+
+__all__ = [
+    "EnvFault",
+    "EnvStepError",
+    "RemoteTraceback",
+    "StepTimeoutError",
+    "WorkerDiedError",
+    "describe_exit",
+    "leave_if_copied",
+    "leave_when_copied",
+    "raise_faults",
+    "reset_needed_as",
+    "retold",
+    "shorten",
+]
+
+
+_copied_from: list[int] = []  # in a process that an env has forked: the worker that it is a copy of
+
+
+def leave_when_copied() -> None:
+    """Let processes that envs fork end when they leave the env's code, in a worker.
+
+    Each is a copy of the worker, which would report its `sys.exit` or exception as the env's.
+    """
+    worker = os.getpid()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: _copied_from.append(worker))
+
+
+def leave_if_copied(error: BaseException | None = None) -> None:
+    """End this process if it is not the worker but a fork of it, which has left the env's code.
+
+    Args:
+        error: What it has left it with; None if a call of the env's has returned.
+    """
+    if not _copied_from:
+        return
+    code: Any = 1
+    with contextlib.suppress(BaseException):
+        text = ""
+        if isinstance(error, SystemExit):
+            code = 0 if error.code is None else error.code
+            text = "" if isinstance(code, int) else f"{code}\n"
+        elif error is not None:
+            text = "".join(traceback.format_exception(error))
+        else:
+            text = (
+                f"process {os.getpid()}, which an env has forked from worker process "
+                f"{_copied_from[0]}, has returned from the env's call; end such a process with "
+                "os._exit\n"
+            )
+        sys.stderr.write(text)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code & 0xFF if isinstance(code, int) else 1)  # of which the system keeps no more
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker process is gone; the message says which, how, and at what."""
+
+
+class StepTimeoutError(multiprocessing.context.TimeoutError, TimeoutError):
+    """Envs have not answered in time; what they were asked stays pending."""
+
+
+class EnvStepError(RuntimeError):
+    """An env raised an exception that can't be pickled; the message has its text."""
+
+
+class RemoteTraceback(Exception):
+    """The worker's traceback, as cause of an exception that was raised in an env there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+class EnvFault(NamedTuple):
+    """An exception that an env raised in a worker.
+
+    Attributes:
+        env_id: Which env; negative if it was none, but a policy for example.
+        worker: Which worker.
+        call: What it was doing, such as "step".
+        action: Short text of the action, or "".
+        pickled: The exception.
+        text: Its `repr`.
+        trace: The formatted traceback.
+    """
+
+    env_id: int
+    worker: int
+    call: str
+    action: str
+    pickled: bytes
+    text: str
+    trace: str
+
+    @staticmethod
+    def of(
+        error: BaseException, env_id: int, worker: int, call: str, action: Any = None
+    ) -> EnvFault:
+        """Describe an exception that is being handled, whatever its class does when asked."""
+        leave_if_copied(error)
+        if isinstance(error, ObservationError):
+            error.name_env(env_id)
+        shown = "" if action is None else shorten(_repr(action))
+        try:
+            return EnvFault._described(error, env_id, worker, call, shown)
+        except Exception:  # its class overrides what exceptions are made of
+            text = _repr(error)
+            return EnvFault(env_id, worker, call, shown, b"", text, text)
+
+    @staticmethod
+    def _described(
+        error: BaseException, env_id: int, worker: int, call: str, action: str
+    ) -> EnvFault:
+        trace = "".join(traceback.format_exception(type(error), error, _own_part(error)))
+        if hasattr(error, "__notes__"):
+            trace = trace.removesuffix("".join(f"{note}\n" for note in error.__notes__))
+            del error.__notes__
+        bare = error.with_traceback(None)
+        bare.__cause__ = bare.__context__ = None
+        return EnvFault(env_id, worker, call, action, _pickled(bare), _repr(bare), trace)
+
+    def exception(self, step: int) -> BaseException:
+        """Return the exception, with the worker's traceback as cause and a note saying where."""
+        try:
+            error = loads(self.pickled)
+        except Exception:  # unpickling runs code of the exception's class
+            error = None
+        if not isinstance(error, Exception):  # SystemExit and the like would not look like a fault
+            error = EnvStepError(f"{self._who()} raised {self.text}")
+        action = f", action {self.action}" if self.action else ""
+        by = "" if self.env_id < 0 else f" by env {self.env_id}"
+        error.add_note(f"Raised{by} in worker {self.worker}, {self.call} {step}{action}.")
+        if self.env_id >= 0:
+            vars(error)["env_index"] = self.env_id
+        error.__cause__ = RemoteTraceback(self.trace)
+        return error
+
+    def _who(self) -> str:
+        return f"worker {self.worker}" if self.env_id < 0 else f"env {self.env_id}"
+
+
+def _own_part(error: BaseException) -> Any:
+    """Return the traceback without the frames of this package that lead to the env's code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        if not trace.tb_frame.f_globals.get("__name__", "").startswith("vecenv."):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _repr(value: Any) -> str:
+    """Return a value's repr, which may be code of users' classes."""
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+
+
+def _pickled(error: BaseException) -> bytes:
+    try:
+        pickled = dumps(error)
+        if not isinstance(loads(pickled), BaseException):
+            return b""
+    except BaseException:  # exceptions with unusual constructors fail in many ways
+        return b""
+    return pickled
+
+
+def shorten(text: str, most: int = 200) -> str:
+    """Cut a text that is too long for a message."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def raise_faults(faults: list[EnvFault], step: int) -> None:
+    """Log every fault as Gymnasium's AsyncVectorEnv does, and raise the last."""
+    if not faults:
+        return
+    with contextlib.suppress(Warning):  # they are warnings, which may be set to raise
+        for fault in faults:
+            number = fault.worker if fault.env_id < 0 else fault.env_id
+            logger.error(f"Received the following error from Worker-{number} - Shutting it down")
+            logger.error(f"{fault.trace}")
+        logger.error("Raising the last exception back to the main process.")
+    raise faults[-1].exception(step)
+
+
+def reset_needed_as(kind: type[Exception]) -> type[Exception]:
+    """Return a ResetNeeded that is also a `kind`, so that who expects either catches it.
+
+    Example:
+        >>> issubclass(reset_needed_as(ValueError), ValueError)
+        True
+    """
+    if issubclass(ResetNeeded, kind):
+        return ResetNeeded
+    plain = {"__init__": Exception.__init__, "__str__": Exception.__str__}
+    try:
+        return type("ResetNeeded", (ResetNeeded, kind), plain)
+    except TypeError:  # classes whose instances hold something in C, such as OSError
+        return ResetNeeded
+
+
+def retold(error: BaseException) -> BaseException:
+    """Return a copy of an error, to be told again later: without the frames it came through."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # exceptions with unusual constructors fail in many ways
+        copied = None
+    if not isinstance(copied, BaseException):
+        copied = EnvStepError(f"{type(error).__name__}: {error}")
+    copied.__cause__ = error.__cause__
+    return copied
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Say how a process ended.
+
+    Example:
+        >>> describe_exit(-9)
+        'was killed by signal SIGKILL'
+        >>> describe_exit(3)
+        'exited with code 3'
+    """
+    if exit_code is None:
+        return "is gone"
+    if exit_code < 0:
+        try:
+            name = signal.Signals(-exit_code).name
+        except ValueError:
+            name = str(-exit_code)
+        return f"was killed by signal {name}"
+    return f"exited with code {exit_code}"

@@ -1,0 +1,199 @@
+"""The caller's arrays in the form that compiled code takes: checked, cast, writable."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from numba import njit
+from numba.np.numpy_support import carray
+
+from vecenv.core.atomics import pointer
+from vecenv.core.errors import ActionError, SlotError
+from vecenv.core.rows import check_slot_array
+
+__all__ = ["ActionReader", "Outputs", "SlotCheck", "copied", "first_invalid_row", "new_outputs"]
+
+_BOOL = np.dtype(np.bool_)
+_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
+
+
+class ActionReader:
+    """Casts actions to the dtype of their space and checks their bounds.
+
+    `vecenv.core.actions.ActionBatcher` has checked them: right shape and kind of dtype, no NaN.
+
+    Attributes:
+        bounds: int64 (2, K), lowest and highest value of each element of one action; K = 0 if any
+            value is allowed. Compiled code checks them before it steps anything.
+        no_actions: (0, *action_shape) of the space's dtype.
+    """
+
+    def __init__(self, space: Space, num_envs: int) -> None:
+        self.bounds = _element_bounds(space)
+        self._space = space
+        self._any = self.bounds.shape[1] == 0
+        self._dtype = np.dtype(space.dtype)
+        self._shape = (num_envs, *(space.shape or ()))
+        self.no_actions = np.zeros((0, *self._shape[1:]), dtype=self._dtype)
+        self._cast: np.ndarray | None = None  # allocated by the first cast
+
+    def read(self, actions: np.ndarray) -> np.ndarray:
+        """Return actions (R, ...) of the space's dtype, C-contiguous.
+
+        Returns the caller's array if possible, else rows of an array that the next call overwrites.
+
+        Raises:
+            ActionError: A value does not fit into the dtype.
+        """
+        if actions.dtype == self._dtype and actions.flags.carray:
+            return actions
+        if not self._any and not np.can_cast(actions.dtype, self._dtype):
+            self.check(actions, None)
+        if self._cast is None:
+            self._cast = np.zeros(self._shape, dtype=self._dtype)
+        cast = self._cast[: len(actions)]
+        np.copyto(cast, actions, casting="unsafe")
+        return cast
+
+    def check(self, actions: np.ndarray, env_ids: np.ndarray | None) -> None:
+        """Refuse actions (R, ...) out of bounds; row i is for env `env_ids[i]`, or for env i."""
+        if self._any:
+            return
+        elements = actions.reshape(len(actions), -1)
+        is_bad = ((elements < self.bounds[0]) | (elements > self.bounds[1])).any(axis=1)
+        if is_bad.any():
+            row = int(np.argmax(is_bad))
+            self.refuse(actions, row, row if env_ids is None else int(env_ids[row]))
+
+    def refuse(self, actions: np.ndarray, row: int, env_id: int) -> NoReturn:
+        """Raise ActionError for the action of this row, which is for this env."""
+        space = self._space
+        expected = f"an action of {space}"
+        if isinstance(space, Discrete):
+            expected = f"an integer from {self.bounds[0, 0]} to {self.bounds[1, 0]} ({space})"
+        raise ActionError(
+            f"actions[{row}] (env {env_id}) is {actions[row]}, expected {expected}; "
+            "nothing was stepped"
+        )
+
+
+def _element_bounds(space: Space) -> np.ndarray:
+    if isinstance(space, Discrete):
+        low, high = np.array([space.start]), np.array([space.start + space.n - 1])
+    elif isinstance(space, MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+    elif isinstance(space, MultiBinary):
+        low, high = np.zeros(space.shape), np.ones(space.shape)
+    elif isinstance(space, Box) and np.dtype(space.dtype).kind in "iu":
+        # Python ints, as the bounds of uint64 are beyond int64
+        low, high = space.low, np.minimum(space.high.astype(object), np.iinfo(np.int64).max)
+    else:
+        return np.zeros((2, 0), dtype=np.int64)
+    return np.stack([low.reshape(-1), high.reshape(-1)]).astype(np.int64)
+
+
+@njit
+def first_invalid_row(actions, bounds):
+    """Return the first row of actions (R, ...) with an element out of bounds int64 (2, K), or -1.
+
+    bounds[0] and bounds[1] are the lowest and highest values of the K elements of one action, in C
+    order; with K = 0 nothing is checked.
+    """
+    width = bounds.shape[1]
+    if width == 0:
+        return -1
+    flat = actions.reshape(actions.size)
+    num_bad = 0
+    if width == 1:
+        low, high = bounds[0, 0], bounds[1, 0]
+        for k in range(flat.size):
+            num_bad += (flat[k] < low) | (flat[k] > high)
+    if width == 1 and num_bad == 0:
+        return -1
+    for k in range(flat.size):
+        if flat[k] < bounds[0, k % width] or flat[k] > bounds[1, k % width]:
+            return k // width
+    return -1
+
+
+@njit
+def copied(actions, address):
+    """Copy actions to an address, where there is room for them; return the copy."""
+    flat = actions.reshape(actions.size)
+    own = carray(pointer(address), (actions.size,), actions.dtype)
+    for k in range(flat.size):  # an assignment of arrays would look for overlaps first
+        own[k] = flat[k]
+    return own.reshape(actions.shape)
+
+
+class Outputs(NamedTuple):
+    """The output arrays of a call with R rows; all C-contiguous.
+
+    Attributes:
+        obs: (R, *obs_shape).
+        rewards: float32 or float64 (R,).
+        terminations: bool (R,).
+        truncations: bool (R,).
+    """
+
+    obs: np.ndarray
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+
+
+def new_outputs(num_rows: int, obs_shape: tuple[int, ...], obs_dtype: Any) -> Outputs:
+    """Return arrays for `num_rows` rows, not filled in."""
+    return Outputs(
+        np.empty((num_rows, *obs_shape), obs_dtype),
+        np.empty(num_rows, np.float64),
+        np.empty(num_rows, _BOOL),
+        np.empty(num_rows, _BOOL),
+    )
+
+
+class SlotCheck:
+    """Checks the arrays of `out`; made once for the observations of all envs."""
+
+    def __init__(self, obs_shape: tuple[int, ...], obs_dtype: Any) -> None:
+        self._obs_shape = obs_shape  # of all envs: (N, ...)
+        self._obs_dtype = np.dtype(obs_dtype)
+        self._shape = obs_shape[:1]
+
+    def arrays(self, out: Any) -> Outputs:
+        """Return the arrays of `out`, an object with the attributes of `Outputs`.
+
+        Raises:
+            SlotError: An array is missing, or has the wrong shape, dtype or layout.
+        """
+        try:
+            outputs = Outputs(out.obs, out.rewards, out.terminations, out.truncations)
+        except AttributeError as error:
+            raise SlotError(
+                f"out is {type(out).__name__}, expected an object with the arrays obs, rewards, "
+                f"terminations, truncations such as StepSlot: {error}"
+            ) from None
+        obs, rewards, terminations, truncations = outputs
+        if (
+            type(obs) is type(rewards) is type(terminations) is type(truncations) is np.ndarray
+            and obs.shape == self._obs_shape
+            and obs.dtype == self._obs_dtype
+            and rewards.shape == terminations.shape == truncations.shape == self._shape
+            and rewards.dtype in _FLOATS
+            and terminations.dtype == truncations.dtype == _BOOL
+            # C-contiguous, aligned and writable
+            and obs.flags.carray
+            and rewards.flags.carray
+            and terminations.flags.carray
+            and truncations.flags.carray
+        ):
+            return outputs
+        return Outputs(
+            check_slot_array("obs", obs, self._obs_shape, (self._obs_dtype,)),
+            check_slot_array("rewards", rewards, self._shape, _FLOATS),
+            check_slot_array("terminations", terminations, self._shape, (_BOOL,)),
+            check_slot_array("truncations", truncations, self._shape, (_BOOL,)),
+        )

@@ -1,0 +1,162 @@
+"""The rules of episodes: what a call does to a batch of envs, over the kernels of one kind of env.
+
+`run_rows` holds all of them: autoreset, the episode limit, which results are written. It calls the
+kernels by the global names below. `binding` makes a copy of it for each kind of env, with these
+names bound; the copy is compiled as part of `driver.attend`, and also runs uncompiled.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from vecenv.jit.random import RNG_DTYPE, open_block
+
+# What a call does (`op`).
+STEP, RESET, OBSERVE, MASK = 0, 1, 2, 3
+
+# The three modes of `gymnasium.vector.AutoresetMode`, as numbers.
+NEXT_STEP, SAME_STEP, DISABLED = 0, 1, 2
+
+NO_LIMIT = 2**62
+
+RUN_DTYPE = np.dtype(
+    [
+        ("seed", np.uint64),
+        *((name, RNG_DTYPE[name]) for name in ("key", "counter")),  # the env's random stream
+        ("episode_return", np.float64),  # of the episode under way
+        ("last_return", np.float64),  # of the last episode that ended; NaN before
+        ("episode_length", np.int64),
+        ("last_length", np.int64),  # 0 before the first episode has ended
+        ("num_episodes", np.int32),  # that have ended
+        ("episode_over", np.bool_),  # ended, and not been reset since
+    ],
+    align=True,
+)
+
+
+class Batch(NamedTuple):
+    """The arrays of one call with R rows, of N envs.
+
+    Outputs that the op does not write may have any length; `obs` and `actions` have the shape of
+    their single space after the first axis.
+    """
+
+    op: Any
+    autoreset_mode: Any
+    max_episode_steps: Any
+    states: Any  # (N,) state records
+    runs: Any  # (N,) RUN_DTYPE
+    params: Any  # (1,) parameter record; not read if the kernels take none
+    env_ids: Any  # int64 (R,), or (0,): row i is env i
+    actions: Any  # (R, ...)
+    obs: Any  # (R, ...)
+    rewards32: Any  # float32 (R,) or (0,): unused
+    rewards64: Any  # float64 (R,) or (0,): unused
+    terminations: Any  # bool (R,)
+    truncations: Any  # bool (R,)
+    final_obs: Any  # (N, ...), by env; written in SAME_STEP mode only
+    masks: Any  # bool (R, A)
+
+
+# `binding` puts kernels here.
+env_reset: Any = None
+env_step: Any = None
+env_observe: Any = None
+env_mask: Any = None
+obs_row: Any = None
+action_row: Any = None
+kernel: Any = None
+
+
+@njit
+def run_rows(batch, start, stop):
+    """Do `batch.op` for rows start <= row < stop; return how many episodes ended."""
+    op, mode, params = batch.op, batch.autoreset_mode, batch.params
+    num_ended = 0
+    # Unsigned numbers, because signed ones could be indices that count from the end.
+    for row in range(np.uint64(start), np.uint64(stop)):
+        env = row
+        if batch.env_ids.shape[0] > 0:
+            env = np.uint64(batch.env_ids[row])
+        state, run = batch.states[env], batch.runs[env]
+        if op == MASK:
+            env_mask(state, batch.masks[row], params)
+            continue
+        begins = op == RESET
+        if op == STEP:
+            reward, terminated, truncated = 0.0, False, False
+            begins = mode == NEXT_STEP and run.episode_over
+            if not begins:
+                open_block(run)
+                action = action_row(batch.actions, row)
+                reward, is_terminal, is_cut = env_step(state, action, run, params)
+                terminated, truncated = bool(is_terminal), bool(is_cut)
+                run.episode_return += reward
+                run.episode_length += 1
+                if run.episode_length >= batch.max_episode_steps:
+                    truncated = True
+                if terminated or truncated:
+                    num_ended += 1
+                    run.num_episodes += 1
+                    run.last_return = run.episode_return
+                    run.last_length = run.episode_length
+                    run.episode_over = True
+                    if mode == SAME_STEP:
+                        env_observe(state, obs_row(batch.final_obs, env), params)
+                        begins = True
+            if batch.rewards32.shape[0] > 0:
+                batch.rewards32[row] = reward
+            else:
+                batch.rewards64[row] = reward
+            batch.terminations[row] = terminated
+            batch.truncations[row] = truncated
+        if begins:
+            open_block(run)
+            env_reset(state, run, params)
+            run.episode_return = 0.0
+            run.episode_length = 0
+            run.episode_over = False
+        env_observe(state, obs_row(batch.obs, row), params)
+    return num_ended
+
+
+@njit
+def scalar_row(array, row):
+    """Return the row of a batch of numbers as a view of length 1, for `observe` to write into."""
+    return array[row : row + 1]
+
+
+@njit
+def array_row(array, row):
+    """Return the row of a batch: of arrays a view, of numbers the number."""
+    return array[row]
+
+
+@njit
+def step_with_params(state, action, rng, params):
+    """Call a step kernel that takes a parameter record."""
+    return kernel(state, action, rng, params[0])
+
+
+@njit
+def step_without_params(state, action, rng, params):
+    """Call a step kernel that takes none."""
+    return kernel(state, action, rng)
+
+
+@njit
+def pair_with_params(state, other, params):
+    """Call any other kernel that takes a parameter record."""
+    return kernel(state, other, params[0])
+
+
+@njit
+def pair_without_params(state, other, params):
+    """Call any other kernel that takes none."""
+    return kernel(state, other)
+
+
+@njit
+def no_mask(state, out, *params):
+    """Stand in for the action mask of an env that has none."""
