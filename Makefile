@@ -9,6 +9,8 @@ DEMO_ARGS ?=
 CAGE2_ARGS ?=
 # Options of the fuzzers; `make fuzz FUZZ_ARGS=--help` lists them.
 FUZZ_ARGS ?=
+# Processes that `make test` runs at a time; 0 for one that a debugger can stop.
+JOBS ?= 2
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
 PYTEST_ARGS ?=
 # More arguments of `uv pip install` in check-lowest: `--torch-backend cpu` takes torch without CUDA,
@@ -39,7 +41,7 @@ cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard, 
 	$(RUN) examples/cage2_defender.py $(CAGE2_ARGS)
 
 test: $(VENV)/.installed-test  ## the fast tests and the doctests
-	$(PYTEST) -m "$(FAST)"
+	$(PYTEST) -n $(JOBS) --dist loadgroup -m "$(FAST)"
 
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
 	$(PYTEST) -m "(slow or learn) and not gpu and not ray and not real" || test $$? -eq 5  # 5: there are none
@@ -109,7 +111,8 @@ check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that a
 	$(VENV)/bin/uv venv --quiet --python $(RUN) build/lowest/venv
 	$(VENV)/bin/uv pip install --quiet --python build/lowest/venv/bin/python --resolution lowest-direct \
 		$(LOWEST_ARGS) -e ".[test]"
-	build/lowest/venv/bin/python -m pytest -W ignore::DeprecationWarning $(PYTEST_ARGS) -m "$(FAST)"
+	build/lowest/venv/bin/python -m pytest -n $(JOBS) --dist loadgroup -W ignore::DeprecationWarning \
+		$(PYTEST_ARGS) -m "$(FAST)"
 
 bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine
 	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | grep -v against); do \

@@ -28,6 +28,20 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_collection_modifyitems(config, items):
+    """With several processes (-n) the tests of a folder stay in one: kernels are compiled once."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            folder = item.path.relative_to(config.rootpath).parts
+            item.add_marker(pytest.mark.xdist_group("/".join(folder[:2])))
+
+
+def pytest_collection_finish():
+    """Leave what has been imported to itself: collecting garbage and forking are quicker."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item):
     budget = item.config.getoption("--time-budget")
     if budget is not None and time.monotonic() - STARTED > budget:

@@ -11,7 +11,6 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
-from gymnasium.wrappers import vector as vector_wrappers
 from versions import needs
 
 from vecenv import SyncVectorEnv
@@ -213,39 +212,3 @@ class Slot:
         self.rewards = envs.allocate((envs.num_envs,))
         self.terminations = np.ones(envs.num_envs, np.bool_)
         self.truncations = np.ones(envs.num_envs, np.bool_)
-
-
-WRAPPERS = {
-    "RecordEpisodeStatistics": vector_wrappers.RecordEpisodeStatistics,
-    "NormalizeObservation": vector_wrappers.NormalizeObservation,
-    "NormalizeReward": vector_wrappers.NormalizeReward,
-    "DictInfoToList": vector_wrappers.DictInfoToList,
-    "ClipReward": lambda envs: vector_wrappers.ClipReward(envs, -0.5, 0.5),
-    "FlattenObservation": vector_wrappers.FlattenObservation,
-    "ClipAction": vector_wrappers.ClipAction,
-}
-
-
-# Wrappers of observations refuse SAME_STEP.
-OF_SAME_STEP = ["RecordEpisodeStatistics", "DictInfoToList", "NormalizeReward", "ClipAction"]
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [(name, AutoresetMode.NEXT_STEP) for name in WRAPPERS]
-    + [(name, AutoresetMode.SAME_STEP) for name in OF_SAME_STEP],
-)
-def test_vector_wrappers(name, mode):
-    env_fns = [lambda: gym.make("Pendulum-v1", max_episode_steps=20)] * 3
-    pair = both(env_fns, autoreset_mode=mode)
-    ours, theirs = (WRAPPERS[name](envs) for envs in pair)
-    theirs.action_space.seed(2)
-    assert_same(ours.reset(seed=2), theirs.reset(seed=2))
-    for step in range(50):
-        actions = theirs.action_space.sample()
-        result, expected = ours.step(actions), theirs.step(actions)
-        if name == "RecordEpisodeStatistics" and "episode" in expected[4]:
-            assert set(expected[4]["episode"]) == {"r", "l", "t"}
-            for infos in (result[4], expected[4]):
-                del infos["episode"]["t"]  # wall time
-        assert_same(result, expected, f"step {step}")

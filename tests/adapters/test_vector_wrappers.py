@@ -78,9 +78,8 @@ def run(envs, mode):
     [
         lambda: vecenv.AsyncVectorEnv([make_env] * 3, num_workers=2),
         lambda: vecenv.make_vec("JitCartPole-v1", 3, vector_kwargs={"max_episode_steps": 9}),
-        lambda: vecenv.make_vec("Cage2-v0", 3, episode_length=9),
     ],
-    ids=["async", "jit", "cage"],
+    ids=["async", "jit"],
 )
 def test_wrappers_go_around_every_backend(make):
     envs = wrappers.RecordEpisodeStatistics(make())

@@ -167,17 +167,17 @@ def test_a_process_that_is_killed_or_hangs_is_reported():
     result = run_comparison(Options(f"{TOYS}:Breaking", env_kwargs=kwargs, **options))
     assert result.cases[0].reason == "its process was killed by signal SIGKILL (last words)"
     assert result.verdict.startswith("nothing could be run: its process was killed")
-    options["timeout"] = 2.0
+    options["timeout"] = 1.0
     kwargs = {"how": "hang", "after": 5}
     begin = time.monotonic()
     result = run_comparison(Options(f"{TOYS}:Breaking", env_kwargs=kwargs, **options))
-    assert "no answer within 2 s while warming up" in result.cases[0].reason
+    assert "no answer within 1 s while warming up" in result.cases[0].reason
     assert time.monotonic() - begin < 60
 
 
 def test_what_fails_without_a_chance_is_said_once_for_each_reason():
     result = run_comparison(
-        Options(f"{TOYS}:no_level", num_envs=(1, 2), backends=("loop", "sync", "jit"), **QUICK)
+        Options(f"{TOYS}:no_level", num_envs=(1, 2), backends=("loop", "jit"), **QUICK)
     )
     assert {case.status for case in result.cases} == {"failed", "unavailable"}
     assert result.verdict == "nothing could be run: KeyError: 'no level 7'"

@@ -104,7 +104,7 @@ def test_episodes_begin_in_all_cells_equally_often():
 # --------------------------------------------------------------------------- what is exact
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["rooms", "one cell"])
 def test_transition_matrix_is_that_of_the_rules(layout):
     rooms = make_rooms(layout)
     matrix = rooms.transition_matrix()

@@ -20,12 +20,15 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in ("replay", "sync") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
+)
 def test_a_few_hostile_calls(kind, tmp_path, monkeypatch):
     """The same ones every time, so that a failure is one of the change that was made."""
     monkeypatch.setitem(calls.sys.modules, "ray", calls.fake_ray())
-    numbers = np.random.default_rng(len(kind)).integers(1 << 40, size=2).tolist()
-    assert sum(calls.run_here(n, str(tmp_path), calls.RUNS[kind]) for n in numbers) > 10
+    numbers = np.random.default_rng(len(kind)).integers(1 << 40, size=1).tolist()
+    assert sum(calls.run_here(n, str(tmp_path), calls.RUNS[kind]) for n in numbers) > 5
     for key in [key for key in calls._pairs if key[0] == kind]:
         twins = calls._pairs.pop(key)
         twins.hostile.close()
@@ -66,8 +69,8 @@ def test_a_call_that_does_something_else_is_found(monkeypatch, tmp_path):
     ("does", "told"),
     [
         ("os.kill(os.getpid(), 11)", "case 5 has ended the process with signal SIGSEGV"),
-        ("time.sleep(60)", "case 5 does not end"),
-        ("[].append(None) or 1 / 0", "(?s)case 5: .*ZeroDivisionError"),
+        pytest.param("time.sleep(60)", "case 5 does not end", marks=pytest.mark.slow),
+        pytest.param("1 / 0", "(?s)case 5: .*ZeroDivisionError", marks=pytest.mark.slow),
     ],
 )
 def test_a_case_that_ends_or_stops_its_process_is_named(does, told, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 from fuzz import files
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_few_changed_files():
     assert files.run_case(7, 150) == 150

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from fuzz import interrupts
 from fuzz.__main__ import run_for
 from fuzz.nursery import run_apart
 
@@ -14,7 +13,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("target", interrupts.TARGETS)
+@pytest.mark.parametrize(
+    "target", ["cartpole", *(pytest.param(t, marks=pytest.mark.slow) for t in ("cage2", "async"))]
+)
 def test_a_few_interrupts(target):
     """The same ones every time, as far as clocks allow."""
     assert run_apart("fuzz.interrupts", 5, target, 40 if target != "async" else 5) > 0
@@ -32,9 +33,9 @@ def test_interrupts_of_a_new_seed():
     ("fault", "told"),
     [
         ("changes a state", "the state is none of"),
-        ("says nothing of use", "RuntimeError: busy"),
-        ("dies", "died by SIGSEGV"),
-        ("hangs", "hangs"),
+        pytest.param("says nothing of use", "RuntimeError: busy", marks=pytest.mark.slow),
+        pytest.param("dies", "died by SIGSEGV", marks=pytest.mark.slow),
+        pytest.param("hangs", "hangs", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_is_found(fault, told):

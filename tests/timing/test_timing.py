@@ -234,7 +234,7 @@ CATEGORIES = {"call", "wait", "copy", "phase", "env", "reset"}
 
 def test_the_trace_follows_the_format(tmp_path):
     fns = [lambda k=k: CountingEnv(step_s=0.002 * (k + 1)) for k in range(4)]
-    envs = AsyncVectorEnv(fns, num_workers=2)
+    envs = AsyncVectorEnv(fns, num_workers=2, threads_per_worker=2)
     envs.timing.enable()
     run(envs, 8)
     envs.timing.write_trace(tmp_path / "trace.json")

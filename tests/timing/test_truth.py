@@ -143,8 +143,15 @@ def known_shares(envs, lanes, num_rounds, wall, in_calls, phases):
     return {name: seconds / wall for name, seconds in found.items()}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    ("workload", "backend"),
+    [
+        *(("equal", backend) for backend in BACKENDS),
+        *(("resets", backend) for backend in ("sync", "workers", "both")),
+        *(("one slow", backend) for backend in ("threads", "caller")),
+        *(("tails", backend) for backend in ("workers", "threads")),
+    ],
+)
 @measured_anew
 def test_shares_of_sleeping_envs_are_those_of_their_own_clocks(workload, backend):
     make, lanes = BACKENDS[backend]

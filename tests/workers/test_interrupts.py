@@ -175,7 +175,7 @@ CALLS = ("reset", "reset some", "step", "step out", "step async", "call", "send"
 
 @pytest.mark.parametrize("name", CALLS)
 def test_ctrl_c_at_a_line_of_a_call(name):
-    in_fork(strike_every_line, TellingEnv, {"num_workers": 2}, name, 7)
+    in_fork(strike_every_line, TellingEnv, {"num_workers": 2}, name, 17)
 
 
 @pytest.mark.slow
@@ -233,14 +233,20 @@ def strike_closing(stride, options):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stride", [61, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [97, pytest.param(5, marks=pytest.mark.slow)])
 def test_ctrl_c_at_a_line_of_the_constructor_leaves_no_worker(stride):
     in_fork(strike_opening, stride)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stride", [29, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("options", [{}, {"terminate": True}])
+@pytest.mark.parametrize(
+    ("stride", "options"),
+    [
+        (41, {}),
+        pytest.param(3, {}, marks=pytest.mark.slow),
+        pytest.param(3, {"terminate": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_second_close_ends_what_ctrl_c_has_left_of_the_first(stride, options):
     in_fork(strike_closing, stride, options)
 

@@ -417,13 +417,14 @@ def test_what_a_probe_has_started_ends_with_it(method, tmp_path):
         hang()
 
     with pytest.raises(ProbeTimeout):
-        run_apart(first_of, [hanging], timeout=2, method=method)
+        run_apart(first_of, [hanging], timeout=1, method=method)
     assert wait_until_gone({int(Path(path).read_text())}, 5) == []
 
 
 def test_an_env_that_hangs_while_it_is_tried_out_costs_a_warning(caplog, monkeypatch):
     from vecenv.workers import opening
 
+    monkeypatch.undo()  # it is tried out
     monkeypatch.setattr(opening, "_PROBE_S", 0.3)
     with caplog.at_level(logging.WARNING, "vecenv"):
         pool = AsyncVectorEnv([HangingOnce] * 4, num_workers=2)

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.core.autoreset import StepRows, read_autoreset_mode
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult, VecEnv
-from vecenv.core.batches import take_rows
+from vecenv.core.batches import take_range, take_rows
 from vecenv.core.deadline import Deadline
 from vecenv.core.errors import InfoError
 from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults
@@ -24,7 +24,7 @@ from vecenv.core.infos import InfosApart, known_infos, take_infos
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
-from vecenv.ray.chunks import Where, place_infos, place_rows, take_range
+from vecenv.ray.chunks import Where, place_infos, place_rows
 from vecenv.ray.fragments import checked_rows, obs_bytes
 from vecenv.ray.revival import Loss
 from vecenv.ray.stamping import StampMirror
@@ -336,14 +336,7 @@ class RayVectorEnv(GymVecEnv):
         if self._is_disabled:
             is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
             self._note_ended(is_over, env_ids)
-        return StepBatch(
-            rows.obs.take(env_ids),
-            rows.rewards[env_ids],
-            rows.terminations[env_ids],
-            rows.truncations[env_ids],
-            infos,
-            env_ids,
-        )
+        return self._batch_of(env_ids, infos)
 
     def _first(self, most: int, replies: list[tuple[Task, Reply]]) -> list[tuple[Task, Reply]]:
         """Return the replies about the first `most` envs; the rest is put back."""

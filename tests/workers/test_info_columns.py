@@ -168,7 +168,9 @@ def test_infos_that_cannot_be_batched_name_env_and_key(call):
     """A worker does not die of them, nothing hangs, and a reset makes the pool usable."""
     names = IN_ANY_ORDER if call == "recv" else list(BAD)
     before = [] if call == "reset" else [{}]
-    per_env = [sum(([*before, BAD[name][k], {}, {}] for name in names), []) for k in range(4)]
+    per_env = [
+        [info for name in names for info in (*before, BAD[name][k], {}, {})] for k in range(4)
+    ]
     fns = [functools.partial(Script, infos) for infos in per_env]
     pool = AsyncVectorEnv(fns, num_workers=2, timeout=30)
     for name in names:
