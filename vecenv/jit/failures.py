@@ -9,13 +9,13 @@ import os
 import re
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numba
 from numba import from_dtype
 from numba import types as numba_types
 
-import vecenv
 from vecenv.core.copies import Copies, python_function
 from vecenv.fingerprint import fresh_njit
 from vecenv.jit.episodes import RUN_DTYPE
@@ -37,7 +37,9 @@ _PLACES = re.compile(
 )
 _UNTYPED = re.compile(r"Untyped global name '(\w+)'.*<class 'function'>", re.DOTALL)
 _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
-_FOREIGN = tuple(os.path.dirname(package.__file__ or "") + os.sep for package in (numba, vecenv))
+_FOREIGN = tuple(  # what is in Numba and in this package
+    str(folder) + os.sep for folder in (Path(numba.__file__).parent, Path(__file__).parents[1])
+)
 _NOISE = (
     *("Failed in ", "During:", "There are", "- Of which", "Overload", "With argument", "No match"),
     *("Operator Overload", "Type Restricted", "* (", "Rejected as", "raised from"),
