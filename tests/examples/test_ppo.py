@@ -1,6 +1,7 @@
 """examples/ppo.py: gradients, reproducibility, files, refusals, and (slow) the scores reached."""
 
 import importlib.util
+import os
 import itertools
 import subprocess
 import sys
@@ -456,6 +457,7 @@ def test_command_line(tmp_path):
         text=True,
         check=False,
         cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "here" / "policy.npz").exists()
