@@ -1,8 +1,8 @@
 """examples/ppo.py: gradients, reproducibility, files, refusals, and (slow) the scores reached."""
 
 import importlib.util
-import os
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
