@@ -11,9 +11,8 @@ from buffers.core.generator import restore_generator
 from buffers.episodic.batches import GoalBatch, PairBatch, SequenceBatch, StackBatch
 from buffers.episodic.buffer import EpisodicReplayBuffer
 from buffers.replay.batches import ReplayBatch
-from buffers.replay.per_env import PerEnvReplayBuffer
 from buffers.replay.prioritized import PrioritizedReplayBuffer
-from buffers.replay.uniform import SharedReplayBuffer
+from buffers.replay.uniform import PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
 from buffers.rollout.gae import gae
 from buffers.rollout.minibatches import RolloutBatch

@@ -13,26 +13,26 @@ from gymnasium import Space
 
 from buffers.core.arguments import (
     as_array,
-    as_tensor,
     check_count,
     check_place,
     check_rewards,
-    holds_values,
+    read_tensor,
     resolve_device,
+    tree_leaves,
 )
 from buffers.core.columns import foreach_copy, torch_dtype
 from buffers.core.copies import Rebuilt, fill_block
 from buffers.core.errors import BufferMemoryError, BufferMisuseError
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation, check_fits
-from buffers.core.spaces import Leaf, build_tree, tree_leaves
-from buffers.episodic.layout import pack_rows
+from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
 
 __all__ = ["TrajectoryBuffer", "TrajectoryStats"]
 
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
 _FLAGS = ("terminations", "truncations")
 _BUILT_IN = ("actions", "rewards", *_FLAGS)
+_TAKEN = frozenset(("obs", "next_obs", "env_ids", "self", *_BUILT_IN))
 
 
 class TrajectoryStats(NamedTuple):
@@ -259,14 +259,10 @@ class TrajectoryBuffer(Rebuilt):
 
     def _convert(self, number: int, index: int, value: Any, steps: int) -> torch.Tensor:
         """The tensor of a value that is none, or of another dtype or device, or refuse."""
-        leaf, dtype = self._leaves[index], self._dtypes[index]
-        tensor = as_tensor(f"trajectory {number}: {leaf.path}", value)
-        if tensor.shape != (steps, *leaf.shape) or not _holds(tensor, dtype):
-            raise BufferMisuseError(
-                f"trajectory {number}: {leaf.path} has shape {tuple(tensor.shape)} and dtype "
-                f"{tensor.dtype}, expected {(steps, *leaf.shape)} and {dtype}"
-            )
-        check_place(f"trajectory {number}: {leaf.path}", tensor, self.device)
+        leaf = self._leaves[index]
+        name = f"trajectory {number}: {leaf.path}"
+        tensor = read_tensor(name, value, (steps, *leaf.shape), self._dtypes[index])
+        check_place(name, tensor, self.device)
         return tensor
 
     def _sum_rewards(self, rewards: list[torch.Tensor]) -> float:
@@ -312,10 +308,13 @@ def _plan(
     observation_space: Space, action_space: Space, extra_columns: Mapping[str, Space] | None
 ) -> tuple[list[Leaf], list[Leaf]]:
     """The leaves of observations, and of all columns."""
-    row = pack_rows(observation_space, action_space, extra_columns)
+    obs = space_leaves(observation_space, "obs")
+    if not obs:
+        raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
     flags = [Leaf(name, (), _BOOL) for name in _FLAGS]
+    extras = extra_leaves(extra_columns, _TAKEN)
     rewards = Leaf("rewards", (), _FLOAT32)
-    return row.obs_leaves, [*row.obs_leaves, row.action, rewards, *flags, *row.extra]
+    return obs, [*obs, action_leaf(action_space), rewards, *flags, *extras]
 
 
 def _step_bytes(leaves: list[Leaf]) -> int:
@@ -328,18 +327,3 @@ def _count(rewards: Any) -> int:
         return len(rewards)
     except TypeError:
         return -1
-
-
-def _holds(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether the dtype can hold the values: floats may lose precision, integers no value."""
-    if tensor.dtype is dtype:
-        return True
-    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
-    if dtype is torch.bool and is_integer:
-        array = tensor.cpu().numpy()
-        return bool((array.astype(np.bool_) == array).all())  # 0 and 1
-    if not torch.can_cast(tensor.dtype, dtype):
-        return False
-    if dtype.is_floating_point or dtype is torch.bool or not is_integer:
-        return True
-    return holds_values(torch.empty(0, dtype=dtype).numpy().dtype, tensor.cpu().numpy())

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from buffers.core.arguments import as_array, read_array, read_distinct_ids
+from buffers.core.arguments import (
+    as_array,
+    read_array,
+    read_distinct_ids,
+    read_nest,
+    tree_leaves,
+)
 from buffers.core.errors import BufferMisuseError
-from buffers.core.spaces import action_leaf, build_tree, space_leaves, tree_leaves
-from buffers.episode_lists import EpisodeLists
+from buffers.core.spaces import action_leaf, build_tree, space_leaves
 from buffers.rollout.layout import parse_autoreset_mode
 
 __all__ = ["TransitionWriter"]
@@ -81,7 +87,7 @@ class TransitionWriter:
         self._leaves = space_leaves(self._space, "obs")
         self._action = action_leaf(envs.single_action_space)
         if not hasattr(buffer, "add"):
-            buffer = EpisodeLists(buffer, self.num_envs, self._space)
+            buffer = _EpisodeLists(buffer, self.num_envs, self._space)
         self._add = buffer.add
         self._cut = getattr(buffer, "cut_episodes", None)
         self._passes_ids = _takes_env_ids(buffer.add) if pass_env_ids is None else pass_env_ids
@@ -116,7 +122,7 @@ class TransitionWriter:
             BufferMisuseError: Shape, dtype or ids do not fit; nothing was changed.
         """
         ids = self._read_ids(env_ids)
-        leaves = self._read_obs("obs", obs, self.num_envs)
+        leaves = self._read_obs(obs, self.num_envs)
         if len(ids) and self._cut is not None:
             self._cut(ids)
         for target, leaf in zip(self._obs, leaves, strict=True):
@@ -233,7 +239,7 @@ class TransitionWriter:
         ids = self._all if env_ids is None else env_ids
         count = len(ids)
         obs, rewards, terminations, truncations, infos = result
-        leaves = self._read_obs("obs", obs, count)
+        leaves = self._read_obs(obs, count)
         rewards = read_array("rewards", rewards, (count,), np.dtype(np.float64))
         terminations = read_array("terminations", terminations, (count,), np.dtype(np.bool_))
         truncations = read_array("truncations", truncations, (count,), np.dtype(np.bool_))
@@ -326,12 +332,8 @@ class TransitionWriter:
             return self._all
         return read_distinct_ids(env_ids, self.num_envs)
 
-    def _read_obs(self, name: str, obs: Any, count: int) -> list[np.ndarray]:
-        found = tree_leaves(self._space, obs, name)
-        return [
-            read_array(leaf.path, value, (count, *leaf.shape), leaf.dtype)
-            for leaf, value in zip(self._leaves, found, strict=True)
-        ]
+    def _read_obs(self, obs: Any, count: int) -> list[np.ndarray]:
+        return read_nest("obs", obs, self._space, self._leaves, count)
 
     def _read_actions(self, actions: Any, count: int) -> np.ndarray:
         _, shape, dtype = self._action
@@ -363,3 +365,53 @@ def _row_of(finals: Any, row: int) -> Any:
     if isinstance(finals, tuple):
         return tuple(_row_of(value, row) for value in finals)
     return finals[row]
+
+
+class _Step(NamedTuple):
+    obs: list[np.ndarray]  # by leaf
+    next_obs: list[np.ndarray]
+    columns: dict[str, np.ndarray]  # the others, those that the user added too
+
+
+class _EpisodeLists:
+    """Gives `add` and `cut_episodes` to a buffer that has `add_episode` alone.
+
+    One Python list per environment: for buffers of other makes. `EpisodicReplayBuffer` keeps open
+    episodes itself, without an object per step.
+
+    Args:
+        buffer: Has `add_episode(episode)`, with `obs` of T + 1 rows and the other columns of T.
+        num_envs: N.
+        observation_space: Of a single environment.
+    """
+
+    def __init__(self, buffer: Any, num_envs: int, observation_space: Space):
+        self._buffer, self._space = buffer, observation_space
+        self._steps: list[list[_Step]] = [[] for _ in range(num_envs)]
+
+    def add(self, *, obs: Any, next_obs: Any, env_ids: np.ndarray, **columns: np.ndarray) -> None:
+        """Append one step per environment; hand over the episodes that end."""
+        before = tree_leaves(self._space, obs, "obs")
+        following = tree_leaves(self._space, next_obs, "next_obs")
+        for row, env_id in enumerate(env_ids.tolist()):
+            step = _Step(
+                [leaf[row].copy() for leaf in before],
+                [leaf[row].copy() for leaf in following],
+                {name: column[row].copy() for name, column in columns.items()},
+            )
+            self._steps[env_id].append(step)
+            if columns["terminations"][row] or columns["truncations"][row]:
+                self.cut_episodes(np.array([env_id]))
+
+    def cut_episodes(self, env_ids: np.ndarray) -> None:
+        """Hand over the open episodes of some environments as they are."""
+        for env_id in env_ids.tolist():
+            steps, self._steps[env_id] = self._steps[env_id], []
+            if steps:
+                self._buffer.add_episode(self._episode(steps))
+
+    def _episode(self, steps: list[_Step]) -> dict[str, Any]:
+        rows = [step.obs for step in steps] + [steps[-1].next_obs]
+        obs = [np.stack(leaf) for leaf in zip(*rows, strict=True)]
+        columns = {name: np.stack([s.columns[name] for s in steps]) for name in steps[0].columns}
+        return {"obs": build_tree(self._space, obs), **columns}

@@ -2,13 +2,13 @@
 
     python examples/cage2_defender.py
 
-Blue sees the challenge's 52 bits. What it has seen and done before is kept by `BlueMemory`, and it
-chooses from 44 things instead of 145: the next decoy on a host rather than one of eight. One policy
-plays against both attackers; what it remembers tells it which one it has to do with.
+Blue sees the challenge's 52 bits. `BlueMemory` keeps a record of its observations and actions, and
+it chooses from 44 actions instead of 145: the next decoy on a host rather than one of eight. One
+policy plays against both attackers, which it tells apart by its memory.
 
 The score of the challenge is the sum of mean returns over 30, 50 and 100 steps. These are the first
-steps of one and the same episode, so what happens in the first 30 steps counts three times, up to
-step 50 twice, and then once: with these weights on the rewards PPO maximises the score itself.
+steps of the same episode, so rewards of the first 30 steps count three times, up to step 50 twice,
+and then once: with these weights on the rewards PPO maximises the score itself.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Trainer:
                         about = f"{update + 1} of {num_updates} updates, score {score:.2f}"
                         progress.console.print(f"{about}, {minutes} min gone, {left:.0f} to go")
             except KeyboardInterrupt:
-                progress.console.print("Interrupted; what was learnt until now is saved.")
+                progress.console.print("Interrupted; the policy learnt so far is saved.")
         return time.perf_counter() - begin
 
 

@@ -3,7 +3,7 @@
     python examples/cage2_demo.py
 
 It learns with examples/ppo.py from the 52 bits of the observation, in episodes against B_line and
-against Meander. Ctrl-C ends the training early; what was learned until then is kept.
+against Meander. Ctrl-C ends the training early and keeps the policy.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main(options: Options) -> None:
     )
     ppo.main(settings, baselines_of(scores), red_agent="mixed")
     trained = str(options.save / "policy.npz")
-    with console.status("evaluating what was trained") as status:
+    with console.status("evaluating the policy") as status:
         given = {"episodes": options.episodes, "seed": options.seed, "name": "trained"}
         scores.insert(0, evaluate(trained, **given))
         status.update("filming an episode")

@@ -4,8 +4,8 @@
 
 The env is CAGE Challenge 2 with the rules of vecenv's simulator, made as slow as an implementation
 in plain Python (0.2 ms of computing per step). It is stepped in 1 and in 200 copies: one after the
-other, in one process per env over pipes, in chunks over shared memory, by who is ready first,
-batched in one process, and compiled. After each step the learner's side has the true states of all.
+other, in one process per env over pipes, in chunks over shared memory, first-ready, batched in one
+process, and compiled. After each step the learner's side has the true states of all.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ COLOURS = {
 class Options:
     copies: tuple[int, ...] = (1, 200)  # numbers of envs
     cpu_ms: float = 0.2  # milliseconds that a step of the slow env computes
-    rounds: int = 5  # in each, every way runs once
-    round_s: float = 0.5  # seconds per way and round
+    rounds: int = 5  # in each, every method runs once
+    round_s: float = 0.5  # seconds per method and round
     seed: int = 0  # of the envs and the actions
     out: Path | None = Path("stepping.png")  # picture to draw; None for the tables only
 
@@ -75,8 +75,8 @@ class SlowCage(gym.Wrapper):
         return result
 
 
-class Way:
-    """One way of stepping envs; a subclass makes `envs` and says how.
+class Method:
+    """A method of stepping envs; a subclass makes `envs` and implements it.
 
     `states`, uint8 (num_envs, 192), are the true states after a step, `rates` the env steps per
     second of each round, `rate` their median, `parts` the wall time per env step in microseconds.
@@ -102,7 +102,7 @@ class Way:
         raise NotImplementedError
 
     def step(self) -> int:
-        """Step, get the true states, and return how many env steps that were."""
+        """Step, get the true states, and return the number of env steps."""
         self.envs.step(self.actions)
         with self.envs.timing.phase(STATE):
             self.states = self.read()
@@ -115,14 +115,14 @@ class Way:
         """Receive what is in flight."""
 
     def run(self, seconds: float) -> float:
-        """Step for so long, at least once; return env steps per second."""
+        """Step for `seconds`, at least once; return env steps per second."""
         begin, steps = time.perf_counter(), self.step()
         while (spent := time.perf_counter() - begin) < seconds:
             steps += self.step()
         return steps / spent
 
     def break_down(self, seconds: float) -> None:
-        """Find out where the time goes, as shares of the wall time of a run of its own."""
+        """Measure where the time goes, as shares of the wall time of a separate run."""
         self.settle()
         self.envs.timing.enable()
         self.envs.timing.clear()
@@ -136,10 +136,10 @@ class Way:
         self.envs.close()
 
 
-class Untimed(Way):
-    """Without `envs.timing`: the envs count their own time, the rest is the way's."""
+class Untimed(Method):
+    """Without `envs.timing`: the envs count their own time, the rest is the method's."""
 
-    rest = OTHER  # what is neither computing nor the true state
+    rest = OTHER  # name of the time for neither computing nor the true state
     num_processes = 1
     state_ns = 0
 
@@ -197,7 +197,7 @@ class Pipes(Untimed):
         return gym.vector.AsyncVectorEnv(self.env_fns, shared_memory=False)
 
 
-class Chunks(Way):
+class Chunks(Method):
     name = "chunks, shared memory"
 
     def make(self) -> Any:
@@ -229,14 +229,14 @@ class FirstReady(Chunks):
             self.in_flight = False
 
 
-class Batched(Way):
+class Batched(Method):
     name = "batched in one process"
 
     def make(self) -> Any:
         return SyncVectorEnv(self.env_fns, copy=False)
 
 
-class Compiled(Way):
+class Compiled(Method):
     name = "compiled"
 
     def make(self) -> Any:
@@ -246,7 +246,7 @@ class Compiled(Way):
         return self.envs.true_state.view(np.uint8).reshape(self.num_envs, -1)
 
 
-WAYS = OneByOne, Pipes, Chunks, FirstReady, Batched, Compiled
+METHODS = OneByOne, Pipes, Chunks, FirstReady, Batched, Compiled
 
 
 def memory_bytes() -> int:
@@ -259,61 +259,64 @@ def memory_bytes() -> int:
     return sum(1024 * int(text.split("Pss:")[1].split()[0]) for text in found)
 
 
-def measure(num_envs: int, options: Options, advance: Callable[..., None]) -> list[Way]:
-    """Run all ways in turn, and return them closed."""
+def measure(num_envs: int, options: Options, advance: Callable[..., None]) -> list[Method]:
+    """Run all methods in turn, and return them closed."""
     SlowCage(0).reset()  # compiles the simulator, or loads it
-    ways: list[Way] = []
+    methods: list[Method] = []
     try:
-        for way_class in WAYS:
-            advance(description=f"{num_envs} envs, {way_class.name}: making and warming up")
-            ways.append(way_class(num_envs, options))
+        for method_class in METHODS:
+            advance(description=f"{num_envs} envs, {method_class.name}: making and warming up")
+            methods.append(method_class(num_envs, options))
         for number in range(options.rounds):
-            for way in ways:
-                advance(description=f"{num_envs} envs, {way.name}: round {number + 1}")
-                way.settle()  # else what is ready already would count
-                way.rates.append(way.run(options.round_s))
-        for way in ways:
-            way.rate = statistics.median(way.rates)
-            advance(description=f"{num_envs} envs, {way.name}: where the time goes")
-            way.break_down(options.round_s)
+            for method in methods:
+                advance(description=f"{num_envs} envs, {method.name}: round {number + 1}")
+                method.settle()  # else envs that are ready already would count
+                method.rates.append(method.run(options.round_s))
+        for method in methods:
+            method.rate = statistics.median(method.rates)
+            advance(description=f"{num_envs} envs, {method.name}: where the time goes")
+            method.break_down(options.round_s)
     finally:
-        for way in ways:
-            way.close()
-    return ways
+        for method in methods:
+            method.close()
+    return methods
 
 
-def table(ways: list[Way]) -> str:
+def table(methods: list[Method]) -> str:
     """Lay out a Markdown table."""
-    names = [name for name in COLOURS if any(name in way.parts for way in ways)]
-    head = ["way", "steps/s", "spread", "x loop", "x before", *[f"{n}, µs" for n in names]]
-    rows, before = [[*head, "start, s", "memory, MiB"]], ways[0].rate
+    names = [name for name in COLOURS if any(name in method.parts for method in methods)]
+    head = ["method", "steps/s", "spread", "x loop", "x before", *[f"{n}, µs" for n in names]]
+    rows, before = [[*head, "start, s", "memory, MiB"]], methods[0].rate
     rows.append([":---", *["---:"] * (len(rows[0]) - 1)])
-    for way in ways:
-        spread = f"{(max(way.rates) - min(way.rates)) / way.rate:.0%}"
-        factors = [f"{way.rate / other:,.2f}" for other in (ways[0].rate, before)]
-        parts = [f"{way.parts[n]:.3g}" if way.parts.get(n) else "" for n in names]
-        costs = [f"{way.start_s:.2f}", f"{max(0, way.memory_bytes) / 2**20:.0f}"]
-        rows.append([way.name, f"{way.rate:,.0f}", spread, *factors, *parts, *costs])
-        before = way.rate
+    for method in methods:
+        spread = f"{(max(method.rates) - min(method.rates)) / method.rate:.0%}"
+        factors = [f"{method.rate / other:,.2f}" for other in (methods[0].rate, before)]
+        parts = [f"{method.parts[n]:.3g}" if method.parts.get(n) else "" for n in names]
+        costs = [f"{method.start_s:.2f}", f"{max(0, method.memory_bytes) / 2**20:.0f}"]
+        rows.append([method.name, f"{method.rate:,.0f}", spread, *factors, *parts, *costs])
+        before = method.rate
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def draw(found: dict[int, list[Way]], path: Path) -> None:
+def draw(found: dict[int, list[Method]], path: Path) -> None:
     """Draw rates and costs, a row for each number of envs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.1 * len(found) + 0.8), layout="constrained")
     all_axes: Any = figure.subplots(len(found), 2, squeeze=False)
-    for (rates, costs), ways in zip(all_axes, found.values(), strict=True):
-        labels, speeds = [way.name for way in ways], np.array([way.rate for way in ways])
+    for (rates, costs), methods in zip(all_axes, found.values(), strict=True):
+        labels, speeds = (
+            [method.name for method in methods],
+            np.array([method.rate for method in methods]),
+        )
         bars = rates.barh(labels, speeds, color="#8d99ae")
         rates.bar_label(bars, [f"{v:,.0f}  ({v / speeds[0]:,.2f} x)" for v in speeds], padding=4)
         rates.set(xscale="log", xlabel="env steps per second (x: over the loop)")
         rates.set_xlim(speeds.min() / 3, speeds.max() * 100)
-        rates.set_title(f"copies: {ways[0].num_envs}", loc="left", weight="bold")
-        left = np.zeros(len(ways))
+        rates.set_title(f"copies: {methods[0].num_envs}", loc="left", weight="bold")
+        left = np.zeros(len(methods))
         for name, colour in COLOURS.items():
-            widths = np.array([max(0.0, way.parts.get(name, 0.0)) for way in ways])
+            widths = np.array([max(0.0, method.parts.get(name, 0.0)) for method in methods])
             bars = costs.barh(labels, widths, left=left, color=colour, label=name)
             left += widths
         costs.bar_label(bars, [f"{total:.3g}" for total in left], padding=4)
@@ -325,7 +328,7 @@ def draw(found: dict[int, list[Way]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def main(options: Options) -> dict[int, list[Way]]:
+def main(options: Options) -> dict[int, list[Method]]:
     """Measure, print the tables, draw the picture."""
     if min(*options.copies, options.rounds, len(options.copies)) < 1 or not options.cpu_ms >= 0:
         sys.exit(f"expected copies and rounds of at least 1 and cpu_ms of at least 0: {options}")
@@ -333,12 +336,12 @@ def main(options: Options) -> dict[int, list[Way]]:
         sys.exit(f"out is {str(options.out)!r}: its folder is missing or can't be written to")
     found, console = {}, Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=len(options.copies) * len(WAYS) * (options.rounds + 2))
+        task = bar.add_task("", total=len(options.copies) * len(METHODS) * (options.rounds + 2))
         for num_envs in sorted(options.copies):
             show = partial(bar.update, task, advance=1)
             found[num_envs] = measure(num_envs, options, show)
-    for num_envs, ways in found.items():
-        print(f"copies: {num_envs}, cores: {CORES}\n\n{table(ways)}\n")
+    for num_envs, methods in found.items():
+        print(f"copies: {num_envs}, cores: {CORES}\n\n{table(methods)}\n")
     if options.out is not None:
         draw(found, options.out)
         print(f"picture: {options.out}")

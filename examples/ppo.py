@@ -49,7 +49,7 @@ class Options:
     save: Path = Path("runs")  # folder for the policy, its learning curve and TensorBoard files
     load: Path | None = None  # policy.npz of an earlier run to begin with
     tensorboard: bool = False  # write scalars for TensorBoard
-    profile: bool = False  # say after the training where its time went
+    profile: bool = False  # report after the training where its time went
 
 
 class Mlp:
@@ -67,7 +67,7 @@ class Mlp:
             torch.nn.init.orthogonal_(weight, gain if weight is self.layers[-1][0] else 2**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return outputs (B, widths[-1]) for x (B, widths[0]); keep what `backward` needs."""
+        """Return outputs (B, widths[-1]) for x (B, widths[0]); keep the inputs of `backward`."""
         self.inputs: list[Tensor] = []
         for weight, bias in self.layers:
             if self.inputs:
@@ -77,7 +77,7 @@ class Mlp:
         return x
 
     def backward(self, d_x: Tensor) -> None:
-        """Fill `weights.grad`, given the gradient of what `forward` returned last."""
+        """Fill `weights.grad`, given the gradient of the last outputs of `forward`."""
         for k in reversed(range(len(self.layers))):
             x, (d_weight, d_bias) = self.inputs[k], self.d_layers[k]
             torch.mm(x.T, d_x, out=d_weight)
@@ -120,14 +120,14 @@ class Policy:
         self.load = lambda tensors: [a.copy_(b) for a, b in zip(self.tensors, tensors, strict=True)]
 
     def absorb(self, obs: Tensor, returns: Tensor) -> None:
-        """Let the moments take in obs (B, *obs_shape) and returns (B,) of a rollout."""
+        """Update the moments with obs (B, *obs_shape) and returns (B,) of a rollout."""
         rows = torch.cat([obs.flatten(1), returns[:, None]], 1)
         self.moments[0] += 1
         found = torch.stack([rows.mean(0), rows.std(0).clamp(min=1e-4)])
         self.moments[1:].lerp_(found, 1 / self.moments[0])
 
     def inputs(self, obs: Tensor) -> Tensor:
-        """Return observations (B, *obs_shape) as float32 (B, K), normalised if that is wanted."""
+        """Return observations (B, *obs_shape) as float32 (B, K), with `normalize` normalised."""
         x, (mean, std) = as_tensor(obs).flatten(1).float(), self.moments[1:, :-1]
         return ((x - mean) / std).clamp_(-10, 10) if self.normalizes else x
 
@@ -143,7 +143,7 @@ class Policy:
         return torch.searchsorted(sums, as_tensor(noise) * sums[..., -1:])
 
     def evaluate(self, outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (B,) and the mean entropy; keep what `differentiate` needs."""
+        """Return log-probabilities (B,) and the mean entropy; keep inputs of `differentiate`."""
         if self.is_discrete:
             log_p = outputs.view(-1, *self.shape).log_softmax(-1)
             p, index = log_p.exp(), actions.reshape(len(outputs), -1, 1)
@@ -155,7 +155,7 @@ class Policy:
         return -0.5 * z.square().sum(-1) - log_scale, log_scale + 0.5 * len(self.log_std)
 
     def differentiate(self, d_log_probs: Tensor, d_entropy: float) -> Tensor:
-        """Return the gradient of the outputs, given that of what `evaluate` returned last."""
+        """Return the gradient of the outputs, given that of the last results of `evaluate`."""
         if self.is_discrete:
             log_p, p, index, entropies = self.kept
             d_log_probs, scale = d_log_probs[:, None, None], -d_entropy / len(p)
@@ -171,7 +171,7 @@ class Trainer:
 
     def __init__(self, options: Options, envs: VecEnv, policy: Policy) -> None:
         self.options, self.envs, self.policy = options, envs, policy
-        torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep what is freed later
+        torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
         settings: dict[str, Any] = {"gamma": options.gamma, "gae_lambda": options.gae_lambda}
         settings |= {"autoreset_mode": envs.autoreset_mode, "allocate": envs.allocate}
         sizes = options.num_steps, options.num_envs
@@ -209,7 +209,7 @@ class Trainer:
         return {f"losses/{name}": float(value) for name, value in losses.items()}
 
     def collect(self) -> None:
-        """Step all envs `num_steps` times, then compute what no step needed."""
+        """Step all envs `num_steps` times, then compute the columns that no step needed."""
         envs, rollout, policy = self.envs, self.rollout, self.policy
         noise = policy.draw_noise(rollout.num_steps, rollout.num_envs)
         if isinstance(envs, RayVectorEnv):
@@ -290,7 +290,7 @@ def evaluate(policy: Policy, options: Options, **env_kwargs: Any) -> np.ndarray:
 
 
 def optional(module: str, extra: str) -> Any:
-    """Import a module that an extra brings; if it is missing, say so and return None."""
+    """Import a module of an extra; if it is missing, print the extra and return None."""
     try:
         return import_module(module)
     except ImportError:
@@ -357,7 +357,7 @@ def main(
     env_kwargs["vector_kwargs"] = {name: value for name, value in given.items() if value}
     envs = make_vec(options.env_id, options.num_envs, backend=options.backend, **env_kwargs)
     policy = Policy(envs, options)
-    # CAGE 2 envs: by which tables and rules they play.
+    # CAGE 2 envs: the tables and rules that they play by.
     identity = getattr(getattr(envs, "scenario", None), "identity", dict)()
     if options.load is not None:
         if (saved := load_arrays(options.load))["kind"] != policy.kind:
@@ -372,8 +372,10 @@ def main(
     if options.profile:
         print(envs.timing.report())
     envs.close()
-    saved = {"kind": policy.kind, "tensors": policy.tensors}
-    save_arrays(file, {**saved, "made_for": identity} if identity else saved)
+    # Layers and scale are what `vecenv.cage` plays; the tensors are for `--load`.
+    scale = policy.moments[1:, :-1] if policy.normalizes else None
+    saved = {"kind": policy.kind, "layers": policy.actor.layers, "scale": scale}
+    save_arrays(file, {**saved, "tensors": policy.tensors, "made_for": identity or None})
     title, picture = f"{options.env_id}, seed {options.seed}", options.save / "curve.png"
     draw_curve(trainer.curve, title, picture, baselines)
     returns = evaluate(policy, options, **env_kwargs)

@@ -1,6 +1,6 @@
 """SAC for Box observations and bounded Box actions: --env-id Pendulum-v1.
 
-Gradients are written out, as autograd keeps its books for longer than small networks compute.
+Gradients are written out, as autograd's bookkeeping takes longer than small networks compute.
 """
 
 import math
@@ -41,9 +41,9 @@ class Options:
     capacity: int = 1_000_000  # of the replay buffer, in transitions
     learning_rate: float = 1e-3  # of Adam, for all networks and the entropy weight
     gamma: float = 0.99  # discount
-    tau: float = 0.005  # part of the way to the critics that their targets go in an update
+    tau: float = 0.005  # step of the targets towards the critics in an update, as a fraction
     alpha: float | None = None  # entropy weight; None learns it, for minus the action's size
-    n_step: int = 1  # rewards summed before the value of what follows
+    n_step: int = 1  # rewards summed before the value of the next observation
     prioritized: bool = False  # draw transitions by their latest error
     hidden: tuple[int, ...] = (256, 256)  # units of the ReLU layers of each network
     seed: int = 1  # the same seed gives the same curve, unless envs are taken first-ready
@@ -56,9 +56,9 @@ class Options:
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
     save: Path = Path("runs")  # folder for checkpoint, learning curve and TensorBoard files
     save_every: int = 0  # env steps between checkpoints; each resets the envs; 0: at the end only
-    resume: Path | None = None  # checkpoint to go on from
+    resume: Path | None = None  # checkpoint to continue from
     tensorboard: bool = False  # write scalars for TensorBoard
-    profile: bool = False  # say after the training where its time went
+    profile: bool = False  # report after the training where its time went
 
 
 class Mlps:
@@ -83,7 +83,7 @@ class Mlps:
         return (a @ b).float()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return outputs (count, B, N) for x (B, K); keep what `backward` needs."""
+        """Return outputs (count, B, N) for x (B, K); keep the inputs of `backward`."""
         self.inputs, x = [], x.expand(len(self.layers[0][0]), *x.shape)
         for weight, bias in self.layers:  # keep x, and both factors as they were multiplied
             x = x.relu_() if self.inputs else x
@@ -127,7 +127,7 @@ class Learner:
         if not (isinstance(obs_space, Box) and is_row and space.dtype in (np.float32, np.float64)):
             wanted = "(Box, bounded Box of floats with one axis); use a wrapper to convert"
             raise SystemExit(f"{options.env_id} has the spaces {self.spaces}, expected {wanted}")
-        self.first = first = math.prod(obs_space.shape)  # column of actions in what critics get
+        self.first = first = math.prod(obs_space.shape)  # column of actions in the critics' inputs
         self.actor = Mlps(1, [first, *options.hidden, 2 * len(space.low)], options, num_extra=1)
         widths = [first + len(space.low), *options.hidden, 1]
         self.critics, self.targets = Mlps(2, widths, options), Mlps(2, widths, options)
@@ -140,7 +140,7 @@ class Learner:
         self.buffer = buffer(options.capacity, obs_space, unit, **settings)
         self.batch = self.buffer.new_batch(options.batch_size)
         self.generator = torch.Generator(options.device).manual_seed(options.seed)
-        # What the critics are asked about: what was done, what is next, what would be done now.
+        # Inputs of the critics: with the action taken, the next observation, the policy's action.
         self.asked = torch.zeros(3, options.batch_size, widths[0], device=options.device)
         self.errors = torch.zeros(2, options.batch_size, device=options.device)
         nets = self.actor, self.critics, self.targets
@@ -223,7 +223,7 @@ class Trainer:
         self.kind = f"SAC 1 for {envs.num_envs} {options.env_id}, {learner.spaces}, {how}"
 
     def start(self) -> None:
-        """Reset the envs; the seed tells of the steps, so that a resumed run begins alike."""
+        """Reset the envs; the seed depends on the steps, so that a resumed run begins alike."""
         self.obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
         self.writer.reset(self.obs)
         self.returns = np.zeros(len(self.ids))
@@ -269,7 +269,7 @@ class Trainer:
     def run(self, board: Any) -> float:
         """Train until the steps are made, or until Ctrl-C; return the seconds."""
         options, learner, begin, first = self.options, self.learner, time.perf_counter(), self.steps
-        stops: list[int] = []  # a flag, as an exception would come in the midst of an update
+        stops: list[int] = []  # a flag, as an exception could interrupt an update
         handler = signal.signal(signal.SIGINT, lambda number, _: stops.append(number))
         self.start()
         with Progress(refresh_per_second=4) as progress:
@@ -296,7 +296,7 @@ class Trainer:
         return time.perf_counter() - begin
 
     def save(self) -> Path:
-        """Write a checkpoint, all or nothing; return where."""
+        """Write a checkpoint atomically; return its path."""
         learner, path = self.learner, self.options.save / "sac.npz"
         progress = self.steps, learner.num_updates, self.curve
         tensors = [tensor.cpu() for tensor in learner.tensors]
@@ -311,7 +311,7 @@ class Trainer:
             if saved["kind"] != self.kind:
                 raise ValueError(f"it is of {saved['kind']}; expected {self.kind}")
             self.learner.buffer.load_state_dict(saved["buffer"])
-            self.learner.buffer.cut_episodes()  # that were open, as `start` does where one goes on
+            self.learner.buffer.cut_episodes()  # open ones, as `start` does in a resumed run
             for tensor, loaded in zip(self.learner.tensors, saved["tensors"], strict=True):
                 tensor.copy_(torch.from_numpy(loaded))
             restore_generator(self.learner.generator, saved["noise"])
@@ -326,7 +326,7 @@ def main(options: Options, **env_kwargs: Any) -> np.ndarray:
     torch.set_num_threads(options.torch_threads)
     torch.set_flush_denormal(True)
     torch.manual_seed(options.seed)
-    torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep what is freed later
+    torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
     try:
         options.save.mkdir(parents=True, exist_ok=True)
         require_writable(options.save / "sac.npz")

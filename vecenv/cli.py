@@ -59,8 +59,8 @@ def evaluate(
         green: With the green agent, which the challenge does not have.
         json: File to write the numbers to.
     """
-    from vecenv.cage.evaluation import EPISODE_LENGTHS
-    from vecenv.cage.evaluation import evaluate as play_all
+    from vecenv.cage.challenge2.play.playing import EPISODE_LENGTHS
+    from vecenv.cage.challenge2.play.playing import evaluate as play_all
 
     if json is not None:
         require_writable(json)

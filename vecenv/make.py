@@ -8,9 +8,7 @@ import functools
 import importlib
 import inspect
 import logging
-import os
 import sys
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
@@ -31,6 +29,7 @@ from vecenv.choose import Choice, choose_backend
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
+from vecenv.core.importing import import_module
 from vecenv.core.spaces import ObservationMode
 from vecenv.ray.env import RayVectorEnv
 from vecenv.sync import SyncVectorEnv
@@ -374,23 +373,6 @@ def _read_source(
 
 def _no_single_env() -> Env:
     raise AssertionError("compiled envs are made all at once")
-
-
-def import_module(name: str) -> types.ModuleType:
-    """Import a module that the user has named, also one in the working directory.
-
-    Raises:
-        ImportError: It can't be imported.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        here = os.getcwd()
-        if error.name != name.partition(".")[0] or here in sys.path or "" in sys.path:
-            raise
-        sys.path.append(here)  # for good, so that worker processes find it too
-        importlib.invalidate_caches()
-        return importlib.import_module(name)
 
 
 def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:

@@ -127,14 +127,7 @@ class SyncVectorEnv(GymVecEnv):
             self._sent.clear()
             self._calls.give_up(RuntimeError(f"{type(error).__name__}: {error}"))
             raise
-        return StepBatch(
-            rows.obs.take(env_ids),
-            rows.rewards[env_ids],
-            rows.terminations[env_ids],
-            rows.truncations[env_ids],
-            infos,
-            env_ids,
-        )
+        return self._batch_of(env_ids, infos)
 
     def _keep_infos_apart(self) -> bool:
         self._group.enter = keep_info

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
 from vecenv.core.base import VecEnv
-from vecenv.files import require_writable
-from vecenv.make import has_compiled_envs, import_module, make_vec
+from vecenv.core.importing import import_object
+from vecenv.make import has_compiled_envs, make_vec
 
 __all__ = ["play_frames", "save_gif_of", "show", "watch_env"]
 
@@ -95,13 +95,9 @@ def save_gif_of(
         OSError: The file can't be written.
         ImportError: Pictures need the extra `plots`.
     """
-    from vecenv.cage.canvas import save_gif
+    from vecenv.cage.canvas import require_gif, save_gif
 
-    if Path(path).suffix.lower() != ".gif":
-        raise ValueError(
-            f"the animation's file is {str(path)!r}, expected a name that ends in .gif"
-        )
-    require_writable(Path(path))
+    require_gif(path)
     save_gif(play_frames(env, env_kwargs, "rgb_array", **play), path, fps=fps)
 
 
@@ -135,10 +131,9 @@ def _find_policy(policy: str | None, envs: VecEnv, seed: int) -> Callable[[Any],
     if policy is None or policy == "random":
         envs.action_space.seed(seed)
         return lambda obs: envs.action_space.sample()
-    module, colon, name = policy.partition(":")
-    if not colon:
+    if ":" not in policy:
         raise ValueError(f"policy is {policy!r}, expected 'random' or 'module:function'")
-    found = getattr(import_module(module), name, None)
+    found = import_object("policy", policy)
     if not callable(found):
         raise ValueError(f"policy {policy!r} is {found!r}, expected a function of observations")
     return found

@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
+from gymnasium import Space, spaces
 
 from buffers.core.errors import BufferMisuseError
-from buffers.core.spaces import Leaf, space_leaves
+from buffers.core.rows import Field, RowLayout
+from buffers.core.spaces import Leaf
 
 __all__ = [
     "MAX_COUNT",
@@ -26,19 +27,25 @@ __all__ = [
     "check_names",
     "check_place",
     "check_rewards",
-    "count_rows",
-    "extra_leaves",
     "holds_values",
     "read_array",
     "read_distinct_ids",
+    "read_episode",
     "read_flags",
+    "read_nest",
     "read_number",
+    "read_row_ids",
+    "read_steps",
+    "read_tensor",
     "resolve_device",
+    "tree_leaves",
 ]
 
 MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
 
 _BOOL = np.dtype(np.bool_)
+_FLAGS = ("terminations", "truncations")
+_COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -189,6 +196,30 @@ def read_array(
     return array
 
 
+def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A plain tensor of exactly this shape and of a dtype that can be cast to the given one.
+
+    Raises:
+        BufferMisuseError: Something else was given.
+    """
+    tensor = as_tensor(name, given)
+    if tuple(tensor.shape) != tuple(shape):
+        raise BufferMisuseError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+    if tensor.dtype is dtype:
+        return tensor
+    if dtype is torch.bool and not (tensor.is_floating_point() or tensor.is_complex()):
+        return read_flags(name, tensor)
+    fits = torch.can_cast(tensor.dtype, dtype)
+    if fits and not dtype.is_floating_point:  # integers: none may change
+        own = torch.empty(0, dtype=dtype).numpy().dtype
+        fits = holds_values(own, tensor.cpu().numpy())
+    if not fits:
+        raise BufferMisuseError(
+            f"{name} has dtype {tensor.dtype}, expected {dtype}; convert it before if that is meant"
+        )
+    return tensor
+
+
 def holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
     """Whether a dtype can hold the values of an array: floats rounded, integers as they are."""
     if not np.can_cast(array.dtype, dtype, "same_kind"):
@@ -218,7 +249,7 @@ def read_flags(name: str, given: Any) -> Any:
     return flags
 
 
-def count_rows(rewards: Any) -> int:
+def _count_rows(rewards: Any) -> int:
     """Length of `rewards`, which tells that of the other columns.
 
     Raises:
@@ -287,28 +318,215 @@ def _has_twice(ids: np.ndarray, bound: int) -> bool:
     return bool(np.bincount(ids).max() > 1)
 
 
-def extra_leaves(extra_columns: Mapping[str, Space] | None, taken: Set[str]) -> list[Leaf]:
-    """The extra columns of a buffer, each a single array under its name.
+def read_row_ids(
+    env_ids: Any, num_rows: int, num_envs: int, device: torch.device | None = None
+) -> np.ndarray:
+    """Env ids int64 (K,), one per row; or (0,) if the rows are whole steps of all envs.
 
     Args:
-        extra_columns: Names and spaces, from the user; None for none.
-        taken: Names that the buffer, its methods or its batches use themselves.
+        env_ids: What the user gave; None for whole steps.
+        num_rows: K.
+        num_envs: Number of environments, 0 if the buffer keeps no track of them.
+        device: Where a tensor may lie besides the CPU.
 
     Raises:
-        BufferMisuseError: A name is taken or no identifier, or a space is no single array.
+        BufferMisuseError: Ids that do not fit, or none where rows are no whole steps.
     """
-    leaves = []
-    for name, space in (extra_columns or {}).items():
-        if not isinstance(name, str) or name in taken or not name.isidentifier():
+    if env_ids is None:
+        if num_envs and num_rows % num_envs:
             raise BufferMisuseError(
-                f"extra column {name!r} has a name that is taken or is no identifier; choose one "
-                f"other than {sorted(taken)}"
+                f"got {num_rows} rows without env_ids, expected a multiple of num_envs = "
+                f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
             )
-        found = space_leaves(space, name)
-        if len(found) != 1 or found[0].path != name:
+        return np.zeros(0, np.int64)
+    ids = as_array("env_ids", env_ids, device)
+    if ids.shape != (num_rows,) or (ids.size and ids.dtype.kind not in "iu"):
+        raise BufferMisuseError(
+            f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected integers ({num_rows},)"
+        )
+    ids = np.array(ids, np.int64)  # another thread may change those that were given
+    if num_envs and ids.size and (ids.min() < 0 or ids.max() >= num_envs):
+        wrong = int(ids[(ids < 0) | (ids >= num_envs)][0])
+        raise BufferMisuseError(
+            f"env_ids has {wrong}, expected numbers from 0 to {num_envs - 1}, as num_envs is "
+            f"{num_envs}"
+        )
+    return ids
+
+
+def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
+    """List what lies at the leaves of a nest that must be shaped like the space.
+
+    Raises:
+        BufferMisuseError: A key is missing or unknown, or a length differs; the message says where.
+    """
+    return list(_walk_tree(space, tree, name))
+
+
+def _walk_tree(space: Space, tree: Any, path: str) -> Iterator[Any]:
+    if isinstance(space, spaces.Dict):
+        if not isinstance(tree, Mapping) or set(tree) != set(space.spaces):
+            got = sorted(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
             raise BufferMisuseError(
-                f"extra column {name!r} has the space {space}, expected Box, Discrete, "
-                "MultiDiscrete or MultiBinary; give one column for each array"
+                f"{path} must be a dict with the keys {sorted(map(str, space.spaces))}, got {got}"
             )
-        leaves += found
-    return leaves
+        for key, child in space.spaces.items():
+            yield from _walk_tree(child, tree[key], f"{path}[{key!r}]")
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(tree, tuple | list) or len(tree) != len(space.spaces):
+            got = f"{len(tree)} items" if isinstance(tree, tuple | list) else type(tree).__name__
+            raise BufferMisuseError(
+                f"{path} must be a tuple of {len(space.spaces)} items, got {got}"
+            )
+        for index, child in enumerate(space.spaces):
+            yield from _walk_tree(child, tree[index], f"{path}[{index}]")
+    else:
+        yield tree
+
+
+def read_nest(
+    name: str,
+    given: Any,
+    space: Space,
+    leaves: Sequence[Leaf | Field],
+    count: int,
+    device: torch.device | None = None,
+) -> list[np.ndarray]:
+    """Observations of `count` rows as arrays (K, *shape), in the order of the space.
+
+    Args:
+        name: Of the argument, for messages.
+        given: Nested like the space.
+        space: Of one observation.
+        leaves: Of the space, with the name "obs".
+        count: K.
+        device: Where tensors may lie besides the CPU.
+
+    Raises:
+        BufferMisuseError: Structure, shape or dtype does not fit.
+    """
+    return [
+        read_array(
+            name + leaf.path.removeprefix("obs"), value, (count, *leaf.shape), leaf.dtype, device
+        )
+        for leaf, value in zip(leaves, tree_leaves(space, given, name), strict=True)
+    ]
+
+
+def read_steps(
+    columns: Mapping[str, Any],
+    layout: RowLayout,
+    device: torch.device,
+    optional: Set[str] = frozenset(),
+) -> dict[str, np.ndarray]:
+    """Steps of environments as arrays (K, ...) by path, C-contiguous, as they are stored.
+
+    The leaves of next_obs are there too, also where the rows have none.
+
+    Args:
+        columns: From the user, by name.
+        layout: Of the rows they go into.
+        device: Where tensors may lie besides the CPU.
+        optional: Further columns there may be.
+
+    Raises:
+        BufferMisuseError: A column is missing, unknown or does not fit.
+    """
+    check_names(columns, {*_COLUMNS, *layout.extras}, optional)
+    count = _count_rows(columns["rewards"])
+    others = ("actions", "rewards", *layout.extras, *_FLAGS, *optional)
+    return {
+        **_read_obs("obs", columns["obs"], layout, count, device),
+        **_read_obs("next_obs", columns["next_obs"], layout, count, device),
+        **_read_fields([n for n in others if n in columns], columns, layout, count, device),
+    }
+
+
+def read_episode(
+    episode: Mapping[str, Any], layout: RowLayout, device: torch.device
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]:
+    """A whole episode of T steps.
+
+    Returns:
+        Arrays (T, ...) by path (of the observations the first T), one row of the last observation
+        by path, and T.
+
+    Raises:
+        BufferMisuseError: A column is missing, unknown or does not fit, or a flag ends the episode
+            before its last step.
+    """
+    if not isinstance(episode, Mapping):
+        raise BufferMisuseError(
+            f"an episode must be a dict of columns, got {type(episode).__name__}"
+        )
+    flags = {*_FLAGS, "boundaries"}
+    check_names(episode, {"obs", "actions", "rewards", *layout.extras}, {"next_obs", *flags})
+    count = _count_rows(episode["rewards"])
+    if count == 0:
+        raise BufferMisuseError("the episode has no step; expected one at least")
+    has_next = "next_obs" in episode
+    obs = _read_obs("obs", episode["obs"], layout, count if has_next else count + 1, device)
+    last = {path: array[-1:] for path, array in obs.items()}
+    if has_next:
+        following = _read_obs("next_obs", episode["next_obs"], layout, count, device)
+        for path, array in obs.items():
+            _check_successors(path, array, following[f"next_{path}"])
+            last[path] = following[f"next_{path}"][-1:]
+    names = [n for n in ("actions", "rewards", *layout.extras, *flags) if n in episode]
+    others = _read_fields(names, episode, layout, count, device)
+    if not {*_FLAGS} & {*episode}:
+        others["truncations"] = np.arange(count) == count - 1
+    for name in flags:
+        others.setdefault(name, np.zeros(count, np.bool_))
+    over = (others["terminations"] | others["truncations"])[:-1]
+    if over.any():
+        raise BufferMisuseError(
+            f"the episode ends in step {int(np.argmax(over))}, but has {count} steps; split it "
+            "there, or use the column boundaries for what does not end an episode"
+        )
+    return {**{path: array[:count] for path, array in obs.items()}, **others}, last, count
+
+
+def _read_obs(
+    name: str, given: Any, layout: RowLayout, count: int, device: torch.device
+) -> dict[str, np.ndarray]:
+    """Observations by path; that of next_obs begins with "next_"."""
+    leaves = [layout.fields[path] for path in layout.obs]
+    arrays = read_nest(name, given, layout.observation_space, leaves, count, device)
+    prefix = name.removesuffix("obs")
+    return {
+        prefix + leaf.path: _stored(array, leaf.dtype)
+        for leaf, array in zip(leaves, arrays, strict=True)
+    }
+
+
+def _read_fields(
+    names: Sequence[str],
+    columns: Mapping[str, Any],
+    layout: RowLayout,
+    count: int,
+    device: torch.device,
+) -> dict[str, np.ndarray]:
+    """Fields of rows by name, rewards among them."""
+    arrays = {}
+    for name in names:
+        _, shape, dtype, _ = layout.fields[name]
+        array = read_array(name, columns[name], (count, *shape), dtype, device)
+        arrays[name] = _stored(array, dtype)
+    check_rewards(arrays["rewards"])
+    return arrays
+
+
+def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    with np.errstate(over="ignore"):  # looked for in rewards
+        return np.ascontiguousarray(array, dtype)
+
+
+def _check_successors(path: str, obs: np.ndarray, following: np.ndarray) -> None:
+    same = (obs[1:] == following[:-1]) | (obs[1:] != obs[1:])  # or NaN
+    wrong = np.flatnonzero(~same.all(axis=tuple(range(1, same.ndim))))
+    if len(wrong):
+        raise BufferMisuseError(
+            f"next_obs of step {wrong[0]} differs from obs of step {wrong[0] + 1} in {path}; "
+            "in one episode they are the same observation: split it there"
+        )

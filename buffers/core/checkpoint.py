@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
-import itertools
 import json
 import math
 import os
@@ -29,9 +28,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 
-from buffers.core.checkpoint_kernels import CHECKSUM_LANES, mix_words
+from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError, CheckpointError
-from buffers.core.generator import other_generator
 
 try:
     import fcntl
@@ -39,14 +37,15 @@ except ImportError:  # not on Windows
     fcntl = None
 
 __all__ = [
+    "PLAIN_DTYPE",
+    "Block",
     "CheckpointReader",
-    "FieldWatcher",
     "Watcher",
-    "check_settings",
-    "name_fields",
+    "any_length",
+    "is_like",
     "open_checkpoint",
     "save_checkpoint",
-    "state_array",
+    "shortened",
 ]
 
 FORMAT_VERSION = 1
@@ -55,7 +54,9 @@ _MAGIC = b"RLBUFFER"
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 22  # what is held besides the columns; small enough to stay in the cache
 _MAX_HEADER_BYTES = 1 << 23  # as objects of Python it takes thirty times as much
-_PLAIN_DTYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]|<f16")  # others have a syntax of their own
+PLAIN_DTYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]|<f16")  # others have a syntax of their own
+_LANES = 8
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 Block = np.ndarray | torch.Tensor
@@ -289,7 +290,7 @@ class _Checksum:
     """Checksum of bytes that come in pieces, all but the last multiples of 8 bytes or carried."""
 
     def __init__(self):
-        self._lanes = np.arange(CHECKSUM_LANES, dtype=np.uint64)
+        self._lanes = np.arange(_LANES, dtype=np.uint64)
         self._carried = b""
         self._size = 0
 
@@ -306,11 +307,36 @@ class _Checksum:
         lanes = self._lanes.copy()
         mix_words(_words(rest), lanes)
         folded = np.array([self._size], np.uint64)
-        single = np.zeros(CHECKSUM_LANES, np.uint64)
+        single = np.zeros(_LANES, np.uint64)
         for lane in lanes:  # in order, through one lane
             single[0] ^= lane
             mix_words(folded, single)
         return int(single[0]).to_bytes(8, "little")
+
+
+@njit(nogil=True, cache=True)
+def mix_words(words, lanes):
+    """Fold words uint64 (K,) into lanes uint64 (8,): lane = (lane + word) * odd, word k in k % 8.
+
+    Each step is one to one, so a change of a single word always changes its lane. Eight lanes hide
+    the latency of the multiplication; it runs at the speed of memory.
+    """
+    a, b, c, d = lanes[0], lanes[1], lanes[2], lanes[3]
+    e, f, g, h = lanes[4], lanes[5], lanes[6], lanes[7]
+    whole = words.shape[0] - words.shape[0] % 8
+    for k in range(0, whole, 8):
+        a = np.multiply(np.add(a, words[k]), _MULTIPLIER)
+        b = np.multiply(np.add(b, words[k + 1]), _MULTIPLIER)
+        c = np.multiply(np.add(c, words[k + 2]), _MULTIPLIER)
+        d = np.multiply(np.add(d, words[k + 3]), _MULTIPLIER)
+        e = np.multiply(np.add(e, words[k + 4]), _MULTIPLIER)
+        f = np.multiply(np.add(f, words[k + 5]), _MULTIPLIER)
+        g = np.multiply(np.add(g, words[k + 6]), _MULTIPLIER)
+        h = np.multiply(np.add(h, words[k + 7]), _MULTIPLIER)
+    lanes[0], lanes[1], lanes[2], lanes[3] = a, b, c, d
+    lanes[4], lanes[5], lanes[6], lanes[7] = e, f, g, h
+    for k in range(whole, words.shape[0]):
+        lanes[k % 8] = np.multiply(np.add(lanes[k % 8], words[k]), _MULTIPLIER)
 
 
 def _words(content: np.ndarray) -> np.ndarray:
@@ -354,69 +380,6 @@ def open_checkpoint(
         yield reader
 
 
-def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse a state, from a file or not, of a buffer that was made otherwise than this one.
-
-    Args:
-        found: The settings in the state: numbers, strings, lists or dicts of these.
-        own: Those of the buffer, as JSON gives them back.
-
-    Raises:
-        BufferMisuseError: Some differ; the message lists them.
-    """
-    differences = list(itertools.islice(_differences("", found, own), 20))
-    if differences:
-        raise BufferMisuseError(
-            f"state differs from this buffer: {'; '.join(differences)}; load it into a buffer made "
-            "with the same spaces, sizes and options"
-        )
-
-
-def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
-    """Dtype and shape of the fields of a row by name, for `check_settings`.
-
-    Args:
-        described: Path, shape, dtype and offset of each.
-
-    >>> name_fields([["obs['speed']", [3], "<f4", 16]])
-    {"obs['speed']": 'float32 (3,)'}
-
-    Raises:
-        BufferMisuseError: That is no such description.
-    """
-    try:
-        return {
-            str(path): f"{_dtype_name(dtype)} {tuple(shape)}"
-            for path, shape, dtype, _ in described or ()
-        }
-    except (TypeError, ValueError) as error:
-        raise BufferMisuseError(f"state has fields that cannot be read: {_short(error)}") from None
-
-
-def _dtype_name(dtype: Any) -> str:
-    is_plain = isinstance(dtype, str) and _PLAIN_DTYPE.fullmatch(dtype)
-    return str(np.dtype(dtype)) if is_plain else _short(dtype, str)
-
-
-def _differences(path: str, found: Any, own: Any) -> Iterator[str]:
-    if isinstance(found, Mapping) and isinstance(own, Mapping):
-        for name in dict.fromkeys((*own, *found)):
-            place = _short(f"{path} {name}".strip(), str)
-            yield from _differences(place, found.get(name), own.get(name))
-    elif not _is_equal(found, own):
-        yield f"{path} is {_short(found, str)}, expected {own}"
-
-
-def _is_equal(found: Any, own: Any) -> bool:
-    """Whether a value of a state is one of ours; arrays, whose comparison is no bool, are not."""
-    try:
-        return (type(found) is type(own) and bool(found == own)) or (
-            isinstance(found, int | float) and isinstance(own, int | float) and found == own
-        )
-    except (TypeError, ValueError, RuntimeError):
-        return False
-
-
 class CheckpointReader:
     """An open checkpoint.
 
@@ -430,16 +393,17 @@ class CheckpointReader:
         header, start = self._read_header()
         if header.get("version") != FORMAT_VERSION:
             raise self.refusal(
-                f"has format version {_short(header.get('version'))}, expected {FORMAT_VERSION}; "
-                "load it with the release that wrote it"
+                f"has format version {shortened(header.get('version'))}, expected "
+                f"{FORMAT_VERSION}; load it with the release that wrote it"
             )
         if header.get("kind") != kind:
-            raise self.refusal(f"holds a {_short(header.get('kind'), str)}, expected a {kind}")
+            raise self.refusal(f"holds a {shortened(header.get('kind'), str)}, expected a {kind}")
         try:
             self._columns, end = _lay_out(header["columns"], start)
             self.meta: dict[str, Any] = dict(header["meta"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise self.refusal(f"has a header that cannot be read: {_short(error)}") from None
+            reason = shortened(error)
+            raise self.refusal(f"has a header that cannot be read: {reason}") from None
         self._trailer = end
         self.columns = {c.name: (c.dtype, c.shape) for c in self._columns.values()}
         expected, found = end + 8 * len(self._columns), os.fstat(file.fileno()).st_size
@@ -486,11 +450,9 @@ class CheckpointReader:
         self.read(name, [found])
         return found
 
-    def require_generator(self, own: np.ndarray) -> None:
-        """Raise BufferMisuseError unless "generator" is like the state of our own generator."""
-        found = self.columns.get("generator")
-        if found is not None and found != (own.dtype, own.shape):
-            raise other_generator()
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each column by name."""
+        return {name: shape for name, (_, shape) in self.columns.items()}
 
     def require(self, wanted: Mapping[str, tuple[np.dtype, tuple[int | None, ...]]]) -> None:
         """Raise CheckpointError unless there are exactly these columns, before any is read.
@@ -501,13 +463,13 @@ class CheckpointReader:
         if missing := sorted(set(wanted) - set(self.columns)):
             raise self.refusal(f"has no columns {missing}; it is of another kind of buffer")
         if others := sorted(set(self.columns) - set(wanted)):
-            raise self.refusal(f"has the columns {_short(others)} besides, expected none")
+            raise self.refusal(f"has the columns {shortened(others)} besides, expected none")
         for name, (dtype, shape) in wanted.items():
             found_dtype, found = self.columns[name]
-            if found_dtype != dtype or not _is_like(found, shape):
+            if found_dtype != dtype or not is_like(found, shape):
                 raise self.refusal(
                     f"holds {found_dtype} {found} for {name!r}, expected {dtype} "
-                    f"{_any_length(shape)}"
+                    f"{any_length(shape)}"
                 )
 
     def check_columns(self, watchers: Mapping[str, Watcher] | None = None) -> None:
@@ -552,9 +514,10 @@ class CheckpointReader:
         try:
             header = json.loads(rest[:size])
         except (ValueError, RecursionError) as error:
-            raise self.refusal(f"has a header that cannot be read: {_short(error)}") from None
+            reason = shortened(error)
+            raise self.refusal(f"has a header that cannot be read: {reason}") from None
         if not isinstance(header, dict):
-            raise self.refusal(f"has a header that is {_short(header)}")
+            raise self.refusal(f"has a header that is {shortened(header)}")
         return header, end + -end % _ALIGNMENT
 
     def _fill(self, block: Block) -> None:
@@ -579,71 +542,6 @@ class CheckpointReader:
             rest = rest[count:]
 
 
-class FieldWatcher:
-    """Looks at rows piece by piece: copies some fields out, and counts bools that are none.
-
-    What takes a byte that is neither 0 nor 1 for a bool may count it wrongly, and write too far.
-
-    Args:
-        num_rows: Rows it will be shown together.
-        kept: Byte offsets of the int32 fields to copy, by name.
-        truths: Where bools lie in a row: offset and length in bytes.
-        flags: Byte offsets of the fields of one bool to copy, by name.
-
-    Attributes:
-        kept: int32 (num_rows,), or uint8 of bools, by name, of the rows seen so far.
-        num_wrong: Bytes of bools seen that are neither 0 nor 1.
-    """
-
-    def __init__(
-        self,
-        num_rows: int,
-        kept: Mapping[str, int],
-        truths: Iterable[tuple[int, int]] = (),
-        flags: Mapping[str, int] | None = None,
-    ):
-        self._places, self._truths, self._seen = {**kept, **(flags or {})}, list(truths), 0
-        self.kept: dict[str, np.ndarray] = {name: np.zeros(num_rows, np.int32) for name in kept}
-        self.kept |= {name: np.zeros(num_rows, np.uint8) for name in flags or ()}
-        self.num_wrong = 0
-
-    def __call__(self, rows: np.ndarray) -> None:
-        """Look at the next rows, uint8 (K, bytes per row)."""
-        part = slice(self._seen, self._seen + len(rows))
-        for name, values in self.kept.items():
-            place = self._places[name]
-            size = values.dtype.itemsize
-            values[part] = rows[:, place : place + size].copy().view(values.dtype)[:, 0]
-        for place, size in self._truths:
-            self.num_wrong += int(np.count_nonzero(rows[:, place : place + size] > 1))
-        self._seen = part.stop
-
-
-def state_array(
-    name: str, value: Any, dtype: np.dtype, shape: tuple[int | None, ...]
-) -> np.ndarray:
-    """An entry of a state that is no file, as an array over the same memory where that is possible.
-
-    Raises:
-        BufferMisuseError: It is no tensor of this dtype and shape, where None is any length.
-    """
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        found = value.detach().cpu().resolve_conj().resolve_neg()
-        with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like
-            value = found.numpy()
-    if isinstance(value, np.ndarray):
-        value = np.asarray(value)  # of subclasses only the memory
-        if value.dtype == dtype and _is_like(value.shape, shape):
-            return np.ascontiguousarray(value)
-    found = f"{value.dtype} {tuple(value.shape)}" if hasattr(value, "shape") else _short(value)
-    if name == "generator":
-        raise other_generator()
-    raise BufferMisuseError(
-        f"state holds {found} for {name}, expected {dtype} {_any_length(shape)}; pass what "
-        "state_dict() returned"
-    )
-
-
 def _lay_out(described: Iterable[Any], start: int) -> tuple[dict[str, _Column], int]:
     """Where the columns of a header lie in the file, and where they end."""
     columns = {}
@@ -651,10 +549,11 @@ def _lay_out(described: Iterable[Any], start: int) -> tuple[dict[str, _Column], 
         is_plain = isinstance(name, str) and isinstance(dtype, str) and isinstance(shape, list)
         if not is_plain or name in columns or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError(
-                f"column {_short(name)} has dtype {_short(dtype)} and shape {_short(shape)}"
+                f"column {shortened(name)} has dtype {shortened(dtype)} and shape "
+                f"{shortened(shape)}"
             )
-        if not _PLAIN_DTYPE.fullmatch(dtype):
-            raise ValueError(f"column {_short(name)} has dtype {_short(dtype)}")
+        if not PLAIN_DTYPE.fullmatch(dtype):
+            raise ValueError(f"column {shortened(name)} has dtype {shortened(dtype)}")
         column = _Column(name, np.dtype(dtype), tuple(shape), start)
         columns[column.name] = column
         start += column.nbytes + -column.nbytes % _ALIGNMENT
@@ -670,18 +569,20 @@ def _piece_bytes(row_bytes: int) -> int:
     return max(1, _CHUNK_BYTES // unit) * unit
 
 
-def _is_like(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+def is_like(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    """Whether a shape is one that is wanted, where None is any length."""
     return len(found) == len(shape) and all(
         mine in (None, n) for n, mine in zip(found, shape, strict=True)
     )
 
 
-def _any_length(shape: tuple[int | None, ...]) -> str:
+def any_length(shape: tuple[int | None, ...]) -> str:
+    """A shape in a message, where None is any length."""
     lengths = ", ".join("any" if n is None else str(n) for n in shape)
     return f"({lengths},)" if len(shape) == 1 else f"({lengths})"
 
 
-def _short(value: Any, show: Callable[[Any], str] = repr) -> str:
+def shortened(value: Any, show: Callable[[Any], str] = repr) -> str:
     """A value of a file in a message, which is not to be as long as the file."""
     text = show(value)
     return text if len(text) <= 200 else f"{text[:200]}..."

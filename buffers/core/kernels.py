@@ -28,6 +28,7 @@ __all__ = [
     "prefetch",
     "prefetch_to_write",
     "random_word",
+    "scatter_field",
     "unit_float",
 ]
 
@@ -141,6 +142,15 @@ def copy_field(target, target_offset, source, source_offset, count):
         copy_bytes(target, target_offset + rest, source, source_offset + rest, 32)
     else:
         copy_bytes(target, target_offset, source, source_offset, count)
+
+
+@njit(nogil=True, cache=True)
+def scatter_field(table, rows, source, offset, count):
+    """Copy item i of source uint8 (K * count,) to byte `offset` of row rows[i] int64 (K,)."""
+    stride = table.shape[1]
+    for i in range(rows.shape[0]):
+        if rows[i] >= 0:
+            copy_field(table, rows[i] * stride + offset, source, i * count, count)
 
 
 @njit(nogil=True, cache=True)

@@ -1,37 +1,43 @@
-"""How the fields of a transition are packed into one row of bytes, as arithmetic."""
+"""Packed rows: how the fields of one step lie in a row of bytes, as arithmetic, and views of them.
+
+One row holds everything that is known of a step, so that drawing it costs one miss of the cache
+instead of one per field.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import Space
 
-from buffers.core.arguments import extra_leaves
 from buffers.core.columns import torch_dtype
-from buffers.core.spaces import Leaf, action_leaf, build_tree, space_leaves
+from buffers.core.spaces import Leaf, build_tree
 
-__all__ = ["COLUMNS", "Field", "RecordLayout", "field_view", "plan_records"]
-
-COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations")
+__all__ = [
+    "Field",
+    "FieldView",
+    "RowLayout",
+    "RowPacker",
+    "plan_view",
+    "row_stride",
+    "row_views",
+    "view_fields",
+]
 
 _LINE = 64
-_GRAIN = 16  # of the stride: the largest item torch has
-# Fields and attributes of batches, the field of the buffer's own, and what no method takes by name.
-_BATCH_NAMES = ("indices", "discounts", "weights", "extras", "memory", "size")
-_TAKEN = frozenset((*COLUMNS, "env_ids", *_BATCH_NAMES, "link", "self"))
 
 
 class Field(NamedTuple):
-    """One array of a transition, and where in the row it lies."""
+    """One array of a step, and where in the row it lies."""
 
     path: str  # "next_obs['camera']"
     shape: tuple[int, ...]
     dtype: np.dtype
-    offset: int
+    offset: int  # bytes from the start of the row
 
     @property
     def nbytes(self) -> int:
@@ -39,16 +45,27 @@ class Field(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class RecordLayout(NamedTuple):
+class RowLayout(NamedTuple):
     """A row: its fields, and how many bytes apart rows lie."""
 
     observation_space: Space
-    fields: dict[str, Field]  # by path; "link" is for the buffer itself
+    fields: dict[str, Field]  # by path
     obs: list[str]  # paths of the leaves of obs, in the order of the space
     next_obs: list[str]  # those of next_obs; empty if observations are stored once
     extras: list[str]
-    obs_bytes: int  # the leaves of an observation lie side by side
+    obs_at: int  # byte where the observation begins, whose leaves lie side by side
+    obs_bytes: int
     stride: int
+
+    @property
+    def num_words(self) -> int:
+        """Words (8 bytes) per row."""
+        return self.stride // 8
+
+    @property
+    def obs_words(self) -> int:
+        """Words of the observation."""
+        return self.obs_bytes // 8
 
     def describe(self) -> list[list[Any]]:
         """Path, shape, dtype and offset of each field, as lists that survive JSON."""
@@ -62,84 +79,99 @@ class RecordLayout(NamedTuple):
         return build_tree(self.observation_space, leaves)
 
 
-class _Packer:
-    """Lays blocks of fields side by side, each at a multiple of its largest item."""
+class RowPacker:
+    """Lays blocks of fields behind one another.
+
+    Attributes:
+        fields: Those laid so far, by path.
+        end: The byte after them.
+    """
 
     def __init__(self):
         self.fields: dict[str, Field] = {}
         self.end = 0
 
-    def add(self, leaves: list[Leaf]) -> int:
-        """Append leaves, largest items first, so that none needs padding; return their start."""
-        largest = max((leaf.dtype.itemsize for leaf in leaves), default=1)
-        self.end += -self.end % largest
+    def add(self, leaves: Iterable[Leaf], grain: int | None = None) -> int:
+        """Append fields in this order, each at a multiple of its item; return where they begin.
+
+        Args:
+            leaves: What to append.
+            grain: What begin and end of the block are multiples of; None takes the largest item.
+        """
+        leaves = list(leaves)
+        if grain is None:
+            grain = max((leaf.dtype.itemsize for leaf in leaves), default=1)
+        self.end += -self.end % grain
         start = self.end
-        for leaf in sorted(leaves, key=lambda leaf: -leaf.dtype.itemsize):
-            self.fields[leaf.path] = Field(leaf.path, leaf.shape, leaf.dtype, self.end)
-            self.end += self.fields[leaf.path].nbytes
-        self.end += -self.end % largest  # the block may be copied as one, and put side by side
+        for path, shape, dtype in leaves:
+            self.end += -self.end % dtype.itemsize
+            self.fields[path] = Field(path, shape, dtype, self.end)
+            self.end += self.fields[path].nbytes
+        self.end += -self.end % grain
         return start
 
 
-def plan_records(
-    observation_space: Space,
-    action_space: Space,
-    extra_columns: Mapping[str, Space] | None,
-    *,
-    store_next: bool,
-    is_linked: bool,
-    has_env_ids: bool,
-) -> RecordLayout:
-    """Pack obs, next_obs (if stored), actions, extras, rewards, links, env ids and flags.
+def row_stride(size: int, grain: int) -> int:
+    """Distance of rows of `size` bytes: whole cache lines where that costs an eighth at most.
 
-    What a walk over several steps reads (rewards, links, flags) lies together at the end. Rows are
-    padded to whole cache lines where that costs an eighth at most.
+    Rows that begin at a cache line are read a third faster.
 
-    Raises:
-        BufferMisuseError: A space that has no arrays of fixed size, or a name that is taken.
-    """
-    obs_leaves = space_leaves(observation_space, "obs")
-    following = [_renamed(leaf) for leaf in obs_leaves] if store_next else []
-    extras = extra_leaves(extra_columns, _TAKEN)
-    packer = _Packer()
-    start = packer.add(obs_leaves)
-    obs_bytes = packer.end - start
-    packer.add(following)
-    for leaf in sorted([action_leaf(action_space), *extras], key=lambda f: -f.dtype.itemsize):
-        packer.add([leaf])
-    packer.add([Leaf("rewards", (), np.dtype(np.float32))])
-    if is_linked:
-        packer.add([Leaf("link", (), np.dtype(np.int32))])
-    if has_env_ids:
-        packer.add([Leaf("env_ids", (), np.dtype(np.int32))])
-    for name in ("terminations", "truncations"):
-        packer.add([Leaf(name, (), np.dtype(np.bool_))])
-    return RecordLayout(
-        observation_space,
-        packer.fields,
-        [leaf.path for leaf in obs_leaves],
-        [leaf.path for leaf in following],
-        [leaf.path for leaf in extras],
-        obs_bytes,
-        _stride(packer.end),
-    )
-
-
-def _renamed(leaf: Leaf) -> Leaf:
-    return leaf._replace(path="next_" + leaf.path)
-
-
-def _stride(size: int) -> int:
-    """Distance of rows of `size` bytes.
-
-    >>> _stride(430), _stride(70)
+    >>> row_stride(430, 16), row_stride(70, 16)
     (448, 80)
     """
     to_line = -size % _LINE
-    return size + (to_line if to_line * 8 <= size else -size % _GRAIN)
+    return size + (to_line if to_line * 8 <= size else -size % grain)
 
 
-def field_view(rows: torch.Tensor, field: Field) -> torch.Tensor:
-    """A field of packed rows uint8 (K, stride), as a strided view (K, *shape) of its dtype."""
-    piece = rows[:, field.offset : field.offset + field.nbytes].view(torch_dtype(field.dtype))
-    return piece.unflatten(1, field.shape) if field.shape else piece[:, 0]
+class FieldView(NamedTuple):
+    """How a field is viewed in rows, computed beforehand."""
+
+    dtype: torch.dtype
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in items, like the start
+    start: int
+
+
+def plan_view(field: Field, skip: int = 0) -> FieldView:
+    """How a field is viewed in rows whose first `skip` bytes are not there."""
+    strides = [1] * len(field.shape)
+    for axis in range(len(field.shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * field.shape[axis + 1]
+    size = field.dtype.itemsize
+    start = (field.offset - skip) // size
+    return FieldView(torch_dtype(field.dtype), size, field.shape, tuple(strides), start)
+
+
+def view_fields(rows: torch.Tensor, views: Iterable[FieldView]) -> list[torch.Tensor]:
+    """Fields (*K, *shape) of rows (*K, stride or less), of whatever dtype these are; not copies."""
+    width, lead = rows.element_size(), rows.shape[:-1]
+    strides, begin = [width * n for n in rows.stride()[:-1]], width * int(rows.storage_offset())
+    typed: dict[torch.dtype, torch.Tensor] = {}
+    found = []
+    for dtype, size, shape, inner, start in views:
+        base = typed.get(dtype)
+        if base is None:
+            base = typed[dtype] = rows.view(dtype)
+        outer = [stride // size for stride in strides]
+        found.append(base.as_strided((*lead, *shape), (*outer, *inner), begin // size + start))
+    return found
+
+
+def row_views(
+    words: np.ndarray, fields: Mapping[str, Field], skip: int = 0
+) -> dict[str, np.ndarray]:
+    """Arrays (K, *shape) over the fields of rows int64 (K, words), by path; not copies.
+
+    Args:
+        words: The rows, C-contiguous.
+        fields: What to view.
+        skip: Bytes at the start of a row that are not there.
+    """
+    pages, views = words.view(np.uint8), {}
+    for path, field in fields.items():
+        begin = field.offset - skip
+        view = pages[:, begin : begin + field.nbytes].view(field.dtype)
+        views[path] = view.reshape(len(words), *field.shape)
+        assert view.size == 0 or np.may_share_memory(view, views[path])
+    return views

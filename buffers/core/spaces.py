@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 
 from buffers.core.errors import BufferMisuseError
 
-__all__ = ["Leaf", "action_leaf", "build_tree", "space_leaves", "tree_leaves"]
+__all__ = ["Leaf", "action_leaf", "build_tree", "extra_leaves", "space_leaves"]
 
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -78,6 +78,33 @@ def action_leaf(space: Space) -> Leaf:
     return space_leaves(space, "actions")[0]
 
 
+def extra_leaves(extra_columns: Mapping[str, Space] | None, taken: Set[str]) -> list[Leaf]:
+    """The extra columns of a buffer, each a single array under its name.
+
+    Args:
+        extra_columns: Names and spaces, from the user; None for none.
+        taken: Names that the buffer, its methods or its batches use themselves.
+
+    Raises:
+        BufferMisuseError: A name is taken or no identifier, or a space is no single array.
+    """
+    leaves = []
+    for name, space in (extra_columns or {}).items():
+        if not isinstance(name, str) or name in taken or not name.isidentifier():
+            raise BufferMisuseError(
+                f"extra column {name!r} has a name that is taken or is no identifier; choose one "
+                f"other than {sorted(taken)}"
+            )
+        found = space_leaves(space, name)
+        if len(found) != 1 or found[0].path != name:
+            raise BufferMisuseError(
+                f"extra column {name!r} has the space {space}, expected Box, Discrete, "
+                "MultiDiscrete or MultiBinary; give one column for each array"
+            )
+        leaves += found
+    return leaves
+
+
 def build_tree(space: Space, leaves: Sequence[Any]) -> Any:
     """Nest leaves, listed in the order of the space, in dicts and tuples like the space."""
     remaining = iter(leaves)
@@ -92,33 +119,3 @@ def _build(space: Space, take: Callable[[], Any]) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(_build(child, take) for child in space.spaces)
     return take()
-
-
-def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
-    """List what lies at the leaves of a nest that must be shaped like the space.
-
-    Raises:
-        BufferMisuseError: A key is missing or unknown, or a length differs; the message says where.
-    """
-    return list(_walk_tree(space, tree, name))
-
-
-def _walk_tree(space: Space, tree: Any, path: str) -> Iterator[Any]:
-    if isinstance(space, spaces.Dict):
-        if not isinstance(tree, Mapping) or set(tree) != set(space.spaces):
-            got = sorted(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
-            raise BufferMisuseError(
-                f"{path} must be a dict with the keys {sorted(map(str, space.spaces))}, got {got}"
-            )
-        for key, child in space.spaces.items():
-            yield from _walk_tree(child, tree[key], f"{path}[{key!r}]")
-    elif isinstance(space, spaces.Tuple):
-        if not isinstance(tree, tuple | list) or len(tree) != len(space.spaces):
-            got = f"{len(tree)} items" if isinstance(tree, tuple | list) else type(tree).__name__
-            raise BufferMisuseError(
-                f"{path} must be a tuple of {len(space.spaces)} items, got {got}"
-            )
-        for index, child in enumerate(space.spaces):
-            yield from _walk_tree(child, tree[index], f"{path}[{index}]")
-    else:
-        yield tree

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,27 +14,42 @@ from buffers.core.arguments import (
     MAX_COUNT,
     check_count,
     read_distinct_ids,
+    read_episode,
     read_number,
+    read_steps,
     resolve_device,
 )
-from buffers.core.copies import Rebuilt
+from buffers.core.checkpoint import Block
 from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
+from buffers.core.state import (
+    FieldWatcher,
+    LoadedState,
+    Placed,
+    SavedBuffer,
+    Shapes,
+    Wanted,
+    check_settings,
+)
 from buffers.episodic.batches import BatchShaper, GoalBatch, PairBatch, SequenceBatch, StackBatch
 from buffers.episodic.draws import EpisodicDraws
-from buffers.episodic.input import read_episode, read_steps
-from buffers.episodic.layout import plan_episodic
+from buffers.episodic.layout import FLAGS, NUM_STARTS, plan_episodic
 from buffers.episodic.open_episodes import OpenEpisodes
-from buffers.episodic.samplers import CompiledSampler, TorchSampler
-from buffers.episodic.state import EpisodicState
+from buffers.episodic.samplers import CompiledSampler, PairPlanner, TorchSampler, is_by_episode
+from buffers.episodic.state import (
+    check_episodes,
+    check_meta,
+    check_sizes,
+    describe,
+    watch_fields,
+)
 from buffers.episodic.storage import EpisodicStorage
 
 __all__ = ["EpisodicReplayBuffer"]
 
-_FLAGS = ("terminations", "truncations", "boundaries")
 
-
-class EpisodicReplayBuffer(Rebuilt):
+class EpisodicReplayBuffer(SavedBuffer):
     """Whole episodes of any length, flat in one ring; the oldest make room for new ones.
 
     An episode of T steps has T + 1 observations, each stored once. It comes in whole
@@ -77,6 +91,9 @@ class EpisodicReplayBuffer(Rebuilt):
     (32, 10, 4)
     """
 
+    _kind = "EpisodicReplayBuffer"
+    _large = ("rows",)
+
     def __init__(
         self,
         capacity: int,
@@ -105,10 +122,11 @@ class EpisodicReplayBuffer(Rebuilt):
             self._storage = EpisodicStorage(layout, self.device, staged=is_staged)
         sampler = TorchSampler if is_staged else CompiledSampler
         self._sampler = sampler(self._storage, seed)
-        self._shaper = BatchShaper(layout.row, observation_space, self.device)
+        self._planner = PairPlanner(layout.row, self.device)
+        self._shaper = BatchShaper(layout.row, self.device)
         self._draws = EpisodicDraws(self._storage, self._sampler, self._shaper)
-        self._state = EpisodicState(self._storage, self._sampler, self.num_envs)
-        self._row = layout.row
+        self._row, self._counters = layout.row, self._storage.counters
+        self._given_envs = self.num_envs  # states with open episodes of another number are refused
         self._open: OpenEpisodes | None = None
         if self.num_envs is not None:
             self._open = OpenEpisodes(self.num_envs, self._storage)
@@ -188,7 +206,7 @@ class EpisodicReplayBuffer(Rebuilt):
         Raises:
             BufferMisuseError: The episode does not fit; nothing was changed.
         """
-        arrays, last, count = read_episode(episode, self._row, self.observation_space, self.device)
+        arrays, last, count = read_episode(episode, self._row, self.device)
         if count > self.capacity:
             raise BufferMisuseError(
                 f"the episode has {count} steps, but the capacity is {self.capacity}; make the "
@@ -227,19 +245,11 @@ class EpisodicReplayBuffer(Rebuilt):
                 next_obs; nothing was changed.
             BufferMemoryError: Memory for open episodes is missing; nothing was changed.
         """
-        arrays, following, count = read_steps(
-            columns, self._row, self.observation_space, self.device
-        )
-        self._append(env_ids, arrays, following, count)
+        self._append(env_ids, read_steps(columns, self._row, self.device, {"boundaries"}))
 
     @exclusive
-    def _append(
-        self,
-        env_ids: Any,
-        arrays: dict[str, np.ndarray],
-        following: dict[str, np.ndarray],
-        count: int,
-    ) -> None:
+    def _append(self, env_ids: Any, arrays: dict[str, np.ndarray]) -> None:
+        count = len(arrays["rewards"])
         opened = self._opened(env_ids, count)
         ids = np.arange(count) if env_ids is None else env_ids
         ids = read_distinct_ids(ids, opened.num_envs, self.device)
@@ -249,10 +259,11 @@ class EpisodicReplayBuffer(Rebuilt):
                 "env, or env_ids with one id per step"
             )
         arrays.setdefault("boundaries", np.zeros(count, np.bool_))
-        for path, array in arrays.items():
-            opened.fields[path][:count] = array
-        for path, array in following.items():
-            opened.next_fields[path][:count] = array
+        for path, field in opened.fields.items():
+            if path in arrays:  # the header is not
+                field[:count] = arrays[path]
+        for path, field in opened.next_fields.items():
+            field[:count] = arrays[f"next_{path}"]
         opened.check_continuity(ids)
         ends = opened.prepare(ids, arrays["terminations"] | arrays["truncations"])
         self._open, self.num_envs = opened, opened.num_envs
@@ -311,7 +322,7 @@ class EpisodicReplayBuffer(Rebuilt):
         first, length = self._storage.tables["episodes"][slot, :2]
         parts = self._storage.first_rows(int(length) + 1, int(first))
         words = torch.cat([self._storage.rows[part] for part in parts])
-        names = ("actions", "rewards", *_FLAGS, "bounds")
+        names = ("actions", "rewards", *FLAGS, "bounds")
         fields = self._shaper.fields(words[:-1], *names)
         return {"obs": self._shaper.obs(words), **fields, **self._shaper.extras(words[:-1])}
 
@@ -344,14 +355,14 @@ class EpisodicReplayBuffer(Rebuilt):
         """
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         discount = read_number("discount", discount)
-        by_episode = self._draws.is_by_episode(over)
-        if not self._storage.count("num_starts"):
+        by_episode = is_by_episode(over)
+        if not self._counters[NUM_STARTS]:
             raise BufferMisuseError(
                 f"the buffer has {len(self)} steps, but none with a later one in its bound; add "
                 "episodes of two steps or more first"
             )
-        shaper = self._shaper
-        batch = shaper.new_pairs(batch_size) if out is None else shaper.check_pairs(out, batch_size)
+        planner = self._planner
+        batch = planner.new(batch_size) if out is None else planner.check(out, batch_size)
         self._sampler.fill_pairs(batch, discount, by_episode)
         return batch
 
@@ -438,40 +449,64 @@ class EpisodicReplayBuffer(Rebuilt):
             lengths = np.zeros(self._open.num_envs, np.int64)
             self._open.restore(lengths, np.zeros((0, width), np.int64))
 
-    def _copied_state(self) -> dict[str, Any]:
-        return self._state.copied_state(self._open)
+    def _described(self) -> dict[str, Any]:
+        return describe(self._storage.layout, self.first_episode)
 
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        small = self._state.take_copied_state(state)
-        self._restore_open(self._make_open(len(small["open_lengths"])), small)
+    def _check_described(self, meta: Mapping[str, Any]) -> None:
+        check_meta(meta, self._described())
 
-    @exclusive
-    def state_dict(self) -> dict[str, Any]:
-        """Episodes, open ones too, and generator, as copies: tensors, ints, strings, lists."""
-        return self._state.state_dict(self._open)
+    def _saved_arrays(self) -> dict[str, list[Block]]:
+        lengths, rows = np.zeros(0, np.int64), np.zeros((0, self._row.num_words), np.int64)
+        if self._open is not None:
+            lengths, rows = self._open.snapshot()
+        return {
+            "lengths": [self._storage.live_lengths()],
+            "open_lengths": [lengths],
+            "open_rows": [rows],
+            "generator": [self._sampler.generator.get_state()],
+            "rows": [*self._storage.live_rows()],
+        }
 
-    @exclusive
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the buffer stood that `state_dict` was called on.
+    def _wanted_arrays(self) -> Wanted:
+        width, generator = self._row.num_words, self._sampler.generator.get_state()
+        int64 = np.dtype(np.int64)
+        return {
+            "lengths": (int64, (None,)),
+            "open_lengths": (int64, (None,)),
+            "open_rows": (int64, (None, width)),
+            "generator": (generator.dtype, generator.shape),
+            "rows": (int64, (None, width)),
+        }
 
-        Raises:
-            BufferMisuseError: The state is of another version or does not fit; nothing was changed.
-        """
-        self._restore_open(*self._state.load_state_dict(state, self._make_open))
+    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
+        num_rows, num_episodes = shapes["rows"][0], shapes["lengths"][0]
+        check_sizes(self._storage.layout, num_episodes, num_rows - num_episodes)
+        return watch_fields(self._storage.layout, num_rows)
 
-    @exclusive
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what `state_dict` has into a file, all or nothing, without a copy of the rows."""
-        self._state.save(path, self._open)
+    def _check_arrays(self, state: LoadedState) -> None:
+        num_envs = len(state.small["open_lengths"])
+        if self._given_envs is not None and num_envs:  # none with open episodes fits any number
+            check_settings({"num_envs": num_envs}, {"num_envs": self._given_envs})
+        check_episodes(self._storage.layout, state)
+        if not self._sampler.generator.accepts_state(state.small["generator"]):
+            raise other_generator()
 
-    @exclusive
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on where the buffer stood that `save` was called on.
+    def _place(self, state: LoadedState) -> Placed:
+        small = state.small
+        opened = self._make_open(len(small["open_lengths"]))
 
-        Raises:
-            BufferMisuseError: The file is damaged or does not fit; nothing was changed.
-        """
-        self._restore_open(*self._state.load(path, self._make_open))
+        def finish() -> None:
+            if not self._storage.refile(small["lengths"], int(state.meta["first_episode"])):
+                raise BufferMisuseError(
+                    "state has rows that contradict its lengths; the buffer is empty now"
+                )
+            self._sampler.generator.set_state(small["generator"])
+            self._restore_open(opened, small)
+
+        return {"rows": [self._storage.rows[: state.shapes["rows"][0]]]}, finish
+
+    def _forget(self) -> None:
+        self._storage.clear()
 
     def _make_open(self, num_envs: int) -> OpenEpisodes | None:
         """What is to hold the open episodes of a state of so many envs; ours, if it can."""

@@ -11,14 +11,18 @@ from buffers.core.arguments import MAX_COUNT, check_count, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import check_fits
 from buffers.episodic.batches import BatchShaper, GoalBatch, SequenceBatch, StackBatch
-from buffers.episodic.samplers import STRATEGIES, CompiledSampler, TorchSampler
+from buffers.episodic.samplers import (
+    STRATEGIES,
+    CompiledSampler,
+    TorchSampler,
+    is_by_episode,
+)
 from buffers.episodic.storage import EpisodicStorage
 
 __all__ = ["EpisodicDraws"]
 
 _LOW = 0xFFFFFFFF
 _NO_MATTER_BYTES = 1 << 26  # that may be there without looking
-_OVER = {"steps": False, "episodes": True}
 _COMMON = ("actions", "rewards", "terminations", "truncations")
 
 
@@ -33,13 +37,6 @@ class EpisodicDraws:
     ):
         self._storage, self._sampler, self._shaper = storage, sampler, shaper
         self._num_rows = storage.layout.num_rows
-
-    def is_by_episode(self, over: str) -> bool:
-        """Read the argument `over`."""
-        by_episode = _OVER.get(over) if isinstance(over, str) else None
-        if by_episode is None:
-            raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_OVER)}")
-        return by_episode
 
     def sequences(self, batch_size: int, length: int, over: str, pad: bool) -> SequenceBatch:
         """Runs of steps."""
@@ -131,7 +128,7 @@ class EpisodicDraws:
 
     def _first_rows(self, batch_size: int, length: int, over: str) -> torch.Tensor:
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        by_episode = self.is_by_episode(over)
+        by_episode = is_by_episode(over)
         if not self._sampler.windows.prepare(length):
             held = self._storage.count("num_episodes")
             raise BufferMisuseError(

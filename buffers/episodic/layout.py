@@ -1,153 +1,63 @@
-"""What an episodic buffer consists of, as arithmetic: fields packed into rows, sizes, bytes."""
+"""What an episodic buffer consists of, as arithmetic: packed rows, tables, bytes.
+
+The tables, all of them rings:
+
+- rows int64 (R, W): one per step, one more per episode for its last observation. The first two
+  words are four int32: room (how far the bound is), step, remaining (steps to the end of the
+  episode, this one included), bound (step + room).
+- episodes int64 (M, 4): first row, length, first entry in `starts`, number of entries.
+- starts int32 (C,): rows of the steps with room, episode after episode.
+- drawable int32 (M,): slots of the episodes that have such steps.
+- counters int64 (9,): first and number of each of them, by the names below; the first episode is
+  counted on for ever, and its slot is that number modulo M.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
 
-from buffers.core.arguments import check_count, extra_leaves
+from buffers.core.arguments import check_count
 from buffers.core.columns import ColumnSpec, spec_bytes
 from buffers.core.errors import BufferMisuseError
-from buffers.core.spaces import Leaf, action_leaf, space_leaves
+from buffers.core.rows import RowLayout, RowPacker, row_stride
+from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 
-__all__ = [
-    "HEADER_WORDS",
-    "EpisodicLayout",
-    "RowField",
-    "RowLayout",
-    "pack_rows",
-    "plan_episodic",
-    "row_views",
-]
+__all__ = ["FLAGS", "HEADER", "HEADER_BYTES", "HEADER_WORDS", "EpisodicLayout", "plan_episodic"]
 
-HEADER_WORDS = 2  # room, step, remaining, bound: int32 each
-_HEADER = ("room", "step", "remaining", "bound")
-_FLAGS = ("terminations", "truncations", "boundaries")
-_RESERVED = frozenset(
-    ("obs", "next_obs", "actions", "rewards", "env_ids", "self", *_FLAGS, *_HEADER)
+COUNTERS = (
+    "first_row",
+    "num_rows",
+    "first_episode",
+    "num_episodes",
+    "num_steps",
+    "first_start",
+    "num_starts",
+    "first_drawable",
+    "num_drawable",
 )
-# Fields of the batches besides, and attributes every tuple has.
-_BATCH_NAMES = frozenset(
-    ("future_obs", "offsets", "goal_obs", "goal_offsets", "relabelled", "mask", "steps", "bounds",
-     "extras", "memory", "count", "index")
-)  # fmt: skip
-_WORD_BYTES, _LINE_BYTES = 8, 64
+FIRST_ROW, NUM_ROWS, FIRST_EPISODE, NUM_EPISODES, NUM_STEPS = 0, 1, 2, 3, 4
+FIRST_START, NUM_STARTS, FIRST_DRAWABLE, NUM_DRAWABLE = 5, 6, 7, 8
+
+HEADER = ("room", "step", "remaining", "bound")  # int32 each
+HEADER_WORDS, HEADER_BYTES = 2, 16
+FLAGS = ("terminations", "truncations", "boundaries")
+# Fields, what no method takes by name, fields of the batches, and attributes every tuple has.
+_TAKEN = frozenset((
+    "obs", "next_obs", "actions", "rewards", "env_ids", "self", *FLAGS, *HEADER, "future_obs",
+    "offsets", "goal_obs", "goal_offsets", "relabelled", "mask", "steps", "bounds", "extras",
+    "memory", "count", "index",
+))  # fmt: skip
+_WORD_BYTES = 8
 _MAX_ROWS = 2**31 - 1  # rows are listed as int32
 _FEW_EPISODES = 4096
 _EPISODE_WORDS = 4  # first row, length, first start, number of starts
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
-
-
-class RowField(NamedTuple):
-    """One field of a row; `path` says where it comes from, as in "obs['camera']"."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    offset: int  # bytes from the start of the row
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the field in one row."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-class RowLayout(NamedTuple):
-    """How the fields of one step lie in a row.
-
-    One row holds everything that is known of a step, so that drawing it costs one miss of the cache
-    instead of one per field. First the header, then the observation, then the rest.
-
-    Attributes:
-        fields: All fields by path.
-        obs_leaves: Of the observation space.
-        action: Of the action space.
-        extra: Fields the user added.
-        obs_stop: Word after the observation, which begins at HEADER_WORDS.
-        num_words: Words (8 bytes) per row.
-    """
-
-    fields: dict[str, RowField]
-    obs_leaves: list[Leaf]
-    action: Leaf
-    extra: list[Leaf]
-    obs_stop: int
-    num_words: int
-
-    @property
-    def obs_words(self) -> int:
-        """Words of the observation."""
-        return self.obs_stop - HEADER_WORDS
-
-
-def pack_rows(
-    observation_space: Space,
-    action_space: Space,
-    extra_columns: Mapping[str, Space] | None,
-    taken: frozenset[str] = frozenset(),
-) -> RowLayout:
-    """Lay out a row.
-
-    Args:
-        observation_space: See the buffers, like the next two.
-        action_space: See above.
-        extra_columns: See above.
-        taken: Names, besides those of the fields, that no extra column may have.
-
-    Raises:
-        BufferMisuseError: A space without arrays of fixed size, or a bad name of an extra column.
-    """
-    obs_leaves = space_leaves(observation_space, "obs")
-    if not obs_leaves:
-        raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
-    action = action_leaf(action_space)
-    extra = extra_leaves(extra_columns, _RESERVED | taken)
-    header = [Leaf(name, (), _INT32) for name in _HEADER]
-    flags = [Leaf(name, (), _BOOL) for name in _FLAGS]
-    fields: dict[str, RowField] = {}
-    used = _place(fields, [*header, *obs_leaves], 0)
-    obs_stop = -(-used // _WORD_BYTES)
-    others = [action, Leaf("rewards", (), _FLOAT32), *extra, *flags]
-    used = _place(fields, others, obs_stop * _WORD_BYTES)
-    # Rows that begin at a cache line are read a third faster; not worth it if much is wasted.
-    lines = -(-used // _LINE_BYTES) * _LINE_BYTES
-    padded = lines if 8 * lines <= 9 * used else -(-used // _WORD_BYTES) * _WORD_BYTES
-    num_words = padded // _WORD_BYTES
-    return RowLayout(fields, obs_leaves, action, extra, obs_stop, num_words)
-
-
-def _place(fields: dict[str, RowField], leaves: list[Leaf], offset: int) -> int:
-    """Enter fields one after the other from a byte on, aligned; return the byte after the last."""
-    for leaf in leaves:
-        offset = -(-offset // leaf.dtype.itemsize) * leaf.dtype.itemsize
-        fields[leaf.path] = RowField(*leaf, offset)
-        offset += fields[leaf.path].nbytes
-    return offset
-
-
-def row_views(
-    words: np.ndarray, fields: Mapping[str, RowField], skip: int = 0
-) -> dict[str, np.ndarray]:
-    """Arrays (K, *shape) over the fields of rows.
-
-    Args:
-        words: int64 (K, num_words), C-contiguous; the caller's.
-        fields: What to view.
-        skip: Words at the start of a row that are not there.
-    """
-    pages, views = words.view(np.uint8), {}
-    for path, field in fields.items():
-        begin = field.offset - skip * _WORD_BYTES
-        view = pages[:, begin : begin + field.nbytes].view(field.dtype)
-        views[path] = view.reshape(len(words), *field.shape)
-        assert view.size == 0 or np.may_share_memory(view, views[path])
-    return views
 
 
 class EpisodicLayout(NamedTuple):
@@ -170,7 +80,7 @@ class EpisodicLayout(NamedTuple):
             ColumnSpec("starts", (self.capacity,), _INT32, "both"),
             ColumnSpec("episodes", (self.max_episodes, _EPISODE_WORDS), _INT64, "both"),
             ColumnSpec("drawable", (self.max_episodes,), _INT32, "both"),
-            ColumnSpec("counters", (9,), _INT64, "both"),
+            ColumnSpec("counters", (len(COUNTERS),), _INT64, "both"),
         ]
 
     def nbytes(self, staged: bool) -> int:
@@ -204,5 +114,35 @@ def plan_episodic(
             f"capacity {capacity} with {max_episodes} episodes needs more rows than {_MAX_ROWS}; "
             "make it smaller"
         )
-    row = pack_rows(observation_space, action_space, extra_columns, _BATCH_NAMES)
+    row = _pack_rows(observation_space, action_space, extra_columns)
     return EpisodicLayout(capacity, max_episodes, row)
+
+
+def _pack_rows(
+    observation_space: Space, action_space: Space, extra_columns: Mapping[str, Space] | None
+) -> RowLayout:
+    """Lay out a row: first the header, then the observation, then the rest.
+
+    Raises:
+        BufferMisuseError: A space without arrays of fixed size, or a bad name of an extra column.
+    """
+    obs_leaves = space_leaves(observation_space, "obs")
+    if not obs_leaves:
+        raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
+    action = action_leaf(action_space)
+    extras = extra_leaves(extra_columns, _TAKEN)
+    packer = RowPacker()
+    packer.add([*(Leaf(name, (), _INT32) for name in HEADER), *obs_leaves], _WORD_BYTES)
+    obs_bytes = packer.end - HEADER_BYTES
+    flags = [Leaf(name, (), _BOOL) for name in FLAGS]
+    packer.add([action, Leaf("rewards", (), _FLOAT32), *extras, *flags], 1)
+    return RowLayout(
+        observation_space,
+        packer.fields,
+        [leaf.path for leaf in obs_leaves],
+        [],
+        [leaf.path for leaf in extras],
+        HEADER_BYTES,
+        obs_bytes,
+        row_stride(packer.end, _WORD_BYTES),
+    )

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation
-from buffers.episodic.kernels import collect_episodes, first_break, link_steps
-from buffers.episodic.layout import HEADER_WORDS, row_views
+from buffers.core.rows import row_views
+from buffers.episodic.layout import HEADER_BYTES, HEADER_WORDS
 from buffers.episodic.storage import EpisodicStorage
 
 __all__ = ["OpenEpisodes"]
@@ -49,8 +50,8 @@ class OpenEpisodes:
             self._incoming = np.zeros((num_envs, layout.num_words), np.int64)
             self._incoming_next = np.zeros((num_envs, layout.obs_words), np.int64)
         self.fields = row_views(self._incoming, layout.fields)
-        obs_fields = {leaf.path: layout.fields[leaf.path] for leaf in layout.obs_leaves}
-        self.next_fields = row_views(self._incoming_next, obs_fields, skip=HEADER_WORDS)
+        obs_fields = {path: layout.fields[path] for path in layout.obs}
+        self.next_fields = row_views(self._incoming_next, obs_fields, skip=HEADER_BYTES)
         self._pool = np.zeros((0, layout.num_words), np.int64)
         self._previous = np.zeros(0, np.int32)
         self._free = np.zeros(0, np.int32)
@@ -232,3 +233,82 @@ def _split(sizes: np.ndarray, limit: int) -> Iterator[slice]:
         stop = max(begin + 1, int(np.searchsorted(ends, before + limit, side="right")))
         yield slice(begin, stop)
         begin = stop
+
+
+@njit(nogil=True, cache=True)
+def first_break(env_ids, lengths, obs, last_next_obs):
+    """Position in env_ids int64 (B,) of the first env that does not go on where it was, or -1.
+
+    Args:
+        env_ids: int64 (B,).
+        lengths: int64 (N,), steps of the open episodes.
+        obs: int64 (B, W), observations before the new steps.
+        last_next_obs: int64 (N, W), observations after the last steps.
+    """
+    for b in range(env_ids.shape[0]):
+        env_id = env_ids[b]
+        if lengths[env_id] > 0:
+            for w in range(obs.shape[1]):
+                if obs[b, w] != last_next_obs[env_id, w]:
+                    return b
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def link_steps(
+    env_ids, rows, next_obs, free, num_free, pool, previous, last_rows, lengths, last_next_obs
+):  # fmt: skip
+    """Append one step to the open episode of each of some envs.
+
+    Args:
+        env_ids: int64 (B,), distinct.
+        rows: int64 (B, W), the steps.
+        next_obs: int64 (B, V), the observations after them.
+        free: int32 (P,), a stack of rows of the pool without use.
+        num_free: int64 (1,), how many these are, at least B; brought up to date.
+        pool: int64 (P, W), rows of open episodes.
+        previous: int32 (P,), the row of the step before, -1 for the first.
+        last_rows: int32 (N,), the last row of each env, -1 for none.
+        lengths: int64 (N,), steps of each env's open episode.
+        last_next_obs: int64 (N, V).
+    """
+    for b in range(env_ids.shape[0]):
+        env_id = env_ids[b]
+        num_free[0] -= 1
+        row = free[num_free[0]]
+        pool[row] = rows[b]
+        previous[row] = last_rows[env_id]
+        last_rows[env_id] = row
+        lengths[env_id] += 1
+        last_next_obs[env_id] = next_obs[b]
+
+
+@njit(nogil=True, cache=True)
+def collect_episodes(
+    env_ids, obs_start, free, num_free, pool, previous, last_rows, lengths, last_next_obs, out
+):  # fmt: skip
+    """Take the open episodes of some envs out of the pool, each with its last observation.
+
+    Args:
+        env_ids: int64 (B,), distinct, with at least one step each.
+        obs_start: Word of a row where the observation begins.
+        free, num_free, pool, previous, last_rows, lengths, last_next_obs: As in `link_steps`.
+        out: int64 (K, W), written: K is the number of steps and episodes.
+    """
+    begin = 0
+    for b in range(env_ids.shape[0]):
+        env_id = env_ids[b]
+        length = lengths[env_id]
+        row = last_rows[env_id]
+        for t in range(length - 1, -1, -1):
+            out[begin + t] = pool[row]
+            free[num_free[0]] = row
+            num_free[0] += 1
+            row = previous[row]
+        last = begin + length
+        out[last] = 0
+        for w in range(last_next_obs.shape[1]):
+            out[last, obs_start + w] = last_next_obs[env_id, w]
+        last_rows[env_id] = -1
+        lengths[env_id] = 0
+        begin = last + 1

@@ -6,21 +6,36 @@ import numpy as np
 import torch
 
 from buffers.core.columns import allocate_columns
+from buffers.core.compiling import njit
 from buffers.core.memory import allocation, free_bytes
-from buffers.episodic.kernels import COUNTERS, evict, file_episodes
-from buffers.episodic.layout import EpisodicLayout, row_views
+from buffers.core.rows import row_views
+from buffers.core.staging import StagingBlock
+from buffers.episodic.layout import (
+    COUNTERS,
+    FIRST_DRAWABLE,
+    FIRST_EPISODE,
+    FIRST_ROW,
+    FIRST_START,
+    HEADER,
+    NUM_DRAWABLE,
+    NUM_EPISODES,
+    NUM_ROWS,
+    NUM_STARTS,
+    NUM_STEPS,
+    EpisodicLayout,
+)
 
-__all__ = ["EpisodicStorage"]
+__all__ = ["EpisodicStorage", "fill_rooms"]
 
 _TABLES = ("starts", "episodes", "drawable", "counters")
-_HEADERS = ("boundaries", "room", "step", "remaining", "bound")
+_HEADERS = ("boundaries", *HEADER)
 _REFILED_ROWS = 1 << 16
 _SPARE_WORDS = 3  # per staged row, for what its episode adds to the tables
 _COUNTER = {name: index for index, name in enumerate(COUNTERS)}
 
 
 class EpisodicStorage:
-    """Rows and tables, as `kernels` describes them.
+    """Rows and tables, as `layout` describes them.
 
     Episodes are put together in `staging`, filed in the tables on the host, and copied behind the
     newest in the ring. If the ring is on a device, rows and changed parts of the tables go there in
@@ -57,11 +72,10 @@ class EpisodicStorage:
             self.tables["drawable"],
         )
         self.version = 0
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
         self._allocate_staging(0)
 
     def count(self, name: str) -> int:
-        """One of the counters, by its name in `kernels`."""
+        """One of the counters, by its name in `layout`."""
         return int(self.counters[_COUNTER[name]])
 
     def first_rows(self, count: int, first: int) -> list[slice]:
@@ -84,7 +98,7 @@ class EpisodicStorage:
     @property
     def staging_bytes(self) -> int:
         """Bytes held for staging."""
-        return self._block.nbytes * (2 if self.is_staged else 1)
+        return self._block.nbytes
 
     def reserve(self, num_rows: int) -> None:
         """See to it that `staging` has so many rows; it at least doubles if it grows.
@@ -94,20 +108,17 @@ class EpisodicStorage:
         """
         if num_rows > len(self.staging):
             self._allocate_staging(max(num_rows, 2 * len(self.staging)))
-        elif self._event is not None:
-            self._event.synchronize()  # the last block has left
+        else:
+            self._block.wait()
 
     def _allocate_staging(self, num_rows: int) -> None:
         width = self.layout.row.num_words
         num_words = num_rows * (width + _SPARE_WORDS) + len(self.counters) + 4
         what, cpu = "staging an episode", torch.device("cpu")
         with allocation(what, 8 * num_words, cpu, "use shorter ones"), torch.inference_mode(False):
-            block = torch.zeros(num_words, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-            self._device_block = torch.zeros(
-                num_words if self.is_staged else 0, dtype=torch.int64, device=self.device
-            )
-        self._block = block
-        self.staging = self._block[: num_rows * width].view(num_rows, width).numpy()
+            self._block = StagingBlock(8 * num_words, self.device, is_staged=self.is_staged)
+        words = self._block.host.view(torch.int64)
+        self.staging = words[: num_rows * width].view(num_rows, width).numpy()
         self.fields = row_views(self.staging, self.layout.row.fields)
 
     def insert(self, lengths: np.ndarray) -> None:
@@ -137,7 +148,7 @@ class EpisodicStorage:
     def _copy_rows(self, before: np.ndarray, part: slice) -> None:
         """Copy staged rows, and what `file_episodes` changed in the tables, to the device."""
         width = self.layout.row.num_words
-        block, position = self._block, part.stop * width
+        block, position = self._block.host.view(torch.int64), part.stop * width
         segments = self._changed_tables(before) if self.is_staged else []
         uploads = []
         for name, where in segments:
@@ -147,12 +158,8 @@ class EpisodicStorage:
             block[place].view(source.dtype)[: source.numel()] = source
             uploads.append((self.device_tables[name][where], place))
             position += words
-        if self.is_staged:
-            used = slice(part.start * width, position)
-            self._device_block[used].copy_(block[used], non_blocking=True)
-            block = self._device_block
-            if self._event is not None:
-                self._event.record()
+        self._block.upload(8 * part.start * width, 8 * position)
+        block = self._block.device.view(torch.int64)
         rows = block[part.start * width : part.stop * width].view(-1, width)
         first = (before[0] + before[1]) % self.layout.num_rows
         begin = 0
@@ -238,3 +245,99 @@ def _advice(layout: EpisodicLayout, device: torch.device) -> str:
     free = free_bytes(device) or 0
     fitting = int(0.9 * free / layout.bytes_per_step)
     return f"a capacity of {fitting} would fit"
+
+
+@njit(nogil=True, cache=True)
+def fill_rooms(boundaries, rooms):
+    """Write how many steps each step of an episode is away from its bound, in one backward pass.
+
+    The bound of step t is the second next boundary at or after t, else the next, else the last
+    step.
+
+    Args:
+        boundaries: bool (T,).
+        rooms: int32 (T,), written: bound - t.
+    """
+    last = boundaries.shape[0] - 1
+    following, second = -1, -1
+    for t in range(last, -1, -1):
+        if boundaries[t]:
+            second = following
+            following = t
+        bound = last
+        if second >= 0:
+            bound = second
+        elif following >= 0:
+            bound = following
+        rooms[t] = bound - t
+
+
+@njit(nogil=True, cache=True)
+def evict(counters, episodes, starts, drawable, num_steps, num_episodes):
+    """Drop the oldest episodes until so many steps and episodes more fit."""
+    capacity, max_episodes, max_rows = (
+        starts.shape[0],
+        episodes.shape[0],
+        starts.shape[0] + episodes.shape[0],
+    )
+    while counters[NUM_EPISODES] > 0 and (
+        counters[NUM_STEPS] + num_steps > capacity
+        or counters[NUM_EPISODES] + num_episodes > max_episodes
+    ):
+        slot = counters[FIRST_EPISODE] % max_episodes
+        length, num_starts = episodes[slot, 1], episodes[slot, 3]
+        counters[FIRST_ROW] = (counters[FIRST_ROW] + length + 1) % max_rows
+        counters[NUM_ROWS] -= length + 1
+        counters[FIRST_EPISODE] += 1
+        counters[NUM_EPISODES] -= 1
+        counters[NUM_STEPS] -= length
+        counters[FIRST_START] = (counters[FIRST_START] + num_starts) % capacity
+        counters[NUM_STARTS] -= num_starts
+        if num_starts > 0:
+            counters[FIRST_DRAWABLE] = (counters[FIRST_DRAWABLE] + 1) % max_episodes
+            counters[NUM_DRAWABLE] -= 1
+
+
+@njit(nogil=True, cache=True)
+def file_episodes(
+    counters, episodes, starts, drawable, lengths, boundaries, rooms, steps, remaining, bounds
+):  # fmt: skip
+    """Enter episodes at the end of the tables, for which there is space, and fill their headers.
+
+    Args:
+        counters, episodes, starts, drawable: The tables.
+        lengths: int64 (E,), steps of each; each takes one row more.
+        boundaries: bool (K,), of the rows that are about to be copied to the end of the ring.
+        rooms, steps, remaining, bounds: int32 (K,), the headers of these rows, written.
+    """
+    capacity, max_episodes = starts.shape[0], episodes.shape[0]
+    max_rows = capacity + max_episodes
+    begin = 0
+    for e in range(lengths.shape[0]):
+        length = lengths[e]
+        row = (counters[FIRST_ROW] + counters[NUM_ROWS]) % max_rows
+        slot = (counters[FIRST_EPISODE] + counters[NUM_EPISODES]) % max_episodes
+        start = (counters[FIRST_START] + counters[NUM_STARTS]) % capacity
+        fill_rooms(boundaries[begin : begin + length], rooms[begin : begin + length])
+        rooms[begin + length] = 0
+        num_starts = 0
+        for t in range(length + 1):
+            steps[begin + t] = t
+            remaining[begin + t] = length - t
+            bounds[begin + t] = t + rooms[begin + t]
+            if rooms[begin + t] > 0:
+                starts[(start + num_starts) % capacity] = (row + t) % max_rows
+                num_starts += 1
+        episodes[slot, 0] = row
+        episodes[slot, 1] = length
+        episodes[slot, 2] = start
+        episodes[slot, 3] = num_starts
+        if num_starts > 0:
+            last = (counters[FIRST_DRAWABLE] + counters[NUM_DRAWABLE]) % max_episodes
+            drawable[last] = slot
+            counters[NUM_DRAWABLE] += 1
+        counters[NUM_ROWS] += length + 1
+        counters[NUM_EPISODES] += 1
+        counters[NUM_STEPS] += length
+        counters[NUM_STARTS] += num_starts
+        begin += length + 1

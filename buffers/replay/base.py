@@ -1,11 +1,10 @@
-"""What the replay buffers have in common: adding, gathering, memory and checkpoints."""
+"""What the replay buffers have in common: adding, gathering, memory, states."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -17,165 +16,138 @@ from buffers.core.arguments import (
     as_array,
     check_count,
     read_distinct_ids,
-    read_number,
+    read_row_ids,
+    read_steps,
     resolve_device,
 )
-from buffers.core.copies import Rebuilt
 from buffers.core.errors import BufferMemoryError, BufferMisuseError
+from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation
-from buffers.core.rows import RecordLayout, field_view, plan_records
-from buffers.replay import indexing as at
-from buffers.replay.batches import BatchPlanner, ReplayBatch
-from buffers.replay.indexing import mark_cut
-from buffers.replay.input import read_columns, read_row_ids
-from buffers.replay.readers import CompiledReader
-from buffers.replay.state import ReplayState
-from buffers.replay.storage import ReplayStorage, check_room, storage_bytes
+from buffers.core.rows import plan_view, view_fields
+from buffers.core.state import FieldWatcher, LoadedState, Placed, SavedBuffer, Shapes, Wanted
+from buffers.replay import layout as at
+from buffers.replay.batches import ReplayBatch, check_out
+from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
+from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
+from buffers.replay.state import check_meta, checked_integers, describe, watch_fields
+from buffers.replay.storage import ReplayStorage, mark_cut
 from buffers.replay.torch_reader import TorchReader
 
-__all__ = ["ReplayBuffer", "ReplayOptions", "RowOptions", "plan_replay"]
+__all__ = ["ReplayBuffer"]
 
-_MAX_ROWS = 2**31 - 2  # links between rows are 32-bit, with a sign, like env ids
-
-
-class ReplayOptions(NamedTuple):
-    """Checked arguments of a constructor, and what follows from them."""
-
-    layout: RecordLayout
-    action_space: Space
-    capacity: int  # rows of each ring
-    num_rings: int
-    num_envs: int  # 0 if no track of them is kept
-    num_steps: int
-    gamma: float | None
-
-    def nbytes(self, capacity: int) -> int:
-        """Bytes a buffer with these options and another capacity takes."""
-        return storage_bytes(self.layout, capacity, self.num_rings, self.num_envs)
+_KEPT = ("pending", "free", "slots")  # of observations stored once, besides the final ones
 
 
-class RowOptions(TypedDict, total=False):
-    """Arguments of replay buffers on which the bytes of a row depend."""
+class ReplayBuffer(SavedBuffer):
+    """Transitions in packed rows; see the classes that say how rows are used again and drawn.
 
-    n_step: int
-    gamma: float | None
-    store_next: bool
-    track_env: bool
-    extra_columns: Mapping[str, Space] | None
-
-
-def plan_replay(
-    capacity: int,
-    observation_space: Space,
-    action_space: Space,
-    *,
-    num_envs: int | None,
-    is_per_env: bool = False,
-    n_step: int = 1,
-    gamma: float | None = None,
-    store_next: bool = True,
-    track_env: bool = False,
-    extra_columns: Mapping[str, Space] | None = None,
-) -> ReplayOptions:
-    """Check the arguments of a replay buffer.
-
-    Raises:
-        BufferMisuseError: One of them is wrong, or two do not go together.
+    Args:
+        maker: The class whose constructor this is called by.
+        capacity: See the classes, like all but the next.
+        observation_space: See above.
+        action_space: See above.
+        own: Further arguments of that constructor, also settings that a state must share.
+        num_envs: See above.
+        device: See above.
+        seed: See above.
+        staged: See above.
+        rows: See above.
     """
-    capacity, n_step = check_count("capacity", capacity), check_count("n_step", n_step, _MAX_ROWS)
-    if gamma is not None:
-        gamma = read_number("gamma", gamma)
-    if n_step > 1 and gamma is None:
-        raise BufferMisuseError(f"n_step={n_step} needs gamma, the discount per step")
-    needs_envs = n_step > 1 or not store_next or track_env
-    if needs_envs and num_envs is None:
-        raise BufferMisuseError(
-            "n_step > 1, store_next=False and track_env=True need num_envs, to tell which rows "
-            "follow one another; with a single environment give num_envs=1"
-        )
-    is_untracked = num_envs is None and not is_per_env
-    number = 0 if is_untracked else check_count("num_envs", num_envs, _MAX_ROWS)
-    num_rings = number if is_per_env else 1
-    if capacity * num_rings > _MAX_ROWS:
-        raise BufferMisuseError(
-            f"capacity {capacity} makes {capacity * num_rings} rows, expected at most {_MAX_ROWS}"
-        )
-    layout = plan_records(
-        observation_space,
-        action_space,
-        extra_columns,
-        store_next=store_next,
-        is_linked=n_step > 1 or not store_next,
-        has_env_ids=track_env or not store_next,
-    )
-    return ReplayOptions(layout, action_space, capacity, num_rings, number, n_step, gamma)
 
-
-class ReplayBuffer(Rebuilt):
-    """Transitions in packed rows; see the classes that say how rows are used again and drawn."""
+    _is_per_env = False  # a ring for each environment
+    _has_weights = False  # batches have weights
 
     def __init__(
         self,
-        options: ReplayOptions,
+        maker: type[ReplayBuffer],
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
         *,
+        own: Mapping[str, Any] | None = None,
+        num_envs: int | None,
         device: torch.device | str,
         seed: int | None,
         staged: bool,
-        has_weights: bool = False,
+        **rows: Unpack[RowOptions],
     ):
-        layout = options.layout
-        self.observation_space, self.action_space = layout.observation_space, options.action_space
+        spaces = observation_space, action_space
+        options = plan_replay(
+            capacity, *spaces, num_envs=num_envs, is_per_env=self._is_per_env, **rows
+        )
+        self.observation_space, self.action_space = spaces
         self.capacity, self.device = options.capacity, resolve_device(device)
         self.num_envs = options.num_envs or None
         self.n_step, self.gamma = options.num_steps, options.gamma
         self._guard = Guard()
-        kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
-        check_room(kind, options.capacity, self._bytes_for(options), self.device)
+        self._kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
+        check_room(self._kind, options.capacity, self._bytes_for(options), self.device)
         # The tensors outlive the mode they were made in.
         with self._allocation(options), torch.inference_mode(False):
-            self._storage = ReplayStorage(
-                layout,
-                options.capacity,
-                options.num_rings,
-                options.num_envs,
-                self.device,
-                staged=is_staged,
-            )
-        self._reader = self._make_reader(is_staged, seed, has_weights)
-        settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
-        self._saved = ReplayState(
-            kind, self._storage, self._reader, self._own_arrays, self._check_own_arrays, settings
-        )
+            self._storage = ReplayStorage(options, self.device, staged=is_staged)
+            self._make_priorities(is_staged)
+        self._large = ("finals", "rows") if self._storage.successors is not None else ("rows",)
+        self._reader = self._make_reader(is_staged, seed)
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
         self._busy = self._guard.flag
+        made = {**(own or {}), "num_envs": num_envs, "device": self.device, "staged": staged}
+        self._remember(maker, capacity, *spaces, **made, **rows)
 
-    def _allocation(self, options: ReplayOptions) -> AbstractContextManager[None]:
-        """Around what allocates memory in the constructor."""
-        kind, needed = type(self).__name__, self._bytes_for(options)(options.capacity)
-        advice = "use a smaller capacity"
-        return allocation(kind, needed, self.device, advice, is_checked=True)
+    @classmethod
+    def nbytes_for(
+        cls,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int | None = None,
+        **options: Unpack[RowOptions],
+    ) -> int:
+        """Bytes the constructor would allocate with these arguments; allocates nothing.
 
-    @staticmethod
-    def _bytes_for(options: ReplayOptions) -> Any:
+        >>> from buffers import SharedReplayBuffer
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> SharedReplayBuffer.nbytes_for(500_000, Box(-1, 1, (52,)), Discrete(7))
+        224000240
+        """
+        spaces = observation_space, action_space
+        plan = plan_replay(
+            capacity, *spaces, num_envs=num_envs, is_per_env=cls._is_per_env, **options
+        )
+        return cls._bytes_for(plan)(plan.capacity)
+
+    @classmethod
+    def _bytes_for(cls, options: ReplayOptions) -> Callable[[int], int]:
         """Bytes by capacity."""
         return options.nbytes
 
-    def _make_reader(self, is_staged: bool, seed: int | None, has_weights: bool) -> Any:
+    def _allocation(self, options: ReplayOptions) -> AbstractContextManager[None]:
+        """Around what allocates memory in the constructor."""
+        needed = self._bytes_for(options)(options.capacity)
+        return allocation(
+            self._kind, needed, self.device, "use a smaller capacity", is_checked=True
+        )
+
+    def _make_priorities(self, is_staged: bool) -> None:
+        """Allocate what the class has besides rows."""
+
+    def _make_reader(self, is_staged: bool, seed: int | None) -> Any:
+        num_steps = min(self.n_step, self.capacity)  # no window is longer
         if is_staged:
             return TorchReader(
                 self._storage,
-                num_steps=min(self.n_step, self.capacity),
+                num_steps=num_steps,
                 gamma=self.gamma,
-                has_weights=has_weights,
+                has_weights=self._has_weights,
                 seed=seed,
             )
         planner = BatchPlanner(
             self._storage.layout,
-            num_steps=min(self.n_step, self.capacity),  # no window is longer
+            num_steps=num_steps,
             has_discounts=self.gamma is not None,
-            has_weights=has_weights,
+            has_weights=self._has_weights,
         )
         gamma = 1.0 if self.gamma is None else self.gamma
         return CompiledReader(self._storage, planner, gamma, seed, self._guard)
@@ -267,7 +239,7 @@ class ReplayBuffer(Rebuilt):
         self._add_checked({**given, **extras}, env_ids)
 
     def _add_checked(self, columns: Mapping[str, Any], env_ids: Any) -> None:
-        arrays = read_columns(columns, self._storage.layout, self.device)
+        arrays = read_steps(columns, self._storage.layout, self.device)
         num_envs = self.num_envs or 0
         ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs, self.device)
         self._write(arrays, ids if num_envs else self._no_ids)
@@ -334,7 +306,8 @@ class ReplayBuffer(Rebuilt):
             raise BufferMisuseError("the buffer is empty; add transitions before sampling")
         if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
             batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        return self._reader.new(batch_size) if out is None else self._reader.check(out, batch_size)
+        reader = self._reader
+        return reader.new(batch_size) if out is None else check_out(out, batch_size, reader.owner)
 
     @exclusive
     def _fill(self, batch: ReplayBatch, draw: str) -> None:
@@ -360,12 +333,13 @@ class ReplayBuffer(Rebuilt):
         Rows that hold nothing yet are zero. `order` tells which hold transitions.
         """
         layout = self._storage.layout
-        views = {path: field_view(self._storage.rows, f) for path, f in layout.fields.items()}
-        found = {"obs": layout.build_obs([views[path] for path in layout.obs])}
+        found = view_fields(self._storage.rows, [plan_view(f) for f in layout.fields.values()])
+        views = dict(zip(layout.fields, found, strict=True))
+        named = {"obs": layout.build_obs([views[path] for path in layout.obs])}
         if layout.next_obs:
-            found["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
+            named["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
         others = set(views) - {*layout.obs, *layout.next_obs, "link"}
-        return {**found, **{name: views[name] for name in views if name in others}}
+        return {**named, **{name: views[name] for name in views if name in others}}
 
     @exclusive
     def order(self) -> torch.Tensor:
@@ -410,69 +384,69 @@ class ReplayBuffer(Rebuilt):
         """Further settings that a state must share with the buffer it is loaded into."""
         return {}
 
-    def _own_arrays(self) -> dict[str, np.ndarray]:
-        """Further arrays of a checkpoint."""
-        return {}
+    def _described(self) -> dict[str, Any]:
+        settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
+        return describe(self._kind, self._storage, settings)
 
-    def _check_own_arrays(self, arrays: Mapping[str, np.ndarray], num_rows: int) -> None:
-        """Raise BufferMisuseError if those of a state of so many transitions do not fit."""
+    def _check_described(self, meta: Mapping[str, Any]) -> None:
+        check_meta(meta, self._described())
 
-    def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore them."""
+    def _saved_arrays(self) -> dict[str, Any]:
+        kept = self._storage.successors
+        arrays = {"state": [self._storage.state], "generator": [self._reader.generator.get_state()]}
+        if kept is not None:
+            arrays |= {name: [getattr(kept, name)] for name in (*_KEPT, "finals")}
+        return {**arrays, "rows": self._storage.live_blocks()}
 
-    def _forget_own_arrays(self) -> None:
-        """Begin anew with them: the buffer is empty."""
+    def _wanted_arrays(self) -> Wanted:
+        wanted: Wanted = {
+            name: (block.dtype, block.shape)
+            for name, (block, *_) in self._saved_arrays().items()
+            if name != "rows"
+        }
+        for name in ("finals", "free"):
+            if name in wanted:
+                dtype, shape = wanted[name]
+                wanted[name] = dtype, (None, *shape[1:])
+        return {**wanted, "rows": (np.dtype(np.uint8), (None, self._storage.layout.stride))}
 
-    def _copied_state(self) -> dict[str, Any]:
-        return self._saved.copied_state()
+    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
+        return watch_fields(self._storage, shapes["rows"][0])
 
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        self._take_own_arrays(self._saved.take_copied_state(state))
+    def _check_arrays(self, state: LoadedState) -> None:
+        if not self._reader.generator.accepts_state(state.small["generator"]):
+            raise other_generator()
+        state.small["state"] = checked_integers(self._storage, state)
 
-    @exclusive
-    def state_dict(self) -> dict[str, Any]:
-        """Transitions and generator, as copies: tensors, numbers, strings, lists, dicts."""
-        return self._saved.state_dict()
+    def _place(self, state: LoadedState) -> Placed:
+        storage, kept = self._storage, self._storage.successors
+        small = state.small
+        num_finals = state.shapes["finals"][0] if kept is not None else 0
+        if kept is not None and num_finals > len(kept.finals):
+            kept.resize(num_finals)
+        storage.state[:] = small["state"]
+        self._reader.generator.set_state(small["generator"])
+        targets = {}
+        if kept is not None:
+            for name in _KEPT:
+                getattr(kept, name)[: len(small[name])] = small[name]
+            kept.add_slots(num_finals)
+            targets["finals"] = [kept.finals[:num_finals]]
 
-    @exclusive
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the buffer stood that `state_dict` was called on.
+        def finish() -> None:
+            if kept is not None:
+                kept.refresh_device()
+            if storage.staging is not None:
+                storage.staging.refresh()
 
-        Raises:
-            BufferMisuseError: The state is of another kind of buffer, version or device, or of one
-                with other spaces, sizes, `n_step`, `gamma` or options, which are listed, or it
-                contradicts itself; nothing was changed.
-        """
-        self._take_own_arrays(self._saved.load_state_dict(state))
+        return {**targets, "rows": storage.live_blocks()}, finish
 
-    @exclusive
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write transitions and generator into a file, all or nothing.
-
-        Raises:
-            OSError: The disk is full or the folder is not there; a file that was there stays.
-        """
-        self._saved.save(path)
-
-    @exclusive
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue where the buffer stood that `save` was called on.
-
-        Nothing in a file is believed: what contradicts itself is refused, so that no file can make
-        the buffer read or write other memory. Others must not write to it meanwhile.
-
-        Raises:
-            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer, as in
-                `load_state_dict`; nothing was changed.
-            BufferMemoryError: It has more final observations than there is memory for; nothing was
-                changed.
-            OSError: It cannot be opened, or reading fails at last: then the buffer is empty.
-        """
-        before = len(self)
-        try:
-            arrays = self._saved.load(path)
-        except BaseException:
-            if before and not len(self):
-                self._forget_own_arrays()
-            raise
-        self._take_own_arrays(arrays)
+    def _forget(self) -> None:
+        storage, kept = self._storage, self._storage.successors
+        own = storage.state
+        own[:] = new_state(storage.layout, *own[[at.CAPACITY, at.NUM_RINGS, at.NUM_ENVS]].tolist())
+        if kept is not None:
+            kept.slots[:] = 0
+            kept.add_slots(0)
+        if storage.staging is not None:
+            storage.staging.refresh()

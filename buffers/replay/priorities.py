@@ -1,15 +1,33 @@
-"""Priorities of the rows of a ring and drawing by them, in memory of the CPU."""
+"""Priorities of the rows of a ring and drawing by them: sums of values, whose leaves are the rows.
+
+On the host the sums are a tree, sixteen children to a node. It is one array float64 of levels,
+leaves first, each padded with zeros to whole nodes; `starts` int64 (L,) says where each level
+begins. A node is always computed anew from its children, never changed by a difference, so nothing
+drifts. Levels are handled one after the other for the whole batch, so that waits for memory
+overlap.
+
+The kernels that are called from Python keep the interpreter's lock, so that no other thread changes
+the tree meanwhile.
+
+On devices sums are kept for blocks of rows only: a draw searches the sums of the blocks, then its
+block. None of it waits for the device; what the host would have to look at stays there.
+"""
 
 from __future__ import annotations
 
 import sys
 
 import numpy as np
+import torch
 
-from buffers.replay.priority_kernels import FAN_OUT, draw_leaves, insert_newest, set_leaves
+from buffers.core.compiling import njit
+from buffers.core.kernels import prefetch, random_word, unit_float
+from buffers.replay import layout as at
 
-__all__ = ["SumTree", "largest_value", "level_sizes"]
+__all__ = ["BlockSums", "SumTree", "check_update", "largest_value", "level_sizes", "set_newest"]
 
+FAN_OUT = 16
+BLOCK = 1024
 _WORDS_PER_LINE = 8
 
 
@@ -62,7 +80,7 @@ class SumTree:
         """Give one value to the leaves of all rows that were added since the last call.
 
         Args:
-            state: int64 of the buffer, see `indexing`.
+            state: int64 of the buffer, see `layout`.
             value: See above.
         """
         insert_newest(self._tree, self._starts, state, self.inserted, value)
@@ -101,3 +119,283 @@ def _aligned_zeros(size: int) -> np.ndarray:
     words = np.zeros(size + _WORDS_PER_LINE, np.float64)
     start = -words.ctypes.data % 64 // 8
     return words[start : start + size]
+
+
+class BlockSums:
+    """Values of the leaves 0 .. capacity - 1 and the sums of their blocks.
+
+    Attributes:
+        leaves: float64 (capacity,) on the device, view; read only.
+        largest: float64 (), the largest priority ever given, before the exponent; at least 1.
+        num_refused: int64 (), updates left out as they were negative, not finite or too large.
+    """
+
+    def __init__(self, capacity: int, device: torch.device):
+        num_blocks = -(-capacity // BLOCK)
+        self._capacity = capacity
+        # The last block takes what is refused: the others are written without looking at it.
+        self._written = torch.zeros((num_blocks + 1, BLOCK), dtype=torch.float64, device=device)
+        self._written_sums = torch.zeros(num_blocks + 1, dtype=torch.float64, device=device)
+        self._values, self._sums = self._written[:-1], self._written_sums[:-1]
+        self.leaves = self._values.view(-1)[:capacity]
+        self.largest = torch.ones((), dtype=torch.float64, device=device)
+        self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._written.nbytes + self._written_sums.nbytes
+
+    def insert(self, end: int, count: int, alpha: float) -> None:
+        """Give the largest priority to the newest `count` leaves, the last of them before `end`."""
+        value = self.largest.pow(alpha)
+        if count >= self._capacity:
+            spans = [(0, self._capacity)]
+        elif count > end:
+            spans = [(self._capacity - (count - end), self._capacity), (0, end)]
+        else:
+            spans = [(end - count, end)]
+        for begin, stop in spans:
+            if stop > begin:
+                self.leaves[begin:stop] = value
+                first, last = begin // BLOCK, (stop - 1) // BLOCK + 1
+                torch.sum(self._values[first:last], 1, out=self._sums[first:last])
+
+    def update(
+        self,
+        leaves: torch.Tensor,
+        priorities: torch.Tensor,
+        count: int,
+        alpha: float,
+        bound: float,
+    ) -> None:
+        """Give priorities to leaves; those not in 0 .. bound are left out and counted.
+
+        Args:
+            leaves: int (K,), on the device; those not in 0 .. count - 1 are left out and counted
+                too. Equal ones should have equal priorities.
+            priorities: float (K,), on the device.
+            count: See above.
+            alpha: Exponent.
+            bound: See above.
+        """
+        given = priorities.to(torch.float64)
+        is_there = (leaves >= 0) & (leaves < count)
+        is_good = (given >= 0) & (given <= bound) & is_there
+        leaves = torch.where(is_good, leaves.long(), self._values.numel())
+        self._written.view(-1).index_copy_(0, leaves, given.pow(alpha))
+        blocks = torch.div(leaves, BLOCK, rounding_mode="floor")
+        self._written_sums.index_copy_(0, blocks, self._written.index_select(0, blocks).sum(1))
+        largest = torch.where(is_good, given, 0.0).amax()
+        torch.maximum(self.largest, largest, out=self.largest)
+        self.num_refused.add_((~is_good).sum())
+
+    def draw(
+        self, generator: torch.Generator, leaves: torch.Tensor, weights: torch.Tensor, beta: float
+    ) -> None:
+        """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
+
+        Args:
+            generator: On the device.
+            leaves: int64 (B,), written.
+            weights: float32 (B,), written.
+            beta: Exponent.
+        """
+        size, device = len(leaves), leaves.device
+        places = torch.arange(size, dtype=torch.float64, device=device)
+        places += torch.rand(size, generator=generator, dtype=torch.float64, device=device)
+        ends = self._sums.cumsum(0)
+        masses = places * (ends[-1] / size)
+        block = torch.searchsorted(ends, masses, right=True)
+        # Rounding may lead past the last block, or into one without values.
+        block = torch.where(block < len(ends), block, self._sums.argmax())
+        block = torch.where(self._sums.index_select(0, block) > 0, block, self._sums.argmax())
+        rest = masses - (ends.index_select(0, block) - self._sums.index_select(0, block))
+        values = self._values.index_select(0, block)
+        place = torch.searchsorted(values.cumsum(1), rest[:, None], right=True)[:, 0]
+        place.clamp_(max=BLOCK - 1)
+        found = values.gather(1, place[:, None])[:, 0]
+        place = torch.where(found > 0, place, values.argmax(1))
+        torch.add(place, block, alpha=BLOCK, out=leaves)
+        drawn = values.gather(1, place[:, None])[:, 0]
+        weights.copy_((drawn.amin() / drawn).pow(beta))
+
+    def restore(self, values: torch.Tensor) -> None:
+        """Take over all values, float64 (capacity,)."""
+        self.leaves.copy_(values)
+        torch.sum(self._values, 1, out=self._sums)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def sum_node(rows, r):
+    """Sum of row r of float64 (R, 16); written out so that it becomes vector additions."""
+    a = (rows[r, 0] + rows[r, 4]) + (rows[r, 8] + rows[r, 12])
+    b = (rows[r, 1] + rows[r, 5]) + (rows[r, 9] + rows[r, 13])
+    c = (rows[r, 2] + rows[r, 6]) + (rows[r, 10] + rows[r, 14])
+    d = (rows[r, 3] + rows[r, 7]) + (rows[r, 11] + rows[r, 15])
+    return (a + b) + (c + d)
+
+
+@njit(nogil=True, cache=True)
+def nodes_of(tree):
+    """The tree as rows of sixteen children; its last word, the sum of all, is in none."""
+    return tree[: tree.shape[0] - 1].reshape(-1, 16)
+
+
+@njit(cache=True)
+def set_leaves(tree, starts, leaves, values, nodes):
+    """Write values float64 (K,) to leaves int64 (K,), the last of equal ones; refresh the sums.
+
+    nodes int64 (K,) is scratch memory. What does not change costs nothing further up, and
+    neighbours with the same parent refresh it once, so sorted leaves are quickest.
+    """
+    rows, count = nodes_of(tree), 0
+    for i in range(leaves.shape[0]):
+        leaf = leaves[i]
+        if tree[leaf] != values[i]:
+            tree[leaf] = values[i]
+            nodes[count] = leaf
+            count += 1
+    for level in range(1, starts.shape[0]):
+        below, here = starts[level - 1] >> 4, starts[level]
+        kept, before = 0, -1
+        for i in range(count):
+            node = nodes[i] >> 4
+            if node != before:
+                tree[here + node] = sum_node(rows, below + node)
+                nodes[kept] = node
+                kept += 1
+                before = node
+        count = kept
+
+
+@njit(nogil=True, cache=True)
+def set_range(tree, starts, begin, stop, value):
+    """Write one value to leaves begin .. stop - 1, at least one; refresh the sums."""
+    for leaf in range(begin, stop):
+        tree[leaf] = value
+    rows, first, last = nodes_of(tree), begin, stop - 1
+    for level in range(1, starts.shape[0]):
+        below, here = starts[level - 1] >> 4, starts[level]
+        first, last = first >> 4, last >> 4
+        for node in range(first, last + 1):
+            tree[here + node] = sum_node(rows, below + node)
+
+
+@njit(nogil=True, cache=True)
+def set_newest(tree, starts, capacity, end, count, value):
+    """Write one value to the newest `count` leaves of a ring whose next place is `end`."""
+    if count >= capacity:
+        set_range(tree, starts, 0, capacity, value)
+    elif count > end:
+        set_range(tree, starts, capacity - (count - end), capacity, value)
+        if end:
+            set_range(tree, starts, 0, end, value)
+    elif count:
+        set_range(tree, starts, end - count, end, value)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def sum_four(tree, begin):
+    """Sum of four values."""
+    return (tree[begin] + tree[begin + 1]) + (tree[begin + 2] + tree[begin + 3])
+
+
+@njit(nogil=True, cache=True, inline="always")
+def choose(mass, a, b, c, d):
+    """Which of four values covers the point `mass` if they lie end to end, and where it begins.
+
+    Never one that is 0, even where rounding leads past the last that is not; one of them must be.
+    """
+    second, third, fourth = a, a + b, (a + b) + c
+    chosen, begin = (1, second) if mass >= second else (0, 0.0)
+    chosen, begin = (2, third) if mass >= third else (chosen, begin)
+    chosen, begin = (3, fourth) if mass >= fourth else (chosen, begin)
+    last, its_begin = (1, second) if b > 0.0 else (0, 0.0)
+    last, its_begin = (2, third) if c > 0.0 else (last, its_begin)
+    last, its_begin = (3, fourth) if d > 0.0 else (last, its_begin)
+    return (last, its_begin) if last < chosen else (chosen, begin)
+
+
+@njit(cache=True)
+def insert_newest(tree, starts, state, inserted, value):
+    """Write one value to the leaves of all rows added since the last call, at most all leaves.
+
+    Args:
+        tree, starts: See above.
+        state: int64 of a buffer with one ring, see `layout`.
+        inserted: int64 (1,), the number of rows added ever until the last call; brought up to date.
+        value: See above.
+    """
+    count, inserted[0] = state[at.ADDED] - inserted[0], state[at.ADDED]
+    if count > 0:
+        set_newest(tree, starts, state[at.CAPACITY], state[state[at.POINTERS]], count, value)
+
+
+@njit(cache=True)
+def draw_leaves(tree, starts, generator, leaves, masses, ratios):
+    """Draw leaves with probability proportional to their values, one from each B-th of the sum.
+
+    Args:
+        tree, starts: See above; the sum must be positive.
+        generator: uint64 (2,), see `core.kernels`; moves on.
+        leaves: int64 (B,), written; leaves with value 0 are never drawn.
+        masses: float64 (B,), scratch memory.
+        ratios: float32 (B,), written: the smallest value drawn over the value drawn.
+    """
+    size, top = leaves.shape[0], starts.shape[0] - 1
+    key, counter = generator[0], generator[1]
+    share = tree[starts[top]] / size
+    for i in range(size):
+        word = random_word(key, np.add(counter, np.uint64(i)))
+        masses[i] = (i + unit_float(word)) * share
+        leaves[i] = 0
+    generator[1] = np.add(counter, np.uint64(size))
+    for level in range(top - 1, -1, -1):
+        here, below = starts[level], starts[max(level - 1, 0)]
+        for i in range(size):
+            begin = here + 16 * leaves[i]
+            a, b = sum_four(tree, begin), sum_four(tree, begin + 4)
+            c, d = sum_four(tree, begin + 8), sum_four(tree, begin + 12)
+            quarter, passed = choose(masses[i], a, b, c, d)
+            rest, begin = masses[i] - passed, begin + 4 * quarter
+            child, passed = choose(
+                rest, tree[begin], tree[begin + 1], tree[begin + 2], tree[begin + 3]
+            )
+            masses[i] = rest - passed
+            leaves[i] = 16 * leaves[i] + 4 * quarter + child
+            if level > 0:
+                prefetch(tree, 8 * (below + 16 * leaves[i]))
+                prefetch(tree, 8 * (below + 16 * leaves[i]) + 64)
+    smallest = tree[leaves[0]]
+    for i in range(size):
+        smallest = min(smallest, tree[leaves[i]])
+    for i in range(size):
+        ratios[i] = np.float32(smallest / tree[leaves[i]])
+
+
+@njit(cache=True)
+def check_update(leaves, priorities, count, bound, largest, rows, values):
+    """Look for a leaf not in 0 .. count - 1, or a priority not in 0 .. bound.
+
+    Args:
+        leaves: int64 (K,).
+        priorities: float64 (K,).
+        count: See above.
+        bound: See above.
+        largest: float64 (1,), raised to the largest priority if all is well.
+        rows: int64 (K,), written: the leaves as they were checked. Another thread may change those
+            that were given.
+        values: float64 (K,), written: the priorities as they were checked.
+
+    Returns:
+        The index of the first that is wrong, or -1.
+    """
+    found = largest[0]
+    for i in range(leaves.shape[0]):
+        rows[i], values[i] = leaves[i], priorities[i]
+        if not (0 <= rows[i] < count and 0.0 <= values[i] <= bound):
+            return i
+        found = max(found, values[i])
+    largest[0] = found
+    return -1

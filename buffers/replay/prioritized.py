@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +14,18 @@ from gymnasium import Space
 from buffers.core.arguments import as_array, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import exclusive
-from buffers.replay import indexing as at
-from buffers.replay.base import ReplayBuffer, ReplayOptions, RowOptions, plan_replay
+from buffers.core.state import LoadedState, Placed, contradiction
+from buffers.replay import layout as at
+from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
-from buffers.replay.block_sums import BlockSums
-from buffers.replay.priorities import SumTree, largest_value, level_sizes
-from buffers.replay.priority_kernels import check_update
-from buffers.replay.storage import storage_bytes
+from buffers.replay.layout import ReplayOptions
+from buffers.replay.priorities import (
+    BlockSums,
+    SumTree,
+    check_update,
+    largest_value,
+    level_sizes,
+)
 
 __all__ = ["PrioritizedReplayBuffer"]
 
@@ -72,6 +77,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     [1, 1, 1, 1]
     """
 
+    _has_weights = True
+
     def __init__(
         self,
         capacity: int,
@@ -93,47 +100,23 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._given = {"alpha": alpha, "beta": beta}
         self.alpha = read_number("alpha", _ALPHA if alpha is None else alpha, math.inf)
         self.beta = read_number("beta", _BETA if beta is None else beta, math.inf)
-        rows: RowOptions = {
-            "n_step": n_step,
-            "gamma": gamma,
-            "store_next": store_next,
-            "track_env": track_env,
-            "extra_columns": extra_columns,
-        }
-        spaces = observation_space, action_space
-        options = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
-        super().__init__(options, device=device, seed=seed, staged=staged, has_weights=True)
-        is_staged = self._storage.is_staged
-        with self._allocation(options):
-            self._tree = None if is_staged else SumTree(self.capacity)
-            self._sums = BlockSums(self.capacity, self.device) if is_staged else None
+        super().__init__(
+            PrioritizedReplayBuffer, capacity, observation_space, action_space, own=self._given,
+            n_step=n_step, gamma=gamma,
+            store_next=store_next, track_env=track_env, extra_columns=extra_columns,
+            num_envs=num_envs, device=device, seed=seed, staged=staged,
+        )  # fmt: skip
         self._num_inserted = 0  # rows that `_sums` knows of
         self._largest = np.ones(1)
         self._bound = -1.0, 0.0  # an alpha, and the largest priority for it
-        made = {"device": self.device, "staged": staged, "num_envs": num_envs, **rows}
-        self._remember(PrioritizedReplayBuffer, capacity, *spaces, alpha=alpha, beta=beta, **made)
 
-    @staticmethod
-    def nbytes_for(
-        capacity: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        num_envs: int | None = None,
-        **options: Unpack[RowOptions],
-    ) -> int:
-        """Bytes the constructor would allocate with these arguments; allocates nothing."""
-        spaces = observation_space, action_space
-        plan = plan_replay(capacity, *spaces, num_envs=num_envs, **options)
-        return PrioritizedReplayBuffer._bytes_for(plan)(plan.capacity)
+    @classmethod
+    def _bytes_for(cls, options: ReplayOptions) -> Callable[[int], int]:
+        return lambda capacity: options.nbytes(capacity) + 8 * sum(level_sizes(capacity))
 
-    @staticmethod
-    def _bytes_for(options: ReplayOptions) -> Any:
-        def nbytes(capacity: int) -> int:
-            tree = 8 * sum(level_sizes(capacity))
-            return storage_bytes(options.layout, capacity, 1, options.num_envs, tree)
-
-        return nbytes
+    def _make_priorities(self, is_staged: bool) -> None:
+        self._tree = None if is_staged else SumTree(self.capacity)
+        self._sums = BlockSums(self.capacity, self.device) if is_staged else None
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
@@ -207,7 +190,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._draw_on_device(batch, exponent)
             return batch
         memory = batch.memory
-        tree.draw(self._reader.generator.words, memory.rows, memory.weights, exponent)
+        tree.draw(self._reader.words, memory.rows, memory.weights, exponent)
         if not self._reader.gather_at_once(batch):
             self._gather(batch)
         return batch
@@ -273,7 +256,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._bound = self.alpha, bound
         return bound
 
-    def _own_arrays(self) -> dict[str, np.ndarray]:
+    def _saved_arrays(self) -> dict[str, Any]:
         # What is loaded takes all its rows for inserted, so those of an `add` half done have to be.
         if self._tree is not None:
             self._insert_new()
@@ -283,11 +266,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._bring_sums_up_to_date()
             largest, values = float(self._sums.largest), self._sums.leaves.cpu().numpy()
         exponents = np.array([largest, self.alpha, self.beta])
-        return {"exponents": exponents, "priorities": values}
+        return {**super()._saved_arrays(), "exponents": [exponents], "priorities": [values]}
 
-    def _check_own_arrays(self, arrays: Mapping[str, np.ndarray], num_rows: int) -> None:
-        values, limit = arrays["priorities"], largest_value(self.capacity)
-        largest, alpha, beta = arrays["exponents"].tolist()
+    def _check_arrays(self, state: LoadedState) -> None:
+        super()._check_arrays(state)
+        num_rows, limit = state.shapes["rows"][0], largest_value(self.capacity)
+        values = state.small["priorities"]
+        largest, alpha, beta = state.small["exponents"].tolist()
         fits = (  # false of NaN
             0.0 <= alpha < math.inf
             and 0.0 <= beta < math.inf
@@ -297,16 +282,27 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             and not values[num_rows:].any()
         )
         if not fits:
-            raise BufferMisuseError(
-                "state contradicts itself; it was changed after it was made: it has priorities or "
-                f"exponents that cannot be: alpha {alpha}, beta {beta}, largest {largest}"
+            raise contradiction(
+                "it has priorities or exponents that cannot be: "
+                f"alpha {alpha}, beta {beta}, largest {largest}"
             )
 
-    def _forget_own_arrays(self) -> None:
+    def _place(self, state: LoadedState) -> Placed:
+        targets, take_rows = super()._place(state)
+
+        def finish() -> None:
+            take_rows()
+            self._take_own_arrays(state.small)
+
+        return targets, finish
+
+    def _forget(self) -> None:
+        super()._forget()
         self._restore(1.0, np.zeros(self.capacity))
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
-        self._take_priorities(self._saved.take_copied_state(state))
+        super()._take_copied_state(state)
+        self._take_priorities({name: blocks[0] for name, blocks in state["arrays"].items()})
 
     def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore priorities; exponents given to the constructor win over the saved ones."""

@@ -7,36 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from buffers.core.kernels import scatter_field
 from buffers.core.memory import allocation, check_fits
-from buffers.core.rows import RecordLayout
-from buffers.replay import indexing as at
-from buffers.replay.kernels import scatter_field
+from buffers.core.rows import RowLayout
+from buffers.core.staging import StagingBlock
+from buffers.replay import layout as at
 
 __all__ = ["Staging"]
 
 _NUM_BLOCKS = 2  # one is filled while the copy of the other may still be under way
 _ADVICE = "add fewer rows at once"
-
-
-class _Block:
-    """Host pages, their twin on the device, and when the copy between them is done."""
-
-    def __init__(self, num_bytes: int, device: torch.device):
-        pinned = device.type == "cuda"
-        self.host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        self.device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._copied = torch.cuda.Event() if pinned else None
-
-    def wait(self) -> None:
-        """Wait until the host pages may be written again."""
-        if self._copied is not None:
-            self._copied.synchronize()
-
-    def upload(self, num_bytes: int) -> None:
-        """Enqueue the copy of the first bytes."""
-        self.device[:num_bytes].copy_(self.host[:num_bytes], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
 
 
 class Staging:
@@ -49,25 +29,25 @@ class Staging:
     Args:
         layout: Of a row.
         rows: uint8 (num_rows, stride) on the device; written.
-        state: int64, see `indexing`; read.
+        state: int64, see `layout`; read.
 
     Attributes:
         counts: int64 (R,) on the device, live rows of each ring.
     """
 
-    def __init__(self, layout: RecordLayout, rows: torch.Tensor, state: np.ndarray):
+    def __init__(self, layout: RowLayout, rows: torch.Tensor, state: np.ndarray):
         self._layout, self._rows, self._state = layout, rows, state
         self.counts = torch.zeros(int(state[at.NUM_RINGS]), dtype=torch.int64, device=rows.device)
         self._links = None
         if "link" in layout.fields:
             self._links = rows.view(torch.int32)[:, layout.fields["link"].offset // 4]
-        self._blocks: list[_Block] = []
+        self._blocks: list[StagingBlock] = []
         self._capacity, self._next = 0, 0
 
     @property
     def nbytes(self) -> int:
         """Bytes held, on host and device together."""
-        return sum(2 * block.host.nbytes for block in self._blocks) + self.counts.nbytes
+        return sum(block.nbytes for block in self._blocks) + self.counts.nbytes
 
     def _size(self, count: int) -> int:
         lists = 5 if self._links is not None else 1
@@ -88,7 +68,7 @@ class Staging:
                 allocation(what, needed, torch.device("cpu"), _ADVICE),
                 torch.inference_mode(False),
             ):
-                self._blocks = [_Block(self._size(count), device) for _ in range(_NUM_BLOCKS)]
+                self._blocks = [StagingBlock(self._size(count), device) for _ in range(_NUM_BLOCKS)]
             self._capacity = count
 
     def write(
@@ -129,10 +109,12 @@ class Staging:
                 source = arrays[path] if len(kept) == len(rows) else arrays[path][kept]
                 source = source.reshape(-1).view(np.uint8)
                 scatter_field(packed, places, source, field.offset, field.nbytes)
-        block.upload(end)
+        block.upload(0, end)
         self._spread(block, len(where), links.shape[1], (begin, end))
 
-    def _spread(self, block: _Block, num_rows: int, num_links: int, span: tuple[int, int]) -> None:
+    def _spread(
+        self, block: StagingBlock, num_rows: int, num_links: int, span: tuple[int, int]
+    ) -> None:
         """Move what has arrived on the device to its places."""
         sizes = [len(self.counts), num_rows, num_links, num_links]
         words = block.device[: 8 * sum(sizes)].view(torch.int64)

@@ -12,55 +12,120 @@ from numba.core import config
 from numba.core.errors import NumbaError
 
 from buffers.core.compiling import njit
-from buffers.core.errors import BufferMemoryError
-from buffers.core.memory import format_bytes, free_bytes, zeroed_bytes
-from buffers.core.rows import RecordLayout
-from buffers.replay import indexing as at
-from buffers.replay.kernels import add_rows, place_rows, scatter_field, write_links
-from buffers.replay.ring_state import new_state, state_words
+from buffers.core.kernels import copy_field, prefetch_to_write, scatter_field
+from buffers.core.memory import zeroed_bytes
+from buffers.core.rows import RowLayout
+from buffers.replay import layout as at
+from buffers.replay.layout import ReplayOptions, new_state
 from buffers.replay.staging import Staging
-from buffers.replay.successors import Successors, successor_bytes
+from buffers.replay.successors import Successors
 
-__all__ = ["ReplayStorage", "check_room", "storage_bytes"]
+__all__ = ["ReplayStorage", "add_rows", "mark_cut", "place_rows"]
 
+_BYTES_AHEAD = 6144  # which a row is asked for before it is written
 _PLAIN = "fiub"
 _compiled: dict[Any, Callable[..., bool] | None] = {}
 
 
-def storage_bytes(
-    layout: RecordLayout, capacity: int, num_rings: int, num_envs: int, tree_bytes: int = 0
-) -> int:
-    """Bytes a buffer of num_rings rings of capacity rows takes, without what grows with adds."""
-    num_rows = capacity * num_rings
-    needed = num_rows * layout.stride + 8 * state_words(layout, num_rings, num_envs) + tree_bytes
-    if not layout.next_obs:
-        needed += successor_bytes(num_rows, num_envs, layout.obs_bytes)
-    return needed
+class ReplayStorage:
+    """Rows, the integers that say what is in them, and what is needed to write them.
 
-
-def check_room(what: str, capacity: int, bytes_for: Callable[[int], int], device: torch.device):
-    """Raise BufferMemoryError, naming the capacity that fits, if the buffer does not.
-
-    Args:
-        what: Names the buffer.
-        capacity: Asked for.
-        bytes_for: Bytes of a buffer by its capacity, which it grows with.
-        device: Where it is to be.
+    Attributes:
+        rows: uint8 (num_rows, stride) on the device.
+        table: The same as a NumPy array, if the device is the CPU and nothing is staged.
+        state: int64, see `layout`.
+        successors: Next observations that no row has, or None if all rows have their own.
+        add_rows: Compiled for this layout, or None if `write` must be used.
     """
-    free, needed = free_bytes(device), bytes_for(capacity)
-    if free is None or needed <= free:
-        return
-    low, high = 0, capacity
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bytes_for(middle) <= free else (low, middle)
-    raise BufferMemoryError(
-        f"{what} with capacity {capacity} needs {format_bytes(needed)} on {device}, but only "
-        f"{format_bytes(free)} are free; a capacity of {low} would fit"
-    )
+
+    def __init__(self, options: ReplayOptions, device: torch.device, *, staged: bool):
+        layout, capacity, num_rings = options.layout, options.capacity, options.num_rings
+        self.layout, self.device, self.is_staged = layout, device, staged
+        num_rows = capacity * num_rings
+        self.state = new_state(layout, capacity, num_rings, options.num_envs)
+        if device.type == "cpu":
+            self.rows = zeroed_bytes(num_rows * layout.stride).view(num_rows, -1)
+        else:
+            self.rows = torch.zeros((num_rows, layout.stride), dtype=torch.uint8, device=device)
+        self.table = np.zeros((0, layout.stride), np.uint8) if staged else self.rows.numpy()
+        self.successors = None
+        if not layout.next_obs:
+            self.successors = Successors(layout, self.state, device, staged=staged)
+        self.staging = Staging(layout, self.rows, self.state) if staged else None
+        self.add_rows = None if staged else _compiled_add(layout)
+        fields = [field for path, field in layout.fields.items() if path != "link"]
+        self._given = [(field.path, field.offset, field.nbytes) for field in fields]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held by what they are for."""
+        sizes = {"rows": self.rows.nbytes, "state": self.state.nbytes}
+        if self.successors is not None:
+            sizes["successors"] = self.successors.nbytes
+        if self.staging is not None:
+            sizes["staging"] = self.staging.nbytes
+        return sizes
+
+    def write(self, arrays: Mapping[str, np.ndarray], env_ids: np.ndarray) -> None:
+        """Write checked transitions.
+
+        Args:
+            arrays: (K, ...) by path, C-contiguous, of the dtypes of the layout.
+            env_ids: int64 (K,), or (0,) for whole steps.
+
+        Raises:
+            BufferMemoryError: There is no memory for more final observations, or for staging a
+                larger add than before; nothing was changed.
+        """
+        count = len(arrays["rewards"])
+        if not count:
+            return
+        if self.successors is not None:
+            self.successors.reserve(count)
+        if self.staging is not None:
+            self.staging.reserve(count)
+        rows, befores, envs = np.empty((3, count), np.int64)
+        is_over = arrays["terminations"] | arrays["truncations"]
+        place_rows(self.state, env_ids, is_over, rows, befores, envs)
+        if self.successors is not None:
+            codes = self.successors.keep(arrays, rows, befores, envs)
+        else:
+            codes = (rows + 1).astype(np.int32)
+        if "env_ids" in self.layout.fields:
+            arrays = {**arrays, "env_ids": envs.astype(np.int32)}
+        if self.staging is not None:
+            self.staging.write(arrays, rows, befores, codes)
+            return
+        for path, offset, count in self._given:
+            source = arrays[path].reshape(-1).view(np.uint8)
+            scatter_field(self.table, rows, source, offset, count)
+        if "link" in self.layout.fields:
+            offset = self.layout.fields["link"].offset
+            write_links(self.table, rows, befores, codes, offset)
+
+    def live_blocks(self) -> list[torch.Tensor]:
+        """The rows that hold transitions, as views of the table in its order."""
+        state, capacity = self.state, int(self.state[at.CAPACITY])
+        totals = state[state[at.TOTALS] :][: state[at.NUM_RINGS]]
+        if (totals >= capacity).all():
+            return [self.rows]
+        counts = np.minimum(totals, capacity)
+        starts = np.flatnonzero(counts) * capacity
+        blocks = [self.rows[start : start + counts[start // capacity]] for start in starts.tolist()]
+        return blocks or [self.rows[:0]]
+
+    def oldest_first(self) -> torch.Tensor:
+        """int64, the live rows, ring by ring from the oldest to the newest, on the CPU."""
+        state, capacity = self.state, int(self.state[at.CAPACITY])
+        found = []
+        for ring in range(int(state[at.NUM_RINGS])):
+            total = int(state[state[at.TOTALS] + ring])
+            count, pointer = min(total, capacity), int(state[state[at.POINTERS] + ring])
+            places = (pointer - count + np.arange(count)) % capacity
+            found.append(ring * capacity + places)
+        return torch.from_numpy(np.concatenate(found))
 
 
-def _compiled_add(layout: RecordLayout) -> Callable[..., bool] | None:
+def _compiled_add(layout: RowLayout) -> Callable[..., bool] | None:
     """`add_rows` for exactly the dtypes and axes of this layout, or None if it cannot have it."""
     fields = layout.fields
     is_plain = layout.obs == ["obs"] and layout.next_obs and not layout.extras
@@ -125,106 +190,231 @@ def _refuses_swapped(kernel: Any, obs: tuple[str, int], action: tuple[str, int])
     return True
 
 
-class ReplayStorage:
-    """Rows, the integers that say what is in them, and what is needed to write them.
+@njit(nogil=True, cache=True)
+def ids_fit(state, env_ids, num_rows):
+    """Whether env_ids int64 (K,) are one per row and in range, or none and rows make whole steps.
 
-    Attributes:
-        rows: uint8 (num_rows, stride) on the device.
-        table: The same as a NumPy array, if the device is the CPU and nothing is staged.
-        state: int64, see `indexing`.
-        successors: Next observations that no row has, or None if all rows have their own.
-        add_rows: Compiled for this layout, or None if `write` must be used.
+    Without environments (NUM_ENVS 0) any ids will do.
     """
+    num_envs = state[at.NUM_ENVS]
+    if env_ids.shape[0] == 0:
+        return num_envs == 0 or num_rows % num_envs == 0
+    if env_ids.shape[0] != num_rows:
+        return False
+    if num_envs:
+        for i in range(num_rows):
+            if env_ids[i] < 0 or env_ids[i] >= num_envs:
+                return False
+    return True
 
-    def __init__(
-        self,
-        layout: RecordLayout,
-        capacity: int,
-        num_rings: int,
-        num_envs: int,
-        device: torch.device,
-        *,
-        staged: bool,
-    ):  # fmt: skip
-        self.layout, self.device, self.is_staged = layout, device, staged
-        num_rows = capacity * num_rings
-        self.state = new_state(layout, capacity, num_rings, num_envs)
-        if device.type == "cpu":
-            self.rows = zeroed_bytes(num_rows * layout.stride).view(num_rows, -1)
+
+@njit(nogil=True, cache=True)
+def skip_rows(state, num_rows):
+    """Pass over the rows of an add that would be overwritten by the same add; return their number.
+
+    Only with a single ring; with one per env, rows are written in order and the last stay.
+    """
+    skipped = num_rows - state[at.CAPACITY]
+    if state[at.NUM_RINGS] > 1 or skipped <= 0:
+        return 0
+    state[state[at.TOTALS]] += skipped
+    state[state[at.POINTERS]] = (state[state[at.POINTERS]] + skipped) % state[at.CAPACITY]
+    state[at.ADDED] += skipped
+    state[at.COUNT] = min(state[state[at.TOTALS]], state[at.CAPACITY])
+    return skipped
+
+
+@njit(nogil=True, cache=True)
+def take_row(state, ring):
+    """Give the next row of a ring to a new transition; return the row of the table."""
+    capacity, place = state[at.CAPACITY], state[at.POINTERS] + ring
+    pointer = state[place]
+    state[place] = pointer + 1 if pointer + 1 < capacity else 0
+    if state[state[at.TOTALS] + ring] < capacity:
+        state[at.COUNT] += 1
+        state[at.IS_TALLIED] = 0
+    state[state[at.TOTALS] + ring] += 1
+    state[at.ADDED] += 1
+    return ring * capacity + pointer
+
+
+@njit(nogil=True, cache=True)
+def take_rows(state, count):
+    """The same for `count` transitions at once, at most the capacity, if there is one ring."""
+    capacity, place = state[at.CAPACITY], state[at.POINTERS]
+    pointer, total = state[place], state[state[at.TOTALS]]
+    state[place] = (pointer + count) % capacity
+    state[state[at.TOTALS]] = total + count
+    state[at.COUNT] = min(total + count, capacity)
+    state[at.ADDED] += count
+    state[at.IS_TALLIED] = 0
+    return pointer
+
+
+@njit(nogil=True, cache=True)
+def follow(state, ring, env, row, is_over):
+    """Note that `row`, just taken, is the newest of `env`, and what it follows.
+
+    Returns:
+        The row before it in the same env, or -1 if that is not alive; and whether the two lie in
+        one episode.
+    """
+    capacity = state[at.CAPACITY]
+    number = state[state[at.TOTALS] + ring] - 1
+    before = state[state[at.LAST] + env] - 1
+    is_joined = state[state[at.STOPPED] + env] == 0
+    state[state[at.LAST] + env] = number + 1
+    state[state[at.STOPPED] + env] = is_over
+    distance = number - before
+    if before < 0 or distance >= capacity:
+        return -1, False
+    row_before = row - distance
+    if row_before < ring * capacity:
+        row_before += capacity
+    return row_before, is_joined
+
+
+@njit(nogil=True, cache=True)
+def mark_cut(state, env_ids):
+    """Let the next rows of env_ids int64 (K,) begin new episodes."""
+    for i in range(env_ids.shape[0]):
+        state[state[at.STOPPED] + env_ids[i]] = 1
+
+
+@njit(nogil=True, cache=True)
+def shape_fits(shape, num_rows, state, first):
+    """Whether a shape is (num_rows, *dims), with the dims in `state` from `first` on."""
+    fits = shape[0] == num_rows
+    for i in range(len(shape) - 1):
+        fits = fits and shape[i + 1] == state[first + i]
+    return fits
+
+
+@njit(nogil=True, cache=True)
+def all_finite(rewards):
+    """Whether float (K,) have no NaN and nothing that is infinite as float32."""
+    total = np.float32(0.0)
+    for i in range(rewards.shape[0]):
+        total += np.float32(rewards[i]) * np.float32(0.0)
+    return total == np.float32(0.0)
+
+
+@njit(cache=True)
+def add_rows(
+    table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
+):  # fmt: skip
+    """Check and write transitions with a single array as observation, both observations stored.
+
+    It keeps the interpreter's lock, so that no other thread adds or draws meanwhile.
+
+    Args:
+        table: uint8 (rows, stride), written.
+        state: int64, see `layout`; written.
+        busy: int64 (1,), the flag of the buffer's `Guard`; nothing is written while it is set.
+        env_ids: int64 (K,), or (0,) for whole steps.
+        obs, next_obs: (K, *obs_shape), of the dtype of the table, like actions (K, *action_shape).
+        rewards: float (K,); stored as float32.
+        terminations, truncations: bool (K,).
+
+    Returns:
+        Whether everything fits; otherwise nothing was written.
+    """
+    num_rows = rewards.shape[0]
+    fits = (
+        busy[0] == 0
+        and shape_fits(obs.shape, num_rows, state, state[at.OBS_DIMS])
+        and shape_fits(next_obs.shape, num_rows, state, state[at.OBS_DIMS])
+        and shape_fits(actions.shape, num_rows, state, state[at.ACTION_DIMS])
+        and terminations.shape[0] == num_rows
+        and truncations.shape[0] == num_rows
+        and ids_fit(state, env_ids, num_rows)
+        and all_finite(rewards)
+    )
+    if not fits:
+        return False
+    obs_bytes, action_bytes = state[at.OBS_BYTES], state[at.ACTION_BYTES]
+    stride, num_envs, num_rings = table.shape[1], state[at.NUM_ENVS], state[at.NUM_RINGS]
+    link_at, env_at, over_at = state[at.LINK_AT], state[at.ENV_AT], state[at.OVER_AT]
+    reward_word = state[at.REWARD_AT] // 4
+    next_at, action_at = state[at.NEXT_AT], state[at.ACTION_AT]
+    floats, words = table.view(np.float32), table.view(np.int32)
+    # What is written some rows later is asked for now, as writing it has to wait for it as well.
+    ahead = _BYTES_AHEAD // stride * stride * (state[at.CAPACITY] if num_rings > 1 else 1)
+    end = table.size - stride if ahead else -1
+    first = skip_rows(state, num_rows)
+    at_once = num_rings == 1 and link_at < 0  # no row needs to know another
+    following = take_rows(state, num_rows - first) if at_once else 0
+    step, last_env = first % num_envs if num_envs else 0, max(num_envs - 1, 0)
+    for i in range(first, num_rows):
+        # Limited, as another thread may have changed it since it was checked.
+        env = min(max(env_ids[i], 0), last_env) if env_ids.shape[0] else step
+        step = step + 1 if step + 1 < num_envs else 0
+        ring = env if num_rings > 1 else 0
+        if at_once:
+            row = following
+            following = row + 1 if row + 1 < state[at.CAPACITY] else 0
         else:
-            self.rows = torch.zeros((num_rows, layout.stride), dtype=torch.uint8, device=device)
-        self.table = np.zeros((0, layout.stride), np.uint8) if staged else self.rows.numpy()
-        self.successors = None
-        if not layout.next_obs:
-            self.successors = Successors(layout, self.state, device, staged=staged)
-        self.staging = Staging(layout, self.rows, self.state) if staged else None
-        self.add_rows = None if staged else _compiled_add(layout)
+            row = take_row(state, ring)
+        start = row * stride
+        if start + ahead <= end:
+            for offset in range(start + ahead, start + ahead + stride, 64):
+                prefetch_to_write(table, offset)
+        copy_field(table, start, obs, i * obs_bytes, obs_bytes)
+        copy_field(table, start + next_at, next_obs, i * obs_bytes, obs_bytes)
+        copy_field(table, start + action_at, actions, i * action_bytes, action_bytes)
+        floats[row, reward_word] = np.float32(rewards[i])
+        table[row, over_at] = terminations[i]
+        table[row, over_at + 1] = truncations[i]
+        if env_at >= 0:
+            words[row, env_at // 4] = env
+        if link_at >= 0:
+            words[row, link_at // 4] = 0
+            before, is_joined = follow(state, ring, env, row, terminations[i] | truncations[i])
+            if before >= 0 and is_joined:
+                words[before, link_at // 4] = row + 1
+    return True
 
-    def memory(self) -> dict[str, int]:
-        """Bytes held by what they are for."""
-        sizes = {"rows": self.rows.nbytes, "state": self.state.nbytes}
-        if self.successors is not None:
-            sizes["successors"] = self.successors.nbytes
-        if self.staging is not None:
-            sizes["staging"] = self.staging.nbytes
-        return sizes
 
-    def write(self, arrays: Mapping[str, np.ndarray], env_ids: np.ndarray) -> None:
-        """Write checked transitions.
+@njit(cache=True)
+def place_rows(state, env_ids, is_over, rows, befores, envs):
+    """Take rows for transitions that are written field by field.
 
-        Args:
-            arrays: (K, ...) by path, C-contiguous, of the dtypes of the layout.
-            env_ids: int64 (K,), or (0,) for whole steps.
+    Args:
+        state: int64, see `layout`; written.
+        env_ids: int64 (K,) in range, or (0,) for whole steps.
+        is_over: bool (K,), the episode ends with this row.
+        rows: int64 (K,), written: the row of the table, or -1 for rows overwritten at once.
+        befores: int64 (K,), written: the row that gets a link to this one, or -1. If the two are
+            not in one episode it is -2 - row instead.
+        envs: int64 (K,), written.
+    """
+    num_envs, num_rings = state[at.NUM_ENVS], state[at.NUM_RINGS]
+    first = skip_rows(state, rows.shape[0])
+    step = first % num_envs if num_envs else 0
+    rows[:first] = -1
+    befores[:first] = -1
+    envs[:first] = 0
+    for i in range(first, rows.shape[0]):
+        env = env_ids[i] if env_ids.shape[0] else step
+        step = step + 1 if step + 1 < num_envs else 0
+        ring = env if num_rings > 1 else 0
+        row = take_row(state, ring)
+        rows[i], befores[i], envs[i] = row, -1, env
+        if state[at.LINK_AT] >= 0:
+            before, is_joined = follow(state, ring, env, row, is_over[i])
+            if before >= 0:
+                befores[i] = before if is_joined else -2 - before
 
-        Raises:
-            BufferMemoryError: There is no memory for more final observations, or for staging a
-                larger add than before; nothing was changed.
-        """
-        count = len(arrays["rewards"])
-        if not count:
-            return
-        if self.successors is not None:
-            self.successors.reserve(count)
-        if self.staging is not None:
-            self.staging.reserve(count)
-        rows, befores, envs = np.empty((3, count), np.int64)
-        is_over = arrays["terminations"] | arrays["truncations"]
-        place_rows(self.state, env_ids, is_over, rows, befores, envs)
-        if self.successors is not None:
-            codes = self.successors.keep(arrays, rows, befores, envs)
-        else:
-            codes = (rows + 1).astype(np.int32)
-        if "env_ids" in self.layout.fields:
-            arrays = {**arrays, "env_ids": envs.astype(np.int32)}
-        if self.staging is not None:
-            self.staging.write(arrays, rows, befores, codes)
-            return
-        for path, field in self.layout.fields.items():
-            if path != "link":
-                source = arrays[path].reshape(-1).view(np.uint8)
-                scatter_field(self.table, rows, source, field.offset, field.nbytes)
-        if "link" in self.layout.fields:
-            offset = self.layout.fields["link"].offset
-            write_links(self.table, rows, befores, codes, offset)
 
-    def live_blocks(self) -> list[torch.Tensor]:
-        """The rows that hold transitions, as views of the table in its order."""
-        state, capacity = self.state, int(self.state[at.CAPACITY])
-        totals = state[state[at.TOTALS] :][: state[at.NUM_RINGS]]
-        if (totals >= capacity).all():
-            return [self.rows]
-        counts = np.minimum(totals, capacity)
-        starts = np.flatnonzero(counts) * capacity
-        blocks = [self.rows[start : start + counts[start // capacity]] for start in starts.tolist()]
-        return blocks or [self.rows[:0]]
+@njit(nogil=True, cache=True)
+def write_links(table, rows, befores, codes, offset):
+    """Clear the codes of rows int64 (K,) and give befores[i] the code codes[i], in this order.
 
-    def oldest_first(self) -> torch.Tensor:
-        """int64, the live rows, ring by ring from the oldest to the newest, on the CPU."""
-        state, capacity = self.state, int(self.state[at.CAPACITY])
-        found = []
-        for ring in range(int(state[at.NUM_RINGS])):
-            total = int(state[state[at.TOTALS] + ring])
-            count, pointer = min(total, capacity), int(state[state[at.POINTERS] + ring])
-            places = (pointer - count + np.arange(count)) % capacity
-            found.append(ring * capacity + places)
-        return torch.from_numpy(np.concatenate(found))
+    Codes are int32 at byte `offset` of a row. Negative rows and befores are passed over.
+    """
+    words = table.view(np.int32)
+    for i in range(rows.shape[0]):
+        if rows[i] >= 0:
+            words[rows[i], offset // 4] = 0
+        if befores[i] >= 0:
+            words[befores[i], offset // 4] = codes[i]

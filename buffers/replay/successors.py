@@ -7,26 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation
-from buffers.core.rows import RecordLayout
-from buffers.replay import indexing as at
-from buffers.replay.kernels import keep_successors
+from buffers.core.rows import RowLayout
+from buffers.replay import layout as at
+from buffers.replay.layout import first_slots
 
-__all__ = ["Successors", "successor_bytes"]
+__all__ = ["Successors"]
 
 _ADVICE = "use a smaller capacity, or store_next=True if most transitions end an episode"
-
-
-def _first_slots(num_rows: int, num_envs: int) -> int:
-    """Final observations there is room for at first: one per env, and one in 64 rows."""
-    return max(16, num_envs, num_rows // 64)
-
-
-def successor_bytes(num_rows: int, num_envs: int, obs_bytes: int) -> int:
-    """Bytes a new `Successors` takes."""
-    slots = _first_slots(num_rows, num_envs)
-    return (num_envs + slots) * obs_bytes + 8 * slots + 4 * num_rows
 
 
 class Successors:
@@ -46,12 +36,10 @@ class Successors:
         is_captured: Whether a CUDA graph reads `device_finals`.
     """
 
-    def __init__(
-        self, layout: RecordLayout, state: np.ndarray, device: torch.device, *, staged: bool
-    ):
+    def __init__(self, layout: RowLayout, state: np.ndarray, device: torch.device, *, staged: bool):
         self._layout, self._state, self._device, self._staged = layout, state, device, staged
         num_rows, num_envs = int(state[at.CAPACITY] * state[at.NUM_RINGS]), int(state[at.NUM_ENVS])
-        num_slots = _first_slots(num_rows, num_envs)
+        num_slots = first_slots(num_rows, num_envs)
         size = layout.obs_bytes
         leaves = [layout.fields[path] for path in layout.obs]
         self._padding = slice(sum(leaf.nbytes for leaf in leaves), size)  # behind the leaves
@@ -96,12 +84,15 @@ class Successors:
             finals, free = np.zeros((num_slots, size), np.uint8), np.zeros(num_slots, np.int64)
             finals[:before] = self.finals
             twin = self._twin(finals)
-        num_free = int(self._state[at.NUM_FREE])
-        free[:num_free] = self.free[:num_free]
-        free[num_free : num_free + num_slots - before] = np.arange(before, num_slots)
-        self.finals, self.free = finals, free
-        self._state[at.NUM_FREE] = num_free + num_slots - before
-        self.device_finals = twin
+        free[:before] = self.free
+        self.finals, self.free, self.device_finals = finals, free, twin
+        self.add_slots(before)
+
+    def add_slots(self, first: int) -> None:
+        """Take all slots from a number on for free, besides those that are counted as free."""
+        begin, count = int(self._state[at.NUM_FREE]), len(self.finals) - first
+        self.free[begin : begin + count] = np.arange(first, len(self.finals))
+        self._state[at.NUM_FREE] = begin + count
 
     def keep(
         self,
@@ -163,13 +154,65 @@ class Successors:
         if len(layout.obs) == 1:
             array = arrays[prefix + layout.obs[0]]
             return array.reshape(len(array), -1).view(np.uint8)
-        first = min(layout.fields[path].offset for path in layout.obs)
         # Rows are compared as bytes, padding and all.
         allocate = np.zeros if self._padding.start < self._padding.stop else np.empty
         packed = allocate((len(arrays["rewards"]), layout.obs_bytes), np.uint8)
         for path in layout.obs:
             field = layout.fields[path]
-            begin = field.offset - first
+            begin = field.offset - layout.obs_at
             leaf = arrays[prefix + path]
             packed[:, begin : begin + field.nbytes] = leaf.reshape(len(leaf), -1).view(np.uint8)
         return packed
+
+
+@njit(nogil=True, cache=True)
+def same_bytes(left, left_row, right, right_row):
+    """Whether row left_row of uint8 (A, S) equals row right_row of uint8 (B, S)."""
+    difference = np.uint8(0)
+    for k in range(left.shape[1]):
+        difference |= left[left_row, k] ^ right[right_row, k]
+    return difference == 0
+
+
+@njit(cache=True)
+def keep_successors(
+    state, rows, befores, envs, obs, next_obs, slots, pending, finals, free, codes
+):  # fmt: skip
+    """Decide where each row finds its next observation, if observations are stored once.
+
+    A row's code is 0 while it is the newest of its env (the next observation is in `pending`), row
+    + 1 of its successor if that begins with the same bytes, else -1 - slot in `finals`.
+
+    Args:
+        state: int64, see `layout`; its count of free slots is written.
+        rows, befores, envs: int64 (K,), from `place_rows`.
+        obs, next_obs: uint8 (K, S), packed observations.
+        slots: int32 (rows,), written: for each row of the table its slot + 1, or 0.
+        pending: uint8 (N, S), written: the newest next observation of each env.
+        finals: uint8 (F, S), written.
+        free: int64 (F,), the stack of free slots; written. At least K must be free.
+        codes: int32 (K,), written: the code of row befores[i].
+    """
+    num_free = state[at.NUM_FREE]
+    for i in range(rows.shape[0]):
+        row, env = rows[i], envs[i]
+        codes[i] = 0
+        if row < 0:
+            continue
+        if slots[row] > 0:  # the row that is overwritten here had one
+            free[num_free] = slots[row] - 1
+            num_free += 1
+            slots[row] = 0
+        is_joined = befores[i] >= 0
+        before = befores[i] if is_joined else -2 - befores[i]
+        befores[i] = before
+        if before >= 0 and is_joined and same_bytes(pending, env, obs, i):
+            codes[i] = row + 1
+        elif before >= 0:
+            num_free -= 1
+            slot = free[num_free]
+            finals[slot] = pending[env]
+            slots[before] = slot + 1
+            codes[i] = -1 - slot
+        pending[env] = next_obs[i]
+    state[at.NUM_FREE] = num_free

@@ -7,15 +7,15 @@ buffer's `generator` with the graph).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator
 from buffers.core.memory import check_fits
-from buffers.core.rows import RecordLayout, field_view
-from buffers.replay import indexing as at
+from buffers.core.rows import Field, RowLayout, plan_view, view_fields
+from buffers.replay import layout as at
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.storage import ReplayStorage
 
@@ -48,7 +48,8 @@ class TorchReader:
         seed: Of the generator.
 
     Attributes:
-        generator: On the device.
+        generator: What rows are drawn by, on the device.
+        owner: What the batches belong to.
     """
 
     def __init__(
@@ -62,15 +63,14 @@ class TorchReader:
     ):
         assert storage.staging is not None
         self._storage, self._layout = storage, storage.layout
+        self.owner = self
         self._counts = storage.staging.counts
         self._num_steps, self._gamma, self._has_weights = num_steps, gamma, has_weights
         self._num_rings, self._capacity = len(self._counts), int(storage.state[at.CAPACITY])
         self.generator = DeviceGenerator(seed, storage.device)
         names = ("rewards", "terminations", "truncations", "link", "env_ids")
-        fields = self._layout.fields
-        self._columns = {
-            name: field_view(storage.rows, fields[name]) for name in names if name in fields
-        }
+        fields = {name: f for name, f in self._layout.fields.items() if name in names}
+        self._columns = _views(storage.rows, fields)
 
     def new(self, size: int) -> ReplayBatch:
         """A batch of B transitions in memory of its own, not initialised."""
@@ -92,17 +92,6 @@ class TorchReader:
         indices = empty(dtype=torch.int64)
         memory = TorchMemory(own, last, once, sums[0], sums[1], indices, weights, self)
         return _shape_batch(memory, layout, size)
-
-    def check(self, out: Any, size: int) -> ReplayBatch:
-        """Raise BufferMisuseError unless out is a batch of this reader and of this size."""
-        if not isinstance(out, ReplayBatch) or getattr(out.memory, "owner", None) is not self:
-            raise BufferMisuseError(
-                f"out is a {type(out).__name__}, expected a batch that new_batch or sample of this "
-                "buffer returned"
-            )
-        if out.size != size:
-            raise BufferMisuseError(f"out holds {out.size} transitions, expected {size}")
-        return out
 
     def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
         """False: on a device nothing takes one call only."""
@@ -214,27 +203,25 @@ class TorchReader:
         torch.where(link > 0, followed, torch.where(link < 0, final, newest), out=target)
 
 
-def _shape_batch(memory: TorchMemory, layout: RecordLayout, size: int) -> ReplayBatch:
+def _shape_batch(memory: TorchMemory, layout: RowLayout, size: int) -> ReplayBatch:
     """Name the fields of packed rows."""
-    fields = layout.fields
+    own, last = _views(memory.own, layout.fields), _views(memory.last, layout.fields)
     found: dict[str, Any] = {"indices": memory.indices, "weights": memory.weights}
-    found["obs"] = layout.build_obs([field_view(memory.own, fields[path]) for path in layout.obs])
+    found["obs"] = layout.build_obs([own[path] for path in layout.obs])
     if memory.successors is None:
-        following = [field_view(memory.last, fields[path]) for path in layout.next_obs]
+        following = [last[path] for path in layout.next_obs]
     else:
-        first = min(fields[path].offset for path in layout.obs)
-        leaves = [fields[path] for path in layout.obs]
-        moved = [leaf._replace(offset=leaf.offset - first) for leaf in leaves]
-        following = [field_view(memory.successors, leaf) for leaf in moved]
+        views = [plan_view(layout.fields[path], layout.obs_at) for path in layout.obs]
+        following = view_fields(memory.successors, views)
     found["next_obs"] = layout.build_obs(following)
-    found["actions"] = field_view(memory.own, fields["actions"])
-    has_sums = memory.rewards is not None
-    found["rewards"] = memory.rewards if has_sums else field_view(memory.own, fields["rewards"])
-    if memory.discounts is not None:
-        found["discounts"] = memory.discounts
-    if "env_ids" in fields:
-        found["env_ids"] = field_view(memory.own, fields["env_ids"])
-    for name in ("terminations", "truncations"):
-        found[name] = field_view(memory.last, fields[name])
-    extras = {name: field_view(memory.own, fields[name]) for name in layout.extras}
-    return ReplayBatch(found, extras, size, memory)
+    found |= {name: own[name] for name in ("actions", "rewards", "env_ids") if name in own}
+    found |= {name: last[name] for name in ("terminations", "truncations")}
+    if memory.rewards is not None:
+        found |= {"rewards": memory.rewards, "discounts": memory.discounts}
+    return ReplayBatch(found, {name: own[name] for name in layout.extras}, size, memory)
+
+
+def _views(rows: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, torch.Tensor]:
+    """Fields (B, *shape) of packed rows uint8 (B, stride), by path; not copies."""
+    views = view_fields(rows, [plan_view(field) for field in fields.values()])
+    return dict(zip(fields, views, strict=True))

@@ -1,17 +1,22 @@
-"""SharedReplayBuffer: one ring of transitions for all environments."""
+"""Replay buffers whose transitions are drawn alike: in one ring, or in one for each environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import Space
 
-from buffers.replay.base import ReplayBuffer, RowOptions, plan_replay
+from buffers.core.errors import BufferMisuseError
+from buffers.replay import layout as at
+from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
 
-__all__ = ["SharedReplayBuffer"]
+__all__ = ["PerEnvReplayBuffer", "SharedReplayBuffer"]
+
+_DRAWS = {"transitions": "rows", "envs": "rings"}
 
 
 class SharedReplayBuffer(ReplayBuffer):
@@ -66,37 +71,12 @@ class SharedReplayBuffer(ReplayBuffer):
         seed: int | None = None,
         staged: bool = False,
     ):
-        rows: RowOptions = {
-            "n_step": n_step,
-            "gamma": gamma,
-            "store_next": store_next,
-            "track_env": track_env,
-            "extra_columns": extra_columns,
-        }
-        spaces = observation_space, action_space
-        options = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
-        super().__init__(options, device=device, seed=seed, staged=staged)
-        made = {"device": self.device, "staged": staged, "num_envs": num_envs, **rows}
-        self._remember(SharedReplayBuffer, capacity, *spaces, **made)
-
-    @staticmethod
-    def nbytes_for(
-        capacity: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        num_envs: int | None = None,
-        **options: Unpack[RowOptions],
-    ) -> int:
-        """Bytes the constructor would allocate with these arguments; allocates nothing.
-
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> SharedReplayBuffer.nbytes_for(500_000, Box(-1, 1, (52,)), Discrete(7))
-        224000240
-        """
-        spaces = observation_space, action_space
-        plan = plan_replay(capacity, *spaces, num_envs=num_envs, **options)
-        return plan.nbytes(plan.capacity)
+        super().__init__(
+            SharedReplayBuffer, capacity, observation_space, action_space,
+            n_step=n_step, gamma=gamma,
+            store_next=store_next, track_env=track_env, extra_columns=extra_columns,
+            num_envs=num_envs, device=device, seed=seed, staged=staged,
+        )  # fmt: skip
 
     def sample(
         self, batch_size: int, out: ReplayBatch | None = None, *, replace: bool = True
@@ -114,6 +94,101 @@ class SharedReplayBuffer(ReplayBuffer):
         """
         batch = self._batch(batch_size, out)
         draw = "rows" if replace else "distinct"
+        if not self._reader.fill_at_once(batch, draw):
+            self._fill(batch, draw)
+        return batch
+
+
+class PerEnvReplayBuffer(ReplayBuffer):
+    """The newest `capacity` transitions of each environment, in a ring of its own.
+
+    Args:
+        capacity: Number of transitions held of each environment.
+        observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
+            Dict and Tuple of these.
+        action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
+        num_envs: Number of environments.
+        over: "transitions" draws all transitions with equal probability, so that an environment
+            counts by what it has; "envs" an environment that has some first, then one of its.
+        n_step: As in `SharedReplayBuffer`, like all that follow.
+        gamma: Discount per step.
+        store_next: Whether next observations are stored besides.
+        track_env: Batches have `env_ids`.
+        extra_columns: Names and spaces of further values per transition.
+        device: Where the transitions live and batches are made.
+        seed: Of the generator.
+        staged: Do on the CPU what is done on other devices, to test it.
+
+    Raises:
+        BufferMisuseError: An argument that does not fit.
+        BufferMemoryError: More memory is needed than is free. Nothing was allocated.
+
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> buffer = PerEnvReplayBuffer(100, Box(-1, 1, (4,)), Discrete(2), num_envs=3, seed=0)
+    >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
+    >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
+    >>> buffer.add(**step, terminations=flags, truncations=flags)
+    >>> buffer.counts.tolist(), tuple(buffer.sample(256).obs.shape)
+    ([1, 1, 1], (256, 4))
+    """
+
+    _is_per_env = True
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int,
+        over: str = "transitions",
+        n_step: int = 1,
+        gamma: float | None = None,
+        store_next: bool = True,
+        track_env: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        staged: bool = False,
+    ):
+        if not isinstance(over, str) or over not in _DRAWS:
+            raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
+        self.over = over
+        super().__init__(
+            PerEnvReplayBuffer, capacity, observation_space, action_space, own={"over": over},
+            n_step=n_step, gamma=gamma,
+            store_next=store_next, track_env=track_env, extra_columns=extra_columns,
+            num_envs=num_envs, device=device, seed=seed, staged=staged,
+        )  # fmt: skip
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {"over": self.over}
+
+    @property
+    def counts(self) -> np.ndarray:
+        """int64 (num_envs,), transitions held of each environment; a copy."""
+        state = self._state
+        return np.minimum(state[state[at.TOTALS] :][: state[at.NUM_RINGS]], self.capacity)
+
+    def sample(
+        self, batch_size: int, out: ReplayBatch | None = None, *, replace: bool = True
+    ) -> ReplayBatch:
+        """Draw transitions, as `over` says.
+
+        Args:
+            batch_size: B.
+            out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
+            replace: False draws B different ones; only over transitions.
+
+        Raises:
+            BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
+                an argument does not fit.
+        """
+        if not replace and self.over != "transitions":
+            raise BufferMisuseError("replace=False needs over='transitions'")
+        batch = self._batch(batch_size, out)
+        draw = _DRAWS[self.over] if replace else "distinct"
         if not self._reader.fill_at_once(batch, draw):
             self._fill(batch, draw)
         return batch

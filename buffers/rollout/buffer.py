@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -10,26 +11,39 @@ import torch
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from buffers.core.columns import Allocate
-from buffers.core.copies import Rebuilt
+from buffers.core.arguments import read_distinct_ids, read_nest, read_tensor
+from buffers.core.checkpoint import Block
+from buffers.core.columns import Allocate, foreach_copy
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
-from buffers.rollout.gae import fill_advantages_torch
-from buffers.rollout.gae_arguments import check_discounts
-from buffers.rollout.gae_kernels import fill_advantages
-from buffers.rollout.input import read_field
+from buffers.core.state import (
+    FieldWatcher,
+    LoadedState,
+    Placed,
+    Shapes,
+    StatefulBuffer,
+    Wanted,
+    check_settings,
+    contradiction,
+)
+from buffers.rollout.gae import check_discounts, fill_advantages_torch
 from buffers.rollout.kernels import (
+    UNWRITTEN,
+    are_all_finite,
     collect_rows,
+    fill_advantages,
     finished_episodes,
     first_missing_final,
+    mark_dead_steps,
 )
-from buffers.rollout.layout import plan_rollout
+from buffers.rollout.layout import RolloutLayout, parse_autoreset_mode, plan_rollout
 from buffers.rollout.minibatches import MinibatchSampler, RolloutBatch
-from buffers.rollout.state import restore_rollout_state, rollout_state
-from buffers.rollout.steps import RolloutSteps
+from buffers.rollout.storage import RolloutSlot, RolloutStorage
 
 __all__ = ["EpisodeStats", "RolloutBuffer"]
 
+_STATE_VERSION = 1
+_CARRIED = ("over_before", "running_returns", "running_lengths")
 _BATCH_FIELDS = ("actions", "log_probs", "values", "advantages", "returns")
 
 _COUNTS = (
@@ -45,7 +59,7 @@ class EpisodeStats(NamedTuple):
     lengths: np.ndarray  # int64 (K,), numbers of steps
 
 
-class RolloutBuffer(RolloutSteps, Rebuilt):
+class RolloutBuffer(StatefulBuffer):
     """T steps of N environments, their advantages, and minibatches of them.
 
     One update is: for each t from 0 to T - 1 `obs_at(t)`, `put(t, ...)` and an environment step
@@ -143,19 +157,23 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         staged: bool = False,
     ):
         gamma, gae_lambda = check_discounts(gamma, gae_lambda)
-        self._guard = Guard()
-        super().__init__(
-            num_steps,
-            num_envs,
-            observation_space,
-            action_space,
-            autoreset_mode=autoreset_mode,
-            device=device,
-            allocate=allocate,
-            staged=staged,
-            extra_columns=extra_columns,
-        )
+        spaces = observation_space, action_space
+        layout = plan_rollout(num_steps, num_envs, *spaces, autoreset_mode, extra_columns)
+        _check_mode_of_owner(allocate, layout)
+        self.num_steps, self.num_envs = layout.num_steps, layout.num_envs
+        self.observation_space, self.action_space = observation_space, action_space
+        self.autoreset_mode = layout.autoreset_mode
+        self.device = torch.device(device)
         self.gamma, self.gae_lambda = gamma, gae_lambda
+        self._guard = Guard()
+        self._layout = layout
+        self._staged = staged or self.device.type != "cpu"
+        with torch.inference_mode(False):  # the tensors outlive the mode they were made in
+            self._storage = RolloutStorage(
+                layout, self.device, staged=self._staged, allocate=allocate
+            )
+            self._name_tensors()
+        self._name_rows()
         self._gae_inputs = self._storage.gae_inputs()
         storage = self._storage
         self._sampler = MinibatchSampler(
@@ -173,6 +191,38 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
             autoreset_mode=autoreset_mode, gamma=gamma, gae_lambda=gae_lambda, device=device,
             extra_columns=extra_columns, staged=staged,
         )  # fmt: skip
+
+    def _name_tensors(self) -> None:
+        storage = self._storage
+        self.obs = storage.obs_tensor()
+        self.actions = storage.tensor("actions")
+        self.log_probs = storage.tensor("log_probs")
+        self.values = storage.tensor("values")
+        self.rewards = storage.tensor("rewards")
+        self.terminations = storage.tensor("terminations")
+        self.truncations = storage.tensor("truncations")
+        self.valid = storage.tensor("valid")
+        self.valid_pages = storage.pages["valid"]
+        uses_final = self._layout.uses_final_values
+        self.final_values = storage.tensor("final_values") if uses_final else None
+        self.advantages = storage.tensor("advantages")
+        self.returns = storage.tensor("returns")
+        self.extras = storage.extras
+
+    def _name_rows(self) -> None:
+        self._obs_rows = self._storage.obs_rows
+        self._slots = self._storage.slots
+        self._pages, self._flags = self._storage.pages, self._storage.flags
+        self._policy_rows = self._storage.policy_rows
+        self._action_pages = self._storage.action_pages
+        self._action_shape, self._action_dtype = self.actions.shape[1:], self.actions.dtype
+        self._row_shape = self.log_probs.shape[1:]
+        self._has_policy = bytearray(self.num_steps)
+        self._has_extras = {name: bytearray(self.num_steps) for name in self.extras}
+        self._is_uploaded = bytearray(self.num_steps + 1)
+        # T while steps may be written, else 0: one comparison checks both the range and the time.
+        self._open_steps = 0
+        self._is_started = self._has_marks = False
 
     @staticmethod
     def nbytes_for(
@@ -211,6 +261,214 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         self._require_computed("num_valid")
         return self._num_valid
 
+    def start(self, obs: Any) -> None:
+        """Begin with the observations of a reset of all environments; drops what was collected.
+
+        Args:
+            obs: (N, *obs_shape), nested like the observation space; copied.
+
+        Raises:
+            BufferMisuseError: Structure, shape or dtype does not fit; nothing was changed.
+        """
+        leaves = self._read_obs(obs)
+        self._storage.write_obs(0, leaves)
+        for name in ("over_before", "running_returns", "running_lengths"):
+            self._pages[name].fill(0)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Open all steps for writing."""
+        self._storage.wait_for_device()
+        for marks in (self._has_policy, self._is_uploaded, *self._has_extras.values()):
+            marks[:] = bytes(len(marks))
+        self._storage.mark_policy_outputs()
+        self._has_marks = False  # rewards can be read until the first slot is taken
+        self.valid_pages.fill(True)
+        if self.final_values is not None:
+            self._pages["has_final"].fill(False)
+        self._open_steps = self.num_steps
+        self._is_started = True
+        self._sampler.stop()
+        self._is_computed = self._is_counted = False
+
+    def obs_at(self, t: int) -> Any:
+        """Observations before step t, or after the last step for t = T.
+
+        Returns:
+            Tensors (N, *obs_shape) on `device`, nested like the space: views made once. On another
+            device than the CPU this enqueues the copy from the host pages.
+
+        Raises:
+            BufferMisuseError: t is outside 0 .. T, or nothing was started.
+        """
+        if not (0 <= t <= self.num_steps and self._is_started):
+            raise self._refusal("obs_at", t, self.num_steps)
+        if self._staged and self._open_steps:
+            self._storage.upload_obs(t)
+            self._is_uploaded[t] = 1
+        return self._obs_rows[t]
+
+    def _read_obs(self, obs: Any) -> list[np.ndarray]:
+        layout = self._layout
+        return read_nest("obs", obs, self.observation_space, layout.obs_leaves, self.num_envs)
+
+    def write_obs(self, t: int, obs: Any) -> None:
+        """Replace the observations before step t, as after resetting some envs under DISABLED.
+
+        Args:
+            t: 0 to T.
+            obs: (N, *obs_shape) of all environments, nested like the observation space; copied.
+
+        Raises:
+            BufferMisuseError: t out of range, or obs does not fit; nothing was changed.
+        """
+        if not (0 <= t <= self.num_steps and self._open_steps):
+            raise self._refusal("write_obs", t, self.num_steps)
+        t = operator.index(t)  # what is equal to an integer indexes otherwise
+        self._storage.write_obs(t, self._read_obs(obs))
+        self._is_uploaded[t] = 0
+
+    def put(
+        self,
+        t: int,
+        *,
+        actions: Any = None,
+        log_probs: Any = None,
+        values: Any = None,
+        **extras: Any,
+    ) -> np.ndarray:
+        """Copy what the policy made of the observations of step t.
+
+        Extra columns that are known only after the step, such as costs, may come in a second call,
+        without the policy's outputs.
+
+        Args:
+            t: 0 to T - 1.
+            actions: (N, *action_shape), of the dtype of the action space or one that casts to it
+                without changing kind. Like the others a tensor or an array; gradients are dropped.
+            log_probs: float (N,), logarithms of the probabilities (densities) of the actions.
+            values: float (N,), estimated values of the observations.
+            extras: Extra columns by name, (N, ...), all of them or some.
+
+        Returns:
+            The actions as a NumPy view (N, *action_shape) of the host pages, for the environment.
+
+        Raises:
+            BufferMisuseError: t out of range, wrong shape or dtype, an unknown column, or the
+                rollout is complete or was not started; nothing was changed.
+        """
+        if not 0 <= t < self._open_steps:
+            raise self._refusal("put", t, self.num_steps - 1)
+        row_shape, float32 = self._row_shape, torch.float32
+        try:
+            fits = (
+                actions.dtype is self._action_dtype
+                and log_probs.dtype is float32
+                and values.dtype is float32
+                and actions.shape == self._action_shape
+                and log_probs.shape == row_shape
+                and values.shape == row_shape
+            )
+        except AttributeError:  # neither tensors nor arrays
+            fits = False
+        read = self._read_extras(extras) if extras else None
+        if not fits:
+            if read and actions is None and log_probs is None and values is None:
+                self._write_extras(t, read)
+                return self._action_pages[t]
+            actions = read_tensor("actions", actions, self._action_shape, self._action_dtype)
+            log_probs = read_tensor("log_probs", log_probs, row_shape, float32)
+            values = read_tensor("values", values, row_shape, float32)
+        if torch.is_grad_enabled():
+            actions, log_probs, values = actions.detach(), log_probs.detach(), values.detach()
+        # One call instead of three: with few environments calls take longer than the copying.
+        foreach_copy(self._policy_rows[t], (actions, log_probs, values))
+        if read:
+            self._write_extras(t, read)
+        self._has_policy[t] = 1
+        if self._staged:
+            self._storage.download_actions(t)
+        return self._action_pages[t]
+
+    def _read_extras(self, extras: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Extra columns of one step as tensors that fit."""
+        read = {}
+        for name, given in extras.items():
+            column = self.extras.get(name)
+            if column is None:
+                declared = f"only {sorted(self.extras)}" if self.extras else "and none was declared"
+                raise BufferMisuseError(
+                    f"there is no extra column {name!r}, {declared}; name it in extra_columns of "
+                    "the constructor"
+                )
+            read[name] = read_tensor(name, given, column.shape[1:], column.dtype)
+        return read
+
+    def _write_extras(self, t: int, read: Mapping[str, torch.Tensor]) -> None:
+        for name, column in read.items():
+            self._storage.extra_rows[name][t].copy_(column)
+            self._has_extras[name][t] = 1
+
+    def env_actions(self, t: int) -> np.ndarray:
+        """The actions of step t as a NumPy view (N, *action_shape) of the host pages.
+
+        `put` returns them too; this is for actions written into `actions[t]` directly.
+
+        Raises:
+            BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
+        """
+        if not 0 <= t < self._open_steps:
+            raise self._refusal("env_actions", t, self.num_steps - 1)
+        if self._staged:
+            self._storage.download_actions(t)
+        return self._action_pages[t]
+
+    def slot(self, t: int) -> RolloutSlot:
+        """Where the environment writes the results of step t.
+
+        Observations go into row t + 1, the rest into row t. The views are made once and written
+        anew in every rollout. Asking for a slot does not count as filling it: the first one taken
+        in a rollout marks all rewards as not written (they read as NaN), and `compute_advantages`,
+        `episodes` and `advance` refuse while such marks are left, as after an environment that
+        raised. Take the slot again then, and step into it.
+
+        Raises:
+            BufferMisuseError: t is outside 0 .. T - 1, or the rollout is complete or not started.
+        """
+        if 0 <= t < self._open_steps:
+            if not self._has_marks:
+                self._storage.mark_rewards()
+                self._has_marks = True
+            return self._slots[t]
+        raise self._refusal("slot", t, self.num_steps - 1)
+
+    def set_final_values(self, t: int, env_ids: Any, values: Any) -> None:
+        """Give the values of the observations that episodes truncated in step t ended with.
+
+        Args:
+            t: 0 to T - 1.
+            env_ids: int (K,), the environments; or a mask bool (N,), as `infos["_final_obs"]`.
+            values: float (K,), estimated values of their final observations.
+
+        Raises:
+            BufferMisuseError: t out of range, env_ids or values do not fit, or the mode is
+                NEXT_STEP, where the final observation is the next row and has its value already.
+                Nothing was changed.
+        """
+        if not 0 <= t < self._open_steps:
+            raise self._refusal("set_final_values", t, self.num_steps - 1)
+        if self.final_values is None:
+            raise BufferMisuseError(
+                "set_final_values is not for autoreset NEXT_STEP: there the final observation is "
+                "the next row, and values[t + 1] its value; leave the call out"
+            )
+        t = operator.index(t)
+        ids = read_distinct_ids(env_ids, self.num_envs)
+        found = read_tensor("values", values, (len(ids),), torch.float32)
+        where = torch.from_numpy(ids).to(self.device)
+        self.final_values[t].index_copy_(0, where, found.to(self.device, torch.float32))
+        self._pages["has_final"][t, ids] = True
+
     @exclusive
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
@@ -222,10 +480,10 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
         self._episodes()  # carries the sums of unfinished episodes on
-        columns = self._storage.columns
-        self._storage.write_obs(0, [column.host[-1] for column in self._storage.obs])
-        terminations, truncations = columns["terminations"].host, columns["truncations"].host
-        np.logical_or(terminations[-1], truncations[-1], out=columns["over_before"].host)
+        pages = self._pages
+        self._storage.write_obs(0, [pages[-1] for pages in self._storage.obs_pages])
+        terminations, truncations = pages["terminations"], pages["truncations"]
+        np.logical_or(terminations[-1], truncations[-1], out=pages["over_before"])
         self._begin()
 
     def compute_advantages(self, last_values: Any, *, policy_outputs: bool = True) -> None:
@@ -244,7 +502,7 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
                 continued.
         """
         self._require_started("compute_advantages")
-        last = read_field("last_values", last_values, self._row_shape, torch.float32)
+        last = read_tensor("last_values", last_values, self._row_shape, torch.float32)
         self._compute(last, policy_outputs)
 
     @exclusive
@@ -260,15 +518,14 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
             self._fill_on_device()
         else:
             self._fill_on_host()
-        rows = self._storage.columns["rows"].host
+        rows = self._pages["rows"]
         self._sampler.stop()
-        self._num_valid = int(collect_rows(self._storage.flags("valid").reshape(-1), rows))
+        self._num_valid = int(collect_rows(self._flags["valid"].reshape(-1), rows))
         self._is_computed = True
-        self._complete()
+        self._open_steps = 0  # until the next rollout begins
 
     def _fill_on_host(self) -> None:
-        columns = self._storage.columns
-        outputs = columns["advantages"].host, columns["returns"].host
+        outputs = self._pages["advantages"], self._pages["returns"]
         decay = np.float32(self.gamma * self.gae_lambda)
         fill_advantages(*self._gae_inputs, np.float32(self.gamma), decay, *outputs)
 
@@ -281,10 +538,10 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         fill_advantages_torch(self._gae_inputs, *results, self.gamma, self.gae_lambda)
 
     def _require_final_values(self) -> None:
-        if not self._layout.uses_final_values:
+        if self.final_values is None:
             return
         names = ("terminations", "truncations", "valid", "has_final")
-        row = int(first_missing_final(*(self._storage.flags(name).reshape(-1) for name in names)))
+        row = int(first_missing_final(*(self._flags[name].reshape(-1) for name in names)))
         if row >= 0:
             t, env_id = divmod(row, self.num_envs)
             raise BufferMisuseError(
@@ -307,17 +564,17 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
 
     def _episodes(self) -> EpisodeStats:
         self._require_started("episodes")
-        columns, flags = self._storage.columns, self._storage.flags
-        returns, lengths = columns["episode_returns"].host, columns["episode_lengths"].host
+        pages, flags = self._pages, self._flags
+        returns, lengths = pages["episode_returns"], pages["episode_lengths"]
         if not self._is_counted:
             self._require_results("episodes")
             self._num_episodes = finished_episodes(
-                columns["rewards"].host,
-                flags("terminations"),
-                flags("truncations"),
-                flags("valid"),
-                columns["running_returns"].host,
-                columns["running_lengths"].host,
+                pages["rewards"],
+                flags["terminations"],
+                flags["truncations"],
+                flags["valid"],
+                pages["running_returns"],
+                pages["running_lengths"],
                 returns,
                 lengths,
             )
@@ -350,16 +607,100 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         number = self._sampler.count_batches(num_minibatches, batch_size, self._num_valid)
         return self._sampler.draw(self._num_valid, number)
 
+    def _require_started(self, method: str) -> None:
+        if not self._is_started:
+            raise self._refusal(method, 0, 0)
+
+    def _has_any_results(self) -> bool:
+        """Whether anything was written into a slot since the rollout began."""
+        return self._has_marks and bool((self._storage.reward_bits != UNWRITTEN).any())
+
+    def _require_results(self, method: str) -> None:
+        """Raise unless every environment has written every step, with a finite reward where valid.
+
+        Complete `valid` between the two: flags of steps that nobody wrote must not clear it.
+        """
+        bits = self._storage.reward_bits
+        if self._has_marks and are_all_finite(bits.reshape(-1)):
+            self._mark_valid()
+            return
+        unwritten = (bits == UNWRITTEN) | (not self._has_marks)  # no slot was taken
+        if unwritten.any():
+            raise BufferMisuseError(
+                f"{method} needs all {self.num_steps} steps, but {_missing_rows(unwritten)} no "
+                "results; step the environment into slot(t) for each of them"
+            )
+        self._mark_valid()
+        rewards = self._pages["rewards"]
+        wrong = np.argwhere(~np.isfinite(rewards) & self.valid_pages)
+        if len(wrong):
+            t, env_id = wrong[0].tolist()
+            raise BufferMisuseError(
+                f"{method}: the reward of env {env_id} in step {t} is {rewards[t, env_id]}, "
+                "expected finite numbers; find what makes it, or leave the row out by "
+                f"valid_pages[{t}, {env_id}] = False"
+            )
+
+    def _mark_valid(self) -> None:
+        """Clear `valid` in the dead steps of NEXT_STEP; elements the user cleared stay so."""
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            flags = self._flags
+            mark_dead_steps(
+                flags["terminations"], flags["truncations"], flags["over_before"], flags["valid"]
+            )
+
+    def _require_policy_outputs(self, method: str) -> None:
+        """Raise unless every step went through `put`, or was written into the columns directly.
+
+        Only steps that did not go through `put` are looked for; on another device than the CPU that
+        waits for the device.
+        """
+        advice = (
+            f"call put(t, actions=..., log_probs=..., values=...) for every step; {method}(..., "
+            "policy_outputs=False) takes zeros where nothing was written"
+        )
+        if 0 in self._has_policy:
+            # Values are needed in dead steps too, as those of final observations.
+            is_needed = {"log_probs": self.valid_pages, "values": np.ones_like(self.valid_pages)}
+            for (name, needed), bits in zip(
+                is_needed.items(), self._storage.policy_bits, strict=True
+            ):
+                marks = (bits[: self.num_steps] == UNWRITTEN).cpu().numpy()
+                if (marks & needed).any():
+                    missing = _missing_rows(marks & needed, ~needed)
+                    raise BufferMisuseError(f"{method}: {missing} no {name}; {advice}")
+        for name, marks in self._has_extras.items():
+            if 0 in marks and 1 in marks:  # none at all: written into `extras` directly
+                raise BufferMisuseError(
+                    f"{method}: {_missing_steps(marks)} no {name}, but others have; pass "
+                    f"{name}=... to put(t, ...) for every step"
+                )
+
+    def _clear_policy_marks(self) -> None:
+        """Let log_probs and values that were not written be zero."""
+        if 0 in self._has_policy:
+            for bits in self._storage.policy_bits:
+                bits.masked_fill_(bits == UNWRITTEN, 0)
+
+    def _refusal(self, method: str, t: Any, last: int) -> BufferMisuseError:
+        """The error for a call with a step out of range or at the wrong time."""
+        if not self._is_started:
+            return BufferMisuseError(
+                f"{method} before the first rollout; call start(obs) with the observations of a "
+                "reset first"
+            )
+        if 0 <= t <= last:
+            return BufferMisuseError(
+                f"{method}: this rollout is complete; call advance() to go on where it ended, or "
+                "start(obs) after a reset"
+            )
+        return BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
+
     def _require_computed(self, method: str) -> None:
         if not self._is_computed:
             raise BufferMisuseError(
                 f"{method} needs a complete rollout; call compute_advantages(last_values) first"
             )
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._sampler.stop()
-        self._is_computed = self._is_counted = False
 
     def _copied_state(self) -> dict[str, Any]:
         columns = self._storage.columns.items()
@@ -388,7 +729,6 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
             setattr(self, name, count)
         self._sampler.generator.words[:] = state["shuffle"]
 
-    @exclusive
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
 
@@ -398,12 +738,17 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         Raises:
             BufferMisuseError: A rollout is in progress or complete, or none was started.
         """
+        return super().state_dict()
+
+    def _described(self) -> dict[str, Any]:
         if not self._open_steps or any(self._has_policy) or self._has_any_results():
             raise BufferMisuseError(
                 "state_dict is possible between rollouts only; call it right after advance() or "
                 "start(obs)"
             )
-        return rollout_state(self._storage, self._sampler.generator.words, self._settings())
+        key, counter = self._sampler.generator.words.tolist()
+        shuffle = key | counter << 64  # earlier releases had the key alone
+        return {"version": _STATE_VERSION, "settings": self._settings(), "shuffle": shuffle}
 
     def _settings(self) -> dict[str, Any]:
         """Settings that a state must share with the buffer it is loaded into."""
@@ -411,14 +756,94 @@ class RolloutBuffer(RolloutSteps, Rebuilt):
         settings = {name: made[name] for name in ("gamma", "gae_lambda")}
         return {"autoreset_mode": self.autoreset_mode.value, **settings}
 
-    @exclusive
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin a rollout where the buffer stood that `state_dict` was called on.
+    def _check_described(self, meta: Mapping[str, Any]) -> None:
+        version, shuffle = meta.get("version"), meta.get("shuffle")
+        if type(version) is not int or version != _STATE_VERSION or shuffle is None:
+            raise BufferMisuseError(
+                f"state has version {version!r:.99}, expected {_STATE_VERSION}; pass what "
+                "state_dict() returned"
+            )
+        if type(shuffle) is not int or not 0 <= shuffle < 2**128:
+            raise BufferMisuseError(f"state holds {shuffle!r:.99} for shuffle, expected 128 bits")
+        own = self._settings()
+        made = meta.get("settings", own)  # those of the first release have none
+        check_settings(made if isinstance(made, Mapping) else {"settings": made}, own)
 
-        Raises:
-            BufferMisuseError: The state is of another version, or of a buffer with another
-                autoreset mode, discount, lambda, space or number of environments; nothing was
-                changed.
-        """
-        restore_rollout_state(self._storage, self._sampler.generator.words, self._settings(), state)
-        self._begin()
+    def _carried(self) -> dict[str, np.ndarray]:
+        """What the next rollout starts from, as views."""
+        leaves = zip(self._layout.obs_leaves, self._storage.obs_pages, strict=True)
+        rows = {name: self._pages[name] for name in _CARRIED}
+        return {**rows, **{leaf.path: pages[0] for leaf, pages in leaves}}
+
+    def _saved_arrays(self) -> dict[str, list[Block]]:
+        return {name: [row] for name, row in self._carried().items()}
+
+    def _wanted_arrays(self) -> Wanted:
+        return {name: (row.dtype, row.shape) for name, row in self._carried().items()}
+
+    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
+        rows = self._carried().items()
+        bools = {name: row.nbytes // self.num_envs for name, row in rows if row.dtype == np.bool_}
+        return {name: FieldWatcher(0, {}, [(0, size)]) for name, size in bools.items()}
+
+    def _check_arrays(self, state: LoadedState) -> None:
+        for name, watcher in state.watchers.items():
+            watcher.check_bools(name)
+        if state.small["running_lengths"].min(initial=0) < 0:
+            raise contradiction("it has negative running_lengths")
+
+    def _place(self, state: LoadedState) -> Placed:
+        shuffle = state.meta["shuffle"]
+        for name, row in self._carried().items():
+            row[...] = state.small[name]
+        self._sampler.generator.words[:] = shuffle % 2**64, shuffle >> 64
+        return {}, self._begin
+
+
+def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> None:
+    """Raise BufferMisuseError if `allocate` is a method of a vector env of another mode."""
+    envs = getattr(allocate, "__self__", None)
+    metadata = getattr(envs, "metadata", None)
+    given = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
+    if given is not None and (mode := parse_autoreset_mode(given)) is not layout.autoreset_mode:
+        raise BufferMisuseError(
+            f"autoreset_mode is {layout.autoreset_mode.value!r}, but {type(envs).__name__}, whose "
+            f"allocate was given, has {mode.value!r}; pass autoreset_mode=envs.autoreset_mode"
+        )
+
+
+def _missing_steps(marks: bytearray) -> str:
+    """The steps without a mark, as the start of a clause.
+
+    >>> _missing_steps(bytearray([1, 0, 0]))
+    'steps 1, 2 have'
+    """
+    return f"steps {_few([t for t, is_there in enumerate(marks) if not is_there])} have"
+
+
+def _missing_rows(is_missing: np.ndarray, is_ignored: np.ndarray | bool = False) -> str:
+    """The steps where rows bool (T, N) are missing, as the start of a clause.
+
+    >>> _missing_rows(np.array([[True, True], [False, False], [True, True]]))
+    'steps 0, 2 have'
+    >>> _missing_rows(np.array([[False, False, False], [True, False, True]]))
+    'envs 0, 2 in step 1 have'
+    """
+    steps = np.flatnonzero(is_missing.any(axis=1)).tolist()
+    partial = [t for t in steps if not (is_missing | is_ignored)[t].all()]
+    if partial:
+        env_ids = np.flatnonzero(is_missing[partial[0]])
+        return f"envs {_few(env_ids.tolist())} in step {partial[0]} have"
+    return f"steps {_few(steps)} have"
+
+
+def _few(numbers: list[int]) -> str:
+    """The first numbers of a list, and how many more there are.
+
+    >>> _few([4, 5])
+    '4, 5'
+    >>> _few(list(range(100)))
+    '0, 1, 2, 3, 4 and 95 more'
+    """
+    more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
+    return f"{', '.join(map(str, numbers[:5]))}{more}"

@@ -1,4 +1,15 @@
-"""Compiled passes over a finished rollout: dead steps, rows to learn from, episodes."""
+"""Compiled passes over a finished rollout: dead steps, advantages, rows to learn from, episodes.
+
+Advantages: memory layout decides the speed. With many environments the kernel walks the rows of the
+rollout from the last to the first and hands each row to `advantage_row` as plain one-dimensional
+views: only in this form does LLVM turn the loop into vector instructions (a two-dimensional loop
+with the same body runs four times slower). With few environments the price of a call per row
+dominates, so the parts without recurrence are done for the whole rollout at once, vectorised, and
+only the multiply-add of the recurrence is scalar.
+
+One thread: at 128 x 2048 the work takes about as long as copying the inputs, less than waking a
+second thread gains.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +19,26 @@ from buffers.core.compiling import njit
 from buffers.core.kernels import bounded, random_word
 
 __all__ = [
+    "NARROW_ENVS",
     "UNWRITTEN",
+    "advantage_row",
     "are_all_finite",
     "collect_rows",
+    "error_block",
+    "fill_advantages",
     "finished_episodes",
     "first_missing_final",
     "mark_dead_steps",
     "shuffle",
+    "temporal_difference",
 ]
 
 # Bits of a float32 that has not been written yet: a NaN that no computation gives. Async vector
 # envs mark rewards in `step(out=)` likewise, so that what a dead worker leaves is told apart too.
 UNWRITTEN = 0x7FC5EED1
+
+# Up to this many environments the flat form is quicker than one call per row (measured, float32).
+NARROW_ENVS = 96
 
 _ONE = np.uint64(1)
 _EXPONENT = 0x7F800000  # all set in infinities and NaNs of float32, and in nothing else
@@ -53,6 +72,150 @@ def mark_dead_steps(terminations, truncations, over_before, valid):
     _mark_dead_row(over_before, over_before, valid[0])
     for t in range(1, valid.shape[0]):
         _mark_dead_row(terminations[t - 1], truncations[t - 1], valid[t])
+
+
+@njit(nogil=True, cache=True)
+def temporal_difference(reward, value, next_value, final_value, terminated, truncated, gamma):
+    """Error of one transition: r + gamma * (value of its true successor) - value.
+
+    A terminated transition has no successor; the successor of a truncated one is worth
+    `final_value`. The unused value may be anything, NaN too: it is not multiplied by zero but left
+    out.
+    """
+    successor = final_value if truncated else next_value
+    target = reward if terminated else reward + gamma * successor
+    return target - value
+
+
+@njit(nogil=True, cache=True)
+def advantage_row(
+    rewards, values, next_values, terminations, truncations, final_values, valid,
+    next_advantages, gamma, decay, zero, advantages, returns,
+):  # fmt: skip
+    """Fill one row of advantages and returns, given the row after it; all arrays are (N,).
+
+    `final_values` and `valid` may be None, `next_advantages` is None for the last row; flags are
+    uint8.
+    """
+    for i in range(rewards.shape[0]):
+        terminated = terminations[i] != 0
+        truncated = truncations[i] != 0
+        final_value = next_values[i] if final_values is None else final_values[i]
+        advantage = temporal_difference(
+            rewards[i], values[i], next_values[i], final_value, terminated, truncated, gamma
+        )
+        if next_advantages is not None:
+            carried = decay * next_advantages[i]
+            advantage = advantage if terminated | truncated else advantage + carried
+        if valid is not None:
+            advantage = advantage if valid[i] != 0 else zero
+        advantages[i] = advantage
+        returns[i] = advantage + values[i]
+
+
+@njit(nogil=True, cache=True)
+def error_block(
+    rewards, values, next_values, terminations, truncations, final_values, valid,
+    gamma, decay, zero, errors, decays,
+):  # fmt: skip
+    """Fill each transition's error and its factor on the advantage after it; arrays are (K,)."""
+    for k in range(rewards.shape[0]):
+        terminated = terminations[k] != 0
+        truncated = truncations[k] != 0
+        final_value = next_values[k] if final_values is None else final_values[k]
+        error = temporal_difference(
+            rewards[k], values[k], next_values[k], final_value, terminated, truncated, gamma
+        )
+        factor = zero if terminated | truncated else decay
+        if valid is not None:
+            is_valid = valid[k] != 0
+            error = error if is_valid else zero
+            factor = factor if is_valid else zero
+        errors[k] = error
+        decays[k] = factor
+
+
+@njit(nogil=True, cache=True)
+def _add_rows(left, right, out):
+    """Write left + right into out, all (K,)."""
+    for k in range(out.shape[0]):
+        out[k] = left[k] + right[k]
+
+
+@njit(nogil=True, cache=True)
+def _fill_narrow(
+    rewards, values, terminations, truncations, final_values, valid,
+    gamma, decay, zero, advantages, returns, num_envs,
+):  # fmt: skip
+    """Few environments: flat (T * N,) arrays, values (T * N + N,).
+
+    `returns` holds the factors meanwhile.
+    """
+    size = rewards.shape[0]
+    error_block(
+        rewards, values[:size], values[num_envs:], terminations, truncations, final_values, valid,
+        gamma, decay, zero, advantages, returns,
+    )  # fmt: skip
+    later = advantages[num_envs:]
+    for k in range(size - num_envs - 1, -1, -1):
+        # Where the factor is zero the advantage after it may be NaN or infinite all the same.
+        carried = returns[k] * later[k]
+        advantages[k] += carried if returns[k] != zero else zero
+    _add_rows(advantages, values[:size], returns)
+
+
+@njit(nogil=True, cache=True)
+def _fill_wide(
+    rewards, values, terminations, truncations, final_values, valid,
+    gamma, decay, zero, advantages, returns,
+):  # fmt: skip
+    """Many environments: (T, N) arrays, values (T + 1, N), one vectorised call per row."""
+    last = rewards.shape[0] - 1
+    advantage_row(
+        rewards[last], values[last], values[last + 1], terminations[last], truncations[last],
+        None if final_values is None else final_values[last],
+        None if valid is None else valid[last],
+        None, gamma, decay, zero, advantages[last], returns[last],
+    )  # fmt: skip
+    for t in range(last - 1, -1, -1):
+        advantage_row(
+            rewards[t], values[t], values[t + 1], terminations[t], truncations[t],
+            None if final_values is None else final_values[t],
+            None if valid is None else valid[t],
+            advantages[t + 1], gamma, decay, zero, advantages[t], returns[t],
+        )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def fill_advantages(
+    rewards, values, terminations, truncations, final_values, valid, gamma, decay, advantages,
+    returns
+):  # fmt: skip
+    """Fill advantages and returns of a whole rollout.
+
+    Args:
+        rewards: float (T, N), C-contiguous like all the others.
+        values: float (T + 1, N), of the same dtype as rewards.
+        terminations, truncations: uint8 (T, N), zero or not.
+        final_values: float (T, N), read where truncated; or None: the next row of values is used.
+        valid: uint8 (T, N); a row with zero gets advantage 0. Or None: all count.
+        gamma, decay: Discount and discount * lambda, scalars of the dtype of rewards.
+        advantages, returns: float (T, N), written; they must not overlap the inputs.
+    """
+    zero = gamma - gamma
+    num_envs = rewards.shape[1]
+    if num_envs > NARROW_ENVS:
+        _fill_wide(
+            rewards, values, terminations, truncations, final_values, valid,
+            gamma, decay, zero, advantages, returns,
+        )  # fmt: skip
+    else:
+        _fill_narrow(
+            rewards.reshape(-1), values.reshape(-1), terminations.reshape(-1),
+            truncations.reshape(-1), None if final_values is None else final_values.reshape(-1),
+            None if valid is None else valid.reshape(-1), gamma, decay, zero,
+            advantages.reshape(-1), returns.reshape(-1), num_envs,
+        )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)

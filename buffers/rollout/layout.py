@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from buffers.core.arguments import check_count, extra_leaves
+from buffers.core.arguments import check_count
 from buffers.core.columns import ColumnSpec, spec_bytes
 from buffers.core.errors import BufferMisuseError
-from buffers.core.spaces import Leaf, action_leaf, space_leaves
+from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 
 __all__ = ["RolloutLayout", "parse_autoreset_mode", "plan_rollout"]
 

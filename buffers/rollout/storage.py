@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from buffers.core.columns import Allocate, Column, allocate_columns, foreach_copy
 from buffers.core.spaces import build_tree
-from buffers.rollout.gae_arguments import GaeInputs
+from buffers.rollout.gae import GaeInputs
 from buffers.rollout.kernels import UNWRITTEN
 from buffers.rollout.layout import RolloutLayout
 
@@ -64,7 +64,10 @@ class RolloutStorage:
 
     Attributes:
         columns: All columns by name.
+        pages: Those on the host as arrays, by name.
+        flags: The bool ones of these as uint8, which is what kernels read.
         obs: Columns of the observation leaves.
+        obs_pages: Their pages.
         obs_rows: T + 1 nests of tensors (N, *obs_shape) on the device.
         slots: T slots of host pages.
         policy_rows: T triples (actions, log_probs, values) of tensors on the device.
@@ -94,6 +97,13 @@ class RolloutStorage:
             advice=_ADVICE,
         )
         self.obs = [self.columns[leaf.path] for leaf in layout.obs_leaves]
+        self.obs_pages = [column.host for column in self.obs]
+        self.pages = {
+            name: column.host
+            for name, column in self.columns.items()
+            if not staged or column.spec.place != "device"
+        }
+        self.flags = {n: a.view(np.uint8) for n, a in self.pages.items() if a.dtype == np.bool_}
         self._layout = layout
         self._make_views()
 
@@ -135,18 +145,14 @@ class RolloutStorage:
         """The column's tensor on the device."""
         return self.columns[name].tensor
 
-    def flags(self, name: str) -> np.ndarray:
-        """The host pages of a bool column as uint8, which is what kernels read."""
-        return self.columns[name].host.view(np.uint8)
-
     def obs_tensor(self) -> Any:
         """Observations of all steps, (T + 1, N, *obs_shape), nested like the space."""
         return build_tree(self._layout.observation_space, [column.tensor for column in self.obs])
 
     def write_obs(self, t: int, leaves: list[np.ndarray]) -> None:
         """Copy checked observations into the host pages of row t."""
-        for column, leaf in zip(self.obs, leaves, strict=True):
-            column.host[t] = leaf
+        for pages, leaf in zip(self.obs_pages, leaves, strict=True):
+            pages[t] = leaf
 
     def mark_rewards(self) -> None:
         """Mark all rewards as not written yet; they read as NaN."""
@@ -189,10 +195,10 @@ class RolloutStorage:
         return GaeInputs(
             columns["rewards"].host,
             columns["values"].host,
-            self.flags("terminations"),
-            self.flags("truncations"),
+            self.flags["terminations"],
+            self.flags["truncations"],
             None if final is None else final.host,
-            self.flags("valid"),
+            self.flags["valid"],
         )
 
     def column_list(self, names: tuple[str, ...]) -> list[Column]:

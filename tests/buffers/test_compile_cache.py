@@ -66,7 +66,7 @@ def test_layouts_do_not_disturb_one_another_in_whatever_order_they_are_compiled(
 
 KERNEL = """
 import numpy as np
-from buffers.core.checkpoint_kernels import mix_words
+from buffers.core.checkpoint import mix_words
 
 lanes = np.arange(8, dtype=np.uint64)
 mix_words(np.arange(9, dtype=np.uint64), lanes)

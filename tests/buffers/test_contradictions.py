@@ -20,7 +20,7 @@ from buffers import (
 )
 from buffers.core import checkpoint
 from buffers.core.checkpoint import save_checkpoint
-from buffers.replay import indexing as at
+from buffers.replay import layout as at
 
 OBS = Dict({"x": Box(-9, 9, (2,), np.float32), "on": Box(0, 1, (1,), np.bool_)})
 ONCE = {"n_step": 3, "gamma": 0.9, "store_next": False}

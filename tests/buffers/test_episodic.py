@@ -7,7 +7,7 @@ from episodes import ACTIONS, SPACE, fill, make_buffer, make_episode, one_step
 from gymnasium import spaces
 
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
-from buffers.episodic import draw_kernels, kernels
+from buffers.episodic import samplers, storage
 from buffers.episodic.samplers import offsets_below
 
 
@@ -54,7 +54,7 @@ def test_a_boundary_at_the_start_counts_as_the_first():
 
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_kernel_fills_rooms(length, load_kernels):
-    module = load_kernels(kernels)
+    module = load_kernels(storage)
     rng = np.random.default_rng(length)
     for density in (0, 0.3, 1):
         boundaries = rng.random(length) < density
@@ -65,7 +65,7 @@ def test_kernel_fills_rooms(length, load_kernels):
 
 
 def test_plain_kernels_draw_what_compiled_ones_do(load_kernels):
-    module = load_kernels(draw_kernels)
+    module = load_kernels(samplers)
     buffer = make_buffer(50, max_episodes=6)
     for number in range(9):
         buffer.add_episode(make_episode(number, 3 + number % 5, [1]))
@@ -111,7 +111,7 @@ def test_offsets_stay_within_room_for_extreme_numbers(discount):
     rooms = torch.tensor([1, 2, 10**6, 2**31 - 2]).repeat_interleave(3)
     by_torch = offsets_below(uniforms, rooms, discount)
     compiled = [
-        draw_kernels._offset_below(u, room, np.log(discount))
+        samplers._offset_below(u, room, np.log(discount))
         for u, room in zip(uniforms.tolist(), rooms.tolist(), strict=True)
     ]
     assert ((by_torch >= 1) & (by_torch <= rooms)).all()

@@ -166,7 +166,7 @@ for which, count in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, page
     for is_told in (True, False):
         free_bytes = free_memory.free_bytes
         if not is_told:
-            free_memory.free_bytes = buffers.replay.storage.free_bytes = lambda device: None
+            free_memory.free_bytes = buffers.replay.layout.free_bytes = lambda device: None
         for name, make in makers.items():
             try:
                 make(rows)
@@ -176,7 +176,7 @@ for which, count in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, page
                 if refused == is_told:
                     found.append((which, is_told, name, str(error)))
         make(10)
-        free_memory.free_bytes = buffers.replay.storage.free_bytes = free_bytes
+        free_memory.free_bytes = buffers.replay.layout.free_bytes = free_bytes
     try:
         small.new_batch(100_000)
         found.append((which, "a batch", "made"))

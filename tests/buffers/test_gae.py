@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buffers import BufferMisuseError, gae
-from buffers.rollout.gae_kernels import NARROW_ENVS
+from buffers.rollout.kernels import NARROW_ENVS
 
 WIDE = NARROW_ENVS + 5  # takes the other branch of the kernel
 PATHS = [True, False]  # the compiled kernel, and what other devices use

@@ -7,7 +7,7 @@ import pytest
 from numba import config
 from versions import needs
 
-from buffers.rollout import gae_kernels
+from buffers.rollout import kernels as gae_kernels
 
 NARROW, WIDE = 3, gae_kernels.NARROW_ENVS + 3
 FLAG = np.uint8

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
 
 from buffers import BufferMisuseError, PrioritizedReplayBuffer
-from buffers.replay.block_sums import BlockSums
-from buffers.replay.priorities import SumTree
-from buffers.replay.priority_kernels import set_newest
+from buffers.replay.priorities import BlockSums, SumTree, set_newest
 
 STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
 

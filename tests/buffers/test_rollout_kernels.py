@@ -88,8 +88,8 @@ def test_shuffle_permutes(load_kernels, size):
 
 
 def test_words_are_those_of_splitmix64(load_kernels):
-    """With the key 0 its finaliser of the counter alone; published for the first seeds."""
-    words = [16294208416658607535, 10451216379200822465]  # of 1 and 2 times the golden ratio
+    """Whose first words of the seed 0 are published; with the key 0 a word is a mixed counter."""
+    words = [16294208416658607535, 7960286522194355700, 487617019471545679]
     golden = 0x9E3779B97F4A7C15
     module = load_kernels(core_kernels)
     for number, word in enumerate(words, 1):

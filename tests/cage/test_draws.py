@@ -4,26 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from cage.free_run import FreeRun, reset_rows
+from cage.free_run import FreeRun
 from numba import njit
 
 from vecenv.cage.challenge2.network.state import decode
 from vecenv.cage.challenge2.play.policies import make_policy
-from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, EXPLOIT, MEANDER, NO_RED
-from vecenv.cage.challenge2.rules.custom import make_step
-from vecenv.cage.challenge2.rules.observation import observe
-from vecenv.cage.challenge2.rules.red import red_options
-from vecenv.fingerprint import cached_njit
-from vecenv.jit.random import integers, open_block
+from vecenv.cage.challenge2.replay import options_rows
+from vecenv.cage.challenge2.rules.codes import B_LINE, EXPLOIT, MEANDER, NO_RED
+from vecenv.jit.random import integers
 
 RESTORE_SERVER = 132 + 7
-
-
-@cached_njit
-@njit
-def options_rows(states, red_types, targets, tables):
-    for row in range(states.shape[0]):
-        red_types[row], targets[row] = red_options(states[row], tables)
 
 
 def members(mask):
@@ -100,11 +90,6 @@ def test_b_line_draws_its_user_host_once_per_episode():
     assert_uniform(np.bincount(run.states["first_host"], minlength=13)[9:], "user host")
 
 
-def test_agents_of_a_mixed_batch_are_drawn_uniformly():
-    run = FreeRun(6000, (NO_RED, B_LINE, MEANDER), seed=9)
-    assert_uniform(np.bincount(run.states["red_agent"], minlength=3), "agent")
-
-
 @njit
 def greedy_red(state, rng, tables):
     """Scans Enterprise1, exploits it again and again, then escalates; sometimes nonsense."""
@@ -117,20 +102,8 @@ def greedy_red(state, rng, tables):
     return 3, 2
 
 
-_greedy_step = make_step(greedy_red)
-
-
-@cached_njit
-@njit
-def greedy_rows(states, rngs, actions, rewards, obs, tables):
-    for row in range(states.shape[0]):
-        open_block(rngs[row])
-        rewards[row], _, _ = _greedy_step(states[row], actions[row], rngs[row], tables)
-        observe(states[row], obs[row], tables)
-
-
 def test_custom_red_policy_and_the_draw_of_a_session():
-    run = FreeRun(8000, (CUSTOM,), seed=2, step=greedy_rows)
+    run = FreeRun(8000, (greedy_red,), seed=2)
     run.states["known_ip"] |= 1 << 2
     ranks = {}
     for _ in range(12):
@@ -149,7 +122,8 @@ def test_custom_red_policy_and_the_draw_of_a_session():
 
 def test_custom_policy_leaves_built_in_agents_alone():
     plain = FreeRun(300, (B_LINE, MEANDER), seed=3)
-    custom = FreeRun(300, (B_LINE, MEANDER), seed=3, step=greedy_rows)
+    custom = FreeRun(300, (B_LINE, MEANDER, greedy_red), seed=3)
+    custom.states["red_agent"] = plain.states["red_agent"]
     policy = make_policy("obs_restore")
     rewards = plain.play(policy, 60)
     np.testing.assert_array_equal(custom.play(policy, 60), rewards)
@@ -184,23 +158,13 @@ def test_nothing_happens_when_both_sleep():
     assert (rewards == 0).all() and (run.obs == 0).all()
 
 
-def test_an_env_does_not_depend_on_the_batch_around_it():
-    policy = make_policy("obs_remove")
-    batch = FreeRun(40, (B_LINE, MEANDER), seed=100)
-    rewards = batch.play(policy, 70)
-    for index in (0, 17, 39):
-        single = FreeRun(1, (B_LINE, MEANDER), seed=100 + index)
-        np.testing.assert_array_equal(single.play(policy, 70)[:, 0], rewards[:, index])
-        assert single.states[0].tobytes() == batch.states[index].tobytes()
-
-
 def test_a_reset_leaves_nothing_behind():
     run = FreeRun(50, (B_LINE, MEANDER), seed=8)
     fresh = run.states.copy()
     first = run.play(make_policy("uniform", seed=2), 60)
     again = FreeRun(50, (B_LINE, MEANDER), seed=8)
     again.states[:] = run.states  # dirty
-    reset_rows(again.states, again.rngs, again.tables)
+    again.reset(seed=8)
     assert again.states.tobytes() == fresh.tobytes()
     np.testing.assert_array_equal(again.play(make_policy("uniform", seed=2), 60), first)
 

@@ -13,8 +13,8 @@ from vecenv.cage import canvas as canvas_module
 from vecenv.cage.canvas import Canvas, save_gif
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
 from vecenv.cage.challenge2.view.picture import draw_snapshot
-from vecenv.cage.challenge2.view.render import render_snapshot
 from vecenv.cage.challenge2.view.snapshot import Episode, draw_addresses, take_snapshot
+from vecenv.cage.challenge2.view.text import overview, to_text
 
 CRIMSON = (0xD6, 0x45, 0x45)
 BLUE, RED = (0x1F, 0x6F, 0xEB), (0xB3, 0x12, 0x2B)
@@ -117,9 +117,9 @@ def test_other_networks_are_drawn():
         replay = Replay(1, scenario)
         replay.step(RecordedStep(blue_action=1, red_type=1, red_target=0))
         snapshot = take_snapshot(replay.states[0], scenario, Episode(100, 0.0))
-        words = render_snapshot(snapshot, "ansi")
+        words = to_text(overview(snapshot))
         assert all(name in words for name in (*scenario.subnets, "plc0", "DiscoverRemoteSystems"))
-        sizes.append(render_snapshot(snapshot, "rgb_array").shape)
+        sizes.append(draw_snapshot(snapshot).to_array().shape)
     assert sizes[1][0] > sizes[0][0], "a second row of panels"
     assert sizes[1][1] == sizes[0][1]
 
@@ -147,7 +147,7 @@ def test_everything_that_can_be_on_a_card_fits():
     snapshot = take_snapshot(state, scenario, Episode(100, -123.4))
     picture = draw_snapshot(snapshot).to_array()
     assert picture.shape == draw_snapshot(stepped(0).snapshot()).to_array().shape
-    assert "stopped" in render_snapshot(snapshot, "ansi")
+    assert "stopped" in to_text(overview(snapshot))
 
 
 def test_addresses_are_distinct_and_in_their_block():
@@ -191,7 +191,7 @@ def test_animation_needs_pictures_and_a_speed(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_played(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no folder"):
+    with pytest.raises(FileNotFoundError, match="missing"):
         save_episode_gif("sleep", tmp_path / "missing" / "a.gif", episode_length=10**4)
 
 

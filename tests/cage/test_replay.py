@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from cage.golden import RULES_OF_TRACE, load_trace
+from cage.golden import COMPACT_FIELDS, RULES_OF_TRACE, load_trace
 
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
-from vecenv.cage.challenge2.network.state import COMPACT_FIELDS, STATE_DTYPE
+from vecenv.cage.challenge2.network.scenario import cage2_scenario
+from vecenv.cage.challenge2.network.state import STATE_DTYPE
 from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
 from vecenv.cage.challenge2.rules.codes import (
     BAD_DETECTION,

@@ -13,27 +13,30 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.cage import cage2_scenario, evaluate
-from vecenv.cage.challenge2.play.playing import find_policy
-from vecenv.cage.saved import load_policy
+from vecenv.cage import cage2_scenario, evaluate, find_policy
+from vecenv.cage.saved import save_network
 from vecenv.files import load_arrays, save_arrays
 
 ROOT = Path(__file__).parents[2]
 
 
-def save_network(path, num_inputs=52, num_actions=145, hidden=(8, 6), normalize=False, **changes):
-    """Write a random network as examples/ppo.py does, and return it as a function."""
+def save_policy(path, num_inputs=52, num_actions=145, hidden=(8, 6), normalize=False, **changes):
+    """Write a random network, and return it as a function; `old` as examples/ppo.py once did."""
     torch.manual_seed(1)
     widths = (num_inputs, *hidden, num_actions)
     matrices = [torch.randn(a + 1, b) for a, b in pairwise(widths)]
-    actor = torch.cat([matrix.flatten() for matrix in matrices])
     moments = torch.rand(3, num_inputs + 1) + 0.1
-    saved = {
-        "kind": f"spaces not read, hidden {hidden}, normalize {normalize}",
-        "tensors": [actor, torch.zeros(7), torch.zeros(0), moments],
-        **changes,
-    }
-    save_arrays(path, saved)
+    if changes.pop("old", False):
+        actor = torch.cat([matrix.flatten() for matrix in matrices])
+        saved = {
+            "kind": f"spaces not read, hidden {hidden}, normalize {normalize}",
+            "tensors": [actor, torch.zeros(7), torch.zeros(0), moments],
+        }
+        save_arrays(path, {**saved, **changes})
+    else:
+        layers = [(matrix[:-1], matrix[-1]) for matrix in matrices]
+        scale = moments[1:, :-1] if normalize else None
+        save_network(path, layers, scale=scale, **changes)
 
     def act(obs):
         x = torch.from_numpy(obs).float()
@@ -47,14 +50,15 @@ def save_network(path, num_inputs=52, num_actions=145, hidden=(8, 6), normalize=
     return act
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("num_inputs", [52, 81])
-@pytest.mark.parametrize("hidden", [(), (5,), (64, 64)])
-def test_a_saved_network_acts_as_it_did(tmp_path, normalize, num_inputs, hidden):
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize(
+    ("num_inputs", "hidden", "normalize"), [(52, (), True), (81, (5,), False), (81, (64, 64), True)]
+)
+def test_a_saved_network_acts_as_it_did(tmp_path, num_inputs, hidden, normalize, old):
     path = tmp_path / "policy.npz"
-    act = save_network(path, num_inputs, hidden=hidden, normalize=normalize)
+    act = save_policy(path, num_inputs, hidden=hidden, normalize=normalize, old=old)
 
-    policy = load_policy(path, cage2_scenario())
+    policy = find_policy(path)
 
     assert policy.observation == {52: "bits", 81: "extended"}[num_inputs]
     obs = np.random.default_rng(0).integers(0, 3, (500, num_inputs)).astype(np.float32)
@@ -67,7 +71,7 @@ def test_a_saved_network_acts_as_it_did(tmp_path, normalize, num_inputs, hidden)
 @pytest.mark.parametrize("num_inputs", [52, 81])
 def test_a_file_can_be_evaluated(tmp_path, num_inputs):
     path = tmp_path / "policy.npz"
-    act = save_network(path, num_inputs)
+    act = save_policy(path, num_inputs)
     act.observation = "bits" if num_inputs == 52 else "extended"
 
     options = {"episodes": 20, "red_agents": ["b_line"], "episode_lengths": [30]}
@@ -104,8 +108,8 @@ def test_what_ppo_saves_can_be_evaluated(tmp_path, normalize, capsys):
 
 def test_a_policy_says_if_it_was_trained_under_other_rules(tmp_path):
     path, scenario = tmp_path / "policy.npz", cage2_scenario("debugged")
-    save_network(path, made_for=scenario.identity())
-    load_policy(path, scenario)
+    save_policy(path, made_for=scenario.identity())
+    find_policy(path, scenario)
     with pytest.warns(UserWarning, match=r"policy\.npz was made for 'CAGE Challenge 2' with 'deb"):
         find_policy(path)
 
@@ -182,41 +186,46 @@ def test_files_of_torch_are_not_read_but_named(tmp_path):
 def test_only_files_named_zip_are_given_to_a_library_that_runs_what_is_in_them(tmp_path):
     path = tmp_path / "model.npz"
     save_as_sb3(path, {"clip_range": 0}, "stable_baselines3.common.policies")
-    with pytest.raises(ValueError, match=r"is no policy saved by examples/ppo\.py"):
+    with pytest.raises(ValueError, match=r"is no saved policy"):
         find_policy(path)
 
 
 def test_files_of_another_kind_are_refused_by_name(tmp_path):
     path = tmp_path / "policy.npz"
     path.write_text("hello")
-    with pytest.raises(ValueError, match=r"policy\.npz is no policy saved by examples/ppo\.py"):
-        load_policy(path, cage2_scenario())
-    for content in ({}, [1], {"kind": "", "tensors": []}, {"kind": 3}, np.ones(3), "x", 5):
-        save_arrays(path, content)
-        with pytest.raises(ValueError, match="is no policy saved by"):
-            load_policy(path, cage2_scenario())
+    with pytest.raises(ValueError, match=r"policy\.npz is no saved policy"):
+        find_policy(path)
+    layer = [np.ones((52, 3)), np.ones(3)]
+    pairs = [[], [layer, layer], [layer[::-1]], [layer[:1]], [[[1.0], [1.0]]], 3]
+    contents = [{"layers": layers, "scale": None} for layers in pairs]
+    contents += [{"layers": [layer]}, {"layers": [layer], "scale": [layer[1], layer[1]]}]
+    zeros = np.zeros(52)
+    contents += [{"layers": [layer], "scale": [zeros, zeros]}]
     kinds = ["hidden (9,)", "hidden 8", f"hidden ({'9' * 99},)"]
+    for content in (*contents, {}, [1], {"kind": "", "tensors": []}, {"kind": 3}, np.ones(3), 5):
+        save_arrays(path, content)
+        with pytest.raises(ValueError, match="is no saved policy"):
+            find_policy(path)
     for kind in [f"{kind}, normalize False" for kind in kinds] + ["hidden ()"]:
-        save_network(path, kind=kind)
-        with pytest.raises(ValueError, match="is no policy saved by"):
-            load_policy(path, cage2_scenario())
-    for wrong in (np.float32("nan"), np.float32("inf")):
-        save_network(path)
+        save_policy(path, kind=kind, old=True)
+        with pytest.raises(ValueError, match="is no saved policy"):
+            find_policy(path)
+    for wrong in ("nan", "inf"):
+        save_policy(path)
         saved = load_arrays(path)
-        saved["tensors"][0][5] = wrong
+        saved["layers"][0][0][5] = np.float32(wrong)
         save_arrays(path, saved)
         with pytest.raises(ValueError, match="its numbers are not finite"):
-            load_policy(path, cage2_scenario())
+            find_policy(path)
     for sizes in ((4, 145), (52, 2)):
-        save_network(path, *sizes)
+        save_policy(path, *sizes)
         with pytest.raises(ValueError, match=f"{sizes[0]} inputs and {sizes[1]} actions, expected"):
-            evaluate(str(path), episodes=2)
+            find_policy(path)
 
 
-@pytest.mark.slow
 def test_torch_is_not_needed(tmp_path):
     path = tmp_path / "policy.npz"
-    save_network(path)
+    save_policy(path)
     script = (
         "import sys\nfrom vecenv.cage import evaluate\n"
         f"evaluate({str(path)!r}, episodes=2, red_agents='sleep')\n"

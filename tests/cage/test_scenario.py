@@ -8,11 +8,10 @@ from cage.free_run import FreeRun
 from cage.golden import load_json
 from cage.harbour import HARBOUR
 
-from vecenv.cage.challenge2.network.actions import action_index, blue_actions
-from vecenv.cage.challenge2.network.cage2 import RULE_SETS, cage2_scenario
 from vecenv.cage.challenge2.network.scenario import (
     FIRST_HOST,
     NEXT_HOST,
+    RULE_SETS,
     Exploit,
     Host,
     OperationalService,
@@ -20,6 +19,9 @@ from vecenv.cage.challenge2.network.scenario import (
     ScenarioError,
     Service,
     TrafficRule,
+    action_index,
+    blue_actions,
+    cage2_scenario,
 )
 from vecenv.cage.challenge2.network.state import decode
 from vecenv.cage.challenge2.network.tables import compile_tables, tracked_ports

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from cage.golden import COMPACT_FIELDS
 from cage.slow_twin import (
     FAMILIES,
     HOSTS,
@@ -14,8 +15,7 @@ from cage.slow_twin import (
     draw_outcomes,
 )
 
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
-from vecenv.cage.challenge2.network.state import COMPACT_FIELDS
+from vecenv.cage.challenge2.network.scenario import cage2_scenario
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
 
 NUM_EPISODES = 36

@@ -1,4 +1,4 @@
-"""examples/compare_stepping.py: all ways do the same, and everything asked for is shown."""
+"""examples/compare_stepping.py: all methods do the same, and everything asked for is shown."""
 
 import importlib.util
 import re
@@ -27,35 +27,35 @@ QUICK = {"cpu_ms": 0.02, "rounds": 2, "round_s": 0.01}
 
 @pytest.fixture
 def made(monkeypatch):
-    """Makes ways that do not warm up, and closes them."""
-    monkeypatch.setattr(example.Way, "run", lambda self, seconds: 0.0)
-    ways = []
+    """Makes methods that do not warm up, and closes them."""
+    monkeypatch.setattr(example.Method, "run", lambda self, seconds: 0.0)
+    methods = []
 
-    def make(way_class, num_envs):
-        ways.append(way_class(num_envs, example.Options(**QUICK)))
-        return ways[-1]
+    def make(method_class, num_envs):
+        methods.append(method_class(num_envs, example.Options(**QUICK)))
+        return methods[-1]
 
     yield make
-    for way in ways:
-        way.close()
+    for method in methods:
+        method.close()
 
 
-@pytest.mark.parametrize("way_class", example.WAYS[1:])
-def test_every_way_leads_to_the_same_true_states(way_class, made):
-    num_envs = 1 if way_class is example.FirstReady else 3
-    way, loop = made(way_class, num_envs), made(example.OneByOne, num_envs)
+@pytest.mark.parametrize("method_class", example.METHODS[1:])
+def test_every_way_leads_to_the_same_true_states(method_class, made):
+    num_envs = 1 if method_class is example.FirstReady else 3
+    method, loop = made(method_class, num_envs), made(example.OneByOne, num_envs)
     for _ in range(12):
-        assert way.step() == loop.step() == num_envs
-        assert way.states.shape == (num_envs, 192)
-        np.testing.assert_array_equal(way.states, loop.states)
+        assert method.step() == loop.step() == num_envs
+        assert method.states.shape == (num_envs, 192)
+        np.testing.assert_array_equal(method.states, loop.states)
 
 
 def test_first_ready_hands_back_a_part_and_settles(made):
-    way = made(example.FirstReady, 8)
-    assert 2 <= way.step() <= 8
-    way.settle()
-    way.settle()
-    way.envs.step(way.actions)  # nothing is in flight
+    method = made(example.FirstReady, 8)
+    assert 2 <= method.step() <= 8
+    method.settle()
+    method.settle()
+    method.envs.step(method.actions)  # nothing is in flight
 
 
 def test_steps_take_their_time_by_the_clock_of_the_thread():
@@ -72,14 +72,14 @@ def test_all_figures_come_from_one_call(capsys, tmp_path):
 
     assert list(found) == [1, 2]
     out = capsys.readouterr().out
-    for ways in found.values():
-        assert [type(way) for way in ways] == list(example.WAYS)
-        for way in ways:
-            assert len(way.rates) == 2
-            assert way.parts[example.COMPUTE] > 0
-            assert way.name in out
+    for methods in found.values():
+        assert [type(method) for method in methods] == list(example.METHODS)
+        for method in methods:
+            assert len(method.rates) == 2
+            assert method.parts[example.COMPUTE] > 0
+            assert method.name in out
             # The parts are shares of what a step takes.
-            assert sum(way.parts.values()) == pytest.approx(1e6 / way.rate)
+            assert sum(method.parts.values()) == pytest.approx(1e6 / method.rate)
     for words in (
         "copies: 1",
         "copies: 2",

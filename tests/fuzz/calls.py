@@ -657,7 +657,7 @@ def compare_states(twins):
 
 
 def forget_tally(words):
-    from buffers.replay import indexing as at
+    from buffers.replay import layout as at
 
     num_rings = words[at.NUM_RINGS]
     for name in (at.CUMULATED, at.OCCUPIED):

@@ -39,7 +39,7 @@ def run_case(number, count=FILES_PER_CASE, breaking=""):
     Args:
         number: Of the case.
         count: How many files.
-        breaking: Name of a method of `ReplayState` to leave out, to see whether that is found.
+        breaking: A function of `buffers.replay.state` to leave out, to see whether that is found.
     """
     child = Child.ready(breaking)
     said = child.ask(f"{number} {count}")
@@ -514,23 +514,37 @@ def change_json(content, rng):
 
 
 def policy_kind(folder, marker):
-    """Policies of examples/ppo.py and of `save_defender`."""
+    """Policies of examples/ppo.py and of `save_defender`, of now and of before."""
     from vecenv.cage import BlueMemory, cage2_scenario, find_policy, save_defender
+    from vecenv.cage.saved import save_network
     from vecenv.files import save_arrays
 
     rng, scenario, path = np.random.default_rng(0), cage2_scenario(), folder / "whole"
-    actor = rng.standard_normal(52 * 2 + 2 + 3 * 145).astype(np.float32)
-    policies = []
-    for normalize in (False, True):
-        saved = {"kind": f"spaces, hidden (2,), normalize {normalize}"}
-        saved["tensors"] = [actor, actor[:9], np.ones((3, 53), np.float32)]
-        save_arrays(path, {**saved, "made_for": scenario.identity()})
+    made_for, policies = scenario.identity(), []
+
+    def layers(*widths):
+        return [(rng.standard_normal(pair), rng.random(pair[1])) for pair in pairwise(widths)]
+
+    memory, scale = BlueMemory(1, scenario), (np.zeros(52), np.ones(52))
+    defender = layers(memory.num_features, 3, len(memory.choices))
+    old = {"kind": "spaces, hidden (2,), normalize True", "made_for": made_for}
+    vector = rng.standard_normal(52 * 2 + 2 + 3 * 145).astype(np.float32)
+    old["tensors"] = [vector, vector[:9], np.ones((3, 53), np.float32)]
+    names = [f"{kind}{n}" for n in range(2) for kind in ("weight", "bias")]
+    arrays = dict(
+        zip(names, [x.astype(np.float16) for pair in defender for x in pair], strict=True)
+    )
+    arrays["facts"] = np.array(json.dumps({"made_for": made_for}))
+    for save in (
+        lambda file: save_network(file, layers(52, 2, 145), scale=scale, made_for=made_for),
+        lambda file: save_defender(file, defender, scenario, steps=5),
+        lambda file: save_arrays(file, old),
+    ):
+        save(path)
         policies.append(path.read_bytes())
-    memory = BlueMemory(1, scenario)
-    widths = [memory.num_features, 3, len(memory.choices)]
-    layers = [(rng.random(pair), rng.random(pair[1])) for pair in pairwise(widths)]
-    save_defender(path, layers, scenario, steps=5)
-    policies.append(path.read_bytes())
+    stream = io.BytesIO()
+    np.savez(stream, format=np.array("vecenv cage defender 1"), **arrays)
+    policies.append(stream.getvalue())
 
     def play(file):
         policy = find_policy(file)
@@ -624,7 +638,7 @@ def main(folder, breaking):
     if breaking:
         from buffers.replay import state as replay_state
 
-        setattr(replay_state.ReplayState, breaking, lambda *_: None)
+        setattr(replay_state, breaking, lambda *_: None)
     marker = folder / "was_run"
     kinds = [*buffer_kinds(folder), policy_kind(folder, str(marker))]
     kinds += [state_kind(folder, str(marker)), scores_kind(folder)]

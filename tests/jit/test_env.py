@@ -261,6 +261,9 @@ def test_wrong_slots_are_refused_before_anything_runs(name):
     for array in WRONG_SLOTS[name]:
         with pytest.raises(SlotError, match=name):
             envs.step([0] * 4, out=slot_for(envs)._replace(**{name: array}))
+    flags = np.zeros(4, bool)
+    with pytest.raises(SlotError, match="share memory"):
+        envs.step([0] * 4, out=slot_for(envs)._replace(terminations=flags, truncations=flags))
     misaligned = np.zeros(4 * 4 + 1, np.uint8)[1:].view(np.float32)
     with pytest.raises(SlotError, match="aligned"):
         envs.step([0] * 4, out=slot_for(envs)._replace(rewards=misaligned))

@@ -418,7 +418,7 @@ def stop_once(self, command, leaves, env_id, status, form):
 PortableLink._publish = stop_once
 envs = AsyncVectorEnv(
     [lambda: gym.make("CartPole-v1")] * 4, num_workers=2, context="fork",
-    **({"on_error": "restart"} if restart == "restart" else {}),
+    **({"on_error": "restart", "timeout": 1.0} if restart == "restart" else {}),
 )
 assert type(envs._exchange.link) is PortableLink
 envs.reset(seed=1)
@@ -428,13 +428,13 @@ try:
         envs.send(np.zeros(4, int))
         left = 4
         while left:
-            batch = envs.recv(1, timeout=1)
+            batch = envs.recv(1, timeout=None if restart == "restart" else 1)
             found += batch.env_ids.tolist()
             left -= len(batch.env_ids)
 except Exception as caught:
     error = type(caught).__name__
 envs.close(timeout=0.2)
-print(error or sorted(found) == sorted([0, 1, 2, 3] * 3))
+print(error or (sorted(found) == sorted([0, 1, 2, 3] * 3), *envs.restarts.tolist()))
 """
 
 
@@ -442,8 +442,9 @@ print(error or sorted(found) == sorted([0, 1, 2, 3] * 3))
     ("how", "restart", "expected"),
     [
         pytest.param("killed", "raise", "WorkerDiedError", marks=pytest.mark.slow),
-        ("killed", "restart", "True"),
+        ("killed", "restart", "(True, 1, 1, 0, 0)"),
         ("frozen", "raise", "StepTimeoutError"),
+        ("frozen", "restart", "(True, 1, 1, 0, 0)"),
     ],
 )
 def test_a_worker_that_ends_or_stops_with_the_portable_link_locked_stops_nobody(

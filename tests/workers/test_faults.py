@@ -39,6 +39,7 @@ from vecenv.core.faults import (
     describe_exit,
 )
 from vecenv.workers.env import AsyncVectorEnv
+from vecenv.workers.layout import COUNT
 
 ONE_THREAD = {"num_workers": 2, "threads_per_worker": 1}
 WAYS = {
@@ -848,6 +849,38 @@ def test_a_worker_that_dies_before_it_has_sent_what_belongs_to_a_row(on_error):
     order = np.argsort(batch.env_ids)
     assert batch.truncations[order].tolist() == [False, False, True, True]
     assert len(batch.obs["text"]) == 4
+    pool.close()
+
+
+class SlowCounter(gym.Env):
+    """Observes how many steps it has made, each of which takes a moment."""
+
+    observation_space = Box(0, 1000, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(0.03)
+        self.count += 1
+        return np.full(1, self.count, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("miscounted", [-1, 0, 1])
+def test_steps_end_when_all_workers_are_done_whatever_they_have_counted(miscounted):
+    """A worker may die between reporting and counting, or be replaced while another is there."""
+    pool = AsyncVectorEnv([SlowCounter] * 2, **ONE_THREAD, on_error="restart", timeout=30)
+    pool.reset()
+    pool.step([0, 0])
+    os.kill(pool._exchange.pool.processes[1].pid, signal.SIGKILL)
+    pool.step([0, 0])
+    pool._exchange.link.words[COUNT] += miscounted
+    for count in (3, 4):
+        obs, rewards, *_ = pool.step([0, 0])
+        assert (obs[0, 0], rewards.tolist()) == (count, [0, 0])
     pool.close()
 
 

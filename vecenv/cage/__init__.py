@@ -1,4 +1,4 @@
-"""CAGE Challenge 2, compiled and batched; see docs/cage2.md.
+"""CAGE challenges, compiled and batched; see docs/cage2.md.
 
 Names are looked up when they are first used, so that importing this package loads no compiler.
 """
@@ -9,13 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vecenv.cage.challenge2.env import Cage2VectorEnv
-    from vecenv.cage.challenge2.network.actions import action_index, blue_actions
-    from vecenv.cage.challenge2.network.cage2 import cage2_scenario
+    from vecenv.cage.challenge2.env import Cage2Env, Cage2VectorEnv
     from vecenv.cage.challenge2.network.scenario import (
         FIRST_HOST,
         NEXT_HOST,
-        RULES_VERSION,
         BLinePlan,
         Decoy,
         Exploit,
@@ -28,20 +25,23 @@ if TYPE_CHECKING:
         ScenarioError,
         Service,
         TrafficRule,
+        action_index,
+        blue_actions,
+        cage2_scenario,
     )
     from vecenv.cage.challenge2.network.state import decode
     from vecenv.cage.challenge2.play.blue_memory import BlueMemory, blue_choices
     from vecenv.cage.challenge2.play.defender import DefenderPolicy, load_defender, save_defender
-    from vecenv.cage.challenge2.play.playing import (
+    from vecenv.cage.challenge2.play.playing import evaluate, play_episode, save_episode_gif
+    from vecenv.cage.challenge2.play.policies import (
         BatchedPolicy,
+        BluePolicy,
         find_policy,
-        play_episode,
-        save_episode_gif,
+        make_policy,
     )
-    from vecenv.cage.challenge2.play.policies import BluePolicy, make_policy
     from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
-    from vecenv.cage.challenge2.single import Cage2Env
-    from vecenv.cage.evaluation import Cell, Evaluation, evaluate
+    from vecenv.cage.evaluation import Cell, Evaluation
+    from vecenv.cage.identity import RULES_VERSION
 
 __all__ = [
     "FIRST_HOST",
@@ -84,43 +84,26 @@ __all__ = [
     "save_episode_gif",
 ]
 
+_SCENARIO = "challenge2.network.scenario"  # of all names that are not in this table
 _MODULES = {
-    "challenge2.network.actions": ("action_index", "blue_actions"),
-    "challenge2.play.blue_memory": ("BlueMemory", "blue_choices"),
-    "challenge2.network.cage2": ("cage2_scenario",),
-    "challenge2.play.defender": ("DefenderPolicy", "load_defender", "save_defender"),
-    "challenge2.env": ("Cage2VectorEnv",),
-    "evaluation": ("Cell", "Evaluation", "evaluate"),
-    "challenge2.play.playing": ("BatchedPolicy", "find_policy", "play_episode", "save_episode_gif"),
-    "challenge2.play.policies": ("BluePolicy", "make_policy"),
-    "challenge2.replay": ("RecordedStep", "Replay", "replay_episodes"),
-    "challenge2.network.scenario": (
-        "FIRST_HOST",
-        "NEXT_HOST",
-        "RULES_VERSION",
-        "BLinePlan",
-        "Decoy",
-        "Exploit",
-        "Host",
-        "MeanderPlan",
-        "OperationalService",
-        "PlanStep",
-        "Rules",
-        "Scenario",
-        "ScenarioError",
-        "Service",
-        "TrafficRule",
-    ),
-    "challenge2.single": ("Cage2Env",),
+    "challenge2.env": ("Cage2Env", "Cage2VectorEnv"),
     "challenge2.network.state": ("decode",),
+    "challenge2.play.blue_memory": ("BlueMemory", "blue_choices"),
+    "challenge2.play.defender": ("DefenderPolicy", "load_defender", "save_defender"),
+    "challenge2.play.playing": ("evaluate", "play_episode", "save_episode_gif"),
+    "challenge2.play.policies": ("BatchedPolicy", "BluePolicy", "find_policy", "make_policy"),
+    "challenge2.replay": ("RecordedStep", "Replay", "replay_episodes"),
+    "evaluation": ("Cell", "Evaluation"),
+    "identity": ("RULES_VERSION",),
 }
 _HOME_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    module = _HOME_OF.get(name, _SCENARIO)
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:

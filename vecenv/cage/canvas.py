@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.files import whole_file
+from vecenv.files import require_writable, whole_file
 
-__all__ = ["Canvas", "save_gif"]
+__all__ = ["Canvas", "require_gif", "save_gif"]
 
 _SCALE = 2  # drawn so many times larger, then made smaller: smooth edges
 _NUM_COLORS = 255  # of an animation; one more is for what stays as it is
@@ -114,6 +114,20 @@ class Canvas:
     def to_array(self) -> np.ndarray:
         """Return the picture, uint8 (height, width, 3)."""
         return np.array(self._image.reduce(_SCALE))
+
+
+def require_gif(path: str | Path) -> None:
+    """Find out whether an animation can be written, before its frames are made.
+
+    Raises:
+        ValueError: The name of the file does not end in .gif.
+        OSError: The file can't be written.
+    """
+    if Path(path).suffix.lower() != ".gif":
+        raise ValueError(
+            f"the animation's file is {str(path)!r}, expected a name that ends in .gif"
+        )
+    require_writable(Path(path))
 
 
 def save_gif(frames: Iterable[np.ndarray], path: str | Path, *, fps: float = 2.0) -> None:

@@ -1,41 +1,27 @@
-"""The nine-cell table of the challenge: how well a blue policy does, and how sure that is."""
+"""The result of an evaluation: mean total rewards of episodes, and how sure they are."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import warnings
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.cage.challenge2.env import Cage2VectorEnv
-from vecenv.cage.challenge2.network.scenario import RULES_VERSION, Scenario
-from vecenv.cage.challenge2.options import (
-    RED_AGENTS,
-    RedAgent,
-    read_episode_lengths,
-    read_red_agents,
-    read_scenario,
-    red_agent_name,
-)
-from vecenv.cage.challenge2.play.playing import BatchedPolicy, Player, Policy, find_policy
+from vecenv.cage.identity import RULES_VERSION
 from vecenv.files import write_text
 
-__all__ = ["Cell", "Evaluation", "cell_seed", "evaluate"]
+__all__ = ["Cell", "Evaluation", "cell_of", "sum_of"]
 
-EPISODE_LENGTHS = (30, 50, 100)
-EVALUATED_AGENTS = ("b_line", "meander", "sleep")
 _Z95 = 1.959964  # two-sided 95 % point of the normal distribution
 _AGENT_TITLES = {"b_line": "B_line", "meander": "Meander", "sleep": "Sleep", "mixed": "mixed"}
 
@@ -155,7 +141,7 @@ class Evaluation:
             row = [self.cell(agent, length) for length in lengths]
             shown = [_interval(cell.mean, cell.ci95) for cell in row]
             name = Text(_AGENT_TITLES.get(agent, agent))  # no markup, as names are the user's
-            table.add_row(name, *shown, _interval(*_sum(row)))
+            table.add_row(name, *shown, _interval(*sum_of(row)))
         table.add_section()
         blank = [""] * len(lengths)
         table.add_row("total", *blank, _interval(self.total, self.total_ci95), style="bold")
@@ -165,146 +151,21 @@ class Evaluation:
         return self.table()
 
     def __str__(self) -> str:
-        from vecenv.cage.challenge2.view.text import to_text
-
-        return to_text(self.table(), has_color=False).rstrip()
-
-
-def evaluate(
-    policy: Policy,
-    *,
-    episodes: int = 1000,
-    seed: int = 0,
-    rules: str | None = None,
-    scenario: Scenario | None = None,
-    observation: str | None = None,
-    green: bool = False,
-    red_agents: RedAgent = EVALUATED_AGENTS,
-    episode_lengths: Sequence[int] = EPISODE_LENGTHS,
-    num_threads: int | None = None,
-    name: str | None = None,
-    on_cell: Callable[[Cell], Any] | None = None,
-) -> Evaluation:
-    """Let a policy play the challenge's nine cells: three lengths against three red agents.
-
-    All episodes of a cell are played side by side, in one batch. Every cell has random numbers of
-    its own, which depend on the seed, the red agent and the length only.
-
-    Args:
-        policy: See `vecenv.cage.find_policy`: a name, a file, an object with `act` and
-            `reset`, or a function from observations (N, ...) to actions (N,).
-        episodes: Per cell.
-        seed: The same one gives the same numbers, if the policy does not draw by itself.
-        rules: "faithful" (the default) or "debugged".
-        scenario: Other tables instead.
-        observation: What the policy gets; None for what it says it needs, or "bits".
-        green: Whether the green agent is there.
-        red_agents: Rows of the table: names, and red agents of your own (see `Cage2VectorEnv`),
-            also as "module:function"; a row is called what its function is.
-        episode_lengths: Columns of the table.
-        num_threads: At most so many threads.
-        name: What to call the policy.
-        on_cell: Called after each cell, to show progress.
-
-    Raises:
-        TypeError, ValueError: An argument is not what it should be; the message names it.
-        ActionError: The policy returned something that is not one action per env.
-
-    Example:
-        >>> print(evaluate("sleep", episodes=20, red_agents=["sleep"]).total)
-        0.0
-    """
-    _check_count("episodes", episodes, 2)
-    _check_count("seed", seed, 0)
-    agents, lengths = _read_table(red_agents, episode_lengths)
-    scenario = read_scenario(scenario, rules)
-    player = find_policy(policy, scenario, seed=seed)
-    wanted = observation or getattr(player, "observation", "bits")
-    options = {"scenario": scenario, "observation": wanted, "green": green}
-    cells = []
-    for (agent, red_agent), length in product(agents.items(), lengths):
-        options |= {"red_agent": red_agent, "episode_length": length, "num_threads": num_threads}
-        totals = _play_cell(player, episodes, cell_seed(seed, agent, length), **options)
-        cells.append(_cell(agent, length, totals))
-        if on_cell is not None:
-            on_cell(cells[-1])
-    total, total_ci95 = _sum(cells)
-    return Evaluation(
-        policy=name or _name_of(policy),
-        **scenario.identity(),
-        observation=wanted,
-        green=green,
-        seed=seed,
-        cells=tuple(cells),
-        total=total,
-        total_ci95=total_ci95,
-    )
+        text = io.StringIO()
+        Console(file=text, width=100, force_terminal=False).print(self.table())
+        return text.getvalue().rstrip()
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
-
-
-def _read_table(red_agents: Any, episode_lengths: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Return the red agents by name, and the lengths."""
-    if isinstance(red_agents, str) or callable(red_agents):
-        red_agents = [red_agents]
-    agents: dict[str, Any] = {}
-    for agent in red_agents:
-        if not isinstance(agent, str) and not callable(agent):
-            raise TypeError(f"red_agents has {agent!r}, expected names and compiled policies")
-        try:
-            read_red_agents(agent)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"red_agents has {agent!r}: {error}") from error
-        name = red_agent_name(agent)
-        if agents.setdefault(name, agent) != agent:
-            raise ValueError(f"red_agents has two that are called {name!r}; rename one")
-    if not agents:
-        raise ValueError("red_agents is empty, expected at least one")
-    return agents, tuple(sorted(set(read_episode_lengths(episode_lengths))))
-
-
-def cell_seed(seed: int, red_agent: str, episode_length: int) -> int:
-    """Return the seed of env 0 of a cell; the episodes of other cells are far away from it.
-
-    Args:
-        seed: Of the evaluation.
-        red_agent: Name of the row.
-        episode_length: Of the column.
-    """
-    names = list(RED_AGENTS)
-    own = zlib.crc32(red_agent.encode()) + len(names)
-    number = names.index(red_agent) if red_agent in names else own
-    entropy = [seed, number, episode_length]
-    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 2
-
-
-def _play_cell(
-    policy: BatchedPolicy, episodes: int, seed: int, *, episode_length: int, **options: Any
-) -> np.ndarray:
-    """Play the episodes of one cell and return their total rewards, float64 (episodes,)."""
-    mode = AutoresetMode.DISABLED
-    envs = Cage2VectorEnv(episodes, episode_length=episode_length, autoreset_mode=mode, **options)
-    try:
-        blue = Player(policy, envs)
-        obs, _ = envs.reset(seed=seed)
-        blue.begin()
-        totals = np.zeros(episodes)
-        for _ in range(episode_length):
-            # Without `out`: every observation is an array of its own, which the policy may keep.
-            obs, rewards, *_ = envs.step(blue.act(obs))
-            totals += rewards
-    finally:
-        envs.close()
-    return totals.round(1)  # sums of tenths
-
-
-def _cell(agent: str, length: int, totals: np.ndarray) -> Cell:
+def cell_of(agent: str, length: int, totals: np.ndarray) -> Cell:
+    """Return the cell of the total rewards of some episodes, float64 (episodes,)."""
     sd = float(totals.std(ddof=1))
     ci95 = _Z95 * sd / math.sqrt(len(totals))
     return Cell(agent, length, len(totals), float(totals.mean()), sd, ci95)
+
+
+def sum_of(cells: Sequence[Cell]) -> tuple[float, float]:
+    """Return the sum of the means of independent cells, and half of its confidence interval."""
+    return sum(cell.mean for cell in cells), math.hypot(*(cell.ci95 for cell in cells))
 
 
 def _check_plain(result: Evaluation, *cells: Cell) -> None:
@@ -328,17 +189,6 @@ def _check_plain(result: Evaluation, *cells: Cell) -> None:
         raise ValueError("some of its cells are missing")
 
 
-def _sum(cells: Sequence[Cell]) -> tuple[float, float]:
-    """Sum of the means of independent cells, and half of the width of its confidence interval."""
-    return sum(cell.mean for cell in cells), math.hypot(*(cell.ci95 for cell in cells))
-
-
 def _interval(mean: float, ci95: float) -> str:
     digits = 2 if abs(mean) < 100 else 1
     return f"{mean:.{digits}f} ± {ci95:.{digits}f}"
-
-
-def _name_of(policy: Any) -> str:
-    if isinstance(policy, str | Path):
-        return str(policy)
-    return getattr(policy, "__name__", type(policy).__name__)

@@ -1,7 +1,7 @@
-"""Policies from files.
+"""What trained policies are saved as, for any challenge.
 
-Those of `examples/ppo.py` are run by NumPy, so torch is not needed; those of stable-baselines3 by
-itself.
+Networks have one format, `save_network`'s, and are run by NumPy: torch is not needed. Models of
+stable-baselines3 are run by itself.
 """
 
 from __future__ import annotations
@@ -10,108 +10,182 @@ import importlib
 import json
 import re
 import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vecenv.cage.challenge2.kernels import OBSERVATIONS, observation_space
-from vecenv.cage.challenge2.network.actions import blue_actions
-from vecenv.cage.challenge2.network.scenario import Scenario, warn_of_other
-from vecenv.files import load_arrays
+from vecenv.files import load_arrays, read_npz, save_arrays
 
-__all__ = ["SavedPolicy", "is_sb3_file", "load_policy", "load_sb3_policy"]
+__all__ = [
+    "Layers",
+    "Network",
+    "SB3Policy",
+    "is_sb3_file",
+    "load_network",
+    "load_sb3_policy",
+    "save_network",
+]
+
+Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 _MAX_INPUT = 10.0  # normalised inputs are clipped here
+_OLD_DEFENDER = "vecenv cage defender 1"  # format of `save_defender` before there was one format
 _MAX_SETTINGS = 1 << 24  # bytes of the settings of stable-baselines3, with what it pickled in them
 
 
-class SavedPolicy:
-    """The most likely actions of a trained network with tanh layers.
+class Network:
+    """A network with tanh layers.
 
     Args:
-        layers: Weights float32 (a, b) and biases (b,) of each layer.
-        scale: Mean and standard deviation of the inputs, float32 (inputs,) each, or None.
-        observation: What it was trained on, "bits" or "extended".
+        layers: Weights float32 (a, b) and biases (b,) of each layer, kept.
+        scale: Mean and standard deviation of the inputs, float32 (inputs,) each, by which they are
+            normalised; or None.
+        made_for: The identity of the scenario it was trained in, see `vecenv.cage.identity`; or
+            None if that was not kept.
+
+    Raises:
+        ValueError: The layers do not fit each other.
+
+    Attributes:
+        num_inputs: Length of a row of inputs.
+        num_outputs: Length of a row of outputs.
     """
 
     def __init__(
         self,
-        layers: list[tuple[np.ndarray, np.ndarray]],
-        scale: tuple[np.ndarray, np.ndarray] | None,
-        observation: str,
+        layers: Layers,
+        scale: tuple[np.ndarray, np.ndarray] | None = None,
+        made_for: Mapping[str, Any] | None = None,
     ) -> None:
-        self._layers = layers
-        self._scale = scale
-        self.observation = observation
+        self.layers = list(layers)
+        self.scale = scale
+        self.made_for = made_for
+        shapes = [(weight.shape, bias.shape) for weight, bias in self.layers]
+        widths = [weight[0] for weight, _ in shapes] + [bias[0] for _, bias in shapes[-1:]]
+        if not shapes or shapes != [((a, b), (b,)) for a, b in pairwise(widths)]:
+            raise ValueError(f"layers of shapes {shapes!s:.999} do not fit each other")
+        self.num_inputs, self.num_outputs = widths[0], widths[-1]
+        if scale is not None and not all(x.shape == (self.num_inputs,) for x in scale):
+            raise ValueError(f"the scale is not of {self.num_inputs} inputs")
 
-    def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> np.ndarray:
-        """Choose the most likely action, int64 (N,), for each of obs (N, inputs)."""
-        x = obs.astype(np.float32)
-        if self._scale is not None:
-            mean, std = self._scale
+    def outputs(self, inputs: np.ndarray) -> np.ndarray:
+        """Return (N, outputs) for inputs (N, inputs)."""
+        x = inputs.astype(np.float32, copy=False)
+        if self.scale is not None:
+            mean, std = self.scale
             x = ((x - mean) / std).clip(-_MAX_INPUT, _MAX_INPUT)
-        for number, (weight, bias) in enumerate(self._layers):
+        for number, (weight, bias) in enumerate(self.layers):
             x = (np.tanh(x) if number else x) @ weight + bias
-        return x.argmax(axis=1)
-
-    def reset(self) -> None:
-        """Do nothing: it remembers nothing."""
+        return x
 
 
-def load_policy(path: str | Path, scenario: Scenario) -> SavedPolicy:
-    """Read a policy that `examples/ppo.py` has saved.
-
-    Warns if it was trained in another scenario, or under other rules, in which it can play too.
+def save_network(
+    path: str | Path,
+    layers: Layers,
+    *,
+    scale: tuple[Any, Any] | None = None,
+    made_for: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> None:
+    """Write a network as `vecenv.files.save_arrays` does: an npz archive without pickles.
 
     Args:
-        path: The file.
-        scenario: What it is to play in.
+        path: File to write; the ending is taken as it is.
+        layers: As for `Network`; float16 will do, which it is read as float32 from.
+        scale: As for `Network`.
+        made_for: As for `Network`.
+        **facts: What else to keep, such as the steps it was trained for.
+    """
+    pairs = [list(pair) for pair in layers]
+    save_arrays(path, {**facts, "layers": pairs, "scale": scale, "made_for": made_for})
+
+
+def load_network(path: str | Path) -> Network:
+    """Read a network that `save_network` or `examples/ppo.py` wrote; of earlier versions too.
 
     Raises:
-        ValueError: The file holds something else, or a policy for another env.
+        ValueError: The file holds something else.
         OSError: The file can't be read.
     """
-    if _is_torch_file(path):
+    if any(name.endswith("data.pkl") for name in _names_in(path)):
         raise ValueError(
             f"{path} is a file of torch, as examples/ppo.py saved policies before; convert it: "
             f"python examples/convert_policy.py {path}"
         )
     try:
+        arrays = read_npz(path)
+        if str(arrays["format"]) == _OLD_DEFENDER:
+            return _old_defender(arrays)
         saved = load_arrays(path)
-        actor, *_, moments = saved["tensors"]
-        hidden, normalize = _read_kind(saved["kind"])
-        _, mean, std = _floats(moments, 2)[:, :-1]  # the last column is about returns
-        num_inputs = len(mean)
-        layers = _layers(_floats(actor, 1), (num_inputs, *hidden))
-        scale = (mean, std) if normalize else None
-        made_for = saved.get("made_for")
-        if not normalize:
-            std = np.ones_like(std)
-        if not (std.min(initial=1.0) > 0 and all(map(_are_finite, (mean, std, *sum(layers, ()))))):
-            raise ValueError("its numbers are not finite")
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is no policy saved by examples/ppo.py: {error}") from error
-    wanted = _observation_of(path, (num_inputs,), layers[-1][1].size, scenario)
-    if isinstance(made_for, dict) and all(isinstance(v, str | int) for v in made_for.values()):
-        warn_of_other(Path(path).name, made_for, scenario)
-    return SavedPolicy(layers, scale, wanted)
+        return _network(saved) if "layers" in saved else _old_policy(saved)
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no saved policy: {error!s:.999}") from error
 
 
-def _floats(array: Any, ndim: int) -> np.ndarray:
-    if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.ndim != ndim:
-        raise ValueError("its tensors are others than those of a policy")
-    return array
+def _network(saved: Mapping[str, Any]) -> Network:
+    scale = saved["scale"]
+    if scale is not None:
+        mean, std = (_numbers(row, 1) for row in scale)
+        if not std.min(initial=1.0) > 0:
+            raise ValueError("the scale has a standard deviation that is not positive")
+        scale = mean, std
+    layers = [(_numbers(weight, 2), _numbers(bias, 1)) for weight, bias in saved["layers"]]
+    return Network(layers, scale, _identity(saved.get("made_for")))
 
 
-def _are_finite(array: np.ndarray) -> bool:
-    return bool(np.isfinite(array).all())
+def _old_defender(arrays: Mapping[str, np.ndarray]) -> Network:
+    """Read what `save_defender` wrote before."""
+    count = sum(name.startswith("weight") for name in arrays)
+    facts = json.loads(str(arrays["facts"])) if "facts" in arrays else {}
+    return _network(
+        {
+            "layers": [(arrays[f"weight{n}"], arrays[f"bias{n}"]) for n in range(count)],
+            "scale": None,
+            "made_for": facts.get("made_for") if isinstance(facts, dict) else None,
+        }
+    )
 
 
-def _is_torch_file(path: str | Path) -> bool:
-    """Return whether a file looks like one that `torch.save` wrote."""
-    return any(name.endswith("data.pkl") for name in _names_in(path))
+def _old_policy(saved: Mapping[str, Any]) -> Network:
+    """Read what `examples/ppo.py` saved before: its layers, one after the other, in a vector."""
+    vector, *_, moments = saved["tensors"]
+    kind = saved["kind"]
+    found = re.search(r"hidden \(((?:[0-9]{1,7}[, ]*){0,99})\), normalize (True|False)$", kind)
+    if found is None:
+        raise ValueError(f"its kind is {kind!r:.999}, expected '..., hidden (...), normalize ...'")
+    hidden = [int(width) for width in re.findall(r"\d+", found[1])]
+    vector = _numbers(vector, 1)
+    _, mean, std = _numbers(moments[:, :-1], 2)  # the last column is about returns
+    layers, begin = [], 0
+    for inputs, outputs in pairwise([len(mean), *hidden, -1]):
+        end = len(vector) if outputs < 0 else begin + (inputs + 1) * outputs
+        matrix = vector[begin:end].reshape(inputs + 1, outputs)
+        layers.append((matrix[:-1], matrix[-1]))
+        begin = end
+    scale = (mean, std) if found[2] == "True" else None
+    return _network({"layers": layers, "scale": scale, "made_for": saved.get("made_for")})
+
+
+def _numbers(array: Any, ndim: int) -> np.ndarray:
+    """Return an array of floats as float32, if they are finite then."""
+    if not isinstance(array, np.ndarray) or array.ndim != ndim or array.dtype.kind != "f":
+        raise ValueError("its arrays are others than those of a network")
+    with np.errstate(over="ignore"):
+        numbers = array.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise ValueError("its numbers are not finite")
+    return numbers
+
+
+def _identity(made_for: Any) -> Mapping[str, Any] | None:
+    """Return what a file says of the scenario it was made for, if it is of plain values."""
+    is_plain = isinstance(made_for, dict) and all(
+        isinstance(value, str | int) for value in made_for.values()
+    )
+    return made_for if is_plain else None
 
 
 def _names_in(path: str | Path) -> list[str]:
@@ -123,56 +197,12 @@ def _names_in(path: str | Path) -> list[str]:
         return []
 
 
-def _observation_of(path: Any, shape: Any, num_actions: Any, scenario: Scenario) -> str:
-    """Return the name of the observation that a network takes; refuse that of another env.
-
-    Args:
-        path: Its file.
-        shape: Of its inputs.
-        num_actions: What it chooses from; None if that isn't counted.
-        scenario: What it is to play in.
-
-    Raises:
-        ValueError: See above.
-    """
-    shapes = {observation_space(scenario, name).shape: name for name in OBSERVATIONS}
-    if shape not in shapes or num_actions != len(blue_actions(scenario)):
-        inputs = shape[0] if shape is not None and len(shape) == 1 else shape
-        raise ValueError(
-            f"{path} is a policy for {inputs} inputs and {num_actions} actions, expected "
-            f"{' or '.join(str(known[0]) for known in shapes)} inputs and "
-            f"{len(blue_actions(scenario))} actions: it was trained in another env"
-        )
-    return shapes[shape]
-
-
-def _read_kind(kind: str) -> tuple[tuple[int, ...], bool]:
-    """Return the numbers of hidden units, and whether inputs are normalised."""
-    found = re.search(r"hidden \(((?:[0-9]{1,7}[, ]*){0,99})\), normalize (True|False)$", kind)
-    if found is None:
-        raise ValueError(f"its kind is {kind!r:.999}, expected '..., hidden (...), normalize ...'")
-    hidden = tuple(map(int, re.findall(r"\d+", found[1])))
-    return hidden, found[2] == "True"
-
-
-def _layers(vector: np.ndarray, widths: tuple[int, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Cut a vector into the weights and biases of layers; what is left over is the last one's."""
-    shapes = [(a + 1, b) for a, b in pairwise(widths)]
-    begin, matrices = 0, []
-    for shape in shapes:
-        size = shape[0] * shape[1]
-        matrices.append(vector[begin : begin + size].reshape(shape))
-        begin += size
-    matrices.append(vector[begin:].reshape(widths[-1] + 1, -1))
-    return [(matrix[:-1], matrix[-1]) for matrix in matrices]
-
-
 class SB3Policy:
     """A model of stable-baselines3, or of sb3-contrib, that plays its most likely actions.
 
     Args:
         model: What `predict`s.
-        observation: What it was trained on, "bits" or "extended".
+        observation: Name of the observation that it was trained on.
         uses_masks: Whether `predict` takes `action_masks`.
     """
 
@@ -221,17 +251,18 @@ def is_sb3_file(path: str | Path) -> bool:
     return is_named and {"data", "policy.pth"} <= set(_names_in(path))
 
 
-def load_sb3_policy(path: str | Path, scenario: Scenario) -> SB3Policy:
+def load_sb3_policy(path: str | Path, observation_of: Callable[[Any, Any], str]) -> SB3Policy:
     """Read a model that stable-baselines3 or sb3-contrib has saved; on the CPU.
 
     They unpickle what is in it: a file of theirs can run code, so read only those that you trust.
 
     Args:
         path: The file.
-        scenario: What it is to play in.
+        observation_of: Returns the name of the observation for the shape of inputs and the number
+            of actions (None if they aren't counted) of a model.
 
     Raises:
-        ValueError: The model is for another env, or of an algorithm without discrete actions.
+        ValueError: The file holds something else, or a model without discrete actions.
         ModuleNotFoundError: The library is not installed.
     """
     library, name = _sb3_algorithm(path)
@@ -247,8 +278,8 @@ def load_sb3_policy(path: str | Path, scenario: Scenario) -> SB3Policy:
         ) from None
     model = getattr(module, name).load(path, device="cpu")
     num_actions = getattr(model.action_space, "n", None)
-    wanted = _observation_of(path, model.observation_space.shape, num_actions, scenario)
-    return SB3Policy(model, wanted, uses_masks=name == "MaskablePPO")
+    observation = observation_of(model.observation_space.shape, num_actions)
+    return SB3Policy(model, observation, uses_masks=name == "MaskablePPO")
 
 
 def _sb3_algorithm(path: str | Path) -> tuple[str, str]:

@@ -12,7 +12,8 @@ import gymnasium as gym
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, import_module, make_vec
+from vecenv.core.importing import import_module
+from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
 
 __all__ = ["BackendUnavailableError", "EnvSource", "read_env_kwargs", "read_source"]
 

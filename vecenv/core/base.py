@@ -381,6 +381,18 @@ class GymVecEnv(VecEnv):
             infos,
         )
 
+    def _batch_of(self, env_ids: np.ndarray, infos: dict[str, Any]) -> StepBatch:
+        """Return what `recv` does, from the own rows."""
+        rows = self._rows
+        return StepBatch(
+            rows.obs.take(env_ids),
+            rows.rewards[env_ids],
+            rows.terminations[env_ids],
+            rows.truncations[env_ids],
+            infos,
+            env_ids,
+        )
+
     def _note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None = None) -> None:
         """Remember whose episode has ended, bool (B,) for `env_ids` or all, if autoreset is off."""
         rows = np.flatnonzero(is_over)

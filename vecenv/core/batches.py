@@ -15,6 +15,7 @@ __all__ = [
     "join_rows",
     "merge_rows",
     "short",
+    "take_range",
     "take_row",
     "take_rows",
     "why_outside",
@@ -41,6 +42,17 @@ def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
     if isinstance(single_space, ARRAY_SPACES):
         return np.asarray(batch)[np.asarray(indices, dtype=np.int64)]
     return tuple(batch[index] for index in indices)
+
+
+def take_range(single_space: Space, batch: Any, first: int, last: int) -> Any:
+    """Return the rows first, ..., last - 1 of a batch; arrays are views."""
+    if isinstance(single_space, Dict):
+        parts = single_space.items()
+        return {key: take_range(part, batch[key], first, last) for key, part in parts}
+    if isinstance(single_space, Tuple):
+        parts = enumerate(single_space)
+        return tuple(take_range(part, batch[k], first, last) for k, part in parts)
+    return batch[first:last]
 
 
 def join_rows(single_space: Space, rows: list[tuple[Any, int]]) -> Any:

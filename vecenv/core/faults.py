@@ -212,7 +212,7 @@ def raise_faults(faults: list[EnvFault], step: int) -> None:
 
 
 def reset_needed_as(kind: type[Exception]) -> type[Exception]:
-    """Return a ResetNeeded that is also a `kind`, so that who expects either catches it.
+    """Return a ResetNeeded that is also a `kind`, so that an `except` of either catches it.
 
     Example:
         >>> issubclass(reset_needed_as(ValueError), ValueError)

@@ -10,10 +10,10 @@ from vecenv.core.autoreset import StepRows
 from vecenv.core.errors import SlotError
 from vecenv.core.rows import ObservationRows, check_slot_array
 
-__all__ = ["slot_rows"]
+__all__ = ["FLAG_DTYPES", "REWARD_DTYPES", "slot_arrays", "slot_rows"]
 
-_REWARD_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
-_FLAG_DTYPES = (np.dtype(np.bool_),)
+REWARD_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
+FLAG_DTYPES = (np.dtype(np.bool_),)
 
 
 def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
@@ -27,6 +27,16 @@ def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
     Raises:
         SlotError: An array is missing, of wrong shape, dtype or layout, or is both flags at once.
     """
+    obs, rewards, terminations, truncations = slot_arrays(out, num_envs)
+    return StepRows(own.over(obs), rewards, terminations, truncations)
+
+
+def slot_arrays(out: Any, num_envs: int) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the observations of a slot as they are, and its other arrays checked and plain.
+
+    Raises:
+        SlotError: See `slot_rows`.
+    """
     shape = (num_envs,)
     try:
         obs, rewards = out.obs, out.rewards
@@ -36,12 +46,12 @@ def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
             f"out is {type(out).__name__}, expected an object with the arrays obs, rewards, "
             f"terminations, truncations such as StepSlot: {error}"
         ) from None
-    rewards = check_slot_array("rewards", rewards, shape, _REWARD_DTYPES)
-    terminations = check_slot_array("terminations", terminations, shape, _FLAG_DTYPES)
-    truncations = check_slot_array("truncations", truncations, shape, _FLAG_DTYPES)
+    rewards = check_slot_array("rewards", rewards, shape, REWARD_DTYPES)
+    terminations = check_slot_array("terminations", terminations, shape, FLAG_DTYPES)
+    truncations = check_slot_array("truncations", truncations, shape, FLAG_DTYPES)
     if np.may_share_memory(terminations, truncations):
         raise SlotError(
             "out.terminations and out.truncations share memory, so one would overwrite the other; "
             "give each an array of its own"
         )
-    return StepRows(own.over(obs), rewards, terminations, truncations)
+    return obs, rewards, terminations, truncations

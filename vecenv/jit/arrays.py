@@ -11,13 +11,13 @@ from numba import njit
 from numba.np.numpy_support import carray
 
 from vecenv.core.atomics import pointer
-from vecenv.core.errors import ActionError, SlotError
+from vecenv.core.errors import ActionError
 from vecenv.core.rows import check_slot_array
+from vecenv.core.slots import REWARD_DTYPES, slot_arrays
 
 __all__ = ["ActionReader", "Outputs", "SlotCheck", "copied", "first_invalid_row", "new_outputs"]
 
 _BOOL = np.dtype(np.bool_)
-_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 class ActionReader:
@@ -167,33 +167,29 @@ class SlotCheck:
         """Return the arrays of `out`, an object with the attributes of `Outputs`.
 
         Raises:
-            SlotError: An array is missing, or has the wrong shape, dtype or layout.
+            SlotError: See `vecenv.core.slots.slot_rows`.
         """
         try:
             outputs = Outputs(out.obs, out.rewards, out.terminations, out.truncations)
-        except AttributeError as error:
-            raise SlotError(
-                f"out is {type(out).__name__}, expected an object with the arrays obs, rewards, "
-                f"terminations, truncations such as StepSlot: {error}"
-            ) from None
+        except AttributeError:
+            slot_arrays(out, self._shape[0])  # raises
+            raise
         obs, rewards, terminations, truncations = outputs
         if (
             type(obs) is type(rewards) is type(terminations) is type(truncations) is np.ndarray
             and obs.shape == self._obs_shape
             and obs.dtype == self._obs_dtype
             and rewards.shape == terminations.shape == truncations.shape == self._shape
-            and rewards.dtype in _FLOATS
+            and rewards.dtype in REWARD_DTYPES
             and terminations.dtype == truncations.dtype == _BOOL
+            and terminations is not truncations
             # C-contiguous, aligned and writable
             and obs.flags.carray
             and rewards.flags.carray
             and terminations.flags.carray
             and truncations.flags.carray
-        ):
+        ):  # quicker than the calls below
             return outputs
-        return Outputs(
-            check_slot_array("obs", obs, self._obs_shape, (self._obs_dtype,)),
-            check_slot_array("rewards", rewards, self._shape, _FLOATS),
-            check_slot_array("terminations", terminations, self._shape, (_BOOL,)),
-            check_slot_array("truncations", truncations, self._shape, (_BOOL,)),
-        )
+        obs, *others = slot_arrays(out, self._shape[0])
+        obs = check_slot_array("obs", obs, self._obs_shape, (self._obs_dtype,))
+        return Outputs(obs, *others)

@@ -7,26 +7,14 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Dict, Tuple
 
 from vecenv.core.batches import take_row
 from vecenv.core.infos import InfosApart
 from vecenv.core.rows import ObservationRows, TreeRows
 
-__all__ = ["Where", "copy_rows", "place_infos", "place_rows", "take_range"]
+__all__ = ["Where", "copy_rows", "place_infos", "place_rows"]
 
 Where = slice | np.ndarray
-
-
-def take_range(single_space: Space, batch: Any, first: int, last: int) -> Any:
-    """Return the rows first, ..., last - 1 of a batch; arrays are views."""
-    if isinstance(single_space, Dict):
-        parts = single_space.items()
-        return {key: take_range(part, batch[key], first, last) for key, part in parts}
-    if isinstance(single_space, Tuple):
-        parts = enumerate(single_space)
-        return tuple(take_range(part, batch[k], first, last) for k, part in parts)
-    return batch[first:last]
 
 
 def place_rows(

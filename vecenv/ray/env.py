@@ -12,13 +12,13 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.core.autoreset import StepRows, read_autoreset_mode
 from vecenv.core.base import StepBatch, StepResult, VecEnv
-from vecenv.core.batches import take_rows
+from vecenv.core.batches import take_range, take_rows
 from vecenv.core.faults import StepTimeoutError
 from vecenv.core.infos import InfosApart, known_infos, take_infos
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
-from vecenv.ray.chunks import place_infos, place_rows, take_range
+from vecenv.ray.chunks import place_infos, place_rows
 from vecenv.ray.collecting import Collecting
 
 if TYPE_CHECKING:
@@ -311,14 +311,7 @@ class RayVectorEnv(Collecting):
         if self._is_disabled:
             is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
             self._note_ended(is_over, env_ids)
-        return StepBatch(
-            rows.obs.take(env_ids),
-            rows.rewards[env_ids],
-            rows.terminations[env_ids],
-            rows.truncations[env_ids],
-            infos,
-            env_ids,
-        )
+        return self._batch_of(env_ids, infos)
 
     def _first(self, most: int, replies: list[tuple[Task, Reply]]) -> list[tuple[Task, Reply]]:
         """Return the replies about the first `most` envs; the rest is put back."""

@@ -101,21 +101,21 @@ def limit_threads() -> None:
     PyTorch, BLAS, OpenMP and Numba otherwise start a thread per core in every worker. Variables
     such as OMP_NUM_THREADS that the user has set win, and so does what factories set.
     """
-    told = {name for name in (*_THREAD_VARIABLES, "NUMBA_NUM_THREADS") if name in os.environ}
-    if "NUMBA_NUM_THREADS" not in told:
+    given = {name for name in (*_THREAD_VARIABLES, "NUMBA_NUM_THREADS") if name in os.environ}
+    if "NUMBA_NUM_THREADS" not in given:
         numba = sys.modules.get("numba")
         if numba is None:
             os.environ["NUMBA_NUM_THREADS"] = "1"
         elif hasattr(numba, "config"):
             _limit_numba(vars(numba.config))
-    if "OMP_NUM_THREADS" in told:
+    if "OMP_NUM_THREADS" in given:
         return  # OpenBLAS, MKL and PyTorch follow it
     for name in _THREAD_VARIABLES:
         os.environ.setdefault(name, "1")
-    if "OPENBLAS_NUM_THREADS" not in told:
+    if "OPENBLAS_NUM_THREADS" not in given:
         _limit_openblas()
     torch = sys.modules.get("torch")
-    if "MKL_NUM_THREADS" not in told and hasattr(torch, "set_num_threads"):
+    if "MKL_NUM_THREADS" not in given and hasattr(torch, "set_num_threads"):
         torch.set_num_threads(1)  # type: ignore[union-attr]
 
 

@@ -10,12 +10,13 @@ import numpy as np
 from gymnasium import Env
 
 from vecenv.core.autoreset import EnvGroup, StepRows
+from vecenv.core.batches import take_row
 from vecenv.core.faults import EnvFault
 from vecenv.core.guard import GuardedEnv, unguarded
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.actions import ActionReader
 from vecenv.workers.arena import Arena
-from vecenv.workers.columns import ColumnWriter, Noted
+from vecenv.workers.info_columns import ColumnWriter, Noted
 from vecenv.workers.layout import HAS_ERROR, HAS_MESSAGE, Leaf
 from vecenv.workers.messages import Answer, Layout, ResetRequest, SlotLeaves
 from vecenv.workers.rows import object_rows, reward_bits, slot_rows, unwritten
@@ -37,8 +38,8 @@ class Chunk:
         group: The envs, with the rules of autoreset.
         has_objects: Whether some leaves of the observations have no fixed shape.
         announce: Called with the id of the env that is about to be reset or called.
-        is_stamped: Whether steps are being stamped; then whoever has written the results of one
-            calls `group.mark_done`.
+        is_stamped: Whether steps are being stamped; the writer of a step's results then calls
+            `group.mark_done`.
         run_each: Calls a function with indices of envs and returns the results, each in the thread
             that owns the env; the function must not raise.
 
@@ -131,7 +132,7 @@ class Chunk:
         rows, mark_rewards, mark = self._slots.get(slot) or self._slot(slot)
         mark_rewards(mark)
         if slot:
-            rows.has_ends = True  # it is the caller's memory: who knows what is in it
+            rows.has_ends = True  # it is the caller's memory, with anything in it
         faults: Sequence[EnvFault] = ()
         try:
             infos = self.group.step(actions, rows)
@@ -336,14 +337,13 @@ class Chunk:
 
     def _own_row(self, index: int) -> Any:
         """Return a copy of the last observation in the pool's own row of one env."""
-        batch = self._own.obs.take(np.array([index]))
-        return _first(batch)
+        return take_row(self._space, self._own.obs.take(np.array([index])), 0)
 
     def close(self) -> None:
         """Close the envs, also those after one that fails to, and let go of them."""
 
         def close(index: int) -> None:
-            with contextlib.suppress(BaseException):  # nobody is left to be told
+            with contextlib.suppress(BaseException):  # no caller is left to be told
                 unguarded(self.group.envs[index]).close()
             if self.worker >= 0:
                 self.group.envs[index] = None  # type: ignore[call-overload] # ends in its thread
@@ -359,11 +359,3 @@ def run_here(function: Callable[[int], Any], indices: Sequence[int]) -> list[Any
 def _slot(rows: StepRows) -> _Slot:
     bits = reward_bits(rows.rewards)
     return rows, bits.fill, unwritten(bits)
-
-
-def _first(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {key: _first(part) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_first(part) for part in batch)
-    return batch[0]

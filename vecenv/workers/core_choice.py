@@ -15,8 +15,8 @@ _WORTHWHILE = 0.8
 class CoreChoice:
     """Moves a worker away from its caller's core, if that makes commands come faster.
 
-    The Linux scheduler likes to put who is woken on the core of who wakes it. Two processes that
-    wake each other in turn may stay together on one core although another is free.
+    The Linux scheduler often puts a woken process on the core of the process that wakes it. Two
+    processes that wake each other in turn may stay on one core although another is free.
 
     Attributes:
         patience: Commands in a row on the caller's core after which to try another one.

@@ -302,7 +302,7 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _refuse_unreset(self, deadline: Deadline) -> NoReturn:
         """Raise ResetNeeded for a step before the very first reset; see `step`."""
-        told = "`step` was called before the first `reset`; call `reset` first"
+        message = "`step` was called before the first `reset`; call `reset` first"
         try:
             self._end_step(deadline)
         except Exception as error:
@@ -310,10 +310,10 @@ class AsyncVectorEnv(GymVecEnv):
             if env_id is None:  # a timeout, or a worker that is gone
                 raise
             self._calls.fault = None  # what is missing is a reset
-            told = f"{told} (env {env_id} raised {type(error).__name__}: {error})"
+            message = f"{message} (env {env_id} raised {type(error).__name__}: {error})"
             kind = reset_needed_as(type(error))
-            raise kind(told) from error
-        raise ResetNeeded(told)
+            raise kind(message) from error
+        raise ResetNeeded(message)
 
     def step_async(self, actions: Any, *, out: Any = None) -> None:
         """Start stepping every env once; see `step`."""
@@ -508,12 +508,12 @@ class AsyncVectorEnv(GymVecEnv):
     def _begin(self, call: str, give: Callable[[], None]) -> None:
         """Have `give` ask the workers for an asynchronous call, which is pending from then on.
 
-        It is so, too, if Ctrl-C comes when some of them have been asked: what waits for the call
+        It is pending also if Ctrl-C comes when only some have been asked: the wait for the call
         asks the others.
         """
         self._receiver.post_actions()
         self._exchange.finish_announcement()
-        self._begun_at = self._exchange.num_given()
+        self._begun_at = self._exchange.num_commands()
         try:
             self._calls.begin_async(call)
             give()
@@ -522,8 +522,8 @@ class AsyncVectorEnv(GymVecEnv):
             raise
 
     def _drop_unbegun(self) -> bool:
-        """Forget the pending call if nobody has been asked for it; return whether that is so."""
-        if self._exchange.num_given() != self._begun_at:
+        """Forget the pending call if no worker has been given it; return whether that is so."""
+        if self._exchange.num_commands() != self._begun_at:
             return False
         self._pending_own = None
         self._calls.end_async()
@@ -581,12 +581,12 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _refuse_interrupted(self, call: str) -> NoReturn:
         """Raise what says that the caller's own envs were interrupted."""
-        told = f"`{call}` was interrupted while the caller's own envs were in it"
+        message = f"`{call}` was interrupted while the caller's own envs were in it"
         if call == "call":
             raise NoAsyncCallError(
-                f"{told}, so there are no results; call it again, or `reset`", call
+                f"{message}, so there are no results; call it again, or `reset`", call
             )
-        raise ResetNeeded(f"{told}, in what state they are is not known; call `reset` first")
+        raise ResetNeeded(f"{message}, in what state they are is not known; call `reset` first")
 
     # -- timing ------------------------------------------------------------------------------
 
@@ -670,9 +670,9 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _break_down(self, error: Exception) -> None:
         """Close everything after an error that can't be survived, and remember that error."""
-        told = WorkerDiedError(*error.args)
-        told.__cause__ = error.__cause__
-        self._calls.note_fault(told)
+        fault = WorkerDiedError(*error.args)
+        fault.__cause__ = error.__cause__
+        self._calls.note_fault(fault)
         self._calls.end_async()
         self.close(terminate=True)
         error.args = (f"{error.args[0]} The vector env is closed.",)

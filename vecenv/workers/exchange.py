@@ -16,7 +16,7 @@ from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError
 from vecenv.core.pickling import dumps, loads
 from vecenv.workers import layout as at
 from vecenv.workers.chunk import Chunk, Outcome
-from vecenv.workers.columns import ChunkInfos, ColumnReader
+from vecenv.workers.info_columns import ChunkInfos, ColumnReader
 from vecenv.workers.layout import FLAG_MESSAGE, HAS_MESSAGE, LINE, OP_MESSAGE, OP_STEP, Leaf
 from vecenv.workers.links import Link
 from vecenv.workers.messages import (
@@ -28,8 +28,7 @@ from vecenv.workers.messages import (
     split_message,
 )
 from vecenv.workers.pool import WorkerPool
-from vecenv.workers.ready import ReadyRing
-from vecenv.workers.rows import SlotTable, object_rows, reward_bits, unwritten
+from vecenv.workers.rows import ReadyRing, SlotTable, object_rows, reward_bits, unwritten
 
 __all__ = ["Exchange", "Gathered"]
 
@@ -41,7 +40,7 @@ _MOST_REPLACEMENTS = 5  # of one worker in one wait
 _RECOUNT_S = 0.0001
 
 
-class _Given(NamedTuple):
+class _Commands(NamedTuple):
     """Commands that are being given.
 
     Attributes:
@@ -99,44 +98,43 @@ class Exchange:
         self.num_envs = pool.bounds[-1]
         self.steps = 0
         self.own_outcome: Outcome | None = None
-        self._giving: _Given | None = None
+        self._unfinished: _Commands | None = None
         self.restarts = pool.restarts
         self.before_replacement: Callable[[], np.ndarray] = lambda: np.zeros(0, np.int64)
         self.last_action: Callable[[int], str] = lambda env_id: ""
         self._words = memoryview(link.words)  # type: ignore[arg-type]  # typeshed before 3.12
-        self._command = [link.layout.command(worker) for worker in range(self.num_workers)]
+        self._command_lines = [link.layout.command(worker) for worker in range(self.num_workers)]
         self.timeout: float | None = None
         self.break_down: Callable[[Exception], None] = lambda error: None
         self._sent: list[Any] = [None] * self.num_workers  # message of the latest command
         self._row_answers: dict[tuple[int, int], Answer] = {}  # rows' answers by (worker, position)
         self._answers: dict[int, tuple[int, Answer]] = {}  # by worker: latest sequence and answer
         self._updates = _Updates((0, 0, 0), {})
-        self._announced = False  # a command under way that only tells updates
+        self._announced = False  # a command under way that only carries updates
         self._num_actions = 0  # messages with some
         self._stamps: tuple[Leaf, Leaf] | None = None
         self.has_replaced = False  # then rows of the ring may be void
 
     # -- commands ----------------------------------------------------------------------------
     #
-    # Ctrl-C may come between any two operations here. So what has been asked for is read from the
-    # control words, which are written at once; what is to be told is written down as a whole before
-    # a word is written, and told once more if it is not known whether it was; and what workers may
-    # be busy with is noted before they are.
+    # Ctrl-C may come between any two operations here. So the control words, which one call writes,
+    # say which commands have been given; messages are complete before a word is written, and are
+    # sent again if they may not have been; and a command is noted before workers can begin it.
 
     def _gather_updates(self) -> None:
-        """Put down for every worker what it has not been told: slots, columns, forms, leaves."""
+        """Collect for every worker the slots, columns, forms and leaves that it does not know."""
         if not (self.slots.has_unsent or self.columns.has_unsent):
             return
-        told, pending = self._updates
+        known, pending = self._updates
         now = (self.slots.count, len(self.columns.columns), len(self.columns.forms))
-        if now == told:
+        if now == known:
             self.slots.has_unsent = self.columns.has_unsent = False
             return
         updates: dict[str, Any] = {
-            "slots": self.slots.all_since(told[0]),
-            "columns": self.columns.columns[told[1] :],
-            "forms": self.columns.forms[told[2] :],
-            "first_form": told[2],
+            "slots": self.slots.all_since(known[0]),
+            "columns": self.columns.columns[known[1] :],
+            "forms": self.columns.forms[known[2] :],
+            "first_form": known[2],
         }
         for column in updates["columns"]:
             arrays = self.columns.ring_arrays(column)
@@ -152,14 +150,14 @@ class Exchange:
                 name: [*old.get(name, []), *items] if isinstance(items, list) else items
                 for name, items in updates.items()
             }
-            both["first_form"] = old.get("first_form", told[2])
+            both["first_form"] = old.get("first_form", known[2])
             pending = {**pending, worker: {**old, **both}}
         self._updates = _Updates(now, pending)
         self.slots.has_unsent = self.columns.has_unsent = False
 
     @property
     def is_settled(self) -> bool:
-        """Whether workers have been told everything, and a step is one call of compiled code."""
+        """Whether workers know everything, so that a step needs no message."""
         return not (
             self._announced
             or self._updates.pending
@@ -169,7 +167,7 @@ class Exchange:
 
     @property
     def has_pending_updates(self) -> bool:
-        """Whether there is something that workers have not been told."""
+        """Whether there are updates that workers have not been sent."""
         return bool(self._updates.pending) or self.slots.has_unsent or self.columns.has_unsent
 
     def announce(self) -> None:
@@ -181,7 +179,9 @@ class Exchange:
 
     def _announce(self, message: dict[str, Any]) -> None:
         self._announced = True
-        self._give(0, self.num_workers, OP_MESSAGE, 0, at.COMMANDS, [message] * self.num_workers)
+        self._command_workers(
+            0, self.num_workers, OP_MESSAGE, 0, at.COMMANDS, [message] * self.num_workers
+        )
 
     def stamp(self, leaves: tuple[Leaf, Leaf] | None) -> None:
         """Let the envs' steps be stamped into these rings and counts; None ends it."""
@@ -202,12 +202,12 @@ class Exchange:
 
     def ask(self, worker: int, message: dict[str, Any]) -> None:
         """Give one worker a command that comes by message, with the updates pending for it."""
-        self._give(worker, worker + 1, OP_MESSAGE, 0, at.COMMANDS, [message])
+        self._command_workers(worker, worker + 1, OP_MESSAGE, 0, at.COMMANDS, [message])
 
     def ask_all(self, kind: str, requests: Sequence[Any]) -> None:
         """Give every worker its request; if one can't be pickled, none has been given any."""
         messages = [{"kind": kind, "request": dumps(request)} for request in requests]
-        self._give(0, self.num_workers, OP_MESSAGE, 0, at.COMMANDS, messages)
+        self._command_workers(0, self.num_workers, OP_MESSAGE, 0, at.COMMANDS, messages)
 
     def post_step(
         self, slot: int, first: int, last: int, line: int, messages: Sequence[Any] | None = None
@@ -222,22 +222,22 @@ class Exchange:
             messages: Per worker the actions, if these travel by message.
         """
         self.finish_announcement()
-        told: list[dict[str, Any]] | None = None
+        parts: list[dict[str, Any]] | None = None
         if messages is not None:
-            told = [{"kind": "step", "actions": dumps(part)} for part in messages]
+            parts = [{"kind": "step", "actions": dumps(part)} for part in messages]
         elif self.has_pending_updates:
-            told = [{"kind": "step"}] * (last - first)
-        self._give_step(slot, first, last, line, told)
+            parts = [{"kind": "step"}] * (last - first)
+        self._command_step(slot, first, last, line, parts)
 
-    def _give_step(
+    def _command_step(
         self, slot: int, first: int, last: int, line: int, messages: list[dict[str, Any]] | None
     ) -> None:
         if messages is None and self.link.posts_at_once:
             self.link.post(first, last, OP_STEP, slot, 0, self.steps, line)
         else:
-            self._give(first, last, OP_STEP, slot, line, messages)
+            self._command_workers(first, last, OP_STEP, slot, line, messages)
 
-    def _give(
+    def _command_workers(
         self,
         first: int,
         last: int,
@@ -249,29 +249,29 @@ class Exchange:
         """Give workers first, ..., last - 1 a command each, and its message if it has one."""
         self._gather_updates()
         pending = self._updates.pending
-        sequences = [self._words[c + at.SEQUENCE] + 1 for c in self._command[first:last]]
-        flags, told, pickled = 0, [], []
+        sequences = [self._words[c + at.SEQUENCE] + 1 for c in self._command_lines[first:last]]
+        flags, parts, pickled = 0, [], []
         if messages is not None:
             flags = FLAG_MESSAGE
             for worker, message, sequence in zip(
                 range(first, last), messages, sequences, strict=True
             ):
-                told.append({**message, **pending.get(worker, {}), "sequence": sequence})
+                parts.append({**message, **pending.get(worker, {}), "sequence": sequence})
             # What users' objects need is pickled first: an error here leaves nothing half done.
-            pickled = [dumps(message) for message in told]
+            pickled = [dumps(message) for message in parts]
         what = opcode, slot, flags, self.steps, line
-        self._giving = _Given(range(first, last), sequences, what, told, pickled)
-        self._finish_giving()
+        self._unfinished = _Commands(range(first, last), sequences, what, parts, pickled)
+        self._finish_commands()
 
-    def _finish_giving(self) -> None:
+    def _finish_commands(self) -> None:
         """Give what was to be given; workers drop a message that comes twice."""
-        given = self._giving
+        given = self._unfinished
         if given is None:
             return
         missing = [
             worker
             for worker, sequence in zip(given.workers, given.sequences, strict=True)
-            if self._words[self._command[worker] + at.SEQUENCE] != sequence
+            if self._words[self._command_lines[worker] + at.SEQUENCE] != sequence
         ]
         if len(missing) == len(given.workers):
             self.link.post(given.workers.start, given.workers.stop, *given.what)
@@ -284,18 +284,18 @@ class Exchange:
             self._sent[worker] = message
             self._updates.pending.pop(worker, None)
             self.pool.send(worker, pickled)
-        self._giving = None
+        self._unfinished = None
 
-    def num_given(self) -> int:
+    def num_commands(self) -> int:
         """Return how many commands workers have been given, those under way included."""
-        given = sum(self._words[command + at.SEQUENCE] for command in self._command)
-        return given + (self._giving is not None)
+        given = sum(self._words[command + at.SEQUENCE] for command in self._command_lines)
+        return given + (self._unfinished is not None)
 
     def has_posted(self, step: int) -> bool:
         """Whether the latest command is step number `step`."""
-        if self._giving is not None:  # which is finished by whoever waits for it
-            return self._giving.what[3] == step
-        command = self._command[0]
+        if self._unfinished is not None:  # the wait for it finishes that
+            return self._unfinished.what[3] == step
+        command = self._command_lines[0]
         words = self._words
         return words[command + at.STEP] == step and words[command + at.OPCODE] == OP_STEP
 
@@ -311,19 +311,19 @@ class Exchange:
         outcome = None
         if self.own is not None:
             self.own_outcome = INTERRUPTED
-            self._give_step(slot, 0, self.num_workers, at.COMMANDS, None)
+            self._command_step(slot, 0, self.num_workers, at.COMMANDS, None)
             self.own_outcome = outcome = self.own.step_all(slot)
         elif self.link.posts_at_once:
             status = self.link.post_and_wait(self.num_workers, slot, 0, self.steps, OP_STEP)
             return -1 if self.has_replaced else status, None
         else:
-            self._give_step(slot, 0, self.num_workers, at.COMMANDS, None)
+            self._command_step(slot, 0, self.num_workers, at.COMMANDS, None)
         status = self.link.wait_done(0, 0, self.num_workers)
         return -1 if self.has_replaced else status, None if outcome == NOTHING else outcome
 
     def ask_to_close(self, deadline: Deadline) -> None:
         """Ask every worker to close its envs and end, as soon as it has finished what it does."""
-        self._finish_giving()
+        self._finish_commands()
         left = set(range(self.num_workers))
         while left and not deadline.is_over:
             gone = self.pool.dead()
@@ -351,7 +351,7 @@ class Exchange:
         late: set[int] = set()
         seen: dict[int, tuple[float, list[int]]] = {}
         is_limit = self.restarts is not None and deadline.is_limit and deadline.timeout is not None
-        self._finish_giving()
+        self._finish_commands()
         while True:
             status = self.link.wait_done(line, workers.start, workers.stop)
             if self.has_replaced:
@@ -373,14 +373,14 @@ class Exchange:
         """Return the status bits of workers that are done, or -1, by the commands they have done.
 
         A worker that has died may not have counted the last one, and one that is between reporting
-        and counting when another is replaced counts it later: nobody knows what the count is then.
+        and counting when another is replaced counts it later: the count can't be trusted.
         """
         if not all(map(self._is_done, workers)):
             time.sleep(_RECOUNT_S)  # as the link may not have waited
             return -1
         self._words[line * LINE + at.COUNT] = self._words[at.POSTED_LINE * LINE + line]
         status = 0
-        for command in self._command[workers.start : workers.stop]:
+        for command in self._command_lines[workers.start : workers.stop]:
             status |= self._words[command + LINE + at.STATUS]
         return status
 
@@ -420,7 +420,7 @@ class Exchange:
         self.pool.flush()
         for worker in self.pool.dead():
             error = self.pool.exit_report(worker, doing)
-            self._tell_env(error, worker)
+            self._name_env(error, worker)
             if self.restarts is None:
                 self.break_down(error)
                 raise error
@@ -432,17 +432,17 @@ class Exchange:
                     raise error
             self._replace_worker(worker, str(error))
 
-    def _tell_env(self, error: Exception, worker: int) -> None:
+    def _name_env(self, error: Exception, worker: int) -> None:
         """Add to an error at which env a worker was."""
         stuck = self._stuck_at(worker)
         if len(stuck) == 1 or (stuck and self.link.layout.lanes == 1):
             action = self.last_action(stuck[0])
-            told = f" It was at env {stuck[0]}" + (f", action {action}." if action else ".")
+            place = f" It was at env {stuck[0]}" + (f", action {action}." if action else ".")
         elif stuck:
-            told = f" It was at envs {', '.join(map(str, stuck[:8]))}."
+            place = f" It was at envs {', '.join(map(str, stuck[:8]))}."
         else:
             return
-        error.args = (error.args[0] + told,)
+        error.args = (error.args[0] + place,)
 
     def replace_late(self, worker: int, timeout: float | None, doing: str) -> None:
         """End a worker that has not answered in time, and start another in its place."""
@@ -452,7 +452,7 @@ class Exchange:
             f"worker {worker} (envs {first}-{last - 1}, pid {process.pid}) was killed after "
             f"{doing} had taken more than {timeout} second(s)."
         )
-        self._tell_env(error, worker)
+        self._name_env(error, worker)
         self._replace_worker(worker, str(error))
 
     def _late(self, workers: range, deadline: Deadline, doing: str) -> str:
@@ -469,13 +469,13 @@ class Exchange:
         )
 
     def _is_done(self, worker: int) -> bool:
-        command = self._command[worker]
+        command = self._command_lines[worker]
         return self._words[command + at.SEQUENCE] == self._words[command + LINE + at.DONE_SEQUENCE]
 
     def _stuck_at(self, worker: int) -> list[int]:
         """Return the envs at which a worker is, as far as shared memory shows."""
         first, last = self.pool.bounds[worker], self.pool.bounds[worker + 1]
-        command = self._command[worker]
+        command = self._command_lines[worker]
         if not self._is_done(worker) and self._words[command + at.OPCODE] == OP_STEP:
             rows = self.slots.rows(self._words[command + at.SLOT])
             bits = reward_bits(rows.rewards)[first:last]
@@ -504,7 +504,7 @@ class Exchange:
             assert self.own is not None
             parts.append((own[1], own[2], slice(self.own.first, self.own.last)))
         for worker in workers:
-            status = self._words[self._command[worker] + LINE + at.STATUS]
+            status = self._words[self._command_lines[worker] + LINE + at.STATUS]
             rows = slice(self.pool.bounds[worker], self.pool.bounds[worker + 1])
             answer = self._answer(worker) if status & HAS_MESSAGE else None
             parts.append((status >> at.STATUS_BITS, answer, rows))
@@ -530,7 +530,7 @@ class Exchange:
 
     def _answer(self, worker: int) -> Answer:
         """Return the answer to a worker's latest command; it stays until there is another."""
-        sequence = self._words[self._command[worker] + at.SEQUENCE]
+        sequence = self._words[self._command_lines[worker] + at.SEQUENCE]
         while True:
             if worker in self._answers:
                 found, answer = self._answers[worker]
@@ -635,7 +635,7 @@ class Exchange:
         self._gather_updates()
         (_, num_columns, num_forms), pending = self._updates
         pending.pop(worker, None)
-        message["sequence"] = self._words[self._command[worker] + at.SEQUENCE]
+        message["sequence"] = self._words[self._command_lines[worker] + at.SEQUENCE]
         message["slots"] = self.slots.all_since(0)
         message["stamps"] = self._stamps
         message["columns"] = self.columns.columns[:num_columns]
@@ -643,7 +643,7 @@ class Exchange:
         message["ring_leaves"] = self.ring.leaves()
         # With the layout it begins to look for commands, so it must be clear by then what it finds.
         is_done = self._is_done(worker)
-        self._words[self._command[worker] + at.FLAGS] |= FLAG_MESSAGE
+        self._words[self._command_lines[worker] + at.FLAGS] |= FLAG_MESSAGE
         self.pool.send(worker, dumps(self.layout))
         if is_done:
             self._announced = True
@@ -696,7 +696,7 @@ class Exchange:
 
     def _repair(self, worker: int) -> None:
         """Bring the words of a worker that is gone into a state that a new one can begin with."""
-        command = self._command[worker]
+        command = self._command_lines[worker]
         self._words[command + LINE + at.WORKER_ASLEEP] = 0
         self._words[command + LINE + at.WRITING] = 0
         self._words[command + LINE + at.QUEUE_HEAD] = self._words[command + at.QUEUE_TAIL]
@@ -709,9 +709,9 @@ class Exchange:
         others = [w for w in range(self.num_workers) if w != worker]
         claimed = self.ring.claimed()
         give_up = time.monotonic() + 1.0
-        while others and time.monotonic() < give_up:  # until those who live have written these
+        while others and time.monotonic() < give_up:  # until the living ones have written theirs
             writing = LINE + at.WRITING
-            others = [w for w in others if self._words[self._command[w] + writing]]
+            others = [w for w in others if self._words[self._command_lines[w] + writing]]
             time.sleep(0.001)
         self.ring.void_unwritten(claimed)
         first, last = self.pool.bounds[worker], self.pool.bounds[worker + 1]

@@ -24,7 +24,7 @@ from vecenv.workers.layout import (
     ROW_STATUS,
     ROWS,
 )
-from vecenv.workers.ready import VOID
+from vecenv.workers.rows import VOID
 
 if TYPE_CHECKING:
     from vecenv.core.deadline import Deadline
@@ -68,8 +68,8 @@ class Receiver:
         self._heard = np.zeros(self._lanes.max() + 2)
         self._noted = 0  # rows of the ring that are known to be signs of life
         self._own_queue: list[tuple[int, Any]] = []
-        # For when Ctrl-C comes: who is being queued, with what, and how many were so far; and whose
-        # rows are being handed out, up to which position.
+        # For Ctrl-C: the envs being queued, the messages with their actions, and how many had been
+        # queued before; and the envs whose rows are being handed out, with the position after them.
         self._sending = np.zeros(0, np.int64)
         self._action_messages: list[tuple[int, bytes]] = []
         self._num_sent = 0
@@ -157,8 +157,8 @@ class Receiver:
         messages = []
         for worker in np.unique(owners).tolist():
             chosen = np.flatnonzero(owners == worker).tolist()
-            told = {int(env_ids[k]): each[k] for k in chosen}
-            messages.append((worker, exchange.pickled_actions(told)))
+            its_actions = {int(env_ids[k]): each[k] for k in chosen}
+            messages.append((worker, exchange.pickled_actions(its_actions)))
         self._sending, self._action_messages = env_ids, messages
         self._push(env_ids)
         self.post_actions()
@@ -166,7 +166,7 @@ class Receiver:
     def post_actions(self) -> None:
         """Send the actions of envs that have been queued, which workers wait for.
 
-        It is done again after an interrupt, and workers drop what comes twice.
+        After an interrupt they are sent again; workers drop what comes twice.
         """
         for worker, message in self._action_messages:
             self._exchange.pool.send(worker, message)
@@ -288,7 +288,7 @@ class Receiver:
             exchange.check_workers(_DOING.format(exchange.steps), replaced)
             if deadline.is_over and ring.wait(wanted) < wanted:
                 if deadline.is_limit and self._limit_s is not None:
-                    continue  # who is late will be replaced
+                    continue  # late workers will be replaced
                 late = self._missing().tolist()
                 raise StepTimeoutError(
                     f"`recv` has timed out after {deadline.timeout} second(s) with {ready} of "
@@ -310,6 +310,7 @@ class Receiver:
         missing = self._missing()
         missing = missing[self._lanes[missing] >= 0]
         late = missing[silent[self._lanes[missing]]]
+        late = self._responsible(late, now)
         for worker in np.unique(self._owners[late]).tolist():
             env_id = int(late[self._owners[late] == worker][0])
             replaced[worker] += 1
@@ -319,6 +320,16 @@ class Receiver:
                     f"{_MOST_REPLACEMENTS} restarts of its worker; it stays in flight"
                 )
             self._exchange.replace_late(worker, limit_s, f"the step of env {env_id}")
+
+    def _responsible(self, late: np.ndarray, now: float) -> np.ndarray:
+        """Return the late envs of the worker that keeps others from writing; all if none does."""
+        holder = self._exchange.link.find_holder()
+        for worker, process in enumerate(self._exchange.pool.processes):
+            its_envs = late[self._owners[late] == worker]
+            if process.pid == holder and len(its_envs):
+                self._heard[self._lanes[late]] = now  # the others' time begins anew
+                return its_envs
+        return late
 
     def _are_explained(self, ids: np.ndarray, index: slice | np.ndarray) -> bool:
         """Receive what belongs to rows by message; return False if it was lost with a worker."""

@@ -2,9 +2,9 @@
 
 All kernels work on the control words of `layout` (int64, C-contiguous, shared by caller and
 workers). Atomic accesses are sequentially consistent, which the hand-over of "I sleep" flags needs:
-who waits first sets the flag, then looks once more, then sleeps; who posts first posts, then looks
-at the flag. Plain writes before an atomic store are seen by whoever reads the stored value, on x86
-and on arm64.
+the waiting side sets the flag, then looks once more, then sleeps; the posting side posts, then
+looks at the flag. Plain writes before an atomic store are seen by a reader of the stored value, on
+x86 and on arm64.
 
 Waits return after one sleep at the latest, so that Python can handle signals and check that the
 other side lives. `scratch` is int64 (7,), private to the process: spins now, most spins, the time
@@ -84,7 +84,7 @@ copy_bytes = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uin
 
 @njit
 def wake(words, index):
-    """Wake one of those who sleep on `words[index]`."""
+    """Wake one of the sleepers on `words[index]`."""
     system_call(FUTEX, words.ctypes.data + index * 8, FUTEX_WAKE, 1, 0, 0, 0)
 
 
@@ -475,6 +475,7 @@ class FutexLink(Link):
         )
         self.publish = partial(_compiled.publish, words, *ring)
         self.read_ready = partial(_compiled.read_ready, words, *ring)
+        self.find_holder = lambda: -1  # no worker waits for another to write
         if is_caller:
             with interrupts_later():
                 self._warm_up()

@@ -10,6 +10,7 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.base import GymVecEnv, StepResult
+from vecenv.core.batches import take_range
 from vecenv.core.deadline import Deadline
 from vecenv.core.faults import StepTimeoutError, raise_faults, retold
 from vecenv.core.rows import copy_batch
@@ -87,7 +88,7 @@ class Half:
             envs._own_rows()
             self._writer.write(checked, self.env_ids)
             exchange.steps += 1
-            self._begun_at = exchange.num_given()
+            self._begun_at = exchange.num_commands()
             try:
                 self.is_pending = True
                 envs._calls.begin_async("step of a half")
@@ -99,7 +100,7 @@ class Half:
 
     def _has_begun(self) -> bool:
         """Whether workers have been asked for the pending step; Ctrl-C may have come before."""
-        return self._exchange.num_given() != self._begun_at
+        return self._exchange.num_commands() != self._begun_at
 
     def _end(self) -> None:
         self.is_pending = False
@@ -152,21 +153,22 @@ class Half:
         return any(half.is_pending for half in self._others)
 
     def _settle_others(self) -> None:
-        """Wait for the other half's step, which nobody will ask for after a fault."""
+        """Wait for the other half's step, which a caller who gets the fault won't wait for."""
         deadline = Deadline.of_call(None, self._limit_s)
         for half in self._others:
             if half.is_pending:
                 try:
                     self._exchange.wait(half._line, half._workers, deadline, "the other half")
                 except StepTimeoutError:
-                    return  # it stays pending, and the fault is what is told
+                    return  # it stays pending, and the fault is raised
                 self._exchange.gather(half._workers, None)
                 half.is_pending = False
         self._envs._calls.end_async()
 
     def _results(self, infos: dict[str, Any]) -> StepResult:
         envs, rows = self._envs, self._envs._rows
-        obs = _rows_of(rows.obs.batch(), self._rows)
+        space = envs.single_observation_space
+        obs = take_range(space, rows.obs.batch(), self._rows.start, self._rows.stop)
         if envs._is_disabled:
             over = rows.terminations[self._rows] | rows.truncations[self._rows]
             envs._note_ended(over, self.env_ids)
@@ -177,14 +179,6 @@ class Half:
             rows.truncations[self._rows].copy(),
             infos,
         )
-
-
-def _rows_of(batch: Any, rows: slice) -> Any:
-    if isinstance(batch, dict):
-        return {key: _rows_of(part, rows) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_rows_of(part, rows) for part in batch)
-    return batch[rows]
 
 
 def make_halves(

@@ -30,8 +30,9 @@ WORD_BYTES = 8
 # Lines on which the caller waits, and their words.
 COMMANDS, OTHER_HALF, ROWS = 0, 1, 2
 COUNT, WANTED, CALLER_ASLEEP = 0, 1, 2
-# Word 0 of this line counts the ring rows claimed.
-CLAIMS_LINE = 3
+# Word 0 of this line counts the ring rows claimed; word LOCK_HOLDER is the pid of the process that
+# holds the lock of `links.PortableLink`, or held it last.
+CLAIMS_LINE, LOCK_HOLDER = 3, 1
 # Words COMMANDS and OTHER_HALF of this line count the commands that report there, word ROWS the
 # env ids that have been queued.
 POSTED_LINE = 4

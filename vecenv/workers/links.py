@@ -67,12 +67,13 @@ class Link:
     complete: Any  # (command line, status, form, begin ns, end ns)
     push: Any  # (env ids, lanes by env id)
     pop: Any  # (worker) -> env id or -1, for a worker of one lane
-    give_jobs: Any  # (lanes' lines, int64): tells their threads that there is one job more
+    give_jobs: Any  # (lanes' lines, int64): wakes their threads for one more job
     # For the thread of a lane, after one sleep at the latest: env id, -1 (nothing) or JOB.
     take: Any  # (lane's line, jobs seen)
     publish_and_take: Any  # (command line, lane's line, jobs seen, leaves, env id, status, form)
     publish: Any  # (command line, leaves, env id, status, form) -> position
     read_ready: Any  # (head, env ids to fill) -> 4 rows + 1 (status bits) + 2 (infos)
+    find_holder: Any  # () -> pid of the process that others wait for to write a row, or -1
 
     def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
         """Bind this process's end to the control words, which are mapped from `file`."""
@@ -86,20 +87,22 @@ def has_futex() -> bool:
 
 
 class _FileLock:
-    """A lock between processes on counts, claims and queues, which have several writers.
+    """A lock between processes on claims and queues, which have several writers.
 
     The system lets go of it when the process that holds it ends, however that ends: a worker that
-    is killed in between leaves nobody waiting.
+    is killed while it holds the lock blocks no other. One that is stopped does, so the control
+    words name the holder.
     """
 
-    def __init__(self, file: int, *, has_threads: bool) -> None:
-        self._file = file
+    def __init__(self, file: int, words: np.ndarray, *, has_threads: bool) -> None:
+        self._file, self._words, self._pid = file, words, os.getpid()
         self._threads = threading.Lock() if has_threads else contextlib.nullcontext()
 
     def __enter__(self) -> None:
         self._threads.__enter__()
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX)
+            self._words[at.CLAIMS_LINE * LINE + at.LOCK_HOLDER] = self._pid
         except BaseException:  # Ctrl-C, perhaps when it had just been taken
             self.__exit__()
             raise
@@ -147,7 +150,7 @@ class PortableLink(Link):
         """See `Link`."""
         self.words = words
         self._commands = [self.layout.command(k) for k in range(self.layout.num_workers)]
-        self._lock = _FileLock(file, has_threads=not is_caller)
+        self._lock = _FileLock(file, words, has_threads=not is_caller)
         self.post, self.wait_count, self.wait_done = self._post, self._wait_count, self._wait_done
         self.post_and_wait, self.wait_command = self._post_and_wait, self._wait_command
         self.complete, self.push = self._complete, self._push
@@ -155,6 +158,7 @@ class PortableLink(Link):
         self.publish_and_take = self._publish_and_take
         self.times_on_callers_core = memoryview(np.zeros(1, np.int64))  # type: ignore[arg-type]
         self.publish, self.read_ready = self._publish, self._read_ready
+        self.find_holder = self._find_holder
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("layout", "_bells", "_caller_bell", "_lane_bells")
@@ -297,6 +301,12 @@ class PortableLink(Link):
             self.words[at.ROWS * LINE + at.COUNT] += 1
         self._caller_bell.release()
         return position
+
+    def _find_holder(self) -> int:
+        if self._lock.acquire(0.0):
+            self._lock.release()
+            return -1
+        return int(self.words[at.CLAIMS_LINE * LINE + at.LOCK_HOLDER])
 
     def _read_ready(self, head: int, env_ids: np.ndarray) -> int:
         count = status = form = 0

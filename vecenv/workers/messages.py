@@ -13,14 +13,12 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.faults import EnvFault
 from vecenv.core.pickling import dumps
 from vecenv.workers.actions import ActionLeaves
-from vecenv.workers.fields import Path, Template
 from vecenv.workers.layout import Leaf
 
 __all__ = [
     "INTERRUPTED",
     "NOTHING",
     "Answer",
-    "Column",
     "EnvSpaces",
     "Layout",
     "ResetRequest",
@@ -32,7 +30,7 @@ __all__ = [
 
 
 # Outcomes of a chunk's command, see `chunk.Outcome`: nothing to say beyond numbers; and for the
-# caller's own chunk, Ctrl-C came and nobody knows how far it was.
+# caller's own chunk, Ctrl-C came, and how far it was is unknown.
 NOTHING = (0, 0, None)
 INTERRUPTED = (-1, -1, None)
 _HEAD = struct.Struct("<qq")
@@ -75,22 +73,6 @@ class SlotLeaves(NamedTuple):
     truncations: Leaf
 
 
-class Column(NamedTuple):
-    """A place in shared memory for an info field whose values are all built alike.
-
-    Attributes:
-        path: Keys that lead to it in the infos.
-        kind: NUMBERS or OBJECT, see `fields`.
-        template: How the values are built, see `fields.template_of`.
-        values: (num_envs, *shape) of each number or array of numbers in it.
-    """
-
-    path: Path
-    kind: str
-    template: Template
-    values: tuple[Leaf, ...]
-
-
 class Layout(NamedTuple):
     """What a worker must know before its envs can be stepped.
 
@@ -121,7 +103,7 @@ class Answer(NamedTuple):
     Attributes:
         result: Of a message; None for a step.
         infos: What of the infos is not in columns: by row of the chunk, or of the one env whose
-            ring row it is; see `columns.ChunkInfos`.
+            ring row it is; see `info_columns.ChunkInfos`.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
     """
@@ -133,7 +115,7 @@ class Answer(NamedTuple):
 
 
 def answer_bytes(answer: Answer, first: int, worker: int) -> bytes:
-    """Pickle an answer; if that fails, pickle who is to blame instead.
+    """Pickle an answer; if that fails, pickle a fault of the env to blame.
 
     Args:
         answer: What the envs of a chunk (or one of them) have to say.
@@ -148,7 +130,7 @@ def answer_bytes(answer: Answer, first: int, worker: int) -> bytes:
 
 
 def _culprit(answer: Answer) -> int:
-    """Return the first env whose part of an answer can't be pickled; 0 if that can't be told."""
+    """Return the first env whose part of an answer can't be pickled; 0 if unknown."""
     parts: list[Any] = [enumerate(items) for items in (answer.result or (), *answer.objects)]
     if isinstance(answer.infos, dict):  # by row; those of a single env are a list
         parts.append(answer.infos.items())

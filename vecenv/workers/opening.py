@@ -26,15 +26,14 @@ from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
 from vecenv.workers.actions import action_leaves
 from vecenv.workers.arena import Arena
 from vecenv.workers.chunk import Chunk, run_here
-from vecenv.workers.columns import ColumnReader
 from vecenv.workers.exchange import Exchange
+from vecenv.workers.info_columns import ColumnReader
 from vecenv.workers.layout import ControlLayout
 from vecenv.workers.links import Link, PortableLink, has_futex
 from vecenv.workers.messages import EnvSpaces, Layout
 from vecenv.workers.pool import WorkerPool
 from vecenv.workers.probe import MOST_THREADS, ProbeTimeout, mostly_wait, run_apart
-from vecenv.workers.ready import ReadyRing, ring_size
-from vecenv.workers.rows import SlotTable, make_slot
+from vecenv.workers.rows import ReadyRing, SlotTable, make_slot, ring_size
 from vecenv.workers.starting import prepare_start
 from vecenv.workers.worker import close_envs, env_spaces, make_chunk_envs
 
@@ -184,7 +183,7 @@ def open_workers(factories: Factories, options: PoolOptions) -> Opened:
         raise failed
     try:
         opened = open_pool(factories, options._replace(bounds=singly, threads=1))
-    except Exception:  # the first error is the one to be told
+    except Exception:  # the first error is the one to report
         raise failed from failed.__cause__
     _logger.warning(
         "%s. A process of its own can hold it, so every env gets one: %d workers",

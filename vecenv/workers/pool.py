@@ -25,7 +25,7 @@ from vecenv.workers.links import CALLER_SLICE_S, Link
 from vecenv.workers.messages import EnvSpaces
 from vecenv.workers.process import tell_after_fork
 from vecenv.workers.starting import make_start
-from vecenv.workers.worker import Seat, run_worker
+from vecenv.workers.worker import WorkerSetup, run_worker
 
 __all__ = ["WorkerPool"]
 
@@ -33,8 +33,8 @@ _logger = logging.getLogger("vecenv")
 
 _GRACE_S = 0.3  # between SIGTERM and SIGKILL
 _JOIN_S = 5.0  # until a process that was killed is gone
-_LOOK_S = 0.5  # between two looks after who is waited for
-_FIRST_NOTE_S, _NEXT_NOTE_S = 30.0, 60.0  # until it is logged who is waited for, and again
+_LOOK_S = 0.5  # between two looks after workers that are waited for
+_FIRST_NOTE_S, _NEXT_NOTE_S = 30.0, 60.0  # until it is logged which are waited for, and again
 _QUIET_S = 30.0  # without a byte of a message that was announced
 _PATIENCE_S = 1.0  # with a worker that does not take a message
 # How connections of `multiprocessing` say how long a message is: in 4 bytes, or -1 and 8.
@@ -101,10 +101,10 @@ class WorkerPool:
         self.start_s[worker] = -time.monotonic()
         start = make_start(self._method, self.factories[first:last])
         here, there = start.context.Pipe()
-        seat = Seat(
+        setup = WorkerSetup(
             worker=worker,
             first=first,
-            setup=start.setup,
+            child=start.setup,
             link=self._link,
             arena=self._arena,
             pipe=there,
@@ -114,7 +114,7 @@ class WorkerPool:
             entropy=self._entropy,
         )
         process = start.process(
-            run_worker, seat, name=f"vecenv-worker-{worker}", daemon=self._daemon
+            run_worker, setup, name=f"vecenv-worker-{worker}", daemon=self._daemon
         )
         # Known before it is there, so that it is ended, too, if Ctrl-C comes meanwhile.
         self.processes[worker], self._pipes[worker] = process, _Channel(here, process)
@@ -174,7 +174,7 @@ class WorkerPool:
     ) -> dict[int, EnvSpaces | EnvFault | WorkerDiedError]:
         """Wait until workers have made their envs, and return what became of it by worker.
 
-        As long as all of them live there is no deadline: making an env may take any time. Who is
+        As long as all of them live there is no deadline: making an env may take any time. Which are
         waited for is logged now and then. Once a worker has failed, those after it are waited for
         no longer, and those before it for a moment.
         """

@@ -1,7 +1,7 @@
-"""Processes of this one's own, whoever reaps them and whatever becomes of their numbers.
+"""Child processes that are known for sure, whatever reaps them or reuses their numbers.
 
 A program may ignore `SIGCHLD`, or wait for all of its children in some other place. The number of a
-process that has ended is then free at once, and may be somebody else's when it is used next. So a
+process that has ended is then free at once, and may be another process's when it is used next. So a
 process is known here by a file that stands for it (a pidfd) where there is such a thing, and else
 counts as gone as soon as it is no child any more; it is never sent a signal by number alone.
 
@@ -66,7 +66,7 @@ def open_pidfd(pid: int, sentinel: int) -> int:
 
     Args:
         pid: Of the process.
-        sentinel: A file that can be read when it has ended; its number may be somebody else's then.
+        sentinel: A file that can be read when it has ended; its number may be another's then.
     """
     try:
         file = os.pidfd_open(pid)
@@ -210,14 +210,14 @@ class Process:
             return True
         try:
             found, status = os.waitpid(popen.pid, os.WNOHANG)
-        except ChildProcessError:  # somebody else has reaped it
+        except ChildProcessError:  # other code has reaped it
             return True
         if found == popen.pid:
             popen.returncode = os.waitstatus_to_exitcode(status)
         return found == popen.pid
 
     def _reap(self) -> int | None:
-        """Return the exit code of the process, which has ended; None if nobody here can know it."""
+        """Return the exit code of the process, which has ended; None if it is unknown here."""
         popen = self._popen
         if popen.returncode is None and self._pidfd >= 0 and not self._is_served:
             with contextlib.suppress(ChildProcessError):

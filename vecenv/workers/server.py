@@ -1,7 +1,7 @@
 """A process that has run no user code, from which others are forked.
 
 Forking a process that has threads, or has used a GPU or a display, leaves the child with locks that
-nobody will release. So there is a helper process with one thread, which has imported what workers
+are never released. So there is a helper process with one thread, which has imported what workers
 need and nothing else, and forks when asked. Unlike the fork server of `multiprocessing` it never
 imports the main script, belongs to one caller alone (it has no address, only one end of a pair of
 sockets), and its children are given what a fork of the caller would have had: environment
@@ -85,7 +85,7 @@ class _Setting(NamedTuple):
         environ: All environment variables.
         path, argv: Of `sys`.
         folder, original_folder: The current one, and the one of the program's start.
-        cores: Processors that the calling thread may use; None if they can't be told.
+        cores: Processors that the calling thread may use; None if they are unknown.
         filters: Of warnings, with module and name for the category.
         methods: Start methods that have been set, by library.
         streams: Which of the files passed stand for stdout and stderr.
@@ -138,7 +138,7 @@ class _ServedPopen(multiprocess.popen_fork.Popen):
             multiprocess.context.set_spawning_popen(None)
         try:
             to_child = self._request()
-        except EOFError:  # somebody has killed the server, so this is the first who needs another
+        except EOFError:  # the server has been killed, and is needed again first here
             to_child = self._request()
         # If it has ended already, its status will say so.
         with contextlib.suppress(BrokenPipeError), open(to_child, "wb", closefd=False) as pipe:
@@ -175,7 +175,7 @@ class _ServedPopen(multiprocess.popen_fork.Popen):
                 return None
             try:
                 self.returncode = _read_number(self.sentinel, 0)
-            except EOFError:  # somebody has killed the server; nobody else learns of the end
+            except EOFError:  # the server has been killed, which alone learns of the end
                 if self.pidfd >= 0:
                     with contextlib.suppress(OSError):
                         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -329,7 +329,7 @@ def _running() -> _Server:
 def _has_ended(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:  # somebody has waited for all of this process's children
+    except ChildProcessError:  # other code has waited for all children
         return True
 
 
@@ -391,7 +391,7 @@ def serve(file: int, caller_pid: int) -> None:
 
 
 def _answer(requests: socket.socket, statuses: dict[int, int], own: list[int]) -> bool:
-    """Fork a child as asked; return False if nobody asks: the caller has another server.
+    """Fork a child as asked; return False at the end of requests: the caller has another server.
 
     Args:
         requests: This side of the pair of sockets.
@@ -401,7 +401,7 @@ def _answer(requests: socket.socket, statuses: dict[int, int], own: list[int]) -
     message, fds, flags, _ = socket.recv_fds(requests, 1, _MOST_FDS)
     if not message:
         return False
-    if len(fds) < 2:  # there is no room for them, and nobody to be told
+    if len(fds) < 2:  # there is no room for them, and no file to report it in
         for fd in fds:
             os.close(fd)
         return True

@@ -134,7 +134,7 @@ def _context(method: str) -> Any:
 def _set_by_user() -> str | None:
     """Return the start method that the user has set; None if it is the system's default.
 
-    Whoever asks for the start method fixes it, so the default says nothing about users' wishes.
+    Asking for the start method fixes it, so the default says nothing about users' wishes.
     """
     import multiprocess
 

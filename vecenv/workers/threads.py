@@ -28,7 +28,7 @@ class Lanes:
     An env is made, called and closed by its own thread and by no other, as many simulators, OpenGL
     contexts and database connections want it. The worker's main thread gives jobs and waits for
     them; ids of envs to be stepped first-ready are taken by each thread from a queue of its own, so
-    whoever queues an id wakes the thread that steps the env.
+    queueing an id wakes the thread that steps the env.
 
     Args:
         num_lanes: Number of threads.
@@ -178,7 +178,7 @@ class _Lane(threading.Thread):
             self._serve()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             os._exit(0)  # the caller is gone
-        except BaseException:  # nobody could be told, and the caller would wait for ever
+        except BaseException:  # it can't be reported, and the caller would wait for ever
             traceback.print_exc()
             os._exit(_EXIT_CODE)
 

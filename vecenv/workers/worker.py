@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ from vecenv.workers.arena import Arena
 from vecenv.workers.child import ChildSetup, end_child, limit_threads, set_up_child
 from vecenv.workers.chunk import Chunk, Outcome, run_here
 from vecenv.workers.core_choice import CoreChoice
-from vecenv.workers.inbox import Inbox
 from vecenv.workers.layout import (
     CORE_SHIFT,
     CURRENT,
@@ -45,7 +45,7 @@ from vecenv.workers.messages import (
 )
 from vecenv.workers.threads import Lanes
 
-__all__ = ["Seat", "env_spaces", "make_chunk_envs", "run_worker"]
+__all__ = ["WorkerSetup", "env_spaces", "make_chunk_envs", "run_worker"]
 
 _PR_SET_TIMERSLACK = 29
 _REPORTS = ("complete", "publish", "publish_and_take", "take")  # of `Link`
@@ -55,13 +55,13 @@ Factories = list[Callable[[], Env]]
 RunEach = Callable[[Callable[[int], Any], Sequence[int]], list[Any]]
 
 
-class Seat(NamedTuple):
+class WorkerSetup(NamedTuple):
     """Everything a worker process is started with.
 
     Attributes:
         worker: Number of the worker.
         first: Its first env.
-        setup: What every process for envs is given; it has one factory per env of the chunk.
+        child: What every process for envs is given; it has one factory per env of the chunk.
         link, arena, pipe: Ways to the caller.
         may_spin: Whether there is a core for every process.
         restarts: Counts of all envs in shared memory; None if faults are raised.
@@ -71,7 +71,7 @@ class Seat(NamedTuple):
 
     worker: int
     first: int
-    setup: ChildSetup
+    child: ChildSetup
     link: Link
     arena: Arena
     pipe: Any
@@ -81,30 +81,30 @@ class Seat(NamedTuple):
     entropy: int
 
 
-def run_worker(seat: Seat) -> None:
+def run_worker(setup: WorkerSetup) -> None:
     """Be a worker: the target of the process."""
-    family = set_up_child(seat.setup, f"vecenv-worker-{seat.worker}")
+    family = set_up_child(setup.child, f"vecenv-worker-{setup.worker}")
     leave_when_copied()
     _sharpen_timers()
     limit_threads()
-    _reseed(seat.entropy + seat.worker)
-    words = seat.arena.view(_words_leaf(seat.link))
-    lanes = Lanes(seat.link.layout.lanes) if seat.link.layout.lanes > 1 else None
+    _reseed(setup.entropy + setup.worker)
+    words = setup.arena.view(_words_leaf(setup.link))
+    lanes = Lanes(setup.link.layout.lanes) if setup.link.layout.lanes > 1 else None
     run_each = run_here if lanes is None else lanes.run_each
     try:
-        made = _make_envs(seat, words, run_each)
+        made = _make_envs(setup, words, run_each)
         family.look()
         if made is None:
             return
         envs, factories = made
-        layout: Layout | None = loads(seat.pipe.recv_bytes())
+        layout: Layout | None = loads(setup.pipe.recv_bytes())
         if layout is None:  # the envs of another worker could not be made
             close_envs(envs, run_each)
             return
-        if seat.restarts is not None:
-            counts = seat.arena.view(seat.restarts)[seat.first : seat.first + len(envs)]
+        if setup.restarts is not None:
+            counts = setup.arena.view(setup.restarts)[setup.first : setup.first + len(envs)]
             envs = guard_envs(envs, factories, counts, is_callers=False)
-        _Worker(seat, envs, lanes, words, layout, family).run()
+        _Worker(setup, envs, lanes, words, layout, family).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the caller is gone
     finally:
@@ -129,26 +129,26 @@ def _reseed(entropy: int) -> None:
 
 
 def _make_envs(
-    seat: Seat, words: np.ndarray, run_each: RunEach
+    setup: WorkerSetup, words: np.ndarray, run_each: RunEach
 ) -> tuple[list[Env], Factories] | None:
     """Make the envs and report their spaces, or what went wrong (then close them, return None)."""
     factories: Factories = []
-    current = seat.link.layout.completion(seat.worker) + CURRENT
+    current = setup.link.layout.completion(setup.worker) + CURRENT
 
     def announce(env_id: int) -> None:
         words[current] = env_id
 
     envs: list[Env] = []
     try:
-        factories = seat.setup.load()
-        envs, fault = make_chunk_envs(factories, seat.first, seat.worker, run_each, announce)
+        factories = setup.child.load()
+        envs, fault = make_chunk_envs(factories, setup.first, setup.worker, run_each, announce)
         report = dumps(fault or env_spaces(envs, run_each))
     except BaseException as error:  # reading factories and spaces runs code of users' classes
-        env_id = seat.first + getattr(error, "env_index", 0)
-        fault = EnvFault.of(error, env_id, seat.worker, "creation")
+        env_id = setup.first + getattr(error, "env_index", 0)
+        fault = EnvFault.of(error, env_id, setup.worker, "creation")
         report = dumps(fault)
     leave_if_copied()
-    seat.pipe.send_bytes(report)
+    setup.pipe.send_bytes(report)
     if fault is None:
         return envs, factories
     close_envs(envs, run_each)
@@ -231,7 +231,7 @@ class _Worker:
 
     def __init__(
         self,
-        seat: Seat,
+        setup: WorkerSetup,
         envs: list[Env],
         lanes: Lanes | None,
         words: np.ndarray,
@@ -239,28 +239,28 @@ class _Worker:
         family: Family,
     ) -> None:
         self._family = family
-        self._pipe = seat.pipe
+        self._pipe = setup.pipe
         self._pipe_lock = threading.Lock()
-        self._link = seat.link
-        self._index = seat.worker
-        seat.link.attach(words, is_caller=False, may_spin=seat.may_spin, file=seat.arena.file)
-        _cut_in_forks(seat.link)
+        self._link = setup.link
+        self._index = setup.worker
+        setup.link.attach(words, is_caller=False, may_spin=setup.may_spin, file=setup.arena.file)
+        _cut_in_forks(setup.link)
         # Reading and writing one word takes half the time of the array's.
         self._words = memoryview(words)  # type: ignore[arg-type]  # typeshed before 3.12
-        self._command = seat.link.layout.command(seat.worker)
+        self._command = setup.link.layout.command(setup.worker)
         self._done = int(self._words[self._command + LINE + DONE_SEQUENCE])
-        self._chunk = Chunk(envs, seat.worker, seat.first, layout, seat.arena, lanes)
+        self._chunk = Chunk(envs, setup.worker, setup.first, layout, setup.arena, lanes)
         self._lanes = lanes
-        self._inbox = Inbox(seat.pipe)
+        self._inbox = _Inbox(setup.pipe)
         if lanes is None:
             self._chunk.announce = self._announce
-        if seat.lost_because is not None:  # before threads step what has been queued meanwhile
-            self._chunk.lose_episodes(seat.lost_because)
+        if setup.lost_because is not None:  # before threads step what has been queued meanwhile
+            self._chunk.lose_episodes(setup.lost_because)
         if lanes is not None:
             lanes.begin(
                 self._chunk,
-                seat.worker,
-                seat.link,
+                setup.worker,
+                setup.link,
                 self._words,
                 step=self._step_one,
                 deliver=self._deliver,
@@ -388,6 +388,52 @@ class _Worker:
         if request.drop:  # after threads that had taken an id have taken its action
             self._inbox.drop_actions()
         return outcome
+
+
+class _Inbox:
+    """A worker's end of the pipe: messages of commands for the loop, actions for threads.
+
+    A wait for one kind keeps what comes of the other. Everything waited for has been
+    announced in shared memory, so it is on its way.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self._messages: deque[dict[str, Any]] = deque()
+        self._actions: dict[int, Any] = {}
+        self._latest = -1  # number of the actions that came last
+
+    def message(self, sequence: int) -> dict[str, Any]:
+        """Return the message of a command; others are ones that came twice."""
+        with self._lock:
+            while True:
+                while not self._messages:
+                    self._receive()
+                message = self._messages.popleft()
+                if message["sequence"] == sequence:
+                    return message
+
+    def action(self, env_id: int) -> Any:
+        """Return the action of an env that was queued."""
+        with self._lock:
+            while env_id not in self._actions:
+                self._receive()
+            return self._actions.pop(env_id)
+
+    def drop_actions(self) -> None:
+        """Forget the actions that have not been asked for."""
+        with self._lock:
+            self._actions.clear()
+
+    def _receive(self) -> None:
+        message = loads(self._pipe.recv_bytes())
+        if message["kind"] == "actions":
+            if message["number"] > self._latest:  # otherwise it came before
+                self._latest = message["number"]
+                self._actions.update(message["actions"])
+        else:
+            self._messages.append(message)
 
 
 def _cut_in_forks(link: Link) -> None:

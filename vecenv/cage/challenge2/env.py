@@ -1,4 +1,4 @@
-"""CAGE Challenge 2 as a vector env: thousands of networks, one defender each."""
+"""CAGE Challenge 2 as Gymnasium's envs: thousands of networks with a defender each, or one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import logger
+from gymnasium import Env, logger
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 from rich.table import Table
 
-from vecenv.cage.challenge2.kernels import OBSERVATIONS, cage_kernels
-from vecenv.cage.challenge2.lengths import LENGTH_FIELD, add_lengths, with_drawn_lengths
-from vecenv.cage.challenge2.network.actions import blue_actions
-from vecenv.cage.challenge2.network.scenario import Scenario, describe_identity, warn_of_other
-from vecenv.cage.challenge2.network.state import decode, shell_alerts, success_names
+from vecenv.cage.challenge2.kernels import (
+    LENGTH_FIELD,
+    OBSERVATIONS,
+    add_lengths,
+    cage_kernels,
+    with_drawn_lengths,
+)
+from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
+from vecenv.cage.challenge2.network.state import decode, shell_alerts
 from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.options import (
     EpisodeLength,
@@ -26,19 +31,28 @@ from vecenv.cage.challenge2.options import (
     read_scenario,
     read_step_infos,
 )
-from vecenv.cage.challenge2.rules.codes import MAX_HOSTS, NONE, RED_ACTION_NAMES, RED_AGENT_NAMES
+from vecenv.cage.challenge2.rules.codes import (
+    MAX_HOSTS,
+    NONE,
+    RED_ACTION_NAMES,
+    RED_AGENT_NAMES,
+    SUCCESS_NAMES,
+)
 from vecenv.cage.challenge2.view import text
-from vecenv.cage.challenge2.view.render import RENDER_FPS, RENDER_MODES, render_snapshot
 from vecenv.cage.challenge2.view.snapshot import Episode, Snapshot, take_snapshot
+from vecenv.cage.identity import describe_identity, warn_of_other
 from vecenv.core.base import StepBatch, StepResult
+from vecenv.core.errors import ActionError, ActionTypeError
 from vecenv.files import read_entry
 from vecenv.jit import EnvKernels, JitVectorEnv
 from vecenv.jit.random import BLOCK_SIZE
 
-__all__ = ["Cage2VectorEnv"]
+__all__ = ["Cage2Env", "Cage2VectorEnv"]
 
+RENDER_MODES = ("ansi", "rgb_array")
+METADATA = {"render_modes": list(RENDER_MODES), "render_fps": 2}
 _MAX_FACTS = 1 << 20  # bytes of the text that says what a state is of
-METADATA = {"render_modes": list(RENDER_MODES), "render_fps": RENDER_FPS}
+_SAVED = "_saved_state"  # in a pickled single env, instead of its vector env
 
 
 class Cage2VectorEnv(JitVectorEnv):
@@ -61,7 +75,7 @@ class Cage2VectorEnv(JitVectorEnv):
             version. Scores under different rules are not comparable.
         scenario: Other tables, with rules of their own.
         observation: "bits": the original's 52 values 0 and 1; "extended": these, and what blue may
-            remember; see `observation_space` in `vecenv.cage.challenge2.kernels`.
+            remember; see `kernels.observation_space`.
         green: Whether a green agent scans hosts at random; the challenge has none.
         obs_dtype: Of the observations.
         step_infos: Names of STEP_INFOS that infos report for every step, as arrays.
@@ -186,16 +200,16 @@ class Cage2VectorEnv(JitVectorEnv):
                 f"state is of {describe_identity(facts.get('made_for') or {})}, with the hosts "
                 f"{', '.join(hosts)}; expected {', '.join(_host_names(self.scenario))}"
             )
-        warn_of_other("state", facts.get("made_for"), self.scenario)
+        warn_of_other("state", facts.get("made_for"), self.scenario.identity())
         super().load_state_dict(state)
 
     def _check_states(self, states: np.ndarray) -> None:
         ends = {
             "red_agent": len(RED_AGENT_NAMES),
             "blue_action": len(blue_actions(self.scenario)),
-            "blue_success": len(success_names()),
+            "blue_success": len(SUCCESS_NAMES),
             "red_type": len(RED_ACTION_NAMES),
-            "red_success": len(success_names()),
+            "red_success": len(SUCCESS_NAMES),
             "red_target": MAX_HOSTS,
             "red_exploit": len(self.scenario.exploits),
             "green_target": len(self.scenario.hosts),
@@ -258,8 +272,19 @@ class Cage2VectorEnv(JitVectorEnv):
         Args:
             env_id: Which.
             mode: "ansi" or "rgb_array"; None for the env's `render_mode`, or "ansi".
+
+        Raises:
+            ValueError: Unknown mode.
+            ImportError: "rgb_array" needs the extra `plots`.
         """
-        return render_snapshot(self.snapshot(env_id), mode or self.render_mode or "ansi")
+        mode = mode or self.render_mode or "ansi"
+        check_choice("mode", mode, RENDER_MODES)
+        snapshot = self.snapshot(env_id)
+        if mode == "ansi":
+            return text.to_text(text.overview(snapshot))
+        from vecenv.cage.challenge2.view.picture import draw_snapshot
+
+        return draw_snapshot(snapshot).to_array()
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         result = super()._step(actions, out)
@@ -279,6 +304,170 @@ class Cage2VectorEnv(JitVectorEnv):
         has_stepped = states["step"] > 0
         facts = {name: states[name].copy() for name in self.step_infos}
         return {**infos, **facts, **{f"_{name}": has_stepped.copy() for name in facts}}
+
+
+class Cage2Env(Env[np.ndarray, Any]):
+    """One copy of the CAGE Challenge 2 simulator.
+
+    With seed s it does what env i of a `Cage2VectorEnv` does with seed s - i.
+
+    Args:
+        render_mode: "ansi" or "rgb_array", what `render` returns.
+        **options: `red_agent`, `episode_length`, `rules`, `scenario`, `observation`, `green`,
+            `obs_dtype` and `step_infos` as for `Cage2VectorEnv`.
+
+    Raises:
+        TypeError, ValueError: An argument is not what it should be; the message names it.
+
+    Example:
+        >>> env = Cage2Env(red_agent="meander", episode_length=30, step_infos=["red_type"])
+        >>> obs, info = env.reset(seed=1)
+        >>> obs, reward, terminated, truncated, info = env.step(0)
+        >>> reward, truncated, info
+        (0.0, False, {'red_type': 1})
+        >>> env.close()
+    """
+
+    metadata: dict[str, Any] = METADATA
+
+    def __init__(self, *, render_mode: str | None = None, **options: Any) -> None:
+        for name in ("num_envs", "autoreset_mode", "num_threads", "episode_infos"):
+            if name in options:
+                raise TypeError(f"{name} is for vector envs; a single env takes none")
+        self._options = {**options, "render_mode": render_mode}
+        self._envs = self._make_envs()
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
+        self.render_mode = render_mode
+        self._num_actions = int(self._envs.single_action_space.n)  # type: ignore[attr-defined]
+        self._actions = np.zeros(1, np.int64)
+        self._is_over = False
+
+    def _make_envs(self) -> Cage2VectorEnv:
+        mode = AutoresetMode.DISABLED
+        return Cage2VectorEnv(1, autoreset_mode=mode, num_threads=1, **self._options)
+
+    @property
+    def scenario(self) -> Any:
+        """The tables."""
+        return self._envs.scenario
+
+    @property
+    def true_state(self) -> Any:
+        """The true state: a live read-only STATE_DTYPE record."""
+        return self._envs.true_state[0]
+
+    def decoded_state(self) -> dict[str, np.ndarray]:
+        """Return the true state per host, see `state.decode`."""
+        return {name: rows[0] for name, rows in self._envs.decoded_state().items()}
+
+    def action_masks(self) -> np.ndarray:
+        """Return which actions can have an effect, int8 (num_actions,) of 0 and 1.
+
+        It is what `action_space.sample(mask=...)` takes; `mask.view(bool)` is the same as bool.
+        """
+        return self._envs.action_masks()[0]
+
+    def observe(self) -> np.ndarray:
+        """Return the observation of the state as it is; nothing is stepped."""
+        return self._envs.observe()[0]
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole state as arrays (copies), the random stream included.
+
+        An env made with the same arguments goes on from it bit for bit after `load_state_dict`. The
+        arrays can be stored with `numpy.savez`. Copies (`copy.deepcopy`) and pickles of an env,
+        wrapped or not, go on from where it was, too. The stream of `action_space.sample` is not a
+        part of the state; copies and pickles have it.
+
+        Raises:
+            ResetNeeded: The env was never reset.
+        """
+        return self._envs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a state that `state_dict` returned; `observe` gives its observation.
+
+        Raises:
+            KeyError: An entry is missing.
+            ValueError: It is the state of another network, or of a vector env of several envs.
+        """
+        self._envs.load_state_dict(state)
+        self._is_over = bool(self._envs.state_dict()["runs"]["episode_over"][0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name != "_envs"}
+        try:
+            return {**kept, _SAVED: self.state_dict()}
+        except ResetNeeded:
+            return {**kept, _SAVED: None}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        state = kept.pop(_SAVED)
+        vars(self).update(kept)
+        self._envs = self._make_envs()
+        if state is not None:
+            self._envs.load_state_dict(state)
+
+    def blue_table(self) -> Table:
+        """Return what blue sees, for people: print it with `rich`."""
+        return self._envs.blue_table()
+
+    def true_table(self) -> Table:
+        """Return what is true, for people: print it with `rich`."""
+        return self._envs.true_table()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode; without a seed the random stream goes on. There are no options."""
+        if options:
+            raise ValueError(f"options has {sorted(options)}, but this env knows none")
+        super().reset(seed=seed)
+        obs, _ = self._envs.reset(seed=seed)
+        self._is_over = False
+        return obs[0], {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Let blue act, then red.
+
+        Args:
+            action: Integer, number of the action.
+
+        Raises:
+            ActionError: No integer, or there is no such action. Nothing was stepped.
+            ResetNeeded: Before the first `reset`, or the episode is over.
+        """
+        self._actions[0] = self._checked(action)
+        if self._is_over:
+            raise ResetNeeded("the episode is over; call reset() before the next step")
+        obs, rewards, _, truncations, infos = self._envs.step(self._actions)
+        self._is_over = bool(truncations[0])
+        info = {name: int(infos[name][0]) for name in self._envs.step_infos}
+        return obs[0], float(rewards[0]), False, self._is_over, info
+
+    def _checked(self, action: Any) -> int:
+        try:
+            number = np.asarray(action)
+        except ValueError as error:
+            raise ActionTypeError(f"action is {action!r}, expected one integer") from error
+        expected = f"expected an integer from 0 to {self._num_actions - 1}"
+        if number.shape != () or number.dtype.kind not in "iu":
+            raise ActionTypeError(f"action is {action!r}, {expected}")
+        if not 0 <= number < self._num_actions:
+            raise ActionError(f"action is {action!r}, {expected}")
+        return int(number)
+
+    def render(self) -> Any:
+        """Return a text or a picture, as `render_mode` says."""
+        if self.render_mode is None:
+            logger.warn(f"render_mode is None: make the env with one of {', '.join(RENDER_MODES)}")
+            return None
+        return self._envs.render_env()
+
+    def close(self) -> None:
+        """Close the env; may be called twice."""
+        self._envs.close()
 
 
 def _host_names(scenario: Scenario) -> list[str]:

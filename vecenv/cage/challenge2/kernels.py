@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.cage.challenge2.network.actions import blue_actions
-from vecenv.cage.challenge2.network.scenario import Scenario
+from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
 from vecenv.cage.challenge2.network.state import STATE_DTYPE
-from vecenv.cage.challenge2.rules import free, memory, observation
-from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST, MAX_DECOYS
-from vecenv.cage.challenge2.rules.custom import make_step
+from vecenv.cage.challenge2.network.tables import TABLES_DTYPE
+from vecenv.cage.challenge2.options import MAX_LENGTHS
+from vecenv.cage.challenge2.rules import dynamics
+from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST, LENGTH_SLOT, MAX_DECOYS
+from vecenv.cage.challenge2.rules.observation import observe, observe_extended
 from vecenv.jit.kernels import EnvKernels
+from vecenv.jit.random import integers_at
 
-__all__ = ["OBSERVATIONS", "cage_kernels", "observation_space"]
+__all__ = [
+    "LENGTH_FIELD",
+    "OBSERVATIONS",
+    "add_lengths",
+    "cage_kernels",
+    "observation_space",
+    "with_drawn_lengths",
+]
 
 OBSERVATIONS = ("bits", "extended")
+LENGTH_FIELD = "length_index"  # the field of the state that says which length an episode has drawn
 _SCANNED_LAST = 2
-_steps: dict[Any, Any] = {}  # by custom red policy, so that equal envs share their code
+# The new fields come first: Numba takes a record that another one begins with for its subtype, and
+# would run code compiled for the one with the other.
+_DRAWING_DTYPE = np.dtype(
+    [
+        ("num_lengths", np.int64),
+        ("lengths", np.uint16, (MAX_LENGTHS,)),
+        *((name, TABLES_DTYPE[name]) for name in TABLES_DTYPE.names or ()),
+    ],
+    align=True,
+)
+# Equal envs share their code: steps by custom red policy, kernels that draw lengths by step.
+_steps: dict[Any, Any] = {}
+_drawing: dict[Any, tuple[Any, Any]] = {}
 
 
 def observation_space(
@@ -74,20 +96,61 @@ def cage_kernels(
     if red_policy is not None and not callable(red_policy):
         raise TypeError(f"red_policy must be an njit function or None, got {red_policy!r}")
     if red_policy not in _steps:
-        _steps[red_policy] = free.step if red_policy is None else make_step(red_policy)
+        _steps[red_policy] = dynamics.step if red_policy is None else dynamics.step_with(red_policy)
     space = observation_space(scenario, observation, dtype)
     return EnvKernels(
         STATE_DTYPE,
         space,
         Discrete(len(blue_actions(scenario))),
-        free.reset,
+        dynamics.reset,
         _steps[red_policy],
-        observation_kernel(observation),
-        free.action_mask,
+        observe_extended if observation == "extended" else observe,
+        dynamics.action_mask,
         name=scenario.name,
     )
 
 
-def observation_kernel(name: str) -> Callable[..., Any]:
-    """Return the kernel that writes an observation, by its name in OBSERVATIONS."""
-    return memory.observe_extended if name == "extended" else observation.observe
+def add_lengths(tables: Any, lengths: Sequence[int]) -> np.record:
+    """Return the tables with the lengths that episodes draw from, uniformly."""
+    array = np.zeros(1, _DRAWING_DTYPE).view(np.recarray)
+    for name in TABLES_DTYPE.names or ():
+        array[name][0] = tables[name]
+    array["num_lengths"] = len(lengths)
+    array["lengths"][0, : len(lengths)] = lengths
+    array.flags.writeable = False
+    return array[0]
+
+
+def with_drawn_lengths(kernels: EnvKernels) -> EnvKernels:
+    """Return kernels that truncate each episode at a length drawn at its reset.
+
+    Args:
+        kernels: Those of the simulator; the new ones need what `add_lengths` returns as params.
+    """
+    if kernels.step not in _drawing:
+        _drawing[kernels.step] = _make(kernels.reset, kernels.step)
+    reset, step = _drawing[kernels.step]
+    # Not `dataclasses.replace`: what else a kind of env may have does not know of these lengths.
+    return EnvKernels(
+        kernels.state_dtype,
+        kernels.observation_space,
+        kernels.action_space,
+        reset,
+        step,
+        kernels.observe,
+        kernels.action_mask,
+        name=kernels.name,
+    )
+
+
+def _make(core_reset: Any, core_step: Any) -> tuple[Any, Any]:
+    def reset(state, rng, tables):
+        core_reset(state, rng, tables)
+        state.length_index = np.uint64(integers_at(rng, LENGTH_SLOT, tables.num_lengths))
+
+    def step(state, action, rng, tables):
+        reward, terminated, _ = core_step(state, action, rng, tables)
+        length = tables.lengths[np.uint64(state.length_index)]
+        return reward, terminated, np.uint64(state.step) >= np.uint64(length)
+
+    return reset, step

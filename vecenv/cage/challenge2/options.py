@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge2.network.cage2 import RULE_SETS, cage2_scenario
-from vecenv.cage.challenge2.network.scenario import Scenario
+from vecenv.cage.challenge2.network.scenario import RULE_SETS, Scenario, cage2_scenario
 from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
+from vecenv.core.importing import import_object
 
 __all__ = [
     "MAX_EPISODE_LENGTH",
@@ -27,7 +23,6 @@ __all__ = [
     "RedAgent",
     "check_choice",
     "read_episode_lengths",
-    "read_object",
     "read_red_agents",
     "read_scenario",
     "read_step_infos",
@@ -69,44 +64,6 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(str, choices))}")
 
 
-def read_object(argument: str, text: str) -> Any:
-    """Import what "module:object" names; the working directory's modules are found too.
-
-    Args:
-        argument: What messages call it.
-        text: The name; "object" may have dots in it.
-
-    Raises:
-        ValueError: The module has no such object.
-        ImportError: There is no such module, or it can't be imported.
-    """
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # behind all others, so that no file here takes their place
-    module_name, _, path = text.partition(":")
-    if not module_name or not path:
-        raise ValueError(f"{argument} is {text!r}, expected 'module:object'")
-    try:
-        found = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise ModuleNotFoundError(
-                f"{argument} is {text!r}, but there is no module {error.name!r}, neither installed "
-                f"nor in {here}",
-                name=error.name,
-            ) from None
-        raise  # something that the module needs
-    for name in path.split("."):
-        if not hasattr(found, name):
-            own = [key for key in dir(found) if not key.startswith("_")]
-            near = difflib.get_close_matches(name, own, 3) or own[:8]
-            raise ValueError(
-                f"{argument} is {text!r}, but {found!r} has no {name!r}; it has {', '.join(near)}"
-            )
-        found = getattr(found, name)
-    return found
-
-
 def red_agent_name(red_agent: Any) -> str:
     """Return what a name of RED_AGENTS or a custom policy is called in tables."""
     if isinstance(red_agent, str):
@@ -133,7 +90,7 @@ def read_red_agents(red_agent: Any) -> tuple[tuple[int, ...], RedPolicy | None]:
     policies: list[RedPolicy] = []
     for one in given:
         if isinstance(one, str) and ":" in one:
-            one = read_object("red_agent", one)
+            one = import_object("red_agent", one)
         if isinstance(one, str) and one in RED_AGENTS:
             agents.update(dict.fromkeys(RED_AGENTS[one]))
         elif callable(one):

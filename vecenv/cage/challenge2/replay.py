@@ -11,20 +11,55 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
-from vecenv.cage.challenge2.network.scenario import Scenario
+from vecenv.cage.challenge2.network.scenario import Scenario, cage2_scenario
 from vecenv.cage.challenge2.network.state import STATE_DTYPE, decode, host_bits
 from vecenv.cage.challenge2.network.tables import compile_tables
-from vecenv.cage.challenge2.rules import loops
 from vecenv.cage.challenge2.rules.codes import B_LINE, BITS_PER_HOST, MEANDER, NONE
+from vecenv.cage.challenge2.rules.dynamics import apply, begin_episode
+from vecenv.cage.challenge2.rules.observation import observe
+from vecenv.cage.challenge2.rules.red import red_commit, red_options
 from vecenv.fingerprint import cached_njit
 
 __all__ = ["RecordedStep", "Replay", "ReplayResult", "ReplayedStep", "replay_episodes"]
 
-_begin_rows = cached_njit(loops.begin_rows)
-_apply_rows = cached_njit(loops.apply_rows)
-_options_rows = cached_njit(loops.options_rows)
-_commit_rows = cached_njit(loops.commit_rows)
+
+@cached_njit
+def begin_rows(states, tables):
+    """Begin an episode in every state, STATE_DTYPE (N,)."""
+    for row in range(states.shape[0]):
+        begin_episode(states[row], tables)
+
+
+@cached_njit
+def apply_rows(states, inputs, obs, errors, tables):
+    """Apply one step to every state.
+
+    Args:
+        states: STATE_DTYPE (N,), changed.
+        inputs: int64 (N, 7): blue action, red type, red target, then the four outcomes of `apply`.
+        obs: (N, 4 * hosts), written.
+        errors: uint8 (N,), written.
+    """
+    for row in range(states.shape[0]):
+        state, given = states[row], inputs[row]
+        outcomes = (given[3], given[4], given[5], given[6])
+        _, error = apply(state, given[0], given[1], given[2], outcomes, tables)
+        errors[row] = error
+        observe(state, obs[row], tables)
+
+
+@cached_njit
+def options_rows(states, red_types, targets, tables):
+    """Ask every state's red agent for its options: red_types, targets uint64 (N,), written."""
+    for row in range(states.shape[0]):
+        red_types[row], targets[row] = red_options(states[row], tables)
+
+
+@cached_njit
+def commit_rows(states, red_types, targets, tables):
+    """Tell every state's red agent its move: red_types, targets int64 (N,)."""
+    for row in range(states.shape[0]):
+        red_commit(states[row], np.uint64(red_types[row]), np.uint64(targets[row]), tables)
 
 
 class RecordedStep(NamedTuple):
@@ -95,7 +130,7 @@ class Replay:
 
     def reset(self) -> None:
         """Begin all episodes anew."""
-        _begin_rows(self.states, self._tables)
+        begin_rows(self.states, self._tables)
 
     def red_options(self) -> tuple[np.ndarray, np.ndarray]:
         """Ask the red agents what they would do; once per step, before `step`.
@@ -106,14 +141,14 @@ class Replay:
         """
         num_envs = len(self.states)
         red_types, targets = np.zeros(num_envs, np.uint64), np.zeros(num_envs, np.uint64)
-        _options_rows(self.states, red_types, targets, self._tables)
+        options_rows(self.states, red_types, targets, self._tables)
         return red_types.astype(np.int64), host_bits(targets, 16).astype(bool)
 
     def red_commit(self, red_types: Any, targets: Any) -> None:
         """Tell the red agents which move they make, so that they remember it: int (N,) each."""
         moves = np.zeros((2, len(self.states)), np.int64)
         moves[0], moves[1] = red_types, targets
-        _commit_rows(self.states, moves[0], moves[1], self._tables)
+        commit_rows(self.states, moves[0], moves[1], self._tables)
 
     def step(self, recorded: RecordedStep) -> ReplayedStep:
         """Step all episodes.
@@ -135,7 +170,7 @@ class Replay:
             raise ValueError(
                 f"blue_action goes from {blue.min()} to {blue.max()}, expected 0..{num_actions - 1}"
             )
-        _apply_rows(self.states, self._inputs, self._obs, self._errors, self._tables)
+        apply_rows(self.states, self._inputs, self._obs, self._errors, self._tables)
         states = self.states
         return ReplayedStep(
             self._obs,

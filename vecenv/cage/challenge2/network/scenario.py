@@ -1,44 +1,18 @@
-"""A scenario as named tables: who is where, what listens, what attacks, what blue can place.
+"""A scenario as named tables: who is where, what listens, what attacks, what blue can do.
 
-Plain data. `validate` refuses tables that contradict themselves, `tables` turns them into the
-arrays that the kernels read, `cage2` holds the tables of CAGE Challenge 2.
+Plain data, those of CAGE Challenge 2 at the end. `validate` refuses tables that contradict
+themselves, `tables` turns them into the arrays that the kernels read.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-__all__ = [
-    "FIRST_HOST",
-    "NEXT_HOST",
-    "RULES_VERSION",
-    "BLinePlan",
-    "Decoy",
-    "Exploit",
-    "Host",
-    "MeanderPlan",
-    "OperationalService",
-    "PlanStep",
-    "Rules",
-    "Scenario",
-    "ScenarioError",
-    "Service",
-    "TrafficRule",
-    "describe_identity",
-    "warn_of_other",
-]
-
-RULES_VERSION = 1
-"""Version of the simulator.
-
-It is raised when the same tables, actions and random numbers no longer give the same observations
-and rewards: scores of different versions are not comparable.
-"""
+from vecenv.cage.challenge2.rules.codes import ANALYSE, DECOY, MONITOR, REMOVE, RESTORE, SLEEP
+from vecenv.cage.identity import RULES_VERSION
 
 PRIVILEGED_USERS = ("root", "SYSTEM")
 
@@ -287,36 +261,232 @@ class Scenario:
         }
 
 
-def describe_identity(identity: Mapping[str, Any]) -> str:
-    """Say in words what `Scenario.identity` has returned.
+class BlueAction(NamedTuple):
+    """One blue action.
+
+    Attributes:
+        name: "Sleep", "Monitor", "Analyse", "Remove", "Restore" or the name of a decoy.
+        kind: SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE, or DECOY + number of the decoy.
+        host: Name of the host it is done on; None for Sleep and Monitor.
+        host_index: Row of that host; 0 for Sleep and Monitor.
+    """
+
+    name: str
+    kind: int
+    host: str | None
+    host_index: int
+
+    def __str__(self) -> str:
+        return self.name if self.host is None else f"{self.name} {self.host}"
+
+
+def blue_actions(scenario: Scenario) -> tuple[BlueAction, ...]:
+    """Return all blue actions of a scenario; action number i is entry i.
 
     Example:
-        >>> describe_identity({"scenario": "Harbour", "rules": "harbour", "rules_version": 1})
-        "'Harbour' with 'harbour' rules, version 1"
+        >>> [str(blue_actions(cage2_scenario())[i]) for i in (0, 28, 144)]
+        ['Sleep', 'DecoyApache Defender', 'Restore User4']
     """
-    scenario, rules = identity.get("scenario"), identity.get("rules")
-    return f"{scenario!r} with {rules!r} rules, version {identity.get('rules_version')}"
+    families = [("Analyse", ANALYSE), ("Remove", REMOVE)]
+    families += [(decoy.name, DECOY + d) for d, decoy in enumerate(scenario.decoys)]
+    families += [("Restore", RESTORE)]
+    actions = [BlueAction("Sleep", SLEEP, None, 0), BlueAction("Monitor", MONITOR, None, 0)]
+    for name, kind in families:
+        actions += [BlueAction(name, kind, h.name, i) for i, h in enumerate(scenario.hosts)]
+    return tuple(actions)
 
 
-def warn_of_other(what: str, made_for: Any, scenario: Scenario, stacklevel: int = 2) -> None:
-    """Warn if something was made for other tables or rules than those it is to be used with.
+def action_index(scenario: Scenario, name: str, host: str | None = None) -> int:
+    """Return the number of an action, given the names of action and host.
+
+    Raises:
+        ValueError: There is no such action.
+    """
+    for index, action in enumerate(blue_actions(scenario)):
+        if (action.name, action.host) == (name, host):
+            return index
+    raise ValueError(
+        f"no action {name!r} on host {host!r}; actions are Sleep and Monitor (on no host), and "
+        f"Analyse, Remove, Restore, {', '.join(d.name for d in scenario.decoys)} on each of "
+        f"{', '.join(h.name for h in scenario.hosts)}"
+    )
+
+
+LINUX, WINDOWS = "Linux", "Windows"
+_SSH, _WEB, _SMB = "ssh", "web server", "smb"
+
+_SSHD = Service(22, _SSH, "root")
+_SSHD_WINDOWS = Service(22, _SSH, "sshd_server")
+
+_DEFENDER_SERVICES = (_SSHD, Service(53), Service(53), Service(68))
+_ENTERPRISE_SERVICES = (
+    _SSHD_WINDOWS,
+    Service(135, "", "SYSTEM"),
+    Service(3389, "rdp", "SYSTEM"),
+    Service(445, "", "SYSTEM"),
+    Service(139, "", "SYSTEM"),  # open, but not recognised as smb
+    Service(80, _WEB, "NetworkService"),
+    Service(443, _WEB, "NetworkService"),
+)
+_FTP_SERVICES = (_SSHD_WINDOWS, Service(21, "femitter", "SYSTEM"))
+_USER2_SERVICES = (
+    Service(445, _SMB, "SYSTEM"),
+    Service(139, _SMB, "SYSTEM"),
+    Service(135, "", "SYSTEM"),
+    Service(3389, "rdp", "NetworkService"),
+)
+_USER3_SERVICES = (
+    Service(80, _WEB, "www-data"),
+    Service(3389, "mysql", "root"),  # the port of rdp, but another service
+    Service(443, _WEB, "www-data"),
+    Service(25, "smtp", "root"),
+)
+_USER4_SERVICES = (
+    _SSHD,
+    Service(80, _WEB, "www-data"),
+    Service(3390, "mysql", "root"),
+    Service(443, _WEB, "www-data"),
+    Service(25, "smtp", "root"),
+)
+
+
+def _linux(
+    name: str,
+    subnet: str,
+    value: float,
+    services: tuple[Service, ...] = (_SSHD,),
+    reveals: str = "",
+) -> Host:
+    return Host(name, subnet, LINUX, value, services, "pi", (reveals,) if reveals else ())
+
+
+def _windows(
+    name: str, subnet: str, value: float, services: tuple[Service, ...], reveals: str = ""
+) -> Host:
+    return Host(name, subnet, WINDOWS, value, services, "vagrant", (reveals,) if reveals else ())
+
+
+_HOSTS = (
+    Host("Defender", "Enterprise", LINUX, 0.1, _DEFENDER_SERVICES),
+    _linux("Enterprise0", "Enterprise", 1.0),
+    _windows("Enterprise1", "Enterprise", 1.0, _ENTERPRISE_SERVICES),
+    _windows("Enterprise2", "Enterprise", 1.0, _ENTERPRISE_SERVICES, "Op_Server0"),
+    _linux("Op_Host0", "Operational", 0.1),
+    _linux("Op_Host1", "Operational", 0.1),
+    _linux("Op_Host2", "Operational", 0.1),
+    _linux("Op_Server0", "Operational", 1.0),
+    _windows("User0", "User", 0.0, _FTP_SERVICES),
+    _windows("User1", "User", 0.1, _FTP_SERVICES, "Enterprise1"),
+    _windows("User2", "User", 0.1, _USER2_SERVICES, "Enterprise1"),
+    _linux("User3", "User", 0.1, _USER3_SERVICES, "Enterprise0"),
+    _linux("User4", "User", 0.1, _USER4_SERVICES, "Enterprise0"),
+)
+
+_EXPLOITS = (
+    Exploit("FTPDirectoryTraversal", 7.0, 21, "femitter"),
+    Exploit("HarakaRCE", 6.0, 25, "smtp"),
+    Exploit("SQLInjection", 5.0, 3390, "mysql", needs_one_of=(80, 443)),
+    Exploit("HTTPSRFI", 4.0, 443, _WEB),
+    Exploit("HTTPRFI", 3.0, 80, _WEB),
+    Exploit("EternalBlue", 2.0, 139, _SMB),
+    Exploit("BlueKeep", 1.0, 3389, "rdp"),
+    Exploit("SSHBruteForce", 0.1, 22, _SSH, is_brute_force=True),
+)
+
+_DECOYS = (
+    Decoy("DecoyApache", 80, 80, _WEB),
+    Decoy("DecoyFemitter", 21, 21, "femitter", WINDOWS),
+    Decoy("DecoyHarakaSMPT", 25, 25, "smtp", LINUX),
+    Decoy("DecoySmss", 139, 139, _SMB, WINDOWS),
+    Decoy("DecoySSHD", 22, 22, _SSH),
+    Decoy("DecoySvchost", 3389, 3389, "rdp", WINDOWS),
+    Decoy("DecoyTomcat", 443, 443, _WEB),
+    Decoy("DecoyVsftpd", 80, 21, _WEB, LINUX),  # opens another port than it checks
+)
+
+_B_LINE = BLinePlan(
+    steps=(
+        PlanStep("sweep", "User"),
+        PlanStep("scan", FIRST_HOST),
+        PlanStep("exploit", FIRST_HOST),
+        PlanStep("escalate", FIRST_HOST),
+        PlanStep("scan", NEXT_HOST),
+        PlanStep("exploit", NEXT_HOST),
+        PlanStep("escalate", NEXT_HOST),
+        PlanStep("sweep", "Enterprise"),
+        PlanStep("scan", "Enterprise2"),
+        PlanStep("exploit", "Enterprise2"),
+        PlanStep("escalate", "Enterprise2"),
+        PlanStep("scan", "Op_Server0"),
+        PlanStep("exploit", "Op_Server0"),
+        PlanStep("escalate", "Op_Server0"),
+        PlanStep("impact", "Op_Server0"),
+    ),
+    on_failure=(0, 1, 2, 2, 2, 2, 5, 5, 5, 5, 9, 9, 9, 12, 13),
+    next_hosts=(
+        ("User1", "Enterprise1"),
+        ("User2", "Enterprise1"),
+        ("User3", "Enterprise0"),
+        ("User4", "Enterprise0"),
+    ),
+    verify_step=12,
+    restart_step=1,
+)
+
+_ENTERPRISE_SERVERS = ("Enterprise0", "Enterprise1", "Enterprise2")
+_OPERATIONAL_HOSTS = ("Op_Host0", "Op_Host1", "Op_Host2", "Op_Server0")
+_USER_HOSTS = ("User0", "User1", "User2", "User3", "User4")
+
+_FAITHFUL = Scenario(
+    name="CAGE Challenge 2",
+    subnets=("Enterprise", "Operational", "User"),
+    hosts=_HOSTS,
+    traffic=(TrafficRule("User", "Operational", via=_ENTERPRISE_SERVERS),),
+    exploits=_EXPLOITS,
+    decoys=_DECOYS,
+    operational_service=OperationalService("Op_Server0", 10.0),
+    foothold="User0",
+    b_line=_B_LINE,
+    meander=MeanderPlan(_OPERATIONAL_HOSTS, _ENTERPRISE_SERVERS),
+    green_hosts=_USER_HOSTS + _ENTERPRISE_SERVERS,
+    rules=Rules("faithful"),
+)
+
+
+def _debugged(faithful: Scenario) -> Scenario:
+    """Return the tables as the corrected simulator has them."""
+    as_smb = {139: "smb"}
+    hosts = []
+    for host in faithful.hosts:
+        services = host.services
+        if host.name in ("Enterprise1", "Enterprise2"):
+            services = tuple(replace(s, process=as_smb.get(s.port, s.process)) for s in services)
+        elif host.name == "User3":
+            services = tuple(replace(s, port=3390) if s.port == 3389 else s for s in services)
+        hosts.append(replace(host, services=services))
+    decoys = tuple(replace(d, opens=d.checks) for d in faithful.decoys)
+    rules = Rules(
+        "debugged",
+        charges_user_access=True,
+        remove_reports_last_shell=True,
+        shell_before_scan=True,
+    )
+    return replace(faithful, hosts=tuple(hosts), decoys=decoys, rules=rules)
+
+
+_SCENARIOS = {"faithful": _FAITHFUL, "debugged": _debugged(_FAITHFUL)}
+RULE_SETS = tuple(_SCENARIOS)
+
+
+def cage2_scenario(rules: str = "faithful") -> Scenario:
+    """Return the tables of CAGE Challenge 2.
 
     Args:
-        what: What was made; the sentence begins with it.
-        made_for: What `Scenario.identity` returned then. None, or anything else that says nothing,
-            is passed over: files from before it was kept, envs without a scenario.
-        scenario: What it is to be used with.
-        stacklevel: Of the caller, as `warnings.warn` counts.
+        rules: "faithful", the challenge as it was run, or "debugged", the corrected version.
+
+    Raises:
+        ValueError: Unknown rule set.
     """
-    own = scenario.identity()
-    if not isinstance(made_for, Mapping) or not made_for:
-        return
-    if all(made_for.get(name) == value for name, value in own.items()):
-        return
-    names = ("scenario", "rules", "rules_version")
-    other = "" if any(made_for.get(name) != own[name] for name in names) else " and other tables"
-    warnings.warn(
-        f"{what} was made for {describe_identity(made_for)}{other}, and is used in "
-        f"{describe_identity(own)}: scores under the two are not comparable",
-        stacklevel=stacklevel + 1,
-    )
+    if rules not in _SCENARIOS:
+        raise ValueError(f"rules must be one of {', '.join(RULE_SETS)}; got {rules!r}")
+    return _SCENARIOS[rules]

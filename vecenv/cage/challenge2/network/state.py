@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from vecenv.cage.challenge2.network.scenario import Scenario
-from vecenv.cage.challenge2.rules.codes import FAILED, MAX_HOSTS, SUCCEEDED, UNKNOWN
+from vecenv.cage.challenge2.rules.codes import MAX_HOSTS
 
-__all__ = ["COMPACT_FIELDS", "STATE_DTYPE", "decode", "host_bits", "shell_alerts", "success_names"]
+__all__ = ["STATE_DTYPE", "decode", "host_bits", "shell_alerts"]
 
 SCANNED_BIT = 256  # of `red_ports`: set once the host has been scanned
 
@@ -78,32 +78,6 @@ STATE_DTYPE = np.dtype(
     align=True,
 )
 
-COMPACT_FIELDS = (
-    "access",
-    "table_access",
-    "n_removable",
-    "n_stuck",
-    "n_priv",
-    "decoys",
-    "n_vsftpd",
-    "malware",
-    "red_ports",
-    "known_ip",
-    "known_host",
-    "known_subnet",
-    "table_scanned",
-    "ot_running",
-    "ot_stoppable",
-    "ot_known",
-)
-
-_SUCCESS_NAMES = {FAILED: "false", SUCCEEDED: "true", UNKNOWN: "unknown"}
-
-
-def success_names() -> dict[int, str]:
-    """Return what the success flags mean."""
-    return dict(_SUCCESS_NAMES)
-
 
 def host_bits(masks: np.ndarray, num_hosts: int) -> np.ndarray:
     """Unpack sets of hosts.
@@ -127,7 +101,7 @@ def decode(states: np.ndarray, scenario: Scenario) -> dict[str, np.ndarray]:
         scenario: Whose states they are, with H hosts and s subnets.
 
     Returns:
-        The compact fields: uint8 (*S, H), but `red_ports` uint16 (*S, H), `known_subnet` (*S, s)
+        By name uint8 (*S, H), but `red_ports` uint16 (*S, H), `known_subnet` (*S, s)
         and `ot_*` (*S); fresh memory. `access` is that of the best session on the host,
         `table_access` that of the oldest: 0 none, 1 user, 2 privileged.
     """

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from vecenv.cage.challenge2.network.actions import blue_actions
 from vecenv.cage.challenge2.network.scenario import (
     FIRST_HOST,
     NEXT_HOST,
@@ -18,6 +17,7 @@ from vecenv.cage.challenge2.network.scenario import (
     Exploit,
     Host,
     Scenario,
+    blue_actions,
 )
 from vecenv.cage.challenge2.network.validate import validate
 from vecenv.cage.challenge2.rules.codes import (

@@ -10,9 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vecenv.cage.challenge2.network.actions import action_index
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
-from vecenv.cage.challenge2.network.scenario import Decoy, Host, Scenario
+from vecenv.cage.challenge2.network.scenario import (
+    Decoy,
+    Host,
+    Scenario,
+    action_index,
+    cage2_scenario,
+)
 from vecenv.cage.challenge2.network.state import host_bits
 from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST

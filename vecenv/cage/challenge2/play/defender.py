@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
-from vecenv.cage.challenge2.network.scenario import Scenario, warn_of_other
+from vecenv.cage.challenge2.network.scenario import Scenario, cage2_scenario
 from vecenv.cage.challenge2.play.blue_memory import BlueMemory
-from vecenv.files import read_npz, write_npz
+from vecenv.cage.identity import warn_of_other
+from vecenv.cage.saved import Layers, Network, load_network, save_network
 
-__all__ = [
-    "TRAINED_DEFENDER",
-    "DefenderPolicy",
-    "is_defender_file",
-    "load_defender",
-    "save_defender",
-]
+__all__ = ["TRAINED_DEFENDER", "DefenderPolicy", "load_defender", "save_defender"]
 
 TRAINED_DEFENDER = Path(__file__).with_name("defender.npz")  # what `make cage2` has trained
-_FORMAT = "vecenv cage defender 1"
-_MADE_FOR = "made_for"  # the fact that says in what it was trained
 _IMPOSSIBLE = -1e9
-
-Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 class DefenderPolicy:
@@ -53,17 +39,16 @@ class DefenderPolicy:
 
     def __init__(self, layers: Layers, scenario: Scenario | None = None) -> None:
         self._scenario = cage2_scenario() if scenario is None else scenario
-        self.layers = list(layers)
+        self._network = network = Network(layers)
+        self.layers = network.layers
         self._memory: BlueMemory | None = None
-        self._has_acted = False
         probe = BlueMemory(1, self._scenario)
-        widths = [probe.num_features, *(len(bias) for _, bias in self.layers)]
-        shapes = [weight.shape for weight, _ in self.layers]
-        expected = list(pairwise(widths))
-        if shapes != expected or widths[-1] != len(probe.choices):
+        expected = probe.num_features, len(probe.choices)
+        if (network.num_inputs, network.num_outputs) != expected:
             raise ValueError(
-                f"layers of shapes {shapes}, expected {probe.num_features} inputs and "
-                f"{len(probe.choices)} outputs: they were trained for another scenario"
+                f"layers with {network.num_inputs} inputs and {network.num_outputs} outputs, "
+                f"expected {expected[0]} inputs and {expected[1]} outputs: they were trained for "
+                "another scenario"
             )
 
     def reset(self) -> None:
@@ -77,9 +62,7 @@ class DefenderPolicy:
             self._memory = BlueMemory(len(obs), self._scenario)
         else:
             self._memory.note(obs)
-        x = self._memory.features(obs)
-        for number, (weight, bias) in enumerate(self.layers):
-            x = (np.tanh(x) if number else x) @ weight + bias
+        x = self._network.outputs(self._memory.features(obs))
         x[self._memory.useless()] = _IMPOSSIBLE
         return self._memory.act(x.argmax(axis=1))
 
@@ -87,23 +70,18 @@ class DefenderPolicy:
 def save_defender(
     path: str | Path, layers: Layers, scenario: Scenario | None = None, **facts: Any
 ) -> None:
-    """Write a defender's network, as float16, into an uncompressed NumPy archive without pickle.
+    """Write a defender's network, as float16; see `vecenv.files.save_arrays`.
 
     Args:
         path: File to write; the ending is taken as it is.
         layers: Weights (a, b) and biases (b,) of each layer.
         scenario: What it was trained in, CAGE 2 by default; its names and the version of the rules
             are kept, and compared by `load_defender`.
-        **facts: What else to keep, such as the steps it was trained for; as JSON.
+        **facts: What else to keep, such as the steps it was trained for.
     """
     scenario = cage2_scenario() if scenario is None else scenario
-    facts = {**facts, _MADE_FOR: scenario.identity()}
-    arrays: dict[str, Any] = {}
-    for number, (weight, bias) in enumerate(layers):
-        arrays[f"weight{number}"] = np.asarray(weight, dtype=np.float16)
-        arrays[f"bias{number}"] = np.asarray(bias, dtype=np.float16)
-    texts = {"format": np.array(_FORMAT), "facts": np.array(json.dumps(facts))}
-    write_npz(path, {**texts, **arrays})
+    small = [(np.asarray(w, np.float16), np.asarray(b, np.float16)) for w, b in layers]
+    save_network(path, small, **{**facts, "made_for": scenario.identity()})
 
 
 def load_defender(path: str | Path, scenario: Scenario | None = None) -> DefenderPolicy:
@@ -120,39 +98,10 @@ def load_defender(path: str | Path, scenario: Scenario | None = None) -> Defende
         OSError: The file can't be read.
     """
     scenario = cage2_scenario() if scenario is None else scenario
+    network = load_network(path)
     try:
-        arrays = read_npz(path)
-        if str(arrays["format"]) != _FORMAT:
-            raise ValueError(f"its format is {arrays['format']!s:.99}, expected {_FORMAT!r}")
-        count = sum(name.startswith("weight") for name in arrays)
-        layers = [
-            (_numbers(arrays[f"weight{n}"], 2), _numbers(arrays[f"bias{n}"], 1))
-            for n in range(count)
-        ]
-        facts = json.loads(str(arrays["facts"])) if "facts" in arrays else {}
-        made_for = facts.get(_MADE_FOR) if isinstance(facts, dict) else None
-        policy = DefenderPolicy(layers, scenario)
-    except (KeyError, ValueError, RecursionError) as error:
+        policy = DefenderPolicy(network.layers, scenario)
+    except ValueError as error:
         raise ValueError(f"{path} is no defender that can play here: {error}") from error
-    warn_of_other(Path(path).name, made_for, scenario)
+    warn_of_other(Path(path).name, network.made_for, scenario.identity())
     return policy
-
-
-def _numbers(array: np.ndarray, ndim: int) -> np.ndarray:
-    """Weights or biases as float32; they are kept as float16."""
-    if array.ndim != ndim or array.dtype.kind != "f" or not np.isfinite(array).all():
-        raise ValueError(f"its layers are {array.dtype} {array.shape}, expected finite floats")
-    with np.errstate(over="raise"):
-        try:
-            return array.astype(np.float32)
-        except FloatingPointError:
-            raise ValueError("its layers have numbers too large for float32") from None
-
-
-def is_defender_file(path: str | Path) -> bool:
-    """Return whether a file looks like one that `save_defender` wrote."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return {"format.npy", "weight0.npy"} <= set(archive.namelist())
-    except Exception:  # whatever reading a file of unknown origin leads to
-        return False

@@ -1,125 +1,34 @@
-"""Let a policy play: what counts as a policy, and one episode of it to look at."""
+"""Let a policy play: an episode to look at, or the nine cells of the challenge for a score."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.challenge2.env import Cage2VectorEnv
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
 from vecenv.cage.challenge2.network.scenario import Scenario
-from vecenv.cage.challenge2.options import read_object, read_scenario
-from vecenv.cage.challenge2.play.defender import TRAINED_DEFENDER, is_defender_file, load_defender
-from vecenv.cage.challenge2.play.policies import POLICY_NAMES, make_policy
+from vecenv.cage.challenge2.options import (
+    RED_AGENTS,
+    RedAgent,
+    read_episode_lengths,
+    read_red_agents,
+    read_scenario,
+    red_agent_name,
+)
+from vecenv.cage.challenge2.play.policies import BatchedPolicy, Policy, find_policy
 from vecenv.cage.challenge2.view.snapshot import Snapshot
-from vecenv.cage.saved import is_sb3_file, load_policy, load_sb3_policy
+from vecenv.cage.evaluation import Cell, Evaluation, cell_of, sum_of
 
-__all__ = ["BatchedPolicy", "Player", "Policy", "find_policy", "play_episode", "save_episode_gif"]
+__all__ = ["Player", "cell_seed", "evaluate", "play_episode", "save_episode_gif"]
 
-
-@runtime_checkable
-class BatchedPolicy(Protocol):
-    """Chooses blue's actions for a batch of envs; `vecenv.cage.BluePolicy` is one.
-
-    The arrays it is given are its own to keep and to change; what it returns is read at once.
-
-    Two attributes may say what it needs: `observation`, "bits" or "extended", and `uses_masks`; if
-    that is True, `act` is called with a third argument, `Cage2VectorEnv.action_masks()`, int8.
-    """
-
-    def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:
-        """Return actions, integers (N,), for obs (N, ...) and alerts bool (N, hosts)."""
-        ...
-
-    def reset(self) -> None:
-        """Forget everything: all envs are about to begin an episode."""
-        ...
-
-
-Policy = str | Path | BatchedPolicy | Callable[..., Any]
-
-
-class _FunctionPolicy:
-    """A function of the observations."""
-
-    def __init__(self, function: Callable[[np.ndarray], Any]) -> None:
-        self._function = function
-        self.observation = getattr(function, "observation", "bits")
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
-
-    def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:
-        """Ask the function."""
-        return self._function(obs)
-
-    def reset(self) -> None:
-        """Do nothing: it remembers nothing."""
-
-
-def find_policy(
-    policy: Policy, scenario: Scenario | None = None, *, seed: int | None = None
-) -> BatchedPolicy:
-    """Return what plays.
-
-    Args:
-        policy: Name of a ready-made policy ("react_restore" or "react-restore"; "random" is
-            "uniform"; "defender" the trained one that comes along); name of a file with a saved
-            policy, of `examples/ppo.py`, of `save_defender` or of stable-baselines3; an object with
-            `act` and `reset`; a function from observations (N, ...) to actions (N,); a class of
-            either, which is called, with `scenario` and `seed` if it has parameters of these names;
-            or "module:object" for one of these, looked for in the working directory too.
-        scenario: What it is to play in; CAGE 2 by default.
-        seed: For policies that draw.
-
-    Raises:
-        ValueError: No such policy and no such file, or a file for another env.
-        TypeError: Something else.
-        ImportError: There is no such module, or a library that a file needs is missing.
-    """
-    scenario = cage2_scenario() if scenario is None else scenario
-    if isinstance(policy, str | Path):
-        return _named_policy(str(policy), scenario, seed)
-    if isinstance(policy, type):
-        given: dict[str, Any] = {"scenario": scenario, "seed": seed}
-        wanted = inspect.signature(policy).parameters
-        policy = policy(**{name: value for name, value in given.items() if name in wanted})
-    if isinstance(policy, BatchedPolicy):
-        return policy
-    if callable(policy):
-        return _FunctionPolicy(policy)
-    raise TypeError(
-        f"policy is {policy!r}, expected a name, a file, an object with `act` and `reset`, or a "
-        "function from observations to actions"
-    )
-
-
-def _named_policy(text: str, scenario: Scenario, seed: int | None) -> BatchedPolicy:
-    """Return the policy of a name, of a file, or of "module:object"."""
-    name = text.replace("-", "_")
-    name = "uniform" if name == "random" else name
-    if name in POLICY_NAMES:
-        return make_policy(name, scenario, seed=seed)
-    if name == "defender":
-        return load_defender(TRAINED_DEFENDER, scenario)
-    if Path(text).is_file():
-        if is_defender_file(text):
-            return load_defender(text, scenario)
-        return load_sb3_policy(text, scenario) if is_sb3_file(text) else load_policy(text, scenario)
-    if ":" in text:
-        found = read_object("policy", text)
-        if isinstance(found, str | Path):
-            raise TypeError(f"policy is {text!r}, which is {found!r}, no policy")
-        return find_policy(found, scenario, seed=seed)
-    known = (*(set(POLICY_NAMES) - {"uniform"}), "random", "defender")
-    names = ", ".join(sorted(name.replace("_", "-") for name in known))
-    raise ValueError(
-        f"policy is {text!r}, but there is no such file; expected a file with a saved policy, "
-        f"'module:object', or one of {names}"
-    )
+EPISODE_LENGTHS = (30, 50, 100)
+EVALUATED_AGENTS = ("b_line", "meander", "sleep")
 
 
 class Player:
@@ -182,19 +91,149 @@ def save_episode_gif(policy: Policy, path: str | Path, *, fps: float = 2.0, **op
 
     Raises:
         ValueError: The name of the file does not end in .gif.
-        FileNotFoundError: There is no folder for the file.
+        OSError: The file can't be written.
         ImportError: Pictures need the extra `plots`.
     """
-    from vecenv.cage.canvas import save_gif
+    from vecenv.cage.canvas import require_gif, save_gif
     from vecenv.cage.challenge2.view.picture import draw_snapshot
 
-    if Path(path).suffix.lower() != ".gif":
-        raise ValueError(
-            f"the animation's file is {str(path)!r}, expected a name that ends in .gif"
-        )
-    if not Path(path).parent.is_dir():
-        raise FileNotFoundError(
-            f"the animation's file is {str(path)!r}, but {Path(path).parent} is no folder"
-        )
+    require_gif(path)
     snapshots = play_episode(policy, **options)
     save_gif((draw_snapshot(snapshot).to_array() for snapshot in snapshots), path, fps=fps)
+
+
+def evaluate(
+    policy: Policy,
+    *,
+    episodes: int = 1000,
+    seed: int = 0,
+    rules: str | None = None,
+    scenario: Scenario | None = None,
+    observation: str | None = None,
+    green: bool = False,
+    red_agents: RedAgent = EVALUATED_AGENTS,
+    episode_lengths: Sequence[int] = EPISODE_LENGTHS,
+    num_threads: int | None = None,
+    name: str | None = None,
+    on_cell: Callable[[Cell], Any] | None = None,
+) -> Evaluation:
+    """Let a policy play the challenge's nine cells: three lengths against three red agents.
+
+    All episodes of a cell are played side by side, in one batch. Every cell has random numbers of
+    its own, which depend on the seed, the red agent and the length only.
+
+    Args:
+        policy: See `vecenv.cage.find_policy`: a name, a file, an object with `act` and
+            `reset`, or a function from observations (N, ...) to actions (N,).
+        episodes: Per cell.
+        seed: The same one gives the same numbers, if the policy does not draw by itself.
+        rules: "faithful" (the default) or "debugged".
+        scenario: Other tables instead.
+        observation: What the policy gets; None for what it says it needs, or "bits".
+        green: Whether the green agent is there.
+        red_agents: Rows of the table: names, and red agents of your own (see `Cage2VectorEnv`),
+            also as "module:function"; a row is called what its function is.
+        episode_lengths: Columns of the table.
+        num_threads: At most so many threads.
+        name: What to call the policy.
+        on_cell: Called after each cell, to show progress.
+
+    Raises:
+        TypeError, ValueError: An argument is not what it should be; the message names it.
+        ActionError: The policy returned something that is not one action per env.
+
+    Example:
+        >>> print(evaluate("sleep", episodes=20, red_agents=["sleep"]).total)
+        0.0
+    """
+    _check_count("episodes", episodes, 2)
+    _check_count("seed", seed, 0)
+    agents, lengths = _read_table(red_agents, episode_lengths)
+    scenario = read_scenario(scenario, rules)
+    player = find_policy(policy, scenario, seed=seed)
+    wanted = observation or getattr(player, "observation", "bits")
+    options = {"scenario": scenario, "observation": wanted, "green": green}
+    cells = []
+    for (agent, red_agent), length in product(agents.items(), lengths):
+        options |= {"red_agent": red_agent, "episode_length": length, "num_threads": num_threads}
+        totals = _play_cell(player, episodes, cell_seed(seed, agent, length), **options)
+        cells.append(cell_of(agent, length, totals))
+        if on_cell is not None:
+            on_cell(cells[-1])
+    total, total_ci95 = sum_of(cells)
+    return Evaluation(
+        policy=name or _name_of(policy),
+        **scenario.identity(),
+        observation=wanted,
+        green=green,
+        seed=seed,
+        cells=tuple(cells),
+        total=total,
+        total_ci95=total_ci95,
+    )
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
+
+
+def _read_table(red_agents: Any, episode_lengths: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Return the red agents by name, and the lengths."""
+    if isinstance(red_agents, str) or callable(red_agents):
+        red_agents = [red_agents]
+    agents: dict[str, Any] = {}
+    for agent in red_agents:
+        if not isinstance(agent, str) and not callable(agent):
+            raise TypeError(f"red_agents has {agent!r}, expected names and compiled policies")
+        try:
+            read_red_agents(agent)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"red_agents has {agent!r}: {error}") from error
+        name = red_agent_name(agent)
+        if agents.setdefault(name, agent) != agent:
+            raise ValueError(f"red_agents has two that are called {name!r}; rename one")
+    if not agents:
+        raise ValueError("red_agents is empty, expected at least one")
+    return agents, tuple(sorted(set(read_episode_lengths(episode_lengths))))
+
+
+def cell_seed(seed: int, red_agent: str, episode_length: int) -> int:
+    """Return the seed of env 0 of a cell; the episodes of other cells are far away from it.
+
+    Args:
+        seed: Of the evaluation.
+        red_agent: Name of the row.
+        episode_length: Of the column.
+    """
+    names = list(RED_AGENTS)
+    own = zlib.crc32(red_agent.encode()) + len(names)
+    number = names.index(red_agent) if red_agent in names else own
+    entropy = [seed, number, episode_length]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 2
+
+
+def _play_cell(
+    policy: BatchedPolicy, episodes: int, seed: int, *, episode_length: int, **options: Any
+) -> np.ndarray:
+    """Play the episodes of one cell and return their total rewards, float64 (episodes,)."""
+    mode = AutoresetMode.DISABLED
+    envs = Cage2VectorEnv(episodes, episode_length=episode_length, autoreset_mode=mode, **options)
+    try:
+        blue = Player(policy, envs)
+        obs, _ = envs.reset(seed=seed)
+        blue.begin()
+        totals = np.zeros(episodes)
+        for _ in range(episode_length):
+            # Without `out`: every observation is an array of its own, which the policy may keep.
+            obs, rewards, *_ = envs.step(blue.act(obs))
+            totals += rewards
+    finally:
+        envs.close()
+    return totals.round(1)  # sums of tenths
+
+
+def _name_of(policy: Any) -> str:
+    if isinstance(policy, str | Path):
+        return str(policy)
+    return getattr(policy, "__name__", type(policy).__name__)

@@ -1,30 +1,69 @@
-"""Ready-made blue policies, for a whole batch of environments at once.
+"""Blue policies: what counts as one, ready-made ones, and how one is found by its name or file.
 
 A policy is asked for actions with what blue sees: the observations and the *alerts*, i.e. on which
 hosts the monitor saw a reverse shell in the latest step (`state.shell_alerts`), which the
-observation shows only in part.
+observation shows only in part. It plays a whole batch of environments at once.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vecenv.cage.challenge2.network.actions import action_index
-from vecenv.cage.challenge2.network.cage2 import cage2_scenario
-from vecenv.cage.challenge2.network.scenario import Scenario
+from vecenv.cage.challenge2.kernels import OBSERVATIONS, observation_space
+from vecenv.cage.challenge2.network.scenario import (
+    Scenario,
+    action_index,
+    blue_actions,
+    cage2_scenario,
+)
+from vecenv.cage.challenge2.play.blue_memory import BlueMemory
+from vecenv.cage.challenge2.play.defender import TRAINED_DEFENDER, load_defender
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST
+from vecenv.cage.identity import warn_of_other
+from vecenv.cage.saved import Network, is_sb3_file, load_network, load_sb3_policy
+from vecenv.core.importing import import_object
 
 __all__ = [
     "POLICY_NAMES",
+    "BatchedPolicy",
     "BluePolicy",
+    "NetworkPolicy",
     "ObservationPolicy",
+    "Policy",
     "ReactivePolicy",
     "SleepPolicy",
     "UniformPolicy",
+    "find_policy",
     "make_policy",
 ]
+
+
+@runtime_checkable
+class BatchedPolicy(Protocol):
+    """Chooses blue's actions for a batch of envs; `BluePolicy` is one.
+
+    The arrays it is given are its own to keep and to change; what it returns is read at once.
+
+    Two attributes may say what it needs: `observation`, "bits" or "extended", and `uses_masks`; if
+    that is True, `act` is called with a third argument, `Cage2VectorEnv.action_masks()`, int8.
+    """
+
+    def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:
+        """Return actions, integers (N,), for obs (N, ...) and alerts bool (N, hosts)."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything: all envs are about to begin an episode."""
+        ...
+
+
+Policy = str | Path | BatchedPolicy | Callable[..., Any]
 
 
 class BluePolicy:
@@ -168,3 +207,135 @@ def make_policy(
     if name not in _MAKERS:
         raise ValueError(f"policy must be one of {', '.join(POLICY_NAMES)}; got {name!r}")
     return _MAKERS[name](scenario, seed)
+
+
+class NetworkPolicy:
+    """The most likely actions of a trained network.
+
+    Args:
+        network: From observations to one number per action, the largest for the most likely.
+        observation: What it was trained on, "bits" or "extended".
+    """
+
+    def __init__(self, network: Network, observation: str) -> None:
+        self._network = network
+        self.observation = observation
+
+    def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> np.ndarray:
+        """Choose actions, int64 (N,), for obs (N, inputs)."""
+        return self._network.outputs(obs).argmax(axis=1)
+
+    def reset(self) -> None:
+        """Do nothing: it remembers nothing."""
+
+
+class _FunctionPolicy:
+    """A function of the observations."""
+
+    def __init__(self, function: Callable[[np.ndarray], Any]) -> None:
+        self._function = function
+        self.observation = getattr(function, "observation", "bits")
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:
+        """Ask the function."""
+        return self._function(obs)
+
+    def reset(self) -> None:
+        """Do nothing: it remembers nothing."""
+
+
+def find_policy(
+    policy: Policy, scenario: Scenario | None = None, *, seed: int | None = None
+) -> BatchedPolicy:
+    """Return what plays.
+
+    Args:
+        policy: Name of a ready-made policy ("react_restore" or "react-restore"; "random" is
+            "uniform"; "defender" the trained one that comes along); name of a file with a saved
+            policy, of `examples/ppo.py`, of `save_defender` or of stable-baselines3; an object with
+            `act` and `reset`; a function from observations (N, ...) to actions (N,); a class of
+            either, which is called, with `scenario` and `seed` if it has parameters of these names;
+            or "module:object" for one of these, looked for in the working directory too.
+        scenario: What it is to play in; CAGE 2 by default.
+        seed: For policies that draw.
+
+    Raises:
+        ValueError: No such policy and no such file, or a file for another env.
+        TypeError: Something else.
+        ImportError: There is no such module, or a library that a file needs is missing.
+    """
+    scenario = cage2_scenario() if scenario is None else scenario
+    if isinstance(policy, str | Path):
+        return _named_policy(str(policy), scenario, seed)
+    if isinstance(policy, type):
+        given: dict[str, Any] = {"scenario": scenario, "seed": seed}
+        wanted = inspect.signature(policy).parameters
+        policy = policy(**{name: value for name, value in given.items() if name in wanted})
+    if isinstance(policy, BatchedPolicy):
+        return policy
+    if callable(policy):
+        return _FunctionPolicy(policy)
+    raise TypeError(
+        f"policy is {policy!r}, expected a name, a file, an object with `act` and `reset`, or a "
+        "function from observations to actions"
+    )
+
+
+def _named_policy(text: str, scenario: Scenario, seed: int | None) -> BatchedPolicy:
+    """Return the policy of a name, of a file, or of "module:object"."""
+    name = text.replace("-", "_")
+    name = "uniform" if name == "random" else name
+    if name in POLICY_NAMES:
+        return make_policy(name, scenario, seed=seed)
+    if name == "defender":
+        return load_defender(TRAINED_DEFENDER, scenario)
+    if Path(text).is_file():
+        return _policy_of_file(text, scenario)
+    if ":" in text:
+        found = import_object("policy", text)
+        if isinstance(found, str | Path):
+            raise TypeError(f"policy is {text!r}, which is {found!r}, no policy")
+        return find_policy(found, scenario, seed=seed)
+    known = (*(set(POLICY_NAMES) - {"uniform"}), "random", "defender")
+    names = ", ".join(sorted(name.replace("_", "-") for name in known))
+    raise ValueError(
+        f"policy is {text!r}, but there is no such file; expected a file with a saved policy, "
+        f"'module:object', or one of {names}"
+    )
+
+
+def _policy_of_file(path: str, scenario: Scenario) -> BatchedPolicy:
+    """Return the policy of a file; what it takes in says which kind it is."""
+    observation_of = functools.partial(_observation_of, path, scenario)
+    if is_sb3_file(path):
+        return load_sb3_policy(path, observation_of)
+    network = load_network(path)
+    if network.num_inputs == BlueMemory(1, scenario).num_features:
+        return load_defender(path, scenario)
+    observation = observation_of((network.num_inputs,), network.num_outputs)
+    warn_of_other(Path(path).name, network.made_for, scenario.identity())
+    return NetworkPolicy(network, observation)
+
+
+def _observation_of(path: str, scenario: Scenario, shape: Any, num_actions: Any) -> str:
+    """Return the name of the observation that a network takes; refuse that of another env.
+
+    Args:
+        path: Its file.
+        scenario: What it is to play in.
+        shape: Of its inputs.
+        num_actions: What it chooses from; None if that isn't counted.
+
+    Raises:
+        ValueError: See above.
+    """
+    shapes = {observation_space(scenario, name).shape: name for name in OBSERVATIONS}
+    if shape not in shapes or num_actions != len(blue_actions(scenario)):
+        inputs = shape[0] if shape is not None and len(shape) == 1 else shape
+        raise ValueError(
+            f"{path} is a policy for {inputs} inputs and {num_actions} actions, expected "
+            f"{' or '.join(str(known[0]) for known in shapes)} inputs and "
+            f"{len(blue_actions(scenario))} actions: it was trained in another env"
+        )
+    return shapes[shape]

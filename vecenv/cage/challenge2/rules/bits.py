@@ -7,9 +7,9 @@ mixture of signed and unsigned, which it would turn into floating point.
 import numpy as np
 from numba import njit
 
-_ZERO = np.uint64(0)
-_ONE = np.uint64(1)
-_TWO = np.uint64(2)
+ZERO = np.uint64(0)
+ONE = np.uint64(1)
+TWO = np.uint64(2)
 _FOUR = np.uint64(4)
 _EIGHT = np.uint64(8)
 _BYTE = np.uint64(255)
@@ -42,20 +42,20 @@ _NTH_MEMBER = _nth_member_table()
 @njit(forceinline=True)
 def only(index):
     """Set uint64 with the one member `index` uint64."""
-    return _ONE << index
+    return ONE << index
 
 
 @njit(forceinline=True)
 def lowest(members):
     """Set uint64 of the first member only; empty if there is none."""
-    return members & ~(members - (_ONE if members != _ZERO else _ZERO))
+    return members & ~(members - (ONE if members != ZERO else ZERO))
 
 
 @njit(forceinline=True)
 def count(members):
     """Number uint64 of set bits of a uint64; a compiler knows this pattern as one instruction."""
-    members = members - ((members >> _ONE) & _EVERY_OTHER)
-    members = (members & _EVERY_PAIR) + ((members >> _TWO) & _EVERY_PAIR)
+    members = members - ((members >> ONE) & _EVERY_OTHER)
+    members = (members & _EVERY_PAIR) + ((members >> TWO) & _EVERY_PAIR)
     members = (members + (members >> _FOUR)) & _EVERY_NIBBLE
     return np.multiply(members, _EVERY_BYTE) >> _TOP_BYTE
 

@@ -1,4 +1,6 @@
-"""Numbers that kernels, tables and tests share: limits, kinds of action, flags, bits."""
+"""Numbers that kernels, tables and tests share: limits, kinds of action, flags, bits, slots."""
+
+import numpy as np
 
 # Limits of a compiled scenario: sets of hosts are bit masks of 16 bits, the others of 8.
 MAX_HOSTS = 16
@@ -9,6 +11,7 @@ MAX_PORTS = 8  # ports that an exploit or a decoy is about
 MAX_PLAN_STEPS = 16
 MAX_ACTIONS = 256
 MAX_COUNT = 255  # counters saturate here
+HOST_BITS = np.uint64(MAX_HOSTS - 1)  # makes an index of any number
 
 # Kinds of blue action; decoy d is DECOY + d.
 SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE, DECOY = 0, 1, 2, 3, 4, 5
@@ -26,6 +29,7 @@ RED_ACTION_NAMES = (
 
 # Success flags.
 FAILED, SUCCEEDED, UNKNOWN = 0, 1, 2
+SUCCESS_NAMES = ("false", "true", "unknown")
 
 # Red agents; a scenario's own policy is CUSTOM.
 NO_RED, B_LINE, MEANDER, CUSTOM = 0, 1, 2, 3
@@ -52,3 +56,16 @@ NONE = -1
 
 # Error flags of `apply`.
 BAD_EXPLOIT, BAD_DETECTION, BAD_SESSION, BAD_RED_ACTION = 1, 2, 4, 8
+
+# Which draw of a step is which, see `vecenv.jit.random.word_at`. Each has its own number, so that
+# no draw depends on whether another one was needed.
+RED_TARGET_SLOT = 0  # B_line's user host, Meander's target
+TOP_EXPLOIT_SLOT = 1  # whether the exploit red prefers
+OTHER_EXPLOIT_SLOT = 2  # else which of the others
+DETECTION_SLOT = 3  # whether a reverse shell is noticed
+SESSION_SLOT = 4  # which session is escalated
+GREEN_SLOT = 5  # whether green acts
+GREEN_HOST_SLOT = 6  # and where
+RED_AGENT_SLOT = 7  # at reset: which agent this episode has
+LENGTH_SLOT = 15  # at reset: how long the episode will be, if lengths are drawn
+CUSTOM_SLOT = 16  # the first of those that a custom red policy may use

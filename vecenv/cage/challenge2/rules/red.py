@@ -9,36 +9,30 @@ look only at what red knows: its memory, what it has learnt, and whether its las
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge2.rules.bits import count, lowest, nth, only
+from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, lowest, nth, only
 from vecenv.cage.challenge2.rules.codes import (
     B_LINE,
     ESCALATE,
     EXPLOIT,
     FAILED,
+    HOST_BITS,
     IMPACT,
     MAX_HOSTS,
     MAX_PLAN_STEPS,
     MEANDER,
     RED_SLEEP,
+    RED_TARGET_SLOT,
     SCAN,
     SUCCEEDED,
     SWEEP,
 )
-from vecenv.cage.challenge2.rules.slots import RED_TARGET_SLOT
 from vecenv.jit.random import integers_at
 
-_ZERO = np.uint64(0)
-_ONE = np.uint64(1)
-_HOST_BITS = np.uint64(MAX_HOSTS - 1)
 _PLAN_BITS = np.uint64(MAX_PLAN_STEPS - 1)
 _NO_HOST = np.uint64(MAX_HOSTS)
-
-_RED_SLEEP = np.uint64(RED_SLEEP)
-_SWEEP = np.uint64(SWEEP)
-_SCAN = np.uint64(SCAN)
-_EXPLOIT = np.uint64(EXPLOIT)
-_ESCALATE = np.uint64(ESCALATE)
-_IMPACT = np.uint64(IMPACT)
+_RED_SLEEP, _SWEEP, _SCAN, _EXPLOIT, _ESCALATE, _IMPACT = map(
+    np.uint64, (RED_SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT)
+)
 
 
 @njit(forceinline=True)
@@ -46,18 +40,18 @@ def b_line_options(state, tables):
     """B_line's move: (kind of red action, set of targets), both uint64."""
     last_step = np.uint64(state.plan_step) & _PLAN_BITS
     if state.red_success == SUCCEEDED:
-        step = min(last_step + _ONE, np.uint64(tables.plan_last))
+        step = min(last_step + ONE, np.uint64(tables.plan_last))
     else:
         step = np.uint64(tables.plan_on_failure[last_step])
     if (
         step == tables.plan_verify_step
-        and state.has_verified == _ZERO
-        and state.scan_was_empty != _ZERO
+        and state.has_verified == ZERO
+        and state.scan_was_empty != ZERO
     ):
         step = np.uint64(tables.plan_restart_step)
     step &= _PLAN_BITS
     state.plan_step = step
-    target = tables.plan_target[np.uint64(state.first_host) & _HOST_BITS, step]
+    target = tables.plan_target[np.uint64(state.first_host) & HOST_BITS, step]
     targets = only(np.uint64(target))
     if step == tables.plan_draw_step and state.first_host == _NO_HOST:
         targets = np.uint64(tables.plan_first_hosts)
@@ -70,27 +64,27 @@ def b_line_commit(state, target, tables):
     if state.plan_step == tables.plan_draw_step and state.first_host == _NO_HOST:
         state.first_host = target
     if state.plan_step == tables.plan_verify_step:
-        state.has_verified = _ONE
+        state.has_verified = ONE
 
 
 @njit(forceinline=True)
 def meander_digest(state, tables):
     """Let Meander draw its conclusions from whether its last action succeeded."""
     exploited = np.uint64(state.last_exploited)
-    if exploited != _ZERO:
-        state.last_exploited = _ZERO
+    if exploited != ZERO:
+        state.last_exploited = ZERO
         if state.red_success == SUCCEEDED:
             state.mapped = np.uint64(state.mapped) | exploited
         else:
             escalated = np.uint64(state.escalated_hosts)
             given_up = escalated & np.uint64(tables.forget_first)
-            if given_up == _ZERO:
+            if given_up == ZERO:
                 given_up = escalated & np.uint64(tables.forget_next)
             state.escalated_hosts = escalated & ~given_up
             state.exploited_ips = np.uint64(state.exploited_ips) & ~(given_up | exploited)
     escalated = np.uint64(state.last_escalated)
-    if escalated != _ZERO:
-        state.last_escalated = _ZERO
+    if escalated != ZERO:
+        state.last_escalated = ZERO
         if state.red_success == FAILED:
             state.escalated_hosts = np.uint64(state.escalated_hosts) & ~escalated
             away = ~(escalated & np.uint64(state.mapped))
@@ -105,22 +99,22 @@ def meander_options(state, tables):
     exploited = np.uint64(state.exploited_ips)
     known_ip = np.uint64(state.known_ip)
     targets = escalated & np.uint64(tables.service_hosts)
-    if targets != _ZERO:
+    if targets != ZERO:
         return _IMPACT, targets
     unswept = np.uint64(state.known_subnet) & ~np.uint64(state.scanned_subnets)
-    if unswept != _ZERO:
+    if unswept != ZERO:
         return _SWEEP, lowest(unswept)
     targets = known_ip & ~np.uint64(state.scanned_ips)
-    if targets != _ZERO:
+    if targets != ZERO:
         return _SCAN, targets
     entered = ~np.uint64(state.mapped) | exploited
     targets = np.uint64(state.known_host) & ~escalated & entered
-    if targets != _ZERO:
+    if targets != ZERO:
         return _ESCALATE, targets
     targets = known_ip & ~exploited
-    if targets != _ZERO:
+    if targets != ZERO:
         return _EXPLOIT, targets
-    return _RED_SLEEP, _ZERO
+    return _RED_SLEEP, ZERO
 
 
 @njit(forceinline=True)
@@ -151,13 +145,13 @@ def red_options(state, tables):
         return b_line_options(state, tables)
     if state.red_agent == MEANDER:
         return meander_options(state, tables)
-    return _RED_SLEEP, _ZERO
+    return _RED_SLEEP, ZERO
 
 
 @njit(forceinline=True)
 def red_commit(state, red_type, target, tables):
     """Let the env's own agent remember the move it has been given: uint64, uint64."""
-    target = target & _HOST_BITS
+    target = target & HOST_BITS
     if state.red_agent == B_LINE:
         b_line_commit(state, target, tables)
     elif state.red_agent == MEANDER:

@@ -39,7 +39,6 @@ _SHORT_NAMES = {
     "ExploitRemoteService": "Exploit",
     "PrivilegeEscalate": "Escalate",
 }
-_SUCCESS = {"true": "succeeded", "false": "failed", "unknown": ""}
 _AGENTS = {"b_line": "B_line", "meander": "Meander", "sleep": "asleep", "custom": "custom"}
 
 
@@ -181,8 +180,7 @@ def _draw_deeds(canvas: Canvas, snapshot: Snapshot, top: float) -> None:
         y = top + 22 + 22 * row
         canvas.pill(_MARGIN, y, side, _WHITE, color)
         if deed is not None:
-            outcome = _SUCCESS[deed.success]
-            canvas.text(_MARGIN + 50, y, f"{deed}{', ' + outcome if outcome else ''}", _INK)
+            canvas.text(_MARGIN + 50, y, deed.with_outcome(), _INK)
     if snapshot.green_target is not None:
         words = f"green scanned {snapshot.green_target}"
         canvas.text(canvas.width - _MARGIN - canvas.text_width(words), top + 22, words, _GREEN)

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.cage.challenge2.network.actions import blue_actions
-from vecenv.cage.challenge2.network.scenario import Scenario
-from vecenv.cage.challenge2.network.state import decode, success_names
+from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
+from vecenv.cage.challenge2.network.state import decode
 from vecenv.cage.challenge2.rules.codes import (
     ACTIVITY_BITS,
     ACTIVITY_EXPLOIT,
@@ -23,6 +22,7 @@ from vecenv.cage.challenge2.rules.codes import (
     RED_ACTION_NAMES,
     RED_AGENT_NAMES,
     RED_SLEEP,
+    SUCCESS_NAMES,
     SWEEP,
 )
 
@@ -36,6 +36,7 @@ BELIEF_NAMES = {
     BELIEF_USER: "User",
     BELIEF_PRIVILEGED: "Privileged",
 }
+_OUTCOMES = {"true": ", succeeded", "false": ", failed", "unknown": ""}
 _NETWORK = ipaddress.ip_network("10.0.0.0/16")
 _ADDRESS_BITS = 32
 
@@ -90,6 +91,10 @@ class Deed:
     def __str__(self) -> str:
         words = self.action if self.target is None else f"{self.action} {self.target}"
         return f"{words} ({self.exploit})" if self.exploit else words
+
+    def with_outcome(self) -> str:
+        """Return it in words, with what came of it if that is known."""
+        return f"{self}{_OUTCOMES[self.success]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +198,7 @@ def _host_views(state: Any, scenario: Scenario) -> tuple[HostView, ...]:
 
 def _blue_deed(state: Any, scenario: Scenario) -> Deed:
     action = blue_actions(scenario)[int(state["blue_action"])]
-    return Deed(action.name, action.host, success_names()[int(state["blue_success"])])
+    return Deed(action.name, action.host, SUCCESS_NAMES[int(state["blue_success"])])
 
 
 def _red_deed(state: Any, scenario: Scenario) -> Deed:
@@ -204,7 +209,7 @@ def _red_deed(state: Any, scenario: Scenario) -> Deed:
     return Deed(
         RED_ACTION_NAMES[kind],
         names[target] if has_target else None,
-        success_names()[int(state["red_success"])],
+        SUCCESS_NAMES[int(state["red_success"])],
         scenario.exploits[exploit].name if exploit >= 0 else "",
     )
 

@@ -22,7 +22,6 @@ _STYLES = {
     "User": "yellow",
     "Privileged": "bold red",
 }
-_SUCCESS = {"true": "succeeded", "false": "failed", "unknown": ""}
 
 
 def blue_table(snapshot: Snapshot) -> Table:
@@ -67,13 +66,13 @@ def _cells(host: HostView) -> list[Text]:
     return [Text(f"  {host.name}"), *map(_cell, words), Text(decoys)]
 
 
-def to_text(renderable: RenderableType, *, has_color: bool = True) -> str:
-    """Return a table as text, with colour codes or without."""
+def to_text(renderable: RenderableType) -> str:
+    """Return a table as text with colour codes."""
     console = Console(
         file=io.StringIO(),
         width=_WIDTH,
-        force_terminal=has_color,
-        color_system="standard" if has_color else None,
+        force_terminal=True,
+        color_system="standard",
         legacy_windows=False,
     )
     with console.capture() as capture:
@@ -110,6 +109,5 @@ def _events(snapshot: Snapshot) -> list[Text]:
 def _deed_line(side: str, style: str, deed: Deed | None) -> Text:
     line = Text(f"{side}: ", style=style)
     if deed is not None:
-        outcome = _SUCCESS[deed.success]
-        line.append(f"{deed}{', ' + outcome if outcome else ''}", style="default not bold")
+        line.append(deed.with_outcome(), style="default not bold")
     return line

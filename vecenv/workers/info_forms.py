@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vecenv.workers.layout import Leaf
+
 __all__ = [
     "ANY",
     "DICT",
     "NUMBERS",
     "OBJECT",
     "OTHER",
+    "Column",
     "Field",
     "FormKey",
     "Path",
@@ -131,12 +134,28 @@ def rebuild(template: Template, leaves: Iterator[np.ndarray], row: int) -> Any:
     return _TO_PYTHON[about](found) if kind == "python" else found
 
 
+class Column(NamedTuple):
+    """A place in shared memory for an info field whose values are all built alike.
+
+    Attributes:
+        path: Keys that lead to it in the infos.
+        kind: NUMBERS or OBJECT.
+        template: How the values are built, see `template_of`.
+        values: (num_envs, *shape) of each number or array of numbers in it.
+    """
+
+    path: Path
+    kind: str
+    template: Template
+    values: tuple[Leaf, ...]
+
+
 class Field(NamedTuple):
     """A field of a form, compiled.
 
     Attributes:
         key, mask_key: In the batched infos.
-        kind: See `fields`.
+        kind: One of the words above.
         template: Of the value; the fields of a dict; the place in the message of what goes there.
         target: Where the values are.
     """

@@ -1,6 +1,6 @@
 """Infos in shared memory: a number per env and step says which form its info dict has.
 
-The form of an info (see `fields`) gets a number when the caller first sees it, and each of its
+The form of an info (see `info_forms`) gets a number when the caller first sees it, and each of its
 fields that is built of numbers gets a column: arrays with a row per env. From then on a worker that
 is about to report an info of this form writes the numbers into the columns and says the form; what
 is not built of numbers travels in a message. An info of unknown form travels as it is.
@@ -18,32 +18,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.core.infos import add_info, copy_value
+from vecenv.core.infos import InfosApart, add_info, copy_value
 from vecenv.workers.arena import Arena
-from vecenv.workers.fields import (
+from vecenv.workers.info_forms import (
     DICT,
     NUMBERS,
     OBJECT,
     OTHER,
+    Column,
     Field,
     FormKey,
     Path,
     compile_form,
     form_of,
     leaf_dtypes,
+    rebuild,
     store,
     template_of,
 )
-from vecenv.workers.info_rows import NO_INFO, FormsDiffer, InfoRows, Read, ReadyColumn, objects_of
 from vecenv.workers.layout import Leaf
-from vecenv.workers.messages import Column
 
 __all__ = ["ChunkInfos", "ColumnReader", "ColumnWriter", "Noted"]
 
 _MOST_COLUMNS = 64
 _MOST_PER_PATH = 4  # arrays whose shape changes all the time shall not fill the memory
 _MOST_FORMS = 256
-MIXED, FIRST_FORM = 1, 2  # what chunks report in place of a form's number, and the first of these
+# In place of the number of a form: none, and each env's own; then the first of these numbers.
+NO_INFO, MIXED, FIRST_FORM = 0, 1, 2
 
 # What is noted of an env's info: its form; its form and what of it goes by message; or info dicts.
 Noted = int | tuple[int, list[Any]] | list[dict[str, Any]]
@@ -230,13 +231,164 @@ class ColumnWriter:
 # -- the caller's end ------------------------------------------------------------------------
 
 
+class _Column(NamedTuple):
+    """A column as the caller has it.
+
+    Attributes:
+        rows: (num_envs, ...) per number or array of numbers in a value.
+        ring: (ring rows, ...) likewise.
+    """
+
+    rows: list[np.ndarray]
+    ring: list[np.ndarray]
+
+
+class _FormsDiffer(Exception):
+    """A key is a dict in one env and something else in another."""
+
+
+# Returns the arrays of a column, with a row per row of the batch; views or copies.
+_Read = Callable[[_Column], Sequence[np.ndarray]]
+
+
+class _InfoRows:
+    """Infos of the rows of a batch, wherever they are.
+
+    Args:
+        forms: int64 (B,).
+        messages: By row, see `ChunkInfos`.
+        read: Returns the arrays of a column.
+        env_ids: Whose the rows are.
+        fields: Of every form.
+    """
+
+    def __init__(
+        self,
+        forms: np.ndarray,
+        messages: dict[int, list[Any]],
+        read: _Read,
+        env_ids: Sequence[int] | np.ndarray,
+        fields: dict[int, list[Field]],
+    ) -> None:
+        self._forms, self._messages, self._env_ids = forms, messages, env_ids
+        self._read, self._fields = read, fields
+        self._arrays: dict[int, Sequence[np.ndarray]] = {}
+
+    def drop_lost(self, num_others: dict[int, int]) -> None:
+        """Leave out rows whose message was lost with a worker that died, and was replaced."""
+        for form in set(self._forms.tolist()) - {NO_INFO}:
+            if num_others[form]:
+                for row in np.flatnonzero(self._forms == form).tolist():
+                    if row not in self._messages:
+                        self._forms[row] = NO_INFO
+
+    def by_form(self) -> list[tuple[list[Field], np.ndarray]]:
+        """Return the fields of every form and its rows, in the order of the first rows."""
+        found = dict.fromkeys(self._forms.tolist())
+        found.pop(NO_INFO, None)
+        return [(self._fields[form], np.flatnonzero(self._forms == form)) for form in found]
+
+    def merge(
+        self,
+        infos: dict[str, Any],
+        groups: list[tuple[list[Field], np.ndarray]],
+        path: tuple[Any, ...],
+    ) -> None:
+        """Enter fields key by key: what all rows have in one column as a whole, others one by one.
+
+        Raises:
+            _FormsDiffer: A key is a dict for some rows only.
+        """
+        num_rows = len(self._forms)
+        uses: dict[Any, list[tuple[Field, np.ndarray]]] = {}
+        for fields, rows in groups:
+            for field in fields:
+                uses.setdefault(field.key, []).append((field, rows))
+        for key, found in uses.items():
+            first = found[0][0]
+            rows = (
+                found[0][1] if len(found) == 1 else np.sort(np.concatenate([r for _, r in found]))
+            )
+            is_dict = [field.kind == DICT for field, _ in found]
+            if any(is_dict):
+                if not all(is_dict):
+                    raise _FormsDiffer
+                inner = infos[key] = {}
+                self.merge(inner, [(field.template, r) for field, r in found], (*path, key))
+            elif first.target is None or any(f.target is not first.target for f, _ in found):
+                for row, field in sorted(
+                    ((row, field) for field, r in found for row in r.tolist()), key=_first_item
+                ):
+                    info = {key: self._value(field, row)}
+                    add_info(infos, info, row, num_rows, int(self._env_ids[row]), path)
+                continue
+            elif first.kind == OBJECT:
+                leaves = self._leaves(first.target)
+                infos[key] = _objects_of(first.template, leaves, rows.tolist(), num_rows)
+            else:
+                (values,) = self._leaves(first.target)
+                array = infos[key] = np.zeros((num_rows, *values.shape[1:]), values.dtype)
+                array[rows] = values[rows]
+            mask = infos[first.mask_key] = np.zeros(num_rows, np.bool_)
+            mask[rows] = True
+
+    def _leaves(self, column: _Column) -> Sequence[np.ndarray]:
+        found = self._arrays.get(id(column))
+        if found is None:
+            found = self._arrays[id(column)] = self._read(column)
+        return found
+
+    def _value(self, field: Field, row: int) -> Any:
+        """Return what an env had in a field, with its type."""
+        if field.kind == DICT:
+            return {inner.key: self._value(inner, row) for inner in field.template}
+        if field.target is None:
+            return self._messages[row][field.template]
+        return rebuild(field.template, iter(self._leaves(field.target)), row)
+
+    def _infos_of(self, row: int) -> list[dict[str, Any]]:
+        """Return the info dicts of an env, mostly one."""
+        form = int(self._forms[row])
+        if form == NO_INFO:
+            return self._messages.get(row, [])
+        return [{field.key: self._value(field, row) for field in self._fields[form]}]
+
+    def apart(self) -> InfosApart:
+        """Return the info dicts."""
+        found = ((row, self._infos_of(row)) for row in range(len(self._forms)))
+        return InfosApart({row: infos for row, infos in found if infos})
+
+    def enter_each(self) -> dict[str, Any]:
+        """Return the infos batched one by one."""
+        infos: dict[str, Any] = {}
+        num_rows = len(self._forms)
+        for row in range(num_rows):
+            for info in self._infos_of(row):
+                add_info(infos, info, row, num_rows, int(self._env_ids[row]))
+        return infos
+
+
+def _first_item(pair: tuple[int, Field]) -> int:
+    return pair[0]
+
+
+def _objects_of(
+    template: Any, leaves: Sequence[np.ndarray], rows: Sequence[int], num_rows: int
+) -> np.ndarray:
+    """Return an object array with the values of some rows, None in others."""
+    items = np.full(num_rows, None, dtype=object)
+    for row in rows:
+        items[row] = rebuild(template, iter(leaves), row)
+    return items
+
+
 class ColumnReader:
     """The caller's end: makes columns, and puts the batched infos together.
 
     Attributes:
         columns: All of them.
         forms: All of them, in the order of their numbers.
-        has_unsent: Whether there may be some that the workers have not been told of.
+        has_unsent: Whether there may be some that workers do not know.
         keeps_apart: Whether infos are handed out unbatched, as `InfosApart`.
         row_forms: Where chunks put the form of each env if they differ, int64 (num_envs,).
     """
@@ -253,7 +405,7 @@ class ColumnReader:
         self._fields: dict[int, list[Field]] = {}  # by number of the form
         self._num_others: dict[int, int] = {}
         self.has_unsent = False
-        self._ready: dict[tuple[Path, str, Any], ReadyColumn] = {}
+        self._ready: dict[tuple[Path, str, Any], _Column] = {}
         self._per_path: dict[Path, int] = {}
 
     def ring_arrays(self, column: Column) -> list[np.ndarray]:
@@ -280,7 +432,7 @@ class ColumnReader:
         self.forms.append(form)
         self._numbers[form] = number
 
-    def _column(self, path: Path, kind: str, template: Any) -> ReadyColumn | None:
+    def _column(self, path: Path, kind: str, template: Any) -> _Column | None:
         """Return the column of a field, made now if there is none; None if there is no room."""
         found = self._ready.get((path, kind, template))
         if found is not None:
@@ -296,7 +448,7 @@ class ColumnReader:
             return None
         places = tuple(map(self._arena.leaf, rows))
         self.columns.append(Column(path, kind, template, places))
-        found = self._ready[path, kind, template] = ReadyColumn(rows, ring)
+        found = self._ready[path, kind, template] = _Column(rows, ring)
         self._per_path[path] = num_alike + 1
         return found
 
@@ -354,7 +506,7 @@ class ColumnReader:
             forms, messages, lambda column: [rows[places] for rows in column.ring], env_ids
         )
 
-    def _whole(self, fields: list[Field], read: Read, num_rows: int) -> dict[str, Any]:
+    def _whole(self, fields: list[Field], read: _Read, num_rows: int) -> dict[str, Any]:
         """Return the infos of rows that all have one form, with nothing by message."""
         infos: dict[str, Any] = {}
         for key, mask_key, kind, template, column in fields:
@@ -363,7 +515,7 @@ class ColumnReader:
             elif kind == NUMBERS:
                 infos[key] = read(column)[0].copy()
             else:
-                infos[key] = objects_of(template, read(column), range(num_rows), num_rows)
+                infos[key] = _objects_of(template, read(column), range(num_rows), num_rows)
             infos[mask_key] = np.ones(num_rows, np.bool_)
         return infos
 
@@ -371,11 +523,11 @@ class ColumnReader:
         self,
         forms: np.ndarray,
         messages: dict[int, list[Any]],
-        read: Read,
+        read: _Read,
         env_ids: Sequence[int] | np.ndarray,
     ) -> dict[str, Any]:
         """Return the infos of rows of any forms."""
-        rows = InfoRows(forms, messages, read, env_ids, self._fields)
+        rows = _InfoRows(forms, messages, read, env_ids, self._fields)
         rows.drop_lost(self._num_others)
         unknown = [row for row, rest in messages.items() if forms[row] == NO_INFO and rest]
         for row in unknown:
@@ -388,6 +540,6 @@ class ColumnReader:
             try:
                 rows.merge(infos, rows.by_form(), ())
                 return infos
-            except FormsDiffer:
+            except _FormsDiffer:
                 pass
         return rows.enter_each()

@@ -1,4 +1,4 @@
-"""Compiled reading of batches: draw rows, walk windows of several steps, copy fields.
+"""Compiled drawing of batches from memory of the CPU.
 
 A batch is one block of bytes, `pages` uint8, with every field of the batch contiguous in it. Where
 each lies is said by `plan` int64: constants at the places named below, then four numbers for each
@@ -11,21 +11,23 @@ places ahead: the time is spent waiting for memory, and so the waits overlap.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
+import torch
 
+from buffers.core.batches import BatchArrays, BatchMemory
 from buffers.core.compiling import njit
+from buffers.core.generator import HostGenerator
+from buffers.core.guard import Guard
 from buffers.core.kernels import bounded, copy_field, prefetch, random_word
-from buffers.replay import indexing as at
-from buffers.replay.indexing import live_row, tally
+from buffers.core.rows import RowLayout
+from buffers.replay import layout as at
+from buffers.replay.batches import LATE, ReplayBatch
+from buffers.replay.storage import ReplayStorage
 
-__all__ = [
-    "draw_by_ring",
-    "draw_distinct",
-    "draw_uniform",
-    "gather",
-    "gather_at_once",
-    "sample_uniform",
-]
+__all__ = ["BatchPlanner", "CompiledReader"]
 
 BATCH, NUM_FIELDS, NUM_SUCCESSORS = 0, 1, 2
 ROWS_TO, LASTS_TO, REWARDS_TO, DISCOUNTS_TO, NUM_STEPS = 3, 4, 5, 6, 7
@@ -37,6 +39,273 @@ _LOOK_EVERY = 64  # steps, whether any window goes on
 _BLOCK = 512  # rows whose windows are walked before they are copied; they fit into the L2 cache
 _ONE = np.uint64(1)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_ALIGNMENT = 64
+_MAX_PLANS = 16
+_NOTHING = np.zeros((1, 1), np.uint8)
+_MOST_AT_ONCE = 1024  # rows of a batch that is drawn without giving up the interpreter's lock
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+
+
+class CompiledReader:
+    """Draws rows and gathers batches.
+
+    Args:
+        storage: Where from.
+        planner: Makes the batches.
+        gamma: Discount per step.
+        seed: Of the generator.
+        guard: Of the buffer.
+
+    Attributes:
+        generator: What rows are drawn by.
+        words: Its state, for kernels.
+        new: Makes a batch of B transitions, not initialised.
+        owner: What the batches belong to.
+    """
+
+    def __init__(
+        self,
+        storage: ReplayStorage,
+        planner: BatchPlanner,
+        gamma: float,
+        seed: int | None,
+        guard: Guard,
+    ):
+        self._storage, self._gamma = storage, float(gamma)
+        self._busy = guard.flag
+        self.generator = HostGenerator(seed)
+        self.words = self.generator.words
+        self._moved = np.empty(0, np.int64)
+        self.new, self.owner = planner.new, planner
+
+    def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
+        """As `fill`, if it takes one compiled call and no thread is in an exclusive call.
+
+        Returns:
+            Whether it was done; otherwise `fill` has to do it, exclusively.
+        """
+        if draw != "rows" or batch.size > _MOST_AT_ONCE:
+            return False
+        storage, memory = self._storage, batch.memory
+        pending, finals = self._kept()
+        return sample_uniform(
+            storage.table,
+            storage.state,
+            self._busy,
+            self.words,
+            memory.plan,
+            memory.pages,
+            self._gamma,
+            pending,
+            finals,
+        )
+
+    def gather_at_once(self, batch: ReplayBatch) -> bool:
+        """As `gather`; see `fill_at_once`."""
+        if batch.size > _MOST_AT_ONCE:
+            return False
+        storage, memory = self._storage, batch.memory
+        pending, finals = self._kept()
+        return gather_at_once(
+            storage.table,
+            storage.state,
+            self._busy,
+            memory.plan,
+            memory.pages,
+            self._gamma,
+            pending,
+            finals,
+        )
+
+    def fill(self, batch: ReplayBatch, draw: str) -> None:
+        """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
+        storage, memory = self._storage, batch.memory
+        if draw == "rows":
+            draw_uniform(storage.state, self.words, memory.rows)
+        elif draw == "rings":
+            draw_by_ring(storage.state, self.words, memory.rows)
+        else:
+            draw_distinct(storage.state, self.words, memory.rows, self._table(batch.size))
+        self.gather(batch)
+
+    def _table(self, size: int) -> np.ndarray:
+        """Memory `draw_distinct` needs for so many rows; it grows only."""
+        needed = 4 << (size - 1).bit_length()
+        if len(self._moved) < needed:
+            self._moved = np.empty(needed, np.int64)
+        return self._moved[:needed]
+
+    def gather(self, batch: ReplayBatch) -> None:
+        """Fill a batch from the rows it lists."""
+        storage, memory = self._storage, batch.memory
+        gather(
+            storage.table, storage.state, memory.plan, memory.pages, self._gamma, *self._kept()
+        )  # fmt: skip
+
+    def _kept(self) -> tuple[np.ndarray, np.ndarray]:
+        """The newest next observations, and final ones, if they are stored apart."""
+        kept = self._storage.successors
+        return (_NOTHING, _NOTHING) if kept is None else (kept.pending, kept.finals)
+
+
+class BatchPages(NamedTuple):
+    """Memory of one batch: every field contiguous in one block, and the plan for filling it."""
+
+    pages: np.ndarray  # uint8
+    plan: np.ndarray  # int64, see above
+    rows: np.ndarray  # int64 (B,), view of the pages
+    weights: np.ndarray | None  # float32 (B,), view of the pages
+    eager: list[np.ndarray]  # views made into tensors at once
+    late: BatchArrays  # and those that are when asked for
+    owner: object
+
+
+class _Part(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    begin: int  # in the pages
+
+
+class _Recipe(NamedTuple):
+    plan: np.ndarray
+    memory: BatchMemory
+    eager: list[str]  # names of what is made into tensors at once
+
+
+class BatchPlanner:
+    """Makes batches for the compiled sampler.
+
+    Args:
+        layout: Of the rows.
+        num_steps: Length of the windows.
+        has_discounts: Whether batches have `discounts`.
+        has_weights: Whether batches have `weights`.
+    """
+
+    def __init__(
+        self, layout: RowLayout, *, num_steps: int, has_discounts: bool, has_weights: bool
+    ):
+        self._layout = layout
+        self._num_steps, self._has_discounts = num_steps, has_discounts
+        self._has_weights = has_weights
+        self._recipes: dict[int, _Recipe] = {}
+        self._fields = self._list_fields()
+
+    def _list_fields(self) -> list[tuple[str, tuple[int, ...], np.dtype, int, int]]:
+        """Name, shape, dtype, offset in the row and source of every field that is copied."""
+        layout, found = self._layout, []
+        stored_once = not layout.next_obs
+        for path, field in layout.fields.items():
+            if path == "link" or (path == "rewards" and self._has_discounts):
+                continue
+            is_last = path in layout.next_obs or path in ("terminations", "truncations")
+            source = LAST if is_last else OWN
+            found.append((path, field.shape, field.dtype, field.offset, source))
+            if stored_once and path in layout.obs:
+                name, offset = f"next_{path}", field.offset - layout.obs_at
+                found.append((name, field.shape, field.dtype, offset, SUCCESSOR))
+        return sorted(found, key=lambda field: field[-1] == SUCCESSOR)
+
+    def new(self, size: int) -> ReplayBatch:
+        """A batch of B transitions in memory of its own, not initialised."""
+        recipe = self._recipes.get(size) or self._plan(size)
+        kept = recipe.memory.take()
+        memory = kept.shared
+        tensors = dict(zip(recipe.eager, map(torch.from_numpy, memory.eager), strict=True))
+        recipe.memory.keep(kept)
+        layout = self._layout
+        if len(layout.obs) == 1 and layout.obs[0] == "obs":
+            extras = {name: tensors.pop(name) for name in layout.extras}
+            return ReplayBatch(tensors, extras, size, memory)
+        obs = layout.build_obs([tensors.pop(path) for path in layout.obs])
+        following = layout.build_obs([tensors.pop(f"next_{path}") for path in layout.obs])
+        extras = {name: tensors.pop(name) for name in layout.extras}
+        fields = {"obs": obs, "next_obs": following, **tensors}
+        return ReplayBatch(fields, extras, size, memory)
+
+    def _plan(self, size: int) -> _Recipe:
+        if len(self._recipes) >= _MAX_PLANS:
+            self._recipes.clear()
+        parts, copies, end = [], [], 0
+
+        def reserve(name: str, shape: tuple[int, ...], dtype: np.dtype) -> int:
+            nonlocal end
+            begin = end
+            parts.append(_Part(name, (size, *shape), dtype, begin))
+            end += size * math.prod(shape) * dtype.itemsize
+            end += -end % _ALIGNMENT
+            return begin
+
+        rows_to = reserve("indices", (), _INT64)
+        for name, shape, dtype, offset, source in self._fields:
+            begin = reserve(name, shape, dtype)
+            copies += [offset, math.prod(shape) * dtype.itemsize, begin, source]
+        places = [-1, 0, 0]  # of last rows, rewards, discounts
+        if self._has_discounts:
+            sums = [reserve("rewards", (), _FLOAT32), reserve("discounts", (), _FLOAT32)]
+            places = [end, *sums]
+            end += 8 * size
+        if self._has_weights:
+            reserve("weights", (), _FLOAT32)
+        following = sum(source == SUCCESSOR for *_, source in self._fields)
+        counts = [size, len(self._fields) - following, following]
+        header = [*counts, rows_to, *places, self._num_steps, *self._spans()]
+        assert len(header) == PLAN_HEADER
+
+        plan = np.array(header + copies, np.int64)
+        names = [part.name for part in parts if part.name not in LATE]
+
+        def view(pages: np.ndarray) -> tuple[BatchArrays, BatchPages]:
+            found = {
+                name: np.ndarray(shape, dtype, pages, begin) for name, shape, dtype, begin in parts
+            }
+            rows, weights, eager = found["indices"], found.get("weights"), [found[n] for n in names]
+            late = {name: found[name] for name in LATE}
+            return found, BatchPages(pages, plan, rows, weights, eager, late, self)
+
+        recipe = _Recipe(plan, BatchMemory(end, view), names)
+        self._recipes[size] = recipe
+        return recipe
+
+    def _spans(self) -> tuple[int, int]:
+        """Where what is read of the own row ends, and of the last row of a window begins."""
+        whole = self._num_steps == 1
+        own = [o + math.prod(s) * d.itemsize for _, s, d, o, src in self._fields if src == OWN]
+        last = [o for _, _, _, o, src in self._fields if src == LAST]
+        return self._layout.stride if whole else max(own), min(last)
+
+
+@njit(nogil=True, cache=True)
+def tally(state):
+    """Refresh cumulated counts of the rings and the list of those that are not empty."""
+    occupied, cumulated = 0, 0
+    for ring in range(state[at.NUM_RINGS]):
+        count = min(state[state[at.TOTALS] + ring], state[at.CAPACITY])
+        cumulated += count
+        state[state[at.CUMULATED] + ring] = cumulated
+        if count:
+            state[state[at.OCCUPIED] + occupied] = ring
+            occupied += 1
+    state[at.NUM_OCCUPIED] = occupied
+    state[at.IS_TALLIED] = 1
+
+
+@njit(nogil=True, cache=True)
+def live_row(state, number):
+    """Row of the table that is number 0 .. COUNT - 1 among the live ones; `tally` must be fresh."""
+    capacity = state[at.CAPACITY]
+    if state[at.COUNT] == capacity * state[at.NUM_RINGS] or state[at.NUM_RINGS] == 1:
+        return number
+    low, high = 0, state[at.NUM_RINGS] - 1  # the first ring whose cumulated count exceeds number
+    while low < high:
+        middle = (low + high) // 2
+        if state[state[at.CUMULATED] + middle] > number:
+            high = middle
+        else:
+            low = middle + 1
+    before = state[state[at.CUMULATED] + low - 1] if low else 0
+    return low * capacity + number - before
 
 
 @njit(nogil=True, cache=True)
@@ -84,7 +353,7 @@ def draw_distinct(state, generator, rows, moved):
     addresses: a place no longer in order, and the number that lies there.
 
     Args:
-        state: int64, see `indexing`; at least B rows are live.
+        state: int64, see `layout`; at least B rows are live.
         generator: uint64 (2,), see `core.kernels`; written.
         rows: Written.
         moved: int64 (2 * S,), memory of the table; written. S is a power of 2, at least 2 * B.
@@ -222,7 +491,7 @@ def gather(table, state, plan, pages, gamma, pending, finals):
 
     Args:
         table: uint8 (rows, stride).
-        state: int64, see `indexing`.
+        state: int64, see `layout`.
         plan: int64, see above.
         pages: uint8, the batch; its list of rows is read, the rest is written.
         gamma: Discount per step, float64.

@@ -1,0 +1,376 @@
+"""States of buffers, as a dict, as a file or in a copy; what is loaded is checked before.
+
+Nothing in a state is believed: what contradicts itself is refused, so that none can make a buffer
+read or write other memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from buffers.core.checkpoint import (
+    PLAIN_DTYPE,
+    Block,
+    CheckpointReader,
+    Watcher,
+    any_length,
+    is_like,
+    open_checkpoint,
+    save_checkpoint,
+    shortened,
+)
+from buffers.core.copies import Rebuilt, fill_block
+from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import other_generator
+from buffers.core.guard import exclusive
+
+__all__ = [
+    "FieldWatcher",
+    "LoadedState",
+    "Placed",
+    "SavedBuffer",
+    "Shapes",
+    "StatefulBuffer",
+    "Wanted",
+    "check_settings",
+    "contradiction",
+    "name_fields",
+]
+
+Shapes = Mapping[str, tuple[int, ...]]
+Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
+Placed = tuple[dict[str, Sequence[Block]], Callable[[], None]]
+
+
+class LoadedState(NamedTuple):
+    """A state that is about to be taken over."""
+
+    meta: Mapping[str, Any]  # what is in it beside arrays
+    small: dict[str, np.ndarray]  # copies of all arrays but the large ones
+    shapes: Shapes  # of all arrays
+    watchers: Mapping[str, FieldWatcher]  # they have seen their arrays; none if nobody checks
+
+
+class StatefulBuffer(Rebuilt):
+    """Gives a buffer `state_dict` and `load_state_dict`.
+
+    A class says what its state is by the methods that raise NotImplementedError here; those of
+    `Rebuilt` besides.
+    """
+
+    _large: tuple[str, ...] = ()  # arrays that are read where they belong, behind all checks
+
+    def _described(self) -> dict[str, Any]:
+        """What is saved beside arrays: version, settings, fields; JSON has all of it."""
+        raise NotImplementedError
+
+    def _check_described(self, meta: Mapping[str, Any]) -> None:
+        """Raise BufferMisuseError unless a state was made by a buffer like this one."""
+        raise NotImplementedError
+
+    def _saved_arrays(self) -> dict[str, list[Block]]:
+        """The arrays by name, each as blocks that follow one another; views of memory will do."""
+        raise NotImplementedError
+
+    def _wanted_arrays(self) -> Wanted:
+        """Dtype and shape of the arrays of a state, None for lengths that may differ."""
+        raise NotImplementedError
+
+    def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
+        """What looks at the bytes of arrays; raise BufferMisuseError if one is too long."""
+        raise NotImplementedError
+
+    def _check_arrays(self, state: LoadedState) -> None:
+        """Raise BufferMisuseError unless a state fits this buffer, and its parts one another.
+
+        Its small arrays may be amended.
+        """
+        raise NotImplementedError
+
+    def _place(self, state: LoadedState) -> Placed:
+        """Take over all but the large arrays.
+
+        Returns:
+            The memory of the large arrays, blocks that follow one another, in the order in which
+            they are to be filled; and what is to be called then.
+
+        Raises:
+            BufferMemoryError: There is no room; nothing was changed.
+        """
+        raise NotImplementedError
+
+    @exclusive
+    def state_dict(self) -> dict[str, Any]:
+        """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
+        arrays = {}
+        for name, blocks in self._saved_arrays().items():
+            tensors = [torch.from_numpy(b) if isinstance(b, np.ndarray) else b for b in blocks]
+            whole = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+            arrays[name] = whole.to("cpu", copy=whole is tensors[0])
+        return {**self._described(), **arrays}
+
+    @exclusive
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the buffer stood that `state_dict` was called on.
+
+        Raises:
+            BufferMisuseError: The state is of another kind of buffer, version or device, or of one
+                made with other spaces, sizes or options, which are listed, or it contradicts
+                itself; nothing was changed.
+        """
+        self._check_described(state)
+        wanted = self._wanted_arrays()
+        missing = sorted(set(wanted) - set(state))
+        if missing:
+            raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
+        arrays = {name: _state_array(name, state[name], *like) for name, like in wanted.items()}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        watchers = self._watchers(shapes)
+        for name, watcher in watchers.items():
+            if len(arrays[name]):
+                watcher(arrays[name].view(np.uint8).reshape(len(arrays[name]), -1))
+        small = {name: arrays[name].copy() for name in arrays if name not in self._large}
+        loaded = LoadedState(state, small, shapes, watchers)
+        self._check_arrays(loaded)
+        self._take_over(loaded, {name: [arrays[name]] for name in self._large})
+
+    def _take_over(self, state: LoadedState, large: Mapping[str, Sequence[np.ndarray]]) -> None:
+        targets, finish = self._place(state)
+        for name, blocks in targets.items():
+            _fill_blocks(blocks, large[name])
+        finish()
+
+
+class SavedBuffer(StatefulBuffer):
+    """Gives a buffer `save` and `load` too, and copies that are made like these.
+
+    Attributes:
+        _kind: Name in the files.
+    """
+
+    _kind: str
+
+    def _forget(self) -> None:
+        """Empty the buffer: some of what it holds was not read."""
+        raise NotImplementedError
+
+    @exclusive
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all that is held into a file, all or nothing.
+
+        Raises:
+            OSError: The disk is full or the folder is not there; a file that was there stays.
+        """
+        save_checkpoint(path, self._kind, self._described(), self._saved_arrays())
+
+    @exclusive
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue where the buffer stood that `save` was called on.
+
+        Nothing in a file is believed, but others must not write to it meanwhile.
+
+        Raises:
+            BufferMisuseError: The file is damaged, cut off, or does not fit this buffer, as in
+                `load_state_dict`; nothing was changed.
+            BufferMemoryError: It has more of what grows than there is memory for; nothing was
+                changed.
+            OSError: It cannot be opened, or reading fails at last: then the buffer is empty.
+        """
+        wanted = self._wanted_arrays()
+        watchers: dict[str, FieldWatcher] = {}
+
+        def prepare(reader: CheckpointReader) -> Mapping[str, Watcher]:
+            self._check_described(reader.meta)
+            if reader.columns.get("generator", wanted["generator"]) != wanted["generator"]:
+                raise other_generator()
+            reader.require(wanted)
+            watchers.update(self._watchers(reader.shapes()))
+            return watchers
+
+        with open_checkpoint(path, self._kind, prepare) as reader:
+            small = {name: reader.array(name) for name in wanted if name not in self._large}
+            state = LoadedState(reader.meta, small, reader.shapes(), watchers)
+            self._check_arrays(state)
+            targets, finish = self._place(state)
+            try:
+                for name, blocks in targets.items():
+                    reader.read(name, blocks)
+            except BaseException:
+                self._forget()
+                raise
+            finish()
+
+    def _copied_state(self) -> dict[str, Any]:
+        arrays = {
+            name: [b if isinstance(b, np.ndarray) else b.cpu().numpy() for b in blocks]
+            for name, blocks in self._saved_arrays().items()
+        }
+        return {"meta": self._described(), "arrays": arrays}
+
+    def _take_copied_state(self, state: dict[str, Any]) -> None:
+        arrays = state["arrays"]
+        shapes = {n: (sum(map(len, blocks)), *blocks[0].shape[1:]) for n, blocks in arrays.items()}
+        small = {n: np.array(blocks[0]) for n, blocks in arrays.items() if n not in self._large}
+        self._take_over(LoadedState(state["meta"], small, shapes, {}), arrays)
+
+
+def _fill_blocks(targets: Sequence[Block], sources: Sequence[np.ndarray]) -> None:
+    """Copy arrays that follow one another into blocks of memory that are cut otherwise."""
+    left = [array for array in reversed(sources) if len(array)]
+    for target in targets:
+        rows = torch.from_numpy(target) if isinstance(target, np.ndarray) else target
+        while len(rows):
+            source = left.pop()
+            count = min(len(rows), len(source))
+            fill_block(rows[:count], source[:count])
+            rows = rows[count:]
+            if count < len(source):
+                left.append(source[count:])
+
+
+def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse a state, from a file or not, of a buffer that was made otherwise than this one.
+
+    Args:
+        found: The settings in the state: numbers, strings, lists or dicts of these.
+        own: Those of the buffer, as JSON gives them back.
+
+    Raises:
+        BufferMisuseError: Some differ; the message lists them.
+    """
+    differences = list(itertools.islice(_differences("", found, own), 20))
+    if differences:
+        raise BufferMisuseError(
+            f"state differs from this buffer: {'; '.join(differences)}; load it into a buffer made "
+            "with the same spaces, sizes and options"
+        )
+
+
+def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
+    """Dtype and shape of the fields of a row by name, for `check_settings`.
+
+    Args:
+        described: Path, shape, dtype and offset of each.
+
+    >>> name_fields([["obs['speed']", [3], "<f4", 16]])
+    {"obs['speed']": 'float32 (3,)'}
+
+    Raises:
+        BufferMisuseError: That is no such description.
+    """
+    try:
+        return {
+            str(path): f"{_dtype_name(dtype)} {tuple(shape)}"
+            for path, shape, dtype, _ in described or ()
+        }
+    except (TypeError, ValueError) as error:
+        reason = shortened(error)
+        raise BufferMisuseError(f"state has fields that cannot be read: {reason}") from None
+
+
+def _dtype_name(dtype: Any) -> str:
+    is_plain = isinstance(dtype, str) and PLAIN_DTYPE.fullmatch(dtype)
+    return str(np.dtype(dtype)) if is_plain else shortened(dtype, str)
+
+
+def _differences(path: str, found: Any, own: Any) -> Iterator[str]:
+    if isinstance(found, Mapping) and isinstance(own, Mapping):
+        for name in dict.fromkeys((*own, *found)):
+            place = shortened(f"{path} {name}".strip(), str)
+            yield from _differences(place, found.get(name), own.get(name))
+    elif not _is_equal(found, own):
+        yield f"{path} is {shortened(found, str)}, expected {own}"
+
+
+def _is_equal(found: Any, own: Any) -> bool:
+    """Whether a value of a state is one of ours; arrays, whose comparison is no bool, are not."""
+    try:
+        return (type(found) is type(own) and bool(found == own)) or (
+            isinstance(found, int | float) and isinstance(own, int | float) and found == own
+        )
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+class FieldWatcher:
+    """Looks at rows piece by piece: copies some fields out, and counts bools that are none.
+
+    What takes a byte that is neither 0 nor 1 for a bool may count it wrongly, and write too far.
+
+    Args:
+        num_rows: Rows it will be shown together.
+        kept: Byte offsets of the int32 fields to copy, by name.
+        truths: Where bools lie in a row: offset and length in bytes.
+        flags: Byte offsets of the fields of one bool to copy, by name.
+
+    Attributes:
+        kept: int32 (num_rows,), or uint8 of bools, by name, of the rows seen so far.
+        num_wrong: Bytes of bools seen that are neither 0 nor 1.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        kept: Mapping[str, int],
+        truths: Iterable[tuple[int, int]] = (),
+        flags: Mapping[str, int] | None = None,
+    ):
+        self._places, self._truths, self._seen = {**kept, **(flags or {})}, list(truths), 0
+        self.kept: dict[str, np.ndarray] = {name: np.zeros(num_rows, np.int32) for name in kept}
+        self.kept |= {name: np.zeros(num_rows, np.uint8) for name in flags or ()}
+        self.num_wrong = 0
+
+    def check_bools(self, name: str) -> None:
+        """Raise BufferMisuseError if there were wrong ones in the array of this name."""
+        if self.num_wrong:
+            raise contradiction(f"{self.num_wrong} bytes of bools in {name} are no bools")
+
+    def __call__(self, rows: np.ndarray) -> None:
+        """Look at the next rows, uint8 (K, bytes per row)."""
+        part = slice(self._seen, self._seen + len(rows))
+        for name, values in self.kept.items():
+            place = self._places[name]
+            size = values.dtype.itemsize
+            values[part] = rows[:, place : place + size].copy().view(values.dtype)[:, 0]
+        for place, size in self._truths:
+            self.num_wrong += int(np.count_nonzero(rows[:, place : place + size] > 1))
+        self._seen = part.stop
+
+
+def contradiction(reason: str) -> BufferMisuseError:
+    """The error for a state whose parts do not fit one another."""
+    return BufferMisuseError(
+        f"state contradicts itself; it was changed after it was made: {reason}"
+    )
+
+
+def _state_array(
+    name: str, value: Any, dtype: np.dtype, shape: tuple[int | None, ...]
+) -> np.ndarray:
+    """An entry of a state that is no file, as an array over the same memory where that is possible.
+
+    Raises:
+        BufferMisuseError: It is no tensor of this dtype and shape, where None is any length.
+    """
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        found = value.detach().cpu().resolve_conj().resolve_neg()
+        with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like
+            value = found.numpy()
+    if isinstance(value, np.ndarray):
+        value = np.asarray(value)  # of subclasses only the memory
+        if value.dtype == dtype and is_like(value.shape, shape):
+            return np.ascontiguousarray(value)
+    found = f"{value.dtype} {tuple(value.shape)}" if hasattr(value, "shape") else shortened(value)
+    if name == "generator":
+        raise other_generator()
+    raise BufferMisuseError(
+        f"state holds {found} for {name}, expected {dtype} {any_length(shape)}; pass what "
+        "state_dict() returned"
+    )

@@ -1,0 +1,423 @@
+"""What the actions of blue and of red do to a network. For compiled code.
+
+A host's sessions are three counts and, as far as it matters, their order of creation; see
+`STATE_DTYPE`. Counts saturate at MAX_COUNT. The order is kept of the sixteen oldest; if there are
+more, the stuck ones among the rest count as older than the removable ones.
+
+Every red action gives `(success, num_events, num_ports, is_shell_seen, error)`: its success flag;
+the events on its target and the number of distinct local ports among them, uint64; whether one of
+them shows a reverse shell; and an error flag if an outcome it needed was missing or impossible.
+"""
+
+import numpy as np
+from numba import njit
+
+from vecenv.cage.challenge2.rules.bits import ONE, TWO, ZERO, count, only
+from vecenv.cage.challenge2.rules.codes import (
+    ANALYSE,
+    BAD_DETECTION,
+    BAD_EXPLOIT,
+    BAD_RED_ACTION,
+    BAD_SESSION,
+    DECOY,
+    ESCALATE,
+    EXPLOIT,
+    FAILED,
+    HOST_BITS,
+    IMPACT,
+    MAX_COUNT,
+    MAX_EXPLOITS,
+    MAX_HOSTS,
+    MAX_SUBNETS,
+    NO_SERVICE,
+    NONE,
+    PRIVILEGED,
+    PRIVILEGED_SHELL,
+    RED_SLEEP,
+    REMOVABLE,
+    REMOVE,
+    RESTORE,
+    SCAN,
+    SSH_SESSION,
+    STUCK,
+    SUCCEEDED,
+    SWEEP,
+    UNKNOWN,
+)
+from vecenv.cage.challenge2.rules.observation import believe_cleaned, believe_removed
+
+_FULL = np.uint64(MAX_COUNT)
+_NUM_ORDERED = np.uint64(16)
+_DECOY = np.uint64(DECOY)
+_FAILED = np.uint64(FAILED)
+_SUBNET_BITS = np.uint64(MAX_SUBNETS - 1)
+_MAX_HOSTS = np.uint64(MAX_HOSTS)
+_MAX_EXPLOITS = np.uint64(MAX_EXPLOITS)
+_DECOY_EVENTS = np.uint64(2)  # that an attack on a decoy leaves
+_GUESSING_EVENTS = np.uint64(10)  # that guessing a password leaves, before it succeeds
+_NO_ERROR = 0
+
+
+@njit(forceinline=True)
+def with_sessions(state):
+    """Set uint64 of hosts on which red has any session."""
+    return np.uint64(state.has_removable) | np.uint64(state.has_stuck) | np.uint64(state.has_priv)
+
+
+@njit(forceinline=True)
+def num_user_sessions(state, host):
+    """Number uint64 of red's sessions on host uint64 that are not privileged."""
+    return np.uint64(state.n_removable[host]) + np.uint64(state.n_stuck[host])
+
+
+@njit(forceinline=True)
+def add_session(state, host, kind):
+    """Append a session of `kind` REMOVABLE, STUCK or PRIVILEGED on host uint64."""
+    here = only(host)
+    num_before = num_user_sessions(state, host)
+    word = np.uint64(state.order_or_n_priv[host])
+    is_ordered = (np.uint64(state.has_priv) & here) == ZERO
+    if kind == PRIVILEGED:
+        if is_ordered:
+            _begin_privileged(state, host, num_before)
+        elif word < _FULL:
+            state.order_or_n_priv[host] = word + ONE
+    elif kind == REMOVABLE:
+        if is_ordered and num_before < _NUM_ORDERED:
+            state.order_or_n_priv[host] = word | only(num_before)
+        state.has_removable = np.uint64(state.has_removable) | here
+        if state.n_removable[host] < _FULL:
+            state.n_removable[host] = np.uint64(state.n_removable[host]) + ONE
+    else:
+        state.has_stuck = np.uint64(state.has_stuck) | here
+        if state.n_stuck[host] < _FULL:
+            state.n_stuck[host] = np.uint64(state.n_stuck[host]) + ONE
+
+
+@njit(forceinline=True)
+def _begin_privileged(state, host, num_older):
+    """Go over to counting: the first privileged session has `num_older` uint64 before it."""
+    here = only(host)
+    num_older = min(num_older, _NUM_ORDERED)
+    older = np.uint64(state.order_or_n_priv[host]) & (only(num_older) - ONE)
+    if older != ZERO:
+        state.removable_first = np.uint64(state.removable_first) | here
+    if count(older) < num_older:
+        state.stuck_first = np.uint64(state.stuck_first) | here
+    state.has_priv = np.uint64(state.has_priv) | here
+    state.order_or_n_priv[host] = ONE
+
+
+@njit(forceinline=True)
+def escalate_session(state, host, index):
+    """Make session `index` uint64 of host uint64 privileged; it exists, and none is yet."""
+    here = only(host)
+    order = np.uint64(state.order_or_n_priv[host])
+    num_removable = np.uint64(state.n_removable[host])
+    if index < _NUM_ORDERED:
+        is_removable = ((order >> index) & ONE) == ONE
+        is_last = (order >> index) <= ONE  # no removable one after it
+    else:
+        is_removable = index + num_removable >= num_user_sessions(state, host) + count(order)
+        is_last = index + ONE == num_user_sessions(state, host)
+    if is_removable and is_last:
+        state.last_shell = np.uint64(state.last_shell) & ~here
+    _begin_privileged(state, host, index)
+    if is_removable:
+        state.n_removable[host] = num_removable - ONE
+        if num_removable == ONE:
+            state.has_removable = np.uint64(state.has_removable) & ~here
+    else:
+        num_stuck = np.uint64(state.n_stuck[host])
+        state.n_stuck[host] = num_stuck - ONE
+        if num_stuck == ONE:
+            state.has_stuck = np.uint64(state.has_stuck) & ~here
+
+
+@njit(forceinline=True)
+def end_removable(state, host):
+    """End the removable sessions on host uint64; the stuck ones that remain are in order anyhow."""
+    away = ~only(host)
+    state.has_removable = np.uint64(state.has_removable) & away
+    state.removable_first = np.uint64(state.removable_first) & away
+    state.last_shell = np.uint64(state.last_shell) & away
+    state.n_removable[host] = ZERO
+    if (np.uint64(state.has_priv) & ~away) == ZERO:
+        state.order_or_n_priv[host] = ZERO
+
+
+@njit(forceinline=True)
+def end_all(state, host, footholds):
+    """End all sessions on host uint64 but the primary one, if the host is in `footholds` uint64."""
+    away = ~only(host)
+    end_removable(state, host)
+    state.has_stuck = np.uint64(state.has_stuck) & away
+    state.stuck_first = np.uint64(state.stuck_first) & away
+    state.n_stuck[host] = ZERO
+    state.has_priv = (np.uint64(state.has_priv) & away) | footholds
+    state.order_or_n_priv[host] = (footholds >> host) & ONE
+
+
+@njit(forceinline=True)
+def ports_in_use(state, host, tables):
+    """Set uint64 of tracked ports that listen on host uint64: genuine ones and decoys."""
+    decoys = np.uint64(state.decoys[host])
+    return np.uint64(tables.genuine_ports[host]) | np.uint64(tables.decoy_ports[decoys])
+
+
+@njit(forceinline=True)
+def placeable_decoys(state, host, tables):
+    """Set uint64 of decoys that can be placed on host uint64 now."""
+    ports = ports_in_use(state, host, tables)
+    return np.uint64(tables.allowed_decoys[host]) & ~np.uint64(tables.refused_decoys[ports])
+
+
+@njit(forceinline=True)
+def place_decoy(state, host, decoy, tables):
+    """Place a decoy on host uint64 if it can be; return the set uint64 of decoys placed.
+
+    Without a branch: whether blue's action succeeds cannot be predicted, and a wrong guess of the
+    processor costs more than all that is done here. `decoy` is a set uint64 of at most one.
+    """
+    placed = decoy & placeable_decoys(state, host, tables)
+    state.decoys[host] = np.uint64(state.decoys[host]) | placed
+    is_stacked = (placed & np.uint64(tables.stackable_decoys)) != ZERO
+    num_stacked = np.uint64(state.n_stacked[host])
+    state.n_stacked[host] = num_stacked + np.uint64(is_stacked and num_stacked < _FULL)
+    return placed
+
+
+@njit(forceinline=True)
+def remove(state, host, tables):
+    """Remove on host uint64; return whether it reports success."""
+    reports_success = True
+    if tables.remove_reports_last_shell != ZERO:
+        reports_success = (np.uint64(state.last_shell) & only(host)) != ZERO
+    end_removable(state, host)
+    believe_removed(state, host)
+    return reports_success
+
+
+@njit(forceinline=True)
+def restore(state, host, tables):
+    """Restore host uint64."""
+    here = only(host)
+    end_all(state, host, here & np.uint64(tables.footholds))
+    state.decoys[host] = ZERO
+    state.n_stacked[host] = ZERO
+    state.malware = np.uint64(state.malware) & ~here
+    if host == tables.service_host:
+        state.ot_running = ONE
+        state.ot_stoppable = ZERO
+    believe_cleaned(state, host)
+
+
+@njit(forceinline=True)
+def blue_turn(state, action, tables):
+    """Carry out blue's action, an integer; one that does not exist is Sleep.
+
+    Returns:
+        Two sets uint64 of hosts with at most one member: where a decoy was placed, and where
+        Analyse found a dropped tool.
+    """
+    index = np.uint64(action)
+    if index >= np.uint64(tables.num_actions):
+        index = ZERO
+    kind = np.uint64(tables.action_kind[index])
+    host = np.uint64(tables.action_host[index]) & HOST_BITS
+    here = only(host)
+    success = np.uint64(tables.action_success[index])
+    decoy = only(kind - _DECOY) if kind >= _DECOY else ZERO
+    is_placed = place_decoy(state, host, decoy, tables) != ZERO
+    if decoy != ZERO and not is_placed:
+        success = _FAILED
+    if kind == REMOVE:
+        if not remove(state, host, tables):
+            success = _FAILED
+    elif kind == RESTORE:
+        restore(state, host, tables)
+    state.blue_action = index
+    state.blue_success = success
+    found = np.uint64(state.malware) & here if kind == ANALYSE else ZERO
+    return here if is_placed else ZERO, found
+
+
+@njit(forceinline=True)
+def nothing(success, error):
+    """The result of an action without events."""
+    return success, ZERO, ZERO, False, error
+
+
+@njit(forceinline=True)
+def can_reach(state, subnet, tables):
+    """Whether red's traffic gets into subnet uint64 now."""
+    return (with_sessions(state) & np.uint64(tables.gate[subnet & _SUBNET_BITS])) != ZERO
+
+
+@njit(forceinline=True)
+def can_reach_host(state, host, tables):
+    """Whether red's traffic gets to host uint64 now."""
+    return can_reach(state, np.uint64(tables.subnet_of[host]), tables)
+
+
+@njit(forceinline=True)
+def listeners(state, host, tables):
+    """Listening connections on host uint64, and different ports they have: both uint64."""
+    decoys = np.uint64(state.decoys[host]) & ~np.uint64(tables.stackable_decoys)
+    num_decoys = count(decoys) + np.uint64(state.n_stacked[host])
+    num_connections = np.uint64(tables.genuine_listeners[host]) + num_decoys
+    num_ports = count(ports_in_use(state, host, tables)) + np.uint64(tables.other_ports[host])
+    return num_connections, num_ports
+
+
+@njit(forceinline=True)
+def sweep(state, subnet, tables):
+    """DiscoverRemoteSystems: learn the addresses in subnet uint64."""
+    subnet = subnet & _SUBNET_BITS
+    if not can_reach(state, subnet, tables):
+        return nothing(FAILED, _NO_ERROR)
+    state.known_subnet = np.uint64(state.known_subnet) | only(subnet)
+    state.known_ip = np.uint64(state.known_ip) | np.uint64(tables.subnet_hosts[subnet])
+    return nothing(SUCCEEDED, _NO_ERROR)
+
+
+@njit(forceinline=True)
+def scan(state, host, tables):
+    """DiscoverNetworkServices: learn the open ports of host uint64, if it can be reached."""
+    num_events, num_ports = listeners(state, host, tables)
+    if not can_reach_host(state, host, tables):
+        num_events = num_ports = ZERO
+    else:
+        state.red_ports[host] = ports_in_use(state, host, tables)
+        state.scanned = np.uint64(state.scanned) | only(host)
+    state.scan_was_empty = num_events == ZERO
+    return SUCCEEDED, num_events, num_ports, False, _NO_ERROR
+
+
+@njit(forceinline=True)
+def exploit_candidates(state, host, tables):
+    """Set uint64 of exploits that red would try on host uint64, from the ports it remembers."""
+    candidates = np.uint64(tables.candidates[state.red_ports[host]])
+    return candidates if (np.uint64(state.scanned) & only(host)) != ZERO else ZERO
+
+
+@njit(forceinline=True)
+def exploit(state, host, number, detected, tables):
+    """ExploitRemoteService on host uint64 with exploit int64, or NONE if there is no candidate."""
+    candidates = exploit_candidates(state, host, tables)
+    index = np.uint64(number)
+    is_candidate = index < _MAX_EXPLOITS and (candidates >> index) & ONE == ONE
+    if not is_candidate:
+        is_none = candidates == ZERO and number == NONE
+        return nothing(FAILED, _NO_ERROR if is_none else BAD_EXPLOIT)
+    state.red_exploit = number
+    if not can_reach_host(state, host, tables):
+        return nothing(FAILED, _NO_ERROR)
+    is_guessing = (np.uint64(tables.brute_force) >> index) & ONE == ONE
+    result = tables.exploit_result[host, index]
+    if result == NO_SERVICE:
+        decoys = np.uint64(state.decoys[host]) & np.uint64(tables.catching_decoys[index])
+        if decoys == ZERO:
+            return nothing(FAILED, _NO_ERROR)
+        return FAILED, _GUESSING_EVENTS if is_guessing else _DECOY_EVENTS, ONE, False, _NO_ERROR
+    if is_guessing:
+        if result != SSH_SESSION:
+            return FAILED, _GUESSING_EVENTS, ONE, False, _NO_ERROR
+        add_session(state, host, STUCK)
+        state.known_host = np.uint64(state.known_host) | only(host)
+        return SUCCEEDED, _GUESSING_EVENTS + ONE, ONE, False, _NO_ERROR
+    return open_shell(state, host, result == PRIVILEGED_SHELL, detected)
+
+
+@njit(forceinline=True)
+def open_shell(state, host, is_privileged, detected):
+    """An exploit works on host uint64: a reverse shell, noticed if `detected` int64 is 1."""
+    if detected != 0 and detected != 1:
+        return nothing(FAILED, BAD_DETECTION)
+    here = only(host)
+    state.red_detected = detected
+    is_seen = detected == 1
+    if is_seen:
+        state.last_shell = np.uint64(state.last_shell) | here
+        if is_privileged:
+            state.last_shell = np.uint64(state.last_shell) & ~here
+    kind = STUCK
+    if is_privileged:
+        kind = PRIVILEGED
+    elif is_seen:
+        kind = REMOVABLE
+    add_session(state, host, kind)
+    state.malware = np.uint64(state.malware) | here
+    state.known_host = np.uint64(state.known_host) | here
+    num_events = TWO if is_seen else ONE  # each on a port of its own
+    return SUCCEEDED, num_events, num_events, is_seen, _NO_ERROR
+
+
+@njit(forceinline=True)
+def escalate(state, host, pe_index, tables):
+    """PrivilegeEscalate on host uint64: session `pe_index` int64, unless one is privileged."""
+    here = only(host)
+    if (with_sessions(state) & here) == ZERO:
+        return nothing(FAILED, _NO_ERROR)
+    if (np.uint64(state.has_priv) & here) == ZERO:
+        if np.uint64(pe_index) >= num_user_sessions(state, host):
+            return nothing(FAILED, BAD_SESSION)
+        state.red_pe_index = pe_index
+        escalate_session(state, host, np.uint64(pe_index))
+        state.malware = np.uint64(state.malware) | here
+    state.known_ip = np.uint64(state.known_ip) | np.uint64(tables.reveals_ip[host])
+    subnet = only(np.uint64(tables.subnet_of[host]))
+    state.known_subnet = np.uint64(state.known_subnet) | subnet
+    if host == tables.service_host:
+        state.ot_known = ONE
+    return nothing(SUCCEEDED, _NO_ERROR)
+
+
+@njit(forceinline=True)
+def impact(state, host, tables):
+    """Impact on host uint64: stop the operational service."""
+    is_entered = (with_sessions(state) & only(host)) != ZERO
+    if not (is_entered and host == tables.service_host and state.ot_known == ONE):
+        return nothing(FAILED, _NO_ERROR)
+    if state.ot_stoppable == ONE:
+        state.ot_running = ZERO
+    return nothing(SUCCEEDED, _NO_ERROR)
+
+
+@njit(forceinline=True)
+def knows_target(state, red_type, target):
+    """Whether red knows the subnet, address or host uint64 that its action names."""
+    known = np.uint64(state.known_ip)
+    if red_type == SWEEP:
+        known = np.uint64(state.known_subnet)
+    elif red_type >= ESCALATE:
+        known = np.uint64(state.known_host)
+    return target < _MAX_HOSTS and (known >> target) & ONE == ONE
+
+
+@njit(forceinline=True)
+def red_action(state, red_type, target, outcomes, tables):
+    """Carry out a red action.
+
+    Args:
+        red_type, target: Kind of action and subnet or host, uint64. Anything is allowed: an action
+            on what red does not know fails, a kind that does not exist is an error.
+        outcomes: Four int64, see `apply`.
+    """
+    exploit_number, detected, pe_index, _ = outcomes
+    if red_type == RED_SLEEP:
+        return nothing(UNKNOWN, _NO_ERROR)
+    if red_type > IMPACT:
+        return nothing(FAILED, BAD_RED_ACTION)
+    if not knows_target(state, red_type, target):
+        return nothing(FAILED, _NO_ERROR)
+    host = target & HOST_BITS
+    if red_type == SWEEP:
+        return sweep(state, host, tables)
+    if red_type == SCAN:
+        return scan(state, host, tables)
+    if red_type == EXPLOIT:
+        return exploit(state, host, exploit_number, detected, tables)
+    if red_type == ESCALATE:
+        return escalate(state, host, pe_index, tables)
+    return impact(state, host, tables)

@@ -1,0 +1,307 @@
+"""One step of the simulator: blue, red, reward, what blue sees. For compiled code.
+
+Functions of one environment's state record. `apply` is given what red does and how chance falls:
+the definition of the rules. `reset` and `step` draw it: the kernels that `vecenv.jit` runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from vecenv.cage.challenge2.rules.actions import (
+    blue_turn,
+    exploit_candidates,
+    listeners,
+    num_user_sessions,
+    placeable_decoys,
+    red_action,
+    with_sessions,
+)
+from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, nth
+from vecenv.cage.challenge2.rules.codes import (
+    B_LINE,
+    CUSTOM,
+    DECOY,
+    DETECTION_SLOT,
+    ESCALATE,
+    EXPLOIT,
+    GREEN_HOST_SLOT,
+    GREEN_SLOT,
+    HOST_BITS,
+    IMPACT,
+    MAX_HOSTS,
+    MEANDER,
+    NO_RED,
+    NONE,
+    OTHER_EXPLOIT_SLOT,
+    RED_AGENT_SLOT,
+    RED_SLEEP,
+    RESTORE,
+    SESSION_SLOT,
+    TOP_EXPLOIT_SLOT,
+    UNKNOWN,
+)
+from vecenv.cage.challenge2.rules.observation import (
+    clear_activity,
+    remember_scans,
+    show_activity,
+    show_found,
+)
+from vecenv.cage.challenge2.rules.red import red_policy
+from vecenv.jit.random import integers_at, word_at
+
+_BYTE = np.uint64(255)
+_EIGHT = np.uint64(8)
+_LOW, _HIGH = np.uint64(0), np.uint64(1)  # halves of a set of hosts
+_NONE = np.int64(NONE)
+_LAST_STEP = np.uint64(65535)
+_ALL_AGENTS = (1 << NO_RED) | (1 << B_LINE) | (1 << MEANDER)
+_TEN = 10.0
+_HALF_WORD = np.uint64(32)
+
+
+@njit
+def begin_episode(state, tables):
+    """Set the state in which every episode begins; `red_agent` stays as it is."""
+    footholds = np.uint64(tables.footholds)
+    state.obs_bits = ZERO
+    state.known_ip = state.known_host = footholds
+    state.known_subnet = tables.foothold_subnets
+    state.scanned = state.malware = ZERO
+    state.has_removable = state.has_stuck = ZERO
+    state.has_priv = footholds
+    state.removable_first = state.stuck_first = state.last_shell = ZERO
+    state.scanned_ips = state.exploited_ips = state.escalated_hosts = state.mapped = ZERO
+    state.last_exploited = state.last_escalated = ZERO
+    state.scanned_subnets = state.plan_step = state.has_verified = state.scan_was_empty = ZERO
+    state.first_host = MAX_HOSTS
+    state.ot_running = state.ot_stoppable = ONE
+    state.ot_known = ZERO
+    state.step = state.reward10 = ZERO
+    state.blue_action = ZERO
+    state.blue_success = state.red_success = UNKNOWN
+    state.red_type = RED_SLEEP
+    state.red_target = state.red_exploit = state.red_detected = state.red_pe_index = NONE
+    state.green_target = NONE
+    state.seen_scanned = state.seen_last = state.seen_active = ZERO
+    state.fits = _ALL_AGENTS
+    for index in range(state.custom.shape[0]):
+        state.custom[index] = ZERO
+    for host in range(MAX_HOSTS):
+        state.red_ports[host] = state.decoys[host] = state.n_stacked[host] = ZERO
+        state.n_removable[host] = state.n_stuck[host] = ZERO
+        state.order_or_n_priv[host] = (footholds >> np.uint64(host)) & ONE
+
+
+@njit(forceinline=True)
+def reward_of(state, tables):
+    """Blue's reward of the state, without the cost of its action, times ten, int64."""
+    charged = np.uint64(state.has_priv)
+    if tables.charges_user_access != ZERO:
+        charged = with_sessions(state)
+    cost = np.int64(tables.host_costs[_LOW, charged & _BYTE])
+    cost += np.int64(tables.host_costs[_HIGH, (charged >> _EIGHT) & _BYTE])
+    if state.ot_running == ZERO:
+        cost += np.int64(tables.service_cost)
+    return -cost
+
+
+@njit(forceinline=True)
+def watch(state, red_host, seen, placed, green_target, tables):
+    """Show blue the events of this step.
+
+    Args:
+        red_host: uint64, the host red acted on.
+        seen: (events on it uint64, distinct ports uint64, whether a reverse shell was seen).
+        placed: Set uint64 of hosts on which blue placed a decoy.
+        green_target: int64, the host green scanned, or NONE.
+    """
+    num_events, num_ports, is_shell_seen = seen
+    clear_activity(state)
+    if green_target != NONE:
+        green_host = np.uint64(green_target) & HOST_BITS
+        more_events, scanned_ports = listeners(state, green_host, tables)
+        if green_host != red_host:
+            show_activity(state, green_host, more_events, scanned_ports, False, placed, tables)
+        else:  # red's events are on ports that green has scanned, but for that of the shell
+            num_events += more_events
+            num_ports = scanned_ports + (ONE if is_shell_seen else ZERO)
+    show_activity(state, red_host, num_events, num_ports, is_shell_seen, placed, tables)
+
+
+@njit(forceinline=True)
+def finish_step(state, blue_hosts, red_type, target, outcomes, tables):
+    """Do what comes after blue's turn, given what red does and how chance falls.
+
+    Args:
+        blue_hosts: Two sets uint64 of hosts, as `blue_turn` returns them.
+        red_type, target: uint64.
+        outcomes: Four int64, see `apply`.
+
+    Returns:
+        Blue's reward times ten, int64, and an error flag.
+    """
+    placed, found = blue_hosts
+    state.red_type = red_type if red_type <= IMPACT else np.uint64(RED_SLEEP)
+    state.red_target = np.int64(target & HOST_BITS) if red_type != RED_SLEEP else NONE
+    state.red_exploit = state.red_detected = state.red_pe_index = NONE
+    success, num_events, num_ports, is_shell_seen, error = red_action(
+        state, red_type, target, outcomes, tables
+    )
+    state.red_success = success
+    reward10 = reward_of(state, tables)
+    if tables.action_kind[state.blue_action] == RESTORE:
+        reward10 -= np.int64(tables.restore_cost)
+    state.reward10 = reward10
+    green_target = outcomes[3]
+    if tables.green_hosts == ZERO or np.uint64(green_target) >= MAX_HOSTS:
+        green_target = _NONE
+    state.green_target = green_target
+    seen = num_events, num_ports, is_shell_seen
+    watch(state, target & HOST_BITS, seen, placed, green_target, tables)
+    show_found(state, found)
+    if tables.tracks_scans != ZERO:
+        remember_scans(state, placed, tables)
+    if state.step < _LAST_STEP:
+        state.step = np.uint64(state.step) + ONE
+    return reward10, error
+
+
+@njit
+def apply(state, blue_action, red_type, red_target, outcomes, tables):
+    """Step one environment with everything given: the definition of the rules.
+
+    Args:
+        state: STATE_DTYPE record, changed in place.
+        blue_action: int64; one that does not exist is Sleep.
+        red_type, red_target: int64; the target is a subnet for a sweep, else a host.
+        outcomes: Four int64: the exploit used, whether the reverse shell is detected (0, 1), the
+            number of the session to escalate, the host that green scans. NONE where not needed.
+        tables: TABLES_DTYPE record.
+
+    Returns:
+        Blue's reward times ten, int64; and BAD_EXPLOIT, BAD_DETECTION, BAD_SESSION or
+        BAD_RED_ACTION if an outcome was needed and missing or impossible (then red's action
+        failed without effect), else 0.
+    """
+    blue_hosts = blue_turn(state, blue_action, tables)
+    red_type = np.uint64(red_type)
+    return finish_step(state, blue_hosts, red_type, np.uint64(red_target), outcomes, tables)
+
+
+@njit(forceinline=True)
+def chance(rng, slot, odds):
+    """Draw True with probability odds / 2**32, odds uint64."""
+    return (word_at(rng, slot) >> _HALF_WORD) < odds
+
+
+@njit(forceinline=True)
+def draw_exploit(state, host, rng, tables):
+    """Draw the exploit int64 that red uses on host uint64; NONE if it has no candidate."""
+    candidates = exploit_candidates(state, host, tables)
+    num_candidates = count(candidates)
+    if num_candidates == ZERO:
+        return _NONE
+    rank = ZERO
+    top_odds = np.uint64(tables.top_exploit_odds)
+    if num_candidates > ONE and not chance(rng, TOP_EXPLOIT_SLOT, top_odds):
+        rank = ONE + np.uint64(integers_at(rng, OTHER_EXPLOIT_SLOT, num_candidates - ONE))
+    return np.int64(nth(candidates, rank))
+
+
+@njit(forceinline=True)
+def draw_green(rng, tables):
+    """Draw the host int64 that green scans, or NONE."""
+    hosts = np.uint64(tables.green_hosts)
+    if hosts == ZERO or chance(rng, GREEN_SLOT, np.uint64(tables.green_sleep_odds)):
+        return _NONE
+    return np.int64(nth(hosts, np.uint64(integers_at(rng, GREEN_HOST_SLOT, count(hosts)))))
+
+
+@njit(forceinline=True)
+def draw_outcomes(state, red_type, target, rng, tables):
+    """Draw how chance falls for a red action, after blue's turn.
+
+    Args:
+        red_type, target: Kind of red action and its target, uint64.
+
+    Returns:
+        Four int64 as `apply` takes them; NONE for draws that the action has no need of.
+    """
+    exploit_number = detected = pe_index = _NONE
+    host = target & HOST_BITS
+    if red_type == EXPLOIT:
+        exploit_number = draw_exploit(state, host, rng, tables)
+        detected = np.int64(chance(rng, DETECTION_SLOT, np.uint64(tables.detection_odds)))
+    elif red_type == ESCALATE:
+        num_sessions = num_user_sessions(state, host)
+        if num_sessions > ZERO:
+            pe_index = integers_at(rng, SESSION_SLOT, num_sessions)
+    return exploit_number, detected, pe_index, draw_green(rng, tables)
+
+
+@njit
+def reset(state, rng, tables):
+    """Begin an episode, with one of the red agents of `tables` if they name any."""
+    begin_episode(state, tables)
+    agents = np.uint64(tables.red_agents)
+    if agents != ZERO:
+        state.red_agent = nth(agents, np.uint64(integers_at(rng, RED_AGENT_SLOT, count(agents))))
+
+
+@njit(forceinline=True)
+def finish_free(state, blue_hosts, red_type, target, rng, tables):
+    """Do what comes after both sides have chosen; see `step` for what is returned."""
+    outcomes = draw_outcomes(state, red_type, target, rng, tables)
+    reward10, _ = finish_step(state, blue_hosts, red_type, target, outcomes, tables)
+    return reward10 / _TEN, False, False
+
+
+@njit(forceinline=True)
+def step(state, action, rng, tables):
+    """Step one environment: blue does `action`, an integer, red what its agent decides.
+
+    Returns:
+        Blue's reward float64, and two False: no episode ends by itself.
+    """
+    blue_hosts = blue_turn(state, action, tables)
+    red_type, target = red_policy(state, rng, tables)
+    return finish_free(state, blue_hosts, red_type, target, rng, tables)
+
+
+def step_with(policy: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the step kernel of envs whose red agent may be CUSTOM.
+
+    Args:
+        policy: Compiled function `(state, rng, tables) -> (kind of red action, target)` of two
+            integers; what makes no sense fails. It may draw from `rng` with `next_word` and the
+            like, or by slots from CUSTOM_SLOT on. Envs with another agent are not affected.
+    """
+
+    @njit
+    def step_with_policy(state, action, rng, tables):
+        blue_hosts = blue_turn(state, action, tables)
+        if state.red_agent == CUSTOM:
+            custom_type, custom_target = policy(state, rng, tables)
+            red_type, target = np.uint64(custom_type), np.uint64(custom_target)
+        else:
+            red_type, target = red_policy(state, rng, tables)
+        return finish_free(state, blue_hosts, red_type, target, rng, tables)
+
+    return step_with_policy
+
+
+@njit
+def action_mask(state, out, tables):
+    """Write which actions can have an effect, bool (num_actions,): not decoys that don't fit."""
+    for index in range(min(out.shape[0], tables.num_actions)):
+        kind = np.uint64(tables.action_kind[np.uint64(index)])
+        out[index] = True
+        if kind >= DECOY:
+            host = np.uint64(tables.action_host[np.uint64(index)]) & HOST_BITS
+            decoys = placeable_decoys(state, host, tables)
+            out[index] = (decoys >> (kind - np.uint64(DECOY))) & ONE == ONE

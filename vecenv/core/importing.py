@@ -1,0 +1,64 @@
+"""Import what the user has named, from the working directory too."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import types
+from typing import Any
+
+__all__ = ["import_module", "import_object"]
+
+
+def import_module(name: str) -> types.ModuleType:
+    """Import a module, also one in the working directory.
+
+    Raises:
+        ImportError: It can't be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        here = os.getcwd()
+        if error.name != name.partition(".")[0] or here in sys.path or "" in sys.path:
+            raise
+        sys.path.append(here)  # for good, so that worker processes find it too
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+
+def import_object(argument: str, text: str) -> Any:
+    """Import what "module:object" names.
+
+    Args:
+        argument: What messages call it.
+        text: The name; "object" may have dots in it.
+
+    Raises:
+        ValueError: The text is of another form, or the module has no such object.
+        ImportError: There is no such module, or it can't be imported.
+    """
+    module_name, _, path = text.partition(":")
+    if not module_name or not path:
+        raise ValueError(f"{argument} is {text!r}, expected 'module:object'")
+    try:
+        found = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ModuleNotFoundError(
+                f"{argument} is {text!r}, but there is no module {error.name!r}, neither installed "
+                f"nor in {os.getcwd()}",
+                name=error.name,
+            ) from None
+        raise  # something that the module needs
+    for name in path.split("."):
+        if not hasattr(found, name):
+            own = [key for key in dir(found) if not key.startswith("_")]
+            near = difflib.get_close_matches(name, own, 3) or own[:8]
+            raise ValueError(
+                f"{argument} is {text!r}, but {found!r} has no {name!r}; it has {', '.join(near)}"
+            )
+        found = getattr(found, name)
+    return found
