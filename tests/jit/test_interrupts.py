@@ -347,7 +347,7 @@ def test_a_child_forked_during_a_step_asks_for_a_reset_and_then_is_right(num_thr
 
 
 @needs_compiler
-@pytest.mark.parametrize("num_threads", ["1", "2"])
+@pytest.mark.parametrize("num_threads", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_signal_handler_may_fork_in_the_midst_of_a_step(num_threads):
     run_script(FORK_IN_HANDLER, num_threads)
 
