@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from cage.harbour import HARBOUR
+from cage.challenge2.harbour import HARBOUR
 
 from vecenv.cage import (
     BlueMemory,

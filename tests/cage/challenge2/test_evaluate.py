@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from cage.free_run import own_red
+from cage.challenge2.free_run import own_red
 from rich.console import Console
 
 from vecenv import ActionError
@@ -289,7 +289,7 @@ def own_modules(tmp_path, monkeypatch):
         "    def act(self, obs, alerts):\n"
         "        return self.rng.integers(0, 145, len(obs))\n"
         "class Nested:\n    policy = Drawing(None, seed=3)\n"
-        "from cage.free_run import own_red as scanner\n"
+        "from cage.challenge2.free_run import own_red as scanner\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
