@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from cage.free_run import FreeRun
-from cage.harbour import HARBOUR
+from cage.challenge2.free_run import FreeRun
+from cage.challenge2.harbour import HARBOUR
 from numba import njit
 
 from vecenv.cage.challenge2.kernels import OBSERVATIONS, cage_kernels, observation_space

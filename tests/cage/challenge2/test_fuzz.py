@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
+from cage.challenge2.harbour import HARBOUR
 from cage.golden import load_trace
-from cage.harbour import HARBOUR
 
 from vecenv.cage.challenge2.network.scenario import cage2_scenario
 from vecenv.cage.challenge2.network.state import STATE_DTYPE
@@ -102,7 +102,7 @@ def run_pytest(environment, *arguments):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
     result = subprocess.run(
         command,
-        cwd=FOLDER.parent.parent,
+        cwd=FOLDER.parents[2],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

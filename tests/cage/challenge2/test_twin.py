@@ -4,8 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from cage.golden import COMPACT_FIELDS
-from cage.slow_twin import (
+from cage.challenge2.slow_twin import (
     FAMILIES,
     HOSTS,
     SUBNETS,
@@ -14,6 +13,7 @@ from cage.slow_twin import (
     SlowMeander,
     draw_outcomes,
 )
+from cage.golden import COMPACT_FIELDS
 
 from vecenv.cage.challenge2.network.scenario import cage2_scenario
 from vecenv.cage.challenge2.replay import RecordedStep, Replay

@@ -11,9 +11,9 @@ from dataclasses import replace
 import gymnasium as gym
 import numpy as np
 import pytest
-from cage.free_run import own_red
+from cage.challenge2.free_run import own_red
+from cage.challenge2.harbour import HARBOUR
 from cage.golden import COMPACT_FIELDS
-from cage.harbour import HARBOUR
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from cage.free_run import FreeRun
+from cage.challenge2.free_run import FreeRun
 from cage.golden import load_json
 
 from vecenv.cage.challenge2.play.policies import make_policy

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cage.free_run import FreeRun
+from cage.challenge2.free_run import FreeRun
+from cage.challenge2.harbour import HARBOUR
 from cage.golden import load_json
-from cage.harbour import HARBOUR
 
 from vecenv import cage
 from vecenv.cage import action_index, blue_actions, cage2_scenario

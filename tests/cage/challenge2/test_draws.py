@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from cage.free_run import FreeRun, own_red
+from cage.challenge2.free_run import FreeRun, own_red
 
 from vecenv.cage.challenge2.network.state import decode
 from vecenv.cage.challenge2.play.policies import make_policy

@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from cage.free_run import own_red
+from cage.challenge2.free_run import own_red
 from rich.console import Console
 
 from vecenv import ActionError
@@ -196,6 +196,7 @@ def test_an_episode_can_be_watched_step_by_step():
     assert [snapshot.step for snapshot in snapshots] == list(range(21))
     assert snapshots[0].blue is snapshots[0].red is None
     assert str(snapshots[1].blue) == "Monitor"
+    assert snapshots[1].blue.with_outcome() == "Monitor, succeeded"
     assert str(snapshots[1].red) == "DiscoverRemoteSystems User"
     totals = np.cumsum([snapshot.reward for snapshot in snapshots[1:]])
     np.testing.assert_allclose([s.episode.total for s in snapshots[1:]], totals)
@@ -288,7 +289,7 @@ def own_modules(tmp_path, monkeypatch):
         "    def act(self, obs, alerts):\n"
         "        return self.rng.integers(0, 145, len(obs))\n"
         "class Nested:\n    policy = Drawing(None, seed=3)\n"
-        "from cage.free_run import own_red as scanner\n"
+        "from cage.challenge2.free_run import own_red as scanner\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cage.harbour import HARBOUR
+from cage.challenge2.harbour import HARBOUR
 from PIL import Image
 
 from vecenv.cage import Cage2Env, Cage2VectorEnv, action_index, cage2_scenario, save_episode_gif
