@@ -196,6 +196,7 @@ def test_an_episode_can_be_watched_step_by_step():
     assert [snapshot.step for snapshot in snapshots] == list(range(21))
     assert snapshots[0].blue is snapshots[0].red is None
     assert str(snapshots[1].blue) == "Monitor"
+    assert snapshots[1].blue.with_outcome() == "Monitor, succeeded"
     assert str(snapshots[1].red) == "DiscoverRemoteSystems User"
     totals = np.cumsum([snapshot.reward for snapshot in snapshots[1:]])
     np.testing.assert_allclose([s.episode.total for s in snapshots[1:]], totals)

@@ -151,9 +151,10 @@ class Evaluation:
         return self.table()
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=100, force_terminal=False).print(self.table())
-        return text.getvalue().rstrip()
+        console = Console(file=io.StringIO(), width=100, color_system=None, legacy_windows=False)
+        with console.capture() as capture:  # a notebook would show what is printed
+            console.print(self.table())
+        return capture.get().rstrip()
 
 
 def cell_of(agent: str, length: int, totals: np.ndarray) -> Cell:

@@ -101,7 +101,7 @@ def decode(states: np.ndarray, scenario: Scenario) -> dict[str, np.ndarray]:
         scenario: Whose states they are, with H hosts and s subnets.
 
     Returns:
-        By name uint8 (*S, H), but `red_ports` uint16 (*S, H), `known_subnet` (*S, s)
+        By name, uint8 (*S, H), but `red_ports` uint16 (*S, H), `known_subnet` (*S, s)
         and `ot_*` (*S); fresh memory. `access` is that of the best session on the host,
         `table_access` that of the oldest: 0 none, 1 user, 2 privileged.
     """
