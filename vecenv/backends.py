@@ -1,9 +1,8 @@
-"""The registry of backends: the one list of what envs can be stepped with.
+"""The registry of backends: the one list of all methods of stepping envs.
 
 `make_vec`, `vecenv compare` and `vecenv trace`, the advice of timing reports and the conformance
 matrix of the tests (tests/test_backends.py) read it. A further backend is a row here, and a module
-or folder of its own. Classes are named by strings, as entry points are: nothing is imported before
-somebody makes such envs.
+or folder of its own. Classes are named by strings, as entry points are, and imported on first use.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ __all__ = ["BACKENDS", "COMPARED", "MADE", "TIMED", "Backend"]
 
 
 class Backend(NamedTuple):
-    """A way to step envs.
+    """A method of stepping envs.
 
     Attributes:
-        name: In `make_vec`, `vecenv compare`, tables and plots.
-        takes: What its vector env is made from: "factories" of single envs, a "compiled" vector env
+        name: Name in `make_vec`, `vecenv compare`, tables and plots.
+        takes: Argument of its vector env: "factories" of single envs, a "compiled" vector env
             (one that an id has, or `EnvKernels`), or "either".
         makes: "module:class" of the vector env; empty where there is none.
         is_made: Whether `make_vec` makes it.
         stepping: How `vecenv compare` steps it: one env in a "loop", all envs with "step", or with
             send and recv, "first-ready". None if it is not compared.
-        is_timed: Whether `envs.timing` says where its time goes.
+        is_timed: Whether `envs.timing` splits up its time.
         imports: Modules that making its envs imports; loading them does not count as its start.
-        colour: In plots.
-        use: What a user turns to for it, in advice.
+        colour: Colour in plots.
+        use: How advice tells a user to choose it.
     """
 
     name: str

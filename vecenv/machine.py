@@ -1,6 +1,6 @@
 """What Linux says about processors and processes: cores to use, load, memory.
 
-Of the cores, what counts are the affinity mask and the cgroup quota, not the core count.
+The number of cores is that of the affinity mask and the cgroup quota, not of the machine.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def tree_memory_bytes(pid: int) -> int | None:
 
 
 class OthersLoad:
-    """How many of the processors that this process may use are kept busy by others.
+    """The load of other processes, in processors that this process may use.
 
     "Others" are all processes but this one and those below it, and what a hypervisor takes away.
     """
@@ -161,7 +161,7 @@ class OthersLoad:
         self._begin_ns, self._all_ns, self._own_ns = _now()
 
     def cores(self) -> float | None:
-        """Return the processors busy for others since this was made; None if nobody knows."""
+        """Return the load of others since this was made, in processors; None if not known."""
         now_ns, all_ns, own_ns = _now()
         if all_ns is None or self._all_ns is None:
             return None

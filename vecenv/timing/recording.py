@@ -1,4 +1,4 @@
-"""What timing hands to a report and to a timeline: running totals, and the latest intervals."""
+"""The results of timing, for reports and timelines: running totals, and the latest intervals."""
 
 from __future__ import annotations
 
