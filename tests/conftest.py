@@ -10,6 +10,8 @@ import pytest
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # no window opens
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+if "PYTEST_XDIST_WORKER" in os.environ:  # others use the cores, too
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 STARTED = time.monotonic()
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -456,6 +457,7 @@ def test_command_line(tmp_path):
         text=True,
         check=False,
         cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "here" / "policy.npz").exists()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.spaces import Box, Discrete
+from timing.test_truth import measured_anew
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec
 from vecenv.timing.trace import trace_events
@@ -337,6 +338,7 @@ def test_a_long_trace_is_cut_to_the_latest_steps(monkeypatch):
     envs.close()
 
 
+@measured_anew
 def test_compiled_envs_are_stamped_around_their_kernel(tmp_path):
     envs = make_vec("JitCartPole-v1", num_envs=1)
     envs.timing.enable()

@@ -41,11 +41,11 @@ def measured_anew(test):
 
     @functools.wraps(test)
     def run(*args, **kwargs):
-        for _ in range(3):
+        for pause_s in (0.1, 0.2, 0.5, 1.0, 2.0, 4.0):
             try:
                 return test(*args, **kwargs)
             except AssertionError:
-                time.sleep(0.2)
+                time.sleep(pause_s)
         return test(*args, **kwargs)
 
     return run

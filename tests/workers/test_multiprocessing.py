@@ -10,7 +10,6 @@ import gymnasium as gym
 import multiprocess
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import AsyncVectorEnv, EnvCreationError
@@ -119,6 +118,8 @@ class Maker:
 
 
 def test_factories_are_pickled_by_cloudpickle_all_the_same():
+    import torch  # not above: spawned workers of the other tests import this module
+
     tensor = torch.zeros(2)
     bumped = functools.partial(Calling, lambda: tensor.add_(1))
     functools.update_wrapper(bumped, Calling)
@@ -127,7 +128,7 @@ def test_factories_are_pickled_by_cloudpickle_all_the_same():
         assert bumped.__name__ == "Calling"
         return bumped()
 
-    envs = AsyncVectorEnv([*Maker().factories(), make, make], num_workers=2, context="spawn")
+    envs = AsyncVectorEnv([*Maker().factories(), make, make], num_workers=1, context="spawn")
     envs.reset()
     envs.step(np.zeros(NUM_ENVS, np.int64))
     envs.close()

@@ -109,8 +109,8 @@ def explain(
                 numba_message=text,
             ) from None
         if name == "step":
-            came = kernel.overloads[tuple(types_all)].signature.return_type
-            _check_step_result(kernels, python_function(kernel), came)
+            returned = kernel.overloads[tuple(types_all)].signature.return_type
+            _check_step_result(kernels, python_function(kernel), returned)
     text = _plain(error)
     raise KernelCompileError(
         f"{kernels.name}: each kernel can be compiled, the loop over them can't: {_reason(text)}",
@@ -147,13 +147,13 @@ def _refuse_five(kernels: EnvKernels, step: types.FunctionType, text: str) -> No
             _refuse_result(kernels, step, "five values", line, text)
 
 
-def _check_step_result(kernels: EnvKernels, step: types.FunctionType, came: Any) -> None:
+def _check_step_result(kernels: EnvKernels, step: types.FunctionType, returned: Any) -> None:
     """Refuse a step that does not return a number and two bools."""
-    parts = getattr(came, "types", ()) if isinstance(came, numba_types.BaseTuple) else ()
+    parts = getattr(returned, "types", ()) if isinstance(returned, numba_types.BaseTuple) else ()
     is_number = [isinstance(part, numba_types.Number | numba_types.Boolean) for part in parts]
     if is_number == [True, True, True]:
         return
-    text = "five values" if len(parts) == 5 else str(came)
+    text = "five values" if len(parts) == 5 else str(returned)
     line = step.__code__.co_firstlineno
     for one in dis.get_instructions(step):
         line = one.starts_line or line
@@ -161,17 +161,17 @@ def _check_step_result(kernels: EnvKernels, step: types.FunctionType, came: Any)
 
 
 def _refuse_result(
-    kernels: EnvKernels, step: types.FunctionType, came: str, line: int, text: str
+    kernels: EnvKernels, step: types.FunctionType, returned: str, line: int, text: str
 ) -> NoReturn:
     place = _Place(step.__code__.co_filename, line, step.__name__)
     hint = ""
-    if came == "five values":
+    if returned == "five values":
         hint = (
             ", as a step of Gymnasium does; here `observe` writes the observation, "
             "and there are no infos"
         )
     raise KernelCompileError(
-        f"{place}\n{kernels.name}: kernel step returns {came}{hint}; expected a tuple "
+        f"{place}\n{kernels.name}: kernel step returns {returned}{hint}; expected a tuple "
         "(reward, terminated, truncated) of a number and two bools",
         filename=place.filename,
         lineno=place.lineno,

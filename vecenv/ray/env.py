@@ -394,8 +394,8 @@ class RayVectorEnv(GymVecEnv):
         self._calls.require_idle("set_policy")
         policy = pickled(policy_fn, "policy_fn")
         self._fleet.seats = [seat._replace(policy=policy) for seat in self._fleet.seats]
-        patience = self._fleet.start_timeout  # it may import much
-        self._ask_all("set_policy", [(policy,)] * self.num_workers, patience)
+        timeout = self._fleet.start_timeout  # making a policy may import much
+        self._ask_all("set_policy", [(policy,)] * self.num_workers, timeout)
         self._has_policy = True
 
     def collect(
@@ -610,7 +610,7 @@ class RayVectorEnv(GymVecEnv):
         """Require a `reset` if Ctrl-C interrupted the bookkeeping after a call of the actors."""
         if self._fleet.count("step") != self._calls.num_in_flight:
             self._fleet.forget()
-            self._calls.give_up(RuntimeError("Ctrl-C came between a step and its being noted"))
+            self._calls.give_up(RuntimeError("Ctrl-C interrupted the bookkeeping after a step"))
             self._calls.require_ready(call)
 
     def _replace_late(self, reason: str) -> None:
