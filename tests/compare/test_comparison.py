@@ -123,6 +123,7 @@ def test_the_timelines_of_all_backends_are_in_one_trace(cartpole):
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     for backend in ("sync", "async", "async-first-ready", "jit"):
         assert f"{backend}, 3: caller" in names
+    assert {"step", "recv"} <= {e["name"] for e in events}  # of those that are first-ready, too
     pids = [e["pid"] for e in events if e["name"] == "process_name"]
     assert len(set(pids)) == len(pids)
     starts = [e["id"] for e in events if e["ph"] == "s"]

@@ -5,10 +5,10 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
-from jit.toy_env import PARAMS, TOY, SlowToy
+from jit.toy_env import PARAMS, TOY, LimitedSlowToy
 from jit.toy_rolls import assert_same, make, random_actions, roll, slot_for
 
-from vecenv import ActionError, SlotError, SyncVectorEnv
+from vecenv import ActionError, SyncVectorEnv
 from vecenv.check import check_vector_env
 from vecenv.fingerprint import fresh_njit, is_jit_off
 from vecenv.jit import binding, runner
@@ -25,19 +25,6 @@ def many_threads(monkeypatch):
     monkeypatch.setattr(runner, "WAKE_NS", 0.0)
     monkeypatch.setattr(runner, "NUM_TIMED", 1)
     monkeypatch.setattr(runner, "ROWS_PER_LINE", 2)
-
-
-class LimitedSlowToy(SlowToy):
-    """The slow twin with an episode limit of 9, as TimeLimit has it."""
-
-    def reset(self, **options):
-        self.num_steps = 0
-        return super().reset(**options)
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = super().step(action)
-        self.num_steps += 1
-        return obs, reward, terminated, truncated or self.num_steps >= 9, info
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -106,29 +93,6 @@ def test_threads_and_chunks_change_nothing(num_threads, many_threads):
     if not is_jit_off():
         assert envs._runner._num_parts == num_threads
     envs.close()
-
-
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_what_is_sent_together_changes_nothing(mode):
-    num_envs, actions = 8, random_actions(8)
-    whole, parts = make(num_envs, autoreset_mode=mode), make(num_envs, autoreset_mode=mode)
-    whole.reset(seed=1)
-    parts.reset(seed=1)
-    rng = np.random.default_rng(0)
-    for row in actions:
-        *arrays, infos = whole.step(row)
-        order = rng.permutation(num_envs)
-        parts.send(row[order[:3]], order[:3])
-        parts.send(row[order[3:]], order[3:])
-        while parts._calls.num_in_flight:
-            batch = parts.recv(min_envs=min(2, parts._calls.num_in_flight))
-            ids = batch.env_ids
-            assert_same(batch[:4], [array[ids] for array in arrays])
-            if "final_obs" in batch.infos:
-                for one, other in zip(
-                    batch.infos["final_obs"], infos["final_obs"][ids], strict=True
-                ):
-                    np.testing.assert_array_equal(one, other)
 
 
 def test_send_copies_and_a_full_reset_gives_up_what_is_in_flight():
@@ -220,21 +184,6 @@ def test_unknown_options_are_refused():
         make(2).reset(options={"low": 0.1})
 
 
-@pytest.mark.parametrize("reward_dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("mode", MODES[:2])
-def test_out_receives_the_results(mode, reward_dtype):
-    envs, twin = make(4, autoreset_mode=mode), make(4, autoreset_mode=mode)
-    slot = slot_for(envs)._replace(rewards=np.full(4, np.nan, reward_dtype))
-    envs.reset(seed=2)
-    twin.reset(seed=2)
-    for row in random_actions(4):
-        results = envs.step(row, out=slot)
-        expected = twin.step(row)
-        assert all(a is b for a, b in zip(results[:4], slot, strict=True))
-        assert_same([slot.obs, *slot[2:]], [expected[0], *expected[2:4]])
-        np.testing.assert_array_equal(slot.rewards, expected[1].astype(reward_dtype))
-
-
 def test_results_without_out_are_the_callers():
     envs = make(4)
     envs.reset(seed=2)
@@ -244,30 +193,6 @@ def test_results_without_out_are_the_callers():
     envs.step(actions[0])
     for arrays, others in zip(kept, copies, strict=True):
         assert_same(arrays, others)
-
-
-WRONG_SLOTS = {
-    "obs": [np.zeros((4, 2), np.float32), np.zeros((4, 3)), np.zeros((3, 4), np.float32).T, None],
-    "rewards": [np.zeros(4, np.int64), np.zeros(3), np.zeros(8)[::2], [0.0] * 4],
-    "terminations": [np.zeros(4, np.uint8), np.zeros((4, 1), bool)],
-    "truncations": [np.zeros(5, bool), np.frombuffer(bytes(4), bool)],
-}
-
-
-@pytest.mark.parametrize("name", WRONG_SLOTS)
-def test_wrong_slots_are_refused_before_anything_runs(name):
-    envs = make(4)
-    before = envs.reset(seed=0)[0]
-    for array in WRONG_SLOTS[name]:
-        with pytest.raises(SlotError, match=name):
-            envs.step([0] * 4, out=slot_for(envs)._replace(**{name: array}))
-    flags = np.zeros(4, bool)
-    with pytest.raises(SlotError, match="share memory"):
-        envs.step([0] * 4, out=slot_for(envs)._replace(terminations=flags, truncations=flags))
-    misaligned = np.zeros(4 * 4 + 1, np.uint8)[1:].view(np.float32)
-    with pytest.raises(SlotError, match="aligned"):
-        envs.step([0] * 4, out=slot_for(envs)._replace(rewards=misaligned))
-    np.testing.assert_array_equal(envs.observe(), before)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, ">i8"])
