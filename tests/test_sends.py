@@ -16,64 +16,24 @@ from envs import (
     counters,
     mode_id,
     random_envs,
-    restart_ended,
 )
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from twins import assert_sends_alike, twins
 
-from vecenv import AsyncVectorEnv, StepBatch, SyncVectorEnv, make_vec
+from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec
 from vecenv.core.batches import take_rows
-from vecenv.core.infos import take_infos
-
-
-def split_sends(rng, ids):
-    """The ids in random order, cut into up to three sends."""
-    cuts = np.sort(rng.integers(0, len(ids) + 1, size=2))
-    return [part for part in np.split(rng.permutation(ids), cuts) if len(part)]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
 @pytest.mark.parametrize("name", SPACES)
 def test_any_split_into_sends_gives_what_step_gives(name, mode):
     """Every row that recv hands back is the row of that env, infos included."""
-    space = SPACES[name]
-    stepped, sent = random_envs(space, mode), random_envs(space, mode)
-    rng = np.random.default_rng(8)
+    sent, stepped = twins(SPACES[name], mode, make=SyncVectorEnv)
     assert_same(sent.reset(seed=2), stepped.reset(seed=2))
-    for step in range(8):
-        actions = rng.integers(0, 4, NUM_ENVS)
-        expected = stepped.step(actions)
-        order = []
-        for ids in split_sends(rng, np.arange(NUM_ENVS)):
-            sent.send(actions[ids], ids)
-            order += ids.tolist()
-        received = []
-        while len(received) < NUM_ENVS:
-            batch = sent.recv(min_envs=int(rng.integers(1, NUM_ENVS - len(received) + 1)))
-            assert isinstance(batch, StepBatch)
-            assert batch.env_ids.dtype == np.int64
-            ids = batch.env_ids
-            received += ids.tolist()
-            assert_same(batch.obs, take_rows(space, expected[0], ids), f"step {step} envs {ids}")
-            for came, full in zip(batch[1:4], expected[1:4], strict=True):
-                assert_same(came, full[ids])
-            assert_rows(batch.infos, take_infos(expected[4], ids))
+    for order, received in assert_sends_alike(sent, stepped, 8):
         assert received == order  # in this process who was sent first is ready first
-        assert_same(restart_ended(sent, expected), restart_ended(stepped, expected))
-
-
-def assert_rows(infos, expected):
-    """Envs outside the batch may have brought keys, and so the dtype of columns, of their own."""
-    for key, value in infos.items():
-        if isinstance(value, dict):
-            assert_rows(value, expected[key])
-        elif value.dtype == bool and not value.any():
-            continue  # nobody in the batch has this info
-        else:
-            assert_same(value, expected[key], key)
-    for key in expected.keys() - infos.keys():
-        assert not np.any(expected.get(f"_{key}", expected[key])), key
 
 
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)

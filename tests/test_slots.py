@@ -20,6 +20,7 @@ from envs import (
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
+from twins import make_slot
 
 from buffers import BufferMisuseError, RolloutBuffer
 from vecenv import AsyncVectorEnv, SlotError, StepSlot, SyncVectorEnv, make_vec
@@ -44,13 +45,6 @@ def test_step_writes_into_the_arrays_given_and_returns_them(name, mode):
         rewards = expected[1].astype(slot.rewards.dtype)
         assert_same(result, (expected[0], rewards, *expected[2:]), f"step {step}")
         assert_same(restart_ended(slotted, expected), restart_ended(plain, expected))
-
-
-def make_slot(envs, reward_dtype=np.float64):
-    obs = create_empty_array(envs.single_observation_space, envs.num_envs, envs.allocate)
-    rewards = envs.allocate((envs.num_envs,), reward_dtype)
-    flags = [envs.allocate((envs.num_envs,), np.bool_) for _ in range(2)]
-    return StepSlot(obs, rewards, *flags)
 
 
 def test_a_rollout_is_filled_without_a_copy():

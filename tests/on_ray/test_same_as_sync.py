@@ -12,7 +12,6 @@ from envs import (
     NUM_ENVS,
     SPACES,
     CounterEnv,
-    RandomEnv,
     arrays_in,
     counters,
     mode_id,
@@ -20,6 +19,8 @@ from envs import (
 )
 from equality import assert_same
 from gymnasium.vector import AutoresetMode
+from twins import assert_steps_alike
+from twins import twins as sync_twins
 
 from vecenv import RayVectorEnv, StepSlot, SyncVectorEnv, check_vector_env, make_vec
 from vecenv.cage import Cage2VectorEnv
@@ -35,22 +36,7 @@ WAYS |= {"async in 2 actors": {"num_workers": 2, **ASYNC}}
 WAYS |= {"restarting": {"num_workers": 2, "on_error": "restart"}}
 
 
-def twins(space, mode=AutoresetMode.NEXT_STEP, **options):
-    """Five envs that draw everything at random, in actors and in this process."""
-    env_fns = [functools.partial(RandomEnv, space)] * NUM_ENVS
-    return (
-        RayVectorEnv(env_fns, autoreset_mode=mode, **{"num_workers": 2, **options}),
-        SyncVectorEnv(env_fns, autoreset_mode=mode),
-    )
-
-
-def assert_steps_alike(spread, sync, num_steps, path=""):
-    rng = np.random.default_rng(5)
-    for step in range(num_steps):
-        actions = rng.integers(0, 4, spread.num_envs)
-        expected = sync.step(actions)
-        assert_same(spread.step(actions), expected, f"{path} step {step}")
-        assert_same(restart_ended(spread, expected), restart_ended(sync, expected))
+twins = functools.partial(sync_twins, make=RayVectorEnv, num_workers=2)
 
 
 @pytest.mark.parametrize("name", ["dict with objects", "text", "uint8 image"])

@@ -23,11 +23,9 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 from gymnasium.vector.utils import create_empty_array
-from workers.twins import assert_steps_alike, twins
+from twins import assert_sends_alike, assert_steps_alike, make_slot, twins
 
 from vecenv import ObservationError, StepSlot, SyncVectorEnv
-from vecenv.core.batches import take_rows
-from vecenv.core.infos import take_infos
 from vecenv.workers.env import AsyncVectorEnv
 
 OPTIONS = {
@@ -67,26 +65,7 @@ def test_any_number_of_workers_and_threads_and_any_split_into_sends(options, mod
     seed, mask = [7, None, 8, 9, 1], {"reset_mask": np.array([True, False, False, True, False])}
     assert_same(pool.reset(seed=seed, options=mask), sync.reset(seed=seed, options=mask))
     assert_steps_alike(pool, sync, 5)
-    rng = np.random.default_rng(8)
-    for step in range(8):
-        actions = rng.integers(0, 4, NUM_ENVS)
-        expected = sync.step(actions)
-        cuts = np.sort(rng.integers(0, NUM_ENVS + 1, size=2))
-        for ids in np.split(rng.permutation(NUM_ENVS), cuts):
-            if len(ids):
-                pool.send(actions[ids], ids)
-        received = []
-        while len(received) < NUM_ENVS:
-            batch = pool.recv(int(rng.integers(1, NUM_ENVS - len(received) + 1)), timeout=20)
-            ids = batch.env_ids
-            received += ids.tolist()
-            path = f"step {step} envs {ids}"
-            assert_same(batch.obs, take_rows(space, expected[0], ids), path)
-            for came, full in zip(batch[1:4], expected[1:4], strict=True):
-                assert_same(came, full[ids], path)
-            assert_rows(batch.infos, take_infos(expected[4], ids))
-        assert sorted(received) == list(range(NUM_ENVS))
-        assert_same(restart_ended(pool, expected), restart_ended(sync, expected))
+    assert_sends_alike(pool, sync, 8)
     assert_steps_alike(pool, sync, 3)
     pool.close()
 
@@ -111,28 +90,6 @@ def test_actions_without_fixed_shape_in_any_split(options):
             received += len(batch.env_ids)
             assert_same(batch.obs, expected[0][batch.env_ids])
     pool.close()
-
-
-def assert_rows(infos, expected):
-    """Infos of some rows: fields that none of them has may be missing."""
-    for key, value in expected.items():
-        if isinstance(value, dict):
-            assert_rows(infos.get(key, {}), value)
-        elif key.startswith("_") or (mask := expected[f"_{key}"]).any():
-            if key in infos:
-                assert_same(infos[key], value, key)
-            else:
-                assert not value.any(), key
-        else:
-            assert key not in infos or not mask.any()
-    assert set(infos) <= set(expected)
-
-
-def make_slot(envs, reward_dtype=np.float64):
-    obs = create_empty_array(envs.single_observation_space, envs.num_envs, envs.allocate)
-    rewards = envs.allocate((envs.num_envs,), reward_dtype)
-    flags = [envs.allocate((envs.num_envs,), np.bool_) for _ in range(2)]
-    return StepSlot(obs, rewards, *flags)
 
 
 def foreign_slot(envs):
