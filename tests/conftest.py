@@ -3,6 +3,7 @@
 import gc
 import os
 import time
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -85,3 +86,38 @@ def one_torch_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def path_for_actors():
+    """Processes of Ray inherit the environment, not what pytest adds to the path."""
+    tests = Path(__file__).parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tests}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        yield
+
+
+@pytest.fixture(scope="module")
+def local_ray(path_for_actors):
+    """A Ray of its own for each module: small, without dashboard, and gone afterwards."""
+    ray = pytest.importorskip("ray")
+    ray.init(
+        address="local",
+        num_cpus=3,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+        log_to_driver=False,
+        logging_level="WARNING",
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+def no_actors_stay():
+    """A test that fails keeps its vector env alive, and the next ones would wait for its place."""
+    yield
+    from vecenv import RayVectorEnv
+
+    for envs in [found for found in gc.get_objects() if type(found) is RayVectorEnv]:
+        envs.close(terminate=True)

@@ -65,7 +65,7 @@ def test_rules_and_seed_are_passed_on(capsys, tmp_path):
 def own_module(tmp_path, monkeypatch):
     """A module beside the user, with a policy and a red agent."""
     (tmp_path / "my_cage2.py").write_text(
-        "from cage.test_env import scan_one_host as lazy\n"  # compiled for other tests, too
+        "from cage.free_run import own_red as lazy\n"  # compiled for other tests, too
         "def restore(obs):\n    return [144] * len(obs)\n"
     )
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,7 @@ import vecenv.jit
 import vecenv.timing
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
     r"^```python\n(?P<shown>.*?)^```$|^<!-- setup\n(?P<hidden>.*?)^-->$", re.M | re.S
 )
@@ -144,7 +144,11 @@ def dead_links(page):
                 yield link
 
 
-LINKING = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "docs" / "first_ten_minutes.ipynb"]
+LINKING = [
+    *PAGES,
+    *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CODE_OF_CONDUCT", "SECURITY")),
+    ROOT / "docs" / "first_ten_minutes.ipynb",
+]
 
 
 def test_links_lead_somewhere():
@@ -154,9 +158,16 @@ def test_links_lead_somewhere():
     assert anchor("Stepping: `SyncVectorEnv`, Gymnasium's") == "stepping-syncvectorenv-gymnasiums"
 
 
+def test_files_named_in_contributing_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.findall(r"\b(?:vecenv|buffers|tests|benchmarks|examples)/[\w/]*(?:\.\w+)?", text)
+    assert len(found) > 40  # the walks
+    assert [path for path in found if not (ROOT / path).exists()] == []
+
+
 def test_every_page_is_in_the_navigation():
     listed = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.M)
-    pages = sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+    pages = sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[2:])
     assert sorted(listed) == pages
 
 

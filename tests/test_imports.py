@@ -4,11 +4,10 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
@@ -18,21 +17,6 @@ OPTIONAL |= {"stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}
 # Whose names users import from there.
 PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.files", "vecenv.jit", "vecenv.jit.random"}
 TEST_ONLY = {"jaxtyping", "beartype", "pytest", "hypothesis"}
-# Imports flow from later rows to earlier ones, and within a row only as WITHIN_ROW says: ray
-# spreads any backend, cage is a compiled environment. Modules not named here are not ordered.
-ROWS = (
-    {"core"},
-    {"sync", "workers", "jit", "cage", "ray"},
-    {"make", "check", "compare", "adapters", "cli"},
-)
-WITHIN_ROW = {
-    "ray": {"sync", "workers", "jit", "cage"},
-    "cage": {"jit"},
-    "workers": {"jit", "sync"},
-    "compare": {"make"},
-    "cli": ROWS[2],
-}
-WORKERS_ORDER = ("layout", "arena", "worker", "env")
 
 
 class Import(NamedTuple):
@@ -41,98 +25,105 @@ class Import(NamedTuple):
     at_top: bool  # runs when the file is imported
     typing_only: bool  # under `if TYPE_CHECKING:`
 
+    @property
+    def root(self):
+        return self.module.partition(".")[0]
 
-def files_in(folder: str) -> list[str]:
+
+def files_in(folder):
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py"))
 
 
-def imports_of(file: str) -> Iterator[Import]:
+def imports_of(file):
     folders = Path(file).parts[:-1]
-    pending = [(ast.parse((ROOT / file).read_text()), True, False)]
+    pending, found = [(ast.parse((ROOT / file).read_text()), True, False)], []
     while pending:
         node, at_top, typing_only = pending.pop()
         if isinstance(node, ast.Import):
-            yield from (Import(name.name, (), at_top, typing_only) for name in node.names)
+            found += [Import(name.name, (), at_top, typing_only) for name in node.names]
         elif isinstance(node, ast.ImportFrom):
             start = folders[: len(folders) - node.level + 1] if node.level else ()
             module = ".".join((*start, node.module or "")).strip(".")
-            yield Import(module, tuple(name.name for name in node.names), at_top, typing_only)
+            names = tuple(name.name for name in node.names)
+            found.append(Import(module, names, at_top, typing_only))
         at_top = at_top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         is_guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         pending += [(c, at_top, typing_only or is_guard) for c in ast.iter_child_nodes(node)]
+    return found
 
 
-def roots_of(file: str, *, at_top: bool = False, with_typing: bool = True) -> set[str]:
-    return {
-        found.module.partition(".")[0]
-        for found in imports_of(file)
-        if (found.at_top or not at_top) and (with_typing or not found.typing_only)
-    }
+IMPORTS = {file: imports_of(file) for package in NEVER for file in files_in(package)}
 
 
-def rooms_of(file: str, depth: int) -> set[str]:
-    """The modules or folders of vecenv, `depth` dots down, that a file imports from."""
-    modules = set()
-    for found in imports_of(file):
-        for module in (found.module, *(f"{found.module}.{name}" for name in found.names)):
-            parts = module.split(".")
-            if parts[0] == "vecenv" and len(parts) > depth and not found.typing_only:
-                modules.add(parts[depth])
-    return modules
+def module_of(file):
+    return ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("file", files_in("vecenv") + files_in("buffers"))
-def test_packages_keep_apart(file):
-    assert not roots_of(file) & NEVER[Path(file).parts[0]]
-    assert not roots_of(file, with_typing=False) & TEST_ONLY
+def circle_in(edges):
+    """A circle of a graph, as text; empty if there is none."""
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return " -> ".join(reversed(error.args[1]))
+    return ""
 
 
-@pytest.mark.parametrize("package", ["vecenv", "buffers"])
-def test_optional_packages_are_imported_inside_functions_of_one_module(package):
+def test_imports_have_no_circles_and_flow_one_way_between_folders():
+    """Imports inside functions and for type checkers count, as reading code follows them too.
+
+    A folder is all its modules but `__init__`, which is its front: that may gather names of folders
+    below. Modules at the top of a package are each for themselves.
+    """
+    modules = {module_of(file): file for file in IMPORTS}
+    rooms = {module: module for module in modules}
+    for module, file in modules.items():
+        if len(parts := Path(file).parts) > 2 and parts[-1] != "__init__.py":
+            rooms[module] = f"{'/'.join(parts[:-1])}/"
+    edges, room_edges, why = defaultdict(set), defaultdict(set), {}
+    for file, imports in IMPORTS.items():
+        importer = module_of(file)
+        for found in imports:
+            names = [f"{found.module}.{name}" for name in found.names] or [found.module]
+            targets = {name if name in modules else found.module for name in names}
+            for target in targets & modules.keys() - {importer}:
+                edges[importer].add(target)
+                if rooms[importer] != rooms[target]:
+                    room_edges[rooms[importer]].add(rooms[target])
+                    why[rooms[importer], rooms[target]] = f"{importer} imports {target}"
+    assert circle_in(edges) == ""
+    circle = circle_in(room_edges)
+    assert circle == "", "; ".join(why[pair] for pair in pairwise(circle.split(" -> ")))
+
+
+def test_packages_keep_apart_and_optional_ones_are_imported_in_functions_of_one_module():
     users = defaultdict(set)
-    for file in files_in(package):
-        at_top = roots_of(file, at_top=True, with_typing=False) & OPTIONAL
-        assert not at_top, f"{file} imports {at_top} when it is imported"
-        for name in roots_of(file, with_typing=False) & OPTIONAL:
-            users[name].add(file)
+    for file, imports in IMPORTS.items():
+        package = Path(file).parts[0]
+        assert not {found.root for found in imports} & NEVER[package], file
+        used = {found.root for found in imports if not found.typing_only}
+        assert not used & TEST_ONLY, file
+        at_top = {found.root for found in imports if found.at_top and not found.typing_only}
+        assert not at_top & OPTIONAL, f"{file} imports them when it is imported"
+        for name in used & OPTIONAL:
+            users[package, name].add(file)
     assert {name: files for name, files in users.items() if len(files) > 1} == {}
 
 
-@pytest.mark.parametrize("file", files_in("vecenv"))
-def test_imports_flow_one_way(file):
-    room = Path(file).with_suffix("").parts[1]
-    row = next((i for i, names in enumerate(ROWS) if room in names), None)
-    if row is None:
-        return
-    later = set().union(*ROWS[row:]) - {room} - WITHIN_ROW.get(room, set())
-    assert not rooms_of(file, 1) & later
-
-
-@pytest.mark.parametrize("name", WORKERS_ORDER)
-def test_workers_imports_flow_one_way(name):
-    file = f"vecenv/workers/{name}.py"
-    if (ROOT / file).exists():
-        later = set(WORKERS_ORDER[WORKERS_ORDER.index(name) + 1 :])
-        assert not rooms_of(file, 2) & later
-
-
-def public_names(package: str) -> set[str]:
+def public_names(package):
     path = ROOT / package.replace(".", "/")
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree = ast.parse(path.read_text())
-    for node in tree.body:
+    for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))
-    raise AssertionError(f"{package}/__init__.py has no __all__")
+    raise AssertionError(f"{package} has no __all__")
 
 
-@pytest.mark.parametrize("file", files_in("examples") + files_in("vecenv/adapters"))
-def test_examples_and_adapters_use_public_names(file):
-    for found in imports_of(file):
-        package = found.module.partition(".")[0]
-        if package in NEVER:
-            assert found.module in {package, *PUBLIC_ROOMS}, f"{found.module} is not public"
-            assert set(found.names) <= public_names(found.module)
+def test_examples_and_adapters_use_public_names():
+    for file in files_in("examples") + files_in("vecenv/adapters"):
+        for found in imports_of(file):
+            if found.root in NEVER:
+                assert found.module in {found.root, *PUBLIC_ROOMS}, f"{file}: {found.module}"
+                assert set(found.names) <= public_names(found.module), file
 
 
 def test_importing_vecenv_loads_neither_optional_packages_nor_a_compiler():

@@ -164,25 +164,6 @@ def test_seeds_of_the_envs(seed):
         assert type(calls[0][1]) is int
 
 
-def test_call_and_attributes():
-    envs = SyncVectorEnv(counters([3, 4, 5]))
-    assert envs.call("double", 10, offset=1) == (21, 22, 23)
-    assert envs.call("length") == (3, 4, 5)
-    assert envs.get_attr("name") == (0, 1, 2)
-    envs.set_attr("name", 7)
-    assert envs.get_attr("name") == (7, 7, 7)
-    envs.set_attr("name", (1, 2, 3))
-    envs.set_attr("color", ["red", "green", "blue"])
-    assert envs.get_attr("name") == (1, 2, 3)
-    assert envs.get_attr("color") == ("red", "green", "blue")
-    with pytest.raises(ValueError, match="Got `2` values for 3 environments"):
-        envs.set_attr("name", [1, 2])
-    assert envs.get_attr("name") == (1, 2, 3)
-    with pytest.raises(AttributeError, match="weather"):
-        envs.get_attr("weather")
-    assert envs.render() == ("frame of 1", "frame of 2", "frame of 3")
-
-
 def test_close_closes_every_env_and_raises_the_first_error():
     class Stuck(CounterEnv):
         def close(self):
@@ -204,13 +185,6 @@ def test_envs_can_be_replaced_one_by_one():
     envs.envs[1] = CounterEnv(name=8)
     envs.reset()
     assert envs.step([0, 0])[0].tolist() == [[0, 0, 1], [8, 0, 1]]
-
-
-def test_allocate_gives_zeroed_memory_of_any_shape_and_dtype():
-    envs = SyncVectorEnv(counters([9]))
-    for shape, dtype in (((3, 2), np.float32), ((), np.bool_), ((0, 3), np.int64)):
-        assert_same(envs.allocate(shape, dtype), np.zeros(shape, dtype))
-    assert envs.allocate((2,)).dtype == np.float32
 
 
 def test_timing_adds_up_named_phases_only_when_enabled():

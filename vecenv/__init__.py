@@ -48,8 +48,8 @@ __version__ = "0.1.0"
 # Entry points are strings, so that nothing compiled is imported before somebody makes the env.
 _gymnasium.register(
     id="Cage2-v0",
-    entry_point="vecenv.cage.challenge2.env:Cage2Env",
-    vector_entry_point="vecenv.cage.challenge2.env:Cage2VectorEnv",
+    entry_point="vecenv.cage:Cage2Env",
+    vector_entry_point="vecenv.cage:Cage2VectorEnv",
     disable_env_checker=True,
 )
 _gymnasium.register(id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv")

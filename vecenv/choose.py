@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.cores import usable_cores
+from vecenv.machine import usable_cores
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.env import AsyncVectorEnv
 from vecenv.workers.probe import MOST_THREADS, Probe, ProbeError, ProbeTimeout, probe_env, run_apart

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vecenv.backends import COMPARED
 from vecenv.files import require_writable
 
 __all__ = ["main"]
@@ -195,7 +196,7 @@ def compare(
     /,
     *,
     num_envs: str = "1,8,64",
-    backends: str = "loop,sync,async,async-first-ready,jit,gymnasium-sync,gymnasium-async",
+    backends: str = ",".join(COMPARED),
     env_kwargs: tuple[str, ...] = (),
     policy_ms: float = 0.0,
     seed: int = 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy as copying
 import dataclasses
 import functools
-import importlib
 import inspect
 import logging
 import sys
@@ -25,15 +24,13 @@ from gymnasium.envs.registration import (
 )
 from gymnasium.vector import AutoresetMode
 
+from vecenv.backends import BACKENDS, MADE, Backend
 from vecenv.choose import Choice, choose_backend
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.importing import import_module
 from vecenv.core.spaces import ObservationMode
-from vecenv.ray.env import RayVectorEnv
-from vecenv.sync import SyncVectorEnv
-from vecenv.workers.env import AsyncVectorEnv
 
 if TYPE_CHECKING:
     from vecenv.jit.kernels import EnvKernels  # loads the compiler
@@ -44,7 +41,6 @@ EnvFactory = Callable[[], Env]
 EnvSource = str | EnvSpec | EnvFactory | Sequence[EnvFactory]
 Wrapper = Callable[[Env], Env]
 
-_BACKENDS = ("auto", "sync", "async", "jit", "ray")
 _VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 # Compiled vector envs of their own ids that do the same, step for step.
 COMPILED_TWINS = {"CartPole-v1": "JitCartPole-v1"}
@@ -100,15 +96,16 @@ def make_vec(
         SyncVectorEnv(CartPole-v1, num_envs=2)
         >>> envs.close()
     """
-    if backend not in _BACKENDS:
-        raise ValueError(f"backend is {backend!r}, expected one of {', '.join(_BACKENDS)}")
+    if backend not in ("auto", *MADE):
+        raise ValueError(f"backend is {backend!r}, expected one of {', '.join(('auto', *MADE))}")
     given = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
     options = {name: value for name, value in given.items() if value is not None}
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
     source.options.update({**(vector_kwargs or {}), **options})
     if "autoreset_mode" in source.options:
         source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
-    is_compiled = backend in ("auto", "jit", "ray") and _is_compiled(source, backend)
+    is_single = backend != "auto" and BACKENDS[backend].takes == "factories"
+    is_compiled = not is_single and _is_compiled(source, backend)
     if backend == "auto":
         choice = _choose(source, can_be_compiled=is_compiled and not source.wrappers)
         backend = choice.backend
@@ -118,9 +115,9 @@ def make_vec(
             _logger.info("a compiled env does the same, step for step: make_vec(%r)", twin)
     _check_backend(source, backend, is_compiled=is_compiled)
     try:
-        if backend == "ray":
-            return _make_on_ray(source, is_compiled=is_compiled)
-        return _make_compiled(source) if backend == "jit" else _make_single(source, backend)
+        if BACKENDS[backend].takes == "compiled":
+            return _make_compiled(source)
+        return _make_spread(source, BACKENDS[backend], is_compiled=is_compiled)
     except (EnvCreationError, TypeError) as error:
         if told := _about_options(env_kwargs):
             error.add_note(f"If the env does not take it: {told}")
@@ -129,16 +126,17 @@ def make_vec(
 
 def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
     """Refuse a backend that can't run these envs."""
-    if source.kernels is not None and (backend not in ("jit", "ray") or source.wrappers):
+    takes = BACKENDS[backend].takes
+    if source.kernels is not None and (takes == "factories" or source.wrappers):
         raise ValueError(
             f"{source.kernels.name} is compiled, has no single envs, and got backend {backend!r} "
             f"and {len(source.wrappers)} wrappers; use backend='jit' and vector wrappers"
         )
-    if backend == "jit" and (not is_compiled or source.wrappers):
+    if takes == "compiled" and (not is_compiled or source.wrappers):
         twin = _compiled_twin(source)
         name = "a factory" if source.spec is None else source.spec.id
         raise ValueError(
-            f"backend 'jit' needs an env with compiled kernels and no wrappers, got {name}"
+            f"backend {backend!r} needs an env with compiled kernels and no wrappers, got {name}"
             f" with {len(source.wrappers)} wrappers; use "
             + ("backend='sync'" if twin is None else f"{twin!r}, which does the same, or 'sync'")
         )
@@ -157,13 +155,14 @@ class _Source(NamedTuple):
 
 def _choose(source: _Source, *, can_be_compiled: bool) -> Choice:
     """Decide what "auto" means for these envs and these options."""
-    if source.backend == "ray":
-        return Choice("ray", {}, "its spec says so")
-    only_async = _parameters(AsyncVectorEnv) - _parameters(SyncVectorEnv)
+    specified = BACKENDS.get(source.backend or "")
+    if specified is not None and specified.takes == "either":
+        return Choice(specified.name, {}, "its spec says so")
+    only_async = _parameters("async") - _parameters("sync")
     if named := sorted(only_async & source.options.keys()):
         return Choice("async", {}, f"only AsyncVectorEnv takes {', '.join(named)}")
-    if source.backend in ("sync", "async"):
-        return Choice(source.backend, {}, "its spec says so")
+    if specified is not None and specified.takes == "factories":
+        return Choice(specified.name, {}, "its spec says so")
     if can_be_compiled:
         return Choice("jit", {}, "it is compiled")
     factories = _wrapped_factories(source)
@@ -173,16 +172,8 @@ def _choose(source: _Source, *, can_be_compiled: bool) -> Choice:
     return choose_backend(factories, observation_mode=observation_mode)
 
 
-def _parameters(vector_class: type) -> set[str]:
-    return set(inspect.signature(vector_class).parameters)
-
-
-def _make_single(source: _Source, backend: str) -> VecEnv:
-    """Batch single envs, in this process or in workers."""
-    vector_class = SyncVectorEnv if backend == "sync" else AsyncVectorEnv
-    envs = vector_class(_wrapped_factories(source), **source.options)
-    envs.spec = _vector_spec(source, backend)
-    return envs
+def _parameters(backend: str) -> set[str]:
+    return set(inspect.signature(BACKENDS[backend].load()).parameters)
 
 
 def _wrapped_factories(source: _Source) -> list[EnvFactory]:
@@ -191,18 +182,20 @@ def _wrapped_factories(source: _Source) -> list[EnvFactory]:
     return [_Wrapped(factory, source.wrappers) for factory in source.factories]
 
 
-def _make_on_ray(source: _Source, *, is_compiled: bool) -> VecEnv:
-    """Spread single envs over the actors of a cluster, or compiled ones."""
-    if is_compiled and not source.wrappers and "worker_backend" not in source.options:
-        own = _parameters(RayVectorEnv)
+def _make_spread(source: _Source, backend: Backend, *, is_compiled: bool) -> VecEnv:
+    """Batch single envs; compiled ones if there are some, and the backend takes them."""
+    vector_class = backend.load()
+    is_plain = not source.wrappers and "worker_backend" not in source.options
+    if backend.takes == "either" and is_compiled and is_plain:
+        own = _parameters(backend.name)
         rest = {name: value for name, value in source.options.items() if name not in own}
         rest.setdefault("num_threads", max(1, int(source.options.get("cpus_per_worker", 1))))
         maker = _compiled_maker(source._replace(options=rest))
         options = {name: value for name, value in source.options.items() if name in own}
-        envs = RayVectorEnv(maker, num_envs=len(source.factories), **options)
+        envs = vector_class(maker, num_envs=len(source.factories), **options)
     else:
-        envs = RayVectorEnv(_wrapped_factories(source), **source.options)
-    envs.spec = _vector_spec(source, "ray")
+        envs = vector_class(_wrapped_factories(source), **source.options)
+    envs.spec = _vector_spec(source, backend.name)
     return envs
 
 
@@ -234,7 +227,7 @@ def _creator(spec: EnvSpec) -> Any:
 
 def _jit_class() -> Any:
     """Return `JitVectorEnv`; loads the compiler."""
-    return importlib.import_module("vecenv.jit.env").JitVectorEnv
+    return BACKENDS["jit"].load()
 
 
 def has_compiled_envs(env: str | EnvSpec, env_kwargs: Mapping[str, Any]) -> bool:
@@ -396,7 +389,8 @@ def _about_options(kwargs: dict[str, Any]) -> str:
 
 
 def _vector_parameters() -> set[str]:
-    return _parameters(AsyncVectorEnv) | _parameters(RayVectorEnv) | {"num_threads"}
+    single = [name for name in MADE if BACKENDS[name].takes != "compiled"]  # that loads no compiler
+    return set().union(*map(_parameters, single)) | {"num_threads"}
 
 
 def find_spec(env_id: str) -> EnvSpec:

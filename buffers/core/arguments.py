@@ -24,10 +24,8 @@ __all__ = [
     "as_array",
     "as_tensor",
     "check_count",
-    "check_names",
     "check_place",
     "check_rewards",
-    "holds_values",
     "read_array",
     "read_distinct_ids",
     "read_episode",
@@ -71,7 +69,7 @@ def check_place(name: str, tensor: torch.Tensor, device: torch.device | None) ->
         raise BufferMisuseError(f"{name} lies on {tensor.device}, expected {where}; move it")
 
 
-def check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str]) -> None:
+def _check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str]) -> None:
     """Raise BufferMisuseError for columns that are unknown or missing."""
     unknown = sorted(set(given) - required - optional, key=str)
     missing = sorted(required - set(given))
@@ -188,7 +186,7 @@ def read_array(
         raise BufferMisuseError(f"{name} has shape {array.shape}, expected {shape}")
     if dtype == _BOOL and array.dtype.kind in "iu":
         return read_flags(name, array)
-    if not holds_values(dtype, array):
+    if not _holds_values(dtype, array):
         raise BufferMisuseError(
             f"{name} has dtype {array.dtype}, expected {dtype}, which cannot hold its values; "
             "convert it before if that is meant"
@@ -212,7 +210,7 @@ def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype)
     fits = torch.can_cast(tensor.dtype, dtype)
     if fits and not dtype.is_floating_point:  # integers: none may change
         own = torch.empty(0, dtype=dtype).numpy().dtype
-        fits = holds_values(own, tensor.cpu().numpy())
+        fits = _holds_values(own, tensor.cpu().numpy())
     if not fits:
         raise BufferMisuseError(
             f"{name} has dtype {tensor.dtype}, expected {dtype}; convert it before if that is meant"
@@ -220,7 +218,7 @@ def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype)
     return tensor
 
 
-def holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
+def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
     """Whether a dtype can hold the values of an array: floats rounded, integers as they are."""
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         if array.dtype.kind not in "iu" or dtype.kind not in "iu":
@@ -432,7 +430,7 @@ def read_steps(
     Raises:
         BufferMisuseError: A column is missing, unknown or does not fit.
     """
-    check_names(columns, {*_COLUMNS, *layout.extras}, optional)
+    _check_names(columns, {*_COLUMNS, *layout.extras}, optional)
     count = _count_rows(columns["rewards"])
     others = ("actions", "rewards", *layout.extras, *_FLAGS, *optional)
     return {
@@ -460,7 +458,7 @@ def read_episode(
             f"an episode must be a dict of columns, got {type(episode).__name__}"
         )
     flags = {*_FLAGS, "boundaries"}
-    check_names(episode, {"obs", "actions", "rewards", *layout.extras}, {"next_obs", *flags})
+    _check_names(episode, {"obs", "actions", "rewards", *layout.extras}, {"next_obs", *flags})
     count = _count_rows(episode["rewards"])
     if count == 0:
         raise BufferMisuseError("the episode has no step; expected one at least")

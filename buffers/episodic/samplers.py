@@ -33,7 +33,6 @@ __all__ = [
     "CompiledSampler",
     "PairPlanner",
     "TorchSampler",
-    "WindowTable",
     "is_by_episode",
     "offsets_below",
 ]

@@ -302,7 +302,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         super()._take_copied_state(state)
-        self._take_priorities({name: blocks[0] for name, blocks in state["arrays"].items()})
+        arrays = state["arrays"]
+        self._take_priorities({n: np.array(arrays[n][0]) for n in ("exponents", "priorities")})
 
     def _take_own_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore priorities; exponents given to the constructor win over the saved ones."""

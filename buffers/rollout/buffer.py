@@ -179,7 +179,7 @@ class RolloutBuffer(StatefulBuffer):
         self._sampler = MinibatchSampler(
             observation_space,
             storage.obs,
-            storage.column_list(_BATCH_FIELDS),
+            [storage.columns[name] for name in _BATCH_FIELDS],
             storage.extras,
             storage.columns["rows"],
             seed,

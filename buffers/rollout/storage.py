@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from buffers.core.columns import Allocate, Column, allocate_columns, foreach_copy
+from buffers.core.columns import Allocate, allocate_columns, foreach_copy
 from buffers.core.spaces import build_tree
 from buffers.rollout.gae import GaeInputs
 from buffers.rollout.kernels import UNWRITTEN
@@ -200,7 +200,3 @@ class RolloutStorage:
             None if final is None else final.host,
             self.flags["valid"],
         )
-
-    def column_list(self, names: tuple[str, ...]) -> list[Column]:
-        """The columns with these names."""
-        return [self.columns[name] for name in names]

@@ -1,10 +1,30 @@
 """Free-running episodes for the tests: a batch of envs, a blue policy, nothing else."""
 
 import numpy as np
+from numba import njit
 
 from vecenv.cage import Cage2VectorEnv
 from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST, RED_AGENT_NAMES
+from vecenv.jit.random import integers
+
+
+@njit
+def own_red(state, rng, tables):
+    """A red that sweeps its subnet, then scans User2 for ever.
+
+    One policy for all tests, as each is compiled for a quarter of a minute: where `custom[0]` is
+    set it scans Enterprise1, exploits it again and again, then escalates; sometimes nonsense.
+    """
+    if state.custom[0] == 0:
+        return (1, 2) if state.step == 0 else (2, 10)
+    if state.step % 12 == 11:
+        return 4, 2
+    if state.step == 0:
+        return 2, 2
+    if integers(rng, 20) == 0:
+        return integers(rng, 40) - 20, integers(rng, 40) - 20
+    return 3, 2
 
 
 class FreeRun:

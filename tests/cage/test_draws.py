@@ -4,14 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from cage.free_run import FreeRun
-from numba import njit
+from cage.free_run import FreeRun, own_red
 
 from vecenv.cage.challenge2.network.state import decode
 from vecenv.cage.challenge2.play.policies import make_policy
 from vecenv.cage.challenge2.replay import options_rows
 from vecenv.cage.challenge2.rules.codes import B_LINE, EXPLOIT, MEANDER, NO_RED
-from vecenv.jit.random import integers
 
 RESTORE_SERVER = 132 + 7
 
@@ -90,20 +88,9 @@ def test_b_line_draws_its_user_host_once_per_episode():
     assert_uniform(np.bincount(run.states["first_host"], minlength=13)[9:], "user host")
 
 
-@njit
-def greedy_red(state, rng, tables):
-    """Scans Enterprise1, exploits it again and again, then escalates; sometimes nonsense."""
-    if state.step % 12 == 11:
-        return 4, 2
-    if state.step == 0:
-        return 2, 2
-    if integers(rng, 20) == 0:
-        return integers(rng, 40) - 20, integers(rng, 40) - 20
-    return 3, 2
-
-
 def test_custom_red_policy_and_the_draw_of_a_session():
-    run = FreeRun(8000, (greedy_red,), seed=2)
+    run = FreeRun(8000, (own_red,), seed=2)
+    run.states["custom"][:, 0] = 1
     run.states["known_ip"] |= 1 << 2
     ranks = {}
     for _ in range(12):
@@ -122,7 +109,7 @@ def test_custom_red_policy_and_the_draw_of_a_session():
 
 def test_custom_policy_leaves_built_in_agents_alone():
     plain = FreeRun(300, (B_LINE, MEANDER), seed=3)
-    custom = FreeRun(300, (B_LINE, MEANDER, greedy_red), seed=3)
+    custom = FreeRun(300, (B_LINE, MEANDER, own_red), seed=3)
     custom.states["red_agent"] = plain.states["red_agent"]
     policy = make_policy("obs_restore")
     rewards = plain.play(policy, 60)

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import importlib
 import io
 import pickle
 import sys
@@ -10,12 +11,13 @@ from dataclasses import replace
 import gymnasium as gym
 import numpy as np
 import pytest
+from cage.free_run import own_red
 from cage.golden import COMPACT_FIELDS
 from cage.harbour import HARBOUR
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
-from numba import njit
 from rich.console import Console
 
 import vecenv
@@ -114,6 +116,14 @@ def test_is_made_by_gymnasium(num_envs):
     assert envs.single_action_space == gym.spaces.Discrete(NUM_ACTIONS)
     assert envs.reset(seed=1)[0].shape == (num_envs, 52)
     envs.close()
+
+
+def test_what_was_saved_before_finds_its_modules():
+    spec = gym.spec("Cage2-v0").to_json().replace("vecenv.cage:Cage2E", "vecenv.cage.single:Cage2E")
+    assert "vecenv.cage.single:Cage2Env" in spec
+    env = gym.make(EnvSpec.from_json(spec))
+    assert isinstance(env.unwrapped, Cage2Env)
+    assert importlib.import_module("vecenv.cage.scenario").Scenario is type(cage2_scenario())
 
 
 @pytest.mark.parametrize("options", [{}, {"red_agent": "mixed", "observation": "extended"}])
@@ -250,14 +260,6 @@ def test_red_agents_are_drawn_per_episode(red_agent, expected):
     assert (abs(counts - share) < 4 * np.sqrt(share)).all()
 
 
-@njit
-def scan_one_host(state, rng, tables):
-    """A red that sweeps its subnet, then scans User2 for ever."""
-    if state.step == 0:
-        return 1, 2
-    return 2, 10
-
-
 def sweep_for_ever(state, rng, tables):
     return 1, 2
 
@@ -265,12 +267,12 @@ def sweep_for_ever(state, rng, tables):
 def test_plain_functions_are_compiled_once():
     agents = [read_red_agents(sweep_for_ever)[1] for _ in range(2)]
     assert agents[0] is agents[1]
-    assert read_red_agents(scan_one_host) == ((CUSTOM,), scan_one_host)
+    assert read_red_agents(own_red) == ((CUSTOM,), own_red)
 
 
 def test_red_policy_of_ones_own():
     facts = ["red_type", "red_target"]
-    envs = Cage2VectorEnv(2, red_agent=scan_one_host, step_infos=facts)
+    envs = Cage2VectorEnv(2, red_agent=own_red, step_infos=facts)
     envs.reset(seed=0)
     assert (envs.true_state["red_agent"] == CUSTOM).all()
     *_, infos = envs.step([0, 0])

@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from cage.test_env import scan_one_host
+from cage.free_run import own_red
 from rich.console import Console
 
 from vecenv import ActionError
@@ -288,7 +288,7 @@ def own_modules(tmp_path, monkeypatch):
         "    def act(self, obs, alerts):\n"
         "        return self.rng.integers(0, 145, len(obs))\n"
         "class Nested:\n    policy = Drawing(None, seed=3)\n"
-        "from cage.test_env import scan_one_host as scanner\n"
+        "from cage.free_run import own_red as scanner\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
@@ -310,16 +310,16 @@ def test_policies_of_a_module_beside_the_caller_are_found(own_modules):
 
 
 def test_red_agents_of_ones_own_have_rows_and_random_numbers_of_their_own(own_modules):
-    reds = ["my_cage:scanner", scan_one_host, "sleep"]
+    reds = ["my_cage:scanner", own_red, "sleep"]
     result = evaluate("sleep", episodes=3, red_agents=reds, episode_lengths=[30])
-    assert [cell.red_agent for cell in result.cells] == ["scanner", "scan_one_host", "sleep"]
+    assert [cell.red_agent for cell in result.cells] == ["scanner", "own_red", "sleep"]
     assert result.total == 0, "they only look"
     assert "scanner" in str(result)
-    assert len({cell_seed(1, name, 30) for name in ("scanner", "scan_one_host", "b_line")}) == 3
-    code = getattr(scan_one_host, "py_func", scan_one_host).__code__
-    namesake = types.FunctionType(code, {}, "scan_one_host")
-    with pytest.raises(ValueError, match="two that are called 'scan_one_host'"):
-        evaluate("sleep", episodes=2, red_agents=[scan_one_host, namesake])
+    assert len({cell_seed(1, name, 30) for name in ("scanner", "own_red", "b_line")}) == 3
+    code = getattr(own_red, "py_func", own_red).__code__
+    namesake = types.FunctionType(code, {}, "own_red")
+    with pytest.raises(ValueError, match="two that are called 'own_red'"):
+        evaluate("sleep", episodes=2, red_agents=[own_red, namesake])
     envs = Cage2VectorEnv(1, red_agent="my_cage:scanner", step_infos="red_type")
     envs.reset(seed=0)
     assert [envs.step([0])[4]["red_type"][0] for _ in range(2)] == [1, 2]

@@ -8,21 +8,9 @@ from cage.free_run import FreeRun
 from cage.golden import load_json
 from cage.harbour import HARBOUR
 
-from vecenv.cage.challenge2.network.scenario import (
-    FIRST_HOST,
-    NEXT_HOST,
-    RULE_SETS,
-    Exploit,
-    Host,
-    OperationalService,
-    PlanStep,
-    ScenarioError,
-    Service,
-    TrafficRule,
-    action_index,
-    blue_actions,
-    cage2_scenario,
-)
+from vecenv import cage
+from vecenv.cage import action_index, blue_actions, cage2_scenario
+from vecenv.cage.challenge2.network.scenario import RULE_SETS
 from vecenv.cage.challenge2.network.state import decode
 from vecenv.cage.challenge2.network.tables import compile_tables, tracked_ports
 from vecenv.cage.challenge2.play.policies import POLICY_NAMES, make_policy
@@ -195,7 +183,7 @@ BAD_TABLES = {
         r"hosts\[3\].value is nan",
     ),
     "service without port": (
-        replaced("hosts", 3, services=(Service(None, "ssh"),)),
+        replaced("hosts", 3, services=(cage.Service(None, "ssh"),)),
         r"hosts\[3\].services\[0\].port is None",
     ),
     "reveals nobody": (replaced("hosts", 3, reveals=("X",)), r"hosts\[3\].reveals names 'X'"),
@@ -226,7 +214,7 @@ BAD_TABLES = {
     "exploit twice": (replaced("exploits", 2, name="HTTPRFI"), r"exploits\[4\] is 'HTTPRFI' again"),
     "no exploits": (replace(CAGE2, exploits=()), r"exploits has 0 rows"),
     "too many exploits": (
-        replace(CAGE2, exploits=(*CAGE2.exploits, Exploit("X", 0.01, 22, "ssh"))),
+        replace(CAGE2, exploits=(*CAGE2.exploits, cage.Exploit("X", 0.01, 22, "ssh"))),
         r"exploits has 9 rows, expected 1 to 8",
     ),
     "decoy without a port": (replaced("decoys", 1, opens=None), r"decoys\[1\].opens is None"),
@@ -238,7 +226,7 @@ BAD_TABLES = {
         r"exploits and decoys are about 9 different ports",
     ),
     "service nowhere": (
-        replace(CAGE2, operational_service=OperationalService("X", 10.0)),
+        replace(CAGE2, operational_service=cage.OperationalService("X", 10.0)),
         r"operational_service.host names 'X'",
     ),
     "foothold nowhere": (replace(CAGE2, foothold="X"), "foothold names 'X'"),
@@ -260,12 +248,12 @@ BAD_TABLES = {
     "plan that does not know where": (with_plan_step(4, target="X"), r"b_line.steps\[4\].target"),
     "plan that sweeps a host": (with_plan_step(7, target="User1"), r"b_line.steps\[7\].target"),
     "plan that hurries": (
-        with_plan_step(0, action="scan", target=NEXT_HOST),
-        rf"b_line.steps\[0\].target is '{NEXT_HOST}' before any step has '{FIRST_HOST}'",
+        with_plan_step(0, action="scan", target=cage.NEXT_HOST),
+        rf"b_line.steps\[0\].target is '{cage.NEXT_HOST}' before any step has '{cage.FIRST_HOST}'",
     ),
     "plan without a first host": (
-        with_plan(steps=(PlanStep("sweep", "User"),) * 15),
-        f"b_line.steps never targets '{FIRST_HOST}'",
+        with_plan(steps=(cage.PlanStep("sweep", "User"),) * 15),
+        f"b_line.steps never targets '{cage.FIRST_HOST}'",
     ),
     "plan that leads nowhere": (with_plan(next_hosts=()), "b_line.next_hosts has 0 rows"),
     "plan that leads to nobody": (
@@ -285,7 +273,7 @@ BAD_TABLES = {
 @pytest.mark.parametrize("problem", BAD_TABLES)
 def test_contradictory_tables_are_refused_by_field(problem):
     scenario, message = BAD_TABLES[problem]
-    with pytest.raises(ScenarioError, match=f"^{message}"):
+    with pytest.raises(cage.ScenarioError, match=f"^{message}"):
         compile_tables(scenario)
 
 
@@ -302,11 +290,11 @@ def test_compiled_tables_are_read_only():
 
 def test_hosts_and_rules_can_be_added():
     """A table that makes sense is accepted: one more host, one more rule."""
-    host = Host("User5", "User", "Linux", 0.3, (Service(22, "ssh", "root"),), "pi")
+    host = cage.Host("User5", "User", "Linux", 0.3, (cage.Service(22, "ssh", "root"),), "pi")
     scenario = replace(
         CAGE2,
         hosts=(*CAGE2.hosts, host),
-        traffic=(*CAGE2.traffic, TrafficRule("Operational", "User", ())),
+        traffic=(*CAGE2.traffic, cage.TrafficRule("Operational", "User", ())),
         decoys=CAGE2.decoys[:7],
     )
     tables = compile_tables(scenario)

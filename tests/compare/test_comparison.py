@@ -14,12 +14,13 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from vecenv.backends import COMPARED
 from vecenv.compare import Options, run_comparison
-from vecenv.compare.load import tree_memory_bytes
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.sampling import Diversity
-from vecenv.compare.serving import BACKENDS, Round, Runner, Setting, describe
+from vecenv.compare.serving import Round, Runner, Setting, describe
+from vecenv.machine import tree_memory_bytes
 from vecenv.timing.advice import Advice
 
 QUICK = {"rounds": 2, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
@@ -46,7 +47,7 @@ def cartpole():
 
 def test_every_backend_is_measured(cartpole):
     result, _, _ = cartpole
-    assert [case.backend for case in result.cases] == list(BACKENDS)
+    assert [case.backend for case in result.cases] == list(COMPARED)
     for case in result.cases:
         assert case.is_measured, case.reason
         assert len(case.rates) == len(case.beside) == 2
@@ -70,7 +71,7 @@ def test_shares_of_the_time_add_up(cartpole):
 def test_the_tables_name_everything(cartpole):
     text = as_text(cartpole[0])
     for words in (
-        *BACKENDS,
+        *COMPARED,
         "x loop",
         "hand-",
         "strag",

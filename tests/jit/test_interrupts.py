@@ -304,7 +304,7 @@ def as_a_signal_handler_might(*args):
         try:
             envs.step(actions)
         except (RuntimeError, ResetNeeded) as error:
-            assert "is being used" in str(error) or "forked in the midst" in str(error), error
+            assert "is being used" in str(error) or "forked during a step" in str(error), error
         else:
             os._exit(7)
     return attend(*args)
@@ -314,7 +314,7 @@ envs._runner._attend = as_a_signal_handler_might
 try:
     obs = envs.step(actions)[0]
 except RuntimeError as error:
-    assert children[0] == 0 and "forked in the midst" in str(error), error
+    assert children[0] == 0 and "forked during a step" in str(error), error
     obs = twin.step(actions)[0]
 else:
     twin_obs = twin.step(actions)[0]

@@ -173,7 +173,7 @@ def test_watch_draws_a_users_env(beside, capsys):
     assert main(["watch", "--steps", "3"]) == 2
     assert "policy is missing" in capsys.readouterr().err
     assert main([*watch, "--policy", "warehouse:nobody", "--gif", "out.gif"]) == 2
-    assert "policy 'warehouse:nobody'" in capsys.readouterr().err
+    assert "policy is 'warehouse:nobody'" in capsys.readouterr().err
 
 
 def test_render_gives_each_env_and_a_copy_of_its_state(beside):

@@ -150,7 +150,7 @@ def test_an_exception_of_a_kernel_reaches_the_caller(row, split_all):
     envs.step(actions)
     with pytest.raises(ValueError, match="the kernel failed") as caught:
         envs.step(actions)
-    assert "midst of a step" in caught.value.__notes__[0]
+    assert "middle of a step" in caught.value.__notes__[0]
     envs.reset(seed=0)
     assert envs.step(actions)[0].tolist() == [[2.0]] * NUM_ENVS
     envs.close()

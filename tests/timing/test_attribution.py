@@ -4,9 +4,20 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vecenv.timing import calls as calls_module
-from vecenv.timing.attribution import ENVS, KERNEL, NOTHING, CallTotals, Crew, EnvTotals, Work
+from vecenv.timing.attribution import (
+    ENVS,
+    KERNEL,
+    NOTHING,
+    CallTotals,
+    Coverage,
+    Crew,
+    EnvTotals,
+    Work,
+)
 from vecenv.timing.calls import (
     RECV,
     RESET,
@@ -18,7 +29,7 @@ from vecenv.timing.calls import (
     Calls,
     Pass,
 )
-from vecenv.timing.control import Recording, Tally, WorkerProcess
+from vecenv.timing.recording import Recording, Tally, WorkerProcess
 from vecenv.timing.report import make_report
 from vecenv.timing.stamps import Stamps
 
@@ -345,3 +356,33 @@ def test_pauses_are_left_out_of_everything():
         pass
     assert log.wall_ns < 40e6
     assert sum(log.own_ns) <= log.wall_ns
+
+
+intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
+
+
+@given(intervals, intervals)
+def test_coverage_counts_the_moments_inside_any_interval(busy, asked):
+    begins = np.array([begin for begin, _ in busy], dtype=np.int64)
+    ends = begins + np.array([length for _, length in busy], dtype=np.int64)
+    is_covered = np.zeros(100, bool)
+    for begin, end in zip(begins, ends, strict=True):
+        is_covered[begin:end] = True
+    from_ = np.array([begin for begin, _ in asked], dtype=np.int64)
+    until = from_ + np.array([length for _, length in asked], dtype=np.int64)
+
+    found = Coverage(begins, ends).between(from_, until)
+
+    expected = [is_covered[a:b].sum() for a, b in zip(from_, until, strict=True)]
+    assert found.tolist() == expected
+
+
+def test_blocks_are_apart_and_in_order():
+    covered = Coverage(np.array([5, 0, 20, 3]), np.array([7, 4, 21, 5]))
+    assert covered.begins.tolist() == [0, 20] and covered.ends.tolist() == [7, 21]
+
+
+@pytest.mark.parametrize("time", [0, 10**18])
+def test_nothing_covers_nothing(time):
+    empty = np.zeros(0, np.int64)
+    assert Coverage(empty, empty).between(np.array([0]), np.array([time])).tolist() == [0]

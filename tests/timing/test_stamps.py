@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from vecenv.timing import stamps as module
-from vecenv.timing.recorder import describe_latest
 from vecenv.timing.stamps import EnvStamps, stamped
 
 
@@ -59,10 +58,10 @@ def test_a_step_that_raises_stays_open_and_is_told_first():
         second.step(0)
     first.step(0)
     assert (stamps.read().end_ns == 0).tolist() == [False, True, False]
-    lines = describe_latest(stamps, np.array([0, 1])).splitlines()
+    lines = stamps.describe_latest(np.array([0, 1])).splitlines()
     assert "env 1: step" in lines[1] and "has not ended" in lines[1]
     assert "env 0: step" in lines[2] and "took" in lines[2]
-    assert describe_latest(stamps, np.array([5])) == ""
+    assert stamps.describe_latest(np.array([5])) == ""
 
 
 def test_steps_are_taken_once_each_and_running_ones_are_shown():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vecenv.core.cores import chunk_bounds
+from vecenv.core.batches import chunk_bounds
 from vecenv.workers.arena import Arena
 from vecenv.workers.layout import ControlLayout
 from vecenv.workers.opening import checked_threads, worker_shares

@@ -6,6 +6,7 @@ Names are looked up when they are first used, so that importing this package loa
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ _MODULES = {
     "evaluation": ("Cell", "Evaluation"),
     "identity": ("RULES_VERSION",),
 }
+# Pickles of envs and scenarios from before, and specs in Minari's datasets, name these modules.
+for _old in ("env", "scenario", "single"):
+    sys.modules[f"{__name__}.{_old}"] = sys.modules[__name__]
 _HOME_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 

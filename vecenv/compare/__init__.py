@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from vecenv.compare.comparison import Options, run_comparison
-from vecenv.compare.result import Comparison
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vecenv.compare.comparison import Options, run_comparison
+    from vecenv.compare.result import Comparison
 
 __all__ = ["Comparison", "Options", "run_comparison"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the comparison when it is asked for: the processes that it starts do without."""
+    if name in __all__:
+        from vecenv.compare import comparison
+
+        return getattr(comparison, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,10 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vecenv.backends import TIMED
 from vecenv.compare.comparison import Options, run_comparison
 from vecenv.compare.processes import RunnerError, RunnerProcess
-from vecenv.compare.result import Comparison
-from vecenv.compare.serving import TIMED, Setting
+from vecenv.compare.result import Comparison, check_picture
+from vecenv.compare.serving import Setting
 from vecenv.compare.source import read_source
 from vecenv.files import require_writable, whole_file
 
@@ -36,8 +37,6 @@ def compare_and_show(
     for path in filter(None, (json_path, plot_path, trace_path)):
         require_writable(path)
     if plot_path is not None:
-        from vecenv.compare.plot import check_picture
-
         check_picture(plot_path)
     events: list[dict[str, Any]] | None = None if trace_path is None else []
     with _progress_bar() as (bar, task):

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.compare.load import OthersLoad
+from vecenv.backends import COMPARED
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Case, Comparison
-from vecenv.compare.serving import BACKENDS, FAILED, UNAVAILABLE, Setting
+from vecenv.compare.serving import FAILED, UNAVAILABLE, Setting
 from vecenv.compare.source import read_source
-from vecenv.core.cores import usable_cores
+from vecenv.machine import OthersLoad, usable_cores
 
 __all__ = ["Options", "run_comparison"]
 
@@ -34,7 +34,7 @@ class Options:
         env: Registered id, also "module:id", or "module:factory".
         env_kwargs: For the env's constructor or the factory.
         num_envs: Numbers of envs.
-        backends: Of `BACKENDS`.
+        backends: Of `vecenv.backends.COMPARED`.
         seed: Of envs and actions.
         rounds: In each, every backend runs once.
         round_s: Seconds that a backend runs in a round at least; where resets take long, it goes on
@@ -50,7 +50,7 @@ class Options:
     env: str
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     num_envs: Sequence[int] = (1, 8, 64)
-    backends: Sequence[str] = BACKENDS
+    backends: Sequence[str] = COMPARED
     seed: int = 0
     rounds: int = 5
     round_s: float = 0.15
@@ -62,10 +62,10 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check the values; the env is looked for by `run_comparison`."""
-        unknown = [name for name in self.backends if name not in BACKENDS]
+        unknown = [name for name in self.backends if name not in COMPARED]
         if unknown or not self.backends:
             what = f"has {unknown[0]!r}" if unknown else "is empty"
-            raise ValueError(f"backends {what}, expected some of {', '.join(BACKENDS)}")
+            raise ValueError(f"backends {what}, expected some of {', '.join(COMPARED)}")
         if not self.num_envs or min(self.num_envs) < 1:
             raise ValueError(f"num_envs is {list(self.num_envs)}, expected integers of at least 1")
         for name, least in (("rounds", 1), ("seed", 0)):
@@ -98,7 +98,7 @@ def run_comparison(
     read_source(options.env, options.env_kwargs)
     result = Comparison(options.env, asdict(options), _machine())
     numbers = sorted(set(options.num_envs))
-    names = [name for name in BACKENDS if name in options.backends]
+    names = [name for name in COMPARED if name in options.backends]
     result.cases = [Case("loop", 1)] if "loop" in names else []
     result.cases += [Case(name, count) for count in numbers for name in names if name != "loop"]
     busy: list[float | None] = []
@@ -129,8 +129,8 @@ class _Session:
         self._on_progress = on_progress
         self._stack = ExitStack()
         self._processes: dict[int, RunnerProcess] = {}
-        num_groups = len({case.num_envs for case in cases if case.backend != "loop"})
-        num_loops = sum(case.backend == "loop" for case in cases)
+        num_groups = len({case.num_envs for case in cases if not case.is_loop})
+        num_loops = sum(case.is_loop for case in cases)
         # By what takes how long, in rounds: opening and warming up, the rounds, timing.
         per_case = options.rounds + (2 * options.warm_up_s + options.timed_s) / options.round_s
         self._total = per_case * len(cases) + options.rounds * num_loops * max(0, num_groups - 1)
@@ -179,7 +179,7 @@ class _Session:
                 if found is None:
                     continue
                 case.rounds.append(found)
-                if case.backend == "loop":
+                if case.is_loop:
                     base = found
                 if base is not None:
                     case.beside.append(base)

@@ -1,20 +1,27 @@
-"""What a comparison found: rates, shares, diversity, and one plain verdict."""
+"""What a comparison found: rates, shares, diversity, and one plain verdict, in several forms."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from vecenv.backends import BACKENDS
 from vecenv.compare.sampling import Diversity
 from vecenv.compare.serving import FAILED, OK, UNAVAILABLE, Round
-from vecenv.files import write_text
+from vecenv.files import whole_file, write_text
 from vecenv.timing import TimingReport
+from vecenv.timing.attribution import ENV_RESET
+from vecenv.timing.report import draw_shares, new_figure, new_table, shorten
 
-__all__ = ["Case", "Comparison"]
+__all__ = ["Case", "Comparison", "check_picture"]
 
 # Factors nearer to 1 than this are not worth a word: two processes that run the same code differ by
 # as much, for as long as they live.
@@ -23,6 +30,11 @@ _NOISY = 1.5  # factors that rounds which overlap can't settle
 _BUSY_CORES = 0.25  # that others keep busy, from which it is said
 _MOST_NAMED = 4  # of a tie
 _FEW_EPISODES = 2
+_NOTE_LENGTH = 144  # two lines; the JSON has all of it
+_NOTHING = 0.005  # a share that is shown as 0 %
+_STATES = {"unavailable": "skipped", "failed": "failed"}
+_ROW_INCHES = 0.27
+_GAP = 0.5  # rows between numbers of envs
 _CERTAIN = 2.0  # standard errors that a difference must have
 _UNITS = {
     "steps_per_second, rates": "env steps per second, of all rounds and of each",
@@ -42,7 +54,7 @@ class Case:
     """One backend with one number of envs.
 
     Attributes:
-        backend: One of BACKENDS.
+        backend: One of `vecenv.backends.COMPARED`.
         num_envs: How many; 1 for "loop".
         status: "ok", "unavailable" or "failed".
         reason: Why it is not "ok", in one line.
@@ -68,9 +80,14 @@ class Case:
     report: TimingReport | None = None
 
     @property
+    def is_loop(self) -> bool:
+        """Whether it steps one env, which others are compared with."""
+        return BACKENDS[self.backend].stepping == "loop"
+
+    @property
     def name(self) -> str:
         """Backend and number of envs."""
-        return self.backend if self.backend == "loop" else f"{self.backend}, {self.num_envs}"
+        return self.backend if self.is_loop else f"{self.backend}, {self.num_envs}"
 
     @property
     def is_measured(self) -> bool:
@@ -164,7 +181,7 @@ class Comparison:
         if level:
             return self._about_tie(best, level)
         text = f"Fastest: {best.name}{_envs(best)}, {best.steps_per_second:,.0f} steps/s"
-        if best.backend == "loop":
+        if best.is_loop:
             return f"{text}: no vector env is faster than one env in a loop."
         if best.speed_up is not None:
             text += f", {best.speed_up:.3g} x one env in a loop"
@@ -189,7 +206,7 @@ class Comparison:
         slowest = level[-1].steps_per_second
         rates = f"{_span(slowest, best.steps_per_second, ',.0f')} steps/s"
         factors = [case.speed_up for case in chosen if case.speed_up is not None]
-        if factors and best.backend != "loop" and all(one.backend != "loop" for one in level):
+        if factors and not best.is_loop and all(not one.is_loop for one in level):
             rates += f", {_span(min(factors), max(factors), '.3g')} x one env in a loop"
         if slowest * _NOISY < best.steps_per_second:
             return (
@@ -218,7 +235,7 @@ class Comparison:
 
     def _about_slowness(self) -> str:
         """Name the vector envs that certainly are slower than one env in a loop."""
-        loop = next((case for case in self.measured if case.backend == "loop"), None)
+        loop = next((case for case in self.measured if case.is_loop), None)
         if loop is None:
             return ""
         slow = [
@@ -289,15 +306,39 @@ class Comparison:
             ImportError: matplotlib is missing (`pip install vecenv[plots]`).
             OSError: The file can't be written.
         """
-        from vecenv.compare.plot import plot_comparison
-
-        plot_comparison(self, path)
+        measured = self.measured
+        reports = {case.name: case.report for case in measured if case.report is not None}
+        heights = [0.9 + _ROW_INCHES * len(measured)]
+        heights += [0.9 + 1.5 * _ROW_INCHES * len(reports)] if reports else []
+        heights += [1.9] if self.diversity else []
+        figure = new_figure(10, sum(heights))
+        parts = iter(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+        _draw_rates(next(parts).subplots(), self)
+        if reports:
+            draw_shares(next(parts).subplots(), reports)
+        if self.diversity:
+            _draw_diversity(next(parts), self)
+        with whole_file(path) as aside:
+            figure.savefig(aside, dpi=130)
 
     def __rich__(self) -> Any:
-        """Return what rich prints."""
-        from vecenv.compare.tables import comparison_tables
-
-        return comparison_tables(self)
+        """Return speeds, shares, diversity and the verdict, to be printed with rich."""
+        notes = _notes(self.cases)
+        parts: list[Any] = [_speed_table(self, notes)]
+        parts += [
+            Text(shorten(f"({number}) {reason}", _NOTE_LENGTH)) for reason, number in notes.items()
+        ]
+        parts.append(Text(self.machine, style="dim"))
+        if any(case.report is not None for case in self.cases):
+            parts.append(_share_table(self))
+        if self.diversity:
+            parts.append(_diversity_table(self))
+        elif self.diversity_reason:
+            reason = f"diversity was not measured: {self.diversity_reason}"
+            parts.append(Text(shorten(reason, _NOTE_LENGTH)))
+        if self.measured:
+            parts.append(Text(self.verdict, style="bold"))
+        return Group(*parts)
 
 
 def _rate(rounds: Sequence[Round]) -> float:
@@ -311,4 +352,173 @@ def _span(low: float, high: float, form: str) -> str:
 
 
 def _envs(case: Case) -> str:
-    return "" if case.backend == "loop" else " env" if case.num_envs == 1 else " envs"
+    return "" if case.is_loop else " env" if case.num_envs == 1 else " envs"
+
+
+# -- as tables -----------------------------------------------------------------------------------
+
+
+def _notes(cases: Iterable[Case]) -> dict[str, int]:
+    """Number the reasons why cases were not measured."""
+    reasons = dict.fromkeys(case.reason for case in cases if case.reason)
+    return {reason: number for number, reason in enumerate(reasons, 1)}
+
+
+def _speed_table(comparison: Comparison, notes: dict[str, int]) -> Table:
+    settings = comparison.settings
+    title = (
+        f"{comparison.env}: env steps per second in {settings['rounds']} rounds of "
+        f"{settings['round_s']:g} s or more"
+    )
+    table = new_table(title)
+    columns = ("backend", "envs", "steps/s", "spread", "x loop", "start", "memory")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "backend" else "right")
+    for case, envs in _merged(comparison.cases):
+        table.add_row(case.backend, envs, *_cells(case, notes))
+    return table
+
+
+def _merged(cases: Iterable[Case]) -> Iterable[tuple[Case, str]]:
+    """Yield what gets a row, and its envs; what is skipped for the same reason gets one."""
+    skipped: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        if case.status == UNAVAILABLE:
+            skipped.setdefault((case.backend, case.reason), []).append(case)
+        else:
+            yield case, str(case.num_envs)
+    for found in skipped.values():
+        yield found[0], ", ".join(str(case.num_envs) for case in found)
+
+
+def _cells(case: Case, notes: dict[str, int]) -> list[str]:
+    start = "" if case.start_s is None else f"{case.start_s:.2f} s"
+    memory = "" if case.memory_bytes is None else f"{case.memory_bytes / 2**20:,.0f} MiB"
+    if not case.is_measured:
+        return [f"{_STATES[case.status]} ({notes[case.reason]})", "", "", start, memory]
+    factor = (
+        "" if case.speed_up is None else f"{case.speed_up:.{2 if case.speed_up < 1000 else 0}f}"
+    )
+    spread = f"{case.spread:.0%}" if len(case.rates) > 1 else ""
+    return [f"{case.steps_per_second:,.0f}", spread, factor, start, memory]
+
+
+def _share_table(comparison: Comparison) -> Table:
+    title = "where the time goes (runs of their own, timing on)"
+    table = new_table(title, padding=(0, 1, 0, 0))  # for 80 columns
+    reports = [(case, case.report) for case in comparison.cases if case.report is not None]
+    names = list(dict.fromkeys(name for _, report in reports for name in report.shares))
+    if all(report.shares.get(ENV_RESET, 0.0) < _NOTHING for _, report in reports):
+        names = [name for name in names if name != ENV_RESET]
+    table.add_column("backend", no_wrap=True)
+    for column in ("envs", *names):
+        header = Text(column.replace(" ", "\n").replace("-", "-\n"))
+        if ENV_RESET in names:  # one column more
+            header = Text(header.plain.replace("straggler", "strag-\ngler"))
+            header = Text(header.plain.replace("compute", "com-\npute"))
+        table.add_column(header, justify="right")
+    for case, report in reports:
+        shares = [f"{report.shares.get(name, 0.0):.0%}" for name in names]
+        table.add_row(case.backend, str(case.num_envs), *shares)
+    return table
+
+
+def _diversity_table(comparison: Comparison) -> Table:
+    found = comparison.diversity
+    title = (
+        f"how different {found[0].num_transitions:,} transitions are, from 1 env and from several"
+    )
+    table = new_table(title)
+    base = found[0].gradient_variance
+    columns = ["envs", "distinct\nstates", "distance to\nnearest (sd)", "correlation\nin a batch"]
+    columns += ["policy gradient\nvariance", "over that\nof 1 env"]
+    for column in columns if base else columns[:-1]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for entry in found:
+        variance = entry.gradient_variance
+        cells = [
+            str(entry.num_envs),
+            f"{entry.distinct:.1%}",
+            f"{entry.neighbour_distance:.3g}",
+            "" if entry.correlation is None else f"{entry.correlation:.2f}",
+            "" if variance is None else f"{variance:.2g} ± {entry.gradient_error:.1g}",
+        ]
+        if base:
+            cells.append("" if variance is None else f"{variance / base:.2f}")
+        table.add_row(*cells)
+    return table
+
+
+# -- as a picture ----------------------------------------------------------------------------------
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a path that no picture can be written to, before the work is done.
+
+    Raises:
+        ValueError: The ending names no known format.
+        ImportError: matplotlib is missing.
+    """
+    known = new_figure(1, 1).canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise ValueError(f"plot is {str(path)!r}, expected an ending of {', '.join(sorted(known))}")
+
+
+def _draw_rates(axes: Any, comparison: Comparison) -> None:
+    measured = comparison.measured
+    groups = sorted({case.num_envs for case in measured if not case.is_loop})
+    rows = []
+    for number, case in enumerate(measured):
+        row = number + _GAP * (0 if case.is_loop else 1 + groups.index(case.num_envs))
+        rows.append(row)
+        rate = case.steps_per_second
+        error = [[rate - min(case.rates)], [max(case.rates) - rate]]
+        bar_style = {"ecolor": "#00000080", "capsize": 2}
+        axes.barh(row, rate, color=BACKENDS[case.backend].colour, xerr=error, error_kw=bar_style)
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        place = max(case.rates) * 1.06
+        axes.text(place, row, _label(case), va="center", fontsize=8, bbox=behind)
+    loop = next((case for case in measured if case.is_loop), None)
+    if loop is not None:
+        axes.axvline(
+            loop.steps_per_second, color=BACKENDS[loop.backend].colour, linestyle="--", linewidth=1
+        )
+    axes.set_yticks(rows, [case.name for case in measured])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, right * 4)
+    axes.set_xlabel("env steps per second (bar: all rounds, line: lowest to highest round)")
+    axes.set_title(comparison.env, loc="left", fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _label(case: Case) -> str:
+    factor = "" if case.speed_up is None else f"   {case.speed_up:.3g} x loop"
+    return f"{case.steps_per_second:,.0f}{factor if not case.is_loop else ''}"
+
+
+def _draw_diversity(figure: Any, comparison: Comparison) -> None:
+    found = comparison.diversity
+    measures = {
+        "distinct states (%)": [100 * entry.distinct for entry in found],
+        "distance to the\nnearest state (sd)": [entry.neighbour_distance for entry in found],
+        "correlation within\na batch (ICC)": [entry.correlation for entry in found],
+        "variance of the\npolicy gradient": [entry.gradient_variance for entry in found],
+    }
+    names = [str(entry.num_envs) for entry in found]
+    for axes, (name, values) in zip(
+        figure.subplots(1, len(measures)), measures.items(), strict=True
+    ):
+        errors = [entry.gradient_error or 0.0 for entry in found] if "variance" in name else None
+        heights = [value or 0.0 for value in values]
+        axes.bar(names, heights, yerr=errors, color="#8d99ae", width=0.6, ecolor="#00000080")
+        for column, value in enumerate(values):
+            label = "" if value is None else f"{value:.3g}"
+            top = heights[column] + (errors[column] if errors else 0.0)
+            axes.text(column, top, label, ha="center", va="bottom", fontsize=8)
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel("envs", fontsize=8)
+        axes.margins(y=0.2)
+        axes.set_yticks([])
+        axes.spines[["top", "right", "left"]].set_visible(False)

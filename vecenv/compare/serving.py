@@ -12,11 +12,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import gymnasium as gym
-
-from vecenv.compare.load import tree_memory_bytes
+from vecenv.backends import BACKENDS, TIMED, Backend
 from vecenv.compare.sampling import Diversity, measure_diversity
 from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
 from vecenv.compare.stepping import (
@@ -27,15 +25,15 @@ from vecenv.compare.stepping import (
     Stepper,
 )
 from vecenv.core.orphans import end_with_caller
-from vecenv.sync import SyncVectorEnv
-from vecenv.timing import Timing, TimingReport
-from vecenv.workers.env import AsyncVectorEnv
+from vecenv.machine import tree_memory_bytes
+from vecenv.timing import Timing
+
+if TYPE_CHECKING:
+    from vecenv.timing import TimingReport  # loads what prints it
 
 __all__ = [
-    "BACKENDS",
     "FAILED",
     "OK",
-    "TIMED",
     "UNAVAILABLE",
     "Round",
     "Runner",
@@ -43,16 +41,6 @@ __all__ = [
     "serve",
 ]
 
-BACKENDS = (
-    "loop",
-    "sync",
-    "async",
-    "async-first-ready",
-    "jit",
-    "gymnasium-sync",
-    "gymnasium-async",
-)
-TIMED = ("sync", "async", "async-first-ready", "jit")
 OK, UNAVAILABLE, FAILED = "ok", "unavailable", "failed"
 _MOST_CALLS = 50_000  # at a time: the flags of each are kept until then
 _AT_A_TIME_S = 0.005  # between two looks at the clock
@@ -69,7 +57,7 @@ class Setting(NamedTuple):
     Attributes:
         env: Id, or "module:factory".
         env_kwargs: For its constructor.
-        backend: One of BACKENDS.
+        backend: One of `COMPARED`.
         num_envs: How many; "loop" always steps one.
         seed: Of envs and actions.
         policy_ms: Milliseconds that the policy computes per call.
@@ -119,15 +107,17 @@ class Runner:
         """
         source = read_source(setting.env, setting.env_kwargs)
         self._setting = setting
-        _import_backend(setting.backend)
+        backend = BACKENDS[setting.backend]
+        for name in backend.imports:
+            importlib.import_module(name)
         begin = perf_counter()
-        envs = _make_envs(source, setting.backend, setting.num_envs)
+        envs = _make_envs(source, backend, setting.num_envs)
         made_s = perf_counter() - begin
         space = getattr(envs, "single_action_space", envs.action_space)
         policy = RandomPolicy(space, setting.seed, setting.policy_ms, setting.num_envs)
-        kinds = {"loop": LoopStepper, "async-first-ready": FirstReadyStepper}
+        steppers = {"loop": LoopStepper, "step": BatchStepper, "first-ready": FirstReadyStepper}
         begin = perf_counter()
-        self._stepper = kinds.get(setting.backend, BatchStepper)(envs, policy, setting.seed)
+        self._stepper = steppers[backend.stepping or "step"](envs, policy, setting.seed)
         return made_s + perf_counter() - begin
 
     def warm_up(self, seconds: float) -> int | None:
@@ -233,29 +223,12 @@ class Runner:
         return steps, seconds
 
 
-def _import_backend(backend: str) -> None:
-    """Import what the backend needs, so that it does not count as its start."""
-    if backend.startswith("async"):
-        importlib.import_module("vecenv.workers.opening")
-    elif backend == "jit":
-        importlib.import_module("vecenv.jit")
-
-
-def _make_envs(source: EnvSource, backend: str, num_envs: int) -> Any:
+def _make_envs(source: EnvSource, backend: Backend, num_envs: int) -> Any:
     """Make the envs of a backend."""
-    if backend == "jit":
+    if backend.takes == "compiled":
         return source.make_compiled(num_envs)
     env_fn = source.env_fn()
-    if backend == "loop":
-        return env_fn()
-    vector_class = {
-        "sync": SyncVectorEnv,
-        "async": AsyncVectorEnv,
-        "async-first-ready": AsyncVectorEnv,
-        "gymnasium-sync": gym.vector.SyncVectorEnv,
-        "gymnasium-async": gym.vector.AsyncVectorEnv,
-    }[backend]
-    return vector_class([env_fn] * num_envs)
+    return backend.load()([env_fn] * num_envs) if backend.makes else env_fn()
 
 
 def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> None:

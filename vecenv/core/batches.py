@@ -1,4 +1,4 @@
-"""Rows of batches of any space: select, merge, compare, and say why one is outside its space."""
+"""Rows of batches of any space: share out, select, merge, compare, say why one is outside."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 __all__ = [
     "ARRAY_SPACES",
+    "chunk_bounds",
     "is_same",
     "join_rows",
     "merge_rows",
@@ -22,6 +23,20 @@ __all__ = [
 ]
 
 ARRAY_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
+
+
+def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
+    """Cut envs into contiguous chunks whose sizes differ by at most one, larger ones first.
+
+    Returns:
+        num_chunks + 1 bounds; chunk c holds the envs bounds[c], ..., bounds[c + 1] - 1.
+
+    Example:
+        >>> chunk_bounds(7, 3)
+        [0, 3, 5, 7]
+    """
+    size, longer = divmod(num_envs, num_chunks)
+    return [size * chunk + min(chunk, longer) for chunk in range(num_chunks + 1)]
 
 
 def take_row(single_space: Space, batch: Any, index: int) -> Any:

@@ -605,9 +605,7 @@ def _note_fork() -> None:
     """In a forked process, require a reset of the envs that other threads were stepping."""
     for envs in list(_alive.values()):
         if envs._runner.note_fork():
-            envs._calls.give_up(
-                RuntimeError("this process was forked in the midst of a step of these envs")
-            )
+            envs._calls.give_up(RuntimeError("this process was forked during a step of these envs"))
 
 
 if hasattr(os, "register_at_fork"):

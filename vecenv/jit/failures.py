@@ -9,13 +9,13 @@ import os
 import re
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numba
 from numba import from_dtype
 from numba import types as numba_types
 
-import vecenv
 from vecenv.core.copies import Copies, python_function
 from vecenv.fingerprint import fresh_njit
 from vecenv.jit.episodes import RUN_DTYPE
@@ -37,7 +37,9 @@ _PLACES = re.compile(
 )
 _UNTYPED = re.compile(r"Untyped global name '(\w+)'.*<class 'function'>", re.DOTALL)
 _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
-_FOREIGN = tuple(os.path.dirname(package.__file__ or "") + os.sep for package in (numba, vecenv))
+_FOREIGN = tuple(  # what is in Numba and in this package
+    str(folder) + os.sep for folder in (Path(numba.__file__).parent, Path(__file__).parents[1])
+)
 _NOISE = (
     *("Failed in ", "During:", "There are", "- Of which", "Overload", "With argument", "No match"),
     *("Operator Overload", "Type Restricted", "* (", "Rejected as", "raised from"),
@@ -107,8 +109,8 @@ def explain(
                 numba_message=text,
             ) from None
         if name == "step":
-            came = kernel.overloads[tuple(types_all)].signature.return_type
-            _check_step_result(kernels, python_function(kernel), came)
+            returned = kernel.overloads[tuple(types_all)].signature.return_type
+            _check_step_result(kernels, python_function(kernel), returned)
     text = _plain(error)
     raise KernelCompileError(
         f"{kernels.name}: each kernel can be compiled, the loop over them can't: {_reason(text)}",
@@ -145,13 +147,13 @@ def _refuse_five(kernels: EnvKernels, step: types.FunctionType, text: str) -> No
             _refuse_result(kernels, step, "five values", line, text)
 
 
-def _check_step_result(kernels: EnvKernels, step: types.FunctionType, came: Any) -> None:
+def _check_step_result(kernels: EnvKernels, step: types.FunctionType, returned: Any) -> None:
     """Refuse a step that does not return a number and two bools."""
-    parts = getattr(came, "types", ()) if isinstance(came, numba_types.BaseTuple) else ()
+    parts = getattr(returned, "types", ()) if isinstance(returned, numba_types.BaseTuple) else ()
     is_number = [isinstance(part, numba_types.Number | numba_types.Boolean) for part in parts]
     if is_number == [True, True, True]:
         return
-    text = "five values" if len(parts) == 5 else str(came)
+    text = "five values" if len(parts) == 5 else str(returned)
     line = step.__code__.co_firstlineno
     for one in dis.get_instructions(step):
         line = one.starts_line or line
@@ -159,17 +161,17 @@ def _check_step_result(kernels: EnvKernels, step: types.FunctionType, came: Any)
 
 
 def _refuse_result(
-    kernels: EnvKernels, step: types.FunctionType, came: str, line: int, text: str
+    kernels: EnvKernels, step: types.FunctionType, returned: str, line: int, text: str
 ) -> NoReturn:
     place = _Place(step.__code__.co_filename, line, step.__name__)
     hint = ""
-    if came == "five values":
+    if returned == "five values":
         hint = (
             ", as a step of Gymnasium does; here `observe` writes the observation, "
             "and there are no infos"
         )
     raise KernelCompileError(
-        f"{place}\n{kernels.name}: kernel step returns {came}{hint}; expected a tuple "
+        f"{place}\n{kernels.name}: kernel step returns {returned}{hint}; expected a tuple "
         "(reward, terminated, truncated) of a number and two bools",
         filename=place.filename,
         lineno=place.lineno,

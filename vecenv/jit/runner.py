@@ -360,8 +360,8 @@ class CompiledRunner:
             self._raise_failure(helpers)
         if self._helpers is None and self.num_threads > 1:
             raise RuntimeError(
-                "this process was forked in the midst of a step, in whose helper threads some envs "
-                "were: call `reset`, or make a new vector env"
+                "this process was forked during a step, while helper threads had some of the envs: "
+                "call `reset`, or make a new vector env"
             )
         return num_ended
 
@@ -541,7 +541,7 @@ def _refuse() -> NoReturn:
 
 def _add_kernel_note(error: BaseException) -> None:
     error.add_note(
-        "This came from a kernel; some envs may have been left in the midst of a step. "
+        "A kernel raised this; some envs may be in the middle of a step. "
         "An env made with debug=True shows the line in the traceback."
     )
 

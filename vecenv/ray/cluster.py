@@ -372,7 +372,7 @@ class Cluster:
         except exceptions.GetTimeoutError:
             raise NotThereError from None
         except exceptions.RayError as error:
-            raise ActorGoneError(_essence(str(error))) from error
+            raise ActorGoneError(_cause(str(error))) from error
 
     def put(self, value: Any) -> Any:
         """Put a value into the object store, once for all actors."""
@@ -460,7 +460,7 @@ def about_here() -> dict[str, Any]:
     return _actor_class()().about()
 
 
-def _essence(text: str) -> str:
+def _cause(text: str) -> str:
     """Return the cause from Ray's long message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("class_name", "actor_id", "namespace"))]

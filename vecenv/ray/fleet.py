@@ -90,7 +90,7 @@ class Fleet:
         self.start_s = [0.0] * len(seats)  # until an actor's envs were made
         self.nodes = [""] * len(seats)
         self._here = about_here()["versions"]
-        self._told: set[str] = set()  # differences between nodes that have been logged
+        self._logged: set[str] = set()  # differences between nodes that have been logged
         deadline = Deadline(start_timeout)
         try:
             cluster.require_places(len(seats), demand, deadline)
@@ -209,8 +209,8 @@ class Fleet:
                 f"{told}. Install the same versions on all nodes"
             )
         text = f"{where} has other versions ({', '.join(differing)}). {told}"
-        if differing and text not in self._told:
-            self._told.add(text)
+        if differing and text not in self._logged:
+            self._logged.add(text)
             _logger.warning("%s", text)
 
     def _fetch(self, who: str, doing: str, reference: Any, deadline: Deadline) -> Any:

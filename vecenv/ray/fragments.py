@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,9 @@ from gymnasium.spaces import Dict, Tuple
 
 from vecenv.core.base import StepSlot
 from vecenv.core.batches import ARRAY_SPACES
+from vecenv.ray.chunks import copy_rows
 
-__all__ = ["Fragment", "FragmentMemory", "step_of"]
+__all__ = ["Fragment", "FragmentMemory", "checked_rows", "obs_bytes"]
 
 Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
 
@@ -36,6 +37,33 @@ class Fragment(NamedTuple):
     fields: dict[str, np.ndarray]
     infos: dict[int, dict[str, Any]]
 
+    def obs_of(self, t: int) -> Any:
+        """Return the observations of one step: views."""
+        return _step_of(self.obs, t)
+
+    def copy_into(
+        self, slots: Sequence[Any], fields: Mapping[str, np.ndarray], rows: slice
+    ) -> None:
+        """Copy all into the caller's memory for the envs `rows`: T slots, and arrays (T, N, ...).
+
+        Raises:
+            ValueError: The policy did not record a field, or in another shape.
+        """
+        for name, target in fields.items():
+            came = self.fields.get(name)
+            if came is None or came.shape[2:] != target.shape[2:]:
+                shapes = {key: array.shape[2:] for key, array in self.fields.items()}
+                raise ValueError(
+                    f"fields[{name!r}] has the shape {target.shape[2:]} per step and env, but the "
+                    f"policy recorded {shapes}"
+                )
+            target[:, rows] = came
+        for t, slot in enumerate(slots):
+            copy_rows(slot.obs, self.obs_of(t), rows)
+            slot.rewards[rows] = self.rewards[t]
+            slot.terminations[rows] = self.terminations[t]
+            slot.truncations[rows] = self.truncations[t]
+
 
 class FragmentMemory:
     """Memory for a fragment, and a slot for each of its steps.
@@ -52,7 +80,7 @@ class FragmentMemory:
         self._fields: dict[str, np.ndarray] = {}
         self._shape = shape
         self.slots = [
-            StepSlot(step_of(self._obs, t), self._rewards[t], *(flags[t] for flags in self._flags))
+            StepSlot(_step_of(self._obs, t), self._rewards[t], *(flags[t] for flags in self._flags))
             for t in range(num_steps)
         ]
 
@@ -76,12 +104,12 @@ class FragmentMemory:
         return Fragment(self._obs, self._rewards, *self._flags, self._fields, infos)
 
 
-def step_of(obs: Any, t: int) -> Any:
+def _step_of(obs: Any, t: int) -> Any:
     """Return the observations of one step of a fragment: views."""
     if isinstance(obs, dict):
-        return {key: step_of(part, t) for key, part in obs.items()}
+        return {key: _step_of(part, t) for key, part in obs.items()}
     if isinstance(obs, tuple):
-        return tuple(step_of(part, t) for part in obs)
+        return tuple(_step_of(part, t) for part in obs)
     return obs[t]
 
 
@@ -94,3 +122,20 @@ def _allocate_obs(space: Space, shape: tuple[int, int], allocate: Allocate) -> A
         raise TypeError(f"fragments hold observations of fixed shape; {space} has none")
     assert space.shape is not None
     return allocate((*shape, *space.shape), space.dtype)
+
+
+def obs_bytes(obs: Any) -> int:
+    """Return the size of nested arrays."""
+    if isinstance(obs, dict | tuple):
+        return sum(map(obs_bytes, obs.values() if isinstance(obs, dict) else obs))
+    return obs.nbytes
+
+
+def checked_rows(name: str, rows: Any, size: tuple[int, int]) -> np.ndarray:
+    """Return an array over the memory of an array or tensor (T, N, ...)."""
+    if not hasattr(rows, "dtype"):
+        raise ValueError(f"{name} is a {type(rows).__name__}, expected an array or a CPU tensor")
+    array = np.asarray(rows)
+    if array.shape[:2] != size:
+        raise ValueError(f"{name} has shape {array.shape}, expected {size} first: (steps, envs)")
+    return array

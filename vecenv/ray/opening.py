@@ -13,7 +13,7 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.base import VecEnv
-from vecenv.core.cores import chunk_bounds
+from vecenv.core.batches import chunk_bounds
 from vecenv.core.pickling import dump_registry
 from vecenv.core.spaces import ObservationMode
 from vecenv.ray.cluster import Cluster, Demand

@@ -222,7 +222,7 @@ class RayRolloutWorker:
 
     def reset(self, seed: Any, options: dict[str, Any] | None, mask: np.ndarray | None) -> Reply:
         """Reset the envs; the result is obs and infos (where these aren't batched, by row)."""
-        if mask is not None:
+        if mask is not None and not mask.all():
             options = {**(options or {}), "reset_mask": mask}
         try:
             obs, infos = self.envs.reset(seed=seed, options=options)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from vecenv.backends import BACKENDS
 from vecenv.timing.attribution import (
     COPYING,
     ENV_COMPUTE,
@@ -21,6 +22,9 @@ from vecenv.timing.attribution import (
 
 __all__ = ["Advice", "Facts", "advise", "duration"]
 
+_HERE, _WORKERS, _FIRST_READY, _COMPILED = (
+    BACKENDS[name] for name in ("sync", "async", "async-first-ready", "jit")
+)
 _WORTH = 1.1  # smallest gain in steps/s for which a change is advised
 _COMPUTES = 0.5  # steps with at least this share of processor time count as computing
 _FEWEST_GAPS, _IN_TURN = 20, 0.08  # up to this share of short gaps, envs take turns
@@ -191,23 +195,25 @@ def _about_local_compute(facts: Facts, cpu_share: float) -> Advice:
         if (high if facts.others_load else low) > _WORTH:
             if not does_wait:
                 return _told(
-                    f"{mean} per env step, one after the other; backend='async' steps them on "
+                    f"{mean} per env step, one after the other; {_WORKERS.use} steps them on "
                     f"{min(facts.cores, facts.num_envs)} processors{_if_free(facts)}",
                     low,
                     high,
-                    "async",
+                    _WORKERS.name,
                 )
             return _told(
                 f"{mean} per env step, one after the other, and they wait rather than compute; "
-                "backend='async' lets them wait side by side (unless for one another)",
+                f"{_WORKERS.use} lets them wait side by side (unless for one another)",
                 1.0,
                 high,
-                "async",
+                _WORKERS.name,
             )
     if does_wait:
         return _without(facts, ENV_COMPUTE, f"the envs wait, {mean} per step")
     return _without(
-        facts, ENV_COMPUTE, "the envs compute; make their step cheaper, or write it for the JIT kit"
+        facts,
+        ENV_COMPUTE,
+        f"the envs compute; make their step cheaper, or write it for {_COMPILED.use}",
     )
 
 
@@ -319,10 +325,10 @@ def _about_stragglers(facts: Facts) -> Advice:
     most = facts.gain(facts.outside_ns)
     low, high = sorted((min(even, most), min(max(free, 1.0), most)))
     return _told(
-        f"waiting for {slowest}; use first-ready (send/recv) with batches of {batch}",
+        f"waiting for {slowest}; use {_FIRST_READY.use} with batches of {batch}",
         max(0.8 * low, 1.0),
         high,
-        "async-first-ready",
+        _FIRST_READY.name,
     )
 
 
@@ -349,11 +355,11 @@ def _about_hand_over(facts: Facts) -> Advice:
             mean_ns = env_ns / max(facts.num_steps, 1)
             return _told(
                 f"an env step takes {duration(mean_ns)}, too little to hand to another process; "
-                "use backend='sync'",
+                f"use {_HERE.use}",
                 0.8 * gain,
                 # A cheap step is quicker unstamped and after no sleep; it is not known how much.
                 None if mean_ns < _CHEAP_NS else 1.25 * gain,
-                "sync",
+                _HERE.name,
             )
     per_call = f"{duration(spent_ns / count)} per call for commands and wake-ups"
     if facts.first_ready:
@@ -383,7 +389,7 @@ def _about_copying(facts: Facts) -> Advice:
             facts,
             COPYING,
             "the envs cost less than batching their results; write into your own memory with "
-            "out=, or compile the env with the JIT kit",
+            f"out=, or compile the env with {_COMPILED.use}",
         )
     rest_ns = max(spent_ns - calls.infos_ns - calls.workers_copying_ns, 0)
     most = max(calls.infos_ns, calls.workers_copying_ns, rest_ns)

@@ -14,32 +14,20 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from vecenv.machine import cpu_ns, machine_cpu_ns
 from vecenv.timing.attribution import ENVS, KERNEL, NOTHING, CallTotals, Crew, EnvTotals, Work
-from vecenv.timing.calls import CAPACITY, CallLog, Calls, Pass
-from vecenv.timing.memory import cpu_ns, machine_cpu_ns
+from vecenv.timing.calls import CAPACITY, CallLog
+from vecenv.timing.recording import Recording, Tally, ThreadCalls, WorkerProcess
 from vecenv.timing.stamps import EnvStamps, Stamps
 
 if TYPE_CHECKING:
     from vecenv.timing.report import TimingReport
 
-__all__ = ["Recording", "Tally", "TimedEnvs", "Timing", "WorkerProcess"]
+__all__ = ["TimedEnvs", "Timing"]
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
 _FEWEST_TICKS_NS = 200_000_000  # the system counts in hundredths of a second
 _LATEST = 256  # intervals analysed in detail where the caller steps the envs; of others only sums
-
-
-class WorkerProcess(NamedTuple):
-    """A process that steps envs.
-
-    Attributes:
-        pid: Process id.
-        start_s: Seconds from its start until its envs were made; None or negative while they are
-            being made.
-    """
-
-    pid: int
-    start_s: float | None
 
 
 class TimedEnvs(Protocol):
@@ -71,76 +59,6 @@ class TimedEnvs(Protocol):
     def _worker_processes(self) -> list[WorkerProcess | None]:
         """Return the process of each worker; None where it is the caller."""
         ...
-
-
-class ThreadCalls(NamedTuple):
-    """The latest intervals of a thread.
-
-    Attributes:
-        name: Name of the thread.
-        names: Names of the kinds of intervals.
-        calls: The intervals.
-    """
-
-    name: str
-    names: list[str]
-    calls: Calls
-
-
-class Recording(NamedTuple):
-    """The stamps of a window of time: the latest one in which they are complete.
-
-    Attributes:
-        backend: Name of the vector env's class.
-        begin_ns, end_ns: The window, by `time.perf_counter_ns`.
-        names: Names of the kinds of calls.
-        calls: The intervals inside the window, of the thread that calls the vector env.
-        stamps: Env steps that began inside the window; None if they are not stamped one by one.
-        crew: The threads that step the envs.
-        processes: The workers' processes, None for the caller.
-        num_envs: Number of envs.
-        sent, received: The envs of single calls of `send` and `recv`.
-        others: Intervals of other threads.
-    """
-
-    backend: str
-    begin_ns: int
-    end_ns: int
-    names: list[str]
-    calls: Calls
-    stamps: Stamps | None
-    crew: Crew
-    processes: list[WorkerProcess | None]
-    num_envs: int
-    sent: Pass
-    received: Pass
-    others: list[ThreadCalls]
-
-
-class Tally(NamedTuple):
-    """Running totals since `enable` or `clear`.
-
-    Attributes:
-        wall_ns: Wall time of the thread that calls the vector env, until its latest call or phase.
-        phases_ns: Time in its phases, without nested intervals.
-        calls: Totals of its calls.
-        envs: Totals of the envs; None if they are not stamped one by one.
-        others_ns: Time in phases and calls of other threads, by name.
-        copies: Whether the vector env returns copies of observations.
-        stamped: ENVS, KERNEL or NOTHING, see `Crew`.
-        others_load: Processors that other processes kept busy, on average; None if not known.
-        other_threads: Processors that other threads of the calling process kept busy, on average.
-    """
-
-    wall_ns: int
-    phases_ns: dict[str, int]
-    calls: CallTotals
-    envs: EnvTotals | None
-    others_ns: dict[str, int]
-    copies: bool
-    stamped: str
-    others_load: float | None
-    other_threads: float
 
 
 class _Loads(NamedTuple):
@@ -505,9 +423,9 @@ class Timing:
         Raises:
             RuntimeError: Nothing was recorded.
         """
-        from vecenv.timing.report import make_report
-
         with self._pause():
+            from vecenv.timing.report import make_report
+
             return make_report(self.tally(), self.recording())
 
     def write_trace(self, path: str | Path) -> None:
@@ -517,9 +435,9 @@ class Timing:
             RuntimeError: Nothing was recorded.
             OSError: The file can't be written.
         """
-        from vecenv.timing.trace import write_trace
-
         with self._pause():
+            from vecenv.timing.trace import write_trace
+
             write_trace(self.recording(), path)
 
     def latest(self, env_id: int | None = None) -> str:
@@ -530,14 +448,12 @@ class Timing:
         """
         if self._stamps is None:
             return ""
-        from vecenv.timing.recorder import describe_latest
-
         chunks = self._kept[0].chunks
         first, last = chunks[0], chunks[-1]
         if env_id is not None:
             worker = int(np.searchsorted(chunks, env_id, side="right")) - 1
             first, last = chunks[worker], chunks[worker + 1]
-        return describe_latest(self._stamps, np.arange(first, last))
+        return self._stamps.describe_latest(np.arange(first, last))
 
 
 class _Call(AbstractContextManager[CallLog]):

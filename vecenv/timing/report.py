@@ -1,31 +1,44 @@
-"""TimingReport: shares of the wall time, per worker and per env, with advice."""
+"""TimingReport: shares of the wall time, per worker and per env, with advice, tables, a picture."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
-from vecenv.core.cores import usable_cores
-from vecenv.files import write_text
-from vecenv.timing.advice import Advice, Facts, advise
+from vecenv.files import whole_file, write_text
+from vecenv.machine import pss_bytes, usable_cores
+from vecenv.timing.advice import Advice, Facts, advise, duration
 from vecenv.timing.attribution import (
     COPYING,
     ENV_SHARES,
     HAND_OVER,
+    KERNEL,
     NOTHING,
     OTHER,
     UNSPLIT,
     EnvTotals,
 )
-from vecenv.timing.control import Recording, Tally
-from vecenv.timing.memory import pss_bytes
+from vecenv.timing.recording import Recording, Tally
 
-__all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "make_report"]
+__all__ = [
+    "EnvTimes",
+    "TimingReport",
+    "WorkerTimes",
+    "draw_shares",
+    "make_report",
+    "new_figure",
+    "new_table",
+    "shorten",
+]
 
 _NUM_SLOWEST = 5
 _SLOW = 1.25  # times the median env's mean time
@@ -46,6 +59,23 @@ _UNITS = {
     "cpu_share": "processor time / time of env steps",
     "low, high": "times as many steps per second",
 }
+_BAR_WIDTH = 22
+_NAME_WIDTH = 19  # of a share; longer names shorten the bar, then are cut
+_LEAST_BAR = 8
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_COLOURS = {
+    "env compute": "#2a9d8f",
+    "env reset": "#264653",
+    "env calls": "#2a9d8f",
+    "straggler wait": "#e76f51",
+    "hand-over": "#e9c46a",
+    "copying": "#f4a261",
+    "policy": "#457b9d",
+    "buffer": "#a8dadc",
+    "learner": "#1d3557",
+    "other": "#cccccc",
+}
+_MORE_COLOURS = ("#6d597a", "#b56576", "#355070", "#84a59d", "#f28482")
 
 
 @dataclass(frozen=True)
@@ -175,21 +205,21 @@ class TimingReport:
 
         Raises:
             ImportError: matplotlib is missing (`pip install vecenv[plots]`).
+            OSError: The file can't be written.
         """
-        from vecenv.timing.plot import plot_reports
-
-        plot_reports({self.backend: self}, path)
+        figure = new_figure(10, 4.8)
+        bars, times = figure.subplots(2, 1, height_ratios=[1.5, 2.4])
+        draw_shares(bars, {self.backend: self})
+        _draw_times(times, self)
+        with whole_file(path) as aside:
+            figure.savefig(aside, dpi=130)
 
     def __rich__(self) -> Any:
         """Return tables with bars and the verdict, for rich to print."""
-        from vecenv.timing.tables import report_tables
-
         return report_tables(self)
 
     def __str__(self) -> str:
         """Return the tables as plain text, 80 columns wide."""
-        from rich.console import Console
-
         console = Console(
             width=80, color_system=None, highlight=False, force_jupyter=False, emoji=False
         )
@@ -349,3 +379,181 @@ def _workers(recording: Recording, envs: EnvTotals, wall_ns: int) -> list[Worker
         memory_bytes = pss_bytes(None if process is None else process.pid)
         workers.append(WorkerTimes(name, first, last - 1, busy, 1 - busy, start_s, memory_bytes))
     return workers
+
+
+# -- as tables -----------------------------------------------------------------------------------
+
+
+def bar(share: float, width: int = _BAR_WIDTH) -> str:
+    """Draw a share, 0 to 1, as a bar of at most `width` characters.
+
+    Example:
+        >>> bar(0.5, 8)
+        '████'
+    """
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def shorten(text: str, most: int) -> str:
+    """Return a text on one line, cut if it is longer than `most`.
+
+    Example:
+        >>> shorten("a long reason", 8)
+        'a long…'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+
+
+def new_table(title: str, **options: Any) -> Table:
+    """Return a table under a title on the left; names given by users are not read as markup."""
+    return Table(
+        title=Text(title, "table.title") if title else None, title_justify="left", **options
+    )
+
+
+def report_tables(report: TimingReport) -> Any:
+    """Return shares, workers, envs and the verdict, to be printed with rich."""
+    parts: list[Any] = [_share_table(report)]
+    if report.workers:
+        parts.append(_worker_table(report))
+    if report.envs is not None or report.resets is not None:
+        parts.append(_env_table(report))
+    found = [_about_kernel(report), _about_window(report), _about_threads(report)]
+    notes = list(filter(None, found))
+    parts += [Text(note) for note in notes]
+    parts.append(Text(report.verdict, style="bold"))
+    return Group(*parts)
+
+
+def _about_kernel(report: TimingReport) -> str:
+    """Return the remark on the resets of compiled envs."""
+    if report.stamped != KERNEL:
+        return ""
+    return "How long resets inside of steps take is unknown: compiled calls are stamped as one."
+
+
+def _about_window(report: TimingReport) -> str:
+    """Return the remark on the steps that the percentiles cover, if not all."""
+    if report.envs is None or report.latest_s >= 0.99 * report.wall_s:
+        return ""
+    return (
+        f"Percentiles are those of the latest {report.latest_s:.3g} s of {report.wall_s:.3g} s; "
+        "all other numbers are about the whole time."
+    )
+
+
+def _about_threads(report: TimingReport) -> str:
+    """Name the phases of other threads."""
+    if not report.other_threads:
+        return ""
+    named = ", ".join(f"{name} {share:.1%}" for name, share in report.other_threads.items())
+    return f"In other threads, beside these: {named} of the time."
+
+
+def _share_table(report: TimingReport) -> Table:
+    title = (
+        f"{report.backend}, {report.num_envs} env{'s' if report.num_envs != 1 else ''}: "
+        f"{report.steps_per_second:,.0f} steps/s "
+        f"({report.num_steps:,} in {report.wall_s:.2f} s)"
+    )
+    longest = max([_NAME_WIDTH, *map(len, report.shares)])
+    width = max(_BAR_WIDTH - (longest - _NAME_WIDTH), _LEAST_BAR)
+    table = new_table(title)
+    table.add_column("where the time goes")
+    table.add_column("share", justify="right")
+    table.add_column("", min_width=width)
+    table.add_column("steps/s without it", justify="right")
+    for name, share in report.shares.items():
+        shown = Text(shorten(name, _NAME_WIDTH + _BAR_WIDTH - _LEAST_BAR))
+        table.add_row(shown, f"{share:.1%}", bar(share, width), f"{report.gains[name]:,.0f}")
+    return table
+
+
+def _worker_table(report: TimingReport) -> Table:
+    table = new_table("")
+    for column in ("process", "envs", "busy", "", "idle", "start", "memory"):
+        table.add_column(column, justify="right" if column not in {"process", ""} else "left")
+    for worker in report.workers:
+        table.add_row(
+            Text(worker.name),
+            _range(worker.first_env, worker.last_env),
+            f"{worker.busy:.1%}",
+            bar(worker.busy, 12),
+            f"{worker.idle:.1%}",
+            "" if worker.start_s is None else f"{worker.start_s:.2f} s",
+            "" if worker.memory_bytes is None else f"{worker.memory_bytes / 2**20:.0f} MiB",
+        )
+    return table
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def _env_table(report: TimingReport) -> Table:
+    table = new_table("")
+    for column in ("times of", "count", "mean", "p50", "p90", "p99", "max"):
+        table.add_column(column, justify="left" if column == "times of" else "right")
+    slow = [(times, f"{times.name} (slow)") for times in report.slowest if times.is_slow]
+    for times, name in ((report.envs, "steps"), *slow, (report.resets, "resets")):
+        if times is not None:
+            lengths = (times.mean, times.p50, times.p90, times.p99, times.max)
+            table.add_row(Text(name), f"{times.num_steps:,}", *map(duration, lengths))
+    return table
+
+
+# -- as a picture ----------------------------------------------------------------------------------
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty matplotlib figure; sizes in inches.
+
+    Raises:
+        ImportError: matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib: pip install vecenv[plots]") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def draw_shares(axes: Any, reports: Mapping[str, TimingReport]) -> None:
+    """Draw one stacked bar per report into matplotlib axes."""
+    names = list(dict.fromkeys(name for report in reports.values() for name in report.shares))
+    names = [name for name in names if any(r.shares.get(name, 0.0) for r in reports.values())]
+    more = iter(_MORE_COLOURS * len(names))
+    labels = [
+        f"{title}\n{report.steps_per_second:,.0f} steps/s" for title, report in reports.items()
+    ]
+    left = np.zeros(len(reports))
+    for name in names:
+        widths = np.array([100 * report.shares.get(name, 0.0) for report in reports.values()])
+        colour = _COLOURS.get(name) or next(more)
+        axes.barh(labels, widths, left=left, color=colour, label=name)
+        for row, width in enumerate(widths):
+            if width >= 6:
+                middle = left[row] + width / 2
+                axes.text(middle, row, f"{width:.0f} %", ha="center", va="center", fontsize=9)
+        left += widths
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("share of wall time (%)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+
+
+def _draw_times(axes: Any, report: TimingReport) -> None:
+    if not len(report.durations_ns):
+        axes.set_axis_off()
+        return
+    times = report.durations_ns / 1e6
+    edges = np.geomspace(max(times.min(), 1e-5) * 0.9, times.max() * 1.1, 60)
+    weights = np.full(len(times), 100 / len(times))
+    axes.hist(times, edges, weights=weights, histtype="step", linewidth=1.6)
+    axes.set_xscale("log")
+    axes.set_xlabel("length of an env step (ms)")
+    axes.set_ylabel("steps (%)")
+    axes.spines[["top", "right"]].set_visible(False)

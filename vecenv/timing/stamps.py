@@ -30,6 +30,7 @@ RECORD_WORDS = 4
 # step that follows a step long enough to make its cost negligible.
 _MASK = 32 * RECORD_WORDS - 1
 _LONG_NS = 250_000
+_MOST_LINES = 10  # of a description
 _RUSAGE_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)  # on Linux
 _getrusage: Any = getattr(resource, "getrusage", None)
 
@@ -147,6 +148,28 @@ class EnvStamps:
         # The oldest record may be being overwritten, so the one after it counts.
         oldest = self.rings[wrapped, (self.counts[wrapped] + 1) % size, BEGIN_NS]
         return int(oldest.max())
+
+    def describe_latest(self, env_ids: np.ndarray) -> str:
+        """List the latest steps of some envs, running ones first, then the newest.
+
+        Args:
+            env_ids: int64 (B,), the envs to list.
+
+        Returns:
+            One line per step, empty if there are none.
+        """
+        records = self.read()
+        records = records.where(np.isin(records.env_ids, env_ids))
+        now_ns = perf_counter_ns()
+        order = np.lexsort((-records.begin_ns, records.end_ns > 0))[:_MOST_LINES]
+        lines = []
+        for k in order.tolist():
+            what = "reset" if records.is_reset[k] else "step"
+            ago_ms = (now_ns - int(records.begin_ns[k])) / 1e6
+            took_ms = (int(records.end_ns[k]) - int(records.begin_ns[k])) / 1e6
+            how = f"took {took_ms:.3f} ms" if records.end_ns[k] else "has not ended"
+            lines.append(f"  env {records.env_ids[k]}: {what} begun {ago_ms:.3f} ms ago, {how}")
+        return "\n".join(["Latest steps, by the stamps of envs.timing:", *lines]) if lines else ""
 
 
 def _usage() -> tuple[int, int]:

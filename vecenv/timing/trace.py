@@ -28,7 +28,7 @@ from vecenv.timing.calls import (
     Calls,
     Pass,
 )
-from vecenv.timing.control import Recording
+from vecenv.timing.recording import Recording
 from vecenv.timing.stamps import Stamps
 
 __all__ = ["MOST_STEPS", "trace_events", "write_trace"]

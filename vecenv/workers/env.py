@@ -25,7 +25,7 @@ from vecenv.core.interrupts import interrupts_later
 from vecenv.core.seeding import Seed, seed_per_env, split_reset_mask
 from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
-from vecenv.timing.control import WorkerProcess
+from vecenv.timing.recording import WorkerProcess
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.layout import COMMANDS
 from vecenv.workers.messages import INTERRUPTED, NOTHING, ResetRequest

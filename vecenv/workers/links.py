@@ -92,15 +92,20 @@ class _FileLock:
     The system lets go of it when the process that holds it ends, however that ends: a worker that
     is killed while it holds the lock blocks no other. One that is stopped does, so the control
     words name the holder.
+
+    Attributes:
+        may_be_held: Whether this process may hold it: Ctrl-C may come just before it lets go.
     """
 
     def __init__(self, file: int, words: np.ndarray, *, has_threads: bool) -> None:
         self._file, self._words, self._pid = file, words, os.getpid()
+        self.may_be_held = False
         self._threads = threading.Lock() if has_threads else contextlib.nullcontext()
 
     def __enter__(self) -> None:
         self._threads.__enter__()
         try:
+            self.may_be_held = True
             fcntl.lockf(self._file, fcntl.LOCK_EX)
             self._words[at.CLAIMS_LINE * LINE + at.LOCK_HOLDER] = self._pid
         except BaseException:  # Ctrl-C, perhaps when it had just been taken
@@ -114,6 +119,7 @@ class _FileLock:
     def acquire(self, timeout: float) -> bool:
         """Take it within some seconds; return whether that was possible."""
         deadline = time.monotonic() + timeout
+        self.may_be_held = True
         while True:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,6 +135,7 @@ class _FileLock:
     def release(self) -> None:
         """Let go of it if it is held, in a process that has no threads that take it."""
         fcntl.lockf(self._file, fcntl.LOCK_UN)
+        self.may_be_held = False
 
 
 class PortableLink(Link):
@@ -164,7 +171,13 @@ class PortableLink(Link):
         kept = ("layout", "_bells", "_caller_bell", "_lane_bells")
         return {name: vars(self)[name] for name in kept}
 
+    def _unlock(self) -> None:
+        """Let go of the lock, at the beginning of the caller's calls."""
+        if self._lock.may_be_held:
+            self._lock.release()
+
     def _post(self, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR0917
+        self._unlock()
         for worker in range(first, last):
             command = self._commands[worker]
             self.words[command + at.OPCODE : command + at.WAIT_LINE + 1] = (
@@ -178,6 +191,7 @@ class PortableLink(Link):
             self._bells[worker].release()
 
     def _wait_count(self, line: int, target: int) -> bool:
+        self._unlock()
         while self._caller_bell.acquire(block=False):
             pass
         count = line * LINE + at.COUNT
@@ -186,6 +200,7 @@ class PortableLink(Link):
         return bool(self.words[count] >= target)
 
     def _wait_done(self, line: int, first: int, last: int) -> int:
+        self._unlock()
         while self._caller_bell.acquire(block=False):
             pass
         if not self._are_done(first, last):
@@ -230,6 +245,7 @@ class PortableLink(Link):
         self._caller_bell.release()
 
     def _push(self, env_ids: np.ndarray, owners: np.ndarray) -> None:
+        self._unlock()
         has_threads = self.layout.lanes > 1
         for env_id, lane in zip(env_ids.tolist(), owners[env_ids].tolist(), strict=True):
             queue = self.layout.queue(lane)

@@ -14,7 +14,7 @@ from gymnasium.spaces import Sequence as SequenceSpace
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.autoreset import StepRows
-from vecenv.core.cores import chunk_bounds, usable_cores
+from vecenv.core.batches import chunk_bounds
 from vecenv.core.deadline import Deadline
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault, WorkerDiedError
@@ -23,6 +23,7 @@ from vecenv.core.interrupts import interrupts_later
 from vecenv.core.pickling import dumps
 from vecenv.core.rows import is_array_space
 from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
+from vecenv.machine import usable_cores
 from vecenv.workers.actions import action_leaves
 from vecenv.workers.arena import Arena
 from vecenv.workers.chunk import Chunk, run_here

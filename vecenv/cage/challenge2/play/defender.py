@@ -100,6 +100,8 @@ def load_defender(path: str | Path, scenario: Scenario | None = None) -> Defende
     scenario = cage2_scenario() if scenario is None else scenario
     network = load_network(path)
     try:
+        if network.scale is not None:
+            raise ValueError("its inputs are normalised")
         policy = DefenderPolicy(network.layers, scenario)
     except ValueError as error:
         raise ValueError(f"{path} is no defender that can play here: {error}") from error

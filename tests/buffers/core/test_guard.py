@@ -25,7 +25,7 @@ from buffers import (
     SharedReplayBuffer,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NUM_ENVS = 3
 NESTED = Dict({"a": Box(-1e9, 1e9, (3,)), "b": Discrete(10**6)})
 PLAIN = Box(-1e9, 1e9, (5,))

@@ -1,8 +1,7 @@
 """How many cores count as usable."""
 
-from vecenv.core import cores
-from vecenv.core.cores import cgroup_quota, usable_cores
-from vecenv.timing.memory import machine_cpu_ns
+from vecenv import machine
+from vecenv.machine import cgroup_quota, machine_cpu_ns, usable_cores
 
 
 def test_usable_cores_are_at_least_one():
@@ -29,8 +28,8 @@ def test_cgroup_quotas(tmp_path):
 
 
 def test_a_quota_bounds_the_cores_and_others_load_is_unknown(monkeypatch):
-    monkeypatch.setattr(cores, "cgroup_quota", lambda root: 0.5)
-    monkeypatch.setattr(cores.os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda pid: range(64), raising=False)
+    monkeypatch.setattr(machine, "cgroup_quota", lambda root: 0.5)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: range(64), raising=False)
     assert usable_cores() == 1
     assert machine_cpu_ns() is None

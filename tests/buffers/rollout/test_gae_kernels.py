@@ -42,8 +42,9 @@ def test_temporal_difference_leaves_out_what_does_not_count(load_kernels):
     assert error(reward, value, following, nan, False, False, one) == 12
 
 
-@pytest.mark.parametrize("with_final", [True, False])
-@pytest.mark.parametrize("with_valid", [True, False])
+@pytest.mark.parametrize(
+    ("with_final", "with_valid"), [(False, False), (False, True), (True, True)]
+)
 def test_narrow_and_wide_forms_agree(load_kernels, with_final, with_valid):
     """A wide rollout cut into narrow strips gives the same numbers, bit for bit."""
     kernels = load_kernels(gae_kernels)

@@ -31,8 +31,7 @@ def drawn(buffer, draws, size=50):
 
 
 @STAGED
-@pytest.mark.parametrize("capacity", [1, 3, 7, 16, 100, 1025])
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize(("capacity", "alpha"), [(1, 0.6), (16, 0.0), (16, 0.6), (1025, 0.6)])
 def test_the_law_is_priority_to_the_alpha_and_zeros_are_never_drawn(capacity, alpha, staged):
     buffer = filled(capacity, staged=staged, alpha=alpha)
     priorities = np.random.default_rng(capacity).random(capacity) + 0.01

@@ -149,8 +149,13 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize("way", ["state", "file"])
-@pytest.mark.parametrize("name", CONTRADICTIONS)
+# What is read from a file is checked by the same functions, but piece by piece.
+IN_FILES = ("link beyond", "env of another ring", "slots", "free list", "bools in rows", "room")
+IN_FILES += ("bools", "priority", "generator of torch", "lengths", "open lengths", "dimensions")
+WAYS = [(name, "state") for name in CONTRADICTIONS] + [(name, "file") for name in IN_FILES]
+
+
+@pytest.mark.parametrize(("name", "way"), WAYS)
 def test_what_contradicts_itself_is_refused(name, way, tmp_path):
     kind, change = CONTRADICTIONS[name]
     steps = 8 if name == "priority of no row" else 13
@@ -158,12 +163,10 @@ def test_what_contradicts_itself_is_refused(name, way, tmp_path):
     change(state)
     buffer = make(kind, 6, seed=2)
     before = {k: v.clone() for k, v in buffer.state_dict().items() if torch.is_tensor(v)}
-    if way == "file" and all(torch.is_tensor(state[k]) == (k in before) for k in state):
+    if way == "file":
         columns = {k: [v] for k, v in state.items() if torch.is_tensor(v)}
         meta = {k: v for k, v in state.items() if not torch.is_tensor(v)}
         save_checkpoint(tmp_path / "a", type(buffer).__name__, meta, columns)
-    elif way == "file":
-        return  # a file can't say that
     with pytest.raises(BufferMisuseError):
         buffer.load(tmp_path / "a") if way == "file" else buffer.load_state_dict(state)
     after = buffer.state_dict()

@@ -1,0 +1,143 @@
+"""RayVectorEnv: compiled envs in actors, timing, ids; the rules of all backends: test_backends."""
+
+import functools
+import sys
+import types
+
+import gymnasium as gym
+import pytest
+from envs import (
+    CounterEnv,
+    counters,
+    mode_id,
+)
+from equality import assert_same
+from gymnasium.vector import AutoresetMode
+
+from vecenv import RayVectorEnv, make_vec
+from vecenv.cage import Cage2VectorEnv
+from vecenv.jit.cartpole import CartPoleVectorEnv
+from vecenv.synthetic import SyntheticEnv
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
+
+COMPILED = {
+    "CartPole": functools.partial(CartPoleVectorEnv, max_episode_steps=20),
+    "Cage2": functools.partial(Cage2VectorEnv, episode_length=10),
+}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=mode_id)
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_envs(name, mode):
+    here = COMPILED[name](num_envs=7, autoreset_mode=mode)
+    spread = RayVectorEnv(COMPILED[name], num_envs=7, num_workers=2, autoreset_mode=mode)
+    assert_same(spread.reset(seed=3)[0], here.reset(seed=3)[0])
+    here.action_space.seed(4)
+    for _ in range(30):
+        actions = here.action_space.sample()
+        assert_same(spread.step(actions), here.step(actions))
+    assert spread.np_random_seed == here.np_random_seed
+    with pytest.raises(NotImplementedError, match="no env objects"):
+        spread.call("render")
+    spread.close()
+    here.close()
+
+
+def test_timing_counts_calls_and_waiting():
+    spread = RayVectorEnv(counters([3] * 4), num_workers=2)
+    spread.reset()
+    spread.timing.enable()
+    for _ in range(5):
+        spread.step([0] * 4)
+    report = spread.timing.report()
+    assert report.num_steps == 16  # four rows of twenty are resets
+    assert report.resets.num_steps == 4
+    assert "RayVectorEnv" in str(report)
+    spread.timing.disable()
+    spread.step([0] * 4)
+    assert spread.timing.report().num_steps == 16
+    spread.close()
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_slow_env_is_seen_in_its_actor(way, tmp_path):
+    fns = [functools.partial(SyntheticEnv, wait_ms=30.0 if k == 2 else 3.0) for k in range(4)]
+    options = {"worker_options": {"threads_per_worker": 2}} if way == "async" else {}
+    spread = RayVectorEnv(fns, num_workers=2, worker_backend=way, **options)
+    spread.reset()
+    spread.step([0] * 4)
+    spread.timing.enable()
+    for _ in range(10):
+        spread.step([0] * 4)
+    report = spread.timing.report()
+    # 6 ms in one actor and 33 ms in the other one, by turns; or all side by side.
+    work = {"sync": (6, 33), "async": (3, 3, 30, 3)}[way]
+    mean = sum(work) / len(work)
+    of_straggler = (max(work) - mean) / max(work)
+    assert report.shares["hand-over"] < 0.5
+    in_envs = report.shares["env compute"] + report.shares["straggler wait"]
+    assert report.shares["straggler wait"] / in_envs == pytest.approx(of_straggler, abs=0.1)
+    assert [times.name for times in report.slowest if times.is_slow] == ["env 2"]
+    assert report.cpu_share < 0.3
+    spread.send([0] * 4)
+    assert spread.recv(1, max_envs=1).env_ids.size == 1
+    spread.recv()
+    spread.timing.write_trace(tmp_path / "trace.json")
+    assert spread.timing.report().num_steps == 44
+    spread.close()
+
+
+def test_envs_in_compiled_actors_are_not_told_apart():
+    spread = RayVectorEnv(CartPoleVectorEnv, num_envs=8, num_workers=2)
+    spread.timing.enable()
+    spread.reset()
+    for _ in range(3):
+        spread.step([0] * 8)
+    report = spread.timing.report()
+    spread.timing.disable()
+    spread.close()
+    assert set(report.shares) == {"env calls", "other"}
+    assert "unknown" in report.verdict
+
+
+def test_ids_registered_by_the_caller_are_known_in_actors():
+    gym.register("Counter-v7", CounterEnv, disable_env_checker=True)
+    try:
+        spread = RayVectorEnv([lambda: gym.make("Counter-v7", name=5)] * 2, num_workers=2)
+        assert spread.reset()[0].tolist() == [[5, 0, 0]] * 2
+        spread.close()
+    finally:
+        gym.registry.pop("Counter-v7")
+
+
+def test_make_vec_on_ray():
+    on_ray = {"backend": "ray", "vector_kwargs": {"num_workers": 2}}
+    spread, sync = make_vec("CartPole-v1", 4, **on_ray), make_vec("CartPole-v1", 4, backend="sync")
+    assert spread.spec is not None
+    assert spread.spec.kwargs["vectorization_mode"] == "ray"
+    assert_same(spread.reset(seed=1), sync.reset(seed=1))
+    spread.close()
+    again = make_vec(spread.spec)
+    assert isinstance(again, RayVectorEnv)
+    assert again.num_workers == 2
+    again.close()
+    options = {"vector_kwargs": {"num_workers": 2, "num_threads": 1}, "autoreset_mode": "SameStep"}
+    compiled = make_vec("JitCartPole-v1", 6, backend="ray", **options)
+    assert [rows.stop for rows in map(compiled._rows_of, range(2))] == [3, 6]
+    twin = CartPoleVectorEnv(6, autoreset_mode="SameStep", max_episode_steps=None)
+    assert_same(compiled.reset(seed=1)[0], twin.reset(seed=1)[0])
+    compiled.close()
+
+
+def test_ids_of_modules_that_actors_lack_are_no_hindrance(monkeypatch):
+    absent = types.ModuleType("absent_here")
+    absent.Absent = type("Absent", (CounterEnv,), {"__module__": "absent_here"})
+    monkeypatch.setitem(sys.modules, "absent_here", absent)
+    gym.register("Absent-v0", absent.Absent, disable_env_checker=True)
+    try:
+        spread = RayVectorEnv(counters([3] * 2), num_workers=2)
+        assert spread.reset()[0].tolist() == [[0, 0, 0], [1, 0, 0]]
+        spread.close()
+    finally:
+        gym.registry.pop("Absent-v0")

@@ -1,0 +1,745 @@
+"""Every backend of the registry keeps the same rules: backend × autoreset mode × space × envs.
+
+What is right is what `SyncVectorEnv` does in `step`, which tests/test_against_gymnasium.py compares
+with Gymnasium; for compiled envs, what it does with their slow twins. A backend that joins the
+registry is tested here without further ado; VARIANTS are options that must change nothing.
+"""
+
+import functools
+import re
+from fractions import Fraction
+from itertools import cycle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import (
+    MODES,
+    NUM_ENVS,
+    OBJECT_SPACES,
+    SPACES,
+    CounterEnv,
+    RandomEnv,
+    arrays_in,
+    counters,
+    mode_id,
+)
+from equality import assert_same
+from gymnasium import spaces
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
+from gymnasium.vector.utils import create_empty_array
+from jit.toy_env import PARAMS, TOY, SlowToy
+
+from buffers import BufferMisuseError, RolloutBuffer
+from vecenv import (
+    ObservationError,
+    SlotError,
+    StepBatch,
+    StepSlot,
+    SyncVectorEnv,
+    check_vector_env,
+    make_vec,
+)
+from vecenv.backends import BACKENDS, COMPARED, MADE, TIMED, Backend
+from vecenv.core.batches import take_rows
+from vecenv.core.infos import take_infos
+
+DOCS = Path(__file__).parents[1] / "docs"
+NEXT_STEP, SAME_STEP, DISABLED = MODES
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "async": {
+        "2 workers": {"num_workers": 2},
+        "1 worker": {"num_workers": 1},
+        "a worker per env": {"num_workers": 5},
+        "caller and 2": {"num_workers": 2, "caller_steps": True},
+        "threads": {"num_workers": 2, "threads_per_worker": 3},
+        "restarting": {"num_workers": 2, "on_error": "restart"},
+    },
+    "ray": {
+        "2 actors": {"num_workers": 2},
+        "async in 2 actors": {
+            "num_workers": 2,
+            "worker_backend": "async",
+            "worker_options": {"num_workers": 1},
+        },
+        "restarting": {"num_workers": 2, "on_error": "restart"},
+    },
+}
+
+
+class LimitedSlowToy(SlowToy):
+    """The slow twin with an episode limit of 9, as TimeLimit has it."""
+
+    def reset(self, **options):
+        self.num_steps = 0
+        return super().reset(**options)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.num_steps += 1
+        return obs, reward, terminated, truncated or self.num_steps >= 9, info
+
+
+class Case(NamedTuple):
+    backend: Backend
+    variant: str
+    options: dict[str, Any]
+
+    @property
+    def is_compiled(self):
+        return self.backend.takes == "compiled"
+
+    def __call__(self, env_fns, **options):
+        """Batch single envs with this backend."""
+        options = {**self.options, **options}
+        if "num_workers" in options:
+            options["num_workers"] = min(options["num_workers"], len(env_fns))
+        return self.backend.load()(env_fns, **options)
+
+    def counters(self, lengths, **options):
+        """Counting envs of these lengths; of a compiled backend, as many toys."""
+        if self.is_compiled:
+            return self.backend.load()(TOY, len(lengths), params=PARAMS, **options)
+        return self(counters(lengths), **options)
+
+    def twins(self, space, mode=NEXT_STEP, num_envs=NUM_ENVS):
+        """Random envs of this backend, and the same ones in SyncVectorEnv; both reset alike."""
+        twins = Twins(self, space, mode, num_envs)
+        twins.reset(seed=2)
+        return twins
+
+
+class Twins:
+    """Random envs of a backend, and the same ones in SyncVectorEnv; all calls go to both."""
+
+    def __init__(self, case, space, mode=NEXT_STEP, num_envs=NUM_ENVS):
+        self.is_compiled = case.backend.takes == "compiled"
+        fns = [functools.partial(RandomEnv, space)] * num_envs
+        if self.is_compiled:
+            fns = [LimitedSlowToy] * num_envs
+            options = {"params": PARAMS, "max_episode_steps": 9, "autoreset_mode": mode}
+            self.envs = case.backend.load()(TOY, num_envs, **options)
+        else:
+            self.envs = case(fns, autoreset_mode=mode)
+        self.twin = SyncVectorEnv(fns, autoreset_mode=mode)
+        self.space = self.envs.single_observation_space
+        self.rng = np.random.default_rng(8)
+
+    def assert_alike(self, result, expected, path):
+        """Require equal results; compiled envs have infos of their own but for final_obs."""
+        if not self.is_compiled:
+            assert_same(result, expected, path)
+            return
+        assert_same(result[:-1], expected[:-1], path)
+        for row in np.flatnonzero(expected[-1].get("_final_obs", [])):
+            final_obs = [
+                np.asarray(infos["final_obs"][row]) for infos in (result[-1], expected[-1])
+            ]
+            assert_same(*final_obs, path)
+
+    def reset(self, **arguments):
+        self.assert_alike(self.envs.reset(**arguments), self.twin.reset(**arguments), "reset")
+
+    def actions(self):
+        space = self.envs.single_action_space
+        return self.rng.integers(space.start, space.start + space.n, self.envs.num_envs)
+
+    def restart(self, expected):
+        """With autoreset disabled, reset what has ended."""
+        over = expected[2] | expected[3]
+        if self.envs.autoreset_mode is DISABLED and over.any():
+            self.reset(options={"reset_mask": over})
+
+    def step(self, count, path=""):
+        for step in range(count):
+            actions = self.actions()
+            expected = self.twin.step(actions)
+            self.assert_alike(self.envs.step(actions), expected, f"{path} step {step}")
+            self.restart(expected)
+
+    def send(self, count, path=""):
+        """Steps in random parts; rows come back in any order."""
+        num_envs = self.envs.num_envs
+        for step in range(count):
+            actions = self.actions()
+            expected = self.twin.step(actions)
+            cuts = np.sort(self.rng.integers(0, num_envs + 1, size=2))
+            for ids in np.split(self.rng.permutation(num_envs), cuts):
+                if len(ids):
+                    self.envs.send(actions[ids], ids)
+            received = []
+            while len(received) < num_envs:
+                least = int(self.rng.integers(1, num_envs - len(received) + 1))
+                batch = self.envs.recv(min_envs=least, timeout=30)
+                received += batch.env_ids.tolist()
+                self.assert_rows(batch, expected, f"{path} sends of step {step}")
+            assert sorted(received) == list(range(num_envs))
+            self.restart(expected)
+
+    def assert_rows(self, batch, expected, path):
+        """Require that a received batch holds the rows of a step."""
+        ids = batch.env_ids
+        assert isinstance(batch, StepBatch)
+        assert ids.dtype == np.int64
+        assert_same(batch.obs, take_rows(self.space, expected[0], ids), path)
+        for came, full in zip(batch[1:4], expected[1:4], strict=True):
+            assert_same(came, full[ids], path)
+        if not self.is_compiled:
+            assert_infos(batch.infos, take_infos(expected[4], ids))
+
+    def step_into_slots(self, count):
+        """Memory that the envs write into, float32 rewards, and memory of the caller's own."""
+        slots = [make_slot(self.envs), make_slot(self.envs, np.float32), foreign_slot(self.envs)]
+        for step in range(count):
+            actions, slot = self.actions(), slots[step % 3]
+            for array in (*arrays_in(slot.obs), slot.rewards):
+                array[...] = 77  # shows any row left unwritten
+            slot.terminations[:] = slot.truncations[:] = True
+            expected = self.twin.step(actions)
+            result = self.envs.step(actions, out=slot)
+            assert all(came is own for came, own in zip(result[:4], slot, strict=True))
+            rewards = expected[1].astype(slot.rewards.dtype)
+            expected = (expected[0], rewards, *expected[2:])
+            self.assert_alike(result, expected, f"slot, step {step}")
+            self.restart(expected)
+
+
+def assert_infos(infos, expected):
+    """Require the infos of some rows: fields that none of them has may be missing."""
+    assert set(infos) <= set(expected)
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            assert_infos(infos.get(key, {}), value)
+        elif not value.any() if key.startswith("_") else not expected[f"_{key}"].any():
+            assert not np.any(infos.get(f"_{key.lstrip('_')}", False)), key
+        else:
+            assert_same(infos[key], value, key)
+
+
+# Actors take long to start, and hold vector envs that are tested here.
+SPACES_ON_RAY = ("text", "uint8 image")
+
+
+def cases(*, takes=("factories", "compiled", "either"), variants=None, on_ray=1, spaces=None):
+    """Parametrize a test by backends that take this, in all variants or in so many."""
+    found = []
+    for backend in (BACKENDS[name] for name in MADE if BACKENDS[name].takes in takes):
+        options = VARIANTS.get(backend.name, {"": {}})
+        marks = [pytest.mark.ray] if backend.name == "ray" else []
+        for variant in [*options][: on_ray if marks else variants]:
+            label = f"{backend.name}, {variant}" if variant else backend.name
+            case = Case(backend, variant, options[variant])
+            if spaces is None:
+                found.append(pytest.param(case, marks=marks, id=label))
+            else:
+                names = SPACES_ON_RAY if marks else spaces
+                found += [
+                    pytest.param(case, name, marks=marks, id=f"{label}, {name}") for name in names
+                ]
+    names = ["case"] if spaces is None else ["case", "name"]
+    return pytest.mark.parametrize(names, found, indirect=["case"])
+
+
+@pytest.fixture
+def case(request):
+    if request.param.backend.name == "ray":
+        request.getfixturevalue("local_ray")
+        request.getfixturevalue("no_actors_stay")
+    return request.param
+
+
+modes = pytest.mark.parametrize("mode", MODES, ids=mode_id)
+SINGLE = ("factories", "either")  # backends of single envs
+
+
+def make_slot(envs, reward_dtype=np.float64):
+    obs = create_empty_array(envs.single_observation_space, envs.num_envs, envs.allocate)
+    rewards = envs.allocate((envs.num_envs,), reward_dtype)
+    flags = [envs.allocate((envs.num_envs,), np.bool_) for _ in range(2)]
+    return StepSlot(obs, rewards, *flags)
+
+
+def foreign_slot(envs):
+    """Memory that is the caller's alone."""
+    own = make_slot(envs)
+    obs = create_empty_array(envs.single_observation_space, envs.num_envs)
+    return StepSlot(obs, *[array.copy() for array in own[1:]])
+
+
+# -- the matrix -----------------------------------------------------------------------------------
+
+
+@cases(on_ray=None)
+@modes
+def test_the_same_seeds_give_the_same_however_envs_are_stepped(case, mode):
+    """With step, after partial resets, in any split into sends, into memory of three kinds."""
+    index = [*VARIANTS.get(case.backend.name, {"": {}})].index(case.variant) + MODES.index(mode)
+    name = ["float32(3,)", "dict with objects", "nested"][index % 3]
+    twins = case.twins(SPACES[name], mode)
+    twins.step(10, "at first")
+    mask = np.array([True, False, False, True, False])
+    twins.reset(seed=[7, None, 8, 9, 1], options={"reset_mask": mask})
+    twins.step(4, "after a partial reset")
+    twins.send(8)
+    twins.step(2, "after sends")
+    if twins.is_compiled or name != "dict with objects":
+        twins.step_into_slots(9)
+        twins.reset(options={"reset_mask": mask})
+        twins.step(2, "after slots")
+    twins.envs.close()
+
+
+# Of every kind of rows one; the three of the matrix above are left out.
+ANY_SPACES = ["every dtype", "big-endian", "multi-discrete from 5", "tuple", *OBJECT_SPACES]
+
+
+@cases(takes=SINGLE, variants=1, spaces=ANY_SPACES)
+def test_any_space(case, name):
+    twins = case.twins(SPACES[name])
+    twins.step(3)
+    twins.send(3)
+    twins.envs.close()
+
+
+@cases(variants=1)
+@modes
+def test_one_env(case, mode):
+    twins = case.twins(SPACES["nested"], mode, num_envs=1)
+    twins.step(20)
+    twins.envs.close()
+
+
+@cases(variants=1)
+@modes
+def test_some_envs_may_run_ahead_of_others(case, mode):
+    """Env 0 is stepped at every turn, env 4 at every fifth: each goes its own way."""
+    twins = case.twins(SPACES["nested"], mode)
+    rows = {i: [] for i in range(NUM_ENVS)}
+    action = twins.envs.single_action_space.start
+
+    def take(envs, ids):
+        envs.send([action] * len(ids), ids)
+        batch = envs.recv()
+        over = batch.terminations | batch.truncations
+        if mode is DISABLED and over.any():
+            envs.reset(options={"reset_mask": np.isin(np.arange(NUM_ENVS), batch.env_ids[over])})
+        for row, i in enumerate(batch.env_ids.tolist()):
+            obs = take_rows(twins.space, batch.obs, [row])
+            yield i, (obs, *(field[row] for field in batch[1:4]))
+
+    for turn in range(1, 16):
+        for i, row in take(twins.envs, [i for i in range(NUM_ENVS) if turn % (i + 1) == 0]):
+            rows[i].append(row)
+    for i in range(NUM_ENVS):
+        for number, row in enumerate(rows[i]):
+            assert_same(row, *(found for _, found in take(twins.twin, [i])), f"env {i}, {number}")
+    twins.envs.close()
+
+
+@cases()
+def test_batches_of_one_size(case):
+    """Also when more are ready: the others come first at the next recv, none twice or never."""
+    twins = case.twins(SPACES["float32(3,)"], num_envs=6)
+    envs, actions, counts = twins.envs, np.zeros(6, np.int64), np.zeros(6, int)
+    expected = [twins.twin.step(actions) for _ in range(12)]
+    envs.send(actions)
+    for _ in range(12):
+        batch = envs.recv(min_envs=4, max_envs=4)
+        assert len(batch.env_ids) == len(batch.rewards) == 4
+        for row, env_id in enumerate(batch.env_ids.tolist()):
+            step = expected[counts[env_id]]
+            assert_same(batch.obs[row], step[0][env_id])
+            assert batch.rewards[row] == step[1][env_id]
+            counts[env_id] += 1
+        envs.send(actions[batch.env_ids], batch.env_ids)
+    assert len(envs.recv(max_envs=5).env_ids) == 5
+    assert len(envs.recv(max_envs=5).env_ids) == 1  # all that are left
+    envs.close()
+
+
+@cases(variants=1)
+def test_the_checker_finds_nothing(case):
+    report = check_vector_env(Twins(case, SPACES["float32(3,)"]).envs, num_steps=30)
+    assert "send and recv give what step gives" in report.passed
+    assert not [line for line in report.skipped if "ResetNeeded" in line]
+
+
+# -- memory of the caller -------------------------------------------------------------------------
+
+
+@cases(takes=SINGLE)
+def test_a_rollout_is_written_without_a_copy(case):
+    """Rows of a [T + 1, N, ...] buffer as slots: what step returns is the buffer's memory."""
+    envs = case.counters([3, 4])
+    rollout = envs.allocate((6, 2, 3))
+    rewards, flags = envs.allocate((5, 2)), envs.allocate((2, 5, 2), bool)
+    rollout[0] = envs.reset()[0]
+    slots = [StepSlot(rollout[t + 1], rewards[t], flags[0, t], flags[1, t]) for t in range(5)]
+    for slot in slots:
+        result = envs.step([0, 0], out=slot)
+        assert np.shares_memory(result[0], rollout)
+        assert np.shares_memory(result[1], rewards)
+    envs.close()
+    expected = [[0, 0], [1, 1], [2, 2], [3, 3], [0, 4], [1, 0]]
+    assert rollout[:, :, 2].tolist() == expected  # the memory outlives the envs
+    assert rewards.tolist() == [[1, 1], [2, 2], [3, 3], [0, 4], [1, 0]]
+    assert flags[0].tolist() == [[False, False]] * 2 + [[True, False], [False, True], [False] * 2]
+
+
+class Lying(np.ndarray):
+    """Says that it is as large and as writable as it is wanted."""
+
+    shape = property(lambda self: self.claimed)
+    dtype = property(lambda self: np.dtype(self.claimed_dtype))
+    flags = property(lambda self: np.zeros(self.claimed).flags)
+
+    @staticmethod
+    def made(array, shape, dtype):
+        lying = array.view(Lying)
+        lying.claimed, lying.claimed_dtype = shape, dtype
+        return lying
+
+
+class Honest(np.ndarray):
+    pass
+
+
+def broken_slots(slot):
+    """Yield slots that differ from a right one of two envs, and what is said of them."""
+
+    def other(**changes):
+        return SimpleNamespace(**{**slot._asdict(), **changes})
+
+    read_only = np.zeros(2)
+    read_only.flags.writeable = False
+    no_rewards = other()
+    del no_rewards.rewards
+    yield other(obs=np.zeros((3, 3), np.float32)), "obs"
+    yield other(obs=np.zeros((2, 3))), "obs"
+    yield other(obs=np.zeros((3, 2), np.float32).T), "obs"
+    yield other(obs=[[0, 0, 0]] * 2), "obs"
+    yield other(obs=None), "obs"
+    yield other(rewards=np.zeros((2, 1))), "rewards"
+    yield other(rewards=np.zeros(2, int)), "rewards"
+    yield other(rewards=np.zeros(4)[::2]), "rewards"
+    yield other(rewards=np.zeros(17, np.uint8)[1:].view(np.float64)), "aligned"
+    yield other(rewards=read_only), "rewards"
+    yield other(terminations=np.zeros(2, np.uint8)), "terminations"
+    yield other(truncations=np.zeros(3, bool)), "truncations"
+    yield other(truncations=np.frombuffer(bytes(2), bool)), "truncations"
+    yield no_rewards, "rewards"
+    yield (np.zeros((2, 3), np.float32),), "obs, rewards, terminations, truncations"
+    for name, array in slot._asdict().items():
+        small, fixed = np.zeros(1, array.dtype), array.copy()
+        fixed.flags.writeable = False
+        for wrong in (small, fixed):
+            yield other(**{name: Lying.made(wrong, array.shape, array.dtype)}), f"out.{name}"
+
+
+@cases(variants=1)
+def test_wrong_slots_are_refused_and_nothing_is_stepped(case):
+    """What a subclass of arrays says of itself is not believed either."""
+    twins = case.twins(SPACES["float32(3,)"], num_envs=2)
+    envs = twins.envs
+    for slot, message in broken_slots(make_slot(envs)):
+        with pytest.raises(SlotError, match=message):
+            envs.step([0, 0], out=slot)
+    if not case.is_compiled:  # there, finding out would take as long as a step
+        flags = np.zeros(3, bool)
+        one = make_slot(envs)._replace(terminations=flags[:2], truncations=flags[1:])
+        with pytest.raises(SlotError, match="share memory"):
+            envs.step([0, 0], out=one)
+    honest = StepSlot(*(array.view(Honest) for array in make_slot(envs)))
+    result, expected = envs.step([0, 0], out=honest), twins.twin.step([0, 0])
+    assert result[0] is honest.obs
+    assert_same([*map(np.asarray, honest)], [*expected[:4]])
+    envs.close()
+
+
+@cases(variants=1)
+def test_a_slot_of_a_buffer_for_another_autoreset_mode_is_refused(case):
+    envs = case.counters([9, 9], autoreset_mode="SameStep")
+    sizes = 2, 2, envs.single_observation_space, envs.single_action_space
+    right, wrong = (RolloutBuffer(*sizes, autoreset_mode=mode) for mode in ("SameStep", "NextStep"))
+    obs, _ = envs.reset(seed=0)
+    actions = np.zeros(2, np.int64)
+    for rollout in (right, wrong):
+        rollout.start(obs)
+    for _ in range(2):  # also once the right one is known
+        with pytest.raises(SlotError, match="mode 'NextStep', but the envs have 'SameStep'; make"):
+            envs.step(actions, out=wrong.slot(0))
+        envs.step(actions, out=right.slot(0))
+        envs.step(actions)
+    named = SimpleNamespace(**right.slot(1)._asdict(), autoreset_mode=wrong.autoreset_mode)
+    with pytest.raises(SlotError, match="mode 'NextStep', but the envs have 'SameStep'; make"):
+        envs.step(actions, out=named)
+    for mode in (right.autoreset_mode, "SameStep", "same_step"):
+        named.autoreset_mode = mode
+        envs.step(actions, out=named)
+    with pytest.raises(BufferMisuseError, match=r"is 'NextStep', but .*VectorEnv.* has 'SameStep'"):
+        RolloutBuffer(*sizes, autoreset_mode="NextStep", allocate=envs.allocate)
+    envs.close()
+
+
+@cases(variants=1)
+def test_allocate_refuses_what_is_no_memory_and_keeps_names_of_fields(case):
+    envs = case.counters([9, 9])
+    for shape, dtype, error, message in [
+        ((-1,), "S0", ValueError, "dimensions of at least 0"),
+        ((-1,), np.float32, ValueError, r"shape is \(-1,\)"),
+        ((3,), "S0", ValueError, "no bytes"),
+        ((3,), "V0", ValueError, "no bytes"),
+        ((3,), [], ValueError, "no bytes"),
+        ((3,), object, TypeError, "dtype is object"),
+        ((3,), [("a", int), ("b", object)], TypeError, "Python objects"),
+        ((2.5,), np.float32, TypeError, "integer"),
+        ((1 << 62, 1 << 62), np.float32, MemoryError, "allocate"),
+        ((1 << 32, 1 << 32), np.int8, MemoryError, "allocate"),
+    ]:
+        with pytest.raises(error, match=message):
+            envs.allocate(shape, dtype)
+    for shape, dtype in (((3, 2), np.float32), ((), np.bool_), ((0, 3), np.int64)):
+        assert_same(np.asarray(envs.allocate(shape, dtype)), np.zeros(shape, dtype))
+    assert envs.allocate((2,)).dtype == np.float32
+    named = envs.allocate((3,), [("step", np.int32), ("reward", np.float64, (2,))])
+    named["reward"] = 4
+    assert named.dtype.names == ("step", "reward")
+    assert named["step"].tolist() == [0, 0, 0]
+    assert envs.allocate((2,), np.dtype((np.int8, (3,)))).shape == (2, 3)
+    assert envs.allocate(4, "S5").tolist() == [b""] * 4
+    envs.close()
+
+
+class Fragile(CounterEnv):
+    def step(self, action):
+        if action == 9:
+            raise RuntimeError("out of order")
+        return super().step(action)
+
+
+@cases(takes=SINGLE, variants=1)
+def test_rows_that_an_env_which_raised_did_not_write_are_not_learned_from(case):
+    for fails_at in (0, 2):
+        envs = case([functools.partial(Fragile, i, 5) for i in range(3)])
+        space, action_space, mode = (
+            envs.single_observation_space,
+            envs.single_action_space,
+            envs.autoreset_mode,
+        )
+        rollout = RolloutBuffer(
+            2, 3, space, action_space, autoreset_mode=mode, allocate=envs.allocate
+        )
+        actions, floats = np.zeros(3, np.int64), np.zeros(3)
+        rollout.start(envs.reset(seed=0)[0])
+        for number in range(2):
+            for t in range(2):
+                actions[fails_at] = 9 if (number, t) == (1, 1) else 0
+                rollout.put(t, actions=actions, log_probs=floats, values=floats)
+                if number and t:
+                    with pytest.raises(RuntimeError, match="out of order"):
+                        envs.step(actions, out=rollout.slot(t))
+                    with pytest.raises(BufferMisuseError, match=r"steps? 1 have no results"):
+                        rollout.compute_advantages(floats)
+                else:
+                    envs.step(actions, out=rollout.slot(t))
+            if not number:
+                rollout.compute_advantages(floats)
+                rollout.advance()
+        envs.close()
+
+
+# -- what single envs are given, and give ---------------------------------------------------------
+
+
+@cases(takes=SINGLE)
+def test_actions_without_fixed_shape_in_any_split(case):
+    """They travel by message, to threads too."""
+    space, action_space = SPACES["float32(3,)"], spaces.Text(4)
+    fns = [functools.partial(RandomEnv, space, action_space)] * NUM_ENVS
+    envs, twin = case(fns), SyncVectorEnv(fns)
+    action_space.seed(1)
+    assert_same(envs.reset(seed=2), twin.reset(seed=2))
+    for _ in range(6):
+        actions = tuple(action_space.sample() for _ in range(NUM_ENVS))
+        assert_same(envs.step(actions), twin.step(actions))
+        expected = twin.step(actions)
+        for ids in ([3, 0], [1, 2, 4]):
+            envs.send(tuple(actions[k] for k in ids), ids)
+        received = 0
+        while received < NUM_ENVS:
+            batch = envs.recv(1, timeout=60)
+            received += len(batch.env_ids)
+            assert_same(batch.obs, expected[0][batch.env_ids])
+    envs.close()
+
+
+@cases(takes=SINGLE, variants=1)
+def test_actions_keep_their_dtype(case):
+    """The envs echo them in their infos."""
+    twins = case.twins(SPACES["float32(3,)"])
+    envs, twin = twins.envs, twins.twin
+    for dtype in (np.int8, np.int32, np.int64, np.uint16):
+        actions = np.arange(NUM_ENVS).astype(dtype) % 4
+        for _ in range(3):
+            assert_same(envs.step(actions), twin.step(actions), str(dtype))
+            envs.send(actions, None)
+            twin.send(actions, None)
+            received, expected = envs.recv(), twin.recv()
+            assert_same(received.obs[np.argsort(received.env_ids)], expected.obs, str(dtype))
+    envs.close()
+
+
+class Lenient(gym.Env):
+    """Returns lists for tuples and odd numbers, all of which Gymnasium takes."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+
+    def __init__(self, reward, obs, flag):
+        self.obs, self.reward, self.flag = obs, reward, flag
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return [self.obs, {"a": 2}]
+
+    def step(self, action):
+        return [self.obs, self.reward, self.flag, self.flag, {"a": 1}]
+
+
+OBS = [[1, 2], (0.5, 1.5), np.ones(2), np.ones(2, np.float16), np.arange(2)]
+REWARDS = [10**30, 2**70, True, np.int8(3), np.array(1.5), Fraction(1, 4), np.float16(2)]
+FLAGS = [False, 0, 1, np.bool_(True), np.array(False), None]
+
+
+@cases(takes=("factories",))
+def test_steps_that_gymnasium_takes_are_taken_and_rewards_that_are_no_number_refused(case):
+    """Lists for tuples, any number as a reward, any truth as a flag."""
+    num_envs = max(len(OBS), len(REWARDS), len(FLAGS))
+    choices = [cycle(values) for values in (REWARDS, OBS, FLAGS)]
+    fns = [functools.partial(Lenient, *map(next, choices)) for _ in range(num_envs)]
+    ours, theirs = case(fns), GymnasiumSyncVectorEnv(fns)
+    assert_same(ours.reset(), theirs.reset())
+    for _ in range(4):
+        assert_same(ours.step([0] * num_envs), theirs.step([0] * num_envs))
+    ours.close()
+    envs = case([functools.partial(Lenient, 0.0, np.zeros(2), False)] * 3)
+    for reward in (None, "1.5", [1, 2], 10**400, 1j):
+        envs.reset()
+        envs.set_attr("reward", [reward] * 3)
+        # Who raises first depends on the workers.
+        with pytest.raises(ObservationError, match=r"env [012] returned the reward"):
+            envs.step([0] * 3)
+    envs.close()
+
+
+class Greedy(gym.Env):
+    """Takes what it is interested in out of its options."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seen = repr(options)
+        if options:
+            options.pop("level", None)
+            options["nested"]["list"].append(1)
+            options["nested"]["array"] += 1
+        return np.zeros(2, np.float32), {}
+
+
+@cases(takes=SINGLE)
+def test_options_of_a_reset_are_each_envs_own(case):
+    envs = case([Greedy] * 4)
+    options = {"level": 3, "nested": {"list": [], "array": np.zeros(1)}}
+    before = repr(options)
+    for more in ({}, {"reset_mask": np.ones(4, np.bool_)}):
+        envs.reset(options=options | more)
+        assert envs.get_attr("seen") == (before,) * 4
+        assert repr(options) == before
+    envs.reset(options=None)
+    assert envs.get_attr("seen") == ("None",) * 4
+    envs.close()
+
+
+@cases(takes=SINGLE, variants=1)
+def test_a_first_reset_by_mask_and_steps_of_ended_envs_are_refused(case):
+    """Gymnasium's AsyncVectorEnv lets both pass: rows of envs that are in no episode."""
+    envs = case(counters([1, 3, 1]), autoreset_mode="Disabled")
+    mask = {"reset_mask": np.array([True, False, True])}
+    with pytest.raises(ResetNeeded, match="reset all envs first"):
+        envs.reset(options=mask)
+    envs.reset()
+    envs.step([0] * 3)
+    for call in (envs.step, envs.send):
+        with pytest.raises(ResetNeeded, match=r"envs \[0, 2\] have ended"):
+            call([0] * 3)
+    envs.reset(options=mask)
+    assert envs.step([0] * 3)[0][:, 2].tolist() == [1, 2, 1]
+    envs.close()
+
+
+@cases(takes=SINGLE, variants=1)
+def test_methods_and_attributes_of_envs(case):
+    envs = case(counters([3, 4, 5]))
+    envs.reset(seed=4)
+    assert envs.call("double", 10, offset=1) == (21, 22, 23)
+    assert envs.call("length") == envs.get_attr("length") == (3, 4, 5)
+    envs.set_attr("name", 7)
+    assert envs.get_attr("name") == (7, 7, 7)
+    envs.set_attr("name", (1, 2, 3))
+    envs.set_attr("color", ["red", "green", "blue"])
+    assert envs.get_attr("color") == ("red", "green", "blue")
+    with pytest.raises(ValueError, match="Got `2` values for 3 environments"):
+        envs.set_attr("name", [1, 2])
+    assert envs.get_attr("name") == (1, 2, 3)
+    assert envs.render() == ("frame of 1", "frame of 2", "frame of 3")
+    assert envs.np_random_seed == (4, 5, 6)
+    assert [generator.random() for generator in envs.np_random]
+    with pytest.raises(Exception, match="weather"):
+        envs.get_attr("weather")
+    envs.close()
+
+
+# -- the registry ---------------------------------------------------------------------------------
+
+
+def test_every_backend_is_in_the_docs_and_the_command_names_those_with_timing():
+    """The tables are written by hand."""
+    made = re.findall(
+        r"^\| `\"(.+?)\"` \| `vecenv\.(.+?)` ", (DOCS / "interface.md").read_text(), re.M
+    )
+    named = [(name, BACKENDS[name].makes.rpartition(":")[2]) for name in MADE]
+    assert [(name, path.rpartition(".")[2]) for name, path in made] == named
+    compare = (DOCS / "compare.md").read_text()
+    assert f"[--backends {','.join(COMPARED)}]" in compare
+    from vecenv import cli
+
+    listed = re.search(r"backend: (.+?)\.\n", cli.trace.__doc__ or "")
+    assert listed is not None
+    assert re.split(r", | or ", listed[1]) == list(TIMED)
+
+
+def test_rows_of_the_registry_differ_and_can_be_drawn_and_loaded():
+    compared = [BACKENDS[name] for name in COMPARED]
+    assert len({row.colour for row in compared}) == len(compared)
+    assert all(re.fullmatch("#[0-9a-f]{6}", row.colour) for row in compared)
+    for row in BACKENDS.values():
+        assert (row.stepping == "loop") == (row.makes == "")
+        if row.makes:
+            assert issubclass(row.load(), gym.vector.VectorEnv)
+        assert row.is_made <= bool(row.makes)
+
+
+def test_make_vec_knows_the_registry():
+    with pytest.raises(ValueError, match=f"expected one of auto, {', '.join(MADE)}"):
+        make_vec("CartPole-v1", backend="loop")
+    for name in MADE:
+        if BACKENDS[name].takes == "factories":
+            envs = make_vec(CounterEnv, 2, backend=name)
+            assert type(envs) is BACKENDS[name].load()
+            envs.close()

@@ -1,0 +1,184 @@
+"""What Linux says about processors and processes: cores to use, load, memory.
+
+Of the cores, what counts are the affinity mask and the cgroup quota, not the core count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from time import perf_counter_ns
+
+__all__ = [
+    "OthersLoad",
+    "cgroup_quota",
+    "cpu_ns",
+    "machine_cpu_ns",
+    "pss_bytes",
+    "tree_memory_bytes",
+    "usable_cores",
+]
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_STATES = 8  # of a processor: user, nice, system, idle, iowait, irq, softirq, steal
+
+
+def usable_cores() -> int:
+    """Return the number of cores that processes started here can keep busy, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = cgroup_quota(_CGROUP_ROOT)
+    return max(1, min(cores, cores if quota is None else math.ceil(quota)))
+
+
+def cgroup_quota(root: Path, membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Return the cores that the cgroup's CPU quota amounts to, or None if there is no limit.
+
+    Args:
+        root: Where the cgroup file system is mounted.
+        membership: File that says which cgroup this process is in.
+    """
+    quotas = []
+    for folder in _own_folders(root, membership):
+        quotas += [_quota_v2(folder / "cpu.max"), _quota_v1(folder)]
+    limits = [quota for quota in quotas if quota is not None]
+    return min(limits) if limits else None
+
+
+def _own_folders(root: Path, membership: Path) -> list[Path]:
+    """Return the folders of this process's cgroup and of all above it."""
+    folders = [root, root / "cpu"]
+    for line in _text(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            base = root if controllers == "" else root / "cpu"
+            own = Path(path.lstrip("/"))
+            folders += [base / part for part in [own, *own.parents]]
+    return folders
+
+
+def _quota_v2(file: Path) -> float | None:
+    quota, _, period = _text(file).partition(" ")
+    return float(quota) / float(period) if quota.isdigit() and period.strip() else None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota = _text(folder / "cpu.cfs_quota_us").strip()
+    period = _text(folder / "cpu.cfs_period_us").strip()
+    return float(quota) / float(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def cpu_ns(pids: Iterable[int]) -> int:
+    """Return the processor time of processes, in nanoseconds; 0 for those that are gone."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])  # in user mode, and in the kernel's
+        except (OSError, ValueError, IndexError):
+            continue
+    return total * _tick_ns()
+
+
+def machine_cpu_ns() -> int | None:
+    """Return the busy time of the processors that this process may use, by all processes.
+
+    Interrupts and time taken by a hypervisor are included. None if the system does not tell, or if
+    a quota leaves this process less than these processors: then their load is not its load.
+    """
+    try:
+        own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        lines = Path("/proc/stat").read_text().splitlines()
+    except (AttributeError, OSError):
+        return None
+    if usable_cores() != len(own):
+        return None
+    total = 0
+    for name, *words in map(str.split, lines):
+        if name in own:
+            user, nice, system, _idle, _waiting, *rest = map(int, words[:_STATES])
+            total += user + nice + system + sum(rest)
+    return total * _tick_ns()
+
+
+def _tick_ns() -> int:
+    return 10**9 // os.sysconf("SC_CLK_TCK")
+
+
+def pss_bytes(pid: int | None = None) -> int | None:
+    """Return the proportional set size of a process: shared memory counts in parts.
+
+    Args:
+        pid: Process id; None for this process.
+
+    Returns:
+        Bytes, or None if there is no such process or the system does not tell.
+    """
+    try:
+        lines = (
+            Path(f"/proc/{'self' if pid is None else pid}/smaps_rollup").read_text().splitlines()
+        )
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    except (OSError, ValueError):
+        return None
+
+
+def tree_memory_bytes(pid: int) -> int | None:
+    """Return the proportional set size (PSS) of a process and all below it.
+
+    Memory that processes share is counted once, in parts. None where the system does not tell.
+    """
+    total = 0
+    for process in _tree(pid):
+        own = pss_bytes(process)
+        if own is None:
+            if process == pid:
+                return None
+            continue  # it has ended meanwhile
+        total += own
+    return total
+
+
+class OthersLoad:
+    """How many of the processors that this process may use are kept busy by others.
+
+    "Others" are all processes but this one and those below it, and what a hypervisor takes away.
+    """
+
+    def __init__(self) -> None:
+        self._begin_ns, self._all_ns, self._own_ns = _now()
+
+    def cores(self) -> float | None:
+        """Return the processors busy for others since this was made; None if nobody knows."""
+        now_ns, all_ns, own_ns = _now()
+        if all_ns is None or self._all_ns is None:
+            return None
+        others_ns = (all_ns - self._all_ns) - (own_ns - self._own_ns)
+        return max(0.0, others_ns / (now_ns - self._begin_ns))
+
+
+def _now() -> tuple[int, int | None, int]:
+    """Return the clock, and processor time of all processes and of this one with those below."""
+    return perf_counter_ns(), machine_cpu_ns(), cpu_ns(_tree(os.getpid()))
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """Yield a process and all below it."""
+    pending = [pid]
+    while pending:
+        yield (process := pending.pop())
+        with contextlib.suppress(OSError, ValueError):
+            for task in Path(f"/proc/{process}/task").iterdir():
+                pending += [int(child) for child in (task / "children").read_text().split()]
