@@ -95,6 +95,11 @@ class ReplayStorage:
         if self.staging is not None:
             self.staging.write(arrays, rows, befores, codes)
             return
+        # Views of this buffer's rows are copied first: writing one field must not change another.
+        arrays = {
+            path: array.copy() if np.may_share_memory(array, self.table) else array
+            for path, array in arrays.items()
+        }
         for path, offset, count in self._given:
             source = arrays[path].reshape(-1).view(np.uint8)
             scatter_field(self.table, rows, source, offset, count)
@@ -299,6 +304,13 @@ def all_finite(rewards):
     return total == np.float32(0.0)
 
 
+@njit(nogil=True, cache=True)
+def is_apart(array, table):
+    """Whether C-contiguous arrays share no memory, as views of the buffer's own rows may."""
+    begin, table_begin = array.ctypes.data, table.ctypes.data
+    return begin + array.nbytes <= table_begin or begin >= table_begin + table.nbytes
+
+
 @njit(cache=True)
 def add_rows(
     table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
@@ -329,6 +341,9 @@ def add_rows(
         and truncations.shape[0] == num_rows
         and ids_fit(state, env_ids, num_rows)
         and all_finite(rewards)
+        and (is_apart(obs, table) and is_apart(next_obs, table) and is_apart(actions, table))
+        and (is_apart(rewards, table) and is_apart(env_ids, table))
+        and (is_apart(terminations, table) and is_apart(truncations, table))
     )
     if not fits:
         return False

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, Text
 from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, columns_of
 
 import buffers.core.memory
@@ -209,3 +209,39 @@ def test_other_byte_orders_are_read_as_such_whatever_numba_has_seen(before):
         [sys.executable, "-c", _SWAPPED, before], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout.split()) == (0, ["True"] * 4), done.stderr
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_views_of_the_buffers_own_rows_can_be_added(is_nested):
+    plain = Box(-9, 9, (3,))
+    space = Dict({"a": plain, "b": plain}) if is_nested else plain
+
+    def rows(first, second):
+        first, second = (np.full((1, 3), value, np.float32) for value in (first, second))
+        return {"a": first, "b": second} if is_nested else first
+
+    buffer = SharedReplayBuffer(1, space, Discrete(9), seed=0)
+    buffer.add(
+        obs=rows(1, 2), next_obs=rows(3, 4), actions=np.array([5]), rewards=np.ones(1, np.float32),
+        terminations=np.zeros(1, bool), truncations=np.zeros(1, bool),
+    )  # fmt: skip
+    held = buffer.rows()
+
+    def leaf(column, name):
+        return (column[name] if is_nested else column).numpy()
+
+    swapped = {
+        "obs": {name: leaf(held["next_obs"], name) for name in "ab"},
+        "next_obs": {name: leaf(held["obs"], name) for name in "ab"},
+    }
+    if not is_nested:
+        swapped = {name: column["a"] for name, column in swapped.items()}
+    buffer.add(
+        **swapped, actions=held["actions"].numpy(), rewards=held["rewards"].numpy(),
+        terminations=held["terminations"].numpy(), truncations=held["truncations"].numpy(),
+    )  # fmt: skip
+    batch = buffer.get([0])
+    assert (leaf(batch.obs, "a") == 3).all() and (leaf(batch.next_obs, "a") == 1).all()
+    if is_nested:
+        assert (leaf(batch.obs, "b") == 4).all() and (leaf(batch.next_obs, "b") == 2).all()
+    assert batch.actions.tolist() == [5]
