@@ -32,7 +32,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 from gymnasium.vector.utils import create_empty_array
-from jit.toy_env import PARAMS, TOY, SlowToy
+from jit.toy_env import PARAMS, TOY, LimitedSlowToy
 
 from buffers import BufferMisuseError, RolloutBuffer
 from vecenv import (
@@ -69,19 +69,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "restarting": {"num_workers": 2, "on_error": "restart"},
     },
 }
-
-
-class LimitedSlowToy(SlowToy):
-    """The slow twin with an episode limit of 9, as TimeLimit has it."""
-
-    def reset(self, **options):
-        self.num_steps = 0
-        return super().reset(**options)
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = super().step(action)
-        self.num_steps += 1
-        return obs, reward, terminated, truncated or self.num_steps >= 9, info
 
 
 class Case(NamedTuple):

@@ -120,3 +120,16 @@ class SlowToy(gym.Env):
             self.energy += 0.1 * self._uniform()
         reward = self.energy * 0.5 - abs(self.position)
         return self._obs(), reward, self.energy < 0.0, self._integers_at(2**15 + 3, 12) == 0, {}
+
+
+class LimitedSlowToy(SlowToy):
+    """The slow twin with an episode limit of 9, as TimeLimit has it."""
+
+    def reset(self, **options):
+        self.num_steps = 0
+        return super().reset(**options)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.num_steps += 1
+        return obs, reward, terminated, truncated or self.num_steps >= 9, info
