@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from envs import ARRAY_SPACES, SPACES, Pair, PairSpace
+from envs import ARRAY_SPACES, SPACES, Pair, PairSpace, arrays_in
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
@@ -36,13 +36,6 @@ def write(rows, index, obs):
 
 def batch_of(space, items):
     return concatenate(space, items, create_empty_array(space, len(items)))
-
-
-def arrays_in(batch):
-    if isinstance(batch, np.ndarray):
-        return [batch]
-    parts = batch.values() if isinstance(batch, dict) else batch
-    return [array for part in parts for array in arrays_in(part)]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 0, 2), (7, 3, 1)])
