@@ -355,10 +355,10 @@ def test_saved_policy_evaluates_the_same_after_loading(tmp_path, capsys):
     assert not (tmp_path / "b" / "curve.png").exists()
 
 
-def test_saved_policy_holds_tensors_and_text_only(tmp_path):
+def test_saved_policy_holds_arrays_and_text_only(tmp_path):
     main(tmp_path)
-    saved = load_arrays(tmp_path / "policy.npz")
-    assert set(saved) == {"kind", "tensors"}
+    saved = load_arrays(tmp_path / "policy.npz")  # reads nothing else
+    assert set(saved) == {"kind", "layers", "scale", "made_for", "tensors"}
 
 
 @pytest.mark.parametrize(

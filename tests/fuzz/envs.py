@@ -437,8 +437,11 @@ def refuse(call, envs, path):
 
 
 def is_control(rng, case):
-    """Whether Gymnasium's AsyncVectorEnv is compared; its final infos have another order."""
-    is_tame = case.options["infos"][0] < 3 and case.options["obs"] in ("plain", "wide")
+    """Whether Gymnasium's AsyncVectorEnv is compared.
+
+    Its final infos have another order, and its workers swap the bytes of some arrays in infos.
+    """
+    is_tame = case.options["infos"][0] < 2 and case.options["obs"] in ("plain", "wide")
     return case.mode is NEXT_STEP and is_tame and case.outer == "none" and rng.random() < 0.05
 
 

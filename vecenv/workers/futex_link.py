@@ -7,9 +7,9 @@ looks at the flag. Plain writes before an atomic store are seen by a reader of t
 x86 and on arm64.
 
 Waits return after one sleep at the latest, so that Python can handle signals and check that the
-other side lives. `scratch` is int64 (7,), private to the process: spins now, most spins, the time
-(s, ns) of the longest sleep, waits to go until longer spins are tried again, that number's last
-initial value, and commands in a row that found a worker on the caller's core.
+other side lives. `scratch` is int64 (6,), private to the process: spins now, most spins, the time
+(s, ns) of the longest sleep, waits to go until longer spins are tried again, and that number's last
+initial value.
 """
 
 from functools import partial
@@ -27,7 +27,6 @@ from vecenv.workers.layout import (
     BELL,
     CALLER_ASLEEP,
     CLAIMS_LINE,
-    CORE_SHIFT,
     COUNT,
     DONE_SEQUENCE,
     END_NS,
@@ -78,7 +77,6 @@ system_call = types.ExternalFunction(
         types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64
     ),
 )
-current_core = types.ExternalFunction("sched_getcpu", types.int32())
 copy_bytes = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
 
 
@@ -137,7 +135,7 @@ def post(words, first, last, opcode, slot, flags, step, wait_line):  # noqa: PLR
         command = (FIRST_WORKER_LINE + 2 * worker) * LINE
         words[command + OPCODE] = opcode
         words[command + SLOT] = slot
-        words[command + FLAGS] = flags | (current_core() + 1) << CORE_SHIFT
+        words[command + FLAGS] = flags
         words[command + STEP] = step
         words[command + WAIT_LINE] = wait_line
         store(words, command + SEQUENCE, words[command + SEQUENCE] + 1)
@@ -217,22 +215,12 @@ def look(words, command, done, takes_ids):
 
 
 @njit
-def note_core(words, scratch, command):
-    """Count how often in a row this process was on the caller's core when a command came."""
-    if scratch[1] > 0 and words[command + FLAGS] >> CORE_SHIFT == current_core() + 1:
-        scratch[6] += 1
-    else:
-        scratch[6] = 0
-
-
-@njit
 def wait_command(words, scratch, command, done, takes_ids):
     """Wait, spinning and then sleeping once, for what `look` looks for; return that."""
     for _ in range(scratch[0]):
         found = look(words, command, done, takes_ids)
         if found:
             note_hit(scratch)
-            note_core(words, scratch, command)
             return found
         pause()
     bell = load(words, command + BELL)
@@ -243,8 +231,6 @@ def wait_command(words, scratch, command, done, takes_ids):
         note_miss(scratch)
         found = look(words, command, done, takes_ids)
     store(words, command + LINE + WORKER_ASLEEP, 0)
-    if found:
-        note_core(words, scratch, command)
     return found
 
 
@@ -453,9 +439,8 @@ class FutexLink(Link):
         self.words = words
         spins = _MOST_SPINS if may_spin else 0
         slice_ns = int((CALLER_SLICE_S if is_caller else WORKER_SLICE_S) * 1e9)
-        scratch = np.array([spins, spins, *divmod(slice_ns, 10**9), 0, 1, 0], dtype=np.int64)
+        scratch = np.array([spins, spins, *divmod(slice_ns, 10**9), 0, 1], dtype=np.int64)
         self._scratch = scratch
-        self.times_on_callers_core = memoryview(scratch[6:])  # type: ignore[arg-type]
         queue = (self.layout.queues, self.layout.queue_rows)
         ring = (self.layout.ring, self.layout.ring_rows)
         self.post = partial(_compiled.post, words)

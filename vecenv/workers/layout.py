@@ -56,7 +56,6 @@ ROW_SEQUENCE, ROW_ENV, ROW_STATUS, ROW_FORM = range(RING_WORDS)
 OP_STEP, OP_MESSAGE = 1, 2
 # Bits of a command's flags.
 FLAG_MESSAGE = 1  # a message with actions or column definitions is in the pipe
-CORE_SHIFT = 8  # what is above is the core on which the caller ran, plus one; 0 if unknown
 # Bits of a status word.
 HAS_MESSAGE, HAS_ERROR = 1, 2
 STATUS_BITS = 4  # what is above them is the form of the infos

@@ -51,14 +51,11 @@ class Link:
         words: The control words, int64.
         layout: Where they are.
         posts_at_once: Whether `post` and `push` are done or not, even if an interrupt comes.
-        times_on_callers_core: One int64: how many commands in a row have found this worker on the
-            core that the caller was on, if there is one for each; the worker sets it to 0.
     """
 
     words: np.ndarray
     layout: ControlLayout
     posts_at_once: bool
-    times_on_callers_core: Any
     post: Any  # (first, last, opcode, slot, flags, step, wait_line)
     wait_count: Any  # (line, target) -> bool, after one sleep at the latest
     wait_done: Any  # (line, first, last) -> status bits or -1
@@ -163,7 +160,6 @@ class PortableLink(Link):
         self.complete, self.push = self._complete, self._push
         self.pop, self.take, self.give_jobs = self._pop, self._take, self._give_jobs
         self.publish_and_take = self._publish_and_take
-        self.times_on_callers_core = memoryview(np.zeros(1, np.int64))  # type: ignore[arg-type]
         self.publish, self.read_ready = self._publish, self._read_ready
         self.find_holder = self._find_holder
 

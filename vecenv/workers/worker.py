@@ -21,9 +21,7 @@ from vecenv.core.pickling import dumps, loads
 from vecenv.workers.arena import Arena
 from vecenv.workers.child import ChildSetup, end_child, limit_threads, set_up_child
 from vecenv.workers.chunk import Chunk, Outcome, run_here
-from vecenv.workers.core_choice import CoreChoice
 from vecenv.workers.layout import (
-    CORE_SHIFT,
     CURRENT,
     DONE_SEQUENCE,
     FLAG_MESSAGE,
@@ -273,14 +271,10 @@ class _Worker:
     def run(self) -> None:
         """Carry out commands and queued steps until a message says to stop."""
         wait, words, command = self._link.wait_command, self._words, self._command
-        times_on_callers_core = self._link.times_on_callers_core
-        core = CoreChoice(times_on_callers_core)
         while True:
             found = wait(command, self._done, self._lanes is None)
             if found == 1:
                 self._done += 1
-                if times_on_callers_core[0] >= core.patience or core.is_watching:
-                    core.note_command(self._done, words[command + FLAGS] >> CORE_SHIFT)
                 if words[command + OPCODE] == OP_STEP:
                     self._step()
                 elif not self._carry_out(self._inbox.message(self._done)):
