@@ -18,12 +18,11 @@ import math
 import random
 import statistics
 from collections.abc import Callable
-from time import perf_counter
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
-from measure import Rates, alternate, machine, markdown_table, median_ratio
+from measure import Rates, alternate, machine, markdown_table, median_ratio, repeated
 
 from buffers import EpisodicReplayBuffer
 
@@ -119,20 +118,6 @@ def make_buffer(num_steps: int, **options) -> EpisodicReplayBuffer:
     return EpisodicReplayBuffer(
         num_steps, Box(-1, 1, (OBS_SIZE,)), Discrete(7), max_episodes=1000, seed=0, **options
     )
-
-
-def repeated(run: Callable[[], object], seconds: float) -> tuple[Callable[[], object], int]:
-    """Run as often in one go as fits into the time, at least once; and how often that is."""
-    run()  # compiles
-    begin = perf_counter()
-    run()
-    count = max(1, int(seconds / (perf_counter() - begin)))
-
-    def run_all() -> None:
-        for _ in range(count):
-            run()
-
-    return run_all, count
 
 
 def measure(cases: dict[str, Callable[[], object]], repetitions: int, seconds: float) -> Rates:

@@ -14,11 +14,10 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
-from time import perf_counter
 
 import numpy as np
 import torch
-from measure import Rates, alternate, machine, markdown_table, median_ratio
+from measure import Rates, alternate, machine, markdown_table, median_ratio, repeated
 
 from buffers import gae
 
@@ -83,20 +82,6 @@ def make_cases(num_steps: int, num_envs: int) -> dict[str, Callable[[], object]]
         TORCH_LOOP: lambda: torch_loop(*tensors),
         TORCH_PATH: lambda: gae(*first, **options, compiled=False),
     }
-
-
-def repeated(run: Callable[[], object], seconds: float) -> tuple[Callable[[], object], int]:
-    """Run as often in one go as fits into the time, at least once; and how often that is."""
-    run()  # compiles
-    begin = perf_counter()
-    run()
-    count = max(1, int(seconds / (perf_counter() - begin)))
-
-    def run_all() -> None:
-        for _ in range(count):
-            run()
-
-    return run_all, count
 
 
 def measure(shape: tuple[int, int], repetitions: int, seconds: float) -> Rates:

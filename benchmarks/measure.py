@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
-__all__ = ["Rates", "alternate", "machine", "markdown_table", "median_ratio"]
+__all__ = ["Rates", "alternate", "machine", "markdown_table", "median_ratio", "repeated"]
 
 Rates = dict[str, list[float]]
 
@@ -41,6 +41,20 @@ def alternate(
                 count = units if isinstance(units, int) else units[name]
                 rates[name].append(count / seconds)
     return rates
+
+
+def repeated(run: Callable[[], object], seconds: float) -> tuple[Callable[[], object], int]:
+    """Run as often in one go as fits into the time, at least once; and how often that is."""
+    run()  # compiles
+    begin = perf_counter()
+    run()
+    count = max(1, int(seconds / (perf_counter() - begin)))
+
+    def run_all() -> None:
+        for _ in range(count):
+            run()
+
+    return run_all, count
 
 
 def median_ratio(rates: Rates, name: str, base: str) -> float:

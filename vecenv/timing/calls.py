@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import get_ident
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -339,12 +338,7 @@ class _Interval(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self._log.begin(self._kind)
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         self._log.end()
 
 
