@@ -25,6 +25,7 @@ __all__ = [
     "bounded",
     "copy_bytes",
     "copy_field",
+    "is_apart",
     "prefetch",
     "prefetch_to_write",
     "random_word",
@@ -61,6 +62,11 @@ def prefetch(source, offset):
 
 def prefetch_to_write(target, offset):
     """The same for a line that is about to be written."""
+
+
+def is_apart(left, right):
+    """Whether two C-contiguous arrays share no memory."""
+    return not np.may_share_memory(left, right)
 
 
 def _address(context, builder, array_type, array, offset):
@@ -108,6 +114,27 @@ def _prefetch_to_write(typing_context, target, offset):
 def _compile_copy_bytes(target, target_offset, source, source_offset, count):
     def compiled(target, target_offset, source, source_offset, count):
         _copy_bytes(target, target_offset, source, source_offset, count)  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
+@intrinsic
+def _address_of(typing_context, array):
+    def generate(context, builder, signature, args):
+        return builder.ptrtoint(
+            context.make_array(signature.args[0])(context, builder, args[0]).data,
+            context.get_value_type(types.intp),
+        )
+
+    return types.intp(array), generate
+
+
+@overload(is_apart, inline="always")
+def _compile_is_apart(left, right):
+    def compiled(left, right):
+        begin, other = _address_of(left), _address_of(right)  # pyright: ignore[reportCallIssue]
+        is_before = begin + left.size * left.itemsize <= other
+        return is_before | (begin >= other + right.size * right.itemsize)
 
     return compiled
 

@@ -12,7 +12,7 @@ from numba.core import config
 from numba.core.errors import NumbaError
 
 from buffers.core.compiling import njit
-from buffers.core.kernels import copy_field, prefetch_to_write, scatter_field
+from buffers.core.kernels import copy_field, is_apart, prefetch_to_write, scatter_field
 from buffers.core.memory import zeroed_bytes
 from buffers.core.rows import RowLayout
 from buffers.replay import layout as at
@@ -304,13 +304,6 @@ def all_finite(rewards):
     return total == np.float32(0.0)
 
 
-@njit(nogil=True, cache=True)
-def is_apart(array, table):
-    """Whether C-contiguous arrays share no memory, as views of the buffer's own rows may."""
-    begin, table_begin = array.ctypes.data, table.ctypes.data
-    return begin + array.nbytes <= table_begin or begin >= table_begin + table.nbytes
-
-
 @njit(cache=True)
 def add_rows(
     table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
@@ -341,6 +334,7 @@ def add_rows(
         and truncations.shape[0] == num_rows
         and ids_fit(state, env_ids, num_rows)
         and all_finite(rewards)
+        # Views of the buffer's own rows are for `write`, which copies them first.
         and (is_apart(obs, table) and is_apart(next_obs, table) and is_apart(actions, table))
         and (is_apart(rewards, table) and is_apart(env_ids, table))
         and (is_apart(terminations, table) and is_apart(truncations, table))
