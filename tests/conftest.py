@@ -30,12 +30,27 @@ def pytest_addoption(parser):
     )
 
 
+# Folders that take longest: begun first, so that the processes end at about the same time.
+LONGEST = ("tests/buffers", "tests/workers", "tests/cage", "tests/jit")
+
+
 def pytest_collection_modifyitems(config, items):
-    """With several processes (-n) the tests of a folder stay in one: kernels are compiled once."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            folder = item.path.relative_to(config.rootpath).parts
-            item.add_marker(pytest.mark.xdist_group("/".join(folder[:2])))
+    """With several processes (-n) the tests of a folder stay in one: kernels are compiled once.
+
+    Tests of workers compile little and wait much, so there it is those of a file.
+    """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        parts = item.path.relative_to(config.rootpath).parts
+        depth = 3 if parts[1] == "workers" else 2
+        item.add_marker(pytest.mark.xdist_group("/".join(parts[:depth])))
+
+    def place(item):
+        folder = "/".join(item.path.relative_to(config.rootpath).parts[:2])
+        return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish():
