@@ -35,22 +35,21 @@ LONGEST = ("tests/buffers", "tests/workers", "tests/cage", "tests/jit")
 
 
 def pytest_collection_modifyitems(config, items):
-    """With several processes (-n) the tests of a folder stay in one: kernels are compiled once.
+    """With several processes (-n) the tests of a folder stay in one.
 
-    Tests of workers compile little and wait much, so there it is those of a file.
+    Kernels are compiled once, and what one test of workers leaves in /dev/shm meanwhile is not taken
+    for a leak of another one.
     """
     if not config.pluginmanager.hasplugin("xdist"):
         return
+
+    def folder_of(item):
+        return "/".join(item.path.relative_to(config.rootpath).parts[:2])
+
     for item in items:
-        parts = item.path.relative_to(config.rootpath).parts
-        depth = 3 if parts[1] == "workers" else 2
-        item.add_marker(pytest.mark.xdist_group("/".join(parts[:depth])))
-
-    def place(item):
-        folder = "/".join(item.path.relative_to(config.rootpath).parts[:2])
-        return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
-
-    items.sort(key=place)
+        item.add_marker(pytest.mark.xdist_group(folder_of(item)))
+    places = {folder: place for place, folder in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(folder_of(item), len(places)))
 
 
 def pytest_collection_finish():
