@@ -37,8 +37,8 @@ LONGEST = ("tests/buffers", "tests/workers", "tests/cage", "tests/jit")
 def pytest_collection_modifyitems(config, items):
     """With several processes (-n) the tests of a folder stay in one.
 
-    Kernels are compiled once, and what one test of workers leaves in /dev/shm meanwhile is not taken
-    for a leak of another one.
+    Kernels are compiled once, and what one test of workers has in /dev/shm for a moment is not
+    taken for a leak of another one.
     """
     if not config.pluginmanager.hasplugin("xdist"):
         return
