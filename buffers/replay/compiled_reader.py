@@ -76,7 +76,7 @@ class CompiledReader:
         self.generator = HostGenerator(seed)
         self.words = self.generator.words
         self._moved = np.empty(0, np.int64)
-        self.new, self.owner = planner.new, planner
+        self.new, self.owner = planner.new, planner.owner
 
     def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
         """As `fill`, if it takes one compiled call and no thread is in an exclusive call.
@@ -168,7 +168,6 @@ class _Part(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    plan: np.ndarray
     memory: BatchMemory
     eager: list[str]  # names of what is made into tensors at once
 
@@ -181,6 +180,9 @@ class BatchPlanner:
         num_steps: Length of the windows.
         has_discounts: Whether batches have `discounts`.
         has_weights: Whether batches have `weights`.
+
+    Attributes:
+        owner: What the batches belong to.
     """
 
     def __init__(
@@ -189,6 +191,8 @@ class BatchPlanner:
         self._layout = layout
         self._num_steps, self._has_discounts = num_steps, has_discounts
         self._has_weights = has_weights
+        # Named by batches instead of the planner, which keeps their memory: no reference cycle.
+        self.owner = object()
         self._recipes: dict[int, _Recipe] = {}
         self._fields = self._list_fields()
 
@@ -253,7 +257,7 @@ class BatchPlanner:
         header = [*counts, rows_to, *places, self._num_steps, *self._spans()]
         assert len(header) == PLAN_HEADER
 
-        plan = np.array(header + copies, np.int64)
+        owner, plan = self.owner, np.array(header + copies, np.int64)
         names = [part.name for part in parts if part.name not in LATE]
 
         def view(pages: np.ndarray) -> tuple[BatchArrays, BatchPages]:
@@ -262,9 +266,9 @@ class BatchPlanner:
             }
             rows, weights, eager = found["indices"], found.get("weights"), [found[n] for n in names]
             late = {name: found[name] for name in LATE}
-            return found, BatchPages(pages, plan, rows, weights, eager, late, self)
+            return found, BatchPages(pages, plan, rows, weights, eager, late, owner)
 
-        recipe = _Recipe(plan, BatchMemory(end, view), names)
+        recipe = _Recipe(BatchMemory(end, view), names)
         self._recipes[size] = recipe
         return recipe
 

@@ -1,6 +1,8 @@
 """Drawing from replay buffers: laws, reproducibility, caller's memory, checkpoints."""
 
 import copy
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -265,3 +267,16 @@ def test_every_dtype_comes_back_as_it_went_in(dtype, store_next, staged):
     np.testing.assert_array_equal(batch.actions, columns["actions"][-6:])
     np.testing.assert_array_equal(batch.rewards, columns["rewards"][-6:].astype(np.float32))
     np.testing.assert_array_equal(batch.terminations, columns["terminations"][-6:])
+
+
+def test_a_buffer_nobody_has_is_gone_at_once_with_the_memory_of_its_batches():
+    buffer = filled()
+    gc.collect()
+    gc.disable()
+    try:
+        pages, whole = weakref.ref(buffer.sample(3).memory.pages), weakref.ref(buffer)
+        assert pages() is not None
+        del buffer
+        assert whole() is None and pages() is None
+    finally:
+        gc.enable()
