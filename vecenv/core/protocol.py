@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -35,9 +36,12 @@ class CallProtocol:
             necessary; None if nothing did. It is told by every call that is refused for it.
         parent_pid: In a fork, the process that the envs belong to; None in that process, and where
             a fork has envs of its own.
+        unfinished: What brings the envs in flight up to date after the call that now runs, should
+            Ctrl-C end it; may be called again if it is itself broken off. None between calls.
     """
 
     fault: BaseException | None = None
+    unfinished: Callable[[], None] | None = None
     parent_pid: int | None = None
 
     def __init__(self, num_envs: int) -> None:
@@ -127,12 +131,26 @@ class CallProtocol:
                 f"Trying to operate on a vector env after a call to `close()`: `{call}` came after "
                 f"`close`; make a new vector env.{because}"
             ) from self.fault
+        if self.unfinished is not None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Bring up to date what an interrupted call has left; the next call does, if this is too."""
+        if self.unfinished is not None:
+            self.unfinished()
+            self.unfinished = None
 
     def require_idle(self, call: str) -> None:
         """Refuse `call` after close or while another call is pending."""
-        if self.is_closed or self.pending is not None or self.num_in_flight or self.parent_pid:
+        if self.unfinished is not None or not self._is_idle():
             self.require_open(call)
-            self._refuse_pending(call)
+            if not self._is_idle():
+                self._refuse_pending(call)
+
+    def _is_idle(self) -> bool:
+        return not (
+            self.is_closed or self.pending is not None or self.num_in_flight or self.parent_pid
+        )
 
     def require_ready(self, call: str) -> None:
         """Refuse `call` unless the envs have been reset and nothing is pending."""

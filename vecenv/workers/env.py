@@ -415,8 +415,9 @@ class AsyncVectorEnv(GymVecEnv):
         try:
             super().send(actions, env_ids)
             self._receiver.note_sent()
+            self._calls.unfinished = None
         except BaseException:
-            self._receiver.settle_send()
+            self._calls.settle()
             raise
 
     def recv(
@@ -430,17 +431,22 @@ class AsyncVectorEnv(GymVecEnv):
         try:
             batch = super().recv(min_envs, timeout, max_envs=max_envs)
             self._receiver.note_received()
+            self._calls.unfinished = None
         except BaseException:
-            self._receiver.settle_recv()
+            self._calls.settle()
             raise
         return batch
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         self._ended.require_reset_ended(env_ids.tolist())
         self._own_rows()
+        self._receiver.note_sent()
+        self._calls.unfinished = self._receiver.settle_send
+        self._calls.is_ready = False  # so that every call asks for what is unfinished
         self._receiver.send(actions, env_ids)
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        self._calls.unfinished = self._receiver.settle_recv
         return self._receiver.recv(count, most, Deadline.of_call(timeout, self._timeout))
 
     def halves(self) -> tuple[Half, Half]:

@@ -94,14 +94,17 @@ class Receiver:
         self._num_sent = self._pushed[0]
 
     def settle_send(self) -> None:
-        """Note as in flight what was queued by a `send` that has come to no good end."""
+        """Note as in flight what was queued by a `send` that has come to no good end.
+
+        This and `settle_recv` come to the same if they are broken off and called again.
+        """
         calls, sending = self._envs._calls, self._sending
         pushed = self._pushed[0] - self._num_sent
         if 0 < pushed < len(sending):  # interrupted, where it is not done at once
             self._push(sending[pushed:])
         if pushed > 0:
             calls.in_flight[sending] = True
-        else:
+        elif not calls.in_flight[sending].any():  # unless this is the second try
             self._action_messages = []
         for env_id, _ in self._own_queue:
             calls.in_flight[env_id] = True
@@ -141,7 +144,6 @@ class Receiver:
     def send(self, actions: Any, env_ids: np.ndarray) -> None:
         """Write the actions and queue the envs at their workers."""
         envs, exchange = self._envs, self._exchange
-        self.note_sent()
         exchange.steps += 1
         if exchange.own is not None:
             actions, env_ids = self._keep_own(actions, env_ids)
