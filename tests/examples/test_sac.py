@@ -86,6 +86,7 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def threads():
     number = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the example does
     yield
     torch.set_num_threads(number)
     torch.set_flush_denormal(False)
