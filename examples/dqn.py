@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LinearLR
 
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv, make_vec
-from vecenv.learn import Adam, EvaluationResult, Gradient, Run, evaluate
+from vecenv.learn import Adam, EvaluationResult, Gradient, Run, evaluate, load_checkpoint
 
 
 @dataclass
@@ -52,7 +52,8 @@ class Options:
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the network's matrix products
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
     threads: int = 1  # of torch; more is faster on idle cores, and far slower on busy ones
-    eval_episodes: int = 100  # episodes of the greedy policy at the end
+    eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none
+    eval_episodes: int = 100  # episodes of that policy at the end; half as many on the way
     save: Path = Path("runs/dqn")  # folder of the run: options, metrics, checkpoint, curve
     save_every: int = 0  # env steps between checkpoints; 0: at the end, or when stopped
     resume: bool = False  # go on from the checkpoint in that folder
@@ -149,10 +150,13 @@ class Agent(nn.Module):
 
 
 def dqn_loss(agent: Agent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return Huber's loss of the errors, and scalars."""
+    """Return the mean square of the errors, and scalars.
+
+    Huber's loss would look at the sign alone of errors above 1: where values are a hundred, as in
+    CartPole, policies that leave the track now and then do not get better.
+    """
     errors = agent.errors(batch)
-    huber = torch.where(errors.abs() < 1, 0.5 * errors.square(), errors.abs() - 0.5)
-    return (batch.importance * huber).mean(), {"error": errors.abs().mean()}
+    return (batch.importance * errors.square()).mean() / 2, {"error": errors.abs().mean()}
 
 
 # ---- Training -----------------------------------------------------------------------------------
@@ -175,7 +179,7 @@ class Trainer:
             dqn_loss,
             compile=options.compile,
             dtype=getattr(torch, options.dtype),
-            threads=1,
+            threads=options.threads,
             num_calls=num_updates,
             plan=plan,
             log=log,
@@ -274,13 +278,25 @@ class Trainer:
                     run.log(self.steps, {"return": recent, "steps_per_second": speed, **scalars})
                     text = f"{options.env_id}: return {recent:.1f}, {speed:.0f} steps/s"
                     progress.update(task, completed=self.steps, description=text)
-                if run.is_due(self.steps):
+                if (every := options.eval_every) and before // every < self.steps // every:
+                    self.save(run, self.evaluate(max(options.eval_episodes // 2, 1)).mean)
+                elif run.is_due(self.steps):
                     self.save(run)
         self.save(run)
 
-    def save(self, run: Run) -> None:
+    def evaluate(self, episodes: int, seed: int = 2_000_000) -> EvaluationResult:
+        """Play the greedy policy in envs of its own."""
+        options = self.options
+        settings: Any = {"device": options.device, "backend": options.backend, "seed": seed}
+
+        def act(obs: Tensor) -> Tensor:
+            return self.agent.act(obs) + self.first_action
+
+        return evaluate(act, options.env_id, episodes, **settings, **options.env_kwargs)
+
+    def save(self, run: Run, score: float | None = None) -> None:
         run.write_json("plan", self.gradient.plan)
-        run.save({name: getattr(self, name) for name in (*PARTS, *NUMBERS)})
+        run.save({name: getattr(self, name) for name in (*PARTS, *NUMBERS)}, score=score)
 
     def restore(self, run: Run) -> None:
         """Go on where the run's checkpoint was made, or begin."""
@@ -303,7 +319,7 @@ def main(options: Options) -> EvaluationResult:
     torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
     torch.manual_seed(options.seed)
     settings: Any = {"save_every": options.save_every, "tensorboard": options.tensorboard}
-    settings["may_change"] = "save_every", "eval_episodes", "tensorboard", "profile"
+    settings["may_change"] = "save_every", "tensorboard", "profile"
     title = f"{options.env_id}, seed {options.seed}"
     with Run(options.save, options, options.resume, **settings) as run:
         given: Any = {"backend": options.backend, **options.env_kwargs}
@@ -318,12 +334,10 @@ def main(options: Options) -> EvaluationResult:
         made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
         print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")
         run.draw_curve(title)
-
-    def act(obs: Tensor) -> Tensor:
-        return trainer.agent.act(obs) + trainer.first_action
-
-    count, device = options.eval_episodes, options.device
-    result = evaluate(act, options.env_id, count, device=device, **given)
+    best = options.save / "checkpoint" / "best.npz"
+    if best.exists():  # DQN forgets: the last policy may be a bad one
+        trainer.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
+    result = trainer.evaluate(options.eval_episodes, seed=1_000_000)
     print(result)
     return result
 

@@ -188,7 +188,7 @@ class Trainer:
             sac_loss,
             compile=options.compile,
             dtype=getattr(torch, options.dtype),
-            threads=1,
+            threads=options.threads,
             num_calls=num_updates,
             plan=plan,
             log=log,
