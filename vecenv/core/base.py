@@ -197,9 +197,11 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ClosedEnvironmentError: After `close`.
         """
         ids = self._calls.check_env_ids(env_ids)
-        with self._logged(SEND):
+        if self._log is None:
             self._send(self._actions.check(actions, ids), ids)
-            if self._log is not None:
+        else:
+            with self.timing.call(SEND):
+                self._send(self._actions.check(actions, ids), ids)
                 self.timing.log.note_sent(ids)
         self._calls.mark_sent(ids)
 
@@ -231,9 +233,11 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ClosedEnvironmentError: After `close`.
         """
         count, most = self._calls.check_recv(min_envs, max_envs)
-        with self._logged(RECV):
+        if self._log is None:
             batch = self._recv(count, most, timeout)
-            if self._log is not None:
+        else:
+            with self.timing.call(RECV):
+                batch = self._recv(count, most, timeout)
                 self.timing.log.note_received(batch.env_ids)
         self._calls.mark_received(batch.env_ids)
         return batch

@@ -439,7 +439,8 @@ class AsyncVectorEnv(GymVecEnv):
         return batch
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        self._ended.require_reset_ended(env_ids.tolist())
+        if self._is_disabled:
+            self._ended.require_reset_ended(env_ids.tolist())
         self._own_rows()
         self._receiver.note_sent()
         self._calls.unfinished = self._receiver.settle_send
