@@ -1,6 +1,6 @@
-"""What a learner is made of: gradients, the optimizer's step, runs, evaluation.
+"""What a learner is made of: gradients, an optimizer, a run folder. Each part can be used alone.
 
-Each part can be used alone. `import vecenv` does not import this package, which imports torch.
+`import vecenv` does not import this package, which imports torch.
 """
 
 from vecenv.learn.checkpoint import CheckpointError, load_checkpoint
