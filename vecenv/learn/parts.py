@@ -123,10 +123,10 @@ def _other_tensors(module: nn.Module, state: Any) -> str | None:
     """Say in what the tensors of a state differ from a module's."""
     own = module.state_dict()
     found = dict(state) if isinstance(state, dict) else {}
-    for name in own.keys() - found.keys():
-        return f"no {name}, which the module has"
-    for name in found.keys() - own.keys():
-        return f"{name}, which the module lacks"
+    if missing := [name for name in own if name not in found]:
+        return f"no {missing[0]}, which the module has"
+    if unknown := [name for name in found if name not in own]:
+        return f"{unknown[0]}, which the module lacks"
     for name, tensor in own.items():
         if (had := _shown(found[name])) != (has := _shown(tensor)):
             return f"{name} {had}, expected {has}"
