@@ -33,8 +33,8 @@ class Options:
     num_envs: int = 8  # envs stepped side by side
     update_ratio: float = 0.25  # updates per env step made after learning_starts
     learning_starts: int = 1000  # env steps with random actions at the start
-    exploration: tuple[float, float] = (1.0, 0.02)  # share of random actions: at first, at last
-    exploration_steps: int = 20_000  # env steps in which it falls linearly
+    exploration: tuple[float, float] = (1.0, 0.05)  # share of random actions: at first, at last
+    exploration_steps: int = 10_000  # env steps in which it falls linearly
     batch_size: int = 128  # transitions per update
     capacity: int = 100_000  # of the replay buffer, in transitions
     learning_rate: float = 1e-3  # of Adam at the start; it falls linearly to a hundredth
@@ -43,7 +43,7 @@ class Options:
     tau: float = 0.01  # step of the target towards the network in an update, as a fraction
     double: bool = True  # the network picks the next action, the target says what it is worth
     dueling: bool = True  # a value of the observation, and advantages of actions over their mean
-    n_step: int = 3  # rewards summed before the value of the next observation
+    n_step: int = 1  # rewards summed before the value of the next observation
     prioritized: bool = False  # draw transitions by their error after the latest update
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers, after convolutions if any
     seed: int = 1  # the same seed gives the same curve
@@ -61,8 +61,9 @@ class Options:
     profile: bool = False  # report after the training where its time went
 
 
-BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.125, "batch_size": 64}
+BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.1, "batch_size": 64}
 BREAKOUT |= {"hidden": (128,), "learning_rate": 5e-4, "exploration_steps": 100_000}
+BREAKOUT |= {"eval_every": 50_000, "n_step": 3}
 DEFAULTS: Any = {"breakout:Breakout-v0": BREAKOUT | {"learning_starts": 5000}}  # of other envs
 
 
@@ -150,11 +151,7 @@ class Agent(nn.Module):
 
 
 def dqn_loss(agent: Agent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean square of the errors, and scalars.
-
-    Huber's loss would look at the sign alone of errors above 1: where values are a hundred, as in
-    CartPole, policies that leave the track now and then do not get better.
-    """
+    """Return the mean square of the errors, and scalars."""
     errors = agent.errors(batch)
     return (batch.importance * errors.square()).mean() / 2, {"error": errors.abs().mean()}
 
