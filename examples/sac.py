@@ -313,19 +313,24 @@ class Trainer:
 
     def save(self, run: Run) -> None:
         run.write_json("plan", self.gradient.plan)
-        run.save({name: getattr(self, name) for name in (*PARTS, *NUMBERS)})
+        run.save({**self.parts(), **{name: getattr(self, name) for name in NUMBERS}})
 
     def restore(self, run: Run) -> None:
         """Go on where the run's checkpoint was made, or begin."""
-        state = run.restore({name: getattr(self, name) for name in PARTS})
+        state = run.restore(self.parts())
         vars(self).update({name: state[name] for name in NUMBERS} if state else {})
-        if state is None or run.not_restored:
+        if state is None or run.not_restored or self.options.first_ready:
             return self.start()
         self.writer.reset(self.obs)  # cuts open episodes in the buffer; here they go on, so
         run.restore({"buffer": self.buffer})
 
+    def parts(self) -> dict[str, Any]:
+        """What has a state; envs that are stepping, as first-ready ones are, can't be saved."""
+        names = PARTS if self.options.first_ready else (*PARTS, "envs")
+        return {name: getattr(self, name) for name in names}
 
-PARTS = "agent", "optimizer", "buffer", "generator", "rng", "envs"
+
+PARTS = "agent", "optimizer", "buffer", "generator", "rng"
 NUMBERS = "steps", "num_updates", "obs", "held", "returns"
 
 
