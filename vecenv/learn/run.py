@@ -192,8 +192,11 @@ class Run:
         try:
             versions = dict(saved["versions"])
             steps, returns = saved["curve"]
+            if not len(steps) == len(returns) == steps.size == returns.size:
+                raise ValueError("the learning curve is none")
             self._curve = array("q", steps.tobytes()), array("d", returns.tobytes())
-            self.best_score, self._earlier_s = saved["best_score"], float(saved["seconds"])
+            best, self._earlier_s = saved["best_score"], float(saved["seconds"])
+            self.best_score = None if best is None else float(best)
             self._due_at, is_best = int(saved["state"]["steps"]), saved["is_best"]
             self._metrics_bytes = int(saved["metrics_bytes"])
             for name in ("kinds", "unsaved", "random"):
@@ -216,7 +219,7 @@ class Run:
             return
         size = self._metrics_bytes if self._saved is not None else 0
         with path.open("rb+") as file:
-            kept = file.read(size)
+            kept = file.read()[: max(size, 0)]
             file.truncate(kept.rfind(b"\n") + 1)
 
     def _remove_earlier(self) -> None:
