@@ -589,6 +589,17 @@ class GymVecEnv(VecEnv):
         rows = np.flatnonzero(is_over)
         self._ended.ended.update((rows if env_ids is None else env_ids[rows]).tolist())
 
+    def _notes(self) -> tuple[Any, ...]:
+        """Return what is known of the latest results beside observations, for `_take_notes`."""
+        flags = self._latest_flags
+        return flags.terminations | flags.truncations, self._masks.state()
+
+    def _take_notes(self, is_over: np.ndarray, masks: tuple[Any, ...]) -> None:
+        """Go on from what `_notes` returned."""
+        rows = self._rows  # whose own flags workers clear, if they have set them
+        self._latest_flags = StepRows(rows.obs, rows.rewards, is_over, np.zeros_like(is_over))
+        self._masks.restore(*masks)
+
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
         raise NotImplementedError

@@ -270,6 +270,15 @@ class LatestMasks:
         values[rows] = found
         self._is_given[rows] = given
 
+    def state(self) -> tuple[Any, ...]:
+        """Return what `restore` takes: no copies."""
+        return self.is_used, self.values, self._is_given, self.is_over
+
+    def restore(self, is_used: bool, values: Any, is_given: np.ndarray, is_over: Any) -> None:
+        """Go on from what `state` returned, for as many envs."""
+        self.is_used, self.values = is_used, values
+        self._is_given[:], self.is_over[:] = is_given, is_over
+
     def read(self, rows: Any) -> np.ndarray:
         """Return the masks of these envs, int8 (B, width), the caller's.
 

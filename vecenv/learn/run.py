@@ -75,6 +75,9 @@ class Run:
         tensorboard: Whether to write the scalars for TensorBoard, too; if that is missing, the log
             says so.
         overwrite: Delete an earlier run in this folder, which is an error otherwise.
+        allow_pickle: Whether to unpickle envs of a checkpoint that another user, or this one on
+            another machine, has written: that runs code which is in the file. They are reset
+            otherwise.
 
     Attributes:
         folder: The folder.
@@ -114,6 +117,7 @@ class Run:
         save_every: int = 0,
         tensorboard: bool = False,
         overwrite: bool = False,
+        allow_pickle: bool = False,
     ) -> None:
         self.folder = Path(folder)
         self.options = options
@@ -127,7 +131,8 @@ class Run:
         self._handlers: dict[int, Any] = {}
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._due_at = 0  # steps of the last checkpoint that was due
+        self._due_at = 0  # steps of the last checkpoint
+        self._allow_pickle = allow_pickle
         self._wants_board = tensorboard  # until there is one
         self._board: Any = None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +155,9 @@ class Run:
             if options_path.exists():
                 self._check_options(_read_json(options_path), options_path, may_change)
             if (self.folder / _LAST).exists():
-                self._take_over(may_change)
+                self._take_over()
+            else:
+                _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
             self._cut_metrics()
         elif overwrite:
             self._remove_earlier()
@@ -170,25 +177,30 @@ class Run:
         had: dict[str, Any] = found if isinstance(found, dict) else {}
         for name in dict.fromkeys([*own, *had]):
             before, now = had.get(name, _ABSENT), own.get(name, _ABSENT)
-            if name not in may_change and before != now:
+            is_folder = now == str(self.folder)  # which may have been moved, with what is in it
+            if name not in may_change and before != now and not is_folder:
                 raise RunError(
                     f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
                     "give the same options (load_options reads them), or begin anew in another "
                     "folder"
                 )
 
-    def _take_over(self, may_change: Collection[str]) -> None:
+    def _take_over(self) -> None:
         """Read the last checkpoint."""
         path = self.folder / _LAST
-        saved = load_checkpoint(path)
+        saved = load_checkpoint(path, allow_pickle=self._allow_pickle)
         try:
-            self._check_options(saved["options"], path, may_change)
-            versions = saved["versions"]
+            versions = dict(saved["versions"])
             steps, returns = saved["curve"]
+            if not len(steps) == len(returns) == steps.size == returns.size:
+                raise ValueError("the learning curve is none")
             self._curve = array("q", steps.tobytes()), array("d", returns.tobytes())
-            self.best_score, self._earlier_s = saved["best_score"], float(saved["seconds"])
+            best, self._earlier_s = saved["best_score"], float(saved["seconds"])
+            self.best_score = None if best is None else float(best)
             self._due_at, is_best = int(saved["state"]["steps"]), saved["is_best"]
             self._metrics_bytes = int(saved["metrics_bytes"])
+            for name in ("kinds", "unsaved", "random"):
+                dict(saved[name])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
         if versions != _versions():
@@ -207,7 +219,7 @@ class Run:
             return
         size = self._metrics_bytes if self._saved is not None else 0
         with path.open("rb+") as file:
-            kept = file.read(size)
+            kept = file.read()[: max(size, 0)]
             file.truncate(kept.rfind(b"\n") + 1)
 
     def _remove_earlier(self) -> None:
@@ -229,12 +241,13 @@ class Run:
                 before = self._handlers.get(number, signal.SIG_DFL)
                 if callable(before):
                     before(number, frame)
-                elif before != signal.SIG_IGN:
+                else:
                     signal.signal(number, signal.SIG_DFL)
                     signal.raise_signal(number)
 
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, stop) or signal.SIG_DFL
+                if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
+                    self._handlers[number] = signal.signal(number, stop) or signal.SIG_DFL
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -379,7 +392,8 @@ class Run:
         """
         steps = int(state["steps"])
         path = self.folder / _LAST
-        is_best = score is not None and (self.best_score is None or score > self.best_score)
+        best = -math.inf if self.best_score is None else self.best_score
+        is_best = score is not None and float(score) > best
         kinds, states, unsaved = describe_parts(state)
         content = {
             "options": self._plain_options,
@@ -391,8 +405,7 @@ class Run:
             "curve": (self.curve_steps, self.curve_returns),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
-            "score": score,
-            "best_score": score if is_best else self.best_score,
+            "best_score": float(score) if is_best and score is not None else self.best_score,
             "is_best": is_best,
         }
         try:
@@ -427,7 +440,11 @@ class Run:
         """
         if self._saved is None:
             return None
-        restore_random_streams(self._saved["random"])
+        try:
+            restore_random_streams(self._saved["random"])
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            path = self.folder / _LAST
+            raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
         return dict(self._saved["state"])
 
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -506,8 +523,8 @@ def _versions() -> dict[str, str]:
     return {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
 
 
-def _told(versions: Any) -> str:
-    return ", ".join(f"{name} {version}" for name, version in dict(versions).items())
+def _told(versions: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 class _Absent:
