@@ -1,4 +1,4 @@
-"""Action masks: their forms, and what is said of wrong ones; tests/test_backends.py has the rest."""
+"""Action masks: their forms, and what wrong ones are told; test_backends.py has the backends."""
 
 import functools
 
