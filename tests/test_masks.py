@@ -1,4 +1,4 @@
-"""Action masks: their forms, and what wrong ones are told; test_backends.py has the backends."""
+"""Action masks: their forms, and errors for wrong ones; tests/test_backends.py has the rest."""
 
 import functools
 

@@ -9,6 +9,7 @@ __all__ = [
     "ActionMaskError",
     "ActionTypeError",
     "EnvCreationError",
+    "EnvStateError",
     "ForkedEnvError",
     "InfoError",
     "NoActionMaskError",
@@ -31,6 +32,10 @@ class ActionTypeError(ActionError, TypeError):
 
 class EnvCreationError(RuntimeError):
     """An environment factory raised; the original exception is the `__cause__`."""
+
+
+class EnvStateError(RuntimeError):
+    """The state of envs can't be saved or loaded; they can be reset instead."""
 
 
 class ForkedEnvError(RuntimeError):
