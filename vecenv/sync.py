@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.batches import take_row
-from vecenv.core.env_state import SavedEnv, dump_env, load_env, pack_envs, unpack_envs
+from vecenv.core.env_state import SavedEnv, dump_env, load_env
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
 from vecenv.core.seeding import Seed, seed_per_env
@@ -170,7 +170,7 @@ class SyncVectorEnv(GymVecEnv):
         rows, space = self._own_rows(), self.single_observation_space
         obs = rows.take(np.arange(self.num_envs))
         ended = self._group.ended
-        return pack_envs(
+        return self._pack_state(
             [
                 dump_env(SavedEnv(env, index in ended, take_row(space, obs, index)), index)
                 for index, env in enumerate(self.envs)
@@ -186,7 +186,7 @@ class SyncVectorEnv(GymVecEnv):
         loaded = [
             load_env(pickled, index, env.observation_space, env.action_space)
             for index, (env, pickled) in enumerate(
-                zip(self.envs, unpack_envs(state, self.num_envs), strict=True)
+                zip(self.envs, self._unpack_state(state), strict=True)
             )
         ]
         before, rows = list(self.envs), self._own_rows()
@@ -195,6 +195,7 @@ class SyncVectorEnv(GymVecEnv):
             rows.write(index, saved.obs)
         self._group.ended.clear()
         self._group.ended.update(index for index, saved in enumerate(loaded) if saved.is_over)
+        self._masks.load(state.get("masks"), [saved.is_over for saved in loaded])
         self._sent.clear()
         self._calls.mark_reset()
         _close_all(before)

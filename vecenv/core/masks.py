@@ -22,6 +22,7 @@ __all__ = [
     "METHODS",
     "LatestMasks",
     "MaskInfos",
+    "can_be_masked",
     "has_mask_part",
     "mask_width",
     "no_masks",
@@ -63,6 +64,11 @@ def mask_width(space: Space) -> int:
         (6, 7)
     """
     return int(_sizes(space).sum())
+
+
+def can_be_masked(space: Space) -> bool:
+    """Whether there are masks for actions of `space`."""
+    return isinstance(space, Discrete | MultiDiscrete | MultiBinary)
 
 
 def sample_actions(
@@ -129,7 +135,7 @@ class MaskInfos(Wrapper):
         super().__init__(env)
         self._width = mask_width(env.action_space)
         self._is_observed = has_mask_part(env.observation_space, self._width)
-        self._method: Any = None
+        self._method: str | None = None
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the env; the info has its mask."""
@@ -146,7 +152,7 @@ class MaskInfos(Wrapper):
         if mask is None and self._is_observed:
             mask = obs[MASK_KEY]
         elif mask is None:
-            mask = (self._method or self._find_method())()
+            mask = self._ask()
         if (
             mask.__class__ is not np.ndarray
             or mask.shape != (self._width,)
@@ -155,14 +161,14 @@ class MaskInfos(Wrapper):
             mask = _flat_mask(mask, self._width, self.env.action_space)
         return {**info, MASK_KEY: mask}
 
-    def _find_method(self) -> Any:
-        """Return a function that returns the env's mask."""
-        name = next((name for name in METHODS if self.env.has_wrapper_attr(name)), None)
-        if name is None:
+    def _ask(self) -> Any:
+        """Return what the env's method, or attribute, says."""
+        if self._method is None:
+            self._method = next((n for n in METHODS if self.env.has_wrapper_attr(n)), None)
+        if self._method is None:
             raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
-        found = self.env.get_wrapper_attr(name)
-        self._method = found if callable(found) else lambda: self.env.get_wrapper_attr(name)
-        return self._method
+        found = self.env.get_wrapper_attr(self._method)
+        return found() if callable(found) else found
 
 
 def _how_to(width: int) -> str:
@@ -329,6 +335,42 @@ class LatestMasks:
             bits[is_empty] = True
         return bits.view(np.int8)
 
+    def state(self) -> dict[str, np.ndarray] | None:
+        """Return the masks that came with the latest infos; None if there have been none.
+
+        What does not fit the action space is left out, and missing after `load`.
+        """
+        if self.values is None or not can_be_masked(self._space):
+            return None
+        masks = np.zeros((self._num_envs, mask_width(self._space)), np.int8)
+        given = self._is_given.copy()
+        for row in np.flatnonzero(given).tolist():
+            try:
+                masks[row] = _flat_mask(self.values[row], masks.shape[1], self._space)
+            except ActionMaskError:
+                given[row] = False
+        return {"values": masks, "is_given": given}
+
+    def load(self, state: Any, is_over: Sequence[bool]) -> None:
+        """Take over what `state` returned, and whose episode has ended."""
+        self.is_used = True
+        self.is_over[:] = is_over
+        self.values = None if state is None else np.array(state["values"], np.int8)
+        self._is_given[:] = False if state is None else state["is_given"]
+
+    def can_load(self, state: Any) -> bool:
+        """Whether `load` takes this for a state."""
+        if state is None:
+            return True
+        if not isinstance(state, dict) or not can_be_masked(self._space):
+            return False
+        num_envs, width = self._num_envs, mask_width(self._space)
+        shapes = {"values": (num_envs, width), "is_given": (num_envs,)}
+        return all(
+            isinstance(state.get(name), np.ndarray) and state[name].shape == shape
+            for name, shape in shapes.items()
+        )
+
 
 def none_allowed(env_id: int) -> ActionMaskError:
     """Return the error for a mask without a single 1, in the middle of an episode."""
@@ -338,9 +380,13 @@ def none_allowed(env_id: int) -> ActionMaskError:
     )
 
 
-def no_masks(width: int) -> NoActionMaskError:
+def no_masks(width: int, observation_space: Space) -> NoActionMaskError:
     """Return the error for single envs without masks."""
-    return NoActionMaskError(f"the envs give no action masks; {_how_to(width)}")
+    problem = "the envs give no action masks"
+    if isinstance(observation_space, Dict) and MASK_KEY in observation_space.spaces:
+        shape = observation_space[MASK_KEY].shape
+        problem = f"the part 'action_mask' of the observations has shape {shape}, so is no mask"
+    return NoActionMaskError(f"{problem}; {_how_to(width)}")
 
 
 def has_mask_part(observation_space: Space, width: int) -> bool:
@@ -368,7 +414,8 @@ def _take_apart(infos: dict[int, Any], count: int) -> tuple[np.ndarray | None, n
     found = np.full(count, None, dtype=object)
     given = np.zeros(count, np.bool_)
     for row, entries in infos.items():
-        mask = entries[-1].get(MASK_KEY)
+        info = entries[-1]  # the one before, if there is one, is of the episode that has ended
+        mask = info.get(MASK_KEY) if isinstance(info, dict) else None
         if mask is not None:
             found[row], given[row] = mask, True
     return (found if given.any() else None), given

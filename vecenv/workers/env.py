@@ -20,7 +20,6 @@ from gymnasium.vector.utils import iterate
 from vecenv.core.autoreset import StepRows, read_autoreset_mode
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.deadline import Deadline
-from vecenv.core.env_state import pack_envs, unpack_envs
 from vecenv.core.errors import EnvStateError
 from vecenv.core.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.core.interrupts import interrupts_later
@@ -525,7 +524,7 @@ class AsyncVectorEnv(GymVecEnv):
         found = self.call_wait()
         if problem := next((state for state in found if isinstance(state, str)), None):
             raise EnvStateError(problem)
-        return pack_envs(found)
+        return self._pack_state(found)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put the envs of a state in the place of these, which are closed: this runs code.
@@ -533,7 +532,7 @@ class AsyncVectorEnv(GymVecEnv):
         See `VecEnv.load_state_dict`.
         """
         self._calls.require_idle("load_state_dict")
-        pickles = unpack_envs(state, self.num_envs)
+        pickles = self._unpack_state(state)
         self._own_rows()
         bounds = [0, *self._exchange.pool.bounds]
         parts = [(pickles[first:last],) for first, last in pairwise(bounds)]
@@ -548,6 +547,7 @@ class AsyncVectorEnv(GymVecEnv):
         self._ended.ended.clear()
         if self._is_disabled:
             self._ended.ended.update(index for index, is_over in enumerate(found) if is_over)
+        self._masks.load(state.get("masks"), found)
         self._exchange.drop_rows()
         self._receiver.give_up()
         self._out = (None, self._rows, None)
