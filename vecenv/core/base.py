@@ -15,7 +15,15 @@ from vecenv.core.actions import ActionBatcher
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.infos import take_infos
-from vecenv.core.masks import MASK_KEY, METHODS, LatestMasks, has_mask_part, mask_width, no_masks
+from vecenv.core.masks import (
+    MASK_KEY,
+    METHODS,
+    LatestMasks,
+    can_be_masked,
+    has_mask_part,
+    mask_width,
+    no_masks,
+)
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.rows import ObservationRows, aligned_zeros, check_slot_array, copy_batch
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
@@ -524,12 +532,8 @@ class GymVecEnv(VecEnv):
 
         Single envs that give their masks in infos are known by their first `reset`.
         """
-        try:
-            width = self._mask_width
-        except NoActionMaskError:
-            return False
-        return (
-            has_mask_part(self.single_observation_space, width)
+        return can_be_masked(self.single_action_space) and (
+            has_mask_part(self.single_observation_space, self._mask_width)
             or self._masks.values is not None
             or self._find_mask_method() is not None
         )
@@ -573,8 +577,14 @@ class GymVecEnv(VecEnv):
                 "send",
             )
         if (name := self._find_mask_method()) is None:
-            raise no_masks(self._mask_width)
-        masks = self._call_for_masks(name)
+            raise no_masks(self._mask_width, self.single_observation_space)
+        try:
+            masks = self._call_for_masks(name)
+        except TypeError as error:
+            if name == METHODS[0]:
+                raise
+            # One that wants arguments, such as Taxi's, is another thing.
+            raise no_masks(self._mask_width, self.single_observation_space) from error
         found = np.full(len(env_ids), None, dtype=object)
         for row, env_id in enumerate(env_ids.tolist()):
             found[row] = masks[env_id]

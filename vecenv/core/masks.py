@@ -22,6 +22,7 @@ __all__ = [
     "METHODS",
     "LatestMasks",
     "MaskInfos",
+    "can_be_masked",
     "has_mask_part",
     "mask_width",
     "no_masks",
@@ -63,6 +64,11 @@ def mask_width(space: Space) -> int:
         (6, 7)
     """
     return int(_sizes(space).sum())
+
+
+def can_be_masked(space: Space) -> bool:
+    """Whether there are masks for actions of `space`."""
+    return isinstance(space, Discrete | MultiDiscrete | MultiBinary)
 
 
 def sample_actions(
@@ -129,7 +135,7 @@ class MaskInfos(Wrapper):
         super().__init__(env)
         self._width = mask_width(env.action_space)
         self._is_observed = has_mask_part(env.observation_space, self._width)
-        self._method: Any = None
+        self._method: str | None = None
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the env; the info has its mask."""
@@ -146,7 +152,7 @@ class MaskInfos(Wrapper):
         if mask is None and self._is_observed:
             mask = obs[MASK_KEY]
         elif mask is None:
-            mask = (self._method or self._find_method())()
+            mask = self._ask()
         if (
             mask.__class__ is not np.ndarray
             or mask.shape != (self._width,)
@@ -155,14 +161,14 @@ class MaskInfos(Wrapper):
             mask = _flat_mask(mask, self._width, self.env.action_space)
         return {**info, MASK_KEY: mask}
 
-    def _find_method(self) -> Any:
-        """Return a function that returns the env's mask."""
-        name = next((name for name in METHODS if self.env.has_wrapper_attr(name)), None)
-        if name is None:
+    def _ask(self) -> Any:
+        """Return what the env's method, or attribute, says."""
+        if self._method is None:
+            self._method = next((n for n in METHODS if self.env.has_wrapper_attr(n)), None)
+        if self._method is None:
             raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
-        found = self.env.get_wrapper_attr(name)
-        self._method = found if callable(found) else lambda: self.env.get_wrapper_attr(name)
-        return self._method
+        found = self.env.get_wrapper_attr(self._method)
+        return found() if callable(found) else found
 
 
 def _how_to(width: int) -> str:
@@ -347,9 +353,13 @@ def none_allowed(env_id: int) -> ActionMaskError:
     )
 
 
-def no_masks(width: int) -> NoActionMaskError:
+def no_masks(width: int, observation_space: Space) -> NoActionMaskError:
     """Return the error for single envs without masks."""
-    return NoActionMaskError(f"the envs give no action masks; {_how_to(width)}")
+    problem = "the envs give no action masks"
+    if isinstance(observation_space, Dict) and MASK_KEY in observation_space.spaces:
+        shape = observation_space[MASK_KEY].shape
+        problem = f"the part 'action_mask' of the observations has shape {shape}, so is no mask"
+    return NoActionMaskError(f"{problem}; {_how_to(width)}")
 
 
 def has_mask_part(observation_space: Space, width: int) -> bool:
@@ -377,7 +387,8 @@ def _take_apart(infos: dict[int, Any], count: int) -> tuple[np.ndarray | None, n
     found = np.full(count, None, dtype=object)
     given = np.zeros(count, np.bool_)
     for row, entries in infos.items():
-        mask = entries[-1].get(MASK_KEY)
+        info = entries[-1]  # the one before, if there is one, is of the episode that has ended
+        mask = info.get(MASK_KEY) if isinstance(info, dict) else None
         if mask is not None:
             found[row], given[row] = mask, True
     return (found if given.any() else None), given
