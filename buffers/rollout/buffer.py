@@ -44,7 +44,6 @@ __all__ = ["EpisodeStats", "RolloutBuffer"]
 
 _STATE_VERSION = 1
 _CARRIED = ("over_before", "running_returns", "running_lengths")
-_BATCH_FIELDS = ("actions", "log_probs", "values", "advantages", "returns")
 
 _COUNTS = (
     *("gamma", "gae_lambda", "_is_started", "_open_steps", "_has_marks"),
@@ -179,7 +178,7 @@ class RolloutBuffer(StatefulBuffer):
         self._sampler = MinibatchSampler(
             observation_space,
             storage.obs,
-            [storage.columns[name] for name in _BATCH_FIELDS],
+            storage.columns,
             storage.extras,
             storage.columns["rows"],
             seed,
@@ -582,16 +581,33 @@ class RolloutBuffer(StatefulBuffer):
         return EpisodeStats(returns[: self._num_episodes], lengths[: self._num_episodes])
 
     def minibatches(
-        self, num_minibatches: int | None = None, *, batch_size: int | None = None
+        self,
+        num_minibatches: int | None = None,
+        *,
+        batch_size: int | None = None,
+        fixed: bool = False,
+        normalize_advantages: bool = False,
     ) -> Iterator[RolloutBatch]:
         """Go once through all valid rows in random order.
 
         The batches of one pass differ in size by one row at most, also where the number of valid
         rows is no multiple: none is left with a few rows only.
 
+        With `fixed` all batches of all rollouts have one size instead, so that a compiled learner
+        sees one shape: `batch_size`, or T * N / num_minibatches rounded up. Valid rows are spread
+        as evenly as without; the rest of a batch repeats its rows. `batch.weights` float32 (B,) is
+        1 for its rows, which come first, and 0 for the repeated ones, so that means are
+        ``(weights * x).sum() / weights.sum()``. Each batch has a row of weight 1 at least. Without
+        `fixed` weights are None.
+
         Args:
             num_minibatches: Number of batches, 1 to T * N; fewer if there are fewer valid rows.
             batch_size: Instead: the largest size of a batch, 1 to T * N.
+            fixed: Make all batches of one size.
+            normalize_advantages: Subtract from a batch's advantages their mean, and divide them by
+                their standard deviation (unbiased, + 1e-8), over its rows of weight 1. By
+                minibatch, as in baselines, CleanRL and stable-baselines3; `rollout.advantages`
+                remain as they are.
 
         Yields:
             Batches in memory of their own: it is used again once nobody refers to a batch or to a
@@ -604,8 +620,11 @@ class RolloutBuffer(StatefulBuffer):
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require_computed("minibatches")
-        number = self._sampler.count_batches(num_minibatches, batch_size, self._num_valid)
-        return self._sampler.draw(self._num_valid, number)
+        plan = self._sampler.plan(
+            num_minibatches, batch_size, self._num_valid,
+            fixed=fixed, normalizes=normalize_advantages,
+        )  # fmt: skip
+        return self._sampler.draw(plan)
 
     def _require_started(self, method: str) -> None:
         if not self._is_started:

@@ -19,6 +19,7 @@ from buffers.core.compiling import njit
 from buffers.core.kernels import bounded, random_word
 
 __all__ = [
+    "ADVANTAGE_EPSILON",
     "NARROW_ENVS",
     "UNWRITTEN",
     "advantage_row",
@@ -29,6 +30,8 @@ __all__ = [
     "finished_episodes",
     "first_missing_final",
     "mark_dead_steps",
+    "normalize_batches",
+    "pad_batches",
     "shuffle",
     "temporal_difference",
 ]
@@ -39,6 +42,8 @@ UNWRITTEN = 0x7FC5EED1
 
 # Up to this many environments the flat form is quicker than one call per row (measured, float32).
 NARROW_ENVS = 96
+
+ADVANTAGE_EPSILON = 1e-8  # added to standard deviations, as CleanRL and stable-baselines3 do
 
 _ONE = np.uint64(1)
 _EXPONENT = 0x7F800000  # all set in infinities and NaNs of float32, and in nothing else
@@ -285,3 +290,50 @@ def shuffle(rows, generator):
         counter = np.add(counter, _ONE)
         rows[last], rows[chosen] = rows[chosen], rows[last]
     generator[1] = counter
+
+
+@njit(nogil=True, cache=True)
+def pad_batches(rows, num_batches, size, order, weights):
+    """Cut rows evenly into batches, and repeat rows of each until it has `size`.
+
+    Args:
+        rows: int64 (K,), K from num_batches to num_batches * size.
+        num_batches: Their number; sizes without padding differ by one at most.
+        size: Of every batch.
+        order: int64 (num_batches * size,), written: the rows of each batch, then the same anew.
+        weights: float32 (num_batches * size,), written: 1, and 0 where a row is repeated.
+    """
+    start = 0
+    for k in range(num_batches):
+        count = rows.shape[0] // num_batches + (k < rows.shape[0] % num_batches)
+        first = k * size
+        for j in range(size):
+            is_row = j < count
+            order[first + j] = rows[start + j] if is_row else order[first + j - count]
+            weights[first + j] = np.float32(1.0) if is_row else np.float32(0.0)
+        start += count
+
+
+@njit(nogil=True, cache=True)
+def normalize_batches(advantages, sizes, counts):
+    """Subtract each batch's mean and divide by its standard deviation.
+
+    Args:
+        advantages: float32 (K,), batch after batch; changed in place.
+        sizes: int64 (M,), of the batches; their sum is K.
+        counts: int64 (M,), at least 1: the first rows of each, which mean and deviation are of.
+    """
+    start = 0
+    for k in range(sizes.shape[0]):
+        total = 0.0
+        for j in range(start, start + counts[k]):
+            total += advantages[j]
+        mean = total / counts[k]
+        squares = 0.0
+        for j in range(start, start + counts[k]):
+            squares += (advantages[j] - mean) ** 2
+        deviation = np.sqrt(squares / max(counts[k] - 1, 1))
+        scale = 1.0 / (deviation + ADVANTAGE_EPSILON)
+        for j in range(start, start + sizes[k]):
+            advantages[j] = (advantages[j] - mean) * scale
+        start += sizes[k]

@@ -29,7 +29,7 @@ _TAKEN = frozenset((
     "obs", "actions", "log_probs", "values", "rewards", "terminations", "truncations", "valid",
     "final_values", "advantages", "returns", "rows", "over_before", "running_returns",
     "running_lengths", "episode_returns", "episode_lengths", "has_final", "indices", "extras",
-    "minibatches", "memory", "size", "self", "t",
+    "minibatches", "memory", "size", "self", "t", "weights",
 ))  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from sys import getrefcount
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +22,13 @@ from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import check_fits
 from buffers.core.spaces import build_tree
-from buffers.rollout.kernels import shuffle
+from buffers.rollout.kernels import ADVANTAGE_EPSILON, normalize_batches, pad_batches, shuffle
 
-__all__ = ["MinibatchSampler", "RolloutBatch", "split_evenly"]
+__all__ = ["MinibatchPlan", "MinibatchSampler", "RolloutBatch", "split_evenly"]
 
 _POOL_SIZE = 2  # batches whose memory is kept
 _ALIGNMENT = 64
+_OTHERS = ("actions", "log_probs", "values", "advantages", "returns")  # columns but observations
 _BLOCK_BYTES = 1 << 18  # of rows gathered by one call, for several batches if these are small
 
 
@@ -43,9 +44,19 @@ class RolloutBatch(Batch):
     returns: torch.Tensor  # float32 (B,)
     indices: Any = None  # int64 (B,), rows of the rollout: t * num_envs + env
     extras: dict[str, torch.Tensor] = field(default_factory=dict)  # (B, ...), added by the user
+    weights: Any = None  # of fixed=True: float32 (B,), 1 of the rollout's rows, 0 of padding
 
     _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
-    _others = ("indices",)
+    _others = ("indices", "weights")
+
+
+class MinibatchPlan(NamedTuple):
+    """How one pass goes through rows."""
+
+    num_rows: int
+    num_batches: int
+    padded_size: int | None  # of all batches; None: they have the rows alone
+    normalizes: bool  # advantages, each batch by itself
 
 
 def split_evenly(count: int, parts: int) -> Iterator[tuple[int, int]]:
@@ -155,7 +166,7 @@ class MinibatchSampler:
     Args:
         observation_space: Says how observations nest.
         obs: Columns of the observation leaves, (T + 1, N, ...).
-        others: Columns of the other fields of RolloutBatch in their order, (T or T + 1, N, ...).
+        columns: All columns by name, of which the other fields of RolloutBatch are taken.
         extras: Tensors (T, N, ...) of the columns that the user added.
         rows: int64 (T * N,), the row indices to draw from; owned by the caller, shuffled here.
         seed: For the shuffling; None takes entropy of the system.
@@ -165,7 +176,7 @@ class MinibatchSampler:
         self,
         observation_space: Space,
         obs: Sequence[Column],
-        others: Sequence[Column],
+        columns: Mapping[str, Column],
         extras: Mapping[str, torch.Tensor],
         rows: Column,
         seed: int | None,
@@ -173,14 +184,17 @@ class MinibatchSampler:
         self._space = observation_space
         self._is_nested = isinstance(observation_space, Dict | Tuple)
         self._num_obs, self._extras = len(obs), list(extras)
-        tensors = [column.tensor for column in (*obs, *others)]
+        tensors = [column.tensor for column in (*obs, *(columns[name] for name in _OTHERS))]
         self._sources = [tensor.flatten(0, 1) for tensor in (*tensors, *extras.values())]
+        self._advantages_at = len(obs) + _OTHERS.index("advantages")
         self._rows = rows
         self._num_rows = rows.spec.shape[0]
         is_host = rows.tensor.device.type == "cpu" and not rows.is_twofold
         self._batches = _Pool(self._sources, is_host=is_host)
         self._block_rows = min(self._num_rows, _BLOCK_BYTES // max(1, self._batches.row_bytes))
         self._orders = _Pool([rows.tensor], is_host=is_host)
+        weights = torch.ones((), device=rows.tensor.device).expand(self._num_rows)
+        self._padded_orders = _Pool([rows.tensor, weights], is_host=is_host)
         self._passes = self._stops = 0
         self._guard = Guard()
         self.generator = HostGenerator(seed)
@@ -188,10 +202,18 @@ class MinibatchSampler:
     @property
     def nbytes(self) -> int:
         """Bytes held for batches and the rows they consist of."""
-        return self._batches.nbytes + self._orders.nbytes
+        return self._batches.nbytes + self._orders.nbytes + self._padded_orders.nbytes
 
-    def count_batches(self, num_minibatches: int | None, batch_size: int | None, count: int) -> int:
-        """Number of batches for `count` rows; sees to the memory for the largest possible one.
+    def plan(
+        self,
+        num_minibatches: int | None,
+        batch_size: int | None,
+        count: int,
+        *,
+        fixed: bool,
+        normalizes: bool,
+    ) -> MinibatchPlan:
+        """Cut `count` rows into batches; sees to the memory for the largest possible ones.
 
         Raises:
             BufferMisuseError: Not exactly one of the two is given, or it is no integer from 1 to
@@ -203,7 +225,6 @@ class MinibatchSampler:
                 "give either num_minibatches or batch_size, got "
                 f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
             )
-        self._orders.reserve(self._num_rows)
         name = "batch_size" if num_minibatches is None else "num_minibatches"
         number = check_count(name, batch_size if num_minibatches is None else num_minibatches)
         if number > self._num_rows:
@@ -211,45 +232,60 @@ class MinibatchSampler:
                 f"{name} is {number}, but the rollout has {self._num_rows} transitions; "
                 "make it smaller"
             )
-        if num_minibatches is None:
-            self._batches.reserve(max(number, self._block_rows))
-            return -(-count // number)
-        self._batches.reserve(max(-(-self._num_rows // number), self._block_rows))
-        return min(number, count)
+        other = -(-self._num_rows // number)
+        size, most = (number, other) if num_minibatches is None else (other, number)
+        (self._padded_orders if fixed else self._orders).reserve(
+            size * most if fixed else self._num_rows
+        )
+        self._batches.reserve(max(size, self._block_rows))
+        num_batches = -(-count // size) if num_minibatches is None else min(most, count)
+        return MinibatchPlan(count, num_batches, size if fixed else None, normalizes)
 
     def stop(self) -> None:
         """Let no pass go on, as the rows change."""
         self._stops += 1
 
-    def draw(self, count: int, num_batches: int) -> Iterator[RolloutBatch]:
-        """Yield the first `count` rows of the list once each, shuffled, in even batches."""
-        return self._draw(count, num_batches, self._stops)
+    def draw(self, plan: MinibatchPlan) -> Iterator[RolloutBatch]:
+        """Yield the first rows of the list once each, shuffled, in even batches."""
+        return self._draw(plan, self._stops)
 
-    def _draw(self, count: int, num_batches: int, stops: int) -> Iterator[RolloutBatch]:
+    def _draw(self, plan: MinibatchPlan, stops: int) -> Iterator[RolloutBatch]:
         self._require_current(self._passes, stops)
         self._passes += 1
         number = self._passes
-        order = self._shuffled(count)
+        num_batches, padded = plan.num_batches, plan.padded_size
+        bounds = list(split_evenly(plan.num_rows, num_batches))
+        counts = [stop - start for start, stop in bounds]
+        if padded is None:
+            order, all_weights = self._shuffled(plan.num_rows), [None] * num_batches
+        else:
+            order, weights = self._padded(plan.num_rows, num_batches, padded)
+            bounds = [(k * padded, (k + 1) * padded) for k in range(num_batches)]
+            all_weights = weights.unsafe_split(padded)
+        largest = padded or max(counts, default=1)
         # A call of torch takes longer than copying a small batch, so those are gathered together.
-        bounds = list(split_evenly(count, num_batches))
-        largest = -(-count // max(1, num_batches))
-        at_once = max(1, self._block_rows // max(1, largest))
+        at_once = max(1, self._block_rows // largest)
         for begin in range(0, num_batches, at_once):
             parts = bounds[begin : begin + at_once]
             self._require_current(number, stops)
             chosen = order[parts[0][0] : parts[-1][1]]
-            if len(parts) == 1:
-                yield self._batch(self._gather(chosen), chosen)
-                continue
             sizes = [stop - start for start, stop in parts]
+            normalized = counts[begin : begin + at_once] if plan.normalizes else None
+            if len(parts) == 1:
+                yield self._batch(
+                    self._columns(chosen, sizes, normalized), chosen, all_weights[begin]
+                )
+                continue
             # Not `split_with_sizes`: autograd would take a batch that is changed in place for a
             # change of the whole block, and refuse gradients of the others.
             block = [
-                column.unsafe_split_with_sizes(sizes) for column in (*self._gather(chosen), chosen)
+                column.unsafe_split_with_sizes(sizes)
+                for column in (*self._columns(chosen, sizes, normalized), chosen)
             ]
-            for *columns, indices in zip(*block, strict=True):
+            later = all_weights[begin : begin + at_once]
+            for *columns, indices, weights in zip(*block, later, strict=True):
                 self._require_current(number, stops)
-                yield self._batch(columns, indices)
+                yield self._batch(columns, indices, weights)
 
     def _require_current(self, number: int, stops: int) -> None:
         if number != self._passes or stops != self._stops:
@@ -273,6 +309,23 @@ class MinibatchSampler:
         return torch.from_numpy(rows).to(self._rows.tensor.device, copy=True)
 
     @exclusive
+    def _padded(self, count: int, num_batches: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first rows of the list, shuffled, in batches of one size; and their weights.
+
+        Returns:
+            int64 and float32 (num_batches * size,); batches have parts of both.
+        """
+        rows, device = self._rows.host[:count], self._rows.tensor.device
+        shuffle(rows, self.generator.words)
+        total = num_batches * size
+        taken = self._padded_orders.take(total)
+        if taken is None:
+            taken = torch.empty(total, dtype=torch.int64), torch.empty(total)
+        order, weights = taken
+        pad_batches(rows, num_batches, size, order.numpy(), weights.numpy())
+        return order.to(device), weights.to(device)
+
+    @exclusive
     def _gather(self, chosen: torch.Tensor) -> list[torch.Tensor]:
         """The rows int64 (B,) of all columns, in memory of their own."""
         select, columns = torch.index_select, self._batches.take(len(chosen))
@@ -282,7 +335,21 @@ class MinibatchSampler:
             select(source, 0, chosen, out=target)
         return columns
 
-    def _batch(self, columns: list[torch.Tensor], indices: torch.Tensor) -> RolloutBatch:
+    def _columns(
+        self, chosen: torch.Tensor, sizes: list[int], normalized: list[int] | None
+    ) -> list[torch.Tensor]:
+        """The rows int64 (B,) of all columns, of batches of some sizes.
+
+        normalized: None, or the number of rows of each batch that its advantages are normalised by.
+        """
+        columns = self._gather(chosen)
+        if normalized is not None:
+            _normalize(columns[self._advantages_at], sizes, normalized)
+        return columns
+
+    def _batch(
+        self, columns: list[torch.Tensor], indices: torch.Tensor, weights: torch.Tensor | None
+    ) -> RolloutBatch:
         extras: dict[str, torch.Tensor] = {}
         if self._extras:
             begin = len(columns) - len(self._extras)
@@ -290,4 +357,20 @@ class MinibatchSampler:
             del columns[begin:]
         if self._is_nested:
             columns[: self._num_obs] = [build_tree(self._space, columns[: self._num_obs])]
-        return RolloutBatch(*columns, indices=indices, extras=extras)
+        return RolloutBatch(*columns, indices=indices, extras=extras, weights=weights)
+
+
+def _normalize(advantages: torch.Tensor, sizes: list[int], counts: list[int]) -> None:
+    """Normalise advantages float32 (K,) in place, batch by batch.
+
+    Args:
+        advantages: Of some batches, one after another.
+        sizes: Of the batches.
+        counts: How many rows of each, from the first, make its mean and standard deviation.
+    """
+    if advantages.device.type == "cpu":
+        normalize_batches(advantages.numpy(), np.array(sizes), np.array(counts))
+        return
+    for part, count in zip(advantages.split(sizes), counts, strict=True):
+        std, mean = torch.std_mean(part[:count], correction=min(1, count - 1))
+        part.sub_(mean).div_(std + ADVANTAGE_EPSILON)
