@@ -1,9 +1,17 @@
-"""PPO for Box observations and Discrete, MultiDiscrete or Box actions: --env-id CartPole-v1."""
+"""PPO on any vector env: vectors, images or dicts of them in, any common kind of action out.
+
+    python examples/ppo.py --env-id CartPole-v1
+
+Change what stands between the two lines of dashes, `Agent` and `ppo_loss`; the rest trains it.
+"""
+
+from __future__ import annotations
 
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +20,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from rich.progress import Progress
-from torch import Tensor, as_tensor
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.nn import functional as F
 
 from buffers import RolloutBatch, RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, make_vec
 from vecenv.files import load_arrays, require_writable, save_arrays
+from vecenv.learn import Adam, Gradient
 
 DEFAULTS: Any = {"vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256}}  # of other envs
 
@@ -26,15 +37,20 @@ DEFAULTS: Any = {"vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256}}
 @dataclass
 class Options:
     env_id: str = "CartPole-v1"  # registered id, also "module:id"
+    env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the env
+    wrappers: tuple[str, ...] = ()  # of every env, "module:name" each, the innermost first
     total_steps: int = 100_000  # env steps to train for, at most; 0 evaluates only
     num_envs: int = 8  # envs stepped side by side
     num_steps: int = 128  # steps of each env between two updates
-    num_epochs: int = 4  # passes over the rollout in an update
+    num_epochs: int = 4  # passes over the rollout in an update, at most
     num_minibatches: int = 8  # gradient steps in a pass
+    target_kl: float | None = None  # no further pass once the policy has moved further than this
     learning_rate: float = 1.5e-3  # of Adam at the start; it falls linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
     clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
+    clip_values: float | None = None  # nor does changing a value by more than this
+    value_weight: float = 1.0  # of half the squared error of the values in the loss
     entropy_weight: float = 0.0  # of the entropy bonus in the loss
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
     hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
@@ -44,7 +60,10 @@ class Options:
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
     ray_address: str | None = None  # of a Ray cluster; without one, ray runs on this machine
     ray_lost: Literal["raise", "wait", "share"] = "raise"  # actors: or replace, on CPUs in use too
-    torch_threads: int = 1  # more pay for large minibatches only, and only on idle cores
+    device: str = "cpu"  # where the networks are: cpu, cuda
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of products in the gradient; weights: 32
+    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
+    torch_threads: int = 1  # of torch, for acting
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
     save: Path = Path("runs")  # folder for the policy, its learning curve and TensorBoard files
     load: Path | None = None  # policy.npz of an earlier run to begin with
@@ -52,207 +71,360 @@ class Options:
     profile: bool = False  # report after the training where its time went
 
 
-class Mlp:
-    """Tanh layers and a linear one, without autograd, which takes longer than small layers do."""
-
-    def __init__(self, *widths: int, gain: float) -> None:
-        counts = [(a + 1) * b for a, b in pairwise(widths)]
-        self.weights = torch.zeros(sum(counts))
-        self.weights.grad = torch.zeros_like(self.weights)
-        self.layers, self.d_layers = (
-            [(p[:-b].view(-1, b), p[-b:]) for p, b in zip(v.split(counts), widths[1:], strict=True)]
-            for v in (self.weights, self.weights.grad)
-        )
-        for weight, _ in self.layers:
-            torch.nn.init.orthogonal_(weight, gain if weight is self.layers[-1][0] else 2**0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return outputs (B, widths[-1]) for x (B, widths[0]); keep the inputs of `backward`."""
-        self.inputs: list[Tensor] = []
-        for weight, bias in self.layers:
-            if self.inputs:
-                np.tanh(x.numpy(), out=x.numpy())  # takes a sixth of the time of torch's
-            self.inputs.append(x)
-            x = torch.addmm(bias, x, weight)
-        return x
-
-    def backward(self, d_x: Tensor) -> None:
-        """Fill `weights.grad`, given the gradient of the last outputs of `forward`."""
-        for k in reversed(range(len(self.layers))):
-            x, (d_weight, d_bias) = self.inputs[k], self.d_layers[k]
-            torch.mm(x.T, d_x, out=d_weight)
-            torch.sum(d_x, 0, out=d_bias)
-            if k:
-                d_x = d_x @ self.layers[k][0].T
-                d_x.addcmul_(d_x * x, x, value=-1)  # tanh' = 1 - tanh^2
+# ------------------------------------------------------------------------------ what to change
 
 
-class Policy:
-    """Actor and critic. Discrete actions are K choices of at most A each, real ones are normal."""
+class Choices:
+    """K independent categorical distributions of logits (B, K, A); actions are int64 (B, K)."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.log_p = logits.log_softmax(-1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return self.log_p.gather(-1, actions[..., None]).sum((-2, -1))
+
+    def entropy(self) -> Tensor:
+        return -(self.log_p.exp() * self.log_p).sum((-2, -1))
+
+    def icdf(self, quantiles: Tensor) -> Tensor:
+        sums = self.log_p.exp().cumsum(-1)
+        return torch.searchsorted(sums, quantiles[..., None] * sums[..., -1:]).squeeze(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.log_p.argmax(-1)
+
+
+class Normals(Normal):
+    """K independent normal distributions; actions are float32 (B, K)."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return super().log_prob(value).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return super().entropy().sum(-1)
+
+
+class Agent(nn.Module):
+    """Actor and critic: on numbers a tanh network each, on images heads of one convolutional."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
-        self.spaces: Any = envs.single_observation_space, envs.single_action_space
-        obs_space, space = self.spaces
-        self.kind = f"spaces {self.spaces}, hidden {options.hidden}, normalize {options.normalize}"
-        self.is_discrete = isinstance(space, Discrete | MultiDiscrete)
-        is_real = np.issubdtype(space.dtype or object, np.floating)
-        if not (isinstance(obs_space, Box) and (self.is_discrete or is_real)):
-            wanted = "(Box, Discrete, MultiDiscrete or Box of floats); use a wrapper to convert"
-            raise SystemExit(f"{options.env_id} has the spaces {self.spaces}, expected {wanted}")
-        sizes = np.ravel(getattr(space, "nvec", getattr(space, "n", np.ones(space.shape, int))))
-        self.shape = (len(sizes), int(sizes.max()))
-        num_inputs, self.normalizes = math.prod(obs_space.shape), options.normalize
-        self.actor = Mlp(num_inputs, *options.hidden, math.prod(self.shape), gain=0.01)
-        self.critic = Mlp(num_inputs, *options.hidden, 1, gain=1.0)
-        is_missing = torch.arange(self.shape[1]) >= torch.from_numpy(sizes)[:, None]
-        self.actor.layers[-1][1][is_missing.flatten()] = -1e9  # p = 0, and so is its gradient
-        if self.is_discrete:
-            self.to_env = lambda actions: actions + space.start
-            self.draw_noise = lambda *shape: 1 - torch.rand(*shape, len(sizes), 1)  # never 0
-        else:
-            self.to_env = lambda actions: np.clip(actions, space.low, space.high)
-            self.draw_noise = lambda *shape: torch.randn(*shape, len(sizes))
-        self.log_std = torch.zeros(0 if self.is_discrete else len(sizes))
-        self.weights = [self.actor.weights, self.critic.weights, self.log_std]
-        # Count of rollouts; means over them of mean and standard deviation of inputs, and returns.
-        self.moments = torch.tensor([[0.0], [0.0], [1.0]]).repeat(1, num_inputs + 1)
-        self.tensors = [*self.weights, self.moments]
-        self.load = lambda tensors: [a.copy_(b) for a, b in zip(self.tensors, tensors, strict=True)]
-
-    def absorb(self, obs: Tensor, returns: Tensor) -> None:
-        """Update the moments with obs (B, *obs_shape) and returns (B,) of a rollout."""
-        rows = torch.cat([obs.flatten(1), returns[:, None]], 1)
-        self.moments[0] += 1
-        found = torch.stack([rows.mean(0), rows.std(0).clamp(min=1e-4)])
-        self.moments[1:].lerp_(found, 1 / self.moments[0])
-
-    def inputs(self, obs: Tensor) -> Tensor:
-        """Return observations (B, *obs_shape) as float32 (B, K), with `normalize` normalised."""
-        x, (mean, std) = as_tensor(obs).flatten(1).float(), self.moments[1:, :-1]
-        return ((x - mean) / std).clamp_(-10, 10) if self.normalizes else x
-
-    def act(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Pick actions for obs (B, *obs_shape), the most likely ones if there is no noise."""
-        outputs = self.actor.forward(self.inputs(obs))
+        super().__init__()
+        space, actions = envs.single_observation_space, envs.single_action_space
+        self.obs_space, self.action_space = space, actions
+        spaces = dict(space) if isinstance(space, Dict) else {"obs": space}
+        self.encoders = nn.ModuleDict(
+            {k: encoder(k, part, options) for k, part in spaces.items() if k != "action_mask"}
+        )
+        is_image = any(isinstance(e, NatureCnn) for e in self.encoders.values())
+        num_features = sum(encode.num_features for encode in self.encoders.values())
+        widths = num_features, *(() if is_image else options.hidden)
+        self.is_discrete = isinstance(actions, Discrete | MultiDiscrete)
+        self.sizes = sizes_of(actions, options)  # numbers of choices; 1 for a real number
+        self.actor = mlp(*widths, sum(self.sizes), gain=0.01)
+        self.critic = mlp(*widths, 1, gain=1.0)
         if not self.is_discrete:
-            return outputs if noise is None else outputs + as_tensor(noise) * self.log_std.exp()
-        outputs = outputs.view(-1, *self.shape)
-        if noise is None:
-            return outputs.argmax(-1)
-        sums = outputs.softmax(-1).cumsum_(-1)
-        return torch.searchsorted(sums, as_tensor(noise) * sums[..., -1:])
+            self.log_std = nn.Parameter(torch.zeros(len(self.sizes)))
+        self.returns = Moments()
+        self.kind = f"{(space, actions)}, hidden {options.hidden}, normalize {options.normalize}"
 
-    def evaluate(self, outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (B,) and the mean entropy; keep inputs of `differentiate`."""
-        if self.is_discrete:
-            log_p = outputs.view(-1, *self.shape).log_softmax(-1)
-            p, index = log_p.exp(), actions.reshape(len(outputs), -1, 1)
-            entropies = -torch.linalg.vecdot(p, log_p)[..., None]
-            self.kept: Any = log_p, p, index, entropies
-            return log_p.gather(-1, index).sum((1, 2)), entropies.sum() / len(outputs)
-        self.kept = z = (actions.flatten(1).float() - outputs) / self.log_std.exp()
-        log_scale = (self.log_std + 0.5 * math.log(2 * math.pi)).sum()
-        return -0.5 * z.square().sum(-1) - log_scale, log_scale + 0.5 * len(self.log_std)
+    def features(self, obs: Any) -> Tensor:
+        """Return one vector (B, F) for each observation, (B, ...) or a dict of these."""
+        parts = obs if isinstance(obs, Mapping) else {"obs": obs}
+        encoded = [encode(parts[name]) for name, encode in self.encoders.items()]
+        return encoded[0] if len(encoded) == 1 else torch.cat(encoded, 1)
 
-    def differentiate(self, d_log_probs: Tensor, d_entropy: float) -> Tensor:
-        """Return the gradient of the outputs, given that of the last results of `evaluate`."""
-        if self.is_discrete:
-            log_p, p, index, entropies = self.kept
-            d_log_probs, scale = d_log_probs[:, None, None], -d_entropy / len(p)
-            d_logits = torch.add(entropies * scale - d_log_probs, log_p, alpha=scale).mul_(p)
-            return d_logits.scatter_add_(-1, index, d_log_probs.expand_as(index)).flatten(1)
-        d_log_probs, z = d_log_probs[:, None], self.kept
-        self.log_std.grad = (d_log_probs * (z.square() - 1)).sum(0).add_(d_entropy)
-        return d_log_probs * z / self.log_std.exp()
+    def policy(self, features: Tensor, mask: Tensor | None = None) -> Choices | Normals:
+        """Return the distribution of actions; choices are possible where `mask` is not 0."""
+        outputs = self.actor(features).float()
+        if not self.is_discrete:
+            return Normals(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
+        if mask is not None:
+            outputs = outputs.masked_fill(mask == 0, -1e9)
+        most = max(self.sizes)
+        parts = outputs.split(self.sizes, 1) if len(set(self.sizes)) > 1 else ()
+        if parts:  # of unequal sizes; they are padded with choices that are never taken
+            padded = [F.pad(part, (0, most - part.shape[1]), value=-1e9) for part in parts]
+            outputs = torch.cat(padded, 1)
+        return Choices(outputs.view(-1, len(self.sizes), most))
+
+    def value(self, features: Tensor) -> Tensor:
+        """Return values (B,)."""
+        return self.critic(features).squeeze(1).float()
+
+    def forward(self, obs: Any, mask: Tensor | None = None) -> tuple[Choices | Normals, Tensor]:
+        features = self.features(obs)
+        return self.policy(features, mask_of(obs, mask)), self.value(features)
+
+    def act(self, obs: Any, quantiles: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Return actions (B, K): those at `quantiles` (B, K) in 0..1, or the likeliest ones."""
+        policy = self.policy(self.features(obs), mask_of(obs, mask))
+        return policy.mode if quantiles is None else policy.icdf(quantiles)
+
+    def absorb(self, obs: Any, returns: Tensor) -> None:
+        """Take observations and returns of a rollout into the moments that normalise them."""
+        self.returns.update(returns)
+        parts = obs if isinstance(obs, Mapping) else {"obs": obs}
+        for name, encode in self.encoders.items():
+            if isinstance(encode, Numbers) and encode.moments is not None:
+                encode.moments.update(parts[name])
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Turn actions into those that the env takes."""
+        space = self.action_space
+        return (
+            actions + space.start if self.is_discrete else np.clip(actions, space.low, space.high)
+        )
+
+
+def mask_of(obs: Any, mask: Tensor | None) -> Tensor | None:
+    """Return the mask of actions that is part of the observations, or else the other one."""
+    return obs.get("action_mask", mask) if isinstance(obs, Mapping) else mask
+
+
+def ppo_loss(
+    agent: Agent, batch: RolloutBatch, options: Options
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of a minibatch, a mean over rows, and other means over rows to look at."""
+    policy, values = agent(batch.obs, batch.extras.get("action_mask"))
+    log_ratio = policy.log_prob(batch.actions.view(len(values), -1)) - batch.log_probs
+    ratio = log_ratio.exp()
+    gain = batch.advantages * ratio
+    clipped = batch.advantages * ratio.clamp(1 - options.clip, 1 + options.clip)
+    errors = (values - batch.returns).square()
+    if options.clip_values is not None:
+        change = (values - batch.values).clamp(-options.clip_values, options.clip_values)
+        errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
+    rows = {"policy_loss": -torch.minimum(gain, clipped), "value_loss": errors / 2}
+    entropies = policy.entropy()
+    loss = rows["policy_loss"] + options.value_weight * rows["value_loss"]
+    if options.entropy_weight:
+        loss = loss - options.entropy_weight * entropies
+    rows |= {"entropy": entropies, "approx_kl": ratio - 1 - log_ratio}
+    rows |= {"clipfrac": (gain > clipped).float()}
+    share = batch.weights / batch.weights.sum()  # rows that only fill a batch up count nothing
+    return (loss * share).sum(), {k: (row.detach() * share).sum() for k, row in rows.items()}
+
+
+def mlp(*widths: int, gain: float) -> nn.Sequential:
+    """Return linear layers with tanh between them."""
+    layers: list[nn.Module] = []
+    for number, (a, b) in enumerate(pairwise(widths), 2):
+        layers += [linear(a, b, gain if number == len(widths) else 2**0.5), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear:
+    """Return a layer with orthogonal weights and no bias to begin with."""
+    layer = nn.Linear(num_inputs, num_outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def sizes_of(space: Any, options: Options) -> list[int]:
+    """Return how many choices each part of an action has, 1 for a real number."""
+    if isinstance(space, Discrete | MultiDiscrete):
+        return np.ravel(getattr(space, "nvec", getattr(space, "n", None))).tolist()
+    if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
+        return [1] * math.prod(space.shape)
+    wanted = "Discrete, MultiDiscrete or a Box of floats; use a wrapper"
+    raise SystemExit(f"{options.env_id}: actions are {space}, expected {wanted}")
+
+
+def encoder(name: str, space: Any, options: Options) -> nn.Module:
+    """Return what turns (a part of) an observation into a vector."""
+    if isinstance(space, Box) and len(space.shape) == 3:
+        return NatureCnn(space)
+    if isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
+        return Numbers(space, options.normalize)
+    wanted = "Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these; use a wrapper"
+    raise SystemExit(f"{options.env_id}: the observation {name!r} is {space}, expected {wanted}")
+
+
+class Numbers(nn.Module):
+    """Numbers as they are, or normalised; choices as a one for each and zeros."""
+
+    def __init__(self, space: Any, normalizes: bool) -> None:
+        super().__init__()
+        sizes = np.ravel(getattr(space, "nvec", getattr(space, "n", ()))).tolist()
+        self.choices: list[tuple[int, int]] = []  # the first of them, how many
+        if isinstance(space, Discrete | MultiDiscrete):
+            self.choices = list(zip(np.ravel(space.start).tolist(), sizes, strict=True))
+        self.num_features = sum(sizes) if self.choices else math.prod(space.shape)
+        self.moments = Moments(space.shape) if normalizes and not self.choices else None
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        if not self.choices:
+            x = numbers.float() if self.moments is None else self.moments(numbers.float())
+            return x.flatten(1)
+        columns = numbers.reshape(len(numbers), -1).long().unbind(1)
+        pairs = zip(columns, self.choices, strict=True)
+        return torch.cat([F.one_hot(x - start, n) for x, (start, n) in pairs], 1).float()
+
+
+class NatureCnn(nn.Module):
+    """Images (B, H, W, C) or (B, C, H, W), whichever has fewer channels, to 512 features."""
+
+    def __init__(self, space: Box) -> None:
+        super().__init__()
+        self.num_features = 512
+        self.is_last = space.shape[-1] < space.shape[0]
+        self.scale = 255.0 if space.dtype == np.uint8 else 1.0
+        height, width, channels = np.roll(space.shape, 0 if self.is_last else -1).tolist()
+        layers = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]  # channels, size, stride
+        if min(height, width) < 36:  # too small for these
+            layers = [(16, 3, 1), (32, 3, 1)]
+        modules: list[nn.Module] = []
+        for count, size, stride in layers:
+            modules += [nn.Conv2d(channels, count, size, stride), nn.ReLU()]
+            height, width = (height - size) // stride + 1, (width - size) // stride + 1
+            channels = count
+        last = linear(channels * height * width, self.num_features)
+        self.layers = nn.Sequential(*modules, nn.Flatten(), last, nn.ReLU())
+
+    def forward(self, image: Tensor) -> Tensor:
+        image = image.permute(0, 3, 1, 2) if self.is_last else image
+        return self.layers(image.float() / self.scale)
+
+
+# ------------------------------------------------------------------------------ training
+
+
+class Moments(nn.Module):
+    """Running mean and standard deviation, of which each rollout counts the same."""
+
+    mean: Tensor
+    deviation: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("deviation", torch.ones(shape))
+        self.register_buffer("count", torch.zeros(()))
+
+    def std(self) -> Tensor:
+        return self.deviation
+
+    @torch.no_grad()
+    def update(self, rows: Tensor) -> None:
+        self.count += 1
+        self.mean.lerp_(rows.float().mean(0), 1 / self.count)
+        self.deviation.lerp_(rows.float().std(0).clamp(min=1e-4), 1 / self.count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.deviation).clamp(-10, 10)
 
 
 class Trainer:
     """Collects rollouts and learns from them."""
 
-    def __init__(self, options: Options, envs: VecEnv, policy: Policy) -> None:
-        self.options, self.envs, self.policy = options, envs, policy
+    def __init__(self, options: Options, envs: VecEnv, agent: Agent) -> None:
+        self.options, self.envs, self.agent = options, envs, agent
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
-        settings: dict[str, Any] = {"gamma": options.gamma, "gae_lambda": options.gae_lambda}
-        settings |= {"autoreset_mode": envs.autoreset_mode, "allocate": envs.allocate}
-        sizes = options.num_steps, options.num_envs
-        self.rollout = RolloutBuffer(*sizes, *policy.spaces, seed=options.seed, **settings)
+        obs, infos = envs.reset(seed=options.seed)
+        self.has_masks = "action_mask" in infos
+        sizes, spaces = (options.num_steps, options.num_envs), (agent.obs_space, agent.action_space)
+        self.rollout = RolloutBuffer(
+            *sizes,
+            *spaces,
+            autoreset_mode=envs.autoreset_mode,
+            gamma=options.gamma,
+            gae_lambda=options.gae_lambda,
+            device=options.device,
+            seed=options.seed,
+            allocate=envs.allocate,
+        )
+        self.rollout.start(obs)
         if isinstance(envs, RayVectorEnv):
-            envs.set_policy(lambda actor_envs: Policy(actor_envs, options))
-        self.rollout.start(envs.reset(seed=options.seed)[0])
-        self.optimizer = torch.optim.Adam(policy.weights, eps=1e-5, fused=True)
-        self.pool = ThreadPoolExecutor(1)  # where the critic learns from large batches
+            envs.set_policy(lambda actor_envs: Agent(actor_envs, options))
+        num_updates = options.total_steps // math.prod(sizes)
+        self.gradient = Gradient(
+            agent,
+            partial(ppo_loss, options=options),
+            compile=options.compile,
+            dtype=getattr(torch, options.dtype),
+            num_calls=num_updates * options.num_epochs * options.num_minibatches,
+        )
+        self.optimizer = Adam(
+            self.gradient.parameters(),
+            lr=options.learning_rate,
+            eps=1e-5,
+            max_grad_norm=options.max_grad_norm,
+        )
         self.steps, self.curve = 0, list[tuple[int, float]]()  # steps made at an end, return
 
-    @torch.inference_mode()
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars under their usual names."""
-        options, policy, rollout = self.options, self.policy, self.rollout
-        lr = options.learning_rate * (1 - self.steps / options.total_steps)
-        self.optimizer.param_groups[0]["lr"] = lr
+        options, agent, rollout = self.options, self.agent, self.rollout
+        left = 1 - self.steps / options.total_steps
+        self.optimizer.param_groups[0]["lr"] = options.learning_rate * left
         self.collect()
         with self.envs.timing.phase("learner"):
             episodes = rollout.episodes().returns.tolist()
-            rollout.rewards /= (scale := policy.moments[2, -1].clone())
-            last_obs = policy.inputs(rollout.obs_at(options.num_steps))
-            rollout.compute_advantages(policy.critic.forward(last_obs).squeeze(1))
-            losses: Any = {}
-            for _ in range(options.num_epochs):
-                for batch in rollout.minibatches(options.num_minibatches):
-                    losses = self.learn(batch)
-            returns, values = rollout.returns[rollout.valid], rollout.values[:-1][rollout.valid]
-            if policy.normalizes:
-                policy.absorb(rollout.obs[:-1][rollout.valid], returns * scale)
+            self.compute_advantages()
+            means = self.learn()
+            valid = rollout.valid
+            returns, values = rollout.returns[valid], rollout.values[:-1][valid]
+            means["explained_variance"] = 1 - (returns - values).var() / returns.var()
+            if options.normalize:
+                agent.absorb(
+                    each(rollout.obs, lambda x: x[:-1][valid]), returns * agent.returns.std()
+                )
             rollout.advance()
         self.steps += len(returns)
         self.curve += [(self.steps, episode_return) for episode_return in episodes]
-        losses["explained_variance"] = 1 - (returns - values).var() / returns.var()
-        return {f"losses/{name}": float(value) for name, value in losses.items()}
+        return {f"losses/{name}": float(value) for name, value in means.items()}
 
+    @torch.no_grad()
     def collect(self) -> None:
         """Step all envs `num_steps` times, then compute the columns that no step needed."""
-        envs, rollout, policy = self.envs, self.rollout, self.policy
-        noise = policy.draw_noise(rollout.num_steps, rollout.num_envs)
+        envs, rollout, agent = self.envs, self.rollout, self.agent
+        num_steps, num_envs = rollout.num_steps, rollout.num_envs
+        # In (0, 1); drawn at once, so that actions do not depend on the number of actors.
+        noise = torch.rand(num_steps, num_envs, len(agent.sizes)).clamp_(2**-24, 1 - 2**-24)
         if isinstance(envs, RayVectorEnv):
-            slots, fields = map(rollout.slot, range(len(noise))), {"actions": rollout.actions}
-            envs.collect(list(slots), policy.tensors, inputs=[noise], fields=fields)
+            slots, fields = map(rollout.slot, range(num_steps)), {"actions": rollout.actions}
+            envs.collect(list(slots), agent.state_dict(), inputs=[noise], fields=fields)
         else:
-            for t, (row, drawn) in enumerate(zip(rollout.actions, noise, strict=True)):
+            for t, drawn in enumerate(noise.to(rollout.device)):
                 with envs.timing.phase("policy"):
-                    row.copy_(policy.act(rollout.obs_at(t), drawn).view_as(row))
-                envs.step(policy.to_env(rollout.env_actions(t)), out=rollout.slot(t))
-        fields = rollout.obs[:-1], rollout.actions, rollout.log_probs, rollout.values[:-1]
-        rows = (field.flatten(0, 1).split(4096) for field in fields)  # fits the processor's cache
-        for obs, actions, log_probs, values in zip(*rows, strict=True):
-            x = policy.inputs(obs)
-            log_probs[:] = policy.evaluate(policy.actor.forward(x), actions)[0]
-            values[:] = policy.critic.forward(x).squeeze(1)
+                    row = rollout.actions[t]
+                    row.copy_(agent.act(rollout.obs_at(t), drawn).view_as(row))
+                envs.step(agent.to_env(rollout.env_actions(t)), out=rollout.slot(t))
+        chunk = max(1, 4096 // num_envs)  # steps whose rows fit the processor's cache
+        for t in range(0, num_steps, chunk):
+            steps = slice(t, min(t + chunk, num_steps))
+            actions = rollout.actions[steps].flatten(0, 1)
+            policy, values = agent(each(rollout.obs, lambda x, part=steps: x[part].flatten(0, 1)))
+            log_probs = policy.log_prob(actions.view(len(actions), -1))
+            rollout.log_probs[steps] = log_probs.view(-1, num_envs)
+            rollout.values[steps] = values.view(-1, num_envs)
 
-    def learn(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """Make a gradient step on policy and value loss; return scalars of it."""
-        options, policy, size = self.options, self.policy, len(batch.returns)
-        x = policy.inputs(batch.obs)
-        log_probs, entropy = policy.evaluate(policy.actor.forward(x), batch.actions)
-        critic = self.pool.submit(self.learn_values, x, batch.returns) if size >= 1024 else None
-        ratio = (log_ratio := log_probs - batch.log_probs).exp()
-        std, mean = torch.std_mean(batch.advantages)
-        gain = (advantages := (batch.advantages - mean) / (std + 1e-8)) * ratio
-        clipped = advantages * ratio.clamp(1 - options.clip, 1 + options.clip)
-        d_log_probs = gain * (gain <= clipped) / -size  # the lesser of the two counts
-        policy.actor.backward(policy.differentiate(d_log_probs, -options.entropy_weight))
-        errors = critic.result() if critic else self.learn_values(x, batch.returns)
-        torch.nn.utils.clip_grad_norm_(policy.weights, options.max_grad_norm)
-        self.optimizer.step()
-        scalars = {"value_loss": errors.square().mean() / 2, "entropy": entropy}
-        scalars["policy_loss"] = -torch.minimum(gain, clipped).mean()
-        scalars["approx_kl"] = (ratio - 1 - log_ratio).mean()
-        return {**scalars, "clipfrac": (gain > clipped).float().mean()}
+    @torch.no_grad()
+    def compute_advantages(self) -> None:
+        """Fill advantages, normalised, and returns, in the unit of the critic's values."""
+        rollout, scale = self.rollout, self.agent.returns.std()
+        last_values = self.agent(rollout.obs_at(rollout.num_steps))[1]
+        rollout.values *= scale
+        rollout.compute_advantages(last_values * scale)
+        rollout.values /= scale
+        rollout.returns /= scale
 
-    @torch.inference_mode()
-    def learn_values(self, x: Tensor, returns: Tensor) -> Tensor:
-        """Find the gradient of the value loss; return the errors (B,)."""
-        errors = self.policy.critic.forward(x).squeeze(1) - returns
-        self.policy.critic.backward(errors[:, None] / len(errors))
-        return errors
+    def learn(self) -> dict[str, Tensor]:
+        """Make the gradient steps of an update; return means over them of the losses."""
+        options, found = self.options, list[dict[str, Tensor]]()
+        for _ in range(options.num_epochs):
+            for batch in self.rollout.minibatches(
+                options.num_minibatches, fixed=True, normalize_advantages=True
+            ):
+                found.append(self.gradient(batch))
+                self.optimizer.step()
+            moved = found[-options.num_minibatches :]
+            if options.target_kl is not None and mean_of(moved, "approx_kl") > options.target_kl:
+                break
+        return {name: mean_of(found, name) for name in found[0]}
 
     def run(self, writer: Any) -> float:
         """Update while another rollout fits into the steps, or until Ctrl-C; return the seconds."""
@@ -274,18 +446,28 @@ class Trainer:
         return time.perf_counter() - begin
 
 
-@torch.inference_mode()
-def evaluate(policy: Policy, options: Options, **env_kwargs: Any) -> np.ndarray:
-    """Return the returns of the first episode, short or long, of each of `eval_episodes` envs."""
-    envs = make_vec(options.env_id, options.eval_episodes, backend=options.backend, **env_kwargs)
+def mean_of(found: list[dict[str, Tensor]], name: str) -> Tensor:
+    return torch.stack([scalars[name] for scalars in found]).mean()
+
+
+def each(obs: Any, function: Any) -> Any:
+    """Apply a function to an observation, or to each part of one."""
+    if isinstance(obs, Mapping):
+        return {name: function(part) for name, part in obs.items()}
+    return function(obs)
+
+
+@torch.no_grad()
+def evaluate(envs: VecEnv, agent: Agent, options: Options) -> np.ndarray:
+    """Return the returns of the first episode, short or long, of each env."""
     obs, _ = envs.reset(seed=options.seed + 1_000_000)
     returns, is_playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
     while is_playing.any():
-        actions = policy.act(torch.from_numpy(obs)).numpy().reshape(envs.action_space.shape)
-        obs, rewards, terminations, truncations, _ = envs.step(policy.to_env(actions))
+        obs = each(obs, lambda x: torch.as_tensor(x, device=options.device))
+        actions = agent.act(obs).cpu().numpy().reshape(envs.action_space.shape)
+        obs, rewards, terminations, truncations, _ = envs.step(agent.to_env(actions))
         returns += rewards * is_playing
         is_playing &= ~(terminations | truncations)
-    envs.close()
     return returns
 
 
@@ -335,9 +517,7 @@ def draw_curve(
     figure.savefig(path, dpi=150)
 
 
-def main(
-    options: Options, baselines: dict[str, float] | None = None, **env_kwargs: Any
-) -> np.ndarray:
+def main(options: Options, baselines: dict[str, float] | None = None) -> np.ndarray:
     """Train, save, evaluate and report; return the returns of the evaluation.
 
     The learning curve has a line at each of `baselines`, returns of other policies by their names.
@@ -351,37 +531,79 @@ def main(
     except OSError as error:
         raise SystemExit(f"{error}: choose another folder with --save") from None
     board = optional("torch.utils.tensorboard", "tensorboard") if options.tensorboard else None
-    given = {"num_workers": options.num_workers, "address": options.ray_address}
-    given |= {"on_error": "restart" if options.ray_lost != "raise" else None}
-    given |= {"shares_cpus": options.ray_lost == "share"}
-    env_kwargs["vector_kwargs"] = {name: value for name, value in given.items() if value}
-    envs = make_vec(options.env_id, options.num_envs, backend=options.backend, **env_kwargs)
-    policy = Policy(envs, options)
+    envs = make_envs(options, options.num_envs)
+    agent = Agent(envs, options).to(options.device)
     # CAGE 2 envs: the tables and rules that they play by.
     identity = getattr(getattr(envs, "scenario", None), "identity", dict)()
     if options.load is not None:
-        if (saved := load_arrays(options.load))["kind"] != policy.kind:
-            raise SystemExit(f"{options.load} is for {saved['kind']}; expected {policy.kind}")
-        if (made_for := saved.get("made_for") or identity) != identity:
-            print(f"{options.load} was trained in {made_for}; it goes on in {identity}")
-        policy.load(map(torch.from_numpy, saved["tensors"]))
-    trainer = Trainer(options, envs, policy)
+        load(options.load, agent, identity)
+    trainer = Trainer(options, envs, agent)
     if options.profile:
         envs.timing.enable()
     seconds = trainer.run(board and board.SummaryWriter(str(options.save)))
     if options.profile:
         print(envs.timing.report())
     envs.close()
-    # Layers and scale are what `vecenv.cage` plays; the tensors are for `--load`.
-    scale = policy.moments[1:, :-1] if policy.normalizes else None
-    saved = {"kind": policy.kind, "layers": policy.actor.layers, "scale": scale}
-    save_arrays(file, {**saved, "tensors": policy.tensors, "made_for": identity or None})
+    save(file, agent, identity)
     title, picture = f"{options.env_id}, seed {options.seed}", options.save / "curve.png"
     draw_curve(trainer.curve, title, picture, baselines)
-    returns = evaluate(policy, options, **env_kwargs)
+    envs = make_envs(options, options.eval_episodes)
+    returns = evaluate(envs, agent, options)
+    envs.close()
     score = f"return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes"
     print(f"{options.env_id}, seed {options.seed}: {score}; {seconds:.0f} s, see {options.save}")
     return returns
+
+
+def make_envs(options: Options, num_envs: int) -> VecEnv:
+    given = {"num_workers": options.num_workers, "address": options.ray_address}
+    given |= {"on_error": "restart" if options.ray_lost != "raise" else None}
+    given |= {"shares_cpus": options.ray_lost == "share"}
+    return make_vec(
+        options.env_id,
+        num_envs,
+        backend=options.backend,
+        wrappers=[named(wrapper) for wrapper in options.wrappers],
+        vector_kwargs={name: value for name, value in given.items() if value},
+        **options.env_kwargs,
+    )
+
+
+def named(name: str) -> Any:
+    """Import what "module:name" names."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SystemExit(f"--wrappers {name}: {error}; expected module:name") from None
+
+
+def save(file: Path, agent: Agent, identity: dict[str, Any]) -> None:
+    """Write the agent; `vecenv evaluate` plays it if it is a network of tanh layers."""
+    tensors = {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
+    saved = {"kind": agent.kind, "tensors": tensors, "made_for": identity or None}
+    numbers = next(iter(agent.encoders.values()))
+    if len(agent.encoders) == 1 and isinstance(numbers, Numbers) and not numbers.choices:
+        linears = [layer for layer in agent.actor if isinstance(layer, nn.Linear)]
+        saved["layers"] = [
+            [x.weight.detach().cpu().numpy().T, x.bias.detach().cpu().numpy()] for x in linears
+        ]
+        moments = numbers.moments
+        saved["scale"] = moments and (
+            moments.mean.flatten().cpu().numpy(),
+            moments.std().flatten().cpu().numpy(),
+        )
+    save_arrays(file, saved)
+
+
+def load(file: Path, agent: Agent, identity: dict[str, Any]) -> None:
+    """Take over the weights of an earlier run."""
+    saved = load_arrays(file)
+    if saved["kind"] != agent.kind:
+        raise SystemExit(f"{file} is for {saved['kind']}; expected {agent.kind}")
+    if (made_for := saved.get("made_for") or identity) != identity:
+        print(f"{file} was trained in {made_for}; it goes on in {identity}")
+    agent.load_state_dict({name: torch.from_numpy(a) for name, a in saved["tensors"].items()})
 
 
 if __name__ == "__main__":
