@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
-MAY_IMPORT_TORCH = "vecenv/learn/"  # which nothing else in `vecenv` imports
+LEARN = "vecenv/learn/"  # imports torch; nothing else in `vecenv` imports it
 # Installed by an extra or not at all: inside functions of the one module that needs it.
 OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}
 OPTIONAL |= {"stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}
@@ -101,10 +101,9 @@ def test_packages_keep_apart_and_optional_ones_are_imported_in_functions_of_one_
     users = defaultdict(set)
     for file, imports in IMPORTS.items():
         package = Path(file).parts[0]
-        never = NEVER[package] - ({"torch"} if file.startswith(MAY_IMPORT_TORCH) else set())
-        assert not {found.root for found in imports} & never, file
-        if not file.startswith(MAY_IMPORT_TORCH):
-            assert not any(found.module.startswith("vecenv.learn") for found in imports), file
+        allowed = {"torch"} if file.startswith(LEARN) else set()
+        assert not {found.root for found in imports} & (NEVER[package] - allowed), file
+        assert file.startswith(LEARN) or not any("vecenv.learn" in i.module for i in imports), file
         used = {found.root for found in imports if not found.typing_only}
         assert not used & TEST_ONLY, file
         at_top = {found.root for found in imports if found.at_top and not found.typing_only}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
+from vecenv.core.batches import take_row
+from vecenv.core.env_state import SavedEnv, dump_env, load_env, pack_envs, unpack_envs
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
 from vecenv.core.seeding import Seed, seed_per_env
@@ -158,6 +160,41 @@ class SyncVectorEnv(GymVecEnv):
         values = self._value_per_env(values)
         for env, value in zip(self.envs, values, strict=True):
             env.set_wrapper_attr(name, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the envs, pickled one by one; see `VecEnv.state_dict`."""
+        self._calls.require_ready("state_dict")
+        rows, space = self._own_rows(), self.single_observation_space
+        obs = rows.take(np.arange(self.num_envs))
+        ended = self._group.ended
+        return pack_envs(
+            [
+                dump_env(SavedEnv(env, index in ended, take_row(space, obs, index)), index)
+                for index, env in enumerate(self.envs)
+            ]
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put the envs of a state in the place of these, which are closed: this runs code.
+
+        See `VecEnv.load_state_dict`.
+        """
+        self._calls.require_idle("load_state_dict")
+        loaded = [
+            load_env(pickled, index, env.observation_space, env.action_space)
+            for index, (env, pickled) in enumerate(
+                zip(self.envs, unpack_envs(state, self.num_envs), strict=True)
+            )
+        ]
+        before, rows = list(self.envs), self._own_rows()
+        for index, saved in enumerate(loaded):
+            self.envs[index] = saved.env
+            rows.write(index, saved.obs)
+        self._group.ended.clear()
+        self._group.ended.update(index for index, saved in enumerate(loaded) if saved.is_over)
+        self._sent.clear()
+        self._calls.mark_reset()
+        _close_all(before)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all envs, also those after one that raises; then raise what the first raised."""

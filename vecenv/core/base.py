@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
-from vecenv.core.errors import SlotError
+from vecenv.core.errors import EnvStateError, SlotError
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.rows import ObservationRows, aligned_zeros, copy_batch
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
@@ -235,6 +235,32 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
         """Return zeroed memory, the caller's, that this backend can write into without a copy."""
         return aligned_zeros(shape, dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state: envs, their random streams, where episodes stand (copies).
+
+        Vector envs made with the same arguments go on from it bit for bit after `load_state_dict`.
+        Compiled envs return arrays; `SyncVectorEnv` and `AsyncVectorEnv` return their envs pickled,
+        and either loads what the other saved.
+
+        Raises:
+            EnvStateError: The envs can't be saved; names the first.
+            ResetNeeded: Before the first `reset`.
+            AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
+        """
+        raise EnvStateError(f"{type(self).__name__} can't save the state of its envs")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state_dict` returned; no `reset` is needed before.
+
+        The state of envs that are stepped one by one has pickles in it: loading it runs code, so
+        load only what you have saved yourself.
+
+        Raises:
+            EnvStateError: It can't be loaded; of a `SyncVectorEnv` nothing was changed, others are
+                to be reset.
+        """
+        raise EnvStateError(f"{type(self).__name__} can't load the state of its envs")
 
     def close(self, **kwargs: Any) -> None:
         """Close the envs; every later call raises ClosedEnvironmentError. May be called twice."""

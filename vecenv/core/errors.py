@@ -8,6 +8,7 @@ __all__ = [
     "ActionError",
     "ActionTypeError",
     "EnvCreationError",
+    "EnvStateError",
     "ForkedEnvError",
     "InfoError",
     "ObservationError",
@@ -25,6 +26,10 @@ class ActionTypeError(ActionError, TypeError):
 
 class EnvCreationError(RuntimeError):
     """An environment factory raised; the original exception is the `__cause__`."""
+
+
+class EnvStateError(RuntimeError):
+    """The state of envs can't be saved or loaded; they can be reset instead."""
 
 
 class ForkedEnvError(RuntimeError):
