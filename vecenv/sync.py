@@ -92,6 +92,8 @@ class SyncVectorEnv(GymVecEnv):
         if self._calls.num_in_flight == 0:
             self._sent.clear()  # what was in flight before a full reset is given up
         infos = self._group.reset(seeds, options, reset_mask, rows)
+        every = range(self.num_envs)
+        self._note_reset(infos, every if reset_mask is None else np.flatnonzero(reset_mask))
         return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
@@ -133,6 +135,7 @@ class SyncVectorEnv(GymVecEnv):
 
     def _keep_infos_apart(self) -> bool:
         self._group.enter = keep_info
+        self._masks.is_apart = self._masks.is_used = True
         return True
 
     def _begin_stamps(self) -> EnvStamps | None:

@@ -6,11 +6,13 @@ from gymnasium.error import InvalidAction
 
 __all__ = [
     "ActionError",
+    "ActionMaskError",
     "ActionTypeError",
     "EnvCreationError",
     "EnvStateError",
     "ForkedEnvError",
     "InfoError",
+    "NoActionMaskError",
     "ObservationError",
     "SlotError",
 ]
@@ -18,6 +20,10 @@ __all__ = [
 
 class ActionError(InvalidAction, ValueError):
     """Actions of wrong shape, dtype or count, or NaN; nothing was stepped."""
+
+
+class ActionMaskError(ValueError):
+    """An env's action mask has the wrong shape, is missing, or allows no action; names the env."""
 
 
 class ActionTypeError(ActionError, TypeError):
@@ -38,6 +44,10 @@ class ForkedEnvError(RuntimeError):
 
 class InfoError(ValueError):
     """The infos of an environment don't fit into the batched infos."""
+
+
+class NoActionMaskError(NotImplementedError):
+    """Action masks were asked for, and the envs give none; says what an env has to provide."""
 
 
 class ObservationError(ValueError):

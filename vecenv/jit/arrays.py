@@ -15,7 +15,7 @@ from vecenv.core.errors import ActionError
 from vecenv.core.rows import check_slot_array
 from vecenv.core.slots import REWARD_DTYPES, slot_arrays
 
-__all__ = ["ActionReader", "Outputs", "SlotCheck", "copied", "first_invalid_row", "new_outputs"]
+__all__ = ["ActionReader", "Outputs", "SlotCheck", "checked_copy", "first_invalid_row", "new_outputs"]
 
 _BOOL = np.dtype(np.bool_)
 
@@ -106,13 +106,6 @@ def first_invalid_row(actions, bounds):
     if width == 0:
         return -1
     flat = actions.reshape(actions.size)
-    num_bad = 0
-    if width == 1:
-        low, high = bounds[0, 0], bounds[1, 0]
-        for k in range(flat.size):
-            num_bad += (flat[k] < low) | (flat[k] > high)
-    if width == 1 and num_bad == 0:
-        return -1
     for k in range(flat.size):
         if flat[k] < bounds[0, k % width] or flat[k] > bounds[1, k % width]:
             return k // width
@@ -120,13 +113,28 @@ def first_invalid_row(actions, bounds):
 
 
 @njit
-def copied(actions, address):
-    """Copy actions to an address, where there is room for them; return the copy."""
+def checked_copy(actions, bounds, address):
+    """Copy actions to an address, where there is room for them, and check the copy.
+
+    Returns:
+        The copy, and what `first_invalid_row` returns for it.
+    """
     flat = actions.reshape(actions.size)
     own = carray(pointer(address), (actions.size,), actions.dtype)
-    for k in range(flat.size):  # an assignment of arrays would look for overlaps first
-        own[k] = flat[k]
-    return own.reshape(actions.shape)
+    if bounds.shape[1] == 1:  # in one pass
+        low, high = bounds[0, 0], bounds[1, 0]
+        num_bad = 0
+        for k in range(flat.size):
+            action = flat[k]
+            own[k] = action
+            num_bad += (action < low) | (action > high)
+        if num_bad == 0:
+            return own.reshape(actions.shape), -1
+    else:
+        for k in range(flat.size):  # an assignment of arrays would look for overlaps first
+            own[k] = flat[k]
+    copy = own.reshape(actions.shape)
+    return copy, first_invalid_row(copy, bounds)
 
 
 class Outputs(NamedTuple):

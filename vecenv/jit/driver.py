@@ -21,7 +21,7 @@ from numba import njit
 from numba.np.numpy_support import carray
 
 from vecenv.core.atomics import exchange, fetch_add, load, pause, pointer, store
-from vecenv.jit.arrays import copied, first_invalid_row
+from vecenv.jit.arrays import checked_copy
 from vecenv.jit.episodes import STEP, Batch
 
 ADDRESSES = (
@@ -116,10 +116,9 @@ def publish(control, jobs, actions, bounds, obs, rewards, terminations, truncati
     job = jobs[0]
     if job.op == STEP:
         if bounds.shape[1] > 0:
-            actions = copied(actions, job.own_actions)
-        bad_row = first_invalid_row(actions, bounds)
-        if bad_row >= 0:
-            return -1 - bad_row
+            actions, bad_row = checked_copy(actions, bounds, job.own_actions)
+            if bad_row >= 0:
+                return -1 - bad_row
     job.actions = actions.ctypes.data
     job.obs = obs.ctypes.data
     is_float32 = rewards.itemsize == 4

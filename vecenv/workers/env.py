@@ -281,6 +281,7 @@ class AsyncVectorEnv(GymVecEnv):
             self._receiver.give_up()
         self._out = (None, self._rows, None)
         obs = self._observations()
+        self._note_reset(infos, self._resetting)
         self._calls.end_async()
         self._exchange.drop_answers()
         return obs, infos
@@ -438,7 +439,8 @@ class AsyncVectorEnv(GymVecEnv):
         return batch
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        self._ended.require_reset_ended(env_ids.tolist())
+        if self._is_disabled:
+            self._ended.require_reset_ended(env_ids.tolist())
         self._own_rows()
         self._receiver.note_sent()
         self._calls.unfinished = self._receiver.settle_send
@@ -447,7 +449,9 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         self._calls.unfinished = self._receiver.settle_recv
-        return self._receiver.recv(count, most, Deadline.of_call(timeout, self._timeout))
+        return self._noted(
+            self._receiver.recv(count, most, Deadline.of_call(timeout, self._timeout))
+        )
 
     def halves(self) -> tuple[Half, Half]:
         """Return the two halves of the envs, to step one while the policy thinks about the other.
@@ -628,6 +632,7 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _keep_infos_apart(self) -> bool:
         self._exchange.columns.keeps_apart = True
+        self._masks.is_apart = self._masks.is_used = True
         return True
 
     # -- end ---------------------------------------------------------------------------------

@@ -226,8 +226,11 @@ class Receiver:
             self._do_own_part()
         ring = self._exchange.ring
         while True:
-            with self._envs._waiting():
+            if self._envs._log is None:
                 ready = self._await(count, deadline)
+            else:
+                with self._envs._waiting():
+                    ready = self._await(count, deadline)
             if ready > most:  # the others stay in the ring, in their order
                 ready = self._first(most, ready)
             ids, index = ring.read_ids(ready), ring.index(ready)
