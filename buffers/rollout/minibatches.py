@@ -43,8 +43,8 @@ class RolloutBatch(Batch):
     advantages: torch.Tensor  # float32 (B,)
     returns: torch.Tensor  # float32 (B,)
     indices: Any = None  # int64 (B,), rows of the rollout: t * num_envs + env
-    extras: dict[str, torch.Tensor] = field(default_factory=dict)  # (B, ...), added by the user
     weights: Any = None  # of fixed=True: float32 (B,), 1 of the rollout's rows, 0 of padding
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)  # (B, ...), added by the user
 
     _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
     _others = ("indices", "weights")
@@ -253,39 +253,31 @@ class MinibatchSampler:
         self._require_current(self._passes, stops)
         self._passes += 1
         number = self._passes
-        num_batches, padded = plan.num_batches, plan.padded_size
-        bounds = list(split_evenly(plan.num_rows, num_batches))
-        counts = [stop - start for start, stop in bounds]
+        num_rows, num_batches, padded, normalizes = plan
+        counts = [stop - start for start, stop in split_evenly(num_rows, num_batches)]
         if padded is None:
-            order, all_weights = self._shuffled(plan.num_rows), [None] * num_batches
+            sizes, order = counts, [self._shuffled(num_rows)]
         else:
-            order, weights = self._padded(plan.num_rows, num_batches, padded)
-            bounds = [(k * padded, (k + 1) * padded) for k in range(num_batches)]
-            all_weights = weights.unsafe_split(padded)
-        largest = padded or max(counts, default=1)
+            sizes, order = [padded] * num_batches, self._padded(num_rows, num_batches, padded)
         # A call of torch takes longer than copying a small batch, so those are gathered together.
-        at_once = max(1, self._block_rows // largest)
-        for begin in range(0, num_batches, at_once):
-            parts = bounds[begin : begin + at_once]
+        at_once = max(1, self._block_rows // max(sizes, default=1))
+        blocks = [sizes[begin : begin + at_once] for begin in range(0, num_batches, at_once)]
+        # Not `split_with_sizes`, here and below: autograd would take a batch that is changed in
+        # place for a change of the whole block, and refuse gradients of the others.
+        spans = list(map(sum, blocks))
+        pieces = zip(*[part.unsafe_split_with_sizes(spans) for part in order], strict=True)
+        for k, (sizes, own) in enumerate(zip(blocks, pieces, strict=True)):
             self._require_current(number, stops)
-            chosen = order[parts[0][0] : parts[-1][1]]
-            sizes = [stop - start for start, stop in parts]
-            normalized = counts[begin : begin + at_once] if plan.normalizes else None
-            if len(parts) == 1:
-                yield self._batch(
-                    self._columns(chosen, sizes, normalized), chosen, all_weights[begin]
-                )
+            valid = counts[k * at_once : (k + 1) * at_once] if normalizes else None
+            # Nothing that is handed out is named here: it would be held until the next batch.
+            if len(sizes) == 1:
+                yield self._batch([*self._columns(own[0], sizes, valid), *own])
                 continue
-            # Not `split_with_sizes`: autograd would take a batch that is changed in place for a
-            # change of the whole block, and refuse gradients of the others.
-            block = [
-                column.unsafe_split_with_sizes(sizes)
-                for column in (*self._columns(chosen, sizes, normalized), chosen)
-            ]
-            later = all_weights[begin : begin + at_once]
-            for *columns, indices, weights in zip(*block, later, strict=True):
+            columns = *self._columns(own[0], sizes, valid), *own
+            block = [column.unsafe_split_with_sizes(sizes) for column in columns]
+            for parts in zip(*block, strict=True):
                 self._require_current(number, stops)
-                yield self._batch(columns, indices, weights)
+                yield self._batch(parts)
 
     def _require_current(self, number: int, stops: int) -> None:
         if number != self._passes or stops != self._stops:
@@ -309,7 +301,7 @@ class MinibatchSampler:
         return torch.from_numpy(rows).to(self._rows.tensor.device, copy=True)
 
     @exclusive
-    def _padded(self, count: int, num_batches: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _padded(self, count: int, num_batches: int, size: int) -> list[torch.Tensor]:
         """The first rows of the list, shuffled, in batches of one size; and their weights.
 
         Returns:
@@ -320,10 +312,10 @@ class MinibatchSampler:
         total = num_batches * size
         taken = self._padded_orders.take(total)
         if taken is None:
-            taken = torch.empty(total, dtype=torch.int64), torch.empty(total)
+            taken = [torch.empty(total, dtype=torch.int64), torch.empty(total)]
         order, weights = taken
         pad_batches(rows, num_batches, size, order.numpy(), weights.numpy())
-        return order.to(device), weights.to(device)
+        return [order.to(device), weights.to(device)]
 
     @exclusive
     def _gather(self, chosen: torch.Tensor) -> list[torch.Tensor]:
@@ -336,28 +328,26 @@ class MinibatchSampler:
         return columns
 
     def _columns(
-        self, chosen: torch.Tensor, sizes: list[int], normalized: list[int] | None
+        self, chosen: torch.Tensor, sizes: list[int], counts: list[int] | None
     ) -> list[torch.Tensor]:
-        """The rows int64 (B,) of all columns, of batches of some sizes.
+        """The rows int64 (B,) of all columns, which are those of batches of some sizes.
 
-        normalized: None, or the number of rows of each batch that its advantages are normalised by.
+        counts: How many rows of each its advantages are normalised by; None for not at all.
         """
         columns = self._gather(chosen)
-        if normalized is not None:
-            _normalize(columns[self._advantages_at], sizes, normalized)
+        if counts is not None:
+            _normalize(columns[self._advantages_at], sizes, counts)
         return columns
 
-    def _batch(
-        self, columns: list[torch.Tensor], indices: torch.Tensor, weights: torch.Tensor | None
-    ) -> RolloutBatch:
-        extras: dict[str, torch.Tensor] = {}
-        if self._extras:
-            begin = len(columns) - len(self._extras)
-            extras = dict(zip(self._extras, columns[begin:], strict=True))
-            del columns[begin:]
-        if self._is_nested:
-            columns[: self._num_obs] = [build_tree(self._space, columns[: self._num_obs])]
-        return RolloutBatch(*columns, indices=indices, extras=extras, weights=weights)
+    def _batch(self, columns: Sequence[torch.Tensor]) -> RolloutBatch:
+        """A batch of all columns, the rows' indices, and weights if there are any."""
+        if not (self._is_nested or self._extras):
+            return RolloutBatch(*columns)
+        end = len(self._sources)
+        begin = end - len(self._extras)
+        obs = build_tree(self._space, columns[: self._num_obs])
+        extras = dict(zip(self._extras, columns[begin:end], strict=True))
+        return RolloutBatch(obs, *columns[self._num_obs : begin], *columns[end:], extras=extras)
 
 
 def _normalize(advantages: torch.Tensor, sizes: list[int], counts: list[int]) -> None:
