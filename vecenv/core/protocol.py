@@ -135,7 +135,7 @@ class CallProtocol:
             self.settle()
 
     def settle(self) -> None:
-        """Bring up to date what an interrupted call has left; the next call does, if this is too."""
+        """Bring up to date what an interrupted call has left; if this is cut too, the next call."""
         if self.unfinished is not None:
             self.unfinished()
             self.unfinished = None

@@ -15,7 +15,14 @@ from vecenv.core.errors import ActionError
 from vecenv.core.rows import check_slot_array
 from vecenv.core.slots import REWARD_DTYPES, slot_arrays
 
-__all__ = ["ActionReader", "Outputs", "SlotCheck", "checked_copy", "first_invalid_row", "new_outputs"]
+__all__ = [
+    "ActionReader",
+    "Outputs",
+    "SlotCheck",
+    "checked_copy",
+    "first_invalid_row",
+    "new_outputs",
+]
 
 _BOOL = np.dtype(np.bool_)
 

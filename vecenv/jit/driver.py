@@ -114,11 +114,10 @@ def publish(control, jobs, actions, bounds, obs, rewards, terminations, truncati
         that row is out of bounds; the job is not open then.
     """
     job = jobs[0]
-    if job.op == STEP:
-        if bounds.shape[1] > 0:
-            actions, bad_row = checked_copy(actions, bounds, job.own_actions)
-            if bad_row >= 0:
-                return -1 - bad_row
+    if job.op == STEP and bounds.shape[1] > 0:
+        actions, bad_row = checked_copy(actions, bounds, job.own_actions)
+        if bad_row >= 0:
+            return -1 - bad_row
     job.actions = actions.ctypes.data
     job.obs = obs.ctypes.data
     is_float32 = rewards.itemsize == 4

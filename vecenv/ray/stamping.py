@@ -100,6 +100,7 @@ class StampMirror:
             ahead_ns = self._ahead_ns[actor] = max(ahead_ns, self._ahead_ns.get(actor, ahead_ns))
             times = records[:, (BEGIN_NS, END_NS, DONE_NS)]
             records[:, (BEGIN_NS, END_NS, DONE_NS)] = np.where(times > 0, times - ahead_ns, 0)
+        records[:, BEGIN_NS] *= -1  # their notes are valid
         ids = new.env_ids + first_env
         counts, rings = self.stamps.counts, self.stamps.rings
         size = rings.shape[1]

@@ -22,8 +22,10 @@ __all__ = ["EnvStamps", "StampedEnv", "Stamps", "stamped"]
 
 _MOST_RECORDS = 1 << 18  # of all envs together, unless an env would have fewer than _FEWEST
 _FEWEST, _MOST = 64, 1 << 14  # records of one env
-# Words of a record. DONE_NS, if not before END_NS, is when the thread had written the results.
-# NOTE is 1 for a reset, plus twice (processor time in ns + 1) if that was taken.
+# Words of a record. To write few of them at a step, words of an earlier record stay where they are
+# not valid: END_NS if it is before BEGIN_NS (the step has not ended); DONE_NS, when the thread had
+# written the results, if it is before END_NS; NOTE, which is 1 for a reset, plus twice (processor
+# time in ns + 1) if that was taken, unless BEGIN_NS is negative.
 BEGIN_NS, END_NS, DONE_NS, NOTE = range(4)
 RECORD_WORDS = 4
 # Reading the processor time takes longer than a stamp: it is taken of one step in 32, and of every
@@ -102,11 +104,22 @@ class EnvStamps:
 
     def read(self) -> Stamps:
         """Copy out the rings, running steps included."""
-        rings = self.rings.copy()
-        held = rings[..., BEGIN_NS] > 0
-        env_ids = np.broadcast_to(np.arange(len(rings))[:, None], held.shape)[held]
-        found = Stamps.of(env_ids, rings[held])
+        counts, rings = self.counts.copy(), self.rings.copy()
+        env_ids = np.repeat(np.arange(len(rings)), rings.shape[1])
+        records = _valid(rings.reshape(-1, RECORD_WORDS).copy())
+        # While this copies, steps may begin where old ones ended.
+        ended = (records[:, BEGIN_NS] > 0) & (records[:, END_NS] >= records[:, BEGIN_NS])
+        found = Stamps.of(env_ids[ended], records[ended]).joined(self._running(rings, counts))
         return found.where(np.argsort(found.begin_ns, kind="stable"))
+
+    @staticmethod
+    def _running(rings: np.ndarray, counts: np.ndarray) -> Stamps:
+        """Return the steps that have begun since the last one of their env has ended."""
+        every, size = np.arange(len(counts)), rings.shape[1]
+        records = _valid(rings[every, counts % size])
+        is_running = records[:, BEGIN_NS] > records[:, END_NS]
+        records[:, END_NS:] = 0
+        return Stamps.of(every, records).where(is_running)
 
     def since(self, taken: np.ndarray) -> tuple[Stamps, np.ndarray]:
         """Copy out the steps that have ended since an earlier call, then the running ones.
@@ -120,11 +133,7 @@ class EnvStamps:
         """
         env_ids, records, counts = self.records_since(taken)
         ended = Stamps.of(env_ids, records)
-        size, every = self.rings.shape[1], np.arange(len(counts))
-        latest = self.rings[every, (counts - 1) % size, END_NS]
-        running = Stamps.of(every, self.rings[every, counts % size])
-        is_running = (running.end_ns == 0) & (running.begin_ns > 0) & (running.begin_ns >= latest)
-        return ended.joined(running.where(is_running)), counts
+        return ended.joined(self._running(self.rings, counts)), counts
 
     def records_since(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return env ids int64 (R,) and records of ended steps as `since` does, and its counts."""
@@ -137,7 +146,11 @@ class EnvStamps:
             if begin < 0:
                 parts.append(ring[begin:])
             parts.append(ring[max(begin, 0) : end])
-        return np.repeat(np.arange(len(counts)), lengths), np.concatenate(parts), counts
+        env_ids, records = np.repeat(np.arange(len(counts)), lengths), _valid(np.concatenate(parts))
+        ended = records[:, END_NS] >= records[:, BEGIN_NS]
+        if not ended.all():  # a step has begun where the oldest one was
+            env_ids, records = env_ids[ended], records[ended]
+        return env_ids, records, counts
 
     def complete_since(self) -> int:
         """Return the time since which no record has been overwritten; 0 if none has been."""
@@ -147,7 +160,7 @@ class EnvStamps:
             return 0
         # The oldest record may be being overwritten, so the one after it counts.
         oldest = self.rings[wrapped, (self.counts[wrapped] + 1) % size, BEGIN_NS]
-        return int(oldest.max())
+        return int(np.abs(oldest).max())
 
     def describe_latest(self, env_ids: np.ndarray) -> str:
         """List the latest steps of some envs, running ones first, then the newest.
@@ -180,69 +193,82 @@ def _usage() -> tuple[int, int]:
     return usage.ru_nvcsw, round(1e9 * (usage.ru_utime + usage.ru_stime))
 
 
+def _valid(records: np.ndarray) -> np.ndarray:
+    """Drop what earlier records have left in records int64 (R, RECORD_WORDS); return these."""
+    records[:, NOTE] *= records[:, BEGIN_NS] < 0
+    np.abs(records[:, BEGIN_NS], out=records[:, BEGIN_NS])
+    return records
+
+
 class StampedEnv:
     """Steps and resets an env of a list, and stamps it; the list's item may be replaced.
 
-    This runs at every step while timing is on. Assigning to an item of a memoryview takes half the
-    time of an array's, so that a stamped step costs half a microsecond more.
+    Attributes:
+        step: Steps the env between two stamps; if it raises, the second is missing.
+        reset: Resets the env between two stamps.
+        mark_done: Stamps that the results of the latest step have been written; the first call
+            counts.
     """
 
-    __slots__ = ("_at", "_count", "_counts", "_envs", "_index", "_mask", "_ring", "_size")
+    __slots__ = ("mark_done", "reset", "step")
 
-    def __init__(self, envs: Sequence[Any], index: int, stamps: EnvStamps) -> None:
-        self._envs = envs
-        self._index = index
-        ring = stamps.rings[index].reshape(-1)
-        self._ring: Any = memoryview(ring)  # type: ignore[arg-type]  # typeshed before 3.12
-        self._counts: Any = memoryview(stamps.counts)  # type: ignore[arg-type]
-        self._size = len(ring)
-        self._count = int(stamps.counts[index])
-        self._at = self._count * RECORD_WORDS % self._size
-        self._mask = 0
+    def __init__(  # noqa: PLR0915  # its functions'
+        self, envs: Sequence[Any], index: int, stamps: EnvStamps
+    ) -> None:
+        # Functions with variables of their own, as this runs at every step while timing is on: with
+        # methods and attributes a stamp takes a quarter longer. So does assigning to items of
+        # arrays instead of memoryviews.
+        flat = stamps.rings[index].reshape(-1)
+        ring: Any = memoryview(flat)  # type: ignore[arg-type]  # typeshed before 3.12
+        its_count: Any = memoryview(stamps.counts[index : index + 1])  # type: ignore[arg-type]
+        size = len(ring)
+        count = int(stamps.counts[index])
+        at = count * RECORD_WORDS % size
+        mask = 0  # the processor time is taken where this leaves nothing of `at`
 
-    def step(self, action: Any) -> Any:
-        """Step the env between two stamps; if it raises, the second is missing."""
-        ring, at = self._ring, self._at
-        if at & self._mask == 0:
-            return self._measure(self._envs[self._index].step, 0, action)
-        ring[at + 1] = 0
-        ring[at] = perf_counter_ns()
-        result = self._envs[self._index].step(action)
-        ring[at + 1] = perf_counter_ns()
-        ring[at + 3] = 0
-        self._counts[self._index] = self._count = self._count + 1
-        self._at = (at + RECORD_WORDS) % self._size
-        return result
+        def step(action: Any) -> Any:
+            nonlocal at, count
+            here = at
+            if here & mask == 0:
+                return measure(envs[index].step, 0, action)
+            ring[here] = perf_counter_ns()
+            result = envs[index].step(action)
+            ring[here + 1] = perf_counter_ns()
+            count += 1
+            its_count[0] = count
+            at = (here + RECORD_WORDS) % size
+            return result
 
-    def reset(self, **kwargs: Any) -> Any:
-        """Reset the env between two stamps."""
-        return self._measure(self._envs[self._index].reset, 1, **kwargs)
+        def reset(**kwargs: Any) -> Any:
+            return measure(envs[index].reset, 1, **kwargs)
 
-    def _measure(self, call: Callable[..., Any], kind: int, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the env between two stamps, and take the processor time as well."""
-        ring, at = self._ring, self._at
-        ring[at + 1] = 0
-        waits, cpu_begin_ns = _usage()
-        ring[at] = begin_ns = perf_counter_ns()
-        result = call(*args, **kwargs)
-        end_ns = perf_counter_ns()
-        more_waits, cpu_ns = _usage()
-        computed_ns = end_ns - begin_ns
-        if more_waits != waits:  # else it may have been preempted, but did not wait
-            computed_ns = min(computed_ns, cpu_ns - cpu_begin_ns)
-        ring[at + 1] = end_ns
-        ring[at + 3] = (computed_ns + 1) << 1 | kind
-        if kind == 0:
-            self._mask = 0 if end_ns - begin_ns > _LONG_NS else _MASK
-        self._counts[self._index] = self._count = self._count + 1
-        self._at = (at + RECORD_WORDS) % self._size
-        return result
+        def measure(call: Callable[..., Any], kind: int, *args: Any, **kwargs: Any) -> Any:
+            """Call a method of the env between two stamps, and take the processor time as well."""
+            nonlocal at, count, mask
+            waits, cpu_begin_ns = _usage()
+            begin_ns = perf_counter_ns()
+            ring[at] = -begin_ns
+            result = call(*args, **kwargs)
+            end_ns = perf_counter_ns()
+            more_waits, cpu_ns = _usage()
+            computed_ns = end_ns - begin_ns
+            if more_waits != waits:  # else it may have been preempted, but did not wait
+                computed_ns = min(computed_ns, cpu_ns - cpu_begin_ns)
+            ring[at + END_NS] = end_ns
+            ring[at + NOTE] = (computed_ns + 1) << 1 | kind
+            if kind == 0:
+                mask = 0 if end_ns - begin_ns > _LONG_NS else _MASK
+            count += 1
+            its_count[0] = count
+            at = (at + RECORD_WORDS) % size
+            return result
 
-    def mark_done(self) -> None:
-        """Stamp that the results of the latest step have been written; the first call counts."""
-        ring, at = self._ring, self._at - RECORD_WORDS  # may be negative, as indices may
-        if ring[at + DONE_NS] < ring[at + END_NS]:
-            ring[at + DONE_NS] = perf_counter_ns()
+        def mark_done() -> None:
+            last = at - RECORD_WORDS  # may be negative, as indices may
+            if ring[last + DONE_NS] < ring[last + END_NS]:
+                ring[last + DONE_NS] = perf_counter_ns()
+
+        self.step, self.reset, self.mark_done = step, reset, mark_done
 
 
 def stamped(envs: Sequence[Any], stamps: EnvStamps) -> list[StampedEnv]:

@@ -226,11 +226,7 @@ class Receiver:
             self._do_own_part()
         ring = self._exchange.ring
         while True:
-            if self._envs._log is None:
-                ready = self._await(count, deadline)
-            else:
-                with self._envs._waiting():
-                    ready = self._await(count, deadline)
+            ready = self._await(count, deadline)
             if ready > most:  # the others stay in the ring, in their order
                 ready = self._first(most, ready)
             ids, index = ring.read_ids(ready), ring.index(ready)
@@ -274,6 +270,13 @@ class Receiver:
         return ready if len(living) <= most else int(living[most - 1]) + 1
 
     def _await(self, count: int, deadline: Deadline) -> int:
+        """Do what `_await_rows` does, and log that if time is being taken."""
+        if self._envs._log is None:
+            return self._await_rows(count, deadline)
+        with self._envs._waiting():
+            return self._await_rows(count, deadline)
+
+    def _await_rows(self, count: int, deadline: Deadline) -> int:
         """Wait until `count` rows that are not void are ready; return how many rows these are."""
         exchange, ring = self._exchange, self._exchange.ring
         wanted = count
