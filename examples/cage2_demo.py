@@ -81,6 +81,8 @@ def main(options: Options) -> None:
         num_envs=options.num_envs,
         seed=options.seed,
         save=options.save,
+        masks=False,
+        overwrite=True,
         env_kwargs={"red_agent": "mixed"},
     )
     ppo.main(settings, baselines_of(scores))

@@ -27,11 +27,13 @@ from torch.distributions import Normal
 from torch.nn import functional as F
 
 from buffers import RolloutBatch, RolloutBuffer
-from vecenv import RayVectorEnv, VecEnv, make_vec
+from vecenv import RayVectorEnv, VecEnv, make_vec, mask_width
 from vecenv.files import load_arrays, require_writable, save_arrays
-from vecenv.learn import Adam, Gradient
+from vecenv.learn import Adam, EvaluationResult, Gradient, Moments, Run, RunError, evaluate
 
-DEFAULTS: Any = {"vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256}}  # of other envs
+DEFAULTS: Any = {  # of other envs
+    "vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256, "masks": False}
+}
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Options:
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
     hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
     normalize: bool = False  # observations to mean 0 and variance 1, returns to variance 1
+    masks: bool = True  # take allowed actions only, if the env says which these are
     seed: int = 1  # the same seed gives the same curve
     backend: str = "auto"  # of vecenv.make_vec; with "ray" the policy acts in actors
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
@@ -65,7 +68,10 @@ class Options:
     compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
     torch_threads: int = 1  # of torch, for acting
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
-    save: Path = Path("runs")  # folder for the policy, its learning curve and TensorBoard files
+    save: Path = Path("runs")  # folder for policy, checkpoints, learning curve and scalars
+    save_every: int = 200_000  # env steps between two checkpoints
+    resume: bool = False  # go on from the last checkpoint in that folder
+    overwrite: bool = False  # or delete an earlier run in it
     load: Path | None = None  # policy.npz of an earlier run to begin with
     tensorboard: bool = False  # write scalars for TensorBoard
     profile: bool = False  # report after the training where its time went
@@ -110,23 +116,26 @@ class Agent(nn.Module):
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
         super().__init__()
-        space, actions = envs.single_observation_space, envs.single_action_space
-        self.obs_space, self.action_space = space, actions
-        spaces = dict(space) if isinstance(space, Dict) else {"obs": space}
+        space: Any = envs.single_observation_space
+        self.action_space: Any = envs.single_action_space
+        parts = dict(space) if isinstance(space, Dict) else {"obs": space}
         self.encoders = nn.ModuleDict(
-            {k: encoder(k, part, options) for k, part in spaces.items() if k != "action_mask"}
+            {k: encoder(k, part, options) for k, part in parts.items() if k != "action_mask"}
         )
         is_image = any(isinstance(e, NatureCnn) for e in self.encoders.values())
-        num_features = sum(encode.num_features for encode in self.encoders.values())
+        encoders: Any = self.encoders.values()
+        num_features = sum(encode.num_features for encode in encoders)
         widths = num_features, *(() if is_image else options.hidden)
-        self.is_discrete = isinstance(actions, Discrete | MultiDiscrete)
-        self.sizes = sizes_of(actions, options)  # numbers of choices; 1 for a real number
+        self.is_discrete = isinstance(self.action_space, Discrete | MultiDiscrete)
+        self.sizes = sizes_of(self.action_space, options)  # numbers of choices; 1 for a real number
         self.actor = mlp(*widths, sum(self.sizes), gain=0.01)
         self.critic = mlp(*widths, 1, gain=1.0)
         if not self.is_discrete:
             self.log_std = nn.Parameter(torch.zeros(len(self.sizes)))
         self.returns = Moments()
-        self.kind = f"{(space, actions)}, hidden {options.hidden}, normalize {options.normalize}"
+        self.kind = (
+            f"{(space, self.action_space)}, hidden {options.hidden}, normalize {options.normalize}"
+        )
 
     def features(self, obs: Any) -> Tensor:
         """Return one vector (B, F) for each observation, (B, ...) or a dict of these."""
@@ -154,16 +163,16 @@ class Agent(nn.Module):
 
     def forward(self, obs: Any, mask: Tensor | None = None) -> tuple[Choices | Normals, Tensor]:
         features = self.features(obs)
-        return self.policy(features, mask_of(obs, mask)), self.value(features)
+        return self.policy(features, mask), self.value(features)
 
     def act(self, obs: Any, quantiles: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Return actions (B, K): those at `quantiles` (B, K) in 0..1, or the likeliest ones."""
-        policy = self.policy(self.features(obs), mask_of(obs, mask))
+        policy = self.policy(self.features(obs), mask)
         return policy.mode if quantiles is None else policy.icdf(quantiles)
 
     def absorb(self, obs: Any, returns: Tensor) -> None:
         """Take observations and returns of a rollout into the moments that normalise them."""
-        self.returns.update(returns)
+        self.returns.update(returns * self.returns.std())  # they are in units of it
         parts = obs if isinstance(obs, Mapping) else {"obs": obs}
         for name, encode in self.encoders.items():
             if isinstance(encode, Numbers) and encode.moments is not None:
@@ -175,11 +184,6 @@ class Agent(nn.Module):
         return (
             actions + space.start if self.is_discrete else np.clip(actions, space.low, space.high)
         )
-
-
-def mask_of(obs: Any, mask: Tensor | None) -> Tensor | None:
-    """Return the mask of actions that is part of the observations, or else the other one."""
-    return obs.get("action_mask", mask) if isinstance(obs, Mapping) else mask
 
 
 def ppo_loss(
@@ -225,7 +229,7 @@ def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear
 def sizes_of(space: Any, options: Options) -> list[int]:
     """Return how many choices each part of an action has, 1 for a real number."""
     if isinstance(space, Discrete | MultiDiscrete):
-        return np.ravel(getattr(space, "nvec", getattr(space, "n", None))).tolist()
+        return np.ravel(space.n if isinstance(space, Discrete) else space.nvec).tolist()
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         return [1] * math.prod(space.shape)
     wanted = "Discrete, MultiDiscrete or a Box of floats; use a wrapper"
@@ -291,43 +295,28 @@ class NatureCnn(nn.Module):
 # ------------------------------------------------------------------------------ training
 
 
-class Moments(nn.Module):
-    """Running mean and standard deviation, of which each rollout counts the same."""
-
-    mean: Tensor
-    deviation: Tensor
-    count: Tensor
-
-    def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("deviation", torch.ones(shape))
-        self.register_buffer("count", torch.zeros(()))
-
-    def std(self) -> Tensor:
-        return self.deviation
-
-    @torch.no_grad()
-    def update(self, rows: Tensor) -> None:
-        self.count += 1
-        self.mean.lerp_(rows.float().mean(0), 1 / self.count)
-        self.deviation.lerp_(rows.float().std(0).clamp(min=1e-4), 1 / self.count)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ((x - self.mean) / self.deviation).clamp(-10, 10)
-
-
 class Trainer:
-    """Collects rollouts and learns from them."""
+    """Collects rollouts and learns from them.
 
-    def __init__(self, options: Options, envs: VecEnv, agent: Agent) -> None:
+    Attributes:
+        steps: Env steps made; those on which autoreset resets do not count.
+        episodes: Returns of the episodes that ended in the last update.
+    """
+
+    def __init__(
+        self, options: Options, envs: VecEnv, agent: Agent, plan: dict[str, Any] | None = None
+    ) -> None:
         self.options, self.envs, self.agent = options, envs, agent
+        self.steps, self.num_updates, self.episodes = 0, 0, list[float]()
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
-        obs, infos = envs.reset(seed=options.seed)
-        self.has_masks = "action_mask" in infos
-        sizes, spaces = (options.num_steps, options.num_envs), (agent.obs_space, agent.action_space)
+        obs, _ = envs.reset(seed=options.seed)
+        spaces = envs.single_observation_space, envs.single_action_space
+        columns = {}
+        if options.masks and envs.has_action_masks:
+            columns["action_mask"] = MultiBinary(mask_width(spaces[1]))
         self.rollout = RolloutBuffer(
-            *sizes,
+            options.num_steps,
+            options.num_envs,
             *spaces,
             autoreset_mode=envs.autoreset_mode,
             gamma=options.gamma,
@@ -335,17 +324,21 @@ class Trainer:
             device=options.device,
             seed=options.seed,
             allocate=envs.allocate,
+            extra_columns=columns,
         )
         self.rollout.start(obs)
-        if isinstance(envs, RayVectorEnv):
-            envs.set_policy(lambda actor_envs: Agent(actor_envs, options))
-        num_updates = options.total_steps // math.prod(sizes)
+        self.acts_in_actors = isinstance(envs, RayVectorEnv) and not columns
+        if isinstance(envs, RayVectorEnv) and self.acts_in_actors:
+            envs.set_policy(lambda actor_envs: Actor(actor_envs, options))
+        num_updates = options.total_steps // (options.num_envs * options.num_steps)
         self.gradient = Gradient(
             agent,
             partial(ppo_loss, options=options),
             compile=options.compile,
             dtype=getattr(torch, options.dtype),
             num_calls=num_updates * options.num_epochs * options.num_minibatches,
+            plan=plan,
+            log=print,
         )
         self.optimizer = Adam(
             self.gradient.parameters(),
@@ -353,67 +346,67 @@ class Trainer:
             eps=1e-5,
             max_grad_norm=options.max_grad_norm,
         )
-        self.steps, self.curve = 0, list[tuple[int, float]]()  # steps made at an end, return
 
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars under their usual names."""
         options, agent, rollout = self.options, self.agent, self.rollout
-        left = 1 - self.steps / options.total_steps
+        left = max(0.0, 1 - self.steps / options.total_steps)
         self.optimizer.param_groups[0]["lr"] = options.learning_rate * left
         self.collect()
         with self.envs.timing.phase("learner"):
-            episodes = rollout.episodes().returns.tolist()
+            self.episodes = rollout.episodes().returns.tolist()
             self.compute_advantages()
             means = self.learn()
-            valid = rollout.valid
-            returns, values = rollout.returns[valid], rollout.values[:-1][valid]
+            returns, values = rollout.returns[rollout.valid], rollout.values[:-1][rollout.valid]
             means["explained_variance"] = 1 - (returns - values).var() / returns.var()
             if options.normalize:
-                agent.absorb(
-                    each(rollout.obs, lambda x: x[:-1][valid]), returns * agent.returns.std()
-                )
+                agent.absorb(each(rollout.obs, lambda x: x[:-1][rollout.valid]), returns)
             rollout.advance()
         self.steps += len(returns)
-        self.curve += [(self.steps, episode_return) for episode_return in episodes]
+        self.num_updates += 1
         return {f"losses/{name}": float(value) for name, value in means.items()}
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def collect(self) -> None:
         """Step all envs `num_steps` times, then compute the columns that no step needed."""
         envs, rollout, agent = self.envs, self.rollout, self.agent
         num_steps, num_envs = rollout.num_steps, rollout.num_envs
+        masks = rollout.extras.get("action_mask")
         # In (0, 1); drawn at once, so that actions do not depend on the number of actors.
-        noise = torch.rand(num_steps, num_envs, len(agent.sizes)).clamp_(2**-24, 1 - 2**-24)
-        if isinstance(envs, RayVectorEnv):
+        quantiles = torch.rand(num_steps, num_envs, len(agent.sizes)).clamp_(2**-24, 1 - 2**-24)
+        if isinstance(envs, RayVectorEnv) and self.acts_in_actors:
             slots, fields = map(rollout.slot, range(num_steps)), {"actions": rollout.actions}
-            envs.collect(list(slots), agent.state_dict(), inputs=[noise], fields=fields)
+            envs.collect(list(slots), agent.state_dict(), inputs=[quantiles], fields=fields)
         else:
-            for t, drawn in enumerate(noise.to(rollout.device)):
+            quantiles = quantiles.to(rollout.device)
+            for t, (row, drawn) in enumerate(zip(rollout.actions, quantiles, strict=True)):
                 with envs.timing.phase("policy"):
-                    row = rollout.actions[t]
-                    row.copy_(agent.act(rollout.obs_at(t), drawn).view_as(row))
+                    if masks is not None:
+                        masks[t] = torch.from_numpy(envs.action_masks())
+                    mask = None if masks is None else masks[t]
+                    row.copy_(agent.act(rollout.obs_at(t), drawn, mask).view_as(row))
                 envs.step(agent.to_env(rollout.env_actions(t)), out=rollout.slot(t))
-        chunk = max(1, 4096 // num_envs)  # steps whose rows fit the processor's cache
-        for t in range(0, num_steps, chunk):
-            steps = slice(t, min(t + chunk, num_steps))
-            actions = rollout.actions[steps].flatten(0, 1)
-            policy, values = agent(each(rollout.obs, lambda x, part=steps: x[part].flatten(0, 1)))
-            log_probs = policy.log_prob(actions.view(len(actions), -1))
-            rollout.log_probs[steps] = log_probs.view(-1, num_envs)
-            rollout.values[steps] = values.view(-1, num_envs)
+        count = max(1, 4096 // num_envs)  # steps whose rows fit the processor's cache
+        for part in (slice(t, min(t + count, num_steps)) for t in range(0, num_steps, count)):
+            obs = each(rollout.obs, lambda x, part=part: x[part].flatten(0, 1))
+            mask = None if masks is None else masks[part].flatten(0, 1)
+            policy, values = agent(obs, mask)
+            log_probs = policy.log_prob(rollout.actions[part].reshape(len(values), -1))
+            rollout.log_probs[part] = log_probs.view(-1, num_envs)
+            rollout.values[part] = values.view(-1, num_envs)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def compute_advantages(self) -> None:
-        """Fill advantages, normalised, and returns, in the unit of the critic's values."""
-        rollout, scale = self.rollout, self.agent.returns.std()
+        """Fill advantages, and returns in the critic's unit, their standard deviation."""
+        rollout, unit = self.rollout, self.agent.returns.std()
         last_values = self.agent(rollout.obs_at(rollout.num_steps))[1]
-        rollout.values *= scale
-        rollout.compute_advantages(last_values * scale)
-        rollout.values /= scale
-        rollout.returns /= scale
+        rollout.values *= unit
+        rollout.compute_advantages(last_values * unit)
+        rollout.values /= unit
+        rollout.returns /= unit
 
     def learn(self) -> dict[str, Tensor]:
-        """Make the gradient steps of an update; return means over them of the losses."""
+        """Make the gradient steps of an update; return means over them of the loss's scalars."""
         options, found = self.options, list[dict[str, Tensor]]()
         for _ in range(options.num_epochs):
             for batch in self.rollout.minibatches(
@@ -421,29 +414,63 @@ class Trainer:
             ):
                 found.append(self.gradient(batch))
                 self.optimizer.step()
-            moved = found[-options.num_minibatches :]
-            if options.target_kl is not None and mean_of(moved, "approx_kl") > options.target_kl:
+            last = found[-options.num_minibatches :]
+            if options.target_kl is not None and mean_of(last, "approx_kl") > options.target_kl:
                 break
         return {name: mean_of(found, name) for name in found[0]}
 
-    def run(self, writer: Any) -> float:
-        """Update while another rollout fits into the steps, or until Ctrl-C; return the seconds."""
-        options, begin = self.options, time.perf_counter()
+    def train(self, run: Run) -> None:
+        """Update while another rollout fits into the steps, and until a signal says to stop."""
+        options, begin, before = self.options, time.perf_counter(), self.steps
+        parts = {"agent": self.agent, "optimizer": self.optimizer, "rollout": self.rollout}
+        parts["envs"] = self.envs
+        if (state := run.restore(parts)) is not None:
+            before = self.steps = state["steps"]
+            self.num_updates = state["num_updates"]
+            if run.not_restored:
+                self.rollout.start(self.envs.reset(seed=options.seed + self.steps)[0])
         with Progress(refresh_per_second=4) as progress:
             task = progress.add_task(options.env_id, total=options.total_steps)
-            try:
-                while self.steps + options.num_envs * options.num_steps <= options.total_steps:
+            while self.steps + options.num_envs * options.num_steps <= options.total_steps:
+                if run.should_stop:
+                    progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
+                    break
+                try:
                     scalars = self.update()
-                    recent = float(np.mean([value for _, value in self.curve[-20:]] or [np.nan]))
-                    speed = self.steps / (time.perf_counter() - begin)
-                    text = f"{options.env_id}: return {recent:.1f}, {speed:.0f} steps/s"
-                    progress.update(task, completed=self.steps, description=text)
-                    scalars |= {"charts/episodic_return": recent, "charts/SPS": speed}
-                    for name, value in scalars.items() if writer else ():
-                        writer.add_scalar(name, value, self.steps)
-            except KeyboardInterrupt:
-                progress.print(f"stopped by Ctrl-C after {self.steps} steps")
-        return time.perf_counter() - begin
+                except FloatingPointError as error:
+                    where = f"update {self.num_updates + 1}, after {self.steps} steps: {error}"
+                    raise SystemExit(f"{where}; {run.folder} keeps the checkpoint before") from None
+                run.add_episodes(self.steps, self.episodes)
+                recent = run.recent_return()
+                speed = (self.steps - before) / (time.perf_counter() - begin)
+                text = f"{options.env_id}: return {recent:.1f}, {speed:.0f} steps/s"
+                progress.update(task, completed=self.steps, description=text)
+                scalars |= {"charts/episodic_return": recent, "charts/SPS": speed}
+                run.log(self.steps, scalars)
+                if run.is_due(self.steps):
+                    run.save({**parts, **self.counts()}, score=recent)
+        run.save({**parts, **self.counts()})
+        run.write_json("gradient", self.gradient.plan)
+
+    def counts(self) -> dict[str, int]:
+        """Return what a checkpoint has beside the parts."""
+        return {"steps": self.steps, "num_updates": self.num_updates}
+
+
+class Actor:
+    """The agent in an actor of Ray; see `RayVectorEnv.set_policy`."""
+
+    def __init__(self, envs: VecEnv, options: Options) -> None:
+        self.agent, self.shape = Agent(envs, options), envs.single_action_space.shape or ()
+        self.to_env = self.agent.to_env
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        self.agent.load_state_dict(weights)
+
+    @torch.inference_mode()
+    def act(self, obs: Any, quantiles: np.ndarray) -> Tensor:
+        actions = self.agent.act(each(obs, torch.as_tensor), torch.as_tensor(quantiles))
+        return actions.view(-1, *self.shape)
 
 
 def mean_of(found: list[dict[str, Tensor]], name: str) -> Tensor:
@@ -457,105 +484,72 @@ def each(obs: Any, function: Any) -> Any:
     return function(obs)
 
 
-@torch.no_grad()
-def evaluate(envs: VecEnv, agent: Agent, options: Options) -> np.ndarray:
-    """Return the returns of the first episode, short or long, of each env."""
-    obs, _ = envs.reset(seed=options.seed + 1_000_000)
-    returns, is_playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
-    while is_playing.any():
-        obs = each(obs, lambda x: torch.as_tensor(x, device=options.device))
-        actions = agent.act(obs).cpu().numpy().reshape(envs.action_space.shape)
-        obs, rewards, terminations, truncations, _ = envs.step(agent.to_env(actions))
-        returns += rewards * is_playing
-        is_playing &= ~(terminations | truncations)
-    return returns
+def evaluate_agent(envs: VecEnv, agent: Agent, options: Options) -> EvaluationResult:
+    """Play the likeliest actions for some episodes."""
+
+    def act(obs: Any) -> np.ndarray:
+        mask = None
+        if options.masks and envs.has_action_masks:
+            mask = torch.as_tensor(envs.action_masks(), device=options.device)
+        actions = agent.act(obs, mask=mask).cpu().numpy()
+        return agent.to_env(actions.reshape(envs.action_space.shape))
+
+    seed = 1_000_000 + options.seed
+    return evaluate(act, envs, options.eval_episodes, seed=seed, device=options.device)
 
 
-def optional(module: str, extra: str) -> Any:
-    """Import a module of an extra; if it is missing, print the extra and return None."""
-    try:
-        return import_module(module)
-    except ImportError:
-        print(f"{module.partition('.')[0]} is missing: pip install 'vecenv[{extra}]'")
-
-
-def draw_curve(
-    curve: list[tuple[int, float]],
-    title: str,
-    path: Path,
-    baselines: dict[str, float] | None = None,
-) -> None:
-    """Draw the returns of episodes over env steps, with lines at the returns of other policies."""
-    if not curve or not (matplotlib := optional("matplotlib.figure", "plots")):
-        return
-    steps, returns = np.array(curve).T
-    window = min(max(20, len(curve) // 100), len(curve))
-    means = np.convolve(returns, np.full(window, 1 / window), "valid")
-    ends = np.flatnonzero(np.diff(steps, append=np.inf))  # the last episode of each rollout
-    ends = ends[ends >= window - 1]
-    unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
-    axes = (figure := matplotlib.Figure(figsize=(8, 4.5), layout="constrained")).subplots()
-    axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
-    label = f"mean of the last {window}"
-    axes.plot(steps[ends] / unit, means[ends - window + 1], color="black", label=label)
-    for number, (policy, value) in enumerate((baselines or {}).items()):
-        label = f"{policy}: {value:.1f}"
-        axes.axhline(value, color=f"C{number + 1}", linestyle="--", label=label)
-    axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
-    sizes = np.abs([*means, *(baselines or {}).values()])
-    sign = -1 if means.max() < 0 else 1
-    if (returns * sign).min() >= 0 and sizes.max() > 20 * max(sizes.min(), 1):
-        threshold = 10 ** math.floor(math.log10(max(sizes.min(), 1)))
-        axes.set_yscale("symlog", linthresh=threshold)
-        ticks = [digit * 10**k * sign for k in range(10) for digit in (1, 2, 5)]
-        low, high = sorted((0, sign * 1.2 * max(np.abs(returns).max(), sizes.max())))
-        axes.set_yticks([0, *(t for t in ticks if abs(t) >= threshold and low <= t <= high)])
-        axes.set_ylim(low, high)
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
-    figure.savefig(path, dpi=150)
-
-
-def main(options: Options, baselines: dict[str, float] | None = None) -> np.ndarray:
-    """Train, save, evaluate and report; return the returns of the evaluation.
+def main(options: Options, baselines: dict[str, float] | None = None) -> EvaluationResult:
+    """Train, save, evaluate and report.
 
     The learning curve has a line at each of `baselines`, returns of other policies by their names.
     """
     torch.set_num_threads(options.torch_threads)
     torch.manual_seed(options.seed)
-    file = options.save / "policy.npz"
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise SystemExit(f"--device {options.device}: torch finds no such device; leave it out")
     try:
-        options.save.mkdir(parents=True, exist_ok=True)
-        require_writable(file)
-    except OSError as error:
+        changeable = {"total_steps", "save", "save_every", "eval_episodes", "profile", "overwrite"}
+        run = Run(
+            options.save,
+            options,
+            options.resume,
+            may_change={*changeable, "num_workers", "ray_address", "ray_lost", "tensorboard"},
+            save_every=options.save_every,
+            tensorboard=options.tensorboard,
+            overwrite=options.overwrite,
+        )
+        require_writable(options.save / "policy.npz")
+    except (OSError, RunError) as error:
         raise SystemExit(f"{error}: choose another folder with --save") from None
-    board = optional("torch.utils.tensorboard", "tensorboard") if options.tensorboard else None
-    envs = make_envs(options, options.num_envs)
-    agent = Agent(envs, options).to(options.device)
-    # CAGE 2 envs: the tables and rules that they play by.
-    identity = getattr(getattr(envs, "scenario", None), "identity", dict)()
-    if options.load is not None:
-        load(options.load, agent, identity)
-    trainer = Trainer(options, envs, agent)
-    if options.profile:
-        envs.timing.enable()
-    seconds = trainer.run(board and board.SummaryWriter(str(options.save)))
-    if options.profile:
-        print(envs.timing.report())
-    envs.close()
-    save(file, agent, identity)
-    title, picture = f"{options.env_id}, seed {options.seed}", options.save / "curve.png"
-    draw_curve(trainer.curve, title, picture, baselines)
-    envs = make_envs(options, options.eval_episodes)
-    returns = evaluate(envs, agent, options)
-    envs.close()
-    score = f"return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes"
-    print(f"{options.env_id}, seed {options.seed}: {score}; {seconds:.0f} s, see {options.save}")
-    return returns
+    with run:
+        envs = make_envs(options, options.num_envs)
+        agent = Agent(envs, options).to(options.device)
+        # CAGE 2 envs: the tables and rules that they play by.
+        identity = getattr(getattr(envs, "scenario", None), "identity", dict)()
+        if options.load is not None:
+            load_agent(options.load, agent, identity)
+        plan = run.read_json("gradient") if options.resume else None
+        trainer = Trainer(options, envs, agent, plan)
+        if options.profile:
+            envs.timing.enable()
+        trainer.train(run)
+        if options.profile:
+            print(envs.timing.report())
+        envs.close()
+        save_agent(options.save / "policy.npz", agent, identity)
+        run.draw_curve(f"{options.env_id}, seed {options.seed}", baselines)
+        envs = make_envs(options, min(100, options.eval_episodes))
+        result = evaluate_agent(envs, agent, options)
+        envs.close()
+        run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
+    name = f"{options.env_id}, seed {options.seed}"
+    print(f"{name}: {result}; {run.seconds:.0f} s, see {options.save}")
+    return result
 
 
 def make_envs(options: Options, num_envs: int) -> VecEnv:
+    """Make the envs that the options describe."""
+    env_kwargs: Any = options.env_kwargs
     given = {"num_workers": options.num_workers, "address": options.ray_address}
     given |= {"on_error": "restart" if options.ray_lost != "raise" else None}
     given |= {"shares_cpus": options.ray_lost == "share"}
@@ -565,7 +559,7 @@ def make_envs(options: Options, num_envs: int) -> VecEnv:
         backend=options.backend,
         wrappers=[named(wrapper) for wrapper in options.wrappers],
         vector_kwargs={name: value for name, value in given.items() if value},
-        **options.env_kwargs,
+        **env_kwargs,
     )
 
 
@@ -578,25 +572,25 @@ def named(name: str) -> Any:
         raise SystemExit(f"--wrappers {name}: {error}; expected module:name") from None
 
 
-def save(file: Path, agent: Agent, identity: dict[str, Any]) -> None:
-    """Write the agent; `vecenv evaluate` plays it if it is a network of tanh layers."""
+def save_agent(file: Path, agent: Agent, identity: dict[str, Any]) -> None:
+    """Write the agent; `vecenv evaluate` plays it, without torch, if it is one of tanh layers."""
     tensors = {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
     saved = {"kind": agent.kind, "tensors": tensors, "made_for": identity or None}
-    numbers = next(iter(agent.encoders.values()))
-    if len(agent.encoders) == 1 and isinstance(numbers, Numbers) and not numbers.choices:
-        linears = [layer for layer in agent.actor if isinstance(layer, nn.Linear)]
+    encode = next(iter(agent.encoders.values()))
+    if len(agent.encoders) == 1 and isinstance(encode, Numbers) and not encode.choices:
+        names = [name for name in tensors if name.startswith("actor.")]
         saved["layers"] = [
-            [x.weight.detach().cpu().numpy().T, x.bias.detach().cpu().numpy()] for x in linears
+            [tensors[weight].T, tensors[bias]]
+            for weight, bias in zip(names[::2], names[1::2], strict=True)
         ]
-        moments = numbers.moments
-        saved["scale"] = moments and (
-            moments.mean.flatten().cpu().numpy(),
-            moments.std().flatten().cpu().numpy(),
-        )
+        saved["scale"] = None
+        if encode.moments is not None:
+            mean, std = encode.moments.mean, encode.moments.std()
+            saved["scale"] = [x.flatten().cpu().numpy() for x in (mean, std)]
     save_arrays(file, saved)
 
 
-def load(file: Path, agent: Agent, identity: dict[str, Any]) -> None:
+def load_agent(file: Path, agent: Agent, identity: dict[str, Any]) -> None:
     """Take over the weights of an earlier run."""
     saved = load_arrays(file)
     if saved["kind"] != agent.kind:

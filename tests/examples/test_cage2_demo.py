@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -52,14 +53,14 @@ def test_demo_stopped_by_ctrl_c_goes_on_with_what_it_has(demo, tmp_path, monkeyp
 
     def interrupted(self):
         if self.steps:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return update(self)
 
     monkeypatch.setattr(demo.ppo.Trainer, "update", interrupted)
     monkeypatch.setattr(demo, "save_episode_gif", lambda *_, **__: None)
     demo.main(small(demo, tmp_path))
 
-    assert "stopped by Ctrl-C" in capsys.readouterr().out
+    assert "stopped after" in capsys.readouterr().out
     assert (tmp_path / "policy.npz").stat().st_size > 0
     assert json.loads((tmp_path / "scores.json").read_text())["total"] < 0
 
@@ -81,4 +82,4 @@ def test_env_options_reach_the_envs(demo, tmp_path):
         eval_episodes=5,
         save=tmp_path,
     )
-    assert (demo.ppo.main(options) == 0).all()
+    assert (demo.ppo.main(options)).mean == 0
