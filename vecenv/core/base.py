@@ -15,7 +15,7 @@ from vecenv.core.actions import ActionBatcher
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.infos import take_infos
-from vecenv.core.masks import MASK_KEY, METHODS, LatestMasks, mask_part, mask_width, no_masks
+from vecenv.core.masks import MASK_KEY, METHODS, LatestMasks, has_mask_part, mask_width, no_masks
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.rows import ObservationRows, aligned_zeros, check_slot_array, copy_batch
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
@@ -529,7 +529,7 @@ class GymVecEnv(VecEnv):
         except NoActionMaskError:
             return False
         return (
-            mask_part(self.single_observation_space, width)
+            has_mask_part(self.single_observation_space, width)
             or self._masks.values is not None
             or self._find_mask_method() is not None
         )
@@ -540,7 +540,7 @@ class GymVecEnv(VecEnv):
         if not masks.is_used:
             masks.is_used = True
             masks.is_over[:] = self._latest_flags.terminations | self._latest_flags.truncations
-        if mask_part(self.single_observation_space, self._mask_width):
+        if has_mask_part(self.single_observation_space, self._mask_width):
             part = self._latest.children[MASK_KEY].array  # type: ignore[attr-defined]
             found = masks.checked(part[rows], np.arange(self.num_envs)[rows])
         elif masks.values is not None:

@@ -17,7 +17,17 @@ from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete
 
 from vecenv.core.errors import ActionMaskError, NoActionMaskError
 
-__all__ = ["MASK_KEY", "METHODS", "LatestMasks", "MaskInfos", "mask_width", "sample_actions"]
+__all__ = [
+    "MASK_KEY",
+    "METHODS",
+    "LatestMasks",
+    "MaskInfos",
+    "has_mask_part",
+    "mask_width",
+    "no_masks",
+    "none_allowed",
+    "sample_actions",
+]
 
 MASK_KEY = "action_mask"  # in infos, and in Dict observations
 _GIVEN_KEY = f"_{MASK_KEY}"
@@ -94,11 +104,11 @@ def sample_actions(
 class MaskInfos(Wrapper):
     """Puts an env's action mask into its infos, where vector envs carry it with the results.
 
-    Around an env with a method `action_masks()` (sb3-contrib's name) or `action_mask()`, without
-    arguments: what it returns after every reset and step becomes `info["action_mask"]`. A mask that
-    is in the info already is kept. Workers write it into shared memory with the other results, so
-    that `action_masks` of the vector env asks nobody. `make_vec(..., mask_infos=True)` wraps every
-    env in it.
+    The mask of every reset and step is `info["action_mask"]` if the env puts it there itself, else
+    the part "action_mask" of its Dict observations, else what its method `action_masks()`
+    (sb3-contrib's name) or `action_mask()` returns, called without arguments. Workers write it into
+    shared memory with the other results, so that `action_masks` of the vector env asks nobody.
+    `make_vec(..., mask_infos=True)` wraps every env in it.
 
     Args:
         env: The env; its action space is Discrete, MultiDiscrete or MultiBinary.
@@ -109,42 +119,50 @@ class MaskInfos(Wrapper):
 
     Example:
         >>> import gymnasium as gym
-        >>> env = MaskInfos(gym.make("Taxi-v3"))
-        >>> env.reset(seed=1)[1]["action_mask"]
-        array([1, 1, 0, 0, 0, 0], dtype=int8)
+        >>> env = MaskInfos(gym.make("Cage2-v0"))
+        >>> obs, info = env.reset(seed=1)
+        >>> info["action_mask"].shape, info["action_mask"].dtype
+        ((145,), dtype('int8'))
     """
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
         self._width = mask_width(env.action_space)
+        self._is_observed = has_mask_part(env.observation_space, self._width)
         self._method: Any = None
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the env; the info has its mask."""
         obs, info = self.env.reset(**kwargs)
-        return obs, self._with_mask(info)
+        return obs, self._with_mask(obs, info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env; the info has its mask."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return obs, reward, terminated, truncated, self._with_mask(info)
+        return obs, reward, terminated, truncated, self._with_mask(obs, info)
 
-    def _with_mask(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         mask = info.get(MASK_KEY)
-        if mask is None:
+        if mask is None and self._is_observed:
+            mask = obs[MASK_KEY]
+        elif mask is None:
             mask = (self._method or self._find_method())()
-        if mask.__class__ is not np.ndarray or mask.shape != (self._width,) or mask.dtype != np.int8:
+        if (
+            mask.__class__ is not np.ndarray
+            or mask.shape != (self._width,)
+            or mask.dtype != np.int8
+        ):
             mask = _flat_mask(mask, self._width, self.env.action_space)
         return {**info, MASK_KEY: mask}
 
     def _find_method(self) -> Any:
-        for name in METHODS:
-            if self.env.has_wrapper_attr(name):
-                self._method = self.env.get_wrapper_attr(name)
-                if not callable(self._method):
-                    self._method = lambda: self.env.get_wrapper_attr(name)
-                return self._method
-        raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
+        """Return a function that returns the env's mask."""
+        name = next((name for name in METHODS if self.env.has_wrapper_attr(name)), None)
+        if name is None:
+            raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
+        found = self.env.get_wrapper_attr(name)
+        self._method = found if callable(found) else lambda: self.env.get_wrapper_attr(name)
+        return self._method
 
 
 def _how_to(width: int) -> str:
@@ -307,7 +325,7 @@ class LatestMasks:
         if is_empty.any():
             live = np.flatnonzero(is_empty & ~is_over)
             if len(live):
-                raise none_allowed(env_ids[live[0]])
+                raise none_allowed(int(env_ids[live[0]]))
             bits[is_empty] = True
         return bits.view(np.int8)
 
@@ -325,7 +343,7 @@ def no_masks(width: int) -> NoActionMaskError:
     return NoActionMaskError(f"the envs give no action masks; {_how_to(width)}")
 
 
-def mask_part(observation_space: Space, width: int) -> bool:
+def has_mask_part(observation_space: Space, width: int) -> bool:
     """Whether observations have a part that is the action mask, as PettingZoo's have."""
     if not isinstance(observation_space, Dict) or MASK_KEY not in observation_space.spaces:
         return False

@@ -200,7 +200,7 @@ class CallProtocol:
             self._refuse_pending("reset")
 
     def check_env_ids(self, env_ids: Any, call: str = "send") -> np.ndarray:
-        """Return the ids of a `send`, or other call, as int64 (B,), all envs in order for None.
+        """Return the ids of a `send`, or other call, as int64 (B,); all envs in order for None.
 
         Raises:
             ValueError: Not a one-dimensional list of distinct ids in range.

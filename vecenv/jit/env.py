@@ -252,8 +252,8 @@ class JitVectorEnv(VecEnv):
             out = np.zeros((count, self._mask_width), np.int8)
         plain = np.asarray(out).view(_BOOL)
         if self._write_masks(plain, env_ids):
-            row = np.flatnonzero(~plain.any(axis=1))[0]
-            raise none_allowed(row if env_ids is None else env_ids[row])
+            row = int(np.flatnonzero(~plain.any(axis=1))[0])
+            raise none_allowed(row if env_ids is None else int(env_ids[row]))
         return out
 
     def _write_masks(self, masks: np.ndarray, env_ids: np.ndarray | None) -> int:

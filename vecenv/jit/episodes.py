@@ -169,7 +169,7 @@ def pair_without_params(state, other, params):
 @njit
 def has_any(mask):
     """Whether any entry of a mask, bool (A,), is True."""
-    for k in range(mask.shape[0]):
+    for k in range(mask.shape[0]):  # noqa: SIM110 - compiled, this is faster than a generator
         if mask[k]:
             return True
     return False
