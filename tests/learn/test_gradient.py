@@ -116,7 +116,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_changes_nothing():
     optimizer.step()
     before = copy.deepcopy(module.state_dict())
     batch["x"][3, 2] = torch.nan
-    with pytest.raises(FloatingPointError, match="loss is nan in call 2"):
+    with pytest.raises(FloatingPointError, match=r"loss is nan in call 2.*\['x'\] at \(3, 2\)"):
         gradient(batch)
     assert module[0].weight.grad is None
     for name, value in module.state_dict().items():
@@ -143,5 +143,5 @@ def test_a_module_moved_afterwards_is_an_error():
     module = make_mlp()
     gradient = Gradient(module, squared_error, compile="off")
     module.double()
-    with pytest.raises(RuntimeError, match=r"parameter 0\.weight was exchanged"):
+    with pytest.raises(RuntimeError, match=r"memory of 0\.weight, 0\.bias.* was exchanged"):
         gradient(make_batch())
