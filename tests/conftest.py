@@ -30,26 +30,40 @@ def pytest_addoption(parser):
     )
 
 
-# Folders that take longest: begun first, so that the processes end at about the same time.
-LONGEST = ("tests/buffers", "tests/workers", "tests/cage", "tests/jit")
+# What takes longest: begun first, so that the processes end at about the same time.
+LONGEST = (
+    "tests/buffers/core",
+    "tests/cage/challenge2",
+    "tests/workers/test_starting.py",
+    "tests/compare",
+    "tests/workers",
+    "tests/jit",
+    "tests/examples",
+    "tests/buffers",
+)
 
 
+def group_of(item):
+    """Tests that stay in one process: of a folder in a folder, or of a file."""
+    return "/".join(item.path.relative_to(item.config.rootpath).parts[:3])
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config, items):
-    """With several processes (-n) the tests of a folder stay in one.
-
-    Kernels are compiled once, and what one test of workers has in /dev/shm for a moment is not
-    taken for a leak of another one.
-    """
+    """With several processes (-n) divide the tests so that few kernels are compiled twice."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
 
-    def folder_of(item):
-        return "/".join(item.path.relative_to(config.rootpath).parts[:2])
+    def place(item):
+        return next((k for k, name in enumerate(LONGEST) if group_of(item).startswith(name)), 99)
 
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(folder_of(item)))
-    places = {folder: place for place, folder in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(folder_of(item), len(places)))
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    items.sort(key=place)
+
+
+def pytest_configure(config):
+    config.option.loadscopereorder = False  # of xdist: groups begin in the order of `LONGEST`
 
 
 def pytest_collection_finish():

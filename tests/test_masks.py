@@ -1,4 +1,4 @@
-"""Action masks: their forms, and what is said of wrong ones; tests/test_backends.py has the rest."""
+"""Action masks: their forms, and errors for wrong ones; tests/test_backends.py has the rest."""
 
 import functools
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,7 @@ from buffers.rollout.kernels import (
 )
 from buffers.rollout.layout import RolloutLayout, parse_autoreset_mode, plan_rollout
 from buffers.rollout.minibatches import MinibatchSampler, RolloutBatch
+from buffers.rollout.sequences import RolloutSequenceBatch, SequenceSampler
 from buffers.rollout.storage import RolloutSlot, RolloutStorage
 
 __all__ = ["EpisodeStats", "RolloutBuffer"]
@@ -183,6 +184,7 @@ class RolloutBuffer(StatefulBuffer):
             storage.columns["rows"],
             seed,
         )
+        self._sequence_samplers: dict[tuple[str, ...], SequenceSampler] = {}
         self._is_computed = self._is_counted = False
         self._num_valid = self._num_episodes = 0
         self._remember(
@@ -252,7 +254,8 @@ class RolloutBuffer(StatefulBuffer):
     def memory(self) -> dict[str, int]:
         """Bytes held now by name of column, host and device together, and by "minibatches"."""
         sizes = {name: column.nbytes for name, column in self._storage.columns.items()}
-        return {**sizes, "minibatches": self._sampler.nbytes}
+        samplers = self._sampler, *self._sequence_samplers.values()
+        return {**sizes, "minibatches": sum(sampler.nbytes for sampler in samplers)}
 
     @property
     def num_valid(self) -> int:
@@ -273,6 +276,7 @@ class RolloutBuffer(StatefulBuffer):
         self._storage.write_obs(0, leaves)
         for name in ("over_before", "running_returns", "running_lengths"):
             self._pages[name].fill(0)
+        self._pages["is_first"][0] = True
         self._begin()
 
     def _begin(self) -> None:
@@ -287,8 +291,13 @@ class RolloutBuffer(StatefulBuffer):
             self._pages["has_final"].fill(False)
         self._open_steps = self.num_steps
         self._is_started = True
-        self._sampler.stop()
+        self._stop_passes()
         self._is_computed = self._is_counted = False
+
+    def _stop_passes(self) -> None:
+        """Let no pass through minibatches go on."""
+        for sampler in (self._sampler, *self._sequence_samplers.values()):
+            sampler.passes.stop()
 
     def obs_at(self, t: int) -> Any:
         """Observations before step t, or after the last step for t = T.
@@ -306,6 +315,39 @@ class RolloutBuffer(StatefulBuffer):
             self._storage.upload_obs(t)
             self._is_uploaded[t] = 1
         return self._obs_rows[t]
+
+    def is_first_at(self, t: int) -> torch.Tensor:
+        """Whether the observations before step t are the first of an episode, as after `start`.
+
+        A recurrent policy forgets its state there, when it acts as when it learns. It follows from
+        the flags of the steps before t, which must have been made. NEXT_STEP: the observation after
+        the one that ended the episode. DISABLED: as if envs were reset right after the end.
+
+        Args:
+            t: 0 to T; T for the values of the last observations.
+
+        Returns:
+            bool (N,) on `device`: a view, written anew by the next call for t.
+
+        Raises:
+            BufferMisuseError: t is outside 0 .. T, or nothing was started.
+        """
+        if not (0 <= t <= self.num_steps and self._is_started):
+            raise self._refusal("is_first_at", t, self.num_steps)
+        t = operator.index(t)
+        self._mark_first(t)
+        return self._storage.upload_first(t)
+
+    def _mark_first(self, t: int) -> None:
+        """Fill row t of `is_first`; row 0 is that of the last rollout's end."""
+        pages = self._pages
+        # Under NEXT_STEP there is a step in between, which only resets.
+        last = t - 2 if self.autoreset_mode is AutoresetMode.NEXT_STEP else t - 1
+        if last >= 0:
+            flags = pages["terminations"][last], pages["truncations"][last]
+            np.logical_or(*flags, out=pages["is_first"][t])
+        elif t > 0:
+            pages["is_first"][t] = pages["over_before"]
 
     def _read_obs(self, obs: Any) -> list[np.ndarray]:
         layout = self._layout
@@ -481,9 +523,11 @@ class RolloutBuffer(StatefulBuffer):
         self._episodes()  # carries the sums of unfinished episodes on
         pages = self._pages
         self._storage.write_obs(0, [pages[-1] for pages in self._storage.obs_pages])
+        self._mark_first(self.num_steps)
         terminations, truncations = pages["terminations"], pages["truncations"]
         np.logical_or(terminations[-1], truncations[-1], out=pages["over_before"])
         self._begin()
+        pages["is_first"][0] = pages["is_first"][-1]  # which is not on its way to a device now
 
     def compute_advantages(self, last_values: Any, *, policy_outputs: bool = True) -> None:
         """Fill `valid`, `advantages` and `returns`; the rollout is complete after this.
@@ -510,15 +554,14 @@ class RolloutBuffer(StatefulBuffer):
         if policy_outputs:
             self._require_policy_outputs("compute_advantages")
         self._require_final_values()
-        if not policy_outputs:
-            self._clear_policy_marks()
+        self._clear_policy_marks()
         self.values[-1].copy_(last)
         if self._staged:
             self._fill_on_device()
         else:
             self._fill_on_host()
         rows = self._pages["rows"]
-        self._sampler.stop()
+        self._stop_passes()
         self._num_valid = int(collect_rows(self._flags["valid"].reshape(-1), rows))
         self._is_computed = True
         self._open_steps = 0  # until the next rollout begins
@@ -626,6 +669,63 @@ class RolloutBuffer(StatefulBuffer):
         )  # fmt: skip
         return self._sampler.draw(plan)
 
+    def sequences(
+        self,
+        num_minibatches: int | None = None,
+        *,
+        batch_size: int | None = None,
+        length: int | None = None,
+        initial_states: Sequence[str] = (),
+        normalize_advantages: bool = False,
+    ) -> Iterator[RolloutSequenceBatch]:
+        """Go once through the rollout in sequences of steps of one environment, in random order.
+
+        The rollout is cut every `length` steps. All batches of all rollouts have the same shape,
+        (length, sequences of a batch, ...): where a sequence is shorter its last step is repeated,
+        and where sequences are too few for the batches some are repeated. `batch.weights` float32
+        (L, S) is 0 there and where rows are not valid (the step of NEXT_STEP that only resets), and
+        1 elsewhere. Sequences without valid row are left out, so that each batch has a weight of 1.
+
+        Args:
+            num_minibatches: Number of batches, 1 to the number of sequences; fewer if there are
+                fewer with valid rows.
+            batch_size: Instead: the number of sequences of a batch.
+            length: L, 1 to T; None for T, which splits the rollout by environments.
+            initial_states: Names of extra columns that hold the state of the policy before each
+                step: of these a batch has the first rows only, (S, ...), in `initial_states`
+                instead of `extras`.
+            normalize_advantages: As in `minibatches`, over the rows of weight 1.
+
+        Yields:
+            Batches with `is_first` bool (L, S): where True the policy begins with a new state.
+            Their memory is like that of `minibatches`; one pass at a time.
+
+        Raises:
+            BufferMisuseError: `compute_advantages` has not been called, a number is out of range,
+                there is no such column; or, at the next batch, another pass or rollout has begun.
+            BufferMemoryError: Memory for the batches is missing.
+        """
+        self._require_computed("sequences")
+        names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)
+        for name in names:
+            if name not in self.extras:
+                raise BufferMisuseError(
+                    f"initial_states has {name!r}, expected names of extra columns, which are "
+                    f"{sorted(self.extras)}; name it in extra_columns of the constructor"
+                )
+        sampler = self._sequence_samplers.get(names)
+        if sampler is None:
+            storage = self._storage
+            sampler = self._sequence_samplers[names] = SequenceSampler(
+                self.observation_space, storage.obs, storage.columns, self.extras, names,
+                valid=self._flags["valid"], generator=self._sampler.generator,
+            )  # fmt: skip
+        plan = sampler.plan(num_minibatches, batch_size, length, normalizes=normalize_advantages)
+        for t in range(self.num_steps + 1):
+            self._mark_first(t)
+        self._storage.columns["is_first"].upload()
+        return sampler.draw(plan)
+
     def _require_started(self, method: str) -> None:
         if not self._is_started:
             raise self._refusal(method, 0, 0)
@@ -696,7 +796,7 @@ class RolloutBuffer(StatefulBuffer):
                 )
 
     def _clear_policy_marks(self) -> None:
-        """Let log_probs and values that were not written be zero."""
+        """Let log_probs and values that were not written, and need not be, be zero."""
         if 0 in self._has_policy:
             for bits in self._storage.policy_bits:
                 bits.masked_fill_(bits == UNWRITTEN, 0)
@@ -759,6 +859,14 @@ class RolloutBuffer(StatefulBuffer):
         """
         return super().state_dict()
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the buffer stood that `state_dict` was called on.
+
+        Raises:
+            BufferMisuseError: As in other buffers; nothing was changed.
+        """
+        super().load_state_dict(_with_first(state, self.autoreset_mode))
+
     def _described(self) -> dict[str, Any]:
         if not self._open_steps or any(self._has_policy) or self._has_any_results():
             raise BufferMisuseError(
@@ -792,6 +900,7 @@ class RolloutBuffer(StatefulBuffer):
         """What the next rollout starts from, as views."""
         leaves = zip(self._layout.obs_leaves, self._storage.obs_pages, strict=True)
         rows = {name: self._pages[name] for name in _CARRIED}
+        rows["is_first"] = self._pages["is_first"][0]
         return {**rows, **{leaf.path: pages[0] for leaf, pages in leaves}}
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
@@ -829,6 +938,19 @@ def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> No
             f"autoreset_mode is {layout.autoreset_mode.value!r}, but {type(envs).__name__}, whose "
             f"allocate was given, has {mode.value!r}; pass autoreset_mode=envs.autoreset_mode"
         )
+
+
+def _with_first(state: Mapping[str, Any], mode: AutoresetMode) -> Mapping[str, Any]:
+    """A state with `is_first`, which earlier releases did not save; unchanged if it is damaged."""
+    over, lengths = state.get("over_before"), state.get("running_lengths")
+    if "is_first" in state or not isinstance(over, torch.Tensor) or over.dtype is not torch.bool:
+        return state
+    if mode is not AutoresetMode.NEXT_STEP:
+        return {**state, "is_first": over.clone()}
+    if not isinstance(lengths, torch.Tensor) or lengths.shape != over.shape:
+        return state
+    # The episode has no steps yet: it has just begun, unless the next step is what resets.
+    return {**state, "is_first": (lengths == 0) & ~over}
 
 
 def _missing_steps(marks: bytearray) -> str:

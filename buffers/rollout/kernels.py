@@ -315,25 +315,80 @@ def pad_batches(rows, num_batches, size, order, weights):
 
 
 @njit(nogil=True, cache=True)
-def normalize_batches(advantages, sizes, counts):
+def normalize_batches(advantages, sizes, weights):
     """Subtract each batch's mean and divide by its standard deviation.
 
     Args:
         advantages: float32 (K,), batch after batch; changed in place.
         sizes: int64 (M,), of the batches; their sum is K.
-        counts: int64 (M,), at least 1: the first rows of each, which mean and deviation are of.
+        weights: float32 (K,), not 0 in the rows that mean and deviation are of, at least one of
+            each batch; or None: all.
     """
     start = 0
     for k in range(sizes.shape[0]):
-        total = 0.0
-        for j in range(start, start + counts[k]):
-            total += advantages[j]
-        mean = total / counts[k]
+        stop = start + sizes[k]
+        total, count = 0.0, 0
+        for j in range(start, stop):
+            if weights is None or weights[j] != 0:
+                total += advantages[j]
+                count += 1
+        mean = total / count
         squares = 0.0
-        for j in range(start, start + counts[k]):
-            squares += (advantages[j] - mean) ** 2
-        deviation = np.sqrt(squares / max(counts[k] - 1, 1))
-        scale = 1.0 / (deviation + ADVANTAGE_EPSILON)
-        for j in range(start, start + sizes[k]):
+        for j in range(start, stop):
+            if weights is None or weights[j] != 0:
+                squares += (advantages[j] - mean) ** 2
+        scale = 1.0 / (np.sqrt(squares / max(count - 1, 1)) + ADVANTAGE_EPSILON)
+        for j in range(start, stop):
             advantages[j] = (advantages[j] - mean) * scale
-        start += sizes[k]
+        start = stop
+
+
+@njit(nogil=True, cache=True)
+def collect_sequences(valid, length, ids):
+    """List the sequences of `length` steps of one environment that have a valid row.
+
+    Args:
+        valid: uint8 (T, N).
+        length: Of the sequences; the last ones of a rollout may be shorter.
+        ids: int64 (K,), written: number of the sequence in its environment * N + environment.
+
+    Returns:
+        How many there are.
+    """
+    num_steps, num_envs = valid.shape
+    count = 0
+    for first in range(0, num_steps, length):
+        for i in range(num_envs):
+            has_row = False
+            for t in range(first, min(first + length, num_steps)):
+                has_row |= valid[t, i] != 0
+            if has_row:
+                ids[count] = first // length * num_envs + i
+                count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def lay_out_sequences(ids, is_own, valid, length, size, rows, weights):
+    """List the rows of sequences, and their weights, batch after batch and step after step.
+
+    Args:
+        ids: int64 (M * size,), of the sequences of M batches, see `collect_sequences`.
+        is_own: float32 (M * size,), 0 of sequences that are repeated.
+        valid: uint8 (T, N).
+        length: Of the sequences, L.
+        size: Sequences of a batch.
+        rows: int64 (M, L, size), written: t * N + environment; where a sequence is shorter, its
+            last row again.
+        weights: float32 (M, L, size), written: 1 where the row is valid, of a sequence that is not
+            repeated, and of a step that it has; else 0.
+    """
+    num_steps, num_envs = valid.shape
+    for k in range(rows.shape[0]):
+        for j in range(length):
+            for s in range(size):
+                chunk, i = divmod(ids[k * size + s], num_envs)
+                t = chunk * length + j
+                last = min(t, num_steps - 1)
+                rows[k, j, s] = last * num_envs + i
+                weights[k, j, s] = is_own[k * size + s] if t == last and valid[t, i] else 0.0

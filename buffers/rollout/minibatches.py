@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from sys import getrefcount
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +17,18 @@ from buffers.core.columns import Column
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
-from buffers.core.memory import check_fits
 from buffers.core.spaces import build_tree
 from buffers.rollout.kernels import ADVANTAGE_EPSILON, normalize_batches, pad_batches, shuffle
+from buffers.rollout.pool import BatchPool, PassCounter
 
-__all__ = ["MinibatchPlan", "MinibatchSampler", "RolloutBatch", "split_evenly"]
+__all__ = [
+    "MinibatchPlan",
+    "MinibatchSampler",
+    "RolloutBatch",
+    "normalize_advantages",
+    "split_evenly",
+]
 
-_POOL_SIZE = 2  # batches whose memory is kept
-_ALIGNMENT = 64
 _OTHERS = ("actions", "log_probs", "values", "advantages", "returns")  # columns but observations
 _BLOCK_BYTES = 1 << 18  # of rows gathered by one call, for several batches if these are small
 
@@ -73,93 +74,6 @@ def split_evenly(count: int, parts: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-class _Pages:
-    """An array of some rows for each of several columns, all in one piece of memory.
-
-    Tensors made of cuts of the arrays keep the memory alive, and so do views of the tensors. That
-    nobody refers to it but this object shows that all of them are gone.
-
-    Args:
-        columns: Tensors (K, ...) on the CPU; there is an array (capacity, ...) like each of them.
-        capacity: Rows.
-    """
-
-    def __init__(self, columns: Sequence[torch.Tensor], capacity: int):
-        shapes = [((capacity, *column.shape[1:]), column.numpy().dtype) for column in columns]
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
-        ends = list(accumulate(size + -size % _ALIGNMENT for size in sizes))
-        self._memory = np.empty(ends[-1] + _ALIGNMENT, np.uint8)
-        first = -self._memory.ctypes.data % _ALIGNMENT
-        self._arrays = [
-            np.ndarray(shape, dtype, self._memory, first + begin)
-            for (shape, dtype), begin in zip(shapes, [0, *ends[:-1]], strict=True)
-        ]
-        self._count_unused = getrefcount(self._memory)
-
-    @property
-    def nbytes(self) -> int:
-        return self._memory.nbytes
-
-    def is_unused(self) -> bool:
-        """Whether all tensors that were made here are gone."""
-        return getrefcount(self._memory) == self._count_unused
-
-    def cut(self, size: int) -> list[torch.Tensor]:
-        """A tensor (size, ...) for each column, not initialised."""
-        return [torch.from_numpy(array[:size]) for array in self._arrays]
-
-
-class _Pool:
-    """Memory for copies of rows, used again once nobody has the copies any more.
-
-    In the usual loop, where a batch is held until the next one is there, that makes two.
-
-    Args:
-        columns: Tensors (K, ...), like which the copies are.
-        is_host: Whether they are on the CPU; other devices have an allocator that does it.
-    """
-
-    def __init__(self, columns: Sequence[torch.Tensor], *, is_host: bool):
-        self._columns, self._is_host = columns, is_host
-        self.row_bytes = sum(column.element_size() * column[0].numel() for column in columns)
-        self._capacity = 0
-        self._kept: list[_Pages] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(pages.nbytes for pages in self._kept)
-
-    def reserve(self, capacity: int) -> None:
-        """See to memory for copies of so many rows.
-
-        Raises:
-            BufferMemoryError: It is missing.
-        """
-        if capacity <= self._capacity:
-            return
-        self._check(capacity)
-        self._kept, self._capacity = [], capacity
-        self.take(capacity)
-
-    def take(self, size: int) -> list[torch.Tensor] | None:
-        """A tensor (size, ...) for each column; None on devices that have an allocator."""
-        if not self._is_host:
-            return None
-        for pages in self._kept:
-            if pages.is_unused():
-                return pages.cut(size)
-        self._check(self._capacity)
-        pages = _Pages(self._columns, self._capacity)
-        self._kept = [*self._kept, pages][-_POOL_SIZE:]
-        return pages.cut(size)
-
-    def _check(self, capacity: int) -> None:
-        needed, device = capacity * self.row_bytes, self._columns[0].device
-        advice = "use more minibatches, or keep fewer"
-        check_fits(f"a batch of {capacity} rows", needed, device, advice)
-
-
 class MinibatchSampler:
     """Shuffles row indices and gathers rows.
 
@@ -190,12 +104,12 @@ class MinibatchSampler:
         self._rows = rows
         self._num_rows = rows.spec.shape[0]
         is_host = rows.tensor.device.type == "cpu" and not rows.is_twofold
-        self._batches = _Pool(self._sources, is_host=is_host)
+        self._batches = BatchPool(self._sources, is_host=is_host)
         self._block_rows = min(self._num_rows, _BLOCK_BYTES // max(1, self._batches.row_bytes))
-        self._orders = _Pool([rows.tensor], is_host=is_host)
+        self._orders = BatchPool([rows.tensor], is_host=is_host)
         weights = torch.ones((), device=rows.tensor.device).expand(self._num_rows)
-        self._padded_orders = _Pool([rows.tensor, weights], is_host=is_host)
-        self._passes = self._stops = 0
+        self._padded_orders = BatchPool([rows.tensor, weights], is_host=is_host)
+        self.passes = PassCounter()
         self._guard = Guard()
         self.generator = HostGenerator(seed)
 
@@ -241,22 +155,16 @@ class MinibatchSampler:
         num_batches = -(-count // size) if num_minibatches is None else min(most, count)
         return MinibatchPlan(count, num_batches, size if fixed else None, normalizes)
 
-    def stop(self) -> None:
-        """Let no pass go on, as the rows change."""
-        self._stops += 1
-
     def draw(self, plan: MinibatchPlan) -> Iterator[RolloutBatch]:
         """Yield the first rows of the list once each, shuffled, in even batches."""
-        return self._draw(plan, self._stops)
+        return self._draw(plan, self.passes.stops)
 
     def _draw(self, plan: MinibatchPlan, stops: int) -> Iterator[RolloutBatch]:
-        self._require_current(self._passes, stops)
-        self._passes += 1
-        number = self._passes
+        require, begun = self.passes.require, self.passes.begin(stops)
         num_rows, num_batches, padded, normalizes = plan
-        counts = [stop - start for start, stop in split_evenly(num_rows, num_batches)]
         if padded is None:
-            sizes, order = counts, [self._shuffled(num_rows)]
+            sizes = [stop - start for start, stop in split_evenly(num_rows, num_batches)]
+            order = [self._shuffled(num_rows)]
         else:
             sizes, order = [padded] * num_batches, self._padded(num_rows, num_batches, padded)
         # A call of torch takes longer than copying a small batch, so those are gathered together.
@@ -266,26 +174,17 @@ class MinibatchSampler:
         # place for a change of the whole block, and refuse gradients of the others.
         spans = list(map(sum, blocks))
         pieces = zip(*[part.unsafe_split_with_sizes(spans) for part in order], strict=True)
-        for k, (sizes, own) in enumerate(zip(blocks, pieces, strict=True)):
-            self._require_current(number, stops)
-            valid = counts[k * at_once : (k + 1) * at_once] if normalizes else None
+        for sizes, own in zip(blocks, pieces, strict=True):
+            require(begun)
             # Nothing that is handed out is named here: it would be held until the next batch.
             if len(sizes) == 1:
-                yield self._batch([*self._columns(own[0], sizes, valid), *own])
+                yield self._batch([*self._columns(own, sizes, normalizes), *own])
                 continue
-            columns = *self._columns(own[0], sizes, valid), *own
+            columns = *self._columns(own, sizes, normalizes), *own
             block = [column.unsafe_split_with_sizes(sizes) for column in columns]
             for parts in zip(*block, strict=True):
-                self._require_current(number, stops)
+                require(begun)
                 yield self._batch(parts)
-
-    def _require_current(self, number: int, stops: int) -> None:
-        if number != self._passes or stops != self._stops:
-            raise BufferMisuseError(
-                "these minibatches are over: another pass or rollout has begun since, or "
-                "advantages were computed again; go through one pass at a time, "
-                "list(rollout.minibatches(...)) keeps the batches of a pass"
-            )
 
     @exclusive
     def _shuffled(self, count: int) -> torch.Tensor:
@@ -318,28 +217,16 @@ class MinibatchSampler:
         return [order.to(device), weights.to(device)]
 
     @exclusive
-    def _gather(self, chosen: torch.Tensor) -> list[torch.Tensor]:
-        """The rows int64 (B,) of all columns, in memory of their own."""
-        select, columns = torch.index_select, self._batches.take(len(chosen))
-        if columns is None:
-            return [select(source, 0, chosen) for source in self._sources]
-        for source, target in zip(self._sources, columns, strict=True):
-            select(source, 0, chosen, out=target)
-        return columns
-
     def _columns(
-        self, chosen: torch.Tensor, sizes: list[int], counts: list[int] | None
+        self, own: Sequence[torch.Tensor], sizes: list[int], normalizes: bool
     ) -> list[torch.Tensor]:
-        """The rows int64 (B,) of all columns, which are those of batches of some sizes.
-
-        counts: How many rows of each its advantages are normalised by; None for not at all.
-        """
-        columns = self._gather(chosen)
-        if counts is not None:
-            _normalize(columns[self._advantages_at], sizes, counts)
+        """All columns of batches of some sizes, given their rows int64 (B,), and weights if any."""
+        columns = self._batches.gather(own[0])
+        if normalizes:
+            normalize_advantages(columns[self._advantages_at], sizes, *own[1:])
         return columns
 
-    def _batch(self, columns: Sequence[torch.Tensor]) -> RolloutBatch:
+    def _batch(self, columns: Sequence[Any]) -> RolloutBatch:
         """A batch of all columns, the rows' indices, and weights if there are any."""
         if not (self._is_nested or self._extras):
             return RolloutBatch(*columns)
@@ -350,17 +237,23 @@ class MinibatchSampler:
         return RolloutBatch(obs, *columns[self._num_obs : begin], *columns[end:], extras=extras)
 
 
-def _normalize(advantages: torch.Tensor, sizes: list[int], counts: list[int]) -> None:
-    """Normalise advantages float32 (K,) in place, batch by batch.
+def normalize_advantages(
+    advantages: torch.Tensor, sizes: list[int], weights: torch.Tensor | None = None
+) -> None:
+    """Normalise advantages in place, batch by batch.
 
     Args:
-        advantages: Of some batches, one after another.
+        advantages: float32 (K,), of some batches, one after another.
         sizes: Of the batches.
-        counts: How many rows of each, from the first, make its mean and standard deviation.
+        weights: float32 (K,), 1 of the rows that make means and standard deviations, else 0.
     """
     if advantages.device.type == "cpu":
-        normalize_batches(advantages.numpy(), np.array(sizes), np.array(counts))
+        own = None if weights is None else weights.numpy()
+        normalize_batches(advantages.numpy(), np.array(sizes), own)
         return
-    for part, count in zip(advantages.split(sizes), counts, strict=True):
-        std, mean = torch.std_mean(part[:count], correction=min(1, count - 1))
-        part.sub_(mean).div_(std + ADVANTAGE_EPSILON)
+    weights = torch.ones_like(advantages) if weights is None else weights
+    for part, own in zip(advantages.split(sizes), weights.split(sizes), strict=True):
+        count = own.sum()
+        part.sub_((own * part).sum() / count)
+        deviation = ((own * part.square()).sum() / (count - 1).clamp_(min=1)).sqrt_()
+        part.div_(deviation.add_(ADVANTAGE_EPSILON))

@@ -1,9 +1,6 @@
 """A few interrupts of each kind of vector env; `make fuzz` takes a minute of new ones."""
 
-import os
-
 import pytest
-from fuzz.__main__ import run_for
 from fuzz.nursery import run_apart
 
 from vecenv.fingerprint import is_jit_off
@@ -19,14 +16,6 @@ pytestmark = pytest.mark.skipif(
 def test_a_few_interrupts(target):
     """The same ones every time, as far as clocks allow."""
     assert run_apart("fuzz.interrupts", 5, target, 40 if target != "async" else 5) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_interrupts_of_a_new_seed():
-    """The seed is printed; VECENV_FUZZ_SEED takes it again."""
-    seed = int(os.environ.get("VECENV_FUZZ_SEED") or int.from_bytes(os.urandom(4)))
-    assert run_for("interrupts", float(os.environ.get("VECENV_FUZZ_SECONDS") or 20), seed) > 0
 
 
 @pytest.mark.parametrize(

@@ -297,9 +297,7 @@ def test_batches_that_are_kept_stay_as_they_are(space, staged):
 @pytest.mark.parametrize("offset", [-1, 1])
 def test_counts_of_references_may_begin_elsewhere(monkeypatch, offset):
     """Python 3.14 counts one less than versions before."""
-    monkeypatch.setattr(
-        "buffers.rollout.minibatches.getrefcount", lambda o: sys.getrefcount(o) + offset
-    )
+    monkeypatch.setattr("buffers.rollout.pool.getrefcount", lambda o: sys.getrefcount(o) + offset)
     rollout = filled(6, 5, LARGE)
     kept = list(rollout.minibatches(3))
     assert sorted(torch.cat([batch.log_probs for batch in kept]).tolist()) == list(range(30))
