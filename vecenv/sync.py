@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.batches import take_row
-from vecenv.core.env_state import SavedEnv, dump_env, load_env
+from vecenv.core.env_state import SavedEnv, dump_env, load_env, pack_envs, unpack_envs
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
 from vecenv.core.seeding import Seed, seed_per_env

@@ -20,6 +20,7 @@ from gymnasium.vector.utils import iterate
 from vecenv.core.autoreset import StepRows, read_autoreset_mode
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.deadline import Deadline
+from vecenv.core.env_state import pack_envs, unpack_envs
 from vecenv.core.errors import EnvStateError
 from vecenv.core.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.core.interrupts import interrupts_later
