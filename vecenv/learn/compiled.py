@@ -149,10 +149,12 @@ def _choose_guards(entries: Sequence[Any]) -> list[bool]:
 
 
 def _is_of_user(entry: Any) -> bool:
-    if entry.orig_guard.source.is_unspecialized_builtin_nn_module():
+    guard = entry.orig_guard
+    if guard.source.is_unspecialized_builtin_nn_module():
         return False
-    if (found := _ROOT.search(entry.name)) is None:
-        return not entry.name  # of the state of torch, such as its number of threads
+    # Such as L['with_loss']._modules['module'].weight_of_entropy or G['__import___main__'].CLIP.
+    if (found := _ROOT.search(guard.name)) is None:
+        return not guard.name  # of the state of torch, such as its number of threads
     where, name = found.groups()
     if where == "L":
         return name == "with_loss"
