@@ -70,11 +70,10 @@ def ppo_loss(agent, batch):
     ratio = (policy.log_prob(batch.actions) - batch.log_probs).exp()
     gain = torch.min(ratio * batch.advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * batch.advantages)
     error = (agent.value(batch.obs) - batch.returns).square()
-    weights = getattr(batch, "weights", None)
     scalars = {
-        "policy_loss": -weighted_mean(gain, weights),
-        "value_loss": weighted_mean(error, weights) / 2,
-        "entropy": weighted_mean(policy.entropy(), weights),
+        "policy_loss": -weighted_mean(gain, batch.weights),
+        "value_loss": weighted_mean(error, batch.weights) / 2,
+        "entropy": weighted_mean(policy.entropy(), batch.weights),
     }
     loss = scalars["policy_loss"] + scalars["value_loss"]
     return loss - agent.entropy_weight * scalars["entropy"], scalars
@@ -87,7 +86,8 @@ def make_agent(kind="mlp"):
     return Agent({"gru": Recurrent, "nn.GRU": WholeGru}.get(kind, nn.Identity)())
 
 
-def make_batch(kind="mlp", rows=ROWS, seed=0, **extras):
+def make_batch(kind="mlp", rows=ROWS, seed=0, weights=None):
+    extras = {}
     generator = torch.Generator().manual_seed(seed)
     shape = {"cnn": (2, 5, 5), "gru": (7, 3), "nn.GRU": (7, 3)}.get(kind, (6,))
 
@@ -102,7 +102,7 @@ def make_batch(kind="mlp", rows=ROWS, seed=0, **extras):
         actions[:] = 1
     columns = [normal(rows) for _ in range(4)]
     columns[0] = columns[0] * 0.1 - 1.4
-    return RolloutBatch(normal(rows, *shape), actions, *columns, extras=extras)
+    return RolloutBatch(normal(rows, *shape), actions, *columns, weights=weights, extras=extras)
 
 
 def autograd(module, loss, batch):

@@ -6,6 +6,7 @@ All that is not a stable interface of torch is in this file: the options of the 
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 import types
@@ -22,6 +23,8 @@ from vecenv.learn.batches import Layout, put_together
 from vecenv.learn.parameters import FlatParameters
 
 __all__ = ["CompiledGradient", "Part", "build_part", "split_rows", "why_not_compile"]
+
+_MAX_COMPILATIONS = 3  # of one gradient, where what the loss reads has changed; then autograd
 
 Part = Callable[[Tensor, list[Tensor]], tuple[Tensor, Tensor]]
 
@@ -133,7 +136,10 @@ def _compile(function: types.FunctionType | Any, device: torch.device) -> Any:
         options = {"cpp_wrapper": True}
     if hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"):  # knows such filters
         options["guard_filter_fn"] = _choose_guards
-    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
+    limit: dict[str, Any] = {}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        limit["recompile_limit"] = _MAX_COMPILATIONS
+    return torch.compile(own, fullgraph=True, dynamic=False, options=options, **limit)
 
 
 _ROOT = re.compile(r"([LG])\['([^']+)'\]")
