@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import sys
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from buffers import RolloutBatch
 from vecenv.learn import Adam, Gradient
 
-ROWS = 64
+ROWS, CLIP = 64, 0.2
 
 
 class Agent(nn.Module):
@@ -67,13 +68,12 @@ def ppo_loss(agent, batch):
     mask = batch.extras.get("mask")
     policy = agent.policy(batch.obs, mask)
     ratio = (policy.log_prob(batch.actions) - batch.log_probs).exp()
-    gain = torch.min(ratio * batch.advantages, ratio.clamp(0.8, 1.2) * batch.advantages)
+    gain = torch.min(ratio * batch.advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * batch.advantages)
     error = (agent.value(batch.obs) - batch.returns).square()
-    weights = getattr(batch, "weights", None)
     scalars = {
-        "policy_loss": -weighted_mean(gain, weights),
-        "value_loss": weighted_mean(error, weights) / 2,
-        "entropy": weighted_mean(policy.entropy(), weights),
+        "policy_loss": -weighted_mean(gain, batch.weights),
+        "value_loss": weighted_mean(error, batch.weights) / 2,
+        "entropy": weighted_mean(policy.entropy(), batch.weights),
     }
     loss = scalars["policy_loss"] + scalars["value_loss"]
     return loss - agent.entropy_weight * scalars["entropy"], scalars
@@ -86,7 +86,8 @@ def make_agent(kind="mlp"):
     return Agent({"gru": Recurrent, "nn.GRU": WholeGru}.get(kind, nn.Identity)())
 
 
-def make_batch(kind="mlp", rows=ROWS, seed=0, **extras):
+def make_batch(kind="mlp", rows=ROWS, seed=0, weights=None):
+    extras = {}
     generator = torch.Generator().manual_seed(seed)
     shape = {"cnn": (2, 5, 5), "gru": (7, 3), "nn.GRU": (7, 3)}.get(kind, (6,))
 
@@ -101,7 +102,7 @@ def make_batch(kind="mlp", rows=ROWS, seed=0, **extras):
         actions[:] = 1
     columns = [normal(rows) for _ in range(4)]
     columns[0] = columns[0] * 0.1 - 1.4
-    return RolloutBatch(normal(rows, *shape), actions, *columns, extras=extras)
+    return RolloutBatch(normal(rows, *shape), actions, *columns, weights=weights, extras=extras)
 
 
 def autograd(module, loss, batch):
@@ -239,13 +240,14 @@ def test_batches_of_any_nesting_are_compiled_with_their_attributes(make, loss):
 
 
 @pytest.mark.slow
-def test_what_a_loss_reads_beside_the_batch_may_change():
+def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
     """Numbers, buffers, and whether the module trains; graphs of two objects keep apart."""
     agents, gradients = [make_agent(), make_agent()], []
     for agent in agents:
         agent.features = nn.Dropout(1e-9)
         gradients.append(Gradient(agent, ppo_loss, compile="on", threads=1))
         assert_equal(gradients[-1], make_batch())
+        assert gradients[-1].plan["path"] == "compiled", gradients[-1].plan
     agents[0].entropy_weight = 0.5
     for gradient in gradients:
         assert_equal(gradient, make_batch(seed=1))
@@ -254,6 +256,8 @@ def test_what_a_loss_reads_beside_the_batch_may_change():
     for value in range(6):
         agents[1].entropy_weight = float(value)
         assert_equal(gradients[1], make_batch(seed=value))
+    monkeypatch.setattr(sys.modules[__name__], "CLIP", 0.05)
+    assert_equal(gradients[0], make_batch(seed=3))
 
 
 @pytest.mark.slow
