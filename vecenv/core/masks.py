@@ -9,6 +9,7 @@ int8, which `sample(mask=)` of Gymnasium's spaces takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,10 @@ class LatestMasks:
         self._is_given = np.zeros(num_envs, np.bool_)
         self.is_over = np.zeros(num_envs, np.bool_)
 
+    @cached_property
+    def _width(self) -> int:
+        return mask_width(self._space)
+
     def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
         """Take over the masks of a batch of results.
 
@@ -283,21 +288,32 @@ class LatestMasks:
             ActionMaskError: They don't fit the action space, or are missing; names the env.
         """
         assert self.values is not None
-        env_ids = np.arange(self._num_envs)[rows]
-        return self.checked(self.values[rows], env_ids, self._is_given[rows])
+        return self.checked(self.values[rows], rows, self._is_given[rows])
 
     def checked(
-        self, values: np.ndarray, env_ids: np.ndarray, is_given: np.ndarray | None = None
+        self, values: np.ndarray, rows: Any, is_given: np.ndarray | None = None
     ) -> np.ndarray:
         """Return masks int8 (B, width) of what envs gave, (B, ...) or objects (B,).
 
         Where an episode has ended and the env is about to be reset, whatever the action, a mask
         that is missing or allows nothing becomes one that allows all.
 
+        Args:
+            values: What the envs gave.
+            rows: Which envs these are: int64 (B,), or a slice.
+            is_given: bool (B,), who gave something; None if all did.
+
         Raises:
             ActionMaskError: They don't fit the action space, or are missing; names the env.
         """
-        width, is_over = mask_width(self._space), self.is_over[env_ids]
+        width = self._width
+        if values.shape[1:] == (width,) and (is_given is None or is_given.all()):
+            bits = values.astype(np.bool_)
+            is_right = values.dtype == np.bool_ or (bits == values).all()
+            if is_right and bits.any(axis=1).all():
+                return bits.view(np.int8)
+        env_ids = np.arange(self._num_envs)[rows]
+        is_over = self.is_over[rows]
         bits = np.zeros((len(env_ids), width), np.bool_)
         needed = np.ones(len(env_ids), np.bool_) if is_given is None else is_given
         if not (needed | is_over).all():
@@ -342,11 +358,11 @@ class LatestMasks:
         """
         if self.values is None or not can_be_masked(self._space):
             return None
-        masks = np.zeros((self._num_envs, mask_width(self._space)), np.int8)
+        masks = np.zeros((self._num_envs, self._width), np.int8)
         given = self._is_given.copy()
         for row in np.flatnonzero(given).tolist():
             try:
-                masks[row] = _flat_mask(self.values[row], masks.shape[1], self._space)
+                masks[row] = _flat_mask(self.values[row], self._width, self._space)
             except ActionMaskError:
                 given[row] = False
         return {"values": masks, "is_given": given}
@@ -364,8 +380,7 @@ class LatestMasks:
             return True
         if not isinstance(state, dict) or not can_be_masked(self._space):
             return False
-        num_envs, width = self._num_envs, mask_width(self._space)
-        shapes = {"values": (num_envs, width), "is_given": (num_envs,)}
+        shapes = {"values": (self._num_envs, self._width), "is_given": (self._num_envs,)}
         return all(
             isinstance(state.get(name), np.ndarray) and state[name].shape == shape
             for name, shape in shapes.items()
