@@ -122,7 +122,8 @@ class MaskInfos(Wrapper):
 
     Raises:
         NoActionMaskError: Another action space; or, in `reset` or `step`, the env gives no mask.
-        ActionMaskError: In `reset` or `step`: the mask does not fit the action space.
+        ActionMaskError: In `reset` or `step`: the mask does not fit the action space, and the
+            episode goes on.
 
     Example:
         >>> import gymnasium as gym
@@ -146,7 +147,12 @@ class MaskInfos(Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env; the info has its mask."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return obs, reward, terminated, truncated, self._with_mask(obs, info)
+        try:
+            info = self._with_mask(obs, info)
+        except ActionMaskError:
+            if not (terminated or truncated):  # else no action will follow
+                raise
+        return obs, reward, terminated, truncated, info
 
     def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         mask = info.get(MASK_KEY)
