@@ -171,6 +171,10 @@ def test_where_an_episode_is_over_any_mask_will_do(mode, last):
         envs.step([0, 0])
         assert envs.action_masks().tolist() == [[0, 1, 0]] * 2
     envs.close()
+    env = MaskInfos(Saying([1, 0, 1], last, length=1))
+    env.reset()
+    if last is not None:
+        assert env.step(0)[2], "an end is reported whatever mask there is"
 
 
 # -- who gives them -------------------------------------------------------------------------------

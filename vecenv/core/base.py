@@ -526,6 +526,11 @@ class GymVecEnv(VecEnv):
             part = take_infos(known, ids)
         masks.note(part, False, ids)
 
+    @cached_property
+    def _observes_masks(self) -> bool:
+        """Whether masks are a part of the observations."""
+        return has_mask_part(self.single_observation_space, self._mask_width)
+
     @property
     def has_action_masks(self) -> bool:
         """Whether `action_masks` has something to return.
@@ -533,7 +538,7 @@ class GymVecEnv(VecEnv):
         Single envs that give their masks in infos are known by their first `reset`.
         """
         return can_be_masked(self.single_action_space) and (
-            has_mask_part(self.single_observation_space, self._mask_width)
+            self._observes_masks
             or self._masks.values is not None
             or self._find_mask_method() is not None
         )
@@ -544,14 +549,13 @@ class GymVecEnv(VecEnv):
         if not masks.is_used:
             masks.is_used = True
             masks.is_over[:] = self._latest_flags.terminations | self._latest_flags.truncations
-        if has_mask_part(self.single_observation_space, self._mask_width):
+        if self._observes_masks:
             part = self._latest.children[MASK_KEY].array  # type: ignore[attr-defined]
-            found = masks.checked(part[rows], np.arange(self.num_envs)[rows])
+            found = masks.checked(part[rows], rows)
         elif masks.values is not None:
             found = masks.read(rows)
         else:
-            ids = np.arange(self.num_envs)[rows]
-            found = masks.checked(self._masks_of_envs(ids), ids)
+            found = masks.checked(self._masks_of_envs(np.arange(self.num_envs)[rows]), rows)
         if out is None:
             return found
         out[...] = found

@@ -9,6 +9,7 @@ int8, which `sample(mask=)` of Gymnasium's spaces takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,8 @@ class MaskInfos(Wrapper):
 
     Raises:
         NoActionMaskError: Another action space; or, in `reset` or `step`, the env gives no mask.
-        ActionMaskError: In `reset` or `step`: the mask does not fit the action space.
+        ActionMaskError: In `reset` or `step`: the mask does not fit the action space, and the
+            episode goes on.
 
     Example:
         >>> import gymnasium as gym
@@ -145,7 +147,12 @@ class MaskInfos(Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env; the info has its mask."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return obs, reward, terminated, truncated, self._with_mask(obs, info)
+        try:
+            info = self._with_mask(obs, info)
+        except ActionMaskError:
+            if not (terminated or truncated):  # else no action will follow
+                raise
+        return obs, reward, terminated, truncated, info
 
     def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         mask = info.get(MASK_KEY)
@@ -246,6 +253,10 @@ class LatestMasks:
         self._is_given = np.zeros(num_envs, np.bool_)
         self.is_over = np.zeros(num_envs, np.bool_)
 
+    @cached_property
+    def _width(self) -> int:
+        return mask_width(self._space)
+
     def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
         """Take over the masks of a batch of results.
 
@@ -292,21 +303,32 @@ class LatestMasks:
             ActionMaskError: They don't fit the action space, or are missing; names the env.
         """
         assert self.values is not None
-        env_ids = np.arange(self._num_envs)[rows]
-        return self.checked(self.values[rows], env_ids, self._is_given[rows])
+        return self.checked(self.values[rows], rows, self._is_given[rows])
 
     def checked(
-        self, values: np.ndarray, env_ids: np.ndarray, is_given: np.ndarray | None = None
+        self, values: np.ndarray, rows: Any, is_given: np.ndarray | None = None
     ) -> np.ndarray:
         """Return masks int8 (B, width) of what envs gave, (B, ...) or objects (B,).
 
         Where an episode has ended and the env is about to be reset, whatever the action, a mask
         that is missing or allows nothing becomes one that allows all.
 
+        Args:
+            values: What the envs gave.
+            rows: Which envs these are: int64 (B,), or a slice.
+            is_given: bool (B,), who gave something; None if all did.
+
         Raises:
             ActionMaskError: They don't fit the action space, or are missing; names the env.
         """
-        width, is_over = mask_width(self._space), self.is_over[env_ids]
+        width = self._width
+        if values.shape[1:] == (width,) and (is_given is None or is_given.all()):
+            bits = values.astype(np.bool_)
+            is_right = values.dtype == np.bool_ or (bits == values).all()
+            if is_right and bits.any(axis=1).all():
+                return bits.view(np.int8)
+        env_ids = np.arange(self._num_envs)[rows]
+        is_over = self.is_over[rows]
         bits = np.zeros((len(env_ids), width), np.bool_)
         needed = np.ones(len(env_ids), np.bool_) if is_given is None else is_given
         if not (needed | is_over).all():
