@@ -26,6 +26,8 @@ PYTEST = $(RUN) -m pytest $(PYTEST_ARGS)
 FAST := not slow and not learn and not gpu and not ray
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+# Tests start many processes, each of which would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo cage2 test test-slow fuzz test-gpu test-ray test-adapters test-real coverage lint format \
