@@ -94,7 +94,7 @@ class Pictures(nn.Module):
         if space.dtype == np.uint8:
             self.scale = 1 / 255
         channels = space.shape[2 if self.is_last else 0]
-        layers = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+        layers: list[Any] = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
         if space.shape[1] < 36:
             layers = [(channels, 16, 3, 1)]
         convolutions = [(nn.Conv2d(*layer), nn.ReLU()) for layer in layers]
@@ -285,11 +285,12 @@ class Trainer:
         """Play the greedy policy in envs of its own."""
         options = self.options
         settings: Any = {"device": options.device, "backend": options.backend, "seed": seed}
+        settings |= options.env_kwargs
 
         def act(obs: Tensor) -> Tensor:
             return self.agent.act(obs) + self.first_action
 
-        return evaluate(act, options.env_id, episodes, **settings, **options.env_kwargs)
+        return evaluate(act, options.env_id, episodes, **settings)
 
     def save(self, run: Run, score: float | None = None) -> None:
         run.write_json("plan", self.gradient.plan)
