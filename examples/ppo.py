@@ -2,7 +2,7 @@
 
     python examples/ppo.py --env-id CartPole-v1
 
-Change what stands between the two lines of dashes, `Agent` and `ppo_loss`; the rest trains it.
+Change what stands between the first two lines of dashes, `Agent` and `ppo_loss`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn import functional as F
 
-from buffers import RolloutBatch, RolloutBuffer
+from buffers import RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, make_vec, mask_width
 from vecenv.files import load_arrays, require_writable, save_arrays
 from vecenv.learn import Adam, EvaluationResult, Gradient, Moments, Run, RunError, evaluate
@@ -56,6 +56,9 @@ class Options:
     entropy_weight: float = 0.0  # of the entropy bonus in the loss
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
     hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
+    recurrent: Literal["no", "gru", "lstm"] = "no"  # a memory between observations and networks
+    memory_size: int = 128  # units of the memory
+    sequence_length: int = 32  # steps through which gradients of a memory go, at most
     normalize: bool = False  # observations to mean 0 and variance 1, returns to variance 1
     masks: bool = True  # take allowed actions only, if the env says which these are
     seed: int = 1  # the same seed gives the same curve
@@ -80,37 +83,6 @@ class Options:
 # ------------------------------------------------------------------------------ what to change
 
 
-class Choices:
-    """K independent categorical distributions of logits (B, K, A); actions are int64 (B, K)."""
-
-    def __init__(self, logits: Tensor) -> None:
-        self.log_p = logits.log_softmax(-1)
-
-    def log_prob(self, actions: Tensor) -> Tensor:
-        return self.log_p.gather(-1, actions[..., None]).sum((-2, -1))
-
-    def entropy(self) -> Tensor:
-        return -(self.log_p.exp() * self.log_p).sum((-2, -1))
-
-    def icdf(self, quantiles: Tensor) -> Tensor:
-        sums = self.log_p.exp().cumsum(-1)
-        return torch.searchsorted(sums, quantiles[..., None] * sums[..., -1:]).squeeze(-1)
-
-    @property
-    def mode(self) -> Tensor:
-        return self.log_p.argmax(-1)
-
-
-class Normals(Normal):
-    """K independent normal distributions; actions are float32 (B, K)."""
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        return super().log_prob(value).sum(-1)
-
-    def entropy(self) -> Tensor:
-        return super().entropy().sum(-1)
-
-
 class Agent(nn.Module):
     """Actor and critic: on numbers a tanh network each, on images heads of one convolutional."""
 
@@ -125,6 +97,10 @@ class Agent(nn.Module):
         is_image = any(isinstance(e, NatureCnn) for e in self.encoders.values())
         encoders: Any = self.encoders.values()
         num_features = sum(encode.num_features for encode in encoders)
+        self.memory: Memory | None = None
+        if options.recurrent != "no":
+            self.memory = Memory(num_features, options.memory_size, options.recurrent)
+            num_features = options.memory_size
         widths = num_features, *(() if is_image else options.hidden)
         self.is_discrete = isinstance(self.action_space, Discrete | MultiDiscrete)
         self.sizes = sizes_of(self.action_space, options)  # numbers of choices; 1 for a real number
@@ -133,9 +109,10 @@ class Agent(nn.Module):
         if not self.is_discrete:
             self.log_std = nn.Parameter(torch.zeros(len(self.sizes)))
         self.returns = Moments()
-        self.kind = (
-            f"{(space, self.action_space)}, hidden {options.hidden}, normalize {options.normalize}"
-        )
+        kinds = f"hidden {options.hidden}, normalize {options.normalize}"
+        if options.recurrent != "no":
+            kinds += f", {options.recurrent} {options.memory_size}"
+        self.kind = f"{(space, self.action_space)}, {kinds}"
 
     def features(self, obs: Any) -> Tensor:
         """Return one vector (B, F) for each observation, (B, ...) or a dict of these."""
@@ -161,14 +138,39 @@ class Agent(nn.Module):
         """Return values (B,)."""
         return self.critic(features).squeeze(1).float()
 
-    def forward(self, obs: Any, mask: Tensor | None = None) -> tuple[Choices | Normals, Tensor]:
-        features = self.features(obs)
-        return self.policy(features, mask), self.value(features)
+    def unroll(self, obs: Any, state: Tensor, is_first: Tensor) -> Tensor:
+        """Return vectors (L * S, F) for sequences of observations (L, S, ...)."""
+        assert self.memory is not None
+        found = self.features(each(obs, lambda x: x.flatten(0, 1))).unflatten(0, is_first.shape)
+        states = []
+        for features, begins in zip(found, is_first, strict=True):
+            state = self.memory(features, state, begins)
+            states.append(state)
+        return self.memory.features(torch.cat(states))
 
-    def act(self, obs: Any, quantiles: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Return actions (B, K): those at `quantiles` (B, K) in 0..1, or the likeliest ones."""
-        policy = self.policy(self.features(obs), mask)
-        return policy.mode if quantiles is None else policy.icdf(quantiles)
+    def step(self, obs: Any, state: Any, is_first: Any) -> tuple[Tensor, Any]:
+        """Return vectors (B, F) for observations (B, ...), and the memory's state after them."""
+        features = self.features(obs)
+        if self.memory is None:
+            return features, None
+        state = self.memory(features, state, is_first)
+        return self.memory.features(state), state
+
+    def act(
+        self,
+        obs: Any,
+        quantiles: Tensor | None = None,
+        mask: Tensor | None = None,
+        state: Tensor | None = None,
+        is_first: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return actions (B, K) and the new state of the memory, None without one.
+
+        Actions are those at `quantiles` (B, K) in 0..1, or the likeliest ones.
+        """
+        features, state = self.step(obs, state, is_first)
+        policy = self.policy(features, mask)
+        return policy.mode if quantiles is None else policy.icdf(quantiles), state
 
     def absorb(self, obs: Any, returns: Tensor) -> None:
         """Take observations and returns of a rollout into the moments that normalise them."""
@@ -186,12 +188,17 @@ class Agent(nn.Module):
         )
 
 
-def ppo_loss(
-    agent: Agent, batch: RolloutBatch, options: Options
-) -> tuple[Tensor, dict[str, Tensor]]:
+def ppo_loss(agent: Agent, batch: Any, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch, a mean over rows, and other means over rows to look at."""
-    policy, values = agent(batch.obs, batch.extras.get("action_mask"))
-    log_ratio = policy.log_prob(batch.actions.view(len(values), -1)) - batch.log_probs
+    if agent.memory is None:
+        features = agent.features(batch.obs)
+    else:  # sequences (L, S, ...)
+        features = agent.unroll(batch.obs, batch.initial_states["state"], batch.is_first)
+    mask = batch.extras.get("action_mask")
+    policy = agent.policy(features, None if mask is None else mask.flatten(0, -2))
+    values = agent.value(features).view_as(batch.returns)
+    log_probs = policy.log_prob(batch.actions.view(len(features), -1)).view_as(batch.returns)
+    log_ratio = log_probs - batch.log_probs
     ratio = log_ratio.exp()
     gain = batch.advantages * ratio
     clipped = batch.advantages * ratio.clamp(1 - options.clip, 1 + options.clip)
@@ -200,7 +207,7 @@ def ppo_loss(
         change = (values - batch.values).clamp(-options.clip_values, options.clip_values)
         errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
     rows = {"policy_loss": -torch.minimum(gain, clipped), "value_loss": errors / 2}
-    entropies = policy.entropy()
+    entropies = policy.entropy().view_as(batch.returns)
     loss = rows["policy_loss"] + options.value_weight * rows["value_loss"]
     if options.entropy_weight:
         loss = loss - options.entropy_weight * entropies
@@ -210,12 +217,56 @@ def ppo_loss(
     return (loss * share).sum(), {k: (row.detach() * share).sum() for k, row in rows.items()}
 
 
+# ------------------------------------------------------------------------------ its parts
+
+
+class Choices:
+    """K independent categorical distributions of logits (B, K, A); actions are int64 (B, K)."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return self.logits.log_softmax(-1).gather(-1, actions[..., None]).sum((-2, -1))
+
+    def entropy(self) -> Tensor:
+        log_p = self.logits.log_softmax(-1)
+        return -(log_p.exp() * log_p).sum((-2, -1))
+
+    def icdf(self, quantiles: Tensor) -> Tensor:
+        sums = self.logits.softmax(-1).cumsum(-1)
+        return torch.searchsorted(sums, quantiles[..., None] * sums[..., -1:]).squeeze(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.logits.argmax(-1)
+
+
+class Normals(Normal):
+    """K independent normal distributions; actions are float32 (B, K)."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return super().log_prob(value).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return super().entropy().sum(-1)
+
+
 def mlp(*widths: int, gain: float) -> nn.Sequential:
     """Return linear layers with tanh between them."""
     layers: list[nn.Module] = []
     for number, (a, b) in enumerate(pairwise(widths), 2):
-        layers += [linear(a, b, gain if number == len(widths) else 2**0.5), nn.Tanh()]
+        layers += [linear(a, b, gain if number == len(widths) else 2**0.5), Tanh()]
     return nn.Sequential(*layers[:-1])
+
+
+class Tanh(nn.Tanh):
+    """`nn.Tanh`; on a processor, while nothing is differentiated, NumPy's, which is much faster."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or input.device.type != "cpu":
+            return super().forward(input)
+        return torch.from_numpy(np.tanh(input.numpy()))
 
 
 def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear:
@@ -246,17 +297,39 @@ def encoder(name: str, space: Any, options: Options) -> nn.Module:
     raise SystemExit(f"{options.env_id}: the observation {name!r} is {space}, expected {wanted}")
 
 
+class Memory(nn.Module):
+    """A GRU or LSTM; its state (B, S) is one vector, of which the first numbers are the output."""
+
+    def __init__(self, num_inputs: int, size: int, kind: str) -> None:
+        super().__init__()
+        self.is_lstm, self.size = kind == "lstm", size
+        self.state_size = 2 * size if self.is_lstm else size
+        self.cell = nn.LSTMCell(num_inputs, size) if self.is_lstm else nn.GRUCell(num_inputs, size)
+        for name, parameter in self.cell.named_parameters():
+            nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, state: Tensor, is_first: Tensor) -> Tensor:
+        state = state.masked_fill(is_first[:, None], 0.0)
+        if self.is_lstm:
+            return torch.cat(self.cell(x, tuple(state.chunk(2, 1))), 1)
+        return self.cell(x, state)
+
+    def features(self, state: Tensor) -> Tensor:
+        return state[:, : self.size]
+
+
 class Numbers(nn.Module):
     """Numbers as they are, or normalised; choices as a one for each and zeros."""
 
     def __init__(self, space: Any, normalizes: bool) -> None:
         super().__init__()
+        shape: tuple[int, ...] = space.shape
         sizes = np.ravel(getattr(space, "nvec", getattr(space, "n", ()))).tolist()
         self.choices: list[tuple[int, int]] = []  # the first of them, how many
         if isinstance(space, Discrete | MultiDiscrete):
             self.choices = list(zip(np.ravel(space.start).tolist(), sizes, strict=True))
-        self.num_features = sum(sizes) if self.choices else math.prod(space.shape)
-        self.moments = Moments(space.shape) if normalizes and not self.choices else None
+        self.num_features = sum(sizes) if self.choices else math.prod(shape)
+        self.moments = Moments(shape) if normalizes and not self.choices else None
 
     def forward(self, numbers: Tensor) -> Tensor:
         if not self.choices:
@@ -311,9 +384,13 @@ class Trainer:
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
         obs, _ = envs.reset(seed=options.seed)
         spaces = envs.single_observation_space, envs.single_action_space
-        columns = {}
+        columns: dict[str, Any] = {}
         if options.masks and envs.has_action_masks:
             columns["action_mask"] = MultiBinary(mask_width(spaces[1]))
+        self.state: Any = None  # of the memory
+        if agent.memory is not None:
+            columns["state"] = Box(-np.inf, np.inf, (agent.memory.state_size,))
+            self.state = torch.zeros(options.num_envs, agent.memory.state_size).to(options.device)
         self.rollout = RolloutBuffer(
             options.num_steps,
             options.num_envs,
@@ -327,7 +404,7 @@ class Trainer:
             extra_columns=columns,
         )
         self.rollout.start(obs)
-        self.acts_in_actors = isinstance(envs, RayVectorEnv) and not columns
+        self.acts_in_actors = isinstance(envs, RayVectorEnv) and not columns  # see `Actor`
         if isinstance(envs, RayVectorEnv) and self.acts_in_actors:
             envs.set_policy(lambda actor_envs: Actor(actor_envs, options))
         num_updates = options.total_steps // (options.num_envs * options.num_steps)
@@ -371,47 +448,72 @@ class Trainer:
         """Step all envs `num_steps` times, then compute the columns that no step needed."""
         envs, rollout, agent = self.envs, self.rollout, self.agent
         num_steps, num_envs = rollout.num_steps, rollout.num_envs
-        masks = rollout.extras.get("action_mask")
+        masks, states = (rollout.extras.get(name) for name in ("action_mask", "state"))
         # In (0, 1); drawn at once, so that actions do not depend on the number of actors.
         quantiles = torch.rand(num_steps, num_envs, len(agent.sizes)).clamp_(2**-24, 1 - 2**-24)
         if isinstance(envs, RayVectorEnv) and self.acts_in_actors:
             slots, fields = map(rollout.slot, range(num_steps)), {"actions": rollout.actions}
             envs.collect(list(slots), agent.state_dict(), inputs=[quantiles], fields=fields)
         else:
-            quantiles = quantiles.to(rollout.device)
-            for t, (row, drawn) in enumerate(zip(rollout.actions, quantiles, strict=True)):
+            for t, (row, drawn) in enumerate(
+                zip(rollout.actions, quantiles.to(rollout.device), strict=True)
+            ):
                 with envs.timing.phase("policy"):
+                    mask, is_first = None, None
                     if masks is not None:
-                        masks[t] = torch.from_numpy(envs.action_masks())
-                    mask = None if masks is None else masks[t]
-                    row.copy_(agent.act(rollout.obs_at(t), drawn, mask).view_as(row))
+                        mask = masks[t].copy_(torch.from_numpy(envs.action_masks()))
+                    if states is not None:
+                        states[t], is_first = self.state, rollout.is_first_at(t)
+                    actions, self.state = agent.act(
+                        rollout.obs_at(t), drawn, mask, self.state, is_first
+                    )
+                    row.copy_(actions.view_as(row))
                 envs.step(agent.to_env(rollout.env_actions(t)), out=rollout.slot(t))
         count = max(1, 4096 // num_envs)  # steps whose rows fit the processor's cache
-        for part in (slice(t, min(t + count, num_steps)) for t in range(0, num_steps, count)):
-            obs = each(rollout.obs, lambda x, part=part: x[part].flatten(0, 1))
-            mask = None if masks is None else masks[part].flatten(0, 1)
-            policy, values = agent(obs, mask)
-            log_probs = policy.log_prob(rollout.actions[part].reshape(len(values), -1))
-            rollout.log_probs[part] = log_probs.view(-1, num_envs)
-            rollout.values[part] = values.view(-1, num_envs)
+        for begin in range(0, num_steps, count):
+            self.fill(slice(begin, min(begin + count, num_steps)))
+
+    def fill(self, steps: slice) -> None:
+        """Compute log-probabilities and values of some steps."""
+        rollout, agent = self.rollout, self.agent
+        columns = {k: x[steps].flatten(0, 1) for k, x in rollout.extras.items()}
+        first = None
+        if agent.memory is not None:
+            is_first = [rollout.is_first_at(t) for t in range(rollout.num_steps)[steps]]
+            first = torch.cat(is_first)
+        obs = each(rollout.obs, lambda x: x[steps].flatten(0, 1))
+        features, _ = agent.step(obs, columns.get("state"), first)
+        policy = agent.policy(features, columns.get("action_mask"))
+        log_probs = policy.log_prob(rollout.actions[steps].reshape(len(features), -1))
+        rollout.log_probs[steps] = log_probs.view(-1, rollout.num_envs)
+        rollout.values[steps] = agent.value(features).view(-1, rollout.num_envs)
 
     @torch.inference_mode()
     def compute_advantages(self) -> None:
         """Fill advantages, and returns in the critic's unit, their standard deviation."""
-        rollout, unit = self.rollout, self.agent.returns.std()
-        last_values = self.agent(rollout.obs_at(rollout.num_steps))[1]
+        rollout, agent, end = self.rollout, self.agent, self.rollout.num_steps
+        is_first = None if agent.memory is None else rollout.is_first_at(end)
+        last_values = agent.value(agent.step(rollout.obs_at(end), self.state, is_first)[0])
+        unit = agent.returns.std()
         rollout.values *= unit
         rollout.compute_advantages(last_values * unit)
         rollout.values /= unit
         rollout.returns /= unit
 
+    def minibatches(self) -> Any:
+        """Go once through the rollout, in batches of one size: steps, or sequences of steps."""
+        rollout, count = self.rollout, self.options.num_minibatches
+        if self.agent.memory is None:
+            return rollout.minibatches(count, fixed=True, normalize_advantages=True)
+        length = min(self.options.sequence_length, rollout.num_steps)
+        names = {"initial_states": ["state"], "normalize_advantages": True}
+        return rollout.sequences(count, length=length, **names)
+
     def learn(self) -> dict[str, Tensor]:
         """Make the gradient steps of an update; return means over them of the loss's scalars."""
         options, found = self.options, list[dict[str, Tensor]]()
         for _ in range(options.num_epochs):
-            for batch in self.rollout.minibatches(
-                options.num_minibatches, fixed=True, normalize_advantages=True
-            ):
+            for batch in self.minibatches():
                 found.append(self.gradient(batch))
                 self.optimizer.step()
             last = found[-options.num_minibatches :]
@@ -426,7 +528,7 @@ class Trainer:
         parts["envs"] = self.envs
         if (state := run.restore(parts)) is not None:
             before = self.steps = state["steps"]
-            self.num_updates = state["num_updates"]
+            self.num_updates, self.state = state["num_updates"], state["memory"]
             if run.not_restored:
                 self.rollout.start(self.envs.reset(seed=options.seed + self.steps)[0])
         with Progress(refresh_per_second=4) as progress:
@@ -452,9 +554,9 @@ class Trainer:
         run.save({**parts, **self.counts()})
         run.write_json("gradient", self.gradient.plan)
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, Any]:
         """Return what a checkpoint has beside the parts."""
-        return {"steps": self.steps, "num_updates": self.num_updates}
+        return {"steps": self.steps, "num_updates": self.num_updates, "memory": self.state}
 
 
 class Actor:
@@ -469,7 +571,7 @@ class Actor:
 
     @torch.inference_mode()
     def act(self, obs: Any, quantiles: np.ndarray) -> Tensor:
-        actions = self.agent.act(each(obs, torch.as_tensor), torch.as_tensor(quantiles))
+        actions, _ = self.agent.act(each(obs, torch.as_tensor), torch.as_tensor(quantiles))
         return actions.view(-1, *self.shape)
 
 
@@ -487,12 +589,17 @@ def each(obs: Any, function: Any) -> Any:
 def evaluate_agent(envs: VecEnv, agent: Agent, options: Options) -> EvaluationResult:
     """Play the likeliest actions for some episodes."""
 
-    def act(obs: Any) -> np.ndarray:
+    state = None
+    if agent.memory is not None:
+        state = torch.zeros(envs.num_envs, agent.memory.state_size, device=options.device)
+
+    def act(obs: Any, starts: Tensor) -> np.ndarray:
+        nonlocal state
         mask = None
         if options.masks and envs.has_action_masks:
             mask = torch.as_tensor(envs.action_masks(), device=options.device)
-        actions = agent.act(obs, mask=mask).cpu().numpy()
-        return agent.to_env(actions.reshape(envs.action_space.shape))
+        actions, state = agent.act(obs, None, mask, state, starts)
+        return agent.to_env(actions.cpu().numpy().reshape(envs.action_space.shape))
 
     seed = 1_000_000 + options.seed
     return evaluate(act, envs, options.eval_episodes, seed=seed, device=options.device)
@@ -577,7 +684,8 @@ def save_agent(file: Path, agent: Agent, identity: dict[str, Any]) -> None:
     tensors = {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
     saved = {"kind": agent.kind, "tensors": tensors, "made_for": identity or None}
     encode = next(iter(agent.encoders.values()))
-    if len(agent.encoders) == 1 and isinstance(encode, Numbers) and not encode.choices:
+    is_plain = len(agent.encoders) == 1 and agent.memory is None
+    if is_plain and isinstance(encode, Numbers) and not encode.choices:
         names = [name for name in tensors if name.startswith("actor.")]
         saved["layers"] = [
             [tensors[weight].T, tensors[bias]]

@@ -153,9 +153,33 @@ def test_behaviour_log_probs_and_values_are_those_of_the_policy_that_acted():
     agent, rollout = trainer.agent, trainer.rollout
     trainer.collect()
     for t in range(rollout.num_steps):
-        policy, values = agent(rollout.obs[t])
-        torch.testing.assert_close(rollout.log_probs[t], policy.log_prob(rollout.actions[t]))
-        torch.testing.assert_close(rollout.values[t], values)
+        features = agent.features(rollout.obs[t])
+        log_probs = agent.policy(features).log_prob(rollout.actions[t])
+        torch.testing.assert_close(rollout.log_probs[t], log_probs)
+        torch.testing.assert_close(rollout.values[t], agent.value(features))
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_a_memory_is_unrolled_as_it_acted_and_forgets_at_the_borders_of_episodes(kind):
+    given = {"recurrent": kind, "memory_size": 5, "sequence_length": 8, "num_minibatches": 2}
+    trainer = make_trainer(**given)
+    trainer.update()  # the second rollout begins with states of the first
+    with torch.no_grad():
+        for parameter in trainer.agent.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape)
+    trainer.collect()
+    trainer.compute_advantages()
+    for batch in trainer.minibatches():
+        assert batch.is_first.any() and not batch.is_first.all()
+        _, means = ppo.ppo_loss(trainer.agent, batch, trainer.options)
+        assert abs(means["approx_kl"]) < 1e-6 and means["clipfrac"] == 0
+        states = batch.initial_states["state"]
+        features = trainer.agent.unroll(batch.obs, states, batch.is_first)
+        kept = batch.weights > 0
+        found = trainer.agent.value(features).view_as(kept)[kept]
+        torch.testing.assert_close(found, batch.values[kept])
+        forgotten = trainer.agent.unroll(batch.obs, 0 * states, batch.is_first)
+        assert not torch.allclose(trainer.agent.value(forgotten).view_as(kept)[kept], found)
 
 
 def test_actions_are_drawn_with_their_probabilities_and_masked_ones_never():
@@ -167,23 +191,23 @@ def test_actions_are_drawn_with_their_probabilities_and_masked_ones_never():
     num_draws = 40_000
     obs, mask = torch.zeros(num_draws, 3), torch.tensor([[1, 1, 1, 1, 1, 0, 1]])
 
-    actions = agent.act(obs, torch.rand(num_draws, 3), mask)
+    actions, _ = agent.act(obs, torch.rand(num_draws, 3), mask)
 
     for k, part in enumerate((logits[:3], logits[3:5])):
         counts = torch.bincount(actions[:, k], minlength=len(part)).double()
         expected = part.double().softmax(0) * num_draws
         assert ((counts - expected) ** 2 / expected).sum() < 16  # p < 0.001
     assert (actions[:, 2] == 1).all()
-    assert agent.act(obs[:1], mask=mask).tolist() == [[2, 0, 1]]
+    assert agent.act(obs[:1], mask=mask)[0].tolist() == [[2, 0, 1]]
 
 
 @pytest.mark.parametrize("quantile", [2.0**-24, 1 - 2.0**-24])
 def test_extreme_quantiles_are_possible_actions(quantile):
     agent = make_trainer(envs=make_envs(action_space=MultiDiscrete([3, 2]))).agent
     agent.actor[-1].bias.data[:] = torch.tensor([-200.0, 0.0, -200.0, 0.0, -200.0])
-    assert agent.act(torch.zeros(2, 3), torch.full((2, 2), quantile)).tolist() == [[1, 0]] * 2
+    assert agent.act(torch.zeros(2, 3), torch.full((2, 2), quantile))[0].tolist() == [[1, 0]] * 2
     agent = make_trainer(envs=make_envs(action_space=Box(-1, 1, (2,)))).agent
-    assert agent.act(torch.zeros(2, 3), torch.full((2, 2), quantile)).abs().max() < 6
+    assert agent.act(torch.zeros(2, 3), torch.full((2, 2), quantile))[0].abs().max() < 6
 
 
 OBSERVATIONS = {
@@ -324,7 +348,8 @@ def test_no_further_pass_once_the_policy_has_moved_too_far():
     for target_kl, num_passes in ((None, 4), (0.0, 1)):
         trainer = make_trainer(target_kl=target_kl)
         trainer.update()
-        assert trainer.gradient.num_calls_made == num_passes * 8
+        (state,) = trainer.optimizer.state.values()
+        assert state["step"] == num_passes * 8
 
 
 def test_time_is_noted_by_phase():
