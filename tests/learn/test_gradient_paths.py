@@ -17,6 +17,15 @@ from vecenv.learn import Adam, Gradient
 ROWS, CLIP = 64, 0.2
 
 
+@pytest.fixture(autouse=True)
+def one_thread_of_torch():
+    """Those of OpenMP wait for each other in every operation, forever on busy cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Agent(nn.Module):
     """Actor and critic over features (B, 6), with a mask of actions."""
 
