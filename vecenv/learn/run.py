@@ -24,6 +24,7 @@ import vecenv
 from vecenv.files import require_writable, whole_file, write_text
 from vecenv.learn.checkpoint import (
     CheckpointError,
+    RunError,
     load_checkpoint,
     random_streams,
     restore_random_streams,
@@ -38,16 +39,12 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Run", "RunError"]
+__all__ = ["Run"]
 
 _METRICS_FILE = "metrics.jsonl"
 _LAST, _BEST = Path("checkpoint", "last.npz"), Path("checkpoint", "best.npz")
 _LOCK_FILE = ".lock"
 _logger = logging.getLogger("vecenv")
-
-
-class RunError(RuntimeError):
-    """A run can't be begun or resumed in its folder; nothing in it was changed."""
 
 
 class Run:
@@ -90,7 +87,8 @@ class Run:
 
     Raises:
         RunError: The folder has a run already, or one with other options, or is in use by another
-            process.
+            process; nothing in it was changed.
+        CheckpointError: The checkpoint can't be read; it is a RunError, too.
         OSError: It can't be written.
 
     Example:
@@ -131,6 +129,7 @@ class Run:
         self._handlers: dict[int, Any] = {}
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
+        self._unsaved: set[str] = set()  # names of parts that the log has told of
         self._due_at = 0  # steps of the last checkpoint
         self._allow_pickle = allow_pickle
         self._wants_board = tensorboard  # until there is one
@@ -395,6 +394,11 @@ class Run:
         best = -math.inf if self.best_score is None else self.best_score
         is_best = score is not None and float(score) > best
         kinds, states, unsaved = describe_parts(state)
+        for name in unsaved.keys() - self._unsaved:
+            _logger.warning(
+                "%s can't be saved, so a resumed run resets them: %s", name, unsaved[name]
+            )
+        self._unsaved |= unsaved.keys()
         content = {
             "options": self._plain_options,
             "versions": _versions(),
