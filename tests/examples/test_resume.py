@@ -41,11 +41,13 @@ def count_lines(path):
 
 
 def flat(state, where=""):
-    """The numbers of a nest by their places."""
+    """The leaves of a nest by their places, arrays as bytes."""
     if isinstance(state, dict | list | tuple):
         items = state.items() if isinstance(state, dict) else enumerate(state)
         return {k: v for key, item in items for k, v in flat(item, f"{where}/{key}").items()}
-    return {where: np.asarray(state).tolist() if torch.is_tensor(state) else state}
+    if torch.is_tensor(state) or isinstance(state, np.ndarray):
+        state = np.asarray(state).tobytes()
+    return {where: state}
 
 
 @pytest.mark.slow

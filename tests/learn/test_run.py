@@ -343,7 +343,10 @@ def test_parts_go_on_from_where_they_were_with_all_random_streams(options):
             "has autoreset mode .*NEXT_STEP, expected .*SAME_STEP",
         ),
         ({"noise": np.random.Generator(np.random.MT19937())}, "PCG64, expected .* MT19937"),
-        ({"optimizer": torch.optim.Adam([torch.zeros(1)])}, "optimizer: it has 2 parameters, expected 1"),
+        (
+            {"optimizer": torch.optim.Adam([torch.zeros(1)])},
+            "optimizer: it has 2 parameters, expected 1",
+        ),
         ({"draws": 3}, "a state for int, which has no load_state_dict"),
         ({"critic": torch.nn.Linear(1, 1)}, "has no critic, only module, optimizer"),
     ],
