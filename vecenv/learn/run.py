@@ -196,10 +196,11 @@ class Run:
             self._curve = array("q", steps.tobytes()), array("d", returns.tobytes())
             best, self._earlier_s = saved["best_score"], float(saved["seconds"])
             self.best_score = None if best is None else float(best)
-            self._due_at, is_best = int(saved["state"]["steps"]), saved["is_best"]
+            self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
+            is_best = saved["is_best"]
             self._metrics_bytes = int(saved["metrics_bytes"])
             for name in ("kinds", "unsaved", "random"):
-                dict(saved[name])
+                saved[name] = dict(saved[name])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
         if versions != _versions():
@@ -314,7 +315,7 @@ class Run:
         except ImportError:
             _logger.warning("tensorboard is missing: pip install 'vecenv[tensorboard]'")
             return
-        first = None if self._saved is None else int(self._saved["state"]["steps"]) + 1
+        first = None if self._saved is None else self._saved["state"]["steps"] + 1
         self._board = SummaryWriter(str(self.folder), purge_step=first)
 
     def add_episodes(self, steps: int, returns: Any) -> None:
@@ -324,6 +325,8 @@ class Run:
             steps: Env steps made so far.
             returns: The return of each, in order; tensor, array or list.
         """
+        if isinstance(returns, torch.Tensor):
+            returns = returns.detach().cpu()
         values = np.asarray(returns, np.float64).ravel()
         self._curve[0].frombytes(np.full(len(values), steps, np.int64).tobytes())
         self._curve[1].frombytes(values.tobytes())
@@ -454,6 +457,9 @@ class Run:
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
         """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
 
+        The global random streams go on from where they were, too: call it after all that draws from
+        them has been made. States that have been restored are dropped, as buffers are large.
+
         Args:
             parts: Objects by the names that `save` was given them under.
 
@@ -464,36 +470,35 @@ class Run:
             CheckpointError: The checkpoint is of other modules or envs: it says what was expected
                 and found.
         """
-        state = self.load()
-        if state is None or self._saved is None:
+        if self._saved is None:
             return None
-        path = self.folder / _LAST
-        self.not_restored = {}
-        if missing := sorted(set(parts) - set(state)):
+        path, states = self.folder / _LAST, self._saved["state"]
+        if missing := sorted(set(parts) - set(states)):
             raise CheckpointError(
-                f"{path} has no {', '.join(missing)}, only {', '.join(state)}; resume it with the "
+                f"{path} has no {', '.join(missing)}, only {', '.join(states)}; resume it with the "
                 "program that wrote it"
             )
         kinds, unsaved = self._saved["kinds"], self._saved["unsaved"]
-        saved = {name: state.pop(name) for name in parts}
         for name, part in parts.items():  # all checks come before any change
-            if problem := mismatch(part, kinds.get(name), saved[name]):
+            if problem := mismatch(part, kinds.get(name), states[name]):
                 raise CheckpointError(
                     f"{path} does not fit {name}: it has {problem}; make {name} as it was, or "
                     "begin anew in another folder"
                 )
+        self.not_restored = {}
         for name, part in parts.items():
             try:
-                reason = unsaved.get(name) or restore_part(part, saved[name])
+                reason = unsaved.get(name) or restore_part(part, states.pop(name))
             except Exception as error:  # any class's load_state_dict
                 raise CheckpointError(
                     f"{path} does not fit {name}: {error!s:.300}; make {name} as it was, or begin "
                     "anew in another folder"
                 ) from error
             if reason is not None:
+                states.pop(name, None)
                 self.not_restored[name] = reason
                 _logger.warning("%s: not as they were, so reset them: %s", name, reason)
-        return state
+        return self.load()
 
 
 def _lock(folder: Path) -> Any:
