@@ -24,6 +24,7 @@ from vecenv.files import load_arrays, save_arrays, whole_file
 
 __all__ = [
     "CheckpointError",
+    "RunError",
     "load_checkpoint",
     "random_streams",
     "restore_random_streams",
@@ -36,7 +37,11 @@ _KEY_BYTES = 32
 _PLAIN_KINDS = "biufU"  # of arrays, as `vecenv.files` takes them
 
 
-class CheckpointError(RuntimeError):
+class RunError(RuntimeError):
+    """A run can't be begun, saved or resumed; what was in its folder is still there."""
+
+
+class CheckpointError(RunError):
     """A checkpoint can't be read, can't be written, or is of another training."""
 
 
