@@ -36,7 +36,7 @@ def kill_at(point):
 def test_a_training_cut_off_twice_ends_as_one_that_ran_through(env_id, backend, tmp_path):
     expected = train(Options(tmp_path / "through", env_id, backend))
     folder = tmp_path / "cut"
-    for point, resume in ((500, False), (1200, True)):
+    for point, resume in ((300, False), (700, True)):
         with pytest.raises(Killed):
             train(Options(folder, env_id, backend, resume=resume), kill_at(point))
         with (folder / "metrics.jsonl").open("a") as metrics:

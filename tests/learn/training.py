@@ -18,8 +18,8 @@ class Options:
     folder: Path
     env_id: str = "JitCartPole-v1"
     backend: str = "jit"
-    total_steps: int = 2048
-    save_every: int = 300
+    total_steps: int = 1024
+    save_every: int = 200
     resume: bool = False
 
 
@@ -101,7 +101,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--env-id", default="JitCartPole-v1")
     parser.add_argument("--backend", default="jit")
-    parser.add_argument("--total-steps", type=int, default=2048)
+    parser.add_argument("--total-steps", type=int, default=1024)
     parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
     weights = train(Options(**vars(given)))

@@ -24,6 +24,7 @@ import vecenv
 from vecenv.files import require_writable, whole_file, write_text
 from vecenv.learn.checkpoint import (
     CheckpointError,
+    RunError,
     load_checkpoint,
     random_streams,
     restore_random_streams,
@@ -38,16 +39,12 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Run", "RunError"]
+__all__ = ["Run"]
 
 _METRICS_FILE = "metrics.jsonl"
 _LAST, _BEST = Path("checkpoint", "last.npz"), Path("checkpoint", "best.npz")
 _LOCK_FILE = ".lock"
 _logger = logging.getLogger("vecenv")
-
-
-class RunError(RuntimeError):
-    """A run can't be begun or resumed in its folder; nothing in it was changed."""
 
 
 class Run:
@@ -90,7 +87,8 @@ class Run:
 
     Raises:
         RunError: The folder has a run already, or one with other options, or is in use by another
-            process.
+            process; nothing in it was changed.
+        CheckpointError: The checkpoint can't be read; it is a RunError, too.
         OSError: It can't be written.
 
     Example:
@@ -131,6 +129,7 @@ class Run:
         self._handlers: dict[int, Any] = {}
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
+        self._unsaved: set[str] = set()  # names of parts that the log has told of
         self._due_at = 0  # steps of the last checkpoint
         self._allow_pickle = allow_pickle
         self._wants_board = tensorboard  # until there is one
@@ -192,12 +191,16 @@ class Run:
         try:
             versions = dict(saved["versions"])
             steps, returns = saved["curve"]
+            if not len(steps) == len(returns) == steps.size == returns.size:
+                raise ValueError("the learning curve is none")
             self._curve = array("q", steps.tobytes()), array("d", returns.tobytes())
-            self.best_score, self._earlier_s = saved["best_score"], float(saved["seconds"])
-            self._due_at, is_best = int(saved["state"]["steps"]), saved["is_best"]
+            best, self._earlier_s = saved["best_score"], float(saved["seconds"])
+            self.best_score = None if best is None else float(best)
+            self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
+            is_best = saved["is_best"]
             self._metrics_bytes = int(saved["metrics_bytes"])
             for name in ("kinds", "unsaved", "random"):
-                dict(saved[name])
+                saved[name] = dict(saved[name])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
         if versions != _versions():
@@ -216,7 +219,7 @@ class Run:
             return
         size = self._metrics_bytes if self._saved is not None else 0
         with path.open("rb+") as file:
-            kept = file.read(size)
+            kept = file.read()[: max(size, 0)]
             file.truncate(kept.rfind(b"\n") + 1)
 
     def _remove_earlier(self) -> None:
@@ -312,7 +315,7 @@ class Run:
         except ImportError:
             _logger.warning("tensorboard is missing: pip install 'vecenv[tensorboard]'")
             return
-        first = None if self._saved is None else int(self._saved["state"]["steps"]) + 1
+        first = None if self._saved is None else self._saved["state"]["steps"] + 1
         self._board = SummaryWriter(str(self.folder), purge_step=first)
 
     def add_episodes(self, steps: int, returns: Any) -> None:
@@ -322,6 +325,8 @@ class Run:
             steps: Env steps made so far.
             returns: The return of each, in order; tensor, array or list.
         """
+        if isinstance(returns, torch.Tensor):
+            returns = returns.detach().cpu()
         values = np.asarray(returns, np.float64).ravel()
         self._curve[0].frombytes(np.full(len(values), steps, np.int64).tobytes())
         self._curve[1].frombytes(values.tobytes())
@@ -392,6 +397,11 @@ class Run:
         best = -math.inf if self.best_score is None else self.best_score
         is_best = score is not None and float(score) > best
         kinds, states, unsaved = describe_parts(state)
+        for name in unsaved.keys() - self._unsaved:
+            _logger.warning(
+                "%s can't be saved, so a resumed run resets them: %s", name, unsaved[name]
+            )
+        self._unsaved |= unsaved.keys()
         content = {
             "options": self._plain_options,
             "versions": _versions(),
@@ -447,6 +457,9 @@ class Run:
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
         """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
 
+        The global random streams go on from where they were, too: call it after all that draws from
+        them has been made. States that have been restored are dropped, as buffers are large.
+
         Args:
             parts: Objects by the names that `save` was given them under.
 
@@ -457,36 +470,35 @@ class Run:
             CheckpointError: The checkpoint is of other modules or envs: it says what was expected
                 and found.
         """
-        state = self.load()
-        if state is None or self._saved is None:
+        if self._saved is None:
             return None
-        path = self.folder / _LAST
-        self.not_restored = {}
-        if missing := sorted(set(parts) - set(state)):
+        path, states = self.folder / _LAST, self._saved["state"]
+        if missing := sorted(set(parts) - set(states)):
             raise CheckpointError(
-                f"{path} has no {', '.join(missing)}, only {', '.join(state)}; resume it with the "
+                f"{path} has no {', '.join(missing)}, only {', '.join(states)}; resume it with the "
                 "program that wrote it"
             )
         kinds, unsaved = self._saved["kinds"], self._saved["unsaved"]
-        saved = {name: state.pop(name) for name in parts}
         for name, part in parts.items():  # all checks come before any change
-            if problem := mismatch(part, kinds.get(name), saved[name]):
+            if problem := mismatch(part, kinds.get(name), states[name]):
                 raise CheckpointError(
                     f"{path} does not fit {name}: it has {problem}; make {name} as it was, or "
                     "begin anew in another folder"
                 )
+        self.not_restored = {}
         for name, part in parts.items():
             try:
-                reason = unsaved.get(name) or restore_part(part, saved[name])
+                reason = unsaved.get(name) or restore_part(part, states.pop(name))
             except Exception as error:  # any class's load_state_dict
                 raise CheckpointError(
                     f"{path} does not fit {name}: {error!s:.300}; make {name} as it was, or begin "
                     "anew in another folder"
                 ) from error
             if reason is not None:
+                states.pop(name, None)
                 self.not_restored[name] = reason
                 _logger.warning("%s: not as they were, so reset them: %s", name, reason)
-        return state
+        return self.load()
 
 
 def _lock(folder: Path) -> Any:
