@@ -41,7 +41,9 @@ def count_lines(path):
 
 
 def flat(state, where=""):
-    """The leaves of a nest by their places, arrays as bytes."""
+    """The leaves of a nest by their places, arrays as bytes, without what pads records."""
+    if isinstance(state, np.ndarray) and state.dtype.names:
+        state = {name: np.ascontiguousarray(state[name]) for name in state.dtype.names}
     if isinstance(state, dict | list | tuple):
         items = state.items() if isinstance(state, dict) else enumerate(state)
         return {k: v for key, item in items for k, v in flat(item, f"{where}/{key}").items()}
