@@ -1,6 +1,7 @@
 """Examples that are killed and resumed end as if they had run through, bit for bit."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,6 +62,9 @@ def test_an_example_killed_at_random_points_ends_as_one_that_ran_through(case, t
     points = np.sort(np.random.default_rng(seed).integers(1, NUM_UPDATES - 10, 3))
     assert begin(case, tmp_path / "through").wait(600) == 0
     folder = tmp_path / "killed"
+    folder.mkdir()
+    # How gradients are computed is chosen by measurements: the same for both.
+    shutil.copy(tmp_path / "through" / "gradient.json", folder)
     for number, point in zip((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL), points, strict=True):
         process = begin(case, folder, "--resume")
         while process.poll() is None and count_lines(folder / "metrics.jsonl") < point:
