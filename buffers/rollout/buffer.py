@@ -638,10 +638,10 @@ class RolloutBuffer(StatefulBuffer):
 
         With `fixed` all batches of all rollouts have one size instead, so that a compiled learner
         sees one shape: `batch_size`, or T * N / num_minibatches rounded up. Valid rows are spread
-        as evenly as without; the rest of a batch repeats its rows. `batch.weights` float32 (B,) is
-        1 for its rows, which come first, and 0 for the repeated ones, so that means are
-        ``(weights * x).sum() / weights.sum()``. Each batch has a row of weight 1 at least. Without
-        `fixed` weights are None.
+        as evenly as without, and some of a batch are repeated, evenly too, to fill it.
+        `batch.weights` float32 (B,) is 1 where a row comes first and 0 where it is repeated, so
+        that means are ``(weights * x).sum() / weights.sum()``; one of a batch is 1 at least.
+        Without `fixed` weights are None.
 
         Args:
             num_minibatches: Number of batches, 1 to T * N; fewer if there are fewer valid rows.
