@@ -298,12 +298,15 @@ class Trainer:
 
     def restore(self, run: Run) -> None:
         """Go on where the run's checkpoint was made, or begin."""
-        state = run.restore({name: getattr(self, name) for name in PARTS})
-        vars(self).update({name: state[name] for name in NUMBERS} if state else {})
-        if state is None or run.not_restored:
+        others = {name: getattr(self, name) for name in PARTS if name != "buffer"}
+        if (state := run.restore(others)) is None:
             return self.start()
-        self.writer.reset(self.obs)  # cuts open episodes in the buffer; here they go on, so
+        vars(self).update({name: state[name] for name in NUMBERS})
+        begins_anew = bool(run.not_restored)
+        self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
+        if begins_anew:
+            self.start()
 
 
 PARTS = "agent", "optimizer", "schedule", "buffer", "rng", "envs"

@@ -313,19 +313,27 @@ class Trainer:
 
     def save(self, run: Run) -> None:
         run.write_json("plan", self.gradient.plan)
-        run.save({name: getattr(self, name) for name in (*PARTS, *NUMBERS)})
+        run.save({**self.parts(), **{name: getattr(self, name) for name in NUMBERS}})
 
     def restore(self, run: Run) -> None:
         """Go on where the run's checkpoint was made, or begin."""
-        state = run.restore({name: getattr(self, name) for name in PARTS})
-        vars(self).update({name: state[name] for name in NUMBERS} if state else {})
-        if state is None or run.not_restored:
+        others = {name: part for name, part in self.parts().items() if name != "buffer"}
+        if (state := run.restore(others)) is None:
             return self.start()
-        self.writer.reset(self.obs)  # cuts open episodes in the buffer; here they go on, so
+        vars(self).update({name: state[name] for name in NUMBERS})
+        begins_anew = bool(run.not_restored) or self.options.first_ready
+        self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
+        if begins_anew:
+            self.start()
+
+    def parts(self) -> dict[str, Any]:
+        """What has a state; envs that are stepping, as first-ready ones are, can't be saved."""
+        names = PARTS if self.options.first_ready else (*PARTS, "envs")
+        return {name: getattr(self, name) for name in names}
 
 
-PARTS = "agent", "optimizer", "buffer", "generator", "rng", "envs"
+PARTS = "agent", "optimizer", "buffer", "generator", "rng"
 NUMBERS = "steps", "num_updates", "obs", "held", "returns"
 
 

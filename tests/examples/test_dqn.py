@@ -177,7 +177,7 @@ def test_breakout_keeps_the_rules(monkeypatch):
 
 
 def test_t_mazes_pay_for_the_remembered_turn_alone():
-    envs = make_vec("memory:TMaze-v0", 6, length=5, autoreset_mode="Disabled")
+    envs = memory.make_t_mazes(6, length=5, autoreset_mode="Disabled", debug=True)
     obs, _ = envs.reset(seed=1)
     signs = obs[:, 0].copy()
     assert set(signs.tolist()) == {-1.0, 1.0}
