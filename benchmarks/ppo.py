@@ -50,7 +50,7 @@ def train_example(num_updates: int, *, is_timed: bool = False) -> tuple[int, dic
     envs = ppo.make_vec(options.env_id, options.num_envs, backend="sync")  # as the textbook
     if is_timed:
         envs.timing.enable()
-    trainer = ppo.Trainer(options, envs, ppo.Policy(envs, options))
+    trainer = ppo.Trainer(options, envs, ppo.Agent(envs, options))
     for _ in range(num_updates):
         trainer.update()
     envs.close()
@@ -90,7 +90,7 @@ def measure_cage2(num_updates: int, repetitions: int) -> str:
     options = ppo.Options(CAGE2, **ppo.DEFAULTS[CAGE2])
     torch.manual_seed(options.seed)
     envs = ppo.make_vec(options.env_id, options.num_envs)
-    trainer = ppo.Trainer(options, envs, ppo.Policy(envs, options))
+    trainer = ppo.Trainer(options, envs, ppo.Agent(envs, options))
     trainer.update()
     envs.timing.enable()
     rates, first = [], trainer.steps

@@ -6,6 +6,7 @@ All that is not a stable interface of torch is in this file: the options of the 
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 import types
@@ -22,6 +23,8 @@ from vecenv.learn.batches import Layout, put_together
 from vecenv.learn.parameters import FlatParameters
 
 __all__ = ["CompiledGradient", "Part", "build_part", "split_rows", "why_not_compile"]
+
+_MAX_COMPILATIONS = 3  # of one gradient, where what the loss reads has changed; then autograd
 
 Part = Callable[[Tensor, list[Tensor]], tuple[Tensor, Tensor]]
 
@@ -133,7 +136,10 @@ def _compile(function: types.FunctionType | Any, device: torch.device) -> Any:
         options = {"cpp_wrapper": True}
     if hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"):  # knows such filters
         options["guard_filter_fn"] = _choose_guards
-    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
+    limit: dict[str, Any] = {}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        limit["recompile_limit"] = _MAX_COMPILATIONS
+    return torch.compile(own, fullgraph=True, dynamic=False, options=options, **limit)
 
 
 _ROOT = re.compile(r"([LG])\['([^']+)'\]")
@@ -149,10 +155,12 @@ def _choose_guards(entries: Sequence[Any]) -> list[bool]:
 
 
 def _is_of_user(entry: Any) -> bool:
-    if entry.orig_guard.source.is_unspecialized_builtin_nn_module():
+    guard = entry.orig_guard
+    if guard.source.is_unspecialized_builtin_nn_module():
         return False
-    if (found := _ROOT.search(entry.name)) is None:
-        return not entry.name  # of the state of torch, such as its number of threads
+    # Such as L['with_loss']._modules['module'].weight_of_entropy or G['__import___main__'].CLIP.
+    if (found := _ROOT.search(guard.name)) is None:
+        return not guard.name  # of the state of torch, such as its number of threads
     where, name = found.groups()
     if where == "L":
         return name == "with_loss"
