@@ -24,7 +24,11 @@ ROOT = Path(__file__).parents[1]
 _WORKERS = "import vecenv.workers.env, vecenv.workers.worker, workers.started_envs"
 # What has been done, and further variables of the environment.
 KINDS = {
-    "compiled": (f"{_WORKERS}, vecenv.workers.futex_link, vecenv.jit.cartpole", {}),
+    "compiled": (
+        f"{_WORKERS}, vecenv.jit.cartpole\n"
+        "from vecenv.workers.server import _import_all as load_kernels; load_kernels()",
+        {},
+    ),
     "interpreted": (_WORKERS, {"NUMBA_DISABLE_JIT": "1"}),
     "buffers": ("import buffers, gymnasium", {}),
 }

@@ -491,7 +491,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
         return (value * np.nan if next(count) == 100 else value), means
 
     monkeypatch.setattr(ppo, "ppo_loss", broken)
-    with pytest.raises(SystemExit, match=r"update 4, .* loss is nan in call \d+.*checkpoint"):
+    with pytest.raises(SystemExit, match=r"update 4, .* loss is nan.*checkpoint"):
         main(tmp_path, **options)
     state = load_checkpoint(tmp_path / "checkpoint" / "last.npz")["state"]
     assert state["steps"] == scalars_of(tmp_path)[-1]["steps"] > 300

@@ -13,6 +13,7 @@ from torch import nn
 
 from buffers import RolloutBatch
 from vecenv.learn import Adam, Gradient
+from vecenv.learn.compiled import tanh_by_polynomials
 
 ROWS, CLIP = 64, 0.2
 
@@ -285,6 +286,8 @@ def test_a_plan_is_followed_and_results_are_the_same_bit_for_bit():
     assert first.plan is not None and first.plan["path"] == "compiled"
     again = make_agent()
     second = Gradient(again, ppo_loss, plan=json.loads(json.dumps(first.plan)), num_calls=1)
+    second(make_batch(rows=ROWS))  # of another size, and not what the plan is for
+    assert second.plan is None
     train(again, second, batches)
     assert second.plan is not None and second.plan["path"] == "compiled"
     for ours, theirs in zip(agent.parameters(), again.parameters(), strict=True):
@@ -369,6 +372,12 @@ def test_a_loss_that_is_not_a_mean_over_rows_is_not_split(monkeypatch):
     assert [combine for combine, _ in tested] == ["rows", "rows", None, None, None]
     assert "loss of all rows is not the mean" in tested[2][1]
     assert "not split: loss" in tested[3][1] and "not split: rms" in tested[4][1]
+
+
+def test_the_compiled_tanh_is_that_of_torch_to_float32():
+    x = torch.cat([torch.linspace(-12, 12, 100_001), torch.tensor([torch.inf, -torch.inf])])
+    assert (tanh_by_polynomials(x).double() - x.double().tanh()).abs().max() < 4e-7
+    assert tanh_by_polynomials(torch.tensor([torch.nan])).isnan().all()
 
 
 def test_arguments_are_checked():
