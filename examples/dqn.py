@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LinearLR
 
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv, make_vec
-from vecenv.learn import Adam, EvaluationResult, Gradient, Run, evaluate
+from vecenv.learn import Adam, EvaluationResult, Gradient, Run, evaluate, load_checkpoint
 
 
 @dataclass
@@ -33,8 +33,8 @@ class Options:
     num_envs: int = 8  # envs stepped side by side
     update_ratio: float = 0.25  # updates per env step made after learning_starts
     learning_starts: int = 1000  # env steps with random actions at the start
-    exploration: tuple[float, float] = (1.0, 0.02)  # share of random actions: at first, at last
-    exploration_steps: int = 20_000  # env steps in which it falls linearly
+    exploration: tuple[float, float] = (1.0, 0.05)  # share of random actions: at first, at last
+    exploration_steps: int = 10_000  # env steps in which it falls linearly
     batch_size: int = 128  # transitions per update
     capacity: int = 100_000  # of the replay buffer, in transitions
     learning_rate: float = 1e-3  # of Adam at the start; it falls linearly to a hundredth
@@ -43,7 +43,7 @@ class Options:
     tau: float = 0.01  # step of the target towards the network in an update, as a fraction
     double: bool = True  # the network picks the next action, the target says what it is worth
     dueling: bool = True  # a value of the observation, and advantages of actions over their mean
-    n_step: int = 3  # rewards summed before the value of the next observation
+    n_step: int = 1  # rewards summed before the value of the next observation
     prioritized: bool = False  # draw transitions by their error after the latest update
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers, after convolutions if any
     seed: int = 1  # the same seed gives the same curve
@@ -52,7 +52,8 @@ class Options:
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the network's matrix products
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
     threads: int = 1  # of torch; more is faster on idle cores, and far slower on busy ones
-    eval_episodes: int = 100  # episodes of the greedy policy at the end
+    eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none
+    eval_episodes: int = 100  # episodes of that policy at the end; half as many on the way
     save: Path = Path("runs/dqn")  # folder of the run: options, metrics, checkpoint, curve
     save_every: int = 0  # env steps between checkpoints; 0: at the end, or when stopped
     resume: bool = False  # go on from the checkpoint in that folder
@@ -60,8 +61,9 @@ class Options:
     profile: bool = False  # report after the training where its time went
 
 
-BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.125, "batch_size": 64}
+BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.1, "batch_size": 64}
 BREAKOUT |= {"hidden": (128,), "learning_rate": 5e-4, "exploration_steps": 100_000}
+BREAKOUT |= {"eval_every": 50_000, "n_step": 3}
 DEFAULTS: Any = {"breakout:Breakout-v0": BREAKOUT | {"learning_starts": 5000}}  # of other envs
 
 
@@ -92,7 +94,7 @@ class Pictures(nn.Module):
         if space.dtype == np.uint8:
             self.scale = 1 / 255
         channels = space.shape[2 if self.is_last else 0]
-        layers = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+        layers: list[Any] = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
         if space.shape[1] < 36:
             layers = [(channels, 16, 3, 1)]
         convolutions = [(nn.Conv2d(*layer), nn.ReLU()) for layer in layers]
@@ -149,10 +151,9 @@ class Agent(nn.Module):
 
 
 def dqn_loss(agent: Agent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return Huber's loss of the errors, and scalars."""
+    """Return the mean square of the errors, and scalars."""
     errors = agent.errors(batch)
-    huber = torch.where(errors.abs() < 1, 0.5 * errors.square(), errors.abs() - 0.5)
-    return (batch.importance * huber).mean(), {"error": errors.abs().mean()}
+    return (batch.importance * errors.square()).mean() / 2, {"error": errors.abs().mean()}
 
 
 # ---- Training -----------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class Trainer:
             dqn_loss,
             compile=options.compile,
             dtype=getattr(torch, options.dtype),
-            threads=1,
+            threads=options.threads,
             num_calls=num_updates,
             plan=plan,
             log=log,
@@ -274,22 +275,38 @@ class Trainer:
                     run.log(self.steps, {"return": recent, "steps_per_second": speed, **scalars})
                     text = f"{options.env_id}: return {recent:.1f}, {speed:.0f} steps/s"
                     progress.update(task, completed=self.steps, description=text)
-                if run.is_due(self.steps):
+                if (every := options.eval_every) and before // every < self.steps // every:
+                    self.save(run, self.evaluate(max(options.eval_episodes // 2, 1)).mean)
+                elif run.is_due(self.steps):
                     self.save(run)
         self.save(run)
 
-    def save(self, run: Run) -> None:
+    def evaluate(self, episodes: int, seed: int = 2_000_000) -> EvaluationResult:
+        """Play the greedy policy in envs of its own."""
+        options = self.options
+        settings: Any = {"device": options.device, "backend": options.backend, "seed": seed}
+        settings |= options.env_kwargs
+
+        def act(obs: Tensor) -> Tensor:
+            return self.agent.act(obs) + self.first_action
+
+        return evaluate(act, options.env_id, episodes, **settings)
+
+    def save(self, run: Run, score: float | None = None) -> None:
         run.write_json("plan", self.gradient.plan)
-        run.save({name: getattr(self, name) for name in (*PARTS, *NUMBERS)})
+        run.save({name: getattr(self, name) for name in (*PARTS, *NUMBERS)}, score=score)
 
     def restore(self, run: Run) -> None:
         """Go on where the run's checkpoint was made, or begin."""
-        state = run.restore({name: getattr(self, name) for name in PARTS})
-        vars(self).update({name: state[name] for name in NUMBERS} if state else {})
-        if state is None or run.not_restored:
+        others = {name: getattr(self, name) for name in PARTS if name != "buffer"}
+        if (state := run.restore(others)) is None:
             return self.start()
-        self.writer.reset(self.obs)  # cuts open episodes in the buffer; here they go on, so
+        vars(self).update({name: state[name] for name in NUMBERS})
+        begins_anew = bool(run.not_restored)
+        self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
+        if begins_anew:
+            self.start()
 
 
 PARTS = "agent", "optimizer", "schedule", "buffer", "rng", "envs"
@@ -303,7 +320,7 @@ def main(options: Options) -> EvaluationResult:
     torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
     torch.manual_seed(options.seed)
     settings: Any = {"save_every": options.save_every, "tensorboard": options.tensorboard}
-    settings["may_change"] = "save_every", "eval_episodes", "tensorboard", "profile"
+    settings["may_change"] = "save_every", "tensorboard", "profile"
     title = f"{options.env_id}, seed {options.seed}"
     with Run(options.save, options, options.resume, **settings) as run:
         given: Any = {"backend": options.backend, **options.env_kwargs}
@@ -318,12 +335,10 @@ def main(options: Options) -> EvaluationResult:
         made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
         print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")
         run.draw_curve(title)
-
-    def act(obs: Tensor) -> Tensor:
-        return trainer.agent.act(obs) + trainer.first_action
-
-    count, device = options.eval_episodes, options.device
-    result = evaluate(act, options.env_id, count, device=device, **given)
+    best = options.save / "checkpoint" / "best.npz"
+    if best.exists():  # DQN forgets: the last policy may be a bad one
+        trainer.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
+    result = trainer.evaluate(options.eval_episodes, seed=1_000_000)
     print(result)
     return result
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -97,13 +97,14 @@ class Critics(nn.Module):
 
     def __init__(self, count: int, *widths: int) -> None:
         super().__init__()
+        self.count = count
         self.layers = nn.ModuleList(Linears(count, a, b) for a, b in pairwise(widths))
 
     def forward(self, obs: Tensor, actions: Tensor, *, frozen: bool = False) -> Tensor:
         """Return values (count, B)."""
         x = torch.cat([obs.flatten(1), actions], 1)
         *hidden, last = self.layers
-        x = x.expand(len(last.weight), *x.shape)
+        x = x.expand(self.count, *x.shape)
         for layer in hidden:
             x = layer(x, frozen=frozen).relu()
         return last(x, frozen=frozen).squeeze(-1).float()
@@ -174,21 +175,21 @@ class Trainer:
 
     def __init__(self, options: Options, envs: VecEnv, plan: Any = None, log: Any = None) -> None:
         self.options, self.envs, self.timing = options, envs, envs.timing
-        obs_space, self.space = envs.single_observation_space, envs.single_action_space
-        space: Any = self.space
+        obs_space: Any = envs.single_observation_space
+        space = self.space = cast("Any", envs.single_action_space)
         is_row = isinstance(space, Box) and len(space.shape) == 1 and space.is_bounded()
         if not (isinstance(obs_space, Box) and is_row and space.dtype in (np.float32, np.float64)):
             wanted = "(Box, bounded Box of floats with one axis); use a wrapper to convert"
             found = f"{options.env_id} has the spaces {(obs_space, space)}"
             raise SystemExit(f"{found}, expected {wanted}")
-        self.agent = Agent(obs_space, space, options).to(options.device)
+        self.agent = Agent(obs_space, self.space, options).to(options.device)
         num_updates = int(options.update_ratio * (options.total_steps - options.learning_starts))
         self.gradient = Gradient(
             self.agent,
             sac_loss,
             compile=options.compile,
             dtype=getattr(torch, options.dtype),
-            threads=1,
+            threads=options.threads,
             num_calls=num_updates,
             plan=plan,
             log=log,
@@ -225,8 +226,9 @@ class Trainer:
                     self.held[ids] = self.rng.uniform(-1, 1, self.held[ids].shape)
                 return self.held[ids]
             x = torch.from_numpy(obs).float().to(self.options.device)
-            noise = torch.randn(len(x), *self.space.shape, generator=self.generator)
-            actions = self.agent.act(x, noise.to(x.device))
+            shape: Any = len(x), *self.space.shape
+            noise = torch.randn(shape, generator=self.generator, device=x.device)
+            actions = self.agent.act(x, noise)
             return actions.cpu().numpy().astype(self.held.dtype, copy=False)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
@@ -311,19 +313,27 @@ class Trainer:
 
     def save(self, run: Run) -> None:
         run.write_json("plan", self.gradient.plan)
-        run.save({name: getattr(self, name) for name in (*PARTS, *NUMBERS)})
+        run.save({**self.parts(), **{name: getattr(self, name) for name in NUMBERS}})
 
     def restore(self, run: Run) -> None:
         """Go on where the run's checkpoint was made, or begin."""
-        state = run.restore({name: getattr(self, name) for name in PARTS})
-        vars(self).update({name: state[name] for name in NUMBERS} if state else {})
-        if state is None or run.not_restored:
+        others = {name: part for name, part in self.parts().items() if name != "buffer"}
+        if (state := run.restore(others)) is None:
             return self.start()
-        self.writer.reset(self.obs)  # cuts open episodes in the buffer; here they go on, so
+        vars(self).update({name: state[name] for name in NUMBERS})
+        begins_anew = bool(run.not_restored) or self.options.first_ready
+        self.writer.reset(self.obs)  # cuts the open episodes of the buffer, which comes only now
         run.restore({"buffer": self.buffer})
+        if begins_anew:
+            self.start()
+
+    def parts(self) -> dict[str, Any]:
+        """What has a state; envs that are stepping, as first-ready ones are, can't be saved."""
+        names = PARTS if self.options.first_ready else (*PARTS, "envs")
+        return {name: getattr(self, name) for name in names}
 
 
-PARTS = "agent", "optimizer", "buffer", "generator", "rng", "envs"
+PARTS = "agent", "optimizer", "buffer", "generator", "rng"
 NUMBERS = "steps", "num_updates", "obs", "held", "returns"
 
 

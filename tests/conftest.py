@@ -43,27 +43,33 @@ LONGEST = (
 )
 
 
-def group_of(item):
+def group_of(nodeid):
     """Tests that stay in one process: of a folder in a folder, or of a file."""
-    return "/".join(item.path.relative_to(item.config.rootpath).parts[:3])
+    return "/".join(nodeid.partition("::")[0].split("/")[:3])
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(config, items):
-    """With several processes (-n) divide the tests so that few kernels are compiled twice."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-
+def pytest_collection_modifyitems(items):
     def place(item):
-        return next((k for k, name in enumerate(LONGEST) if group_of(item).startswith(name)), 99)
+        group = group_of(item.nodeid)
+        return next((k for k, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
 
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
     items.sort(key=place)
 
 
-def pytest_configure(config):
-    config.option.loadscopereorder = False  # of xdist: groups begin in the order of `LONGEST`
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With several processes (-n) give each whole groups, so that few kernels are compiled twice.
+
+    The marks of `--dist loadgroup` do not reach xdist 3.8 with pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False  # the order of `LONGEST`, not by number of tests
+    return ByGroup(config, log)
 
 
 def pytest_collection_finish():

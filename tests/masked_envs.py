@@ -21,6 +21,9 @@ def mask_of(keys):
     return (np.asarray(keys, np.int64)[..., None] >> np.arange(NUM_ACTIONS) & 1).astype(np.int8)
 
 
+MASKS = mask_of(np.arange(1 << NUM_ACTIONS))
+
+
 class Minefield(gym.Env):
     """Observes (key, step number); gives its mask as `form` says: in infos, by method, in obs."""
 
@@ -36,19 +39,19 @@ class Minefield(gym.Env):
                 observation=self.observation_space, action_mask=mask_space
             )
         if form in ("action_masks", "action_mask"):
-            setattr(self, form, lambda: mask_of(self.key))
+            setattr(self, form, lambda: MASKS[self.key])
 
     def _allowed(self, action):
         if isinstance(self.action_space, spaces.MultiDiscrete):
-            return all(mask_of(self.key)[[action[0], 2 + action[1]]])
-        return mask_of(self.key)[action - 2]
+            return all(MASKS[self.key, [action[0], 2 + action[1]]])
+        return MASKS[self.key, action - 2]
 
     def _draw(self):
-        rng = self.np_random
-        self.key = int(rng.integers(1, 4) + 4 * rng.integers(1, 8))  # each part has a choice
+        number = int(self.np_random.integers(21))
+        self.key = 1 + number % 3 + 4 * (1 + number // 3)  # each part has a choice
 
     def _result(self):
-        obs, mask = np.array([self.key, self.step_number], np.float32), mask_of(self.key)
+        obs, mask = np.array([self.key, self.step_number], np.float32), MASKS[self.key]
         if self.form == "obs":
             return {"observation": obs, "action_mask": mask}, {}
         if self.form == "tuple":

@@ -8,7 +8,6 @@ kind. What is about the start of an interpreter itself needs `subprocess`.
 import atexit
 import contextlib
 import faulthandler
-import importlib
 import json
 import os
 import signal
@@ -22,12 +21,16 @@ from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_WORKERS = ("vecenv.workers.env", "vecenv.workers.worker", "workers.started_envs")
-# What has been imported, and further variables of the environment.
+_WORKERS = "import vecenv.workers.env, vecenv.workers.worker, workers.started_envs"
+# What has been done, and further variables of the environment.
 KINDS = {
-    "compiled": (("vecenv.jit.cartpole", "vecenv.workers.futex_link", *_WORKERS), {}),
+    "compiled": (
+        f"{_WORKERS}, vecenv.jit.cartpole\n"
+        "from vecenv.workers.server import _import_all as load_kernels; load_kernels()",
+        {},
+    ),
     "interpreted": (_WORKERS, {"NUMBA_DISABLE_JIT": "1"}),
-    "buffers": (("buffers", "gymnasium"), {}),
+    "buffers": ("import buffers, gymnasium", {}),
 }
 _NUMBER = struct.Struct("q")
 _nurseries = {}  # by kind: the file to ask for a program
@@ -116,7 +119,7 @@ def printed(code, *args, **options):
 
 def prepare(kind="compiled"):
     """Start the process for programs of a kind, unless there is one; return its file."""
-    modules, variables = KINDS[kind]
+    preparation, variables = KINDS[kind]
     key = kind, os.getpid()
     if key not in _nurseries:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -124,7 +127,7 @@ def prepare(kind="compiled"):
         start = f"import sys; sys.path[:0] = {path}; from programs import serve"
         with there:
             nursery = subprocess.Popen(
-                [sys.executable, "-c", f"{start}\nexec(serve({there.fileno()}, {modules}))"],
+                [sys.executable, "-c", f"{start}\n{preparation}\nexec(serve({there.fileno()}))"],
                 env={**os.environ, **variables},
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -135,10 +138,8 @@ def prepare(kind="compiled"):
     return _nurseries[key]
 
 
-def serve(file, modules):
+def serve(file):
     """Fork a program at each request; return its code, in the forked process."""
-    for name in modules:
-        importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=file) as requests:
         while True:

@@ -91,6 +91,36 @@ def test_published_values_are_those_of_the_loaded_envs():
     other.close()
 
 
+class MaskedEnv(CounterEnv):
+    """Allows only the action that is its step number."""
+
+    def _observe(self):
+        self.mask = np.eye(10, dtype=np.int8)[self.step_number]
+        return super()._observe()
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs, info | {"action_mask": self.mask}
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, info | {"action_mask": self.mask}
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_action_masks_of_the_latest_results_are_known(backend):
+    envs, other = (make_vec(MaskedEnv, 2, backend=name) for name in ("sync", backend))
+    envs.reset()
+    for _ in range(3):
+        envs.step([0, 0])  # until the episodes end
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    other.load_state_dict(envs.state_dict())
+    assert other.action_masks().argmax(1).tolist() == [0, 3]
+    assert_same(other.step([0, 0]), envs.step([0, 0]))
+    assert_same(other.action_masks(), envs.action_masks())
+    other.close()
+
+
 class Simulator(CounterEnv, EzPickle):
     """Of those that pickle as a new env of the same arguments."""
 

@@ -171,6 +171,10 @@ def test_where_an_episode_is_over_any_mask_will_do(mode, last):
         envs.step([0, 0])
         assert envs.action_masks().tolist() == [[0, 1, 0]] * 2
     envs.close()
+    env = MaskInfos(Saying([1, 0, 1], last, length=1))
+    env.reset()
+    if last is not None:
+        assert env.step(0)[2], "an end is reported whatever mask there is"
 
 
 # -- who gives them -------------------------------------------------------------------------------
@@ -206,6 +210,29 @@ def test_envs_without_masks_are_told_what_is_missing():
     jit.reset()
     with pytest.raises(NoActionMaskError, match="has no action_mask kernel"):
         jit.action_masks()
+
+
+def test_other_things_of_the_name_are_no_masks():
+    class Taxi(CounterEnv):
+        def action_mask(self, state):
+            raise AssertionError
+
+    class Board(Minefield):
+        observation_space = property(lambda self: self.space, lambda self, space: None)
+        space = spaces.Dict(observation=spaces.Box(0, 1), action_mask=spaces.MultiBinary(4))
+
+        def _result(self):
+            return self.space.sample(), {}
+
+    for env, message in [
+        (Taxi, "the envs give no action masks"),
+        (Board, r"the part 'action_mask' of the observations has shape \(4,\), so is no mask; an"),
+    ]:
+        envs = SyncVectorEnv([env] * 2)
+        envs.reset()
+        with pytest.raises(NoActionMaskError, match=message):
+            envs.action_masks()
+        envs.close()
 
 
 @pytest.mark.parametrize("form", ["action_masks", "action_mask", "info", "obs", "tuple"])
@@ -353,6 +380,29 @@ def test_masks_of_compiled_envs_are_in_infos_only_when_asked_for():
     debugged = JitVectorEnv(kernels(), 3, mask_infos=True, debug=True)
     obs, infos = debugged.reset(seed=1)
     np.testing.assert_array_equal(infos["action_mask"], mask_of(obs[:, 0]))
+
+
+@pytest.mark.parametrize("form", ["info", "tuple", "obs", "action_masks"])
+def test_masks_are_a_part_of_the_state(form):
+    """Also those of episodes that have just ended; either backend loads the other's."""
+    fns = [functools.partial(Minefield, form, parts=True)] * 3
+    rng = np.random.default_rng(1)
+    envs, other = SyncVectorEnv(fns), AsyncVectorEnv(fns, num_workers=2)
+    envs.reset(seed=1)
+    for count in (0, 3, 4):
+        for _ in range(count):
+            actions = sample_actions(envs.single_action_space, envs.action_masks(), rng)
+            ended = envs.step(actions)[3]
+        other.load_state_dict(envs.state_dict())
+        np.testing.assert_array_equal(other.action_masks(), envs.action_masks())
+    assert ended.all()
+    fresh = SyncVectorEnv(fns)
+    fresh.load_state_dict(other.state_dict())
+    np.testing.assert_array_equal(fresh.action_masks(), np.ones((3, 5)))
+    if form == "info":
+        other.step(sample_actions(envs.single_action_space, other.action_masks(), rng))
+    for each in (envs, other, fresh):
+        each.close()
 
 
 # -- the checker ----------------------------------------------------------------------------------

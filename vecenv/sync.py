@@ -170,12 +170,11 @@ class SyncVectorEnv(GymVecEnv):
         rows, space = self._own_rows(), self.single_observation_space
         obs = rows.take(np.arange(self.num_envs))
         ended = self._group.ended
-        return pack_envs(
-            [
-                dump_env(SavedEnv(env, index in ended, take_row(space, obs, index)), index)
-                for index, env in enumerate(self.envs)
-            ]
-        )
+        pickles = [
+            dump_env(SavedEnv(env, index in ended, take_row(space, obs, index)), index)
+            for index, env in enumerate(self.envs)
+        ]
+        return pack_envs(pickles, self._notes())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put the envs of a state in the place of these, which are closed: this runs code.
@@ -183,11 +182,10 @@ class SyncVectorEnv(GymVecEnv):
         See `VecEnv.load_state_dict`.
         """
         self._calls.require_idle("load_state_dict")
+        pickles, notes = unpack_envs(state, self.num_envs)
         loaded = [
             load_env(pickled, index, env.observation_space, env.action_space)
-            for index, (env, pickled) in enumerate(
-                zip(self.envs, unpack_envs(state, self.num_envs), strict=True)
-            )
+            for index, (env, pickled) in enumerate(zip(self.envs, pickles, strict=True))
         ]
         before, rows = list(self.envs), self._own_rows()
         for index, saved in enumerate(loaded):
@@ -195,6 +193,7 @@ class SyncVectorEnv(GymVecEnv):
             rows.write(index, saved.obs)
         self._group.ended.clear()
         self._group.ended.update(index for index, saved in enumerate(loaded) if saved.is_over)
+        self._take_notes(*notes)
         self._sent.clear()
         self._calls.mark_reset()
         _close_all(before)

@@ -240,7 +240,7 @@ class RolloutBuffer(StatefulBuffer):
 
         >>> from gymnasium.spaces import Box, Discrete
         >>> RolloutBuffer.nbytes_for(128, 2048, Box(-1, 1, (52,)), Discrete(7))
-        69412864
+        69677056
         """
         spaces = observation_space, action_space
         layout = plan_rollout(num_steps, num_envs, *spaces, autoreset_mode, extra_columns)
@@ -638,10 +638,10 @@ class RolloutBuffer(StatefulBuffer):
 
         With `fixed` all batches of all rollouts have one size instead, so that a compiled learner
         sees one shape: `batch_size`, or T * N / num_minibatches rounded up. Valid rows are spread
-        as evenly as without; the rest of a batch repeats its rows. `batch.weights` float32 (B,) is
-        1 for its rows, which come first, and 0 for the repeated ones, so that means are
-        ``(weights * x).sum() / weights.sum()``. Each batch has a row of weight 1 at least. Without
-        `fixed` weights are None.
+        as evenly as without, and some of a batch are repeated, evenly too, to fill it.
+        `batch.weights` float32 (B,) is 1 where a row comes first and 0 where it is repeated, so
+        that means are ``(weights * x).sum() / weights.sum()``; one of a batch is 1 at least.
+        Without `fixed` weights are None.
 
         Args:
             num_minibatches: Number of batches, 1 to T * N; fewer if there are fewer valid rows.
@@ -942,7 +942,7 @@ def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> No
 
 def _with_first(state: Mapping[str, Any], mode: AutoresetMode) -> Mapping[str, Any]:
     """A state with `is_first`, which earlier releases did not save; unchanged if it is damaged."""
-    over, lengths = state.get("over_before"), state.get("running_lengths")
+    over, lengths = (state.get(name) for name in ("over_before", "running_lengths"))
     if "is_first" in state or not isinstance(over, torch.Tensor) or over.dtype is not torch.bool:
         return state
     if mode is not AutoresetMode.NEXT_STEP:
@@ -950,7 +950,7 @@ def _with_first(state: Mapping[str, Any], mode: AutoresetMode) -> Mapping[str, A
     if not isinstance(lengths, torch.Tensor) or lengths.shape != over.shape:
         return state
     # The episode has no steps yet: it has just begun, unless the next step is what resets.
-    return {**state, "is_first": (lengths == 0) & ~over}
+    return {**state, "is_first": (lengths.cpu() == 0) & ~over.cpu()}
 
 
 def _missing_steps(marks: bytearray) -> str:

@@ -296,21 +296,25 @@ def shuffle(rows, generator):
 def pad_batches(rows, num_batches, size, order, weights):
     """Cut rows evenly into batches, and repeat rows of each until it has `size`.
 
+    Repeated rows are spread evenly over a batch, so that each half of it has rows of its own.
+
     Args:
         rows: int64 (K,), K from num_batches to num_batches * size.
         num_batches: Their number; sizes without padding differ by one at most.
         size: Of every batch.
-        order: int64 (num_batches * size,), written: the rows of each batch, then the same anew.
-        weights: float32 (num_batches * size,), written: 1, and 0 where a row is repeated.
+        order: int64 (num_batches * size,), written: the rows of each batch in their order, some of
+            them twice or more.
+        weights: float32 (num_batches * size,), written: 1, and 0 where the row before is repeated.
     """
     start = 0
     for k in range(num_batches):
         count = rows.shape[0] // num_batches + (k < rows.shape[0] % num_batches)
-        first = k * size
+        taken = 0
         for j in range(size):
-            is_row = j < count
-            order[first + j] = rows[start + j] if is_row else order[first + j - count]
-            weights[first + j] = np.float32(1.0) if is_row else np.float32(0.0)
+            is_own = taken * size < (j + 1) * count  # ceil((j + 1) * count / size) are, up to here
+            taken += is_own
+            order[k * size + j] = rows[start + taken - 1]
+            weights[k * size + j] = is_own
         start += count
 
 

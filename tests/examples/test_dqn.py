@@ -1,6 +1,8 @@
 """examples/dqn.py, and the envs it and the memory tasks are made of."""
 
 import importlib.util
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -31,7 +33,8 @@ SMALL = {
     "batch_size": 16,
     "capacity": 300,
     "hidden": (16,),
-    "eval_episodes": 3,
+    "eval_every": 150,
+    "eval_episodes": 4,
     "compile": "off",
 }
 BOARD = {"env_id": "breakout:Breakout-v0", "env_kwargs": {"max_episode_steps": 20}}
@@ -73,8 +76,7 @@ def test_errors_are_those_of_the_definition():
             value = agent.network(batch.obs[i : i + 1])[0, batch.actions[i]]
             torch.testing.assert_close(errors[i], value - goal)
         loss, _ = dqn.dqn_loss(agent, batch)
-        huber = torch.nn.functional.huber_loss(errors, torch.zeros(6), reduction="none")
-        torch.testing.assert_close(loss, (batch.importance * huber).mean())
+        torch.testing.assert_close(loss, (batch.importance * errors**2 / 2).mean())
 
 
 @pytest.mark.parametrize("shape", [(10, 10, 4), (4, 10, 10), (84, 84, 3)], ids=str)
@@ -106,7 +108,7 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
         def collect_half(self):
             found = collect(self)
             if self.steps == 200:
-                signal_self()
+                os.kill(os.getpid(), signal.SIGTERM)
             return found
 
         patch.setattr(dqn.Trainer, "collect", collect_half)
@@ -119,13 +121,6 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
     assert [state["num_updates"] for state in states] == [75, 75]
     for a, b in zip(*(state["agent"].values() for state in states), strict=True):
         assert torch.equal(a, b)
-
-
-def signal_self():
-    import os
-    import signal
-
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_other_spaces_are_refused(tmp_path):
@@ -154,7 +149,7 @@ def play(envs, state, actions):
 
 def test_breakout_keeps_the_rules(monkeypatch):
     monkeypatch.setattr(breakout, "STICKY", 0.0)
-    envs = breakout.make_vec(1, autoreset_mode="Disabled")
+    envs = breakout.make_vec(1, autoreset_mode="Disabled", debug=True)
     obs, _ = envs.reset(seed=3)
     assert obs[0].sum(axis=(0, 1)).tolist() == [255, 255, 255, 255 * 30]
     state = {"paddle": 4, "action": 0, "has_hit": False, "bricks": 1, "trail_x": 0, "trail_y": 0}
@@ -182,7 +177,7 @@ def test_breakout_keeps_the_rules(monkeypatch):
 
 
 def test_t_mazes_pay_for_the_remembered_turn_alone():
-    envs = make_vec("memory:TMaze-v0", 6, length=5, autoreset_mode="Disabled")
+    envs = memory.make_t_mazes(6, length=5, autoreset_mode="Disabled", debug=True)
     obs, _ = envs.reset(seed=1)
     signs = obs[:, 0].copy()
     assert set(signs.tolist()) == {-1.0, 1.0}

@@ -9,6 +9,15 @@ from torch import nn
 from vecenv.learn import Adam, Gradient
 
 
+@pytest.fixture(autouse=True)
+def one_thread_of_torch():
+    """Those of OpenMP wait for each other in every operation, forever on busy cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def squared_error(module, batch):
     loss = (module(batch["x"]) - batch["y"]).square().mean()
     return loss, {"error": loss.sqrt()}

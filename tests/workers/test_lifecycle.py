@@ -83,9 +83,15 @@ def test_close_may_come_in_every_state():
         pool.send([FINE, FINE])
         time.sleep(0.05)
 
+    def with_a_dead_worker(pool):
+        pid = pool.call("pid")[0]
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until_gone([pid], 5) == []
+
     at_once, soon = {"terminate": True}, {"timeout": 0.1}
     for state, options in (
         *((state, {}) for state in (new, pending_step, pending_reset, pending_call, unread)),
+        (with_a_dead_worker, {}),
         *((state, at_once) for state in (pending_step, in_flight)),
         *((state, soon) for state in (pending_reset, pending_call, in_flight)),
     ):

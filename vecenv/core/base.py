@@ -15,7 +15,15 @@ from vecenv.core.actions import ActionBatcher
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.infos import take_infos
-from vecenv.core.masks import MASK_KEY, METHODS, LatestMasks, has_mask_part, mask_width, no_masks
+from vecenv.core.masks import (
+    MASK_KEY,
+    METHODS,
+    LatestMasks,
+    can_be_masked,
+    has_mask_part,
+    mask_width,
+    no_masks,
+)
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.rows import ObservationRows, aligned_zeros, check_slot_array, copy_batch
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
@@ -518,18 +526,19 @@ class GymVecEnv(VecEnv):
             part = take_infos(known, ids)
         masks.note(part, False, ids)
 
+    @cached_property
+    def _observes_masks(self) -> bool:
+        """Whether masks are a part of the observations."""
+        return has_mask_part(self.single_observation_space, self._mask_width)
+
     @property
     def has_action_masks(self) -> bool:
         """Whether `action_masks` has something to return.
 
         Single envs that give their masks in infos are known by their first `reset`.
         """
-        try:
-            width = self._mask_width
-        except NoActionMaskError:
-            return False
-        return (
-            has_mask_part(self.single_observation_space, width)
+        return can_be_masked(self.single_action_space) and (
+            self._observes_masks
             or self._masks.values is not None
             or self._find_mask_method() is not None
         )
@@ -540,14 +549,13 @@ class GymVecEnv(VecEnv):
         if not masks.is_used:
             masks.is_used = True
             masks.is_over[:] = self._latest_flags.terminations | self._latest_flags.truncations
-        if has_mask_part(self.single_observation_space, self._mask_width):
+        if self._observes_masks:
             part = self._latest.children[MASK_KEY].array  # type: ignore[attr-defined]
-            found = masks.checked(part[rows], np.arange(self.num_envs)[rows])
+            found = masks.checked(part[rows], rows)
         elif masks.values is not None:
             found = masks.read(rows)
         else:
-            ids = np.arange(self.num_envs)[rows]
-            found = masks.checked(self._masks_of_envs(ids), ids)
+            found = masks.checked(self._masks_of_envs(np.arange(self.num_envs)[rows]), rows)
         if out is None:
             return found
         out[...] = found
@@ -573,8 +581,14 @@ class GymVecEnv(VecEnv):
                 "send",
             )
         if (name := self._find_mask_method()) is None:
-            raise no_masks(self._mask_width)
-        masks = self._call_for_masks(name)
+            raise no_masks(self._mask_width, self.single_observation_space)
+        try:
+            masks = self._call_for_masks(name)
+        except TypeError as error:
+            if name == METHODS[0]:
+                raise
+            # One that wants arguments, such as Taxi's, is another thing.
+            raise no_masks(self._mask_width, self.single_observation_space) from error
         found = np.full(len(env_ids), None, dtype=object)
         for row, env_id in enumerate(env_ids.tolist()):
             found[row] = masks[env_id]
@@ -588,6 +602,17 @@ class GymVecEnv(VecEnv):
         """Remember whose episode has ended, bool (B,) for `env_ids` or all, if autoreset is off."""
         rows = np.flatnonzero(is_over)
         self._ended.ended.update((rows if env_ids is None else env_ids[rows]).tolist())
+
+    def _notes(self) -> tuple[Any, ...]:
+        """Return what is known of the latest results beside observations, for `_take_notes`."""
+        flags = self._latest_flags
+        return flags.terminations | flags.truncations, self._masks.state()
+
+    def _take_notes(self, is_over: np.ndarray, masks: tuple[Any, ...]) -> None:
+        """Go on from what `_notes` returned."""
+        rows = self._rows  # whose own flags workers clear, if they have set them
+        self._latest_flags = StepRows(rows.obs, rows.rewards, is_over, np.zeros_like(is_over))
+        self._masks.restore(*masks)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""

@@ -15,6 +15,7 @@ from gymnasium import Env, Space
 from gymnasium.utils import EzPickle
 
 from vecenv.core.errors import EnvStateError
+from vecenv.core.pickling import dumps, loads
 
 __all__ = ["SavedEnv", "dump_env", "load_env", "pack_envs", "unpack_envs"]
 
@@ -110,13 +111,13 @@ def _is_like(space: Any, other: Space) -> bool:
     return space == other if is_comparable else type(space) is type(other)
 
 
-def pack_envs(pickles: Sequence[bytes]) -> dict[str, Any]:
-    """Return the state of a vector env, given those of its envs."""
-    return {"format": _FORMAT, "envs": list(pickles)}
+def pack_envs(pickles: Sequence[bytes], notes: Any) -> dict[str, Any]:
+    """Return the state of a vector env, given those of its envs and what it has noted itself."""
+    return {"format": _FORMAT, "envs": list(pickles), "notes": dumps(notes)}
 
 
-def unpack_envs(state: Mapping[str, Any], num_envs: int) -> list[bytes]:
-    """Return the pickled envs of a state.
+def unpack_envs(state: Mapping[str, Any], num_envs: int) -> tuple[list[bytes], Any]:
+    """Return the pickled envs of a state, and the notes: this runs what is in them.
 
     Raises:
         EnvStateError: It is no state of `num_envs` envs.
@@ -129,9 +130,12 @@ def unpack_envs(state: Mapping[str, Any], num_envs: int) -> list[bytes]:
         )
     if len(pickles) != num_envs:
         raise EnvStateError(f"state has {len(pickles)} envs, expected {num_envs}")
-    if not all(isinstance(pickled, bytes) for pickled in pickles):
+    if not all(isinstance(pickled, bytes) for pickled in (*pickles, state.get("notes"))):
         raise EnvStateError(
             "state has no pickles of the envs: a checkpoint gives those only to the user who has "
             "written them, as unpickling runs code"
         )
-    return pickles
+    try:
+        return pickles, loads(state["notes"])
+    except Exception as error:  # unpickling runs code of users' classes
+        raise EnvStateError(f"the notes of state can't be unpickled: {error!s:.300}") from error

@@ -9,6 +9,7 @@ int8, which `sample(mask=)` of Gymnasium's spaces takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "METHODS",
     "LatestMasks",
     "MaskInfos",
+    "can_be_masked",
     "has_mask_part",
     "mask_width",
     "no_masks",
@@ -63,6 +65,11 @@ def mask_width(space: Space) -> int:
         (6, 7)
     """
     return int(_sizes(space).sum())
+
+
+def can_be_masked(space: Space) -> bool:
+    """Whether there are masks for actions of `space`."""
+    return isinstance(space, Discrete | MultiDiscrete | MultiBinary)
 
 
 def sample_actions(
@@ -115,7 +122,8 @@ class MaskInfos(Wrapper):
 
     Raises:
         NoActionMaskError: Another action space; or, in `reset` or `step`, the env gives no mask.
-        ActionMaskError: In `reset` or `step`: the mask does not fit the action space.
+        ActionMaskError: In `reset` or `step`: the mask does not fit the action space, and the
+            episode goes on.
 
     Example:
         >>> import gymnasium as gym
@@ -129,7 +137,7 @@ class MaskInfos(Wrapper):
         super().__init__(env)
         self._width = mask_width(env.action_space)
         self._is_observed = has_mask_part(env.observation_space, self._width)
-        self._method: Any = None
+        self._method: str | None = None
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the env; the info has its mask."""
@@ -139,14 +147,19 @@ class MaskInfos(Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env; the info has its mask."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return obs, reward, terminated, truncated, self._with_mask(obs, info)
+        try:
+            info = self._with_mask(obs, info)
+        except ActionMaskError:
+            if not (terminated or truncated):  # else no action will follow
+                raise
+        return obs, reward, terminated, truncated, info
 
     def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         mask = info.get(MASK_KEY)
         if mask is None and self._is_observed:
             mask = obs[MASK_KEY]
         elif mask is None:
-            mask = (self._method or self._find_method())()
+            mask = self._ask()
         if (
             mask.__class__ is not np.ndarray
             or mask.shape != (self._width,)
@@ -155,14 +168,14 @@ class MaskInfos(Wrapper):
             mask = _flat_mask(mask, self._width, self.env.action_space)
         return {**info, MASK_KEY: mask}
 
-    def _find_method(self) -> Any:
-        """Return a function that returns the env's mask."""
-        name = next((name for name in METHODS if self.env.has_wrapper_attr(name)), None)
-        if name is None:
+    def _ask(self) -> Any:
+        """Return what the env's method, or attribute, says."""
+        if self._method is None:
+            self._method = next((n for n in METHODS if self.env.has_wrapper_attr(n)), None)
+        if self._method is None:
             raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
-        found = self.env.get_wrapper_attr(name)
-        self._method = found if callable(found) else lambda: self.env.get_wrapper_attr(name)
-        return self._method
+        found = self.env.get_wrapper_attr(self._method)
+        return found() if callable(found) else found
 
 
 def _how_to(width: int) -> str:
@@ -240,6 +253,10 @@ class LatestMasks:
         self._is_given = np.zeros(num_envs, np.bool_)
         self.is_over = np.zeros(num_envs, np.bool_)
 
+    @cached_property
+    def _width(self) -> int:
+        return mask_width(self._space)
+
     def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
         """Take over the masks of a batch of results.
 
@@ -270,6 +287,15 @@ class LatestMasks:
         values[rows] = found
         self._is_given[rows] = given
 
+    def state(self) -> tuple[Any, ...]:
+        """Return what `restore` takes: no copies."""
+        return self.is_used, self.values, self._is_given, self.is_over
+
+    def restore(self, is_used: bool, values: Any, is_given: np.ndarray, is_over: Any) -> None:
+        """Go on from what `state` returned, for as many envs."""
+        self.is_used, self.values = is_used, values
+        self._is_given[:], self.is_over[:] = is_given, is_over
+
     def read(self, rows: Any) -> np.ndarray:
         """Return the masks of these envs, int8 (B, width), the caller's.
 
@@ -277,21 +303,32 @@ class LatestMasks:
             ActionMaskError: They don't fit the action space, or are missing; names the env.
         """
         assert self.values is not None
-        env_ids = np.arange(self._num_envs)[rows]
-        return self.checked(self.values[rows], env_ids, self._is_given[rows])
+        return self.checked(self.values[rows], rows, self._is_given[rows])
 
     def checked(
-        self, values: np.ndarray, env_ids: np.ndarray, is_given: np.ndarray | None = None
+        self, values: np.ndarray, rows: Any, is_given: np.ndarray | None = None
     ) -> np.ndarray:
         """Return masks int8 (B, width) of what envs gave, (B, ...) or objects (B,).
 
         Where an episode has ended and the env is about to be reset, whatever the action, a mask
         that is missing or allows nothing becomes one that allows all.
 
+        Args:
+            values: What the envs gave.
+            rows: Which envs these are: int64 (B,), or a slice.
+            is_given: bool (B,), who gave something; None if all did.
+
         Raises:
             ActionMaskError: They don't fit the action space, or are missing; names the env.
         """
-        width, is_over = mask_width(self._space), self.is_over[env_ids]
+        width = self._width
+        if values.shape[1:] == (width,) and (is_given is None or is_given.all()):
+            bits = values.astype(np.bool_)
+            is_right = values.dtype == np.bool_ or (bits == values).all()
+            if is_right and bits.any(axis=1).all():
+                return bits.view(np.int8)
+        env_ids = np.arange(self._num_envs)[rows]
+        is_over = self.is_over[rows]
         bits = np.zeros((len(env_ids), width), np.bool_)
         needed = np.ones(len(env_ids), np.bool_) if is_given is None else is_given
         if not (needed | is_over).all():
@@ -338,9 +375,13 @@ def none_allowed(env_id: int) -> ActionMaskError:
     )
 
 
-def no_masks(width: int) -> NoActionMaskError:
+def no_masks(width: int, observation_space: Space) -> NoActionMaskError:
     """Return the error for single envs without masks."""
-    return NoActionMaskError(f"the envs give no action masks; {_how_to(width)}")
+    problem = "the envs give no action masks"
+    if isinstance(observation_space, Dict) and MASK_KEY in observation_space.spaces:
+        shape = observation_space[MASK_KEY].shape
+        problem = f"the part 'action_mask' of the observations has shape {shape}, so is no mask"
+    return NoActionMaskError(f"{problem}; {_how_to(width)}")
 
 
 def has_mask_part(observation_space: Space, width: int) -> bool:
@@ -368,7 +409,8 @@ def _take_apart(infos: dict[int, Any], count: int) -> tuple[np.ndarray | None, n
     found = np.full(count, None, dtype=object)
     given = np.zeros(count, np.bool_)
     for row, entries in infos.items():
-        mask = entries[-1].get(MASK_KEY)
+        info = entries[-1]  # the one before, if there is one, is of the episode that has ended
+        mask = info.get(MASK_KEY) if isinstance(info, dict) else None
         if mask is not None:
             found[row], given[row] = mask, True
     return (found if given.any() else None), given

@@ -3,14 +3,14 @@
 `import vecenv` does not import this package, which imports torch.
 """
 
-from vecenv.learn.checkpoint import CheckpointError, load_checkpoint
+from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint
 from vecenv.learn.curve import draw_curve
 from vecenv.learn.evaluation import EvaluationResult, evaluate
 from vecenv.learn.gradient import Gradient
 from vecenv.learn.moments import Moments
 from vecenv.learn.optimizer import Adam
 from vecenv.learn.options import load_options
-from vecenv.learn.run import Run, RunError
+from vecenv.learn.run import Run
 
 __all__ = [
     "Adam",

@@ -24,10 +24,12 @@ from vecenv.files import load_arrays, save_arrays, whole_file
 
 __all__ = [
     "CheckpointError",
+    "RunError",
     "load_checkpoint",
     "random_streams",
     "restore_random_streams",
     "save_checkpoint",
+    "why_not_numpy_state",
 ]
 
 FORMAT = "vecenv checkpoint 1"
@@ -35,7 +37,11 @@ _KEY_BYTES = 32
 _PLAIN_KINDS = "biufU"  # of arrays, as `vecenv.files` takes them
 
 
-class CheckpointError(RuntimeError):
+class RunError(RuntimeError):
+    """A run can't be begun, saved or resumed; what was in its folder is still there."""
+
+
+class CheckpointError(RunError):
     """A checkpoint can't be read, can't be written, or is of another training."""
 
 
@@ -107,12 +113,31 @@ def random_streams() -> dict[str, Any]:
 
 
 def restore_random_streams(streams: Mapping[str, Any]) -> None:
-    """Let the global random generators go on from what `random_streams` returned."""
+    """Let the global random generators go on from what `random_streams` returned.
+
+    Raises:
+        LookupError, TypeError, ValueError, RuntimeError: It is something else.
+    """
+    if (reason := why_not_numpy_state(streams["numpy"])) is not None:
+        raise ValueError(reason)
     torch.set_rng_state(streams["torch"])
     np.random.set_state(streams["numpy"])  # noqa: NPY002
     random.setstate(streams["python"])
     if "cuda" in streams and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])
+
+
+def why_not_numpy_state(state: Any) -> str | None:
+    """Say in what a state of a generator of NumPy's has a place outside the generator's memory.
+
+    NumPy takes over such places unchecked, and reads there.
+    """
+    if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
+        return "no state of a generator of NumPy's"
+    position, place = state["state"].get("pos", 0), state.get("buffer_pos", 0)
+    if not (type(position) is int and 0 <= position <= 624 and type(place) is int):
+        return "a wrong position in the random numbers"
+    return None if 0 <= place <= 4 else "a wrong position in the random numbers"
 
 
 # -- a state as what `save_arrays` takes -----------------------------------------------------------

@@ -21,7 +21,13 @@ from vecenv.learn.batches import (
     take_apart,
     weights_at,
 )
-from vecenv.learn.compiled import CompiledGradient, build_part, split_rows, why_not_compile
+from vecenv.learn.compiled import (
+    CompiledGradient,
+    build_part,
+    quick_tanh,
+    split_rows,
+    why_not_compile,
+)
 from vecenv.learn.parameters import FlatParameters
 from vecenv.learn.settings import Settings
 from vecenv.machine import usable_cores
@@ -144,14 +150,17 @@ def choose(
 
     Returns:
         The plan, and for "compiled" the function, the names of its results, and what the loss reads
-        of objects in the batch. None for the plan if results for this batch are not finite.
+        of objects in the batch. None for the plan if this batch can't tell: if its gradient is not
+        finite, or it has other rows than the batches of the given plan.
     """
     if given is not None and given.path == "autograd":
         return given, None
     with _state_kept(eager) as state:
         choice = _Choice(eager, batch, given, log, state)
         is_finite = torch.isfinite(choice.gradient.sum() + choice.scalars["loss"])
-        return choice.make(**wishes) if is_finite else (None, None)
+        if not is_finite or (given is not None and given.rows != choice.rows):
+            return None, None
+        return choice.make(**wishes)
 
 
 class _State:
@@ -344,7 +353,7 @@ class _Choice:
         start = time.perf_counter()
         settings = Settings(plan.precision, 1 if num_parts > 1 else None)
         try:
-            with settings, warnings.catch_warnings():
+            with settings, warnings.catch_warnings(), quick_tanh(self.eager.weights.device):
                 warnings.simplefilter("ignore")  # of the compiler about itself
                 candidates = self._build(num_parts, combine, threads)
                 self._verify(candidates[min(candidates)])

@@ -1,17 +1,18 @@
 """The gradient of a loss as one compiled function of a vector of weights and a batch's tensors.
 
 All that is not a stable interface of torch is in this file: the options of the compiler
-(`cpp_wrapper`, filters of guards), and code objects of our own.
+(`cpp_wrapper`, filters of guards, its table of decompositions), and code objects of our own.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,7 +22,17 @@ from torch import Tensor, nn
 from vecenv.learn.batches import Layout, put_together
 from vecenv.learn.parameters import FlatParameters
 
-__all__ = ["CompiledGradient", "Part", "build_part", "split_rows", "why_not_compile"]
+__all__ = [
+    "CompiledGradient",
+    "Part",
+    "build_part",
+    "quick_tanh",
+    "split_rows",
+    "tanh_by_polynomials",
+    "why_not_compile",
+]
+
+_MAX_COMPILATIONS = 3  # of one gradient, where what the loss reads has changed; then autograd
 
 Part = Callable[[Tensor, list[Tensor]], tuple[Tensor, Tensor]]
 
@@ -121,6 +132,52 @@ def build_part(
     return _compile(gradient_of_part, weights.device)
 
 
+def tanh_by_polynomials(x: Tensor) -> Tensor:
+    """Compute tanh as a quotient of polynomials, off by 4e-7 at most: those of Eigen's `ptanh`.
+
+    The derivative stays 1 - tanh**2, of what this returns.
+    """
+    if x.dtype not in {torch.float32, torch.bfloat16}:
+        return NotImplemented
+    x_within = x.float().clamp(-7.90531110763549805, 7.90531110763549805)
+    square = x_within * x_within
+    above: Any = -2.76076847742355e-16
+    for coefficient in (
+        2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+        1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
+    ):  # fmt: skip
+        above = above * square + coefficient
+    below: Any = 1.19825839466702e-06
+    for coefficient in (1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03):
+        below = below * square + coefficient
+    return (x_within * above / below).to(x.dtype)
+
+
+@contextmanager
+def quick_tanh(device: torch.device) -> Iterator[None]:
+    """Compile tanh on the CPU as `tanh_by_polynomials`; leave it alone in other versions of torch.
+
+    The table belongs to the whole process, and so has the entry only while a gradient is compiled.
+    """
+    table: Any = None
+    forget: Any = None  # the copy of the table that the compiler keeps
+    with suppress(ImportError, AttributeError):
+        from torch._inductor import decomposition
+
+        table, forget = decomposition.decompositions, decomposition.fast_random_decomps.cache_clear
+    tanh = torch.ops.aten.tanh.default
+    if forget is None or device.type != "cpu" or tanh in table:
+        yield
+        return
+    table[tanh] = tanh_by_polynomials
+    forget()
+    try:
+        yield
+    finally:
+        del table[tanh]
+        forget()
+
+
 def _compile(function: types.FunctionType | Any, device: torch.device) -> Any:
     # Guards and the limit of recompilations belong to a code object: each function gets its own.
     own = types.FunctionType(
@@ -133,7 +190,10 @@ def _compile(function: types.FunctionType | Any, device: torch.device) -> Any:
         options = {"cpp_wrapper": True}
     if hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"):  # knows such filters
         options["guard_filter_fn"] = _choose_guards
-    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
+    limit: dict[str, Any] = {}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        limit["recompile_limit"] = _MAX_COMPILATIONS
+    return torch.compile(own, fullgraph=True, dynamic=False, options=options, **limit)
 
 
 _ROOT = re.compile(r"([LG])\['([^']+)'\]")
@@ -149,10 +209,12 @@ def _choose_guards(entries: Sequence[Any]) -> list[bool]:
 
 
 def _is_of_user(entry: Any) -> bool:
-    if entry.orig_guard.source.is_unspecialized_builtin_nn_module():
+    guard = entry.orig_guard
+    if guard.source.is_unspecialized_builtin_nn_module():
         return False
-    if (found := _ROOT.search(entry.name)) is None:
-        return not entry.name  # of the state of torch, such as its number of threads
+    # Such as L['with_loss']._modules['module'].weight_of_entropy or G['__import___main__'].CLIP.
+    if (found := _ROOT.search(guard.name)) is None:
+        return not guard.name  # of the state of torch, such as its number of threads
     where, name = found.groups()
     if where == "L":
         return name == "with_loss"
@@ -218,22 +280,27 @@ class _Worker:
         arguments = self._tasks, self._results
         threading.Thread(target=_work, args=arguments, name="gradient", daemon=True).start()
         weakref.finalize(self, self._tasks.put, None)
+        self._number = 0  # of the task
 
     def begin(self, *task: Any) -> None:
-        self._tasks.put(task)
+        self._number += 1
+        self._tasks.put((self._number, *task))
 
     def end(self) -> Any:
-        """Wait for the task; return what it returned or raised."""
-        return self._results.get()
+        """Wait for the task begun last; return what it returned or raised."""
+        while True:
+            number, found = self._results.get()
+            if number == self._number:  # not what Ctrl-C kept an earlier call from taking
+                return found
 
 
 def _work(tasks: SimpleQueue[Any], results: SimpleQueue[Any]) -> None:
     while (task := tasks.get()) is not None:
-        part, *arguments = task
+        number, part, *arguments = task
         try:
             found: Any = part(*arguments)
         except BaseException as error:
             found = error
         del part, arguments, task
-        results.put(found)
+        results.put((number, found))
         del found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -113,7 +113,7 @@ def _play(
 ) -> EvaluationResult:
     num_envs = envs.num_envs
     mode = read_autoreset_mode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-    wanted = inspect.signature(act).parameters.keys()
+    wanted = _parameters(act)
     quotas = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
     returns: list[list[float]] = [[] for _ in range(num_envs)]
     lengths: list[list[int]] = [[] for _ in range(num_envs)]
@@ -150,6 +150,13 @@ def _play(
     flat = [value for values in returns for value in values]
     mean, std, ci95 = _interval(np.array(flat))
     return EvaluationResult(mean, std, ci95, tuple(flat), tuple(n for ns in lengths for n in ns))
+
+
+def _parameters(act: Callable[..., Any]) -> Collection[str]:
+    try:
+        return inspect.signature(act).parameters.keys()
+    except (TypeError, ValueError):  # functions written in C need not tell
+        return ()
 
 
 def _interval(returns: np.ndarray) -> tuple[float, float, float]:

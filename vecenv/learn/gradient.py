@@ -187,7 +187,9 @@ class Gradient:
             torch.autocast(weights.device.type, self._dtype, enabled=is_cast),
         ):
             loss, scalars = split_result(self.loss(module, batch))
-            grads = list(torch.autograd.grad(loss, weights.parameters, allow_unused=True))
+            grads: list[Tensor | None] = [
+                *torch.autograd.grad(loss, weights.parameters, allow_unused=True)
+            ]
         found = zip(weights.names, grads, strict=True)
         unused = [name for name, grad in found if grad is None and name not in self._allow_unused]
         if unused:

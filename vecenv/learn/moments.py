@@ -92,10 +92,10 @@ class Moments(nn.Module):
             ValueError: A wrong shape, or NaN or infinity among the rows that count; nothing was
                 changed.
         """
-        rows = x.detach().reshape(-1, *self.shape)
-        lead = x.shape[: x.ndim - len(self.shape)]
-        if x.shape[x.ndim - len(self.shape) :] != self.shape:
+        num_lead = x.ndim - len(self.shape)
+        if num_lead < 0 or x.shape[num_lead:] != self.shape:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., *{self.shape})")
+        lead, rows = x.shape[:num_lead], x.detach().reshape(-1, *self.shape)
         if mask is not None:
             if mask.shape != lead or mask.dtype != torch.bool:
                 raise ValueError(

@@ -1,17 +1,21 @@
-"""Adam that shortens long gradients before its step."""
+"""Adam that shortens long gradients in its step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 __all__ = ["Adam"]
 
+_NOT_PLAIN = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
+
 
 class Adam(torch.optim.Adam):
-    """`torch.optim.Adam`, fused, with `torch.nn.utils.clip_grad_norm_` before each step.
+    """`torch.optim.Adam`, fused, with `torch.nn.utils.clip_grad_norm_` inside of its step.
 
     Learning-rate schedules of `torch.optim.lr_scheduler`, parameter groups and `state_dict` are
     those of torch. The norm is taken over the gradients of all groups together.
@@ -24,6 +28,10 @@ class Adam(torch.optim.Adam):
         max_grad_norm: Gradients that are longer are scaled to this norm; None leaves them alone.
         **kwargs: As `torch.optim.Adam` takes them.
 
+    Attributes:
+        grad_norm: Norm of the gradients in the last step, before they were shortened, float32 ();
+            None before, and without `max_grad_norm`.
+
     Raises:
         ValueError: `max_grad_norm` is not above zero.
     """
@@ -31,7 +39,7 @@ class Adam(torch.optim.Adam):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 1e-3,
+        lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         *,
@@ -45,24 +53,95 @@ class Adam(torch.optim.Adam):
             )
         super().__init__(params, lr, betas, eps, **{"fused": True, **kwargs})
         self.max_grad_norm = max_grad_norm
-        # Norm of the gradients of the last step before they were shortened, float32 ().
-        self.grad_norm: torch.Tensor | None = None
+        self.grad_norm: Tensor | None = None
 
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Shorten the gradients, which changes `.grad` as `clip_grad_norm_` does, and step.
 
+        Args:
+            closure: As `torch.optim.Adam.step` takes it; called first.
+
+        Returns:
+            What the closure returned, or None.
+
         Raises:
-            FloatingPointError: The norm is not finite; no weight has changed.
+            FloatingPointError: The norm is not finite; neither weights nor state have changed.
         """
-        if self.max_grad_norm is None:
-            return super().step(closure)
+        result = None
         if closure is not None:
-            raise ValueError("Adam with max_grad_norm takes no closure: call it before the step")
+            with torch.enable_grad():
+                result = closure()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(params, self.max_grad_norm)
-        if not torch.isfinite(self.grad_norm):
+        if not params:
+            return result
+        scale = None if self.max_grad_norm is None else self._find_scale(params)
+        if self._is_plain():
+            self._step_at_once(scale)
+        else:
+            if scale is not None:
+                for p in params:
+                    p.grad.div_(scale.to(p.device))
+            super().step()
+        return result
+
+    def _find_scale(self, params: list[Tensor]) -> Tensor:
+        """What to divide the gradients by, 1 or more."""
+        grads: list[Any] = [p.grad for p in params]
+        if len(grads) > 1:
+            norms = [torch.linalg.vector_norm(grad).to(grads[0].device) for grad in grads]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+        else:
+            norm = torch.linalg.vector_norm(grads[0])
+        if not math.isfinite(norm):
             raise FloatingPointError(
-                f"the norm of the gradients is {float(self.grad_norm)}, expected a finite number; "
-                "no weight has changed: look for a division by zero or a root of zero in the loss"
+                f"the norm of the gradients is {float(norm)}, expected a finite number; no weight "
+                "has changed: look for a division by zero, or a root or logarithm of zero, in the "
+                "loss"
             )
-        return super().step()
+        self.grad_norm = norm
+        return norm.add(1e-6).div_(self.max_grad_norm).clamp_(min=1.0)
+
+    def _is_plain(self) -> bool:
+        """Whether one operation of torch does it all: Adam as it is used most."""
+        groups = self.param_groups
+        if not hasattr(torch, "_fused_adam_") or not all(group["fused"] for group in groups):
+            return False
+        if any(group[name] for group in groups for name in _NOT_PLAIN if name in group):
+            return False
+        devices = {p.device for group in groups for p in group["params"]}
+        return len(devices) == 1
+
+    def _step_at_once(self, scale: Tensor | None) -> None:
+        # As torch.optim.Adam.step, whose own part takes longer than the update of a small network.
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            states = [self.state[p] for p in params]
+            for p, state in zip(params, states, strict=True):
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                    state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                    state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            steps = [state["step"] for state in states]
+            for step in steps:
+                step.add_(1)
+            beta1, beta2 = group["betas"]
+            torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
+                params,
+                [p.grad for p in params],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+                grad_scale=scale,
+                found_inf=None,
+            )

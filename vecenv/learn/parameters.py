@@ -78,7 +78,9 @@ class FlatParameters:
         for view in [view for view, grad in found if grad is None]:
             view.zero_()
         given = [(view, grad) for view, grad in found if grad is not None]
-        torch._foreach_copy_([view for view, _ in given], [grad for _, grad in given])
+        torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+            [view for view, _ in given], [grad for _, grad in given]
+        )
 
     def attach(self) -> None:
         """Make what was written `.grad` of the vector and of the parameters."""

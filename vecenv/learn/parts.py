@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from torch import nn
 
 from vecenv.core.errors import EnvStateError
-from vecenv.learn.checkpoint import CheckpointError
+from vecenv.learn.checkpoint import CheckpointError, why_not_numpy_state
 
 __all__ = ["describe_parts", "mismatch", "restore_part"]
 
@@ -47,6 +47,10 @@ def mismatch(part: Any, kind: Any, state: Any) -> str | None:
             return f"{key} {found!s:.300}, expected {own[key]!s:.300}"
     if isinstance(part, nn.Module):
         return _other_tensors(part, state)
+    if isinstance(part, torch.optim.Optimizer):
+        return _other_optimizer(part, state)
+    if isinstance(part, np.random.Generator):
+        return why_not_numpy_state(state)
     return None
 
 
@@ -123,14 +127,53 @@ def _other_tensors(module: nn.Module, state: Any) -> str | None:
     """Say in what the tensors of a state differ from a module's."""
     own = module.state_dict()
     found = dict(state) if isinstance(state, dict) else {}
-    for name in own.keys() - found.keys():
-        return f"no {name}, which the module has"
-    for name in found.keys() - own.keys():
-        return f"{name}, which the module lacks"
+    if missing := [name for name in own if name not in found]:
+        return f"no {missing[0]}, which the module has"
+    if unknown := [name for name in found if name not in own]:
+        return f"{unknown[0]}, which the module lacks"
     for name, tensor in own.items():
         if (had := _shown(found[name])) != (has := _shown(tensor)):
             return f"{name} {had}, expected {has}"
     return None
+
+
+def _other_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> str | None:
+    """Say in what a state differs from an optimizer's parameters.
+
+    torch looks at the number of parameters alone, and its fused kernels not even at lengths.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    try:
+        indices = [index for group in state["param_groups"] for index in group["params"]]
+        tensors = [dict(state["state"].get(index, {})) for index in indices]
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return "something else than an optimizer's state"
+    if len(tensors) != len(parameters):
+        return f"{len(tensors)} parameters, expected {len(parameters)}"
+    for own, group in zip(optimizer.param_groups, state["param_groups"], strict=False):
+        for name, value in own.items():
+            if name != "params" and not _is_like(group.get(name), value):
+                return f"{name} {group.get(name)!s:.100}, expected something like {value!s:.100}"
+    for number, (parameter, own) in enumerate(zip(parameters, tensors, strict=True)):
+        for name, tensor in own.items():
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            is_count = name == "step" and tensor.numel() == 1 and tensor.dtype == torch.float32
+            if not is_count and (name == "step" or tensor.shape != parameter.shape):
+                expected = "float32 ()" if name == "step" else f"{tuple(parameter.shape)}"
+                return f"{name} {_shown(tensor)} for parameter {number}, expected {expected}"
+    return None
+
+
+def _is_like(value: Any, own: Any) -> bool:
+    """Whether a setting may take the place of another one."""
+    if isinstance(own, tuple | list):
+        is_nest = isinstance(value, tuple | list) and len(value) == len(own)
+        return is_nest and all(map(_is_like, value, own))
+    kinds = int | float | torch.Tensor
+    if isinstance(own, kinds) and not isinstance(own, bool):
+        return isinstance(value, kinds) and not isinstance(value, bool)
+    return value is None or own is None or type(value) is type(own)
 
 
 def _shown(value: Any) -> str:

@@ -24,6 +24,7 @@ import vecenv
 from vecenv.files import require_writable, whole_file, write_text
 from vecenv.learn.checkpoint import (
     CheckpointError,
+    RunError,
     load_checkpoint,
     random_streams,
     restore_random_streams,
@@ -38,16 +39,12 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Run", "RunError"]
+__all__ = ["Run"]
 
 _METRICS_FILE = "metrics.jsonl"
 _LAST, _BEST = Path("checkpoint", "last.npz"), Path("checkpoint", "best.npz")
 _LOCK_FILE = ".lock"
 _logger = logging.getLogger("vecenv")
-
-
-class RunError(RuntimeError):
-    """A run can't be begun or resumed in its folder; nothing in it was changed."""
 
 
 class Run:
@@ -75,6 +72,9 @@ class Run:
         tensorboard: Whether to write the scalars for TensorBoard, too; if that is missing, the log
             says so.
         overwrite: Delete an earlier run in this folder, which is an error otherwise.
+        allow_pickle: Whether to unpickle envs of a checkpoint that another user, or this one on
+            another machine, has written: that runs code which is in the file. They are reset
+            otherwise.
 
     Attributes:
         folder: The folder.
@@ -87,7 +87,8 @@ class Run:
 
     Raises:
         RunError: The folder has a run already, or one with other options, or is in use by another
-            process.
+            process; nothing in it was changed.
+        CheckpointError: The checkpoint can't be read; it is a RunError, too.
         OSError: It can't be written.
 
     Example:
@@ -114,6 +115,7 @@ class Run:
         save_every: int = 0,
         tensorboard: bool = False,
         overwrite: bool = False,
+        allow_pickle: bool = False,
     ) -> None:
         self.folder = Path(folder)
         self.options = options
@@ -127,7 +129,9 @@ class Run:
         self._handlers: dict[int, Any] = {}
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._due_at = 0  # steps of the last checkpoint that was due
+        self._unsaved: set[str] = set()  # names of parts that the log has told of
+        self._due_at = 0  # steps of the last checkpoint
+        self._allow_pickle = allow_pickle
         self._wants_board = tensorboard  # until there is one
         self._board: Any = None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +154,9 @@ class Run:
             if options_path.exists():
                 self._check_options(_read_json(options_path), options_path, may_change)
             if (self.folder / _LAST).exists():
-                self._take_over(may_change)
+                self._take_over()
+            else:
+                _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
             self._cut_metrics()
         elif overwrite:
             self._remove_earlier()
@@ -170,25 +176,31 @@ class Run:
         had: dict[str, Any] = found if isinstance(found, dict) else {}
         for name in dict.fromkeys([*own, *had]):
             before, now = had.get(name, _ABSENT), own.get(name, _ABSENT)
-            if name not in may_change and before != now:
+            is_folder = now == str(self.folder)  # which may have been moved, with what is in it
+            if name not in may_change and before != now and not is_folder:
                 raise RunError(
                     f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
                     "give the same options (load_options reads them), or begin anew in another "
                     "folder"
                 )
 
-    def _take_over(self, may_change: Collection[str]) -> None:
+    def _take_over(self) -> None:
         """Read the last checkpoint."""
         path = self.folder / _LAST
-        saved = load_checkpoint(path)
+        saved = load_checkpoint(path, allow_pickle=self._allow_pickle)
         try:
-            self._check_options(saved["options"], path, may_change)
-            versions = saved["versions"]
+            versions = dict(saved["versions"])
             steps, returns = saved["curve"]
+            if not len(steps) == len(returns) == steps.size == returns.size:
+                raise ValueError("the learning curve is none")
             self._curve = array("q", steps.tobytes()), array("d", returns.tobytes())
-            self.best_score, self._earlier_s = saved["best_score"], float(saved["seconds"])
-            self._due_at, is_best = int(saved["state"]["steps"]), saved["is_best"]
+            best, self._earlier_s = saved["best_score"], float(saved["seconds"])
+            self.best_score = None if best is None else float(best)
+            self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
+            is_best = saved["is_best"]
             self._metrics_bytes = int(saved["metrics_bytes"])
+            for name in ("kinds", "unsaved", "random"):
+                saved[name] = dict(saved[name])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
         if versions != _versions():
@@ -207,7 +219,7 @@ class Run:
             return
         size = self._metrics_bytes if self._saved is not None else 0
         with path.open("rb+") as file:
-            kept = file.read(size)
+            kept = file.read()[: max(size, 0)]
             file.truncate(kept.rfind(b"\n") + 1)
 
     def _remove_earlier(self) -> None:
@@ -229,12 +241,13 @@ class Run:
                 before = self._handlers.get(number, signal.SIG_DFL)
                 if callable(before):
                     before(number, frame)
-                elif before != signal.SIG_IGN:
+                else:
                     signal.signal(number, signal.SIG_DFL)
                     signal.raise_signal(number)
 
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, stop) or signal.SIG_DFL
+                if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
+                    self._handlers[number] = signal.signal(number, stop) or signal.SIG_DFL
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -302,7 +315,7 @@ class Run:
         except ImportError:
             _logger.warning("tensorboard is missing: pip install 'vecenv[tensorboard]'")
             return
-        first = None if self._saved is None else int(self._saved["state"]["steps"]) + 1
+        first = None if self._saved is None else self._saved["state"]["steps"] + 1
         self._board = SummaryWriter(str(self.folder), purge_step=first)
 
     def add_episodes(self, steps: int, returns: Any) -> None:
@@ -312,6 +325,8 @@ class Run:
             steps: Env steps made so far.
             returns: The return of each, in order; tensor, array or list.
         """
+        if isinstance(returns, torch.Tensor):
+            returns = returns.detach().cpu()
         values = np.asarray(returns, np.float64).ravel()
         self._curve[0].frombytes(np.full(len(values), steps, np.int64).tobytes())
         self._curve[1].frombytes(values.tobytes())
@@ -379,8 +394,14 @@ class Run:
         """
         steps = int(state["steps"])
         path = self.folder / _LAST
-        is_best = score is not None and (self.best_score is None or score > self.best_score)
+        best = -math.inf if self.best_score is None else self.best_score
+        is_best = score is not None and float(score) > best
         kinds, states, unsaved = describe_parts(state)
+        for name in unsaved.keys() - self._unsaved:
+            _logger.warning(
+                "%s can't be saved, so a resumed run resets them: %s", name, unsaved[name]
+            )
+        self._unsaved |= unsaved.keys()
         content = {
             "options": self._plain_options,
             "versions": _versions(),
@@ -391,8 +412,7 @@ class Run:
             "curve": (self.curve_steps, self.curve_returns),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
-            "score": score,
-            "best_score": score if is_best else self.best_score,
+            "best_score": float(score) if is_best and score is not None else self.best_score,
             "is_best": is_best,
         }
         try:
@@ -427,11 +447,18 @@ class Run:
         """
         if self._saved is None:
             return None
-        restore_random_streams(self._saved["random"])
+        try:
+            restore_random_streams(self._saved["random"])
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            path = self.folder / _LAST
+            raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
         return dict(self._saved["state"])
 
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
         """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
+
+        The global random streams go on from where they were, too: call it after all that draws from
+        them has been made. States that have been restored are dropped, as buffers are large.
 
         Args:
             parts: Objects by the names that `save` was given them under.
@@ -443,36 +470,35 @@ class Run:
             CheckpointError: The checkpoint is of other modules or envs: it says what was expected
                 and found.
         """
-        state = self.load()
-        if state is None or self._saved is None:
+        if self._saved is None:
             return None
-        path = self.folder / _LAST
-        self.not_restored = {}
-        if missing := sorted(set(parts) - set(state)):
+        path, states = self.folder / _LAST, self._saved["state"]
+        if missing := sorted(set(parts) - set(states)):
             raise CheckpointError(
-                f"{path} has no {', '.join(missing)}, only {', '.join(state)}; resume it with the "
+                f"{path} has no {', '.join(missing)}, only {', '.join(states)}; resume it with the "
                 "program that wrote it"
             )
         kinds, unsaved = self._saved["kinds"], self._saved["unsaved"]
-        saved = {name: state.pop(name) for name in parts}
         for name, part in parts.items():  # all checks come before any change
-            if problem := mismatch(part, kinds.get(name), saved[name]):
+            if problem := mismatch(part, kinds.get(name), states[name]):
                 raise CheckpointError(
                     f"{path} does not fit {name}: it has {problem}; make {name} as it was, or "
                     "begin anew in another folder"
                 )
+        self.not_restored = {}
         for name, part in parts.items():
             try:
-                reason = unsaved.get(name) or restore_part(part, saved[name])
+                reason = unsaved.get(name) or restore_part(part, states.pop(name))
             except Exception as error:  # any class's load_state_dict
                 raise CheckpointError(
                     f"{path} does not fit {name}: {error!s:.300}; make {name} as it was, or begin "
                     "anew in another folder"
                 ) from error
             if reason is not None:
+                states.pop(name, None)
                 self.not_restored[name] = reason
                 _logger.warning("%s: not as they were, so reset them: %s", name, reason)
-        return state
+        return self.load()
 
 
 def _lock(folder: Path) -> Any:
@@ -506,8 +532,8 @@ def _versions() -> dict[str, str]:
     return {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
 
 
-def _told(versions: Any) -> str:
-    return ", ".join(f"{name} {version}" for name, version in dict(versions).items())
+def _told(versions: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 class _Absent:

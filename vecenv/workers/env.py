@@ -525,7 +525,7 @@ class AsyncVectorEnv(GymVecEnv):
         found = self.call_wait()
         if problem := next((state for state in found if isinstance(state, str)), None):
             raise EnvStateError(problem)
-        return pack_envs(found)
+        return pack_envs(found, self._notes())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put the envs of a state in the place of these, which are closed: this runs code.
@@ -533,7 +533,7 @@ class AsyncVectorEnv(GymVecEnv):
         See `VecEnv.load_state_dict`.
         """
         self._calls.require_idle("load_state_dict")
-        pickles = unpack_envs(state, self.num_envs)
+        pickles, notes = unpack_envs(state, self.num_envs)
         self._own_rows()
         bounds = [0, *self._exchange.pool.bounds]
         parts = [(pickles[first:last],) for first, last in pairwise(bounds)]
@@ -545,6 +545,7 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.forget_reset(error)
             raise error
         self._is_new = False
+        self._take_notes(*notes)
         self._ended.ended.clear()
         if self._is_disabled:
             self._ended.ended.update(index for index, is_over in enumerate(found) if is_over)

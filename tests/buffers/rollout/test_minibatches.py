@@ -122,8 +122,11 @@ def test_each_valid_row_comes_exactly_once(num_steps, num_envs, seed, parts, by_
 
 def padded(batches, size):
     """Batches of row numbers as `fixed` makes them of those it makes without: the slow way."""
-    indices = [[rows[j % len(rows)] for j in range(size)] for rows in batches]
-    weights = [[float(j < len(rows)) for j in range(size)] for rows in batches]
+    indices, weights = [], []
+    for rows in batches:
+        ends = [-(-(j + 1) * len(rows) // size) for j in range(size)]  # how many came up to there
+        indices.append([rows[end - 1] for end in ends])
+        weights.append([float(end > before) for before, end in zip([0, *ends], ends, strict=False)])
     return indices, weights
 
 

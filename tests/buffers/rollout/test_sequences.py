@@ -1,5 +1,7 @@
 """Sequences of a rollout: each valid row once, states where episodes begin, one shape always."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -220,6 +222,10 @@ def test_sequences_that_are_kept_stay_as_they_are_and_memory_does_not_grow():
     options = {"length": 2, "initial_states": "hidden"}
     kept = list(rollout.sequences(4, **options))
     copies = [(b.obs["age"].clone(), b.initial_states["hidden"].clone()) for b in kept]
+    other = pickle.loads(pickle.dumps(kept[0]))
+    assert other.initial_states["hidden"].equal(copies[0][1])
+    assert len(other) == len(kept[0]) == other.weights.shape[1]
+    assert repr(other) == repr(kept[0])
     held = rollout.memory()["minibatches"]
     for _ in range(3):
         for _ in rollout.sequences(4, **options):
