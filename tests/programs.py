@@ -162,6 +162,7 @@ def serve(file):
         os.dup2(given, number)
         os.close(given)
     os.close(status)
+    sys.stdout.reconfigure(line_buffering=True)  # so that forks of the program print nothing twice
     with open(request) as text:
         text.seek(0)
         code, args, folder = json.load(text)
