@@ -14,9 +14,7 @@ from vecenv.jit.episodes import RUN_DTYPE
 def test_actions_are_those_of_the_original():
     listed = json.loads((FOLDER4 / "actions.json").read_text())
     for agent, described in enumerate(listed["agents"]):
-        labels = [
-            label(agent, index) for index in range(codes.NUM_ACTIONS[agent])
-        ]
+        labels = [label(agent, index) for index in range(codes.NUM_ACTIONS[agent])]
         assert labels == described["actions"]
         assert codes.OBS_LENGTHS[agent] == described["obs_len"]
         assert (codes.ACTION_FAMILY[agent, codes.NUM_ACTIONS[agent] :] == codes.SLEEP).all()

@@ -58,11 +58,16 @@ def count_greens(one_by_one, num_games, num_steps, seed):
             is_set = (rng.random(num_games) < 0.05) & (to != codes.CON)
             blocks[:, to] |= (is_set << source).astype(np.uint16)
     states["blocks"] = blocks
+    ways = blocks[:, :8, None] >> np.arange(8) & 1
+    states["barred"] = ((ways | ways.transpose(0, 2, 1)) << np.arange(8)).sum(axis=2)
     exists = bits(states["exists"]).reshape(num_games, 128)
     low = (rng.random((num_games, 128)) < 0.3) & (exists == 1)
     states["svc"] = np.where(low, states["svc"] - rng.integers(1, 6, low.shape), states["svc"])
     with_decoy = low & (rng.random(low.shape) < 0.5)
-    states["decoys"][with_decoy], states["decoy_order"][with_decoy] = 1 << codes.VSFTPD, codes.VSFTPD
+    states["decoys"][with_decoy], states["decoy_order"][with_decoy] = (
+        1 << codes.VSFTPD,
+        codes.VSFTPD,
+    )
     states["svc"][with_decoy] |= codes.FULL << 13
     states["degraded"] = (low.reshape(-1, 8, 16) << np.arange(16)).sum(axis=2)
     names = ("work_failed", "access_failed", "process_events", "connection_events")

@@ -101,7 +101,10 @@ def check(states):
     for state in states:
         for agent in range(codes.NUM_RED):
             size = state["num_sessions"][agent]
-            idents, hosts = state["session_ident"][agent, :size], state["session_host"][agent, :size]
+            idents, hosts = (
+                state["session_ident"][agent, :size],
+                state["session_host"][agent, :size],
+            )
             assert len(set(idents)) == size and (size == 0 or 0 in idents)
             assert (codes.RED_OF_SUBNET[hosts >> 4] == agent).all()
             table = state["table"][agent, : state["num_table"][agent]]
@@ -129,6 +132,9 @@ def check(states):
         degraded |= is_there & (level < codes.FULL)
     degraded |= (exists == 1) & (levels < codes.FULL)
     assert (bits(states["degraded"]) == degraded).all()
+    ways = states["blocks"][:, :8, None] >> np.arange(8) & 1
+    barred = ((ways | ways.transpose(0, 2, 1)) << np.arange(8)).sum(axis=2)
+    assert (states["barred"] == barred).all()
 
 
 def bits(masks):

@@ -28,11 +28,15 @@ def test_recorded_episodes_agree_in_every_field_of_every_step(batch):
     assert result.num_compared > 37 * result.num_steps
 
 
+# fmt: off
 COMPARED = (
-    "obs obs4 reward reward_parts fail_counts phase blue_family blue_left blue_success green "
-    "red_choice red_target red_session red_busy red_left red_done red_done_target red_success "
-    "red_exploit red_active fsm known_subnets events svc decoys n_vsftpd max_pid blocks"
-).split()
+    "obs", "obs4", "reward", "reward_parts", "fail_counts", "phase", "blue_family",
+    "blue_left", "blue_success", "green", "red_choice", "red_target", "red_session",
+    "red_busy", "red_left", "red_done", "red_done_target", "red_success", "red_exploit",
+    "red_active", "fsm", "known_subnets", "events", "svc", "decoys", "n_vsftpd", "max_pid",
+    "blocks",
+)
+# fmt: on
 
 
 def test_a_changed_record_is_reported_with_its_step(tmp_path):
@@ -68,9 +72,7 @@ def test_other_actions_than_the_recorded_ones_differ(tmp_path):
     def change(arrays):
         arrays["blue_action"][:, 0] = 58  # BlockTraffic RZA <- ADM
 
-    fields = {
-        found.field for found in replay_traces([changed(tmp_path, "mix_fsm_100", change)])[0]
-    }
+    fields = {found.field for found in replay_traces([changed(tmp_path, "mix_fsm_100", change)])[0]}
     assert {"obs", "blocks", "blue_family"} <= fields
 
 

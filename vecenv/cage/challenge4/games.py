@@ -20,6 +20,7 @@ from vecenv.cage.challenge4.rules.codes import (
     HOSTS_PER_SUBNET,
     NUM_ACTIONS,
     NUM_BLUE,
+    OBS_LENGTH,
     OBS_LENGTHS,
     OBS_STARTS,
     OVERFLOW_NAMES,
@@ -69,7 +70,7 @@ class Cage4Games:
         rules = compile_rules(self.options)
         self.envs = JitVectorEnv(CAGE4, num_games, params=rules, dry_run=False, **vector_options)
         self.num_games = num_games
-        self.obs = self.envs.allocate((num_games, *CAGE4.observation_space.shape), np.uint8)
+        self.obs = self.envs.allocate((num_games, OBS_LENGTH), np.uint8)
         self.rewards = np.zeros(num_games, np.float32)
         self.is_over = np.zeros(num_games, bool)
         self._actions = np.zeros((num_games, 2 * NUM_BLUE), np.int64)

@@ -12,7 +12,6 @@ from vecenv.jit.kernels import pack_record
 
 __all__ = ["Cage4Options", "compile_rules"]
 
-_WORD = 2.0**32
 _MIN_STEPS, _MAX_STEPS = 2, 65535
 
 
@@ -52,6 +51,7 @@ def compile_rules(options: Cage4Options) -> np.record:
     length, rest = divmod(steps, 3)
     second_phase = length + (rest >= 1)
     # Of a user whose work and access always succeed: probabilities of what can be seen, SPEC 6.
+    # A third each: access, work, sleep; `anything` is at most 2/3.
     access = alarm / 3
     alarm_only, both = alarm * (1 - phishing) / 3, alarm * phishing / 3
     phishing_only = (1 - alarm) * phishing / 3
@@ -60,8 +60,6 @@ def compile_rules(options: Cage4Options) -> np.record:
     share_access, share_phish, share_alarm = (
         [part / anything for part in shares] if anything else [0.0, 0.0, 0.0]
     )
-    phish_low = alarm * (1 - phishing)  # of a work's number in [0, 1): alarms are below `alarm`
-    phish_high = phish_low + phishing
     return pack_record(
         steps=np.int64(steps),
         second_phase=np.int64(second_phase),
@@ -70,11 +68,10 @@ def compile_rules(options: Cage4Options) -> np.record:
         greens_one_by_one=np.int64(options.greens_one_by_one),
         phishing_rate=float(phishing),
         alarm_rate=float(alarm),
-        alarm_word=np.int64(round(alarm * _WORD)),
-        phish_low=np.int64(round(phish_low * _WORD)),
-        phish_high=np.int64(round(phish_high * _WORD)),
         quiet_scale=1 / math.log1p(-anything) if anything else 0.0,
         share_access=share_access,
         share_alarm=share_alarm,
         share_phish=share_phish,
+        access_failure=(1 - alarm) / 3 / (1 - anything),
+        work_failure=(1 - alarm) * (1 - phishing) / 3 / (1 - anything),
     )

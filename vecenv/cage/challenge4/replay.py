@@ -1,7 +1,7 @@
 """Recorded episodes of the original, played through the simulator, and compared field by field.
 
-The file format is that of the golden traces: one `.npz` per episode, plain arrays, with the network,
-blue's actions and messages, the tape of all random draws, and everything to compare.
+The file format is that of the golden traces: one `.npz` per episode, plain arrays, with the
+network, blue's actions and messages, the tape of all random draws, and everything to compare.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Trace:
         state["num_servers"] = exists[:, FIRST_SERVER:].sum(axis=1)
         state["services"] = self.arrays["net_services"][SPEC_IDS] & 31
         state["known_subnets"] = self.arrays["net_red_known_subnets"]
-        return int(np.flatnonzero(SPEC_IDS == int(self.arrays["net_red_start_host"]))[0])
+        return int(np.flatnonzero(int(self.arrays["net_red_start_host"]) == SPEC_IDS)[0])
 
 
 class _Player:

@@ -42,9 +42,11 @@ STATE_DTYPE = np.dtype(
         ("reward_parts", np.int16, (4,)),  # LocalWork, AccessService, Impact, cost of actions
         ("quiet_greens", np.int32),  # greens to pass over before the next that does something
         ("blocks", np.uint16, (NUM_ZONES,)),  # by `to`: set of the zones `from` that are blocked
+        ("barred", *_SUBNET_MASKS),  # subnets with a block against, or by, this one
         ("exists", *_SUBNET_MASKS),
         ("num_users", np.uint8, (NUM_SUBNETS,)),
         ("num_servers", np.uint8, (NUM_SUBNETS,)),
+        ("num_destinations", np.uint8, (3, NUM_SUBNETS)),  # of a subnet's users, by phase
         ("red_hosts", *_SUBNET_MASKS),  # with a session of any red agent
         ("degraded", *_SUBNET_MASKS),  # with a service below 100 %
         ("process_events", *_SUBNET_MASKS),  # of this step

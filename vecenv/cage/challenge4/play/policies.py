@@ -1,4 +1,4 @@
-"""The blue policies of the reference returns, for many games at a time (TRACES, "Blue policies")."""
+"""The blue policies of the reference returns (TRACES, end), for many games at a time."""
 
 from __future__ import annotations
 

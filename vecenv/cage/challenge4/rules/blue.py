@@ -19,6 +19,7 @@ from vecenv.cage.challenge4.rules.codes import (
     MONITOR,
     NUM_BLUE,
     NUM_DECOYS,
+    NUM_SUBNETS,
     PRIVILEGED,
     RED_OF_SUBNET,
     REMOVE,
@@ -114,6 +115,18 @@ def _remove(state, host, chance, actor):
 
 
 @njit
+def bar(state, a, b):
+    """Note whether a pair of zones is blocked in either direction (SPEC 6.3)."""
+    if a >= NUM_SUBNETS or b >= NUM_SUBNETS:
+        return
+    is_barred = has(np.int64(state.blocks[a]), b) or has(np.int64(state.blocks[b]), a)
+    others_a = np.int64(state.barred[a]) & ~(np.int64(1) << b)
+    others_b = np.int64(state.barred[b]) & ~(np.int64(1) << a)
+    state.barred[a] = others_a | (np.int64(is_barred) << b)
+    state.barred[b] = others_b | (np.int64(is_barred) << a)
+
+
+@njit
 def _set_traffic(state, agent):
     """Carry out AllowTraffic or BlockTraffic."""
     to, bit = np.int64(state.blue_target[agent]), 1 << np.int64(state.blue_source[agent])
@@ -122,6 +135,7 @@ def _set_traffic(state, agent):
     changes = (blocked & bit == 0) == is_block
     if changes:
         state.blocks[to] = blocked ^ bit
+        bar(state, to, np.int64(state.blue_source[agent]))
     state.blue_success[agent] = SUCCEEDED if changes else FAILED
 
 
@@ -130,7 +144,7 @@ def blue_effects(state, chance):
     """Carry out the actions that are due: first traffic control, then the others (SPEC 4.5)."""
     for agent in range(NUM_BLUE):
         family = np.int64(state.blue_family[agent])
-        if state.blue_left[agent] == 0 and (family == ALLOW or family == BLOCK):
+        if state.blue_left[agent] == 0 and family in (ALLOW, BLOCK):
             _set_traffic(state, agent)
     for agent in range(NUM_BLUE):
         if state.blue_left[agent] != 0:
@@ -138,7 +152,7 @@ def blue_effects(state, chance):
         family, host = np.int64(state.blue_family[agent]), np.int64(state.blue_target[agent])
         if family == SLEEP:
             state.blue_success[agent] = UNKNOWN
-        elif family == MONITOR or family == ANALYSE:
+        elif family in (MONITOR, ANALYSE):
             state.blue_success[agent] = SUCCEEDED
         elif family == REMOVE:
             _remove(state, host, chance, agent)

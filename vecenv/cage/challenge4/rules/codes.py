@@ -1,4 +1,4 @@
-"""Numbers that kernels, tables and tests share, each with its place in the challenge's specification.
+"""Numbers that kernels, tables and tests share, each with its place in the specification.
 
 A *host* is an index 16 * subnet + k: k of 0..9 is a user host, 10..15 a server host. Ascending, it
 is the original's order of hosts. Routers and the internet host have no state and no index: nothing
@@ -30,7 +30,16 @@ RED_OF_SUBNET = np.array([1, 2, 3, 4, 0, 5, 5, 5], np.int64)
 RED_SUBNETS = np.array([1 << CON, 1 << RZA, 1 << OZA, 1 << RZB, 1 << OZB, 0b11100000], np.int64)
 
 # --- routes (SPEC 1.3): nodes between two hosts of these subnets, routers and internet ---
-_TO_INTERNET = {RZA: 1, OZA: 2, RZB: 1, OZB: 2, CON: 1, PUB: 1, ADM: 2, OFF: 2}  # routers on the way
+_TO_INTERNET = {
+    RZA: 1,
+    OZA: 2,
+    RZB: 1,
+    OZB: 2,
+    CON: 1,
+    PUB: 1,
+    ADM: 2,
+    OFF: 2,
+}  # routers on the way
 _BRANCH = {RZA: "RZA", OZA: "RZA", RZB: "RZB", OZB: "RZB", CON: "CON", PUB: "P", ADM: "P", OFF: "P"}
 
 
@@ -59,7 +68,7 @@ APACHE, TOMCAT, HARAKA, VSFTPD = range(4)
 NUM_DECOYS = 4
 DECOY_NAMES = ("apache", "tomcat", "haraka", "vsftpd")
 
-# --- state of services: the word `svc` of a host (TRACES, field svc), reliability in steps of 20 ---
+# --- state of services: the word `svc` of a host (TRACES, field svc), in steps of 20 % ---
 FULL = 5  # 100 %
 LEVEL = 20
 LEVEL_BITS = 7
@@ -293,7 +302,7 @@ IMPACT_REWARD = np.array(
 
 
 def _not_linked():
-    """Policy entries of the observation (SPEC 10.3): bit i of [phase, subnet] is sorted subnet i."""
+    """Policy entries of the observation (SPEC 10.3): bit i is sorted subnet i."""
     core = (INT, ADM, OFF, PUB, CON, RZA, RZB)
     links = {frozenset((a, b)) for a in core for b in core if a != b}
     links |= {frozenset((RZA, OZA)), frozenset((RZB, OZB))}

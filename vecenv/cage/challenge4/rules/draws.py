@@ -9,7 +9,14 @@ noted in the cursor, and 0 (or what is nearest to it) is taken for it and for th
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge4.rules.codes import MAX_PID_STEP, NUM_DECOYS, PID
+from vecenv.cage.challenge4.rules.codes import (
+    CELL_CUMULATIVE,
+    FSM_ACTION,
+    MAX_PID_STEP,
+    NUM_CELLS,
+    NUM_DECOYS,
+    PID,
+)
 from vecenv.jit.random import integers, uniform
 
 TAPE_DTYPE = np.dtype(
@@ -74,15 +81,16 @@ def _unused(rng, tape, site, actor):
 
 
 @njit
-def _cell(rng, tape, site, actor, n, cumulative):
+def _cell(rng, tape, actor, variant, own):
+    n = NUM_CELLS[variant, own]
     if tape is None:
         value = uniform(rng)
         cell = np.int64(0)
-        while cell < n - 1 and value >= cumulative[cell]:
+        while cell < n - 1 and value >= CELL_CUMULATIVE[variant, own, cell]:
             cell += 1
         return cell
     else:
-        cell = np.int64(_read(tape, site, actor, n))
+        cell = np.int64(_read(tape, FSM_ACTION, actor, n))
         return cell if 0 <= cell < n else np.int64(0)
 
 
@@ -130,9 +138,9 @@ def draw_unused(chance, site, actor):
 
 
 @njit
-def draw_cell(chance, site, actor, n, cumulative):
-    """Draw an int64 in [0, n) with cumulative probabilities float64 (>= n,)."""
-    return _cell(chance[0], chance[1], site, actor, n, cumulative)
+def draw_cell(chance, actor, variant, own):
+    """Draw which of the filled cells of a state of a red variant is taken, int64 (SPEC_RED 7.5)."""
+    return _cell(chance[0], chance[1], actor, variant, own)
 
 
 @njit

@@ -7,7 +7,6 @@ that `vecenv.jit` runs: they draw from the game's own stream.
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge4.rules.generator import generate
 from vecenv.cage.challenge4.rules.bits import count
 from vecenv.cage.challenge4.rules.blue import blue_effects, submit
 from vecenv.cage.challenge4.rules.codes import (
@@ -16,6 +15,7 @@ from vecenv.cage.challenge4.rules.codes import (
     DROPPED,
     FAILED,
     FULL,
+    GREEN_ALLOWED,
     IMPACT,
     IMPACT_REWARD,
     INACTIVE,
@@ -34,11 +34,13 @@ from vecenv.cage.challenge4.rules.codes import (
     UNKNOWN,
     WORK_REWARD,
 )
+from vecenv.cage.challenge4.rules.generator import generate
 from vecenv.cage.challenge4.rules.green import (
     choose_greens,
     draw_quiet,
     greens_by_exception,
     greens_one_by_one,
+    num_servers_in,
 )
 from vecenv.cage.challenge4.rules.red_actions import red_action
 from vecenv.cage.challenge4.rules.red_agent import choose, digest
@@ -64,7 +66,10 @@ def begin(state, start_host):
     for subnet in range(NUM_SUBNETS):
         state.red_hosts[subnet] = state.degraded[subnet] = state.phished[subnet] = 0
         state.process_events[subnet] = state.connection_events[subnet] = 0
-        state.work_failed[subnet] = state.access_failed[subnet] = 0
+        state.work_failed[subnet] = state.access_failed[subnet] = state.barred[subnet] = 0
+        for phase in range(3):
+            allowed = GREEN_ALLOWED[phase, subnet]
+            state.num_destinations[phase, subnet] = num_servers_in(state, allowed)
     for agent in range(NUM_BLUE):
         state.blue_family[agent] = state.blue_target[agent] = state.blue_source[agent] = 0
         state.blue_left[agent] = state.messages[agent] = 0
@@ -178,8 +183,10 @@ def _count_reward(state, cost):
     phase = np.int64(state.phase)
     work = access = impacts = np.int64(0)
     for subnet in range(NUM_SUBNETS):
-        work += WORK_REWARD[phase, subnet] * count(np.int64(state.work_failed[subnet]))
-        access += ACCESS_REWARD[phase, subnet] * count(np.int64(state.access_failed[subnet]))
+        if state.work_failed[subnet]:
+            work += WORK_REWARD[phase, subnet] * count(np.int64(state.work_failed[subnet]))
+        if state.access_failed[subnet]:
+            access += ACCESS_REWARD[phase, subnet] * count(np.int64(state.access_failed[subnet]))
     for agent in range(NUM_RED):
         if state.done_type[agent] == IMPACT and state.active[agent]:
             impacts += IMPACT_REWARD[phase, np.int64(state.done_target[agent]) >> 4]

@@ -3,6 +3,7 @@
 import numpy as np
 from numba import njit
 
+from vecenv.cage.challenge4.rules.bits import count, nth
 from vecenv.cage.challenge4.rules.codes import (
     CON,
     FIRST_SERVER,
@@ -19,7 +20,6 @@ from vecenv.cage.challenge4.rules.codes import (
     SSH,
     WEB,
 )
-from vecenv.cage.challenge4.rules.bits import count, nth
 from vecenv.jit.random import integers
 
 MIN_USERS, MIN_SERVERS = 3, 1
@@ -30,7 +30,7 @@ _NUM_HQ_SUBNETS = 3
 def _draw_services(subnet, rng):
     """Draw the set int64 of services of a host."""
     services = np.int64(SSH)
-    if subnet == OZA or subnet == OZB:
+    if subnet in (OZA, OZB):
         services |= OT
     extras = np.int64(0)  # of web, database, mail
     for _ in range(integers(rng, MAX_EXTRAS + 1)):

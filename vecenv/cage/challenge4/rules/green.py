@@ -1,10 +1,15 @@
 """Green users (SPEC 6): one by one, or by exception.
 
 Most users do nothing that anybody sees: their work succeeds, their access succeeds, or they sleep.
-A user whose host has all services at 100 %, and whose subnet has no blocked pair, does something
-only with a false alarm or by opening a phishing mail, with the same small probability each step,
-independently. So the number of such users until the next one that does something is geometric:
-`quiet_greens` counts it down, over steps too. The others take one random word each.
+If nothing could fail, a user would do something only with a false alarm or by opening a phishing
+mail: with the same small probability p each step, independently. So the number of users until the
+next such one is geometric; `quiet_greens` counts it down, over steps too. What that user does may
+turn out to fail. Each of the other users fails at an access with the probability
+
+    P(access) * P(no alarm) * P(destination blocked) / (1 - p)
+
+and at its work with the one made likewise; both are 0 for most. Together that is the law of drawing
+one user after the other, in about a word for each user who can fail.
 """
 
 import math
@@ -22,13 +27,14 @@ from vecenv.cage.challenge4.rules.codes import (
     DECOY_SHIFT,
     FIRST_GREEN_ACTOR,
     FIRST_SERVER,
+    FULL,
     GREEN_ACTION,
     GREEN_ALLOWED,
-    GREEN_SLEEP,
     GREEN_SLEPT,
     LEVEL,
     LEVEL_BITS,
     LOCAL_WORK,
+    NUM_DECOYS,
     NUM_SUBNETS,
     WORK_ALARM,
     WORK_DONE,
@@ -44,35 +50,31 @@ from vecenv.jit.random import integers, next_word, uniform
 
 _HALF = np.uint64(32)
 _LOW_HALF = np.uint64(0xFFFFFFFF)
+_WORD = 2.0**32
 _NEVER = 2**31 - 1
 
 
 @njit
-def num_destinations(state, allowed):
+def num_servers_in(state, subnets):
     """Number int64 of server hosts in a set int64 of subnets."""
     num = np.int64(0)
-    for subnet in range(NUM_SUBNETS):
-        if has(allowed, subnet):
-            num += np.int64(state.num_servers[subnet])
+    while subnets:
+        num += np.int64(state.num_servers[nth(subnets, 0)])
+        subnets &= subnets - 1
     return num
 
 
 @njit
-def nth_destination(state, allowed, n):
-    """The n-th server host int64 in a set of subnets, in host order."""
-    for subnet in range(NUM_SUBNETS):
-        if has(allowed, subnet):
-            num = np.int64(state.num_servers[subnet])
-            if n < num:
-                return np.int64(subnet * 16 + FIRST_SERVER + n)
-            n -= num
+def nth_server_in(state, subnets, n):
+    """The n-th server host int64 in a set int64 of subnets, in host order."""
+    while subnets:
+        subnet = nth(subnets, 0)
+        num = np.int64(state.num_servers[subnet])
+        if n < num:
+            return subnet * 16 + FIRST_SERVER + n
+        n -= num
+        subnets &= subnets - 1
     return np.int64(0)
-
-
-@njit
-def is_blocked(state, a, b):
-    """Whether the pair of subnets is blocked in either direction (SPEC 6.3)."""
-    return has(np.int64(state.blocks[a]), b) or has(np.int64(state.blocks[b]), a)
 
 
 @njit
@@ -150,10 +152,10 @@ def _work(state, host, chance, actor, rules):
 def _access(state, host, chance, actor, rules):
     """AccessService of the user of a host; return the result int64."""
     subnet = host >> 4
-    allowed = GREEN_ALLOWED[state.phase, subnet]
-    index = draw_index(chance, ACCESS_DEST, actor, num_destinations(state, allowed))
-    destination = nth_destination(state, allowed, index)
-    if is_blocked(state, subnet, destination >> 4):
+    num = np.int64(state.num_destinations[state.phase, subnet])
+    index = draw_index(chance, ACCESS_DEST, actor, num)
+    destination = nth_server_in(state, GREEN_ALLOWED[state.phase, subnet], index)
+    if has(np.int64(state.barred[subnet]), destination >> 4):
         _fail_access(state, host, destination)
         return np.int64(ACCESS_FAILED)
     if draw_unit(chance, ACCESS_ALARM, actor) < rules.alarm_rate:
@@ -162,15 +164,6 @@ def _access(state, host, chance, actor, rules):
 
 
 # --- by exception ---
-
-
-@njit
-def _blocked_with(state, subnet):
-    """Set int64 of subnets b for which the pair (subnet, b) is blocked."""
-    blocked = np.int64(state.blocks[subnet])
-    for other in range(NUM_SUBNETS):
-        blocked |= ((np.int64(state.blocks[other]) >> subnet) & 1) << other
-    return blocked
 
 
 @njit
@@ -183,48 +176,71 @@ def draw_quiet(rng, rules):
 
 
 @njit
-def _not_quiet(state, host, rng, rules):
-    """Draw what a user does about whom it is known that it does something."""
+def _work_failure(state, host):
+    """Probability float64 that the service which a user's work draws fails it (SPEC 6.2)."""
+    word, decoys = np.int64(state.svc[host]), np.int64(state.decoys[host])
+    genuine = num_genuine(state, host)
+    num, levels = genuine + count(decoys), genuine * (word & LEVEL_BITS)
+    for decoy in range(NUM_DECOYS):
+        if has(decoys, decoy):
+            levels += (word >> (DECOY_SHIFT + 3 * decoy)) & LEVEL_BITS
+    return 1.0 - levels / (FULL * num)
+
+
+@njit
+def _not_quiet(state, host, blocked, rng, rules):
+    """Draw what a user does about whom it is known that it does something, or would.
+
+    `blocked` is the set int64 of subnets to which its access fails.
+    """
     share = uniform(rng)
+    subnet, bit = host >> 4, 1 << (host & 15)
     if share < rules.share_access:
-        allowed = GREEN_ALLOWED[state.phase, host >> 4]
-        index = integers(rng, num_destinations(state, allowed))
-        note_connection(state, nth_destination(state, allowed, index))
+        index = integers(rng, np.int64(state.num_destinations[state.phase, subnet]))
+        destination = nth_server_in(state, GREEN_ALLOWED[state.phase, subnet], index)
+        if has(blocked, destination >> 4):
+            _fail_access(state, host, destination)
+        else:
+            note_connection(state, destination)
+        return
+    if np.int64(state.degraded[subnet]) & bit and uniform(rng) < _work_failure(state, host):
+        _fail_work(state, host)
         return
     if share < rules.share_alarm:  # with or without phishing
         note_process(state, host)
     if share >= rules.share_phish:  # with or without an alarm
-        subnet = host >> 4
-        state.phished[subnet] = np.int64(state.phished[subnet]) | (1 << (host & 15))
+        state.phished[subnet] = np.int64(state.phished[subnet]) | bit
 
 
 @njit
-def _draw_user(state, host, allowed, blocked, num, rng, rules):
-    """Draw what a user does, from one word; `num` int64 is the number of its destinations."""
-    word = next_word(rng)
-    low = np.int64(word & _LOW_HALF)
-    product = np.int64(word >> _HALF) * 3
-    choice, rest = product >> 32, product & 0xFFFFFFFF  # the rest is uniform, too
-    subnet = host >> 4
-    if choice == GREEN_SLEEP:
-        return
-    if choice == ACCESS_SERVICE:
-        destination = nth_destination(state, allowed, (rest * num) >> 32)
-        if has(blocked, destination >> 4):
-            _fail_access(state, host, destination)
-        elif low < rules.alarm_word:
-            note_connection(state, destination)
-        return
-    if has(np.int64(state.degraded[subnet]), host & 15):
-        product = rest * num_services(state, host)
-        level = service_level(state, host, product >> 32)
-        if ((product & 0xFFFFFFFF) * 100) >> 32 >= LEVEL * level:
-            _fail_work(state, host)
-            return
-    if low < rules.alarm_word:
-        note_process(state, host)
-    if rules.phish_low <= low < rules.phish_high:
-        state.phished[subnet] = np.int64(state.phished[subnet]) | (1 << (host & 15))
+def _draw_failures(state, subnet, users, blocked, rng, rules):
+    """Draw which of the users of a subnet fail, of those that have been quiet.
+
+    Args:
+        users: Set int64.
+        blocked: Set int64 of subnets to which their access fails.
+    """
+    num_blocked = num_servers_in(state, blocked)
+    num = np.int64(state.num_destinations[state.phase, subnet])
+    access = rules.access_failure * num_blocked / num
+    degraded = np.int64(state.degraded[subnet])
+    access_bound = np.int64(access * _WORD)
+    failed, left = np.int64(0), users if blocked else users & degraded
+    while left:
+        k = nth(left, 0)
+        left &= left - 1
+        word = next_word(rng)
+        number = np.int64(word >> _HALF)
+        if number < access_bound:
+            failed |= 1 << k
+            index = (np.int64(word & _LOW_HALF) * num_blocked) >> 32
+            note_connection(state, nth_server_in(state, blocked, index))
+        elif has(degraded, k):
+            host = np.int64(subnet * 16 + k)
+            share = access + rules.work_failure * _work_failure(state, host)
+            if number < np.int64(share * _WORD):
+                _fail_work(state, host)
+    state.access_failed[subnet] = np.int64(state.access_failed[subnet]) | failed
 
 
 @njit
@@ -232,31 +248,21 @@ def greens_by_exception(state, rng, rules):
     """Draw and carry out what all green users do; the law is that of one by one."""
     quiet = np.int64(state.quiet_greens)
     any_phished = np.int64(0)
-    any_blocks = np.int64(0)
     for subnet in range(NUM_SUBNETS):
-        any_blocks |= np.int64(state.blocks[subnet])
-    for subnet in range(NUM_SUBNETS):
+        size = np.int64(state.num_users[subnet])
+        users = (np.int64(1) << size) - 1
         state.phished[subnet] = 0
-        users = (np.int64(1) << np.int64(state.num_users[subnet])) - 1
-        allowed = GREEN_ALLOWED[state.phase, subnet]
-        blocked = np.int64(0)
-        if any_blocks:
-            blocked = _blocked_with(state, subnet) & allowed
-        slow = users if blocked else np.int64(state.degraded[subnet]) & users
-        if slow:
-            num = num_destinations(state, allowed)
-            left = slow
-            while left:
-                k = _lowest(left)
-                left &= left - 1
-                _draw_user(state, np.int64(subnet * 16 + k), allowed, blocked, num, rng, rules)
-        fast = users & ~slow
-        if fast:
-            size = count(fast)
-            while quiet < size:
-                _not_quiet(state, np.int64(subnet * 16) + nth(fast, quiet), rng, rules)
-                quiet += 1 + draw_quiet(rng, rules)
-            quiet -= size
+        blocked = np.int64(state.barred[subnet])
+        if blocked:
+            blocked &= GREEN_ALLOWED[state.phase, subnet]
+        quiet_users = users
+        while quiet < size:
+            quiet_users &= ~(1 << quiet)
+            _not_quiet(state, np.int64(subnet * 16) + quiet, blocked, rng, rules)
+            quiet += 1 + draw_quiet(rng, rules)
+        quiet -= size
+        if blocked or np.int64(state.degraded[subnet]) & users:
+            _draw_failures(state, subnet, quiet_users, blocked, rng, rules)
         any_phished |= np.int64(state.phished[subnet])
     state.quiet_greens = min(quiet, _NEVER)
     if any_phished:
@@ -264,9 +270,3 @@ def greens_by_exception(state, rng, rules):
             for k in range(np.int64(state.num_users[subnet])):
                 if has(np.int64(state.phished[subnet]), k):
                     phish(state, np.int64(subnet * 16 + k), (rng, None), 0)
-
-
-@njit
-def _lowest(members):
-    """The lowest member int64 of a set int64 of at most 16 that is not empty."""
-    return nth(members, 0)

@@ -6,6 +6,7 @@ from numba import njit
 from vecenv.cage.challenge4.rules.codes import (
     ADM,
     FIRST_SERVER,
+    HOSTS_PER_SUBNET,
     MAX_SERVERS,
     MESSAGE_BITS,
     NOT_LINKED,
@@ -20,7 +21,6 @@ from vecenv.cage.challenge4.rules.codes import (
 
 BLUE_SUBNET_ORDER = np.array([0, 1, 2, 3, ADM, OFF, PUB], np.int64)
 _LAST_AGENT_BLOCKS = 3
-_NUM_HOSTS = 16
 
 
 @njit
@@ -30,9 +30,22 @@ def vector_order(members):
 
 
 @njit
-def _write_bits(out, start, num, bits):
-    for i in range(num):
-        out[start + i] = (bits >> i) & 1
+def _write_16(out, start, bits):
+    # Unsigned places, because signed ones could count from the end; then this is vector code.
+    for i in range(16):
+        out[np.uint64(start) + np.uint64(i)] = (bits >> i) & 1
+
+
+@njit
+def _write_9(out, start, bits):
+    for i in range(NUM_ZONES):
+        out[np.uint64(start) + np.uint64(i)] = (bits >> i) & 1
+
+
+@njit
+def _write_8(out, start, bits):
+    for i in range(MESSAGE_BITS):
+        out[np.uint64(start) + np.uint64(i)] = (bits >> i) & 1
 
 
 @njit
@@ -42,14 +55,14 @@ def _write_subnet(state, subnet, out, start):
     if blocked:
         for i in range(NUM_ZONES):
             sorted_blocks |= ((blocked >> SORTED[i]) & 1) << i
-    _write_bits(out, start, NUM_ZONES, np.int64(1) << SORTED_PLACE[subnet])
-    _write_bits(out, start + NUM_ZONES, NUM_ZONES, sorted_blocks)
-    _write_bits(out, start + 2 * NUM_ZONES, NUM_ZONES, NOT_LINKED[state.phase, subnet])
+    _write_9(out, start, np.int64(1) << SORTED_PLACE[subnet])
+    _write_9(out, start + NUM_ZONES, sorted_blocks)
+    _write_9(out, start + 2 * NUM_ZONES, NOT_LINKED[state.phase, subnet])
     start += 3 * NUM_ZONES
-    _write_bits(out, start, _NUM_HOSTS, vector_order(np.int64(state.process_events[subnet])))
-    start += _NUM_HOSTS
-    _write_bits(out, start, _NUM_HOSTS, vector_order(np.int64(state.connection_events[subnet])))
-    return start + _NUM_HOSTS
+    _write_16(out, start, vector_order(np.int64(state.process_events[subnet])))
+    start += HOSTS_PER_SUBNET
+    _write_16(out, start, vector_order(np.int64(state.connection_events[subnet])))
+    return start + HOSTS_PER_SUBNET
 
 
 @njit
@@ -64,7 +77,7 @@ def observe_agent(state, agent, out, start):
         start = _write_subnet(state, BLUE_SUBNET_ORDER[index], out, start)
     for sender in range(NUM_BLUE):
         if sender != agent:
-            _write_bits(out, start, MESSAGE_BITS, np.int64(state.messages[sender]))
+            _write_8(out, start, np.int64(state.messages[sender]))
             start += MESSAGE_BITS
     return start
 

@@ -9,10 +9,10 @@ from vecenv.cage.challenge4.rules.codes import (
     CON,
     DATABASE,
     DECOY_SHIFT,
+    DECOY_TYPE,
     EXTRAS,
     FULL,
     HARAKA,
-
     LEVEL_BITS,
     MAIL,
     MAX_OLD_VSFTPD,
@@ -35,7 +35,6 @@ from vecenv.cage.challenge4.rules.codes import (
     WEB,
 )
 from vecenv.cage.challenge4.rules.draws import draw_decoy, draw_pid_step
-from vecenv.cage.challenge4.rules.codes import DECOY_TYPE
 
 _MAX_PID = 65535
 

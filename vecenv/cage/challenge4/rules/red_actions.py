@@ -35,12 +35,14 @@ from vecenv.cage.challenge4.rules.codes import (
     MAIL_EXPLOIT,
     NODES_BETWEEN,
     NUM_DECOYS,
+    NUM_RED,
     OT_RUNNING,
     PORT_25,
     PORT_80,
     PORT_443,
     PORT_3390,
     PRIVILEGED,
+    RED_OF_SUBNET,
     REVEALS,
     REVERSE_SHELL,
     SCAN_DETECT,
@@ -96,6 +98,15 @@ def _scan(state, agent, index, host, detection, chance):
 
 
 @njit
+def _num_sessions_on(state, agent, host):
+    num = np.int64(0)
+    for index in range(np.int64(state.num_sessions[agent])):
+        if state.session_host[agent, index] == host:
+            num += 1
+    return num
+
+
+@njit
 def _probe_one(is_decoy, chance, actor):
     """Probe one process for deception; return whether it was noticed as a decoy."""
     hit = draw_unit(chance, DECEPTION_HIT_SITE, actor)
@@ -115,7 +126,7 @@ def _next_process(state, host, after):
         Its id int64, or -1; and whether it is a decoy.
     """
     best, is_decoy = np.int64(1 << 20), False
-    for agent in range(state.num_sessions.shape[0]):
+    for agent in range(NUM_RED):
         for index in range(np.int64(state.num_sessions[agent])):
             pid = np.int64(state.session_pid[agent, index])
             if state.session_host[agent, index] == host and after < pid < best:
@@ -146,11 +157,15 @@ def _probe(state, host, tape, chance, actor):
         num_decoys = count(np.int64(state.decoys[host]))
         if state.num_vsftpd[host] > 1:
             num_decoys += np.int64(state.num_vsftpd[host]) - 1
-        for agent in range(state.num_sessions.shape[0]):
-            for index in range(np.int64(state.num_sessions[agent])):
-                if state.session_host[agent, index] == host:
-                    others += 1
-        missed = (1.0 - DECEPTION_HIT) ** num_decoys * (1.0 - DECEPTION_FALSE) ** others
+        subnet = host >> 4
+        for agent in range(NUM_RED):
+            if state.num_foreign > 0 or agent == RED_OF_SUBNET[subnet]:
+                others += _num_sessions_on(state, agent, host)
+        missed = 1.0
+        for _ in range(num_decoys):
+            missed *= 1.0 - DECEPTION_HIT
+        for _ in range(others):
+            missed *= 1.0 - DECEPTION_FALSE
         return draw_unit(chance, DECEPTION_HIT_SITE, actor) >= missed
     else:
         is_noticed = False
@@ -263,15 +278,6 @@ def _exploit(state, agent, index, host, tape, chance):
     if exploit == HTTPS:
         return _lured(state, agent, host, False, decoys & (1 << TOMCAT) != 0, chance)
     return _lured(state, agent, host, services & MAIL != 0, decoys & (1 << HARAKA) != 0, chance)
-
-
-@njit
-def _num_sessions_on(state, agent, host):
-    num = np.int64(0)
-    for index in range(np.int64(state.num_sessions[agent])):
-        if state.session_host[agent, index] == host:
-            num += 1
-    return num
 
 
 @njit

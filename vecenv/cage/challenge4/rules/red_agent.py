@@ -6,13 +6,11 @@ from numba import njit
 from vecenv.cage.challenge4.rules.bits import count, has, nth
 from vecenv.cage.challenge4.rules.codes import (
     CELL_ACTION,
-    CELL_CUMULATIVE,
     DISCOVER,
     DISCOVERY_RED,
     ESCALATE,
     FIRST_RED_ACTOR,
     FIRST_SERVER,
-    FSM_ACTION,
     FSM_HOST,
     FSM_SERVER,
     FSM_SESSION,
@@ -23,7 +21,6 @@ from vecenv.cage.challenge4.rules.codes import (
     NAME_KNOWN,
     NEXT_STATE,
     NONE,
-    NUM_CELLS,
     NUM_SUBNETS,
     OFFERED_FULL,
     RD,
@@ -231,9 +228,7 @@ def choose(state, agent, chance, rules):
     else:
         host = np.int64(state.table[agent, draw_index(chance, FSM_HOST, actor, num)])
     own = _state_of(state, agent, host)
-    cell = draw_cell(
-        chance, FSM_ACTION, actor, NUM_CELLS[variant, own], CELL_CUMULATIVE[variant, own]
-    )
+    cell = draw_cell(chance, actor, variant, own)
     kind, target = CELL_ACTION[variant, own, cell], host
     if kind == DISCOVER:
         subnets = np.int64(state.known_subnets[agent])

@@ -334,14 +334,10 @@ def reassign(state):
 
 
 @njit
-def _has_primary(state, agent):
-    return find_session(state, agent, PRIMARY) >= 0
-
-
-@njit
 def check_sessions(state, agent, chance):
     """Look at the agent's sessions, draw a new primary one if it is gone (SPEC_RED 6, 4.1)."""
-    if not _has_primary(state, agent):
+    # It can only be gone after sessions have; `lost` is cleared when the agent digests.
+    if state.lost[agent] and find_session(state, agent, PRIMARY) < 0:
         num = np.int64(state.num_sessions[agent])
         index = draw_index(chance, NEW_PRIMARY, FIRST_RED_ACTOR + agent, num)
         ident = state.session_ident[agent, index]
