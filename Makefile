@@ -26,6 +26,8 @@ PYTEST = $(RUN) -m pytest $(PYTEST_ARGS)
 FAST := not slow and not learn and not gpu and not ray
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+# Tests start many processes, each of which would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo cage2 test test-slow fuzz test-gpu test-ray test-adapters test-real coverage lint format \
@@ -41,7 +43,7 @@ cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard, 
 	$(RUN) examples/cage2_defender.py $(CAGE2_ARGS)
 
 test: $(VENV)/.installed-test  ## the fast tests and the doctests
-	$(PYTEST) -n $(JOBS) --dist loadgroup -m "$(FAST)"
+	$(PYTEST) -n $(JOBS) -m "$(FAST)"
 
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
 	$(PYTEST) -m "(slow or learn) and not gpu and not ray and not real" || test $$? -eq 5  # 5: there are none
@@ -111,7 +113,7 @@ check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that a
 	$(VENV)/bin/uv venv --quiet --python $(RUN) build/lowest/venv
 	$(VENV)/bin/uv pip install --quiet --python build/lowest/venv/bin/python --resolution lowest-direct \
 		$(LOWEST_ARGS) -e ".[test]"
-	build/lowest/venv/bin/python -m pytest -n $(JOBS) --dist loadgroup -W ignore::DeprecationWarning \
+	build/lowest/venv/bin/python -m pytest -n $(JOBS) -W ignore::DeprecationWarning \
 		$(PYTEST_ARGS) -m "$(FAST)"
 
 bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine

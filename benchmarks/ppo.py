@@ -7,8 +7,9 @@ apart, 64-64, tanh) and batches (8 envs x 128 steps, 4 epochs x 4 minibatches). 
 of an episode: the textbook uses same-step autoreset and has no others, and those on which NEXT_STEP
 autoreset resets are not counted in the example. Making the envs is inside, compiling is not.
 
-On CAGE 2 the example runs with its default options; the first update, which loads the compiled
-code, is left out.
+On CAGE 2 the gradient is compiled, in float32 with 4 epochs and in bfloat16 with 2; the first
+update, which compiles, is left out. `--against` names a checkout of another version, such as one of
+79f7096 with its gradients written by hand, whose example takes turns with this one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from functools import partial
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,10 +37,34 @@ EXAMPLE = "example"
 CAGE2 = "vecenv:Cage2-v0"
 
 
-def train_example(num_updates: int, *, is_timed: bool = False) -> tuple[int, dict[str, float]]:
-    """Train the example; return the steps made and, if timed, the seconds in each phase."""
-    options = ppo.Options(
-        env_id=textbook.ENV_ID,
+def load_example(checkout: Path) -> Any:
+    """Import examples/ppo.py of another checkout, over this one's packages."""
+    spec = spec_from_file_location("ppo_of_another_version", checkout / "examples" / "ppo.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_trainer(module: Any, env_id: str, backend: str = "auto", **options: Any) -> Any:
+    """Make envs, policy and trainer of an example; leave out options that it does not have."""
+    known = {k: v for k, v in options.items() if k in module.Options.__dataclass_fields__}
+    settings = module.Options(env_id, **known)
+    torch.manual_seed(settings.seed)
+    envs = module.make_vec(env_id, settings.num_envs, backend=backend)
+    policy = module.Agent if hasattr(module, "Agent") else module.Policy
+    return module.Trainer(settings, envs, policy(envs, settings))
+
+
+def train_example(
+    num_updates: int, *, module: Any = ppo, compile: str = "off", is_timed: bool = False
+) -> tuple[int, dict[str, float]]:
+    """Train an example; return the steps made and, if timed, the seconds in each phase."""
+    trainer = make_trainer(
+        module,
+        textbook.ENV_ID,
+        backend="sync",  # as the textbook
         total_steps=num_updates * textbook.NUM_ENVS * textbook.NUM_STEPS,
         num_envs=textbook.NUM_ENVS,
         num_steps=textbook.NUM_STEPS,
@@ -45,16 +72,14 @@ def train_example(num_updates: int, *, is_timed: bool = False) -> tuple[int, dic
         num_minibatches=textbook.NUM_MINIBATCHES,
         learning_rate=textbook.LEARNING_RATE,
         entropy_weight=textbook.ENTROPY_WEIGHT,
+        compile=compile,
     )
-    torch.manual_seed(options.seed)
-    envs = ppo.make_vec(options.env_id, options.num_envs, backend="sync")  # as the textbook
     if is_timed:
-        envs.timing.enable()
-    trainer = ppo.Trainer(options, envs, ppo.Policy(envs, options))
+        trainer.envs.timing.enable()
     for _ in range(num_updates):
         trainer.update()
-    envs.close()
-    return trainer.steps, seconds_by_phase(envs) if is_timed else {}
+    trainer.envs.close()
+    return trainer.steps, seconds_by_phase(trainer.envs) if is_timed else {}
 
 
 def seconds_by_phase(envs: Any) -> dict[str, float]:
@@ -84,29 +109,37 @@ def breakdown(num_updates: int) -> str:
     return markdown_table(header, rows)
 
 
-def measure_cage2(num_updates: int, repetitions: int) -> str:
+def measure_cage2(num_updates: int, repetitions: int, other: Any) -> str:
     """Steps per second on CAGE 2, all inside, and microseconds per env step in each phase."""
     torch.set_num_threads(1)
-    options = ppo.Options(CAGE2, **ppo.DEFAULTS[CAGE2])
-    torch.manual_seed(options.seed)
-    envs = ppo.make_vec(options.env_id, options.num_envs)
-    trainer = ppo.Trainer(options, envs, ppo.Policy(envs, options))
-    trainer.update()
-    envs.timing.enable()
-    rates, first = [], trainer.steps
+    common = {"num_envs": 256, "total_steps": 10**9, "masks": False, "compile": "on"}
+    trainers = {} if other is None else {"the other version": make_trainer(other, CAGE2, **common)}
+    trainers["float32, 4 epochs"] = make_trainer(ppo, CAGE2, **common)
+    trainers["bfloat16, 2 epochs"] = make_trainer(
+        ppo, CAGE2, **common, dtype="bfloat16", num_epochs=2
+    )
+    for trainer in trainers.values():
+        trainer.update()
+        trainer.envs.timing.enable()
+    rates: dict[str, list[float]] = {name: [] for name in trainers}
+    first = {name: trainer.steps for name, trainer in trainers.items()}
     for _ in range(repetitions):
-        begin, before = perf_counter(), trainer.steps
-        for _ in range(num_updates):
-            trainer.update()
-        rates.append((trainer.steps - before) / (perf_counter() - begin))
-    envs.close()
-    steps = trainer.steps - first
-    phases = {name: 1e6 * spent / steps for name, spent in seconds_by_phase(envs).items()}
-    header = ["PPO on CAGE 2", "steps/s", "lowest - highest", *(f"{name}, us" for name in phases)]
-    spread = f"{min(rates):,.0f} - {max(rates):,.0f}"
-    name = f"{options.num_envs} envs x {options.num_steps}"
-    row = [name, f"{statistics.median(rates):,.0f}", spread]
-    return markdown_table(header, [[*row, *(f"{spent:.2f}" for spent in phases.values())]])
+        for name, trainer in trainers.items():
+            begin, before = perf_counter(), trainer.steps
+            for _ in range(num_updates):
+                trainer.update()
+            rates[name].append((trainer.steps - before) / (perf_counter() - begin))
+    rows, base = [], next(iter(trainers))
+    for name, trainer in trainers.items():
+        steps, rate = trainer.steps - first[name], rates[name]
+        spent = [f"{1e6 * s / steps:.2f}" for s in seconds_by_phase(trainer.envs).values()]
+        trainer.envs.close()
+        spread = f"{min(rate):,.0f} - {max(rate):,.0f}"
+        ratio = f"{median_ratio(rates, name, base):.2f}"
+        rows.append([name, f"{statistics.median(rate):,.0f}", spread, ratio, *spent])
+    phases = [f"{phase}, us" for phase in ("env", "policy", "update")]
+    header = ["PPO on CAGE 2, 256 envs x 128", "steps/s", "lowest - highest", "ratio", *phases]
+    return markdown_table(header, rows)
 
 
 def main() -> None:
@@ -114,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--updates", type=int, default=40, help="updates in one repetition")
     parser.add_argument("--repetitions", type=int, default=5, help="counted repetitions")
+    parser.add_argument("--against", type=Path, help="checkout of another version")
     options = parser.parse_args()
     default_threads = torch.get_num_threads()
 
@@ -121,19 +155,25 @@ def main() -> None:
         torch.set_num_threads(num_threads)
         textbook.train(options.updates)
 
-    def train_ours() -> None:
+    examples: dict[str, Any] = {"example, autograd": (ppo, "off"), "example, compiled": (ppo, "on")}
+    other = None if options.against is None else load_example(options.against)
+    if other is not None:
+        examples["the other version"] = other, "off"
+
+    def train_ours(name: str) -> None:
         torch.set_num_threads(1)
-        train_example(options.updates)
+        module, compile = examples[name]
+        train_example(options.updates, module=module, compile=compile)
 
     example_steps, _ = train_example(options.updates)
     textbook_steps = options.updates * textbook.NUM_ENVS * textbook.NUM_STEPS
     base = "textbook, 1 torch thread"
-    cases = {base: lambda: train_textbook(1), f"{EXAMPLE}, 1 torch thread": train_ours}
+    cases: dict[str, Any] = {base: lambda: train_textbook(1)}
+    cases |= {name: partial(train_ours, name) for name in examples}
     if default_threads > 1:
-        cases[f"textbook, {default_threads} torch threads"] = lambda: train_textbook(
-            default_threads
-        )
-    units = {name: example_steps if name.startswith(EXAMPLE) else textbook_steps for name in cases}
+        name = f"textbook, {default_threads} torch threads"
+        cases[name] = lambda: train_textbook(default_threads)
+    units = {name: example_steps if name in examples else textbook_steps for name in cases}
     rates = alternate(cases, units, options.repetitions)
     rows = [
         [
@@ -150,7 +190,7 @@ def main() -> None:
     print()
     print(breakdown(options.updates))
     print()
-    print(measure_cage2(5, options.repetitions))
+    print(measure_cage2(5, options.repetitions, other))
 
 
 if __name__ == "__main__":

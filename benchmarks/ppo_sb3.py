@@ -160,7 +160,7 @@ def make_trainer(env_id: str, backend: str) -> Any:
     options = options_of(env_id, total_steps=10**9, backend=backend)
     torch.manual_seed(options.seed)
     envs = ppo.make_vec(env_id, options.num_envs, backend=backend)
-    return ppo.Trainer(options, envs, ppo.Policy(envs, options))
+    return ppo.Trainer(options, envs, ppo.Agent(envs, options))
 
 
 def example_case(env_id: str, backend: str, num_updates: int) -> Case:

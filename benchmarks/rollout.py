@@ -3,12 +3,14 @@
     python benchmarks/rollout.py
 
 An update lays in T = 128 steps of N = 2048 envs (52 float32 observed), estimates advantages, and
-goes through 16 minibatches four times. What environment and policy would return is there
-beforehand, and nobody looks at the minibatches. "floor" does no more than it must: slice copies
-into tensors allocated once, `buffers.gae(out=)`, `randperm(out=)` and `index_select(out=)`. "zip +
-cat" keeps each step in a list, transposes and concatenates, loops over time in torch, and indexes
-by a permutation; "zip + cat, buffers.gae" differs in the advantages alone. "CleanRL style" has
-tensors allocated once, and is the same otherwise. stable-baselines3 is measured if it is installed.
+goes through 16 minibatches four times. "fixed" are minibatches of one size with weights and
+normalised advantages, "sequences" those of 32 steps. What environment and policy would return is
+there beforehand, and nobody looks at the minibatches. "floor" does no more than it must: slice
+copies into tensors allocated once, `buffers.gae(out=)`, `randperm(out=)` and `index_select(out=)`.
+"zip + cat" keeps each step in a list, transposes and concatenates, loops over time in torch, and
+indexes by a permutation; "zip + cat, buffers.gae" differs in the advantages alone. "CleanRL style"
+has tensors allocated once, and is the same otherwise. stable-baselines3 is measured if it is
+installed.
 
 Peak: how far the resident memory rises above what it is before, in one update. Growth: how much
 more is allocated after update 200 than after update 2.
@@ -41,6 +43,7 @@ OBS, ACTIONS = Box(-np.inf, np.inf, (52,), np.float32), Discrete(7)
 GAMMA, LAMBDA = 0.99, 0.95
 NUM_EPOCHS, NUM_MINIBATCHES = 4, 16
 OURS, FLOOR, ZIP = "RolloutBuffer", "floor", "zip + cat"
+OURS_FIXED, OURS_SEQUENCES = f"{OURS}, fixed", f"{OURS}, sequences"
 
 
 class Steps:
@@ -74,7 +77,9 @@ def drain(batches: Iterator[Any]) -> None:
         pass
 
 
-def run_ours(steps: Steps) -> Callable[[], None]:
+def run_ours(
+    steps: Steps, draw: Callable[[RolloutBuffer], Iterator[Any]] | None = None
+) -> Callable[[], None]:
     num_steps, num_envs = steps.shape
     rollout = RolloutBuffer(
         num_steps, num_envs, OBS, ACTIONS, autoreset_mode="Disabled", seed=0,
@@ -99,10 +104,18 @@ def run_ours(steps: Steps) -> Callable[[], None]:
                 rollout.set_final_values(t, cut, zeros[: cut.sum()])
         rollout.compute_advantages(steps.values[-1])
         for _ in range(NUM_EPOCHS):
-            drain(rollout.minibatches(NUM_MINIBATCHES))
+            drain(draw(rollout) if draw else rollout.minibatches(NUM_MINIBATCHES))
         rollout.advance()
 
     return update
+
+
+def draw_fixed(rollout: RolloutBuffer) -> Iterator[Any]:
+    return rollout.minibatches(NUM_MINIBATCHES, fixed=True, normalize_advantages=True)
+
+
+def draw_sequences(rollout: RolloutBuffer) -> Iterator[Any]:
+    return rollout.sequences(NUM_MINIBATCHES, length=min(32, rollout.num_steps))
 
 
 def run_floor(steps: Steps) -> Callable[[], None]:
@@ -212,6 +225,8 @@ def run_sb3(steps: Steps) -> Callable[[], None]:
 def make_updates(steps: Steps) -> dict[str, Callable[[], Callable[[], None]]]:
     makers: dict[str, Callable[[], Callable[[], None]]] = {
         OURS: partial(run_ours, steps),
+        OURS_FIXED: partial(run_ours, steps, draw_fixed),
+        OURS_SEQUENCES: partial(run_ours, steps, draw_sequences),
         FLOOR: partial(run_floor, steps),
         ZIP: partial(run_zip, steps, False),
         ZIP + ", buffers.gae": partial(run_zip, steps, True),

@@ -1,21 +1,25 @@
-"""Steps per second of examples/sac.py next to stable-baselines3's SAC, and its updates taken apart.
+"""Updates and env steps per second of examples/sac.py, next to earlier code and stable-baselines3.
 
+    python benchmarks/sac.py --updates                                     # 17-256-256-6
     python benchmarks/sac.py                                               # Pendulum-v1, one env
     python benchmarks/sac.py --env-id HalfCheetah-v5 --num-envs 8          # needs gymnasium[mujoco]
     python benchmarks/sac.py --train-sb3 --total-steps 20000 --seed 1      # return and minutes
-    python benchmarks/sac.py --picture docs/sac.png runs/*/sac.npz         # curves of checkpoints
 
-Both have 256-256 networks, batches of 256, one update per env step, float32 unless said otherwise,
-and have filled their buffers with the first steps, which are not counted. They take turns. Without
-stable-baselines3 (pip install stable-baselines3) only the example is measured.
+All have 256-256 networks, batches of 256, one update per env step, float32 unless said otherwise,
+and have filled their buffers with the first steps, which are not counted. They take turns. The
+earlier code is that of --rev, whose gradients were written by hand; it is left out without git.
+Without stable-baselines3 (pip install stable-baselines3) it is left out as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import statistics
+import subprocess
 import sys
-from collections import defaultdict
+import tarfile
+import tempfile
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,48 +27,90 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from measure import alternate, machine, markdown_table, median_ratio
 
-from vecenv.files import load_arrays
+from vecenv import make_vec
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-sac: Any = import_module("sac")  # the example, whose folder comes first now
-
+ROOT = Path(__file__).parents[1]
 WARM_UP = 1000  # steps before those that count
-SB3 = "sb3, {} threads"
-PARTS = ("sample", "actor", "critics", "target critics", "Adam", "rest", "all", "products alone")
+SB3 = "stable-baselines3, {} threads"
 
 
-def make_trainer(arguments: Any, *, bfloat16: bool) -> Any:
-    """The example, ready to learn."""
-    options = sac.Options(
-        env_id=arguments.env_id,
-        num_envs=arguments.num_envs,
-        learning_starts=WARM_UP,
-        backend="sync",
-        bfloat16=bfloat16,
-    )
-    torch.manual_seed(options.seed)
-    settings: Any = {"backend": options.backend, "autoreset_mode": "SameStep"}
-    envs = sac.make_vec(options.env_id, options.num_envs, **settings)
-    trainer = sac.Trainer(options, envs, sac.Learner(envs, options))
+class Noise(gym.Env):
+    """Random observations of the size of HalfCheetah's, for updates alone."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # stable-baselines3 asks for it
+    observation_space, action_space = Box(-np.inf, np.inf, (17,)), Box(-1, 1, (6,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.np_random.normal(size=17).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        obs = self.np_random.normal(size=17).astype(np.float32)
+        return obs, float(obs[0]), False, False, {}
+
+
+gym.register("Noise-v0", lambda **_: Noise(), max_episode_steps=1000)
+
+
+def load(folder: Path, name: str) -> Any:
+    """Import examples/<name>.py of a folder, and its neighbours with it."""
+    sys.path.insert(0, str(folder))
+    for module in ("sac", "ppo"):
+        sys.modules.pop(module, None)
+    try:
+        return import_module(name)
+    finally:
+        sys.path.remove(str(folder))
+
+
+def load_earlier(rev: str) -> Any:
+    """Import examples/sac.py of a revision; None without git or that revision."""
+    command = ["git", "-C", str(ROOT), "archive", rev, "examples"]
+    found = subprocess.run(command, capture_output=True, check=False)
+    if found.returncode:
+        print(f"{rev} is left out: {found.stderr.decode().strip()}")
+        return None
+    folder = tempfile.mkdtemp(prefix="sac_earlier_")
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return load(Path(folder) / "examples", "sac")
+
+
+def make_trainer(example: Any, arguments: Any, **options: Any) -> Any:
+    """A trainer of an example with a filled buffer, ready to learn."""
+    settings: Any = {"env_id": arguments.env_id, "num_envs": arguments.num_envs, "backend": "sync"}
+    made = example.Options(**settings, learning_starts=WARM_UP, **options)
+    torch.manual_seed(made.seed)
+    envs = make_vec(made.env_id, made.num_envs, backend="sync", autoreset_mode="SameStep")
+    if hasattr(example, "Learner"):  # gradients written by hand
+        trainer = example.Trainer(made, envs, example.Learner(envs, made))
+        trainer.learn = trainer.learner.learn
+    else:
+        trainer = example.Trainer(made, envs, log=print)
     trainer.start()
     while trainer.steps < WARM_UP:
         trainer.collect()
     return trainer
 
 
-@torch.inference_mode()
-def train(trainer: Any, num_steps: int, num_threads: int) -> None:
-    """Make env steps, and an update for each."""
+def train(trainer: Any, count: int, num_threads: int, *, steps_envs: bool) -> None:
+    """Make updates, and an env step for each unless updates alone are measured."""
     torch.set_num_threads(num_threads)
-    end = trainer.steps + num_steps
-    while trainer.steps < end:
-        trainer.collect()
-        while trainer.learner.num_updates < trainer.steps - WARM_UP:
-            trainer.learner.learn()
+    with torch.inference_mode(hasattr(trainer, "learner")):
+        num_made = 0
+        while num_made < count:
+            before = trainer.steps
+            if steps_envs:
+                trainer.collect()
+            for _ in range(trainer.steps - before or 1):
+                trainer.learn()
+                num_made += 1
 
 
 def make_sb3(arguments: Any, seed: int = 1, **settings: Any) -> Any:
@@ -88,153 +134,107 @@ def train_sb3(arguments: Any) -> None:
     envs = make(arguments.env_id, n_envs=10, seed=arguments.seed + 1_000_000)
     count = arguments.episodes
     returns, _ = evaluate(model, envs, n_eval_episodes=count, return_episode_rewards=True)
-    score = f"return {np.mean(returns):.1f} ± {np.std(returns):.1f} over {count} episodes"
+    half = 1.96 * np.std(returns, ddof=1) / count**0.5
+    score = f"return {np.mean(returns):.1f} ± {half:.1f} (95 %) over {count} episodes"
     print(f"stable-baselines3, {arguments.env_id}, seed {arguments.seed}: {score}")
     print(f"{model.num_timesteps} steps, {model._n_updates} updates, {minutes:.1f} minutes")
 
 
-def products(learner: Any) -> Callable[[], None]:
-    """Return what makes the 16 products of hidden layers in an update, and nothing else."""
-    rows, width = learner.options.batch_size, learner.options.hidden[0]
-    dtype = torch.bfloat16 if learner.options.bfloat16 else torch.float32
-    a, b = torch.randn(2, rows, width, dtype=dtype), torch.randn(2, width, width, dtype=dtype)
-    out = torch.empty(2, rows, width, dtype=dtype)
-
-    def multiply() -> None:
-        for _ in range(8):
-            torch.bmm(a, b, out=out)
-
-    return multiply
-
-
-@torch.inference_mode()
-def take_apart(trainer: Any, num_updates: int, num_threads: int) -> dict[str, float]:
-    """Median microseconds of each part of an update."""
-    torch.set_num_threads(num_threads)
-    learner, spent = trainer.learner, defaultdict(float)
-
-    def timed(function: Callable, part: str) -> Callable:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            begin = perf_counter()
-            result = function(*args, **kwargs)
-            spent[part] += perf_counter() - begin
-            return result
-
-        return call
-
-    nets = {"actor": learner.actor, "critics": learner.critics, "target critics": learner.targets}
-    for part, net in nets.items():
-        net.forward, net.backward = timed(net.forward, part), timed(net.backward, part)
-        net.step_adam = timed(net.step_adam, "Adam")
-    sample = learner.buffer.sample
-    learner.buffer.sample = timed(sample, "sample")
-    multiply = timed(products(learner), "products alone")
-    learn, rounds = timed(learner.learn, "all"), []
-    for _ in range(num_updates):
-        spent.clear()
-        learn()
-        spent["rest"] = 2 * spent["all"] - sum(spent.values())
-        multiply()
-        rounds.append(dict(spent))
-    learner.buffer.sample = sample
-    for net in nets.values():
-        del net.forward, net.backward, net.step_adam
-    return {part: 1e6 * statistics.median(row[part] for row in rounds) for part in PARTS}
-
-
-def draw(paths: list[Path], file: Path) -> None:
-    """Draw the returns of the runs that checkpoints are of, one axis per env."""
-    curves = defaultdict(list)
-    for path in paths:
-        saved = load_arrays(path)
-        env_id = saved["kind"].split(",")[0].split()[-1]
-        curves[env_id].append(np.array(saved["progress"][2]).T)
-    figure = import_module("matplotlib.figure").Figure(
-        (4.5 * len(curves), 3.2), layout="constrained"
-    )
-    rows = figure.subplots(1, len(curves), squeeze=False)[0]
-    for axes, (env_id, found) in zip(rows, curves.items(), strict=True):
-        for steps, returns in found:
-            window = min(10, len(returns))
-            means = np.convolve(returns, np.full(window, 1 / window), "valid")
-            ends = steps[window - 1 :]
-            is_last = np.append(np.diff(ends) > 0, True)  # of those that ended in the same step
-            axes.plot(ends[is_last] / 1000, means[is_last])
-        axes.set(title=env_id, xlabel="thousand env steps", ylabel="return, mean of 10 episodes")
-    figure.savefig(file, dpi=120)
-
-
 def list_cases(arguments: Any, trainers: dict[str, Any], model: Any) -> dict[str, Any]:
-    """What takes turns: each makes the same number of env steps, and an update for each."""
-    cases: dict[str, Any] = {}
+    """What takes turns: each makes the same number of updates."""
+    cases: dict[str, Callable[[], None]] = {}
+    steps_envs = not arguments.updates
     for threads in arguments.threads:
         if model is not None:
 
             def learn(threads: int = threads) -> None:
                 torch.set_num_threads(threads)
-                model.learn(arguments.steps, reset_num_timesteps=False)
+                if steps_envs:
+                    model.learn(arguments.steps, reset_num_timesteps=False)
+                else:
+                    model.train(arguments.steps, batch_size=256)
 
             cases[SB3.format(threads)] = learn
         for name, trainer in trainers.items():
             cases[f"{name}, {threads} threads"] = lambda trainer=trainer, threads=threads: train(
-                trainer, arguments.steps, threads
+                trainer, arguments.steps, threads, steps_envs=steps_envs
             )
     return cases
 
 
+def read_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--env-id", default="Pendulum-v1")
+    add("--num-envs", type=int, default=1)
+    add("--steps", type=int, default=400, help="updates in one repetition")
+    add("--repetitions", type=int, default=5, help="counted repetitions")
+    add("--updates", action="store_true", help="no env steps between updates")
+    add("--autograd", action="store_true", help="the uncompiled update, too")
+    add("--rev", default="79f7096", help="of the earlier code; '' for none")
+    add("--no-sb3", action="store_true", help="leave stable-baselines3 out")
+    add("--threads", type=int, nargs="*", default=[1, 2], help="of torch")
+    add("--train-sb3", action="store_true", help="train, instead of measuring")
+    add("--total-steps", type=int, default=20_000, help="of --train-sb3")
+    add("--learning-rate", type=float, default=1e-3, help="of --train-sb3")
+    add("--starts", type=int, default=1000, help="of --train-sb3")
+    add("--episodes", type=int, default=100, help="of --train-sb3")
+    add("--seed", type=int, default=1, help="of --train-sb3")
+    arguments = parser.parse_args()
+    if arguments.updates:
+        arguments.env_id = "Noise-v0"
+    return arguments
+
+
+def make_trainers(arguments: Any) -> dict[str, Any]:
+    """What is measured but stable-baselines3, by name."""
+    trainers = {}
+    if arguments.rev and (earlier := load_earlier(arguments.rev)):
+        trainers[f"{arguments.rev}, float32"] = make_trainer(earlier, arguments)
+        trainers[f"{arguments.rev}, bfloat16"] = make_trainer(earlier, arguments, bfloat16=True)
+    example = load(ROOT / "examples", "sac")
+    kinds: list[Any] = [("float32", "on"), ("bfloat16", "on")]
+    for dtype, compile in [("float32", "off"), *kinds] if arguments.autograd else kinds:
+        trainer = make_trainer(example, arguments, dtype=dtype, compile=compile)
+        trainer.learn()
+        print(trainer.gradient.plan)
+        trainers[f"{'compiled' if compile == 'on' else 'autograd'}, {dtype}"] = trainer
+    return trainers
+
+
 def main() -> None:
     """Measure and print Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env-id", default="Pendulum-v1")
-    parser.add_argument("--num-envs", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=400, help="env steps in one repetition")
-    parser.add_argument("--repetitions", type=int, default=5, help="counted repetitions")
-    parser.add_argument("--train-sb3", action="store_true", help="train, instead of measuring")
-    parser.add_argument("--total-steps", type=int, default=20_000, help="of --train-sb3")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of --train-sb3")
-    parser.add_argument("--starts", type=int, default=1000, help="of --train-sb3")
-    parser.add_argument("--episodes", type=int, default=100, help="of --train-sb3")
-    parser.add_argument("--seed", type=int, default=1, help="of --train-sb3")
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="of torch")
-    parser.add_argument("--picture", type=Path, help="file for the curves of checkpoints")
-    parser.add_argument("checkpoints", type=Path, nargs="*", help="of --picture")
-    arguments = parser.parse_args()
-    if arguments.picture:
-        return draw(arguments.checkpoints, arguments.picture)
+    arguments = read_arguments()
     torch.set_flush_denormal(True)
-    torch.empty(2**23 - 2**10)  # as in the example; for stable-baselines3 as well
+    torch.empty(2**23 - 2**10)  # as in the example; for the others as well
+    torch.set_num_threads(arguments.threads[0])
     if arguments.train_sb3:
-        torch.set_num_threads(arguments.threads[0])
         return train_sb3(arguments)
-    kinds = {"float32": False, "bfloat16": True}
-    trainers = {name: make_trainer(arguments, bfloat16=is_half) for name, is_half in kinds.items()}
-    model = None
-    if find_spec("stable_baselines3"):
+    trainers, model = make_trainers(arguments), None
+    if find_spec("stable_baselines3") and not arguments.no_sb3:
         model = make_sb3(arguments, learning_starts=WARM_UP)
         model.learn(WARM_UP)
-    rates = alternate(
-        list_cases(arguments, trainers, model), arguments.steps, arguments.repetitions
-    )
-    references = [SB3.format(threads) for threads in arguments.threads if model is not None]
+    cases = list_cases(arguments, trainers, model)
+    rates = alternate(cases, arguments.steps, arguments.repetitions)
+    medians = {name: statistics.median(rate) for name, rate in rates.items()}
+    others = [name for name in rates if name.startswith("stable")]
+    bases = [max(others, key=medians.__getitem__)] if others else []
+    earlier = f"{arguments.rev}, float32, {arguments.threads[0]} threads"
+    bases += [earlier] if earlier in rates else []
     rows = [
         [
             name,
-            f"{statistics.median(rate):.0f}",
+            f"{medians[name]:.0f}",
             f"{min(rate):.0f} - {max(rate):.0f}",
-            *(f"{median_ratio(rates, name, reference):.2f}" for reference in references),
+            *(f"{median_ratio(rates, name, base):.2f}" for base in bases),
         ]
         for name, rate in rates.items()
     ]
-    over = [f"over {reference}" for reference in references]
     print(machine("torch", "gymnasium", "numpy"))
-    title = f"SAC on {arguments.env_id}, {arguments.num_envs} envs"
-    print("\n" + markdown_table([title, "steps/s", "lowest - highest", *over], rows) + "\n")
-    rows = []
-    for threads in arguments.threads:
-        for name, trainer in trainers.items():
-            spent = take_apart(trainer, 200, threads)
-            rows.append([f"{name}, {threads} threads", *(f"{spent[part]:.0f}" for part in PARTS)])
-    print(markdown_table(["us per update, medians of 200", *PARTS], rows))
+    what = "updates" if arguments.updates else f"{arguments.env_id}, {arguments.num_envs} envs"
+    header = [f"SAC, {what}", "per second", "lowest - highest", *(f"over {base}" for base in bases)]
+    print("\n" + markdown_table(header, rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from buffers.replay.uniform import PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
 from buffers.rollout.gae import gae
 from buffers.rollout.minibatches import RolloutBatch
+from buffers.rollout.sequences import RolloutSequenceBatch
 from buffers.rollout.storage import RolloutSlot
 from buffers.trajectories import TrajectoryBuffer, TrajectoryStats
 from buffers.writer import TransitionWriter
@@ -34,6 +35,7 @@ __all__ = [
     "ReplayBatch",
     "RolloutBatch",
     "RolloutBuffer",
+    "RolloutSequenceBatch",
     "RolloutSlot",
     "SequenceBatch",
     "SharedReplayBuffer",

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 
 from buffers import gae
 from vecenv.cage import BlueMemory, Cage2VectorEnv, evaluate, load_defender, save_defender
+from vecenv.learn import Adam, Gradient
 
 NUM_STEPS = 100  # of an episode; a rollout is one episode of every env
 CELLS = (30, 50, 100)  # lengths of the challenge's episodes
@@ -50,35 +53,52 @@ class Options:
     rules: str = "faithful"  # or "debugged"; scores under different rules are not comparable
     eval_episodes: int = 1000  # per cell of the table at the end
     seed: int = 1
-    torch_threads: int = 1  # two are faster on idle cores, and far slower on busy ones
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of products in the gradient; weights: 32
+    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
+    torch_threads: int = 1  # of torch, for acting
     save: Path = Path("runs/cage2_defender")  # folder for policy, table and curve
     load: Path | None = None  # defender.npz of an earlier run to begin with
 
 
-class Agent:
+class Agent(nn.Module):
     """Actor and critic over the features of a `BlueMemory`."""
 
+    entropy_weight: Tensor  # of the bonus in the loss
+
     def __init__(self, options: Options, memory: BlueMemory) -> None:
+        super().__init__()
         self.actor = network(memory.num_features, options.hidden, len(memory.choices), gain=0.01)
         self.critic = network(memory.num_features, options.hidden, 1, gain=1.0)
-        self.parameters = [*self.actor.parameters(), *self.critic.parameters()]
+        self.register_buffer("entropy_weight", torch.tensor(options.entropy_weight))
 
     def log_probs(self, features: Tensor, useless: Tensor) -> Tensor:
         """Return log-probabilities (B, choices) for features (B, F); useless choices have none."""
-        return self.actor(features).masked_fill(useless, -1e9).log_softmax(1)
+        return self.actor(features).float().masked_fill(useless, -1e9).log_softmax(1)
 
     def layers(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the actor as `save_defender` takes it."""
         linear = [x for x in self.actor if isinstance(x, nn.Linear)]
         return [(x.weight.detach().numpy().T, x.bias.detach().numpy()) for x in linear]
 
-    def load(self, layers: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    def take_over(self, layers: list[tuple[np.ndarray, np.ndarray]]) -> None:
         """Take over an actor that was saved."""
         linear = [x for x in self.actor if isinstance(x, nn.Linear)]
         with torch.no_grad():
             for layer, (weight, bias) in zip(linear, layers, strict=True):
                 layer.weight.copy_(torch.from_numpy(weight.T.copy()))
                 layer.bias.copy_(torch.from_numpy(bias))
+
+
+def ppo_loss(agent: Agent, batch: Any, clip: float) -> Tensor:
+    """Return the loss of a minibatch, a mean over rows."""
+    all_log_probs = agent.log_probs(batch["features"], batch["useless"])
+    log_probs = all_log_probs.gather(1, batch["choices"][:, None])[:, 0]
+    ratio, advantages = (log_probs - batch["log_probs"]).exp(), batch["advantages"]
+    gain = torch.minimum(advantages * ratio, advantages * ratio.clamp(1 - clip, 1 + clip)).mean()
+    entropy = -(all_log_probs.exp() * all_log_probs.clamp(min=-50)).sum(1).mean()
+    values = agent.critic(batch["features"])[:, 0].float()
+    error = (values - batch["returns"]).square().mean()
+    return error / 2 - gain - agent.entropy_weight * entropy
 
 
 def network(
@@ -111,7 +131,18 @@ class Trainer:
         )
         self.memory = BlueMemory(count, self.envs.scenario)
         self.agent = Agent(options, self.memory)
-        self.optimizer = torch.optim.Adam(self.agent.parameters, lr=0.0, eps=1e-5, fused=True)
+        num_updates = options.total_steps // (NUM_STEPS * count)
+        self.gradient = Gradient(
+            self.agent,
+            partial(ppo_loss, clip=options.clip),
+            compile=options.compile,
+            dtype=getattr(torch, options.dtype),
+            num_calls=num_updates * options.num_epochs * options.num_minibatches,
+            log=print,
+        )
+        self.optimizer = Adam(
+            self.gradient.parameters(), eps=1e-5, max_grad_norm=options.max_grad_norm
+        )
         self.obs, _ = self.envs.reset(seed=options.seed)
         self.weights = np.array([sum(step < end for end in CELLS) for step in range(NUM_STEPS)])
         shape = (NUM_STEPS, count)
@@ -155,36 +186,24 @@ class Trainer:
         advantages, returns = gae(
             rewards, values, no_end, no_end, gamma=options.gamma, gae_lambda=options.gae_lambda
         )
-        rows = (
-            features,
-            self.useless.flatten(0, 1),
-            self.choices.flatten(),
-            self.log_probs.flatten(),
-            advantages.flatten(),
-            returns.flatten(),
-        )
+        columns = {
+            "features": features,
+            "useless": self.useless.flatten(0, 1),
+            "choices": self.choices.flatten(),
+            "log_probs": self.log_probs.flatten(),
+            "advantages": advantages.flatten(),
+            "returns": returns.flatten(),
+        }
         for group in self.optimizer.param_groups:
             group["lr"] = options.learning_rate * left
+        self.agent.entropy_weight.fill_(options.entropy_weight * left)
         for _ in range(options.num_epochs):
             for chosen in torch.randperm(size).chunk(options.num_minibatches):
-                self.descend([column[chosen] for column in rows], options.entropy_weight * left)
-
-    def descend(self, rows: list[Tensor], entropy_weight: float) -> None:
-        """Make one gradient step."""
-        features, useless, choices, old_log_probs, advantages, returns = rows
-        all_log_probs = self.agent.log_probs(features, useless)
-        log_probs = all_log_probs.gather(1, choices[:, None])[:, 0]
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        ratio = (log_probs - old_log_probs).exp()
-        clipped = ratio.clamp(1 - self.options.clip, 1 + self.options.clip)
-        gain = torch.minimum(advantages * ratio, advantages * clipped).mean()
-        entropy = -(all_log_probs.exp() * all_log_probs.clamp(min=-50)).sum(1).mean()
-        error = (self.agent.critic(features)[:, 0] - returns).square().mean()
-        loss = error / 2 - gain - entropy_weight * entropy
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.agent.parameters, self.options.max_grad_norm)
-        self.optimizer.step()
+                batch = {name: column[chosen] for name, column in columns.items()}
+                std, mean = torch.std_mean(batch["advantages"])
+                batch["advantages"].sub_(mean).div_(std + 1e-8)
+                self.gradient(batch)
+                self.optimizer.step()
 
     def run(self) -> float:
         """Train, and show how it goes, until done or Ctrl-C; return the seconds."""
@@ -247,7 +266,7 @@ def main(options: Options) -> float:
     torch.set_num_threads(options.torch_threads)
     trainer = Trainer(options)
     if options.load is not None:
-        trainer.agent.load(load_defender(options.load, trainer.envs.scenario).layers)
+        trainer.agent.take_over(load_defender(options.load, trainer.envs.scenario).layers)
     seconds = trainer.run()
     policy = options.save / "defender.npz"
     facts = {"steps": trainer.steps, "seed": options.seed, "rules": options.rules}

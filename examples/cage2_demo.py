@@ -81,8 +81,11 @@ def main(options: Options) -> None:
         num_envs=options.num_envs,
         seed=options.seed,
         save=options.save,
+        masks=False,
+        overwrite=True,
+        env_kwargs={"red_agent": "mixed"},
     )
-    ppo.main(settings, baselines_of(scores), red_agent="mixed")
+    ppo.main(settings, baselines_of(scores))
     trained = str(options.save / "policy.npz")
     with console.status("evaluating the policy") as status:
         given = {"episodes": options.episodes, "seed": options.seed, "name": "trained"}

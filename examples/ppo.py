@@ -1,9 +1,17 @@
-"""PPO for Box observations and Discrete, MultiDiscrete or Box actions: --env-id CartPole-v1."""
+"""PPO on any vector env: vectors, images or dicts of them in, any common kind of action out.
+
+    python examples/ppo.py --env-id CartPole-v1
+
+Change what stands between the first two lines of dashes, `Agent` and `ppo_loss`.
+"""
+
+from __future__ import annotations
 
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -12,376 +20,692 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from rich.progress import Progress
-from torch import Tensor, as_tensor
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.nn import functional as F
 
-from buffers import RolloutBatch, RolloutBuffer
-from vecenv import RayVectorEnv, VecEnv, make_vec
+from buffers import RolloutBuffer
+from vecenv import RayVectorEnv, VecEnv, make_vec, mask_width
 from vecenv.files import load_arrays, require_writable, save_arrays
+from vecenv.learn import Adam, EvaluationResult, Gradient, Moments, Run, RunError, evaluate
 
-DEFAULTS: Any = {"vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256}}  # of other envs
+DEFAULTS: Any = {  # of other envs
+    "vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256, "masks": False}
+}
 
 
 @dataclass
 class Options:
     env_id: str = "CartPole-v1"  # registered id, also "module:id"
+    env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the env
+    wrappers: tuple[str, ...] = ()  # of every env, "module:name" each, the innermost first
     total_steps: int = 100_000  # env steps to train for, at most; 0 evaluates only
     num_envs: int = 8  # envs stepped side by side
     num_steps: int = 128  # steps of each env between two updates
-    num_epochs: int = 4  # passes over the rollout in an update
+    num_epochs: int = 4  # passes over the rollout in an update, at most
     num_minibatches: int = 8  # gradient steps in a pass
+    target_kl: float | None = None  # no further pass once the policy has moved further than this
     learning_rate: float = 1.5e-3  # of Adam at the start; it falls linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
     clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
+    clip_values: float | None = None  # nor does changing a value by more than this
+    value_weight: float = 1.0  # of half the squared error of the values in the loss
     entropy_weight: float = 0.0  # of the entropy bonus in the loss
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
     hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
+    recurrent: Literal["no", "gru", "lstm"] = "no"  # a memory between observations and networks
+    memory_size: int = 128  # units of the memory
+    sequence_length: int = 32  # steps through which gradients of a memory go, at most
     normalize: bool = False  # observations to mean 0 and variance 1, returns to variance 1
+    masks: bool = True  # take allowed actions only, if the env says which these are
     seed: int = 1  # the same seed gives the same curve
     backend: str = "auto"  # of vecenv.make_vec; with "ray" the policy acts in actors
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
     ray_address: str | None = None  # of a Ray cluster; without one, ray runs on this machine
     ray_lost: Literal["raise", "wait", "share"] = "raise"  # actors: or replace, on CPUs in use too
-    torch_threads: int = 1  # more pay for large minibatches only, and only on idle cores
+    device: str = "cpu"  # where the networks are: cpu, cuda
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of products in the gradient; weights: 32
+    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
+    torch_threads: int = 1  # of torch, for acting
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
-    save: Path = Path("runs")  # folder for the policy, its learning curve and TensorBoard files
+    save: Path = Path("runs")  # folder for policy, checkpoints, learning curve and scalars
+    save_every: int = 200_000  # env steps between two checkpoints
+    resume: bool = False  # go on from the last checkpoint in that folder
+    overwrite: bool = False  # or delete an earlier run in it
     load: Path | None = None  # policy.npz of an earlier run to begin with
     tensorboard: bool = False  # write scalars for TensorBoard
     profile: bool = False  # report after the training where its time went
 
 
-class Mlp:
-    """Tanh layers and a linear one, without autograd, which takes longer than small layers do."""
-
-    def __init__(self, *widths: int, gain: float) -> None:
-        counts = [(a + 1) * b for a, b in pairwise(widths)]
-        self.weights = torch.zeros(sum(counts))
-        self.weights.grad = torch.zeros_like(self.weights)
-        self.layers, self.d_layers = (
-            [(p[:-b].view(-1, b), p[-b:]) for p, b in zip(v.split(counts), widths[1:], strict=True)]
-            for v in (self.weights, self.weights.grad)
-        )
-        for weight, _ in self.layers:
-            torch.nn.init.orthogonal_(weight, gain if weight is self.layers[-1][0] else 2**0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return outputs (B, widths[-1]) for x (B, widths[0]); keep the inputs of `backward`."""
-        self.inputs: list[Tensor] = []
-        for weight, bias in self.layers:
-            if self.inputs:
-                np.tanh(x.numpy(), out=x.numpy())  # takes a sixth of the time of torch's
-            self.inputs.append(x)
-            x = torch.addmm(bias, x, weight)
-        return x
-
-    def backward(self, d_x: Tensor) -> None:
-        """Fill `weights.grad`, given the gradient of the last outputs of `forward`."""
-        for k in reversed(range(len(self.layers))):
-            x, (d_weight, d_bias) = self.inputs[k], self.d_layers[k]
-            torch.mm(x.T, d_x, out=d_weight)
-            torch.sum(d_x, 0, out=d_bias)
-            if k:
-                d_x = d_x @ self.layers[k][0].T
-                d_x.addcmul_(d_x * x, x, value=-1)  # tanh' = 1 - tanh^2
+# ------------------------------------------------------------------------------ what to change
 
 
-class Policy:
-    """Actor and critic. Discrete actions are K choices of at most A each, real ones are normal."""
+class Agent(nn.Module):
+    """Actor and critic: on numbers a tanh network each, on images heads of one convolutional."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
-        self.spaces: Any = envs.single_observation_space, envs.single_action_space
-        obs_space, space = self.spaces
-        self.kind = f"spaces {self.spaces}, hidden {options.hidden}, normalize {options.normalize}"
-        self.is_discrete = isinstance(space, Discrete | MultiDiscrete)
-        is_real = np.issubdtype(space.dtype or object, np.floating)
-        if not (isinstance(obs_space, Box) and (self.is_discrete or is_real)):
-            wanted = "(Box, Discrete, MultiDiscrete or Box of floats); use a wrapper to convert"
-            raise SystemExit(f"{options.env_id} has the spaces {self.spaces}, expected {wanted}")
-        sizes = np.ravel(getattr(space, "nvec", getattr(space, "n", np.ones(space.shape, int))))
-        self.shape = (len(sizes), int(sizes.max()))
-        num_inputs, self.normalizes = math.prod(obs_space.shape), options.normalize
-        self.actor = Mlp(num_inputs, *options.hidden, math.prod(self.shape), gain=0.01)
-        self.critic = Mlp(num_inputs, *options.hidden, 1, gain=1.0)
-        is_missing = torch.arange(self.shape[1]) >= torch.from_numpy(sizes)[:, None]
-        self.actor.layers[-1][1][is_missing.flatten()] = -1e9  # p = 0, and so is its gradient
-        if self.is_discrete:
-            self.to_env = lambda actions: actions + space.start
-            self.draw_noise = lambda *shape: 1 - torch.rand(*shape, len(sizes), 1)  # never 0
-        else:
-            self.to_env = lambda actions: np.clip(actions, space.low, space.high)
-            self.draw_noise = lambda *shape: torch.randn(*shape, len(sizes))
-        self.log_std = torch.zeros(0 if self.is_discrete else len(sizes))
-        self.weights = [self.actor.weights, self.critic.weights, self.log_std]
-        # Count of rollouts; means over them of mean and standard deviation of inputs, and returns.
-        self.moments = torch.tensor([[0.0], [0.0], [1.0]]).repeat(1, num_inputs + 1)
-        self.tensors = [*self.weights, self.moments]
-        self.load = lambda tensors: [a.copy_(b) for a, b in zip(self.tensors, tensors, strict=True)]
-
-    def absorb(self, obs: Tensor, returns: Tensor) -> None:
-        """Update the moments with obs (B, *obs_shape) and returns (B,) of a rollout."""
-        rows = torch.cat([obs.flatten(1), returns[:, None]], 1)
-        self.moments[0] += 1
-        found = torch.stack([rows.mean(0), rows.std(0).clamp(min=1e-4)])
-        self.moments[1:].lerp_(found, 1 / self.moments[0])
-
-    def inputs(self, obs: Tensor) -> Tensor:
-        """Return observations (B, *obs_shape) as float32 (B, K), with `normalize` normalised."""
-        x, (mean, std) = as_tensor(obs).flatten(1).float(), self.moments[1:, :-1]
-        return ((x - mean) / std).clamp_(-10, 10) if self.normalizes else x
-
-    def act(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Pick actions for obs (B, *obs_shape), the most likely ones if there is no noise."""
-        outputs = self.actor.forward(self.inputs(obs))
+        super().__init__()
+        space: Any = envs.single_observation_space
+        self.action_space: Any = envs.single_action_space
+        parts = dict(space) if isinstance(space, Dict) else {"obs": space}
+        self.encoders = nn.ModuleDict(
+            {k: encoder(k, part, options) for k, part in parts.items() if k != "action_mask"}
+        )
+        is_image = any(isinstance(e, NatureCnn) for e in self.encoders.values())
+        encoders: Any = self.encoders.values()
+        num_features = sum(encode.num_features for encode in encoders)
+        self.memory: Memory | None = None
+        if options.recurrent != "no":
+            self.memory = Memory(num_features, options.memory_size, options.recurrent)
+            num_features = options.memory_size
+        widths = num_features, *(() if is_image else options.hidden)
+        self.is_discrete = isinstance(self.action_space, Discrete | MultiDiscrete)
+        self.sizes = sizes_of(self.action_space, options)  # numbers of choices; 1 for a real number
+        self.actor = mlp(*widths, sum(self.sizes), gain=0.01)
+        self.critic = mlp(*widths, 1, gain=1.0)
         if not self.is_discrete:
-            return outputs if noise is None else outputs + as_tensor(noise) * self.log_std.exp()
-        outputs = outputs.view(-1, *self.shape)
-        if noise is None:
-            return outputs.argmax(-1)
-        sums = outputs.softmax(-1).cumsum_(-1)
-        return torch.searchsorted(sums, as_tensor(noise) * sums[..., -1:])
+            self.log_std = nn.Parameter(torch.zeros(len(self.sizes)))
+        self.returns = Moments()
+        kinds = f"hidden {options.hidden}, normalize {options.normalize}"
+        if options.recurrent != "no":
+            kinds += f", {options.recurrent} {options.memory_size}"
+        self.kind = f"{(space, self.action_space)}, {kinds}"
 
-    def evaluate(self, outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (B,) and the mean entropy; keep inputs of `differentiate`."""
-        if self.is_discrete:
-            log_p = outputs.view(-1, *self.shape).log_softmax(-1)
-            p, index = log_p.exp(), actions.reshape(len(outputs), -1, 1)
-            entropies = -torch.linalg.vecdot(p, log_p)[..., None]
-            self.kept: Any = log_p, p, index, entropies
-            return log_p.gather(-1, index).sum((1, 2)), entropies.sum() / len(outputs)
-        self.kept = z = (actions.flatten(1).float() - outputs) / self.log_std.exp()
-        log_scale = (self.log_std + 0.5 * math.log(2 * math.pi)).sum()
-        return -0.5 * z.square().sum(-1) - log_scale, log_scale + 0.5 * len(self.log_std)
+    def features(self, obs: Any) -> Tensor:
+        """Return one vector (B, F) for each observation, (B, ...) or a dict of these."""
+        parts = obs if isinstance(obs, Mapping) else {"obs": obs}
+        encoded = [encode(parts[name]) for name, encode in self.encoders.items()]
+        return encoded[0] if len(encoded) == 1 else torch.cat(encoded, 1)
 
-    def differentiate(self, d_log_probs: Tensor, d_entropy: float) -> Tensor:
-        """Return the gradient of the outputs, given that of the last results of `evaluate`."""
-        if self.is_discrete:
-            log_p, p, index, entropies = self.kept
-            d_log_probs, scale = d_log_probs[:, None, None], -d_entropy / len(p)
-            d_logits = torch.add(entropies * scale - d_log_probs, log_p, alpha=scale).mul_(p)
-            return d_logits.scatter_add_(-1, index, d_log_probs.expand_as(index)).flatten(1)
-        d_log_probs, z = d_log_probs[:, None], self.kept
-        self.log_std.grad = (d_log_probs * (z.square() - 1)).sum(0).add_(d_entropy)
-        return d_log_probs * z / self.log_std.exp()
+    def policy(self, features: Tensor, mask: Tensor | None = None) -> Choices | Normals:
+        """Return the distribution of actions; choices are possible where `mask` is not 0."""
+        outputs = self.actor(features).float()
+        if not self.is_discrete:
+            return Normals(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
+        if mask is not None:
+            outputs = outputs.masked_fill(mask == 0, -1e9)
+        most = max(self.sizes)
+        parts = outputs.split(self.sizes, 1) if len(set(self.sizes)) > 1 else ()
+        if parts:  # of unequal sizes; they are padded with choices that are never taken
+            padded = [F.pad(part, (0, most - part.shape[1]), value=-1e9) for part in parts]
+            outputs = torch.cat(padded, 1)
+        return Choices(outputs.view(-1, len(self.sizes), most))
+
+    def value(self, features: Tensor) -> Tensor:
+        """Return values (B,)."""
+        return self.critic(features).squeeze(1).float()
+
+    def unroll(self, obs: Any, state: Tensor, is_first: Tensor) -> Tensor:
+        """Return vectors (L * S, F) for sequences of observations (L, S, ...)."""
+        assert self.memory is not None
+        found = self.features(each(obs, lambda x: x.flatten(0, 1))).unflatten(0, is_first.shape)
+        states = []
+        for features, begins in zip(found, is_first, strict=True):
+            state = self.memory(features, state, begins)
+            states.append(state)
+        return self.memory.features(torch.cat(states))
+
+    def step(self, obs: Any, state: Any, is_first: Any) -> tuple[Tensor, Any]:
+        """Return vectors (B, F) for observations (B, ...), and the memory's state after them."""
+        features = self.features(obs)
+        if self.memory is None:
+            return features, None
+        state = self.memory(features, state, is_first)
+        return self.memory.features(state), state
+
+    def act(
+        self,
+        obs: Any,
+        quantiles: Tensor | None = None,
+        mask: Tensor | None = None,
+        state: Tensor | None = None,
+        is_first: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return actions (B, K) and the new state of the memory, None without one.
+
+        Actions are those at `quantiles` (B, K) in 0..1, or the likeliest ones.
+        """
+        features, state = self.step(obs, state, is_first)
+        policy = self.policy(features, mask)
+        return policy.mode if quantiles is None else policy.icdf(quantiles), state
+
+    def absorb(self, obs: Any, returns: Tensor) -> None:
+        """Take observations and returns of a rollout into the moments that normalise them."""
+        self.returns.update(returns * self.returns.std())  # they are in units of it
+        parts = obs if isinstance(obs, Mapping) else {"obs": obs}
+        for name, encode in self.encoders.items():
+            if isinstance(encode, Numbers) and encode.moments is not None:
+                encode.moments.update(parts[name])
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Turn actions into those that the env takes."""
+        space = self.action_space
+        return (
+            actions + space.start if self.is_discrete else np.clip(actions, space.low, space.high)
+        )
+
+
+def ppo_loss(agent: Agent, batch: Any, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of a minibatch, a mean over rows, and other means over rows to look at."""
+    if agent.memory is None:
+        features = agent.features(batch.obs)
+    else:  # sequences (L, S, ...)
+        features = agent.unroll(batch.obs, batch.initial_states["state"], batch.is_first)
+    mask = batch.extras.get("action_mask")
+    policy = agent.policy(features, None if mask is None else mask.flatten(0, -2))
+    values = agent.value(features).view_as(batch.returns)
+    log_probs = policy.log_prob(batch.actions.view(len(features), -1)).view_as(batch.returns)
+    log_ratio = log_probs - batch.log_probs
+    ratio = log_ratio.exp()
+    gain = batch.advantages * ratio
+    clipped = batch.advantages * ratio.clamp(1 - options.clip, 1 + options.clip)
+    errors = (values - batch.returns).square()
+    if options.clip_values is not None:
+        change = (values - batch.values).clamp(-options.clip_values, options.clip_values)
+        errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
+    rows = {"policy_loss": -torch.minimum(gain, clipped), "value_loss": errors / 2}
+    entropies = policy.entropy().view_as(batch.returns)
+    loss = rows["policy_loss"] + options.value_weight * rows["value_loss"]
+    if options.entropy_weight:
+        loss = loss - options.entropy_weight * entropies
+    rows |= {"entropy": entropies, "approx_kl": ratio - 1 - log_ratio}
+    rows |= {"clipfrac": (gain > clipped).float()}
+    share = batch.weights / batch.weights.sum()  # rows that only fill a batch up count nothing
+    return (loss * share).sum(), {k: (row.detach() * share).sum() for k, row in rows.items()}
+
+
+# ------------------------------------------------------------------------------ its parts
+
+
+class Choices:
+    """K independent categorical distributions of logits (B, K, A); actions are int64 (B, K)."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return self.logits.log_softmax(-1).gather(-1, actions[..., None]).sum((-2, -1))
+
+    def entropy(self) -> Tensor:
+        log_p = self.logits.log_softmax(-1)
+        return -(log_p.exp() * log_p).sum((-2, -1))
+
+    def icdf(self, quantiles: Tensor) -> Tensor:
+        sums = self.logits.softmax(-1).cumsum(-1)
+        return torch.searchsorted(sums, quantiles[..., None] * sums[..., -1:]).squeeze(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.logits.argmax(-1)
+
+
+class Normals(Normal):
+    """K independent normal distributions; actions are float32 (B, K)."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return super().log_prob(value).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return super().entropy().sum(-1)
+
+
+def mlp(*widths: int, gain: float) -> nn.Sequential:
+    """Return linear layers with tanh between them."""
+    layers: list[nn.Module] = []
+    for number, (a, b) in enumerate(pairwise(widths), 2):
+        layers += [linear(a, b, gain if number == len(widths) else 2**0.5), Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Tanh(nn.Tanh):
+    """`nn.Tanh`; on a processor, while nothing is differentiated, NumPy's, which is much faster."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or input.device.type != "cpu":
+            return super().forward(input)
+        return torch.from_numpy(np.tanh(input.numpy()))
+
+
+def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear:
+    """Return a layer with orthogonal weights and no bias to begin with."""
+    layer = nn.Linear(num_inputs, num_outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def sizes_of(space: Any, options: Options) -> list[int]:
+    """Return how many choices each part of an action has, 1 for a real number."""
+    if isinstance(space, Discrete | MultiDiscrete):
+        return np.ravel(space.n if isinstance(space, Discrete) else space.nvec).tolist()
+    if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
+        return [1] * math.prod(space.shape)
+    wanted = "Discrete, MultiDiscrete or a Box of floats; use a wrapper"
+    raise SystemExit(f"{options.env_id}: actions are {space}, expected {wanted}")
+
+
+def encoder(name: str, space: Any, options: Options) -> nn.Module:
+    """Return what turns (a part of) an observation into a vector."""
+    if isinstance(space, Box) and len(space.shape) == 3:
+        return NatureCnn(space)
+    if isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
+        return Numbers(space, options.normalize)
+    wanted = "Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these; use a wrapper"
+    raise SystemExit(f"{options.env_id}: the observation {name!r} is {space}, expected {wanted}")
+
+
+class Memory(nn.Module):
+    """A GRU or LSTM; its state (B, S) is one vector, of which the first numbers are the output."""
+
+    def __init__(self, num_inputs: int, size: int, kind: str) -> None:
+        super().__init__()
+        self.is_lstm, self.size = kind == "lstm", size
+        self.state_size = 2 * size if self.is_lstm else size
+        self.cell = nn.LSTMCell(num_inputs, size) if self.is_lstm else nn.GRUCell(num_inputs, size)
+        for name, parameter in self.cell.named_parameters():
+            nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, state: Tensor, is_first: Tensor) -> Tensor:
+        state = state.masked_fill(is_first[:, None], 0.0)
+        if self.is_lstm:
+            return torch.cat(self.cell(x, tuple(state.chunk(2, 1))), 1)
+        return self.cell(x, state)
+
+    def features(self, state: Tensor) -> Tensor:
+        return state[:, : self.size]
+
+
+class Numbers(nn.Module):
+    """Numbers as they are, or normalised; choices as a one for each and zeros."""
+
+    def __init__(self, space: Any, normalizes: bool) -> None:
+        super().__init__()
+        shape: tuple[int, ...] = space.shape
+        sizes = np.ravel(getattr(space, "nvec", getattr(space, "n", ()))).tolist()
+        self.choices: list[tuple[int, int]] = []  # the first of them, how many
+        if isinstance(space, Discrete | MultiDiscrete):
+            self.choices = list(zip(np.ravel(space.start).tolist(), sizes, strict=True))
+        self.num_features = sum(sizes) if self.choices else math.prod(shape)
+        self.moments = Moments(shape) if normalizes and not self.choices else None
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        if not self.choices:
+            x = numbers.float() if self.moments is None else self.moments(numbers.float())
+            return x.flatten(1)
+        columns = numbers.reshape(len(numbers), -1).long().unbind(1)
+        pairs = zip(columns, self.choices, strict=True)
+        return torch.cat([F.one_hot(x - start, n) for x, (start, n) in pairs], 1).float()
+
+
+class NatureCnn(nn.Module):
+    """Images (B, H, W, C) or (B, C, H, W), whichever has fewer channels, to 512 features."""
+
+    def __init__(self, space: Box) -> None:
+        super().__init__()
+        self.num_features = 512
+        self.is_last = space.shape[-1] < space.shape[0]
+        self.scale = 255.0 if space.dtype == np.uint8 else 1.0
+        height, width, channels = np.roll(space.shape, 0 if self.is_last else -1).tolist()
+        layers = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]  # channels, size, stride
+        if min(height, width) < 36:  # too small for these
+            layers = [(16, 3, 1), (32, 3, 1)]
+        modules: list[nn.Module] = []
+        for count, size, stride in layers:
+            modules += [nn.Conv2d(channels, count, size, stride), nn.ReLU()]
+            height, width = (height - size) // stride + 1, (width - size) // stride + 1
+            channels = count
+        last = linear(channels * height * width, self.num_features)
+        self.layers = nn.Sequential(*modules, nn.Flatten(), last, nn.ReLU())
+
+    def forward(self, image: Tensor) -> Tensor:
+        image = image.permute(0, 3, 1, 2) if self.is_last else image
+        return self.layers(image.float() / self.scale)
+
+
+# ------------------------------------------------------------------------------ training
 
 
 class Trainer:
-    """Collects rollouts and learns from them."""
+    """Collects rollouts and learns from them.
 
-    def __init__(self, options: Options, envs: VecEnv, policy: Policy) -> None:
-        self.options, self.envs, self.policy = options, envs, policy
+    Attributes:
+        steps: Env steps made; those on which autoreset resets do not count.
+        episodes: Returns of the episodes that ended in the last update.
+    """
+
+    def __init__(
+        self, options: Options, envs: VecEnv, agent: Agent, plan: dict[str, Any] | None = None
+    ) -> None:
+        self.options, self.envs, self.agent = options, envs, agent
+        self.steps, self.num_updates, self.episodes = 0, 0, list[float]()
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
-        settings: dict[str, Any] = {"gamma": options.gamma, "gae_lambda": options.gae_lambda}
-        settings |= {"autoreset_mode": envs.autoreset_mode, "allocate": envs.allocate}
-        sizes = options.num_steps, options.num_envs
-        self.rollout = RolloutBuffer(*sizes, *policy.spaces, seed=options.seed, **settings)
-        if isinstance(envs, RayVectorEnv):
-            envs.set_policy(lambda actor_envs: Policy(actor_envs, options))
-        self.rollout.start(envs.reset(seed=options.seed)[0])
-        self.optimizer = torch.optim.Adam(policy.weights, eps=1e-5, fused=True)
-        self.pool = ThreadPoolExecutor(1)  # where the critic learns from large batches
-        self.steps, self.curve = 0, list[tuple[int, float]]()  # steps made at an end, return
+        obs, _ = envs.reset(seed=options.seed)
+        spaces = envs.single_observation_space, envs.single_action_space
+        columns: dict[str, Any] = {}
+        if options.masks and envs.has_action_masks:
+            columns["action_mask"] = MultiBinary(mask_width(spaces[1]))
+        self.state: Any = None  # of the memory
+        if agent.memory is not None:
+            columns["state"] = Box(-np.inf, np.inf, (agent.memory.state_size,))
+            self.state = torch.zeros(options.num_envs, agent.memory.state_size).to(options.device)
+        self.rollout = RolloutBuffer(
+            options.num_steps,
+            options.num_envs,
+            *spaces,
+            autoreset_mode=envs.autoreset_mode,
+            gamma=options.gamma,
+            gae_lambda=options.gae_lambda,
+            device=options.device,
+            seed=options.seed,
+            allocate=envs.allocate,
+            extra_columns=columns,
+        )
+        self.rollout.start(obs)
+        self.acts_in_actors = isinstance(envs, RayVectorEnv) and not columns  # see `Actor`
+        if isinstance(envs, RayVectorEnv) and self.acts_in_actors:
+            envs.set_policy(lambda actor_envs: Actor(actor_envs, options))
+        num_updates = options.total_steps // (options.num_envs * options.num_steps)
+        self.gradient = Gradient(
+            agent,
+            partial(ppo_loss, options=options),
+            compile=options.compile,
+            dtype=getattr(torch, options.dtype),
+            num_calls=num_updates * options.num_epochs * options.num_minibatches,
+            plan=plan,
+            log=print,
+        )
+        self.optimizer = Adam(
+            self.gradient.parameters(),
+            lr=options.learning_rate,
+            eps=1e-5,
+            max_grad_norm=options.max_grad_norm,
+        )
 
-    @torch.inference_mode()
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars under their usual names."""
-        options, policy, rollout = self.options, self.policy, self.rollout
-        lr = options.learning_rate * (1 - self.steps / options.total_steps)
-        self.optimizer.param_groups[0]["lr"] = lr
+        options, agent, rollout = self.options, self.agent, self.rollout
+        left = max(0.0, 1 - self.steps / options.total_steps)
+        self.optimizer.param_groups[0]["lr"] = options.learning_rate * left
         self.collect()
         with self.envs.timing.phase("learner"):
-            episodes = rollout.episodes().returns.tolist()
-            rollout.rewards /= (scale := policy.moments[2, -1].clone())
-            last_obs = policy.inputs(rollout.obs_at(options.num_steps))
-            rollout.compute_advantages(policy.critic.forward(last_obs).squeeze(1))
-            losses: Any = {}
-            for _ in range(options.num_epochs):
-                for batch in rollout.minibatches(options.num_minibatches):
-                    losses = self.learn(batch)
+            self.episodes = rollout.episodes().returns.tolist()
+            self.compute_advantages()
+            means = self.learn()
             returns, values = rollout.returns[rollout.valid], rollout.values[:-1][rollout.valid]
-            if policy.normalizes:
-                policy.absorb(rollout.obs[:-1][rollout.valid], returns * scale)
+            means["explained_variance"] = 1 - (returns - values).var() / returns.var()
+            if options.normalize:
+                agent.absorb(each(rollout.obs, lambda x: x[:-1][rollout.valid]), returns)
             rollout.advance()
         self.steps += len(returns)
-        self.curve += [(self.steps, episode_return) for episode_return in episodes]
-        losses["explained_variance"] = 1 - (returns - values).var() / returns.var()
-        return {f"losses/{name}": float(value) for name, value in losses.items()}
-
-    def collect(self) -> None:
-        """Step all envs `num_steps` times, then compute the columns that no step needed."""
-        envs, rollout, policy = self.envs, self.rollout, self.policy
-        noise = policy.draw_noise(rollout.num_steps, rollout.num_envs)
-        if isinstance(envs, RayVectorEnv):
-            slots, fields = map(rollout.slot, range(len(noise))), {"actions": rollout.actions}
-            envs.collect(list(slots), policy.tensors, inputs=[noise], fields=fields)
-        else:
-            for t, (row, drawn) in enumerate(zip(rollout.actions, noise, strict=True)):
-                with envs.timing.phase("policy"):
-                    row.copy_(policy.act(rollout.obs_at(t), drawn).view_as(row))
-                envs.step(policy.to_env(rollout.env_actions(t)), out=rollout.slot(t))
-        fields = rollout.obs[:-1], rollout.actions, rollout.log_probs, rollout.values[:-1]
-        rows = (field.flatten(0, 1).split(4096) for field in fields)  # fits the processor's cache
-        for obs, actions, log_probs, values in zip(*rows, strict=True):
-            x = policy.inputs(obs)
-            log_probs[:] = policy.evaluate(policy.actor.forward(x), actions)[0]
-            values[:] = policy.critic.forward(x).squeeze(1)
-
-    def learn(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """Make a gradient step on policy and value loss; return scalars of it."""
-        options, policy, size = self.options, self.policy, len(batch.returns)
-        x = policy.inputs(batch.obs)
-        log_probs, entropy = policy.evaluate(policy.actor.forward(x), batch.actions)
-        critic = self.pool.submit(self.learn_values, x, batch.returns) if size >= 1024 else None
-        ratio = (log_ratio := log_probs - batch.log_probs).exp()
-        std, mean = torch.std_mean(batch.advantages)
-        gain = (advantages := (batch.advantages - mean) / (std + 1e-8)) * ratio
-        clipped = advantages * ratio.clamp(1 - options.clip, 1 + options.clip)
-        d_log_probs = gain * (gain <= clipped) / -size  # the lesser of the two counts
-        policy.actor.backward(policy.differentiate(d_log_probs, -options.entropy_weight))
-        errors = critic.result() if critic else self.learn_values(x, batch.returns)
-        torch.nn.utils.clip_grad_norm_(policy.weights, options.max_grad_norm)
-        self.optimizer.step()
-        scalars = {"value_loss": errors.square().mean() / 2, "entropy": entropy}
-        scalars["policy_loss"] = -torch.minimum(gain, clipped).mean()
-        scalars["approx_kl"] = (ratio - 1 - log_ratio).mean()
-        return {**scalars, "clipfrac": (gain > clipped).float().mean()}
+        self.num_updates += 1
+        return {f"losses/{name}": float(value) for name, value in means.items()}
 
     @torch.inference_mode()
-    def learn_values(self, x: Tensor, returns: Tensor) -> Tensor:
-        """Find the gradient of the value loss; return the errors (B,)."""
-        errors = self.policy.critic.forward(x).squeeze(1) - returns
-        self.policy.critic.backward(errors[:, None] / len(errors))
-        return errors
+    def collect(self) -> None:
+        """Step all envs `num_steps` times, then compute the columns that no step needed."""
+        envs, rollout, agent = self.envs, self.rollout, self.agent
+        num_steps, num_envs = rollout.num_steps, rollout.num_envs
+        masks, states = (rollout.extras.get(name) for name in ("action_mask", "state"))
+        # In (0, 1); drawn at once, so that actions do not depend on the number of actors.
+        quantiles = torch.rand(num_steps, num_envs, len(agent.sizes)).clamp_(2**-24, 1 - 2**-24)
+        if isinstance(envs, RayVectorEnv) and self.acts_in_actors:
+            slots, fields = map(rollout.slot, range(num_steps)), {"actions": rollout.actions}
+            envs.collect(list(slots), agent.state_dict(), inputs=[quantiles], fields=fields)
+        else:
+            for t, (row, drawn) in enumerate(
+                zip(rollout.actions, quantiles.to(rollout.device), strict=True)
+            ):
+                with envs.timing.phase("policy"):
+                    mask, is_first = None, None
+                    if masks is not None:
+                        mask = masks[t].copy_(torch.from_numpy(envs.action_masks()))
+                    if states is not None:
+                        states[t], is_first = self.state, rollout.is_first_at(t)
+                    actions, self.state = agent.act(
+                        rollout.obs_at(t), drawn, mask, self.state, is_first
+                    )
+                    row.copy_(actions.view_as(row))
+                envs.step(agent.to_env(rollout.env_actions(t)), out=rollout.slot(t))
+        count = max(1, 4096 // num_envs)  # steps whose rows fit the processor's cache
+        for begin in range(0, num_steps, count):
+            self.fill(slice(begin, min(begin + count, num_steps)))
 
-    def run(self, writer: Any) -> float:
-        """Update while another rollout fits into the steps, or until Ctrl-C; return the seconds."""
-        options, begin = self.options, time.perf_counter()
+    def fill(self, steps: slice) -> None:
+        """Compute log-probabilities and values of some steps."""
+        rollout, agent = self.rollout, self.agent
+        columns = {k: x[steps].flatten(0, 1) for k, x in rollout.extras.items()}
+        first = None
+        if agent.memory is not None:
+            is_first = [rollout.is_first_at(t) for t in range(rollout.num_steps)[steps]]
+            first = torch.cat(is_first)
+        obs = each(rollout.obs, lambda x: x[steps].flatten(0, 1))
+        features, _ = agent.step(obs, columns.get("state"), first)
+        policy = agent.policy(features, columns.get("action_mask"))
+        log_probs = policy.log_prob(rollout.actions[steps].reshape(len(features), -1))
+        rollout.log_probs[steps] = log_probs.view(-1, rollout.num_envs)
+        rollout.values[steps] = agent.value(features).view(-1, rollout.num_envs)
+
+    @torch.inference_mode()
+    def compute_advantages(self) -> None:
+        """Fill advantages, and returns in the critic's unit, their standard deviation."""
+        rollout, agent, end = self.rollout, self.agent, self.rollout.num_steps
+        is_first = None if agent.memory is None else rollout.is_first_at(end)
+        last_values = agent.value(agent.step(rollout.obs_at(end), self.state, is_first)[0])
+        unit = agent.returns.std()
+        rollout.values *= unit
+        rollout.compute_advantages(last_values * unit)
+        rollout.values /= unit
+        rollout.returns /= unit
+
+    def minibatches(self) -> Any:
+        """Go once through the rollout, in batches of one size: steps, or sequences of steps."""
+        rollout, count = self.rollout, self.options.num_minibatches
+        if self.agent.memory is None:
+            return rollout.minibatches(count, fixed=True, normalize_advantages=True)
+        length = min(self.options.sequence_length, rollout.num_steps)
+        names = {"initial_states": ["state"], "normalize_advantages": True}
+        return rollout.sequences(count, length=length, **names)
+
+    def learn(self) -> dict[str, Tensor]:
+        """Make the gradient steps of an update; return means over them of the loss's scalars."""
+        options, found = self.options, list[dict[str, Tensor]]()
+        for _ in range(options.num_epochs):
+            for batch in self.minibatches():
+                found.append(self.gradient(batch))
+                self.optimizer.step()
+            last = found[-options.num_minibatches :]
+            if options.target_kl is not None and mean_of(last, "approx_kl") > options.target_kl:
+                break
+        return {name: mean_of(found, name) for name in found[0]}
+
+    def train(self, run: Run) -> None:
+        """Update while another rollout fits into the steps, and until a signal says to stop."""
+        options, begin, before = self.options, time.perf_counter(), self.steps
+        parts = {"agent": self.agent, "optimizer": self.optimizer, "rollout": self.rollout}
+        parts["envs"] = self.envs
+        if (state := run.restore(parts)) is not None:
+            before = self.steps = state["steps"]
+            self.num_updates, self.state = state["num_updates"], state["memory"]
+            if run.not_restored:
+                self.rollout.start(self.envs.reset(seed=options.seed + self.steps)[0])
         with Progress(refresh_per_second=4) as progress:
             task = progress.add_task(options.env_id, total=options.total_steps)
-            try:
-                while self.steps + options.num_envs * options.num_steps <= options.total_steps:
+            while self.steps + options.num_envs * options.num_steps <= options.total_steps:
+                if run.should_stop:
+                    progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
+                    break
+                try:
                     scalars = self.update()
-                    recent = float(np.mean([value for _, value in self.curve[-20:]] or [np.nan]))
-                    speed = self.steps / (time.perf_counter() - begin)
-                    text = f"{options.env_id}: return {recent:.1f}, {speed:.0f} steps/s"
-                    progress.update(task, completed=self.steps, description=text)
-                    scalars |= {"charts/episodic_return": recent, "charts/SPS": speed}
-                    for name, value in scalars.items() if writer else ():
-                        writer.add_scalar(name, value, self.steps)
-            except KeyboardInterrupt:
-                progress.print(f"stopped by Ctrl-C after {self.steps} steps")
-        return time.perf_counter() - begin
+                except FloatingPointError as error:
+                    where = f"update {self.num_updates + 1}, after {self.steps} steps: {error}"
+                    raise SystemExit(f"{where}; {run.folder} keeps the checkpoint before") from None
+                run.add_episodes(self.steps, self.episodes)
+                recent = run.recent_return()
+                speed = (self.steps - before) / (time.perf_counter() - begin)
+                text = f"{options.env_id}: return {recent:.1f}, {speed:.0f} steps/s"
+                progress.update(task, completed=self.steps, description=text)
+                scalars |= {"charts/episodic_return": recent, "charts/SPS": speed}
+                run.log(self.steps, scalars)
+                if run.is_due(self.steps):
+                    run.save({**parts, **self.counts()}, score=recent)
+        run.save({**parts, **self.counts()})
+        run.write_json("gradient", self.gradient.plan)
+
+    def counts(self) -> dict[str, Any]:
+        """Return what a checkpoint has beside the parts."""
+        return {"steps": self.steps, "num_updates": self.num_updates, "memory": self.state}
 
 
-@torch.inference_mode()
-def evaluate(policy: Policy, options: Options, **env_kwargs: Any) -> np.ndarray:
-    """Return the returns of the first episode, short or long, of each of `eval_episodes` envs."""
-    envs = make_vec(options.env_id, options.eval_episodes, backend=options.backend, **env_kwargs)
-    obs, _ = envs.reset(seed=options.seed + 1_000_000)
-    returns, is_playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
-    while is_playing.any():
-        actions = policy.act(torch.from_numpy(obs)).numpy().reshape(envs.action_space.shape)
-        obs, rewards, terminations, truncations, _ = envs.step(policy.to_env(actions))
-        returns += rewards * is_playing
-        is_playing &= ~(terminations | truncations)
-    envs.close()
-    return returns
+class Actor:
+    """The agent in an actor of Ray; see `RayVectorEnv.set_policy`."""
+
+    def __init__(self, envs: VecEnv, options: Options) -> None:
+        self.agent, self.shape = Agent(envs, options), envs.single_action_space.shape or ()
+        self.to_env = self.agent.to_env
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        self.agent.load_state_dict(weights)
+
+    @torch.inference_mode()
+    def act(self, obs: Any, quantiles: np.ndarray) -> Tensor:
+        actions, _ = self.agent.act(each(obs, torch.as_tensor), torch.as_tensor(quantiles))
+        return actions.view(-1, *self.shape)
 
 
-def optional(module: str, extra: str) -> Any:
-    """Import a module of an extra; if it is missing, print the extra and return None."""
-    try:
-        return import_module(module)
-    except ImportError:
-        print(f"{module.partition('.')[0]} is missing: pip install 'vecenv[{extra}]'")
+def mean_of(found: list[dict[str, Tensor]], name: str) -> Tensor:
+    return torch.stack([scalars[name] for scalars in found]).mean()
 
 
-def draw_curve(
-    curve: list[tuple[int, float]],
-    title: str,
-    path: Path,
-    baselines: dict[str, float] | None = None,
-) -> None:
-    """Draw the returns of episodes over env steps, with lines at the returns of other policies."""
-    if not curve or not (matplotlib := optional("matplotlib.figure", "plots")):
-        return
-    steps, returns = np.array(curve).T
-    window = min(max(20, len(curve) // 100), len(curve))
-    means = np.convolve(returns, np.full(window, 1 / window), "valid")
-    ends = np.flatnonzero(np.diff(steps, append=np.inf))  # the last episode of each rollout
-    ends = ends[ends >= window - 1]
-    unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
-    axes = (figure := matplotlib.Figure(figsize=(8, 4.5), layout="constrained")).subplots()
-    axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
-    label = f"mean of the last {window}"
-    axes.plot(steps[ends] / unit, means[ends - window + 1], color="black", label=label)
-    for number, (policy, value) in enumerate((baselines or {}).items()):
-        label = f"{policy}: {value:.1f}"
-        axes.axhline(value, color=f"C{number + 1}", linestyle="--", label=label)
-    axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
-    sizes = np.abs([*means, *(baselines or {}).values()])
-    sign = -1 if means.max() < 0 else 1
-    if (returns * sign).min() >= 0 and sizes.max() > 20 * max(sizes.min(), 1):
-        threshold = 10 ** math.floor(math.log10(max(sizes.min(), 1)))
-        axes.set_yscale("symlog", linthresh=threshold)
-        ticks = [digit * 10**k * sign for k in range(10) for digit in (1, 2, 5)]
-        low, high = sorted((0, sign * 1.2 * max(np.abs(returns).max(), sizes.max())))
-        axes.set_yticks([0, *(t for t in ticks if abs(t) >= threshold and low <= t <= high)])
-        axes.set_ylim(low, high)
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
-    figure.savefig(path, dpi=150)
+def each(obs: Any, function: Any) -> Any:
+    """Apply a function to an observation, or to each part of one."""
+    if isinstance(obs, Mapping):
+        return {name: function(part) for name, part in obs.items()}
+    return function(obs)
 
 
-def main(
-    options: Options, baselines: dict[str, float] | None = None, **env_kwargs: Any
-) -> np.ndarray:
-    """Train, save, evaluate and report; return the returns of the evaluation.
+def evaluate_agent(envs: VecEnv, agent: Agent, options: Options) -> EvaluationResult:
+    """Play the likeliest actions for some episodes."""
+
+    state = None
+    if agent.memory is not None:
+        state = torch.zeros(envs.num_envs, agent.memory.state_size, device=options.device)
+
+    def act(obs: Any, starts: Tensor) -> np.ndarray:
+        nonlocal state
+        mask = None
+        if options.masks and envs.has_action_masks:
+            mask = torch.as_tensor(envs.action_masks(), device=options.device)
+        actions, state = agent.act(obs, None, mask, state, starts)
+        return agent.to_env(actions.cpu().numpy().reshape(envs.action_space.shape))
+
+    seed = 1_000_000 + options.seed
+    return evaluate(act, envs, options.eval_episodes, seed=seed, device=options.device)
+
+
+def main(options: Options, baselines: dict[str, float] | None = None) -> EvaluationResult:
+    """Train, save, evaluate and report.
 
     The learning curve has a line at each of `baselines`, returns of other policies by their names.
     """
     torch.set_num_threads(options.torch_threads)
     torch.manual_seed(options.seed)
-    file = options.save / "policy.npz"
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise SystemExit(f"--device {options.device}: torch finds no such device; leave it out")
     try:
-        options.save.mkdir(parents=True, exist_ok=True)
-        require_writable(file)
-    except OSError as error:
+        changeable = {"total_steps", "save", "save_every", "eval_episodes", "profile", "overwrite"}
+        run = Run(
+            options.save,
+            options,
+            options.resume,
+            may_change={*changeable, "num_workers", "ray_address", "ray_lost", "tensorboard"},
+            save_every=options.save_every,
+            tensorboard=options.tensorboard,
+            overwrite=options.overwrite,
+        )
+        require_writable(options.save / "policy.npz")
+    except (OSError, RunError) as error:
         raise SystemExit(f"{error}: choose another folder with --save") from None
-    board = optional("torch.utils.tensorboard", "tensorboard") if options.tensorboard else None
+    with run:
+        envs = make_envs(options, options.num_envs)
+        agent = Agent(envs, options).to(options.device)
+        # CAGE 2 envs: the tables and rules that they play by.
+        identity = getattr(getattr(envs, "scenario", None), "identity", dict)()
+        if options.load is not None:
+            load_agent(options.load, agent, identity)
+        plan = run.read_json("gradient") if options.resume else None
+        trainer = Trainer(options, envs, agent, plan)
+        if options.profile:
+            envs.timing.enable()
+        trainer.train(run)
+        if options.profile:
+            print(envs.timing.report())
+        envs.close()
+        save_agent(options.save / "policy.npz", agent, identity)
+        run.draw_curve(f"{options.env_id}, seed {options.seed}", baselines)
+        envs = make_envs(options, min(100, options.eval_episodes))
+        result = evaluate_agent(envs, agent, options)
+        envs.close()
+        run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
+    name = f"{options.env_id}, seed {options.seed}"
+    print(f"{name}: {result}; {run.seconds:.0f} s, see {options.save}")
+    return result
+
+
+def make_envs(options: Options, num_envs: int) -> VecEnv:
+    """Make the envs that the options describe."""
+    env_kwargs: Any = options.env_kwargs
     given = {"num_workers": options.num_workers, "address": options.ray_address}
     given |= {"on_error": "restart" if options.ray_lost != "raise" else None}
     given |= {"shares_cpus": options.ray_lost == "share"}
-    env_kwargs["vector_kwargs"] = {name: value for name, value in given.items() if value}
-    envs = make_vec(options.env_id, options.num_envs, backend=options.backend, **env_kwargs)
-    policy = Policy(envs, options)
-    # CAGE 2 envs: the tables and rules that they play by.
-    identity = getattr(getattr(envs, "scenario", None), "identity", dict)()
-    if options.load is not None:
-        if (saved := load_arrays(options.load))["kind"] != policy.kind:
-            raise SystemExit(f"{options.load} is for {saved['kind']}; expected {policy.kind}")
-        if (made_for := saved.get("made_for") or identity) != identity:
-            print(f"{options.load} was trained in {made_for}; it goes on in {identity}")
-        policy.load(map(torch.from_numpy, saved["tensors"]))
-    trainer = Trainer(options, envs, policy)
-    if options.profile:
-        envs.timing.enable()
-    seconds = trainer.run(board and board.SummaryWriter(str(options.save)))
-    if options.profile:
-        print(envs.timing.report())
-    envs.close()
-    # Layers and scale are what `vecenv.cage` plays; the tensors are for `--load`.
-    scale = policy.moments[1:, :-1] if policy.normalizes else None
-    saved = {"kind": policy.kind, "layers": policy.actor.layers, "scale": scale}
-    save_arrays(file, {**saved, "tensors": policy.tensors, "made_for": identity or None})
-    title, picture = f"{options.env_id}, seed {options.seed}", options.save / "curve.png"
-    draw_curve(trainer.curve, title, picture, baselines)
-    returns = evaluate(policy, options, **env_kwargs)
-    score = f"return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes"
-    print(f"{options.env_id}, seed {options.seed}: {score}; {seconds:.0f} s, see {options.save}")
-    return returns
+    return make_vec(
+        options.env_id,
+        num_envs,
+        backend=options.backend,
+        wrappers=[named(wrapper) for wrapper in options.wrappers],
+        vector_kwargs={name: value for name, value in given.items() if value},
+        **env_kwargs,
+    )
+
+
+def named(name: str) -> Any:
+    """Import what "module:name" names."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SystemExit(f"--wrappers {name}: {error}; expected module:name") from None
+
+
+def save_agent(file: Path, agent: Agent, identity: dict[str, Any]) -> None:
+    """Write the agent; `vecenv evaluate` plays it, without torch, if it is one of tanh layers."""
+    tensors = {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
+    saved = {"kind": agent.kind, "tensors": tensors, "made_for": identity or None}
+    encode = next(iter(agent.encoders.values()))
+    is_plain = len(agent.encoders) == 1 and agent.memory is None
+    if is_plain and isinstance(encode, Numbers) and not encode.choices:
+        names = [name for name in tensors if name.startswith("actor.")]
+        saved["layers"] = [
+            [tensors[weight].T, tensors[bias]]
+            for weight, bias in zip(names[::2], names[1::2], strict=True)
+        ]
+        saved["scale"] = None
+        if encode.moments is not None:
+            mean, std = encode.moments.mean, encode.moments.std()
+            saved["scale"] = [x.flatten().cpu().numpy() for x in (mean, std)]
+    save_arrays(file, saved)
+
+
+def load_agent(file: Path, agent: Agent, identity: dict[str, Any]) -> None:
+    """Take over the weights of an earlier run."""
+    saved = load_arrays(file)
+    if saved["kind"] != agent.kind:
+        raise SystemExit(f"{file} is for {saved['kind']}; expected {agent.kind}")
+    if (made_for := saved.get("made_for") or identity) != identity:
+        print(f"{file} was trained in {made_for}; it goes on in {identity}")
+    agent.load_state_dict({name: torch.from_numpy(a) for name, a in saved["tensors"].items()})
 
 
 if __name__ == "__main__":

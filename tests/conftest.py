@@ -30,26 +30,46 @@ def pytest_addoption(parser):
     )
 
 
-# Folders that take longest: begun first, so that the processes end at about the same time.
-LONGEST = ("tests/buffers", "tests/workers", "tests/cage", "tests/jit")
+# What takes longest: begun first, so that the processes end at about the same time.
+LONGEST = (
+    "tests/buffers/core",
+    "tests/cage/challenge2",
+    "tests/workers/test_starting.py",
+    "tests/compare",
+    "tests/workers",
+    "tests/jit",
+    "tests/examples",
+    "tests/buffers",
+)
 
 
-def pytest_collection_modifyitems(config, items):
-    """With several processes (-n) the tests of a folder stay in one.
+def group_of(nodeid):
+    """Tests that stay in one process: of a folder in a folder, or of a file."""
+    return "/".join(nodeid.partition("::")[0].split("/")[:3])
 
-    Kernels are compiled once, and what one test of workers has in /dev/shm for a moment is not
-    taken for a leak of another one.
+
+def pytest_collection_modifyitems(items):
+    def place(item):
+        group = group_of(item.nodeid)
+        return next((k for k, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With several processes (-n) give each whole groups, so that few kernels are compiled twice.
+
+    The marks of `--dist loadgroup` do not reach xdist 3.8 with pytest 9.2.
     """
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
+    from xdist.scheduler import LoadScopeScheduling
 
-    def folder_of(item):
-        return "/".join(item.path.relative_to(config.rootpath).parts[:2])
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group_of(nodeid)
 
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(folder_of(item)))
-    places = {folder: place for place, folder in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(folder_of(item), len(places)))
+    config.option.loadscopereorder = False  # the order of `LONGEST`, not by number of tests
+    return ByGroup(config, log)
 
 
 def pytest_collection_finish():

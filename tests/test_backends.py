@@ -33,6 +33,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 from gymnasium.vector.utils import create_empty_array
 from jit.toy_env import PARAMS, TOY, LimitedSlowToy
+from masked_envs import Minefield, kernels, mask_of
 
 from buffers import BufferMisuseError, RolloutBuffer
 from vecenv import (
@@ -43,6 +44,7 @@ from vecenv import (
     SyncVectorEnv,
     check_vector_env,
     make_vec,
+    sample_actions,
 )
 from vecenv.backends import BACKENDS, COMPARED, MADE, TIMED, Backend
 from vecenv.core.batches import take_rows
@@ -357,6 +359,137 @@ def test_the_checker_finds_nothing(case):
     report = check_vector_env(Twins(case, SPACES["float32(3,)"]).envs, num_steps=30)
     assert "send and recv give what step gives" in report.passed
     assert not [line for line in report.skipped if "ResetNeeded" in line]
+
+
+# -- action masks ---------------------------------------------------------------------------------
+
+
+class MaskedRun:
+    """A masked random policy in minefields, and what the masks must be: those of what is seen."""
+
+    def __init__(self, case, mode, form, num_envs=NUM_ENVS):
+        if case.is_compiled:
+            options = {"mask_infos": form == "info", "autoreset_mode": mode}
+            self.envs = case.backend.load()(kernels(), num_envs, **options)
+        else:
+            fns = [functools.partial(Minefield, form)] * num_envs
+            self.envs = case(fns, autoreset_mode=mode)
+        self.has_infos = form == "info"
+        self.every = np.arange(num_envs)
+        self.over = np.zeros(num_envs, bool)
+        self.rng = np.random.default_rng(3)
+        self.num_dead = self.num_cut = 0
+
+    def saw(self, obs, over, infos, ids):
+        """Require that the masks of the envs `ids` are those of their observations."""
+        keys = (obs["observation"] if isinstance(obs, dict) else obs)[:, 0]
+        np.testing.assert_array_equal(keys == 0, over & (self.envs.autoreset_mode is not SAME_STEP))
+        self.over[ids] = keys == 0
+        if self.has_infos:
+            given = infos["action_mask"], infos["_action_mask"]
+            assert given[1].all()
+            if not isinstance(self.envs.unwrapped, BACKENDS["jit"].load()):
+                np.testing.assert_array_equal(given[0], mask_of(keys))
+        expected = mask_of(np.where(keys == 0, 31, keys))
+        if len(ids) < len(self.every):
+            masks = self.envs.action_masks(ids)
+        else:
+            into = np.full(expected.shape, 7, bool)
+            self.envs.action_masks(out=into)
+            masks = self.envs.action_masks()[ids]
+            np.testing.assert_array_equal(into, self.envs.action_masks())
+        assert_same(masks, expected)
+        return masks
+
+    def reset(self, mask=None, **arguments):
+        options = None if mask is None else {"reset_mask": mask}
+        obs, infos = self.envs.reset(options=options, **arguments)
+        if mask is None:
+            return self.saw(obs, self.over & False, infos, self.every)
+        infos = take_infos(infos, np.flatnonzero(mask))
+        obs = take_rows(self.envs.single_observation_space, obs, np.flatnonzero(mask))
+        ids = np.flatnonzero(mask)
+        self.saw(obs, np.zeros(len(ids), bool), infos, ids)
+        return self.envs.action_masks()
+
+    def actions(self, masks):
+        return sample_actions(self.envs.single_action_space, masks, self.rng)
+
+    def restart(self, masks):
+        if self.envs.autoreset_mode is DISABLED and self.over.any():
+            return self.reset(self.over.copy())
+        return masks
+
+    def step(self, masks, count, slots=(None,)):
+        for slot in (slots[k % len(slots)] for k in range(count)):
+            obs, _, dead, cut, infos = self.envs.step(self.actions(masks), out=slot)
+            self.num_dead += dead.sum()
+            self.num_cut += cut.sum()
+            masks = self.restart(self.saw(obs, dead | cut, infos, self.every))
+        return masks
+
+    def send(self, masks, count):
+        """First-ready: who is received is asked for, masked and sent while others are in flight."""
+        envs = self.envs
+        envs.send(self.actions(masks))
+        for _ in range(count):
+            batch = envs.recv(min_envs=2)
+            over = batch.terminations | batch.truncations
+            masks = self.saw(batch.obs, over, batch.infos, batch.env_ids)
+            self.num_dead += batch.terminations.sum()
+            self.num_cut += batch.truncations.sum()
+            if envs.autoreset_mode is DISABLED and over.any():
+                self.reset_some(batch.env_ids[over])
+                masks = envs.action_masks(batch.env_ids)
+            envs.send(self.actions(masks), batch.env_ids)
+        batch = envs.recv()
+        self.saw(batch.obs, batch.terminations | batch.truncations, batch.infos, batch.env_ids)
+        return self.restart(envs.action_masks())
+
+    def reset_some(self, ids):
+        self.envs.reset(options={"reset_mask": np.isin(self.every, ids)})
+        self.over[ids] = False
+
+
+@cases(on_ray=None)
+def test_masks_are_those_of_the_latest_observations_and_nobody_dies_of_them(case):
+    """In infos, in observations, by a method; after steps, slots, sends and resets of all kinds."""
+    index = [*VARIANTS.get(case.backend.name, {"": {}})].index(case.variant)
+    is_cheap = case.backend.name in ("sync", "jit")
+    forms = ("info", "by request") if case.is_compiled else ("info", "obs", "action_masks")
+    chosen = range(3) if is_cheap else [index]
+    for mode, form in [(MODES[k % 3], forms[(k + 1) % len(forms)]) for k in chosen]:
+        run = MaskedRun(case, mode, form)
+        masks = run.reset(seed=1)
+        masks = run.step(masks, 12)
+        masks = run.step(masks, 12, [make_slot(run.envs), foreign_slot(run.envs)])
+        masks = run.reset(np.array([True, False, False, True, False]))
+        masks = run.step(masks, 3)
+        if case.is_compiled or form != "action_masks":
+            masks = run.send(masks, 30)
+            run.step(masks, 8)
+        assert run.num_dead == 0
+        assert run.num_cut >= NUM_ENVS
+        for _ in range(9):
+            run.step(np.ones_like(masks), 1)
+        assert run.num_dead > 0
+        run.envs.close()
+
+
+@pytest.mark.slow
+@cases(variants=2)
+def test_a_million_steps_without_a_masked_action(case):
+    run = MaskedRun(case, SAME_STEP, "info", num_envs=500)
+    masks, count = run.reset(seed=1), 1_000_000 // 500
+    space, envs, num_cut = run.envs.single_action_space, run.envs, 0
+    for _ in range(count):
+        actions = sample_actions(space, masks, run.rng)
+        _, rewards, dead, cut, _ = envs.step(actions)
+        assert not dead.any() and not rewards.any()
+        num_cut += cut.sum()
+        masks = envs.action_masks()
+    assert num_cut == 500 * (count // 7)
+    envs.close()
 
 
 # -- memory of the caller -------------------------------------------------------------------------

@@ -47,6 +47,7 @@ DESCRIBED = [  # by the API pages: modules, and classes and functions of modules
 ]
 
 
+@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_snippets_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -9,14 +9,18 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.base import StepBatch, StepSlot, VecEnv
 from vecenv.core.errors import (
     ActionError,
+    ActionMaskError,
     ActionTypeError,
     EnvCreationError,
+    EnvStateError,
     ForkedEnvError,
     InfoError,
+    NoActionMaskError,
     ObservationError,
     SlotError,
 )
 from vecenv.core.faults import EnvStepError, StepTimeoutError, WorkerDiedError
+from vecenv.core.masks import MaskInfos, mask_width, sample_actions
 from vecenv.make import make_vec
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.env import AsyncVectorEnv
@@ -27,14 +31,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActionError",
+    "ActionMaskError",
     "ActionTypeError",
     "AsyncVectorEnv",
     "AutoresetMode",
     "CheckReport",
     "EnvCreationError",
+    "EnvStateError",
     "EnvStepError",
     "ForkedEnvError",
     "InfoError",
+    "MaskInfos",
+    "NoActionMaskError",
     "ObservationError",
     "RayVectorEnv",
     "SlotError",
@@ -47,6 +55,8 @@ __all__ = [
     "WorkerDiedError",
     "check_vector_env",
     "make_vec",
+    "mask_width",
+    "sample_actions",
 ]
 __version__ = "0.1.0"
 

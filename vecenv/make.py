@@ -30,6 +30,7 @@ from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.importing import import_module
+from vecenv.core.masks import MaskInfos
 from vecenv.core.spaces import ObservationMode
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def make_vec(
     copy: bool | None = None,
     observation_mode: ObservationMode | None = None,
     autoreset_mode: str | AutoresetMode | None = None,
+    mask_infos: bool = False,
     vector_kwargs: Mapping[str, Any] | None = None,
     **env_kwargs: Any,
 ) -> VecEnv:
@@ -79,6 +81,8 @@ def make_vec(
         copy: Whether observations returned are the caller's to keep (the default).
         observation_mode: How observation spaces are batched, see `SyncVectorEnv`.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
+        mask_infos: Whether every reset and step reports infos["action_mask"]: single envs are
+            wrapped in `MaskInfos`, after `wrappers`; compiled ones do so themselves.
         vector_kwargs: Further arguments of the vector env's class.
         **env_kwargs: For the env's constructor or `gymnasium.make`; ids and specs only. Gymnasium's
             passive checker wraps the first env only, unless `disable_env_checker` is given. For
@@ -114,6 +118,13 @@ def make_vec(
         if (twin := _compiled_twin(source)) is not None:
             _logger.info("a compiled env does the same, step for step: make_vec(%r)", twin)
     _check_backend(source, backend, is_compiled=is_compiled)
+    if mask_infos:
+        if BACKENDS[backend].takes == "compiled" or _spreads_compiled(
+            source, BACKENDS[backend], is_compiled
+        ):
+            source.options["mask_infos"] = True
+        else:
+            source = source._replace(wrappers=(*source.wrappers, MaskInfos))
     try:
         if BACKENDS[backend].takes == "compiled":
             return _make_compiled(source)
@@ -182,11 +193,16 @@ def _wrapped_factories(source: _Source) -> list[EnvFactory]:
     return [_Wrapped(factory, source.wrappers) for factory in source.factories]
 
 
+def _spreads_compiled(source: _Source, backend: Backend, is_compiled: bool) -> bool:
+    """Whether vector envs are spread, the compiled ones, rather than single envs."""
+    is_plain = not source.wrappers and "worker_backend" not in source.options
+    return backend.takes == "either" and is_compiled and is_plain
+
+
 def _make_spread(source: _Source, backend: Backend, *, is_compiled: bool) -> VecEnv:
     """Batch single envs; compiled ones if there are some, and the backend takes them."""
     vector_class = backend.load()
-    is_plain = not source.wrappers and "worker_backend" not in source.options
-    if backend.takes == "either" and is_compiled and is_plain:
+    if _spreads_compiled(source, backend, is_compiled):
         own = _parameters(backend.name)
         rest = {name: value for name, value in source.options.items() if name not in own}
         rest.setdefault("num_threads", max(1, int(source.options.get("cpus_per_worker", 1))))

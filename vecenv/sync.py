@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
+from vecenv.core.batches import take_row
+from vecenv.core.env_state import SavedEnv, dump_env, load_env, pack_envs, unpack_envs
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
 from vecenv.core.seeding import Seed, seed_per_env
@@ -90,6 +92,8 @@ class SyncVectorEnv(GymVecEnv):
         if self._calls.num_in_flight == 0:
             self._sent.clear()  # what was in flight before a full reset is given up
         infos = self._group.reset(seeds, options, reset_mask, rows)
+        every = range(self.num_envs)
+        self._note_reset(infos, every if reset_mask is None else np.flatnonzero(reset_mask))
         return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
@@ -131,6 +135,7 @@ class SyncVectorEnv(GymVecEnv):
 
     def _keep_infos_apart(self) -> bool:
         self._group.enter = keep_info
+        self._masks.is_apart = self._masks.is_used = True
         return True
 
     def _begin_stamps(self) -> EnvStamps | None:
@@ -158,6 +163,40 @@ class SyncVectorEnv(GymVecEnv):
         values = self._value_per_env(values)
         for env, value in zip(self.envs, values, strict=True):
             env.set_wrapper_attr(name, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the envs, pickled one by one; see `VecEnv.state_dict`."""
+        self._calls.require_ready("state_dict")
+        rows, space = self._own_rows(), self.single_observation_space
+        obs = rows.take(np.arange(self.num_envs))
+        ended = self._group.ended
+        pickles = [
+            dump_env(SavedEnv(env, index in ended, take_row(space, obs, index)), index)
+            for index, env in enumerate(self.envs)
+        ]
+        return pack_envs(pickles, self._notes())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put the envs of a state in the place of these, which are closed: this runs code.
+
+        See `VecEnv.load_state_dict`.
+        """
+        self._calls.require_idle("load_state_dict")
+        pickles, notes = unpack_envs(state, self.num_envs)
+        loaded = [
+            load_env(pickled, index, env.observation_space, env.action_space)
+            for index, (env, pickled) in enumerate(zip(self.envs, pickles, strict=True))
+        ]
+        before, rows = list(self.envs), self._own_rows()
+        for index, saved in enumerate(loaded):
+            self.envs[index] = saved.env
+            rows.write(index, saved.obs)
+        self._group.ended.clear()
+        self._group.ended.update(index for index, saved in enumerate(loaded) if saved.is_over)
+        self._take_notes(*notes)
+        self._sent.clear()
+        self._calls.mark_reset()
+        _close_all(before)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all envs, also those after one that raises; then raise what the first raised."""

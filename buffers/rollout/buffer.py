@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,13 +38,13 @@ from buffers.rollout.kernels import (
 )
 from buffers.rollout.layout import RolloutLayout, parse_autoreset_mode, plan_rollout
 from buffers.rollout.minibatches import MinibatchSampler, RolloutBatch
+from buffers.rollout.sequences import RolloutSequenceBatch, SequenceSampler
 from buffers.rollout.storage import RolloutSlot, RolloutStorage
 
 __all__ = ["EpisodeStats", "RolloutBuffer"]
 
 _STATE_VERSION = 1
 _CARRIED = ("over_before", "running_returns", "running_lengths")
-_BATCH_FIELDS = ("actions", "log_probs", "values", "advantages", "returns")
 
 _COUNTS = (
     *("gamma", "gae_lambda", "_is_started", "_open_steps", "_has_marks"),
@@ -179,11 +179,12 @@ class RolloutBuffer(StatefulBuffer):
         self._sampler = MinibatchSampler(
             observation_space,
             storage.obs,
-            [storage.columns[name] for name in _BATCH_FIELDS],
+            storage.columns,
             storage.extras,
             storage.columns["rows"],
             seed,
         )
+        self._sequence_samplers: dict[tuple[str, ...], SequenceSampler] = {}
         self._is_computed = self._is_counted = False
         self._num_valid = self._num_episodes = 0
         self._remember(
@@ -239,7 +240,7 @@ class RolloutBuffer(StatefulBuffer):
 
         >>> from gymnasium.spaces import Box, Discrete
         >>> RolloutBuffer.nbytes_for(128, 2048, Box(-1, 1, (52,)), Discrete(7))
-        69412864
+        69677056
         """
         spaces = observation_space, action_space
         layout = plan_rollout(num_steps, num_envs, *spaces, autoreset_mode, extra_columns)
@@ -253,7 +254,8 @@ class RolloutBuffer(StatefulBuffer):
     def memory(self) -> dict[str, int]:
         """Bytes held now by name of column, host and device together, and by "minibatches"."""
         sizes = {name: column.nbytes for name, column in self._storage.columns.items()}
-        return {**sizes, "minibatches": self._sampler.nbytes}
+        samplers = self._sampler, *self._sequence_samplers.values()
+        return {**sizes, "minibatches": sum(sampler.nbytes for sampler in samplers)}
 
     @property
     def num_valid(self) -> int:
@@ -274,6 +276,7 @@ class RolloutBuffer(StatefulBuffer):
         self._storage.write_obs(0, leaves)
         for name in ("over_before", "running_returns", "running_lengths"):
             self._pages[name].fill(0)
+        self._pages["is_first"][0] = True
         self._begin()
 
     def _begin(self) -> None:
@@ -288,8 +291,13 @@ class RolloutBuffer(StatefulBuffer):
             self._pages["has_final"].fill(False)
         self._open_steps = self.num_steps
         self._is_started = True
-        self._sampler.stop()
+        self._stop_passes()
         self._is_computed = self._is_counted = False
+
+    def _stop_passes(self) -> None:
+        """Let no pass through minibatches go on."""
+        for sampler in (self._sampler, *self._sequence_samplers.values()):
+            sampler.passes.stop()
 
     def obs_at(self, t: int) -> Any:
         """Observations before step t, or after the last step for t = T.
@@ -307,6 +315,39 @@ class RolloutBuffer(StatefulBuffer):
             self._storage.upload_obs(t)
             self._is_uploaded[t] = 1
         return self._obs_rows[t]
+
+    def is_first_at(self, t: int) -> torch.Tensor:
+        """Whether the observations before step t are the first of an episode, as after `start`.
+
+        A recurrent policy forgets its state there, when it acts as when it learns. It follows from
+        the flags of the steps before t, which must have been made. NEXT_STEP: the observation after
+        the one that ended the episode. DISABLED: as if envs were reset right after the end.
+
+        Args:
+            t: 0 to T; T for the values of the last observations.
+
+        Returns:
+            bool (N,) on `device`: a view, written anew by the next call for t.
+
+        Raises:
+            BufferMisuseError: t is outside 0 .. T, or nothing was started.
+        """
+        if not (0 <= t <= self.num_steps and self._is_started):
+            raise self._refusal("is_first_at", t, self.num_steps)
+        t = operator.index(t)
+        self._mark_first(t)
+        return self._storage.upload_first(t)
+
+    def _mark_first(self, t: int) -> None:
+        """Fill row t of `is_first`; row 0 is that of the last rollout's end."""
+        pages = self._pages
+        # Under NEXT_STEP there is a step in between, which only resets.
+        last = t - 2 if self.autoreset_mode is AutoresetMode.NEXT_STEP else t - 1
+        if last >= 0:
+            flags = pages["terminations"][last], pages["truncations"][last]
+            np.logical_or(*flags, out=pages["is_first"][t])
+        elif t > 0:
+            pages["is_first"][t] = pages["over_before"]
 
     def _read_obs(self, obs: Any) -> list[np.ndarray]:
         layout = self._layout
@@ -482,9 +523,11 @@ class RolloutBuffer(StatefulBuffer):
         self._episodes()  # carries the sums of unfinished episodes on
         pages = self._pages
         self._storage.write_obs(0, [pages[-1] for pages in self._storage.obs_pages])
+        self._mark_first(self.num_steps)
         terminations, truncations = pages["terminations"], pages["truncations"]
         np.logical_or(terminations[-1], truncations[-1], out=pages["over_before"])
         self._begin()
+        pages["is_first"][0] = pages["is_first"][-1]  # which is not on its way to a device now
 
     def compute_advantages(self, last_values: Any, *, policy_outputs: bool = True) -> None:
         """Fill `valid`, `advantages` and `returns`; the rollout is complete after this.
@@ -511,15 +554,14 @@ class RolloutBuffer(StatefulBuffer):
         if policy_outputs:
             self._require_policy_outputs("compute_advantages")
         self._require_final_values()
-        if not policy_outputs:
-            self._clear_policy_marks()
+        self._clear_policy_marks()
         self.values[-1].copy_(last)
         if self._staged:
             self._fill_on_device()
         else:
             self._fill_on_host()
         rows = self._pages["rows"]
-        self._sampler.stop()
+        self._stop_passes()
         self._num_valid = int(collect_rows(self._flags["valid"].reshape(-1), rows))
         self._is_computed = True
         self._open_steps = 0  # until the next rollout begins
@@ -582,16 +624,33 @@ class RolloutBuffer(StatefulBuffer):
         return EpisodeStats(returns[: self._num_episodes], lengths[: self._num_episodes])
 
     def minibatches(
-        self, num_minibatches: int | None = None, *, batch_size: int | None = None
+        self,
+        num_minibatches: int | None = None,
+        *,
+        batch_size: int | None = None,
+        fixed: bool = False,
+        normalize_advantages: bool = False,
     ) -> Iterator[RolloutBatch]:
         """Go once through all valid rows in random order.
 
         The batches of one pass differ in size by one row at most, also where the number of valid
         rows is no multiple: none is left with a few rows only.
 
+        With `fixed` all batches of all rollouts have one size instead, so that a compiled learner
+        sees one shape: `batch_size`, or T * N / num_minibatches rounded up. Valid rows are spread
+        as evenly as without, and some of a batch are repeated, evenly too, to fill it.
+        `batch.weights` float32 (B,) is 1 where a row comes first and 0 where it is repeated, so
+        that means are ``(weights * x).sum() / weights.sum()``; one of a batch is 1 at least.
+        Without `fixed` weights are None.
+
         Args:
             num_minibatches: Number of batches, 1 to T * N; fewer if there are fewer valid rows.
             batch_size: Instead: the largest size of a batch, 1 to T * N.
+            fixed: Make all batches of one size.
+            normalize_advantages: Subtract from a batch's advantages their mean, and divide them by
+                their standard deviation (unbiased, + 1e-8), over its rows of weight 1. By
+                minibatch, as in baselines, CleanRL and stable-baselines3; `rollout.advantages`
+                remain as they are.
 
         Yields:
             Batches in memory of their own: it is used again once nobody refers to a batch or to a
@@ -604,8 +663,68 @@ class RolloutBuffer(StatefulBuffer):
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require_computed("minibatches")
-        number = self._sampler.count_batches(num_minibatches, batch_size, self._num_valid)
-        return self._sampler.draw(self._num_valid, number)
+        plan = self._sampler.plan(
+            num_minibatches, batch_size, self._num_valid,
+            fixed=fixed, normalizes=normalize_advantages,
+        )  # fmt: skip
+        return self._sampler.draw(plan)
+
+    def sequences(
+        self,
+        num_minibatches: int | None = None,
+        *,
+        batch_size: int | None = None,
+        length: int | None = None,
+        initial_states: Sequence[str] = (),
+        normalize_advantages: bool = False,
+    ) -> Iterator[RolloutSequenceBatch]:
+        """Go once through the rollout in sequences of steps of one environment, in random order.
+
+        The rollout is cut every `length` steps. All batches of all rollouts have the same shape,
+        (length, sequences of a batch, ...): where a sequence is shorter its last step is repeated,
+        and where sequences are too few for the batches some are repeated. `batch.weights` float32
+        (L, S) is 0 there and where rows are not valid (the step of NEXT_STEP that only resets), and
+        1 elsewhere. Sequences without valid row are left out, so that each batch has a weight of 1.
+
+        Args:
+            num_minibatches: Number of batches, 1 to the number of sequences; fewer if there are
+                fewer with valid rows.
+            batch_size: Instead: the number of sequences of a batch.
+            length: L, 1 to T; None for T, which splits the rollout by environments.
+            initial_states: Names of extra columns that hold the state of the policy before each
+                step: of these a batch has the first rows only, (S, ...), in `initial_states`
+                instead of `extras`.
+            normalize_advantages: As in `minibatches`, over the rows of weight 1.
+
+        Yields:
+            Batches with `is_first` bool (L, S): where True the policy begins with a new state.
+            Their memory is like that of `minibatches`; one pass at a time.
+
+        Raises:
+            BufferMisuseError: `compute_advantages` has not been called, a number is out of range,
+                there is no such column; or, at the next batch, another pass or rollout has begun.
+            BufferMemoryError: Memory for the batches is missing.
+        """
+        self._require_computed("sequences")
+        names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)
+        for name in names:
+            if name not in self.extras:
+                raise BufferMisuseError(
+                    f"initial_states has {name!r}, expected names of extra columns, which are "
+                    f"{sorted(self.extras)}; name it in extra_columns of the constructor"
+                )
+        sampler = self._sequence_samplers.get(names)
+        if sampler is None:
+            storage = self._storage
+            sampler = self._sequence_samplers[names] = SequenceSampler(
+                self.observation_space, storage.obs, storage.columns, self.extras, names,
+                valid=self._flags["valid"], generator=self._sampler.generator,
+            )  # fmt: skip
+        plan = sampler.plan(num_minibatches, batch_size, length, normalizes=normalize_advantages)
+        for t in range(self.num_steps + 1):
+            self._mark_first(t)
+        self._storage.columns["is_first"].upload()
+        return sampler.draw(plan)
 
     def _require_started(self, method: str) -> None:
         if not self._is_started:
@@ -677,7 +796,7 @@ class RolloutBuffer(StatefulBuffer):
                 )
 
     def _clear_policy_marks(self) -> None:
-        """Let log_probs and values that were not written be zero."""
+        """Let log_probs and values that were not written, and need not be, be zero."""
         if 0 in self._has_policy:
             for bits in self._storage.policy_bits:
                 bits.masked_fill_(bits == UNWRITTEN, 0)
@@ -740,6 +859,14 @@ class RolloutBuffer(StatefulBuffer):
         """
         return super().state_dict()
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the buffer stood that `state_dict` was called on.
+
+        Raises:
+            BufferMisuseError: As in other buffers; nothing was changed.
+        """
+        super().load_state_dict(_with_first(state, self.autoreset_mode))
+
     def _described(self) -> dict[str, Any]:
         if not self._open_steps or any(self._has_policy) or self._has_any_results():
             raise BufferMisuseError(
@@ -773,6 +900,7 @@ class RolloutBuffer(StatefulBuffer):
         """What the next rollout starts from, as views."""
         leaves = zip(self._layout.obs_leaves, self._storage.obs_pages, strict=True)
         rows = {name: self._pages[name] for name in _CARRIED}
+        rows["is_first"] = self._pages["is_first"][0]
         return {**rows, **{leaf.path: pages[0] for leaf, pages in leaves}}
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
@@ -810,6 +938,19 @@ def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> No
             f"autoreset_mode is {layout.autoreset_mode.value!r}, but {type(envs).__name__}, whose "
             f"allocate was given, has {mode.value!r}; pass autoreset_mode=envs.autoreset_mode"
         )
+
+
+def _with_first(state: Mapping[str, Any], mode: AutoresetMode) -> Mapping[str, Any]:
+    """A state with `is_first`, which earlier releases did not save; unchanged if it is damaged."""
+    over, lengths = (state.get(name) for name in ("over_before", "running_lengths"))
+    if "is_first" in state or not isinstance(over, torch.Tensor) or over.dtype is not torch.bool:
+        return state
+    if mode is not AutoresetMode.NEXT_STEP:
+        return {**state, "is_first": over.clone()}
+    if not isinstance(lengths, torch.Tensor) or lengths.shape != over.shape:
+        return state
+    # The episode has no steps yet: it has just begun, unless the next step is what resets.
+    return {**state, "is_first": (lengths.cpu() == 0) & ~over.cpu()}
 
 
 def _missing_steps(marks: bytearray) -> str:

@@ -19,6 +19,7 @@ from buffers.core.compiling import njit
 from buffers.core.kernels import bounded, random_word
 
 __all__ = [
+    "ADVANTAGE_EPSILON",
     "NARROW_ENVS",
     "UNWRITTEN",
     "advantage_row",
@@ -29,6 +30,8 @@ __all__ = [
     "finished_episodes",
     "first_missing_final",
     "mark_dead_steps",
+    "normalize_batches",
+    "pad_batches",
     "shuffle",
     "temporal_difference",
 ]
@@ -39,6 +42,8 @@ UNWRITTEN = 0x7FC5EED1
 
 # Up to this many environments the flat form is quicker than one call per row (measured, float32).
 NARROW_ENVS = 96
+
+ADVANTAGE_EPSILON = 1e-8  # added to standard deviations, as CleanRL and stable-baselines3 do
 
 _ONE = np.uint64(1)
 _EXPONENT = 0x7F800000  # all set in infinities and NaNs of float32, and in nothing else
@@ -285,3 +290,109 @@ def shuffle(rows, generator):
         counter = np.add(counter, _ONE)
         rows[last], rows[chosen] = rows[chosen], rows[last]
     generator[1] = counter
+
+
+@njit(nogil=True, cache=True)
+def pad_batches(rows, num_batches, size, order, weights):
+    """Cut rows evenly into batches, and repeat rows of each until it has `size`.
+
+    Repeated rows are spread evenly over a batch, so that each half of it has rows of its own.
+
+    Args:
+        rows: int64 (K,), K from num_batches to num_batches * size.
+        num_batches: Their number; sizes without padding differ by one at most.
+        size: Of every batch.
+        order: int64 (num_batches * size,), written: the rows of each batch in their order, some of
+            them twice or more.
+        weights: float32 (num_batches * size,), written: 1, and 0 where the row before is repeated.
+    """
+    start = 0
+    for k in range(num_batches):
+        count = rows.shape[0] // num_batches + (k < rows.shape[0] % num_batches)
+        taken = 0
+        for j in range(size):
+            is_own = taken * size < (j + 1) * count  # ceil((j + 1) * count / size) are, up to here
+            taken += is_own
+            order[k * size + j] = rows[start + taken - 1]
+            weights[k * size + j] = is_own
+        start += count
+
+
+@njit(nogil=True, cache=True)
+def normalize_batches(advantages, sizes, weights):
+    """Subtract each batch's mean and divide by its standard deviation.
+
+    Args:
+        advantages: float32 (K,), batch after batch; changed in place.
+        sizes: int64 (M,), of the batches; their sum is K.
+        weights: float32 (K,), not 0 in the rows that mean and deviation are of, at least one of
+            each batch; or None: all.
+    """
+    start = 0
+    for k in range(sizes.shape[0]):
+        stop = start + sizes[k]
+        total, count = 0.0, 0
+        for j in range(start, stop):
+            if weights is None or weights[j] != 0:
+                total += advantages[j]
+                count += 1
+        mean = total / count
+        squares = 0.0
+        for j in range(start, stop):
+            if weights is None or weights[j] != 0:
+                squares += (advantages[j] - mean) ** 2
+        scale = 1.0 / (np.sqrt(squares / max(count - 1, 1)) + ADVANTAGE_EPSILON)
+        for j in range(start, stop):
+            advantages[j] = (advantages[j] - mean) * scale
+        start = stop
+
+
+@njit(nogil=True, cache=True)
+def collect_sequences(valid, length, ids):
+    """List the sequences of `length` steps of one environment that have a valid row.
+
+    Args:
+        valid: uint8 (T, N).
+        length: Of the sequences; the last ones of a rollout may be shorter.
+        ids: int64 (K,), written: number of the sequence in its environment * N + environment.
+
+    Returns:
+        How many there are.
+    """
+    num_steps, num_envs = valid.shape
+    count = 0
+    for first in range(0, num_steps, length):
+        for i in range(num_envs):
+            has_row = False
+            for t in range(first, min(first + length, num_steps)):
+                has_row |= valid[t, i] != 0
+            if has_row:
+                ids[count] = first // length * num_envs + i
+                count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def lay_out_sequences(ids, is_own, valid, length, size, rows, weights):
+    """List the rows of sequences, and their weights, batch after batch and step after step.
+
+    Args:
+        ids: int64 (M * size,), of the sequences of M batches, see `collect_sequences`.
+        is_own: float32 (M * size,), 0 of sequences that are repeated.
+        valid: uint8 (T, N).
+        length: Of the sequences, L.
+        size: Sequences of a batch.
+        rows: int64 (M, L, size), written: t * N + environment; where a sequence is shorter, its
+            last row again.
+        weights: float32 (M, L, size), written: 1 where the row is valid, of a sequence that is not
+            repeated, and of a step that it has; else 0.
+    """
+    num_steps, num_envs = valid.shape
+    for k in range(rows.shape[0]):
+        for j in range(length):
+            for s in range(size):
+                chunk, i = divmod(ids[k * size + s], num_envs)
+                t = chunk * length + j
+                last = min(t, num_steps - 1)
+                rows[k, j, s] = last * num_envs + i
+                weights[k, j, s] = is_own[k * size + s] if t == last and valid[t, i] else 0.0

@@ -29,7 +29,7 @@ _TAKEN = frozenset((
     "obs", "actions", "log_probs", "values", "rewards", "terminations", "truncations", "valid",
     "final_values", "advantages", "returns", "rows", "over_before", "running_returns",
     "running_lengths", "episode_returns", "episode_lengths", "has_final", "indices", "extras",
-    "minibatches", "memory", "size", "self", "t",
+    "minibatches", "memory", "size", "self", "t", "weights", "is_first", "initial_states",
 ))  # fmt: skip
 
 
@@ -112,6 +112,7 @@ def _rollout_columns(
         ColumnSpec("terminations", steps, _BOOL, "both", True),
         ColumnSpec("truncations", steps, _BOOL, "both", True),
         ColumnSpec("valid", steps, _BOOL, "both"),
+        ColumnSpec("is_first", (num_steps + 1, num_envs), _BOOL, "both"),
         ColumnSpec("log_probs", steps, _FLOAT32, "device"),
         ColumnSpec("values", (num_steps + 1, num_envs), _FLOAT32, "device"),
         ColumnSpec("advantages", steps, _FLOAT32, "device"),

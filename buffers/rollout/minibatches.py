@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from sys import getrefcount
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,14 +17,19 @@ from buffers.core.columns import Column
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
-from buffers.core.memory import check_fits
 from buffers.core.spaces import build_tree
-from buffers.rollout.kernels import shuffle
+from buffers.rollout.kernels import ADVANTAGE_EPSILON, normalize_batches, pad_batches, shuffle
+from buffers.rollout.pool import BatchPool, PassCounter
 
-__all__ = ["MinibatchSampler", "RolloutBatch", "split_evenly"]
+__all__ = [
+    "MinibatchPlan",
+    "MinibatchSampler",
+    "RolloutBatch",
+    "normalize_advantages",
+    "split_evenly",
+]
 
-_POOL_SIZE = 2  # batches whose memory is kept
-_ALIGNMENT = 64
+_OTHERS = ("actions", "log_probs", "values", "advantages", "returns")  # columns but observations
 _BLOCK_BYTES = 1 << 18  # of rows gathered by one call, for several batches if these are small
 
 
@@ -42,10 +44,20 @@ class RolloutBatch(Batch):
     advantages: torch.Tensor  # float32 (B,)
     returns: torch.Tensor  # float32 (B,)
     indices: Any = None  # int64 (B,), rows of the rollout: t * num_envs + env
+    weights: Any = None  # of fixed=True: float32 (B,), 1 of the rollout's rows, 0 of padding
     extras: dict[str, torch.Tensor] = field(default_factory=dict)  # (B, ...), added by the user
 
     _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
-    _others = ("indices",)
+    _others = ("indices", "weights")
+
+
+class MinibatchPlan(NamedTuple):
+    """How one pass goes through rows."""
+
+    num_rows: int
+    num_batches: int
+    padded_size: int | None  # of all batches; None: they have the rows alone
+    normalizes: bool  # advantages, each batch by itself
 
 
 def split_evenly(count: int, parts: int) -> Iterator[tuple[int, int]]:
@@ -62,100 +74,13 @@ def split_evenly(count: int, parts: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-class _Pages:
-    """An array of some rows for each of several columns, all in one piece of memory.
-
-    Tensors made of cuts of the arrays keep the memory alive, and so do views of the tensors. That
-    nobody refers to it but this object shows that all of them are gone.
-
-    Args:
-        columns: Tensors (K, ...) on the CPU; there is an array (capacity, ...) like each of them.
-        capacity: Rows.
-    """
-
-    def __init__(self, columns: Sequence[torch.Tensor], capacity: int):
-        shapes = [((capacity, *column.shape[1:]), column.numpy().dtype) for column in columns]
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
-        ends = list(accumulate(size + -size % _ALIGNMENT for size in sizes))
-        self._memory = np.empty(ends[-1] + _ALIGNMENT, np.uint8)
-        first = -self._memory.ctypes.data % _ALIGNMENT
-        self._arrays = [
-            np.ndarray(shape, dtype, self._memory, first + begin)
-            for (shape, dtype), begin in zip(shapes, [0, *ends[:-1]], strict=True)
-        ]
-        self._count_unused = getrefcount(self._memory)
-
-    @property
-    def nbytes(self) -> int:
-        return self._memory.nbytes
-
-    def is_unused(self) -> bool:
-        """Whether all tensors that were made here are gone."""
-        return getrefcount(self._memory) == self._count_unused
-
-    def cut(self, size: int) -> list[torch.Tensor]:
-        """A tensor (size, ...) for each column, not initialised."""
-        return [torch.from_numpy(array[:size]) for array in self._arrays]
-
-
-class _Pool:
-    """Memory for copies of rows, used again once nobody has the copies any more.
-
-    In the usual loop, where a batch is held until the next one is there, that makes two.
-
-    Args:
-        columns: Tensors (K, ...), like which the copies are.
-        is_host: Whether they are on the CPU; other devices have an allocator that does it.
-    """
-
-    def __init__(self, columns: Sequence[torch.Tensor], *, is_host: bool):
-        self._columns, self._is_host = columns, is_host
-        self.row_bytes = sum(column.element_size() * column[0].numel() for column in columns)
-        self._capacity = 0
-        self._kept: list[_Pages] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(pages.nbytes for pages in self._kept)
-
-    def reserve(self, capacity: int) -> None:
-        """See to memory for copies of so many rows.
-
-        Raises:
-            BufferMemoryError: It is missing.
-        """
-        if capacity <= self._capacity:
-            return
-        self._check(capacity)
-        self._kept, self._capacity = [], capacity
-        self.take(capacity)
-
-    def take(self, size: int) -> list[torch.Tensor] | None:
-        """A tensor (size, ...) for each column; None on devices that have an allocator."""
-        if not self._is_host:
-            return None
-        for pages in self._kept:
-            if pages.is_unused():
-                return pages.cut(size)
-        self._check(self._capacity)
-        pages = _Pages(self._columns, self._capacity)
-        self._kept = [*self._kept, pages][-_POOL_SIZE:]
-        return pages.cut(size)
-
-    def _check(self, capacity: int) -> None:
-        needed, device = capacity * self.row_bytes, self._columns[0].device
-        advice = "use more minibatches, or keep fewer"
-        check_fits(f"a batch of {capacity} rows", needed, device, advice)
-
-
 class MinibatchSampler:
     """Shuffles row indices and gathers rows.
 
     Args:
         observation_space: Says how observations nest.
         obs: Columns of the observation leaves, (T + 1, N, ...).
-        others: Columns of the other fields of RolloutBatch in their order, (T or T + 1, N, ...).
+        columns: All columns by name, of which the other fields of RolloutBatch are taken.
         extras: Tensors (T, N, ...) of the columns that the user added.
         rows: int64 (T * N,), the row indices to draw from; owned by the caller, shuffled here.
         seed: For the shuffling; None takes entropy of the system.
@@ -165,7 +90,7 @@ class MinibatchSampler:
         self,
         observation_space: Space,
         obs: Sequence[Column],
-        others: Sequence[Column],
+        columns: Mapping[str, Column],
         extras: Mapping[str, torch.Tensor],
         rows: Column,
         seed: int | None,
@@ -173,25 +98,36 @@ class MinibatchSampler:
         self._space = observation_space
         self._is_nested = isinstance(observation_space, Dict | Tuple)
         self._num_obs, self._extras = len(obs), list(extras)
-        tensors = [column.tensor for column in (*obs, *others)]
+        tensors = [column.tensor for column in (*obs, *(columns[name] for name in _OTHERS))]
         self._sources = [tensor.flatten(0, 1) for tensor in (*tensors, *extras.values())]
+        self._advantages_at = len(obs) + _OTHERS.index("advantages")
         self._rows = rows
         self._num_rows = rows.spec.shape[0]
         is_host = rows.tensor.device.type == "cpu" and not rows.is_twofold
-        self._batches = _Pool(self._sources, is_host=is_host)
+        self._batches = BatchPool(self._sources, is_host=is_host)
         self._block_rows = min(self._num_rows, _BLOCK_BYTES // max(1, self._batches.row_bytes))
-        self._orders = _Pool([rows.tensor], is_host=is_host)
-        self._passes = self._stops = 0
+        self._orders = BatchPool([rows.tensor], is_host=is_host)
+        weights = torch.ones((), device=rows.tensor.device).expand(self._num_rows)
+        self._padded_orders = BatchPool([rows.tensor, weights], is_host=is_host)
+        self.passes = PassCounter()
         self._guard = Guard()
         self.generator = HostGenerator(seed)
 
     @property
     def nbytes(self) -> int:
         """Bytes held for batches and the rows they consist of."""
-        return self._batches.nbytes + self._orders.nbytes
+        return self._batches.nbytes + self._orders.nbytes + self._padded_orders.nbytes
 
-    def count_batches(self, num_minibatches: int | None, batch_size: int | None, count: int) -> int:
-        """Number of batches for `count` rows; sees to the memory for the largest possible one.
+    def plan(
+        self,
+        num_minibatches: int | None,
+        batch_size: int | None,
+        count: int,
+        *,
+        fixed: bool,
+        normalizes: bool,
+    ) -> MinibatchPlan:
+        """Cut `count` rows into batches; sees to the memory for the largest possible ones.
 
         Raises:
             BufferMisuseError: Not exactly one of the two is given, or it is no integer from 1 to
@@ -203,7 +139,6 @@ class MinibatchSampler:
                 "give either num_minibatches or batch_size, got "
                 f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
             )
-        self._orders.reserve(self._num_rows)
         name = "batch_size" if num_minibatches is None else "num_minibatches"
         number = check_count(name, batch_size if num_minibatches is None else num_minibatches)
         if number > self._num_rows:
@@ -211,53 +146,45 @@ class MinibatchSampler:
                 f"{name} is {number}, but the rollout has {self._num_rows} transitions; "
                 "make it smaller"
             )
-        if num_minibatches is None:
-            self._batches.reserve(max(number, self._block_rows))
-            return -(-count // number)
-        self._batches.reserve(max(-(-self._num_rows // number), self._block_rows))
-        return min(number, count)
+        other = -(-self._num_rows // number)
+        size, most = (number, other) if num_minibatches is None else (other, number)
+        (self._padded_orders if fixed else self._orders).reserve(
+            size * most if fixed else self._num_rows
+        )
+        self._batches.reserve(max(size, self._block_rows))
+        num_batches = -(-count // size) if num_minibatches is None else min(most, count)
+        return MinibatchPlan(count, num_batches, size if fixed else None, normalizes)
 
-    def stop(self) -> None:
-        """Let no pass go on, as the rows change."""
-        self._stops += 1
+    def draw(self, plan: MinibatchPlan) -> Iterator[RolloutBatch]:
+        """Yield the first rows of the list once each, shuffled, in even batches."""
+        return self._draw(plan, self.passes.stops)
 
-    def draw(self, count: int, num_batches: int) -> Iterator[RolloutBatch]:
-        """Yield the first `count` rows of the list once each, shuffled, in even batches."""
-        return self._draw(count, num_batches, self._stops)
-
-    def _draw(self, count: int, num_batches: int, stops: int) -> Iterator[RolloutBatch]:
-        self._require_current(self._passes, stops)
-        self._passes += 1
-        number = self._passes
-        order = self._shuffled(count)
+    def _draw(self, plan: MinibatchPlan, stops: int) -> Iterator[RolloutBatch]:
+        require, begun = self.passes.require, self.passes.begin(stops)
+        num_rows, num_batches, padded, normalizes = plan
+        if padded is None:
+            sizes = [stop - start for start, stop in split_evenly(num_rows, num_batches)]
+            order = [self._shuffled(num_rows)]
+        else:
+            sizes, order = [padded] * num_batches, self._padded(num_rows, num_batches, padded)
         # A call of torch takes longer than copying a small batch, so those are gathered together.
-        bounds = list(split_evenly(count, num_batches))
-        largest = -(-count // max(1, num_batches))
-        at_once = max(1, self._block_rows // max(1, largest))
-        for begin in range(0, num_batches, at_once):
-            parts = bounds[begin : begin + at_once]
-            self._require_current(number, stops)
-            chosen = order[parts[0][0] : parts[-1][1]]
-            if len(parts) == 1:
-                yield self._batch(self._gather(chosen), chosen)
+        at_once = max(1, self._block_rows // max(sizes, default=1))
+        blocks = [sizes[begin : begin + at_once] for begin in range(0, num_batches, at_once)]
+        # Not `split_with_sizes`, here and below: autograd would take a batch that is changed in
+        # place for a change of the whole block, and refuse gradients of the others.
+        spans = list(map(sum, blocks))
+        pieces = zip(*[part.unsafe_split_with_sizes(spans) for part in order], strict=True)
+        for sizes, own in zip(blocks, pieces, strict=True):
+            require(begun)
+            # Nothing that is handed out is named here: it would be held until the next batch.
+            if len(sizes) == 1:
+                yield self._batch([*self._columns(own, sizes, normalizes), *own])
                 continue
-            sizes = [stop - start for start, stop in parts]
-            # Not `split_with_sizes`: autograd would take a batch that is changed in place for a
-            # change of the whole block, and refuse gradients of the others.
-            block = [
-                column.unsafe_split_with_sizes(sizes) for column in (*self._gather(chosen), chosen)
-            ]
-            for *columns, indices in zip(*block, strict=True):
-                self._require_current(number, stops)
-                yield self._batch(columns, indices)
-
-    def _require_current(self, number: int, stops: int) -> None:
-        if number != self._passes or stops != self._stops:
-            raise BufferMisuseError(
-                "these minibatches are over: another pass or rollout has begun since, or "
-                "advantages were computed again; go through one pass at a time, "
-                "list(rollout.minibatches(...)) keeps the batches of a pass"
-            )
+            columns = *self._columns(own, sizes, normalizes), *own
+            block = [column.unsafe_split_with_sizes(sizes) for column in columns]
+            for parts in zip(*block, strict=True):
+                require(begun)
+                yield self._batch(parts)
 
     @exclusive
     def _shuffled(self, count: int) -> torch.Tensor:
@@ -273,21 +200,60 @@ class MinibatchSampler:
         return torch.from_numpy(rows).to(self._rows.tensor.device, copy=True)
 
     @exclusive
-    def _gather(self, chosen: torch.Tensor) -> list[torch.Tensor]:
-        """The rows int64 (B,) of all columns, in memory of their own."""
-        select, columns = torch.index_select, self._batches.take(len(chosen))
-        if columns is None:
-            return [select(source, 0, chosen) for source in self._sources]
-        for source, target in zip(self._sources, columns, strict=True):
-            select(source, 0, chosen, out=target)
+    def _padded(self, count: int, num_batches: int, size: int) -> list[torch.Tensor]:
+        """The first rows of the list, shuffled, in batches of one size; and their weights.
+
+        Returns:
+            int64 and float32 (num_batches * size,); batches have parts of both.
+        """
+        rows, device = self._rows.host[:count], self._rows.tensor.device
+        shuffle(rows, self.generator.words)
+        total = num_batches * size
+        taken = self._padded_orders.take(total)
+        if taken is None:
+            taken = [torch.empty(total, dtype=torch.int64), torch.empty(total)]
+        order, weights = taken
+        pad_batches(rows, num_batches, size, order.numpy(), weights.numpy())
+        return [order.to(device), weights.to(device)]
+
+    @exclusive
+    def _columns(
+        self, own: Sequence[torch.Tensor], sizes: list[int], normalizes: bool
+    ) -> list[torch.Tensor]:
+        """All columns of batches of some sizes, given their rows int64 (B,), and weights if any."""
+        columns = self._batches.gather(own[0])
+        if normalizes:
+            normalize_advantages(columns[self._advantages_at], sizes, *own[1:])
         return columns
 
-    def _batch(self, columns: list[torch.Tensor], indices: torch.Tensor) -> RolloutBatch:
-        extras: dict[str, torch.Tensor] = {}
-        if self._extras:
-            begin = len(columns) - len(self._extras)
-            extras = dict(zip(self._extras, columns[begin:], strict=True))
-            del columns[begin:]
-        if self._is_nested:
-            columns[: self._num_obs] = [build_tree(self._space, columns[: self._num_obs])]
-        return RolloutBatch(*columns, indices=indices, extras=extras)
+    def _batch(self, columns: Sequence[Any]) -> RolloutBatch:
+        """A batch of all columns, the rows' indices, and weights if there are any."""
+        if not (self._is_nested or self._extras):
+            return RolloutBatch(*columns)
+        end = len(self._sources)
+        begin = end - len(self._extras)
+        obs = build_tree(self._space, columns[: self._num_obs])
+        extras = dict(zip(self._extras, columns[begin:end], strict=True))
+        return RolloutBatch(obs, *columns[self._num_obs : begin], *columns[end:], extras=extras)
+
+
+def normalize_advantages(
+    advantages: torch.Tensor, sizes: list[int], weights: torch.Tensor | None = None
+) -> None:
+    """Normalise advantages in place, batch by batch.
+
+    Args:
+        advantages: float32 (K,), of some batches, one after another.
+        sizes: Of the batches.
+        weights: float32 (K,), 1 of the rows that make means and standard deviations, else 0.
+    """
+    if advantages.device.type == "cpu":
+        own = None if weights is None else weights.numpy()
+        normalize_batches(advantages.numpy(), np.array(sizes), own)
+        return
+    weights = torch.ones_like(advantages) if weights is None else weights
+    for part, own in zip(advantages.split(sizes), weights.split(sizes), strict=True):
+        count = own.sum()
+        part.sub_((own * part).sum() / count)
+        deviation = ((own * part.square()).sum() / (count - 1).clamp_(min=1)).sqrt_()
+        part.div_(deviation.add_(ADVANTAGE_EPSILON))

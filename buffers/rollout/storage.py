@@ -130,6 +130,7 @@ class RolloutStorage:
         fields = (columns[name].rows() for name in ("actions", "log_probs", "values"))
         self.policy_rows = list(zip(*fields, strict=False))  # values has one row more
         self.action_pages = list(columns["actions"].host)
+        self._first_rows = columns["is_first"].rows()
         self.extras = {leaf.path: columns[leaf.path].tensor for leaf in self._layout.extras}
         self.extra_rows = {name: columns[name].rows() for name in self.extras}
         self.reward_bits = rewards.view(np.int32)
@@ -140,6 +141,7 @@ class RolloutStorage:
                 zip(zip(*leaf_rows, strict=True), zip(*host_rows, strict=True), strict=True)
             )
         self._host_action_rows = columns["actions"].host_rows() if self.is_staged else ()
+        self._host_first_rows = columns["is_first"].host_rows() if self.is_staged else ()
 
     def tensor(self, name: str) -> torch.Tensor:
         """The column's tensor on the device."""
@@ -167,6 +169,12 @@ class RolloutStorage:
         """Enqueue the copy of one row of observations from the host pages to the device."""
         targets, sources = self._upload_pairs[t]
         foreach_copy(targets, sources, non_blocking=True)
+
+    def upload_first(self, t: int) -> torch.Tensor:
+        """Row t of `is_first` on the device, where it is copied to."""
+        if self.is_staged:
+            self._first_rows[t].copy_(self._host_first_rows[t], non_blocking=True)
+        return self._first_rows[t]
 
     def upload_results(self) -> None:
         """Enqueue the copies of rewards, flags and valid of the whole rollout to the device."""

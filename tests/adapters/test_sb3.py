@@ -1,5 +1,7 @@
 """SB3VecEnv against stable-baselines3's own DummyVecEnv, on the points its tests check."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -7,10 +9,12 @@ from envs import CounterEnv, counters
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeLimit
+from masked_envs import Minefield, kernels
 
 import vecenv
 from vecenv.adapters.sb3 import SB3VecEnv, make_sb3_env
 from vecenv.cage import Cage2VectorEnv, evaluate
+from vecenv.jit import JitVectorEnv
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import A2C, DQN, PPO
@@ -279,6 +283,8 @@ def test_attributes_of_compiled_envs():
 
 def test_action_masks_of_compiled_envs_come_one_per_env():
     class Masked(type(vecenv.make_vec("JitCartPole-v1", 1))):
+        has_action_masks = True
+
         def action_masks(self):
             return np.arange(8).reshape(4, 2) % 3 == 0
 
@@ -294,6 +300,52 @@ def test_a_mask_of_a_compiled_env_is_what_its_space_samples_with():
     envs.reset()
     for mask in envs.env_method("action_masks"):
         assert mask[envs.action_space.sample(mask=mask)]
+
+
+def masked_envs():
+    options = {"autoreset_mode": SAME_STEP}
+    for form in ("info", "obs", "action_masks"):
+        fns = [partial(Minefield, form, parts=True)] * 3
+        yield form, lambda fns=fns: vecenv.SyncVectorEnv(fns, **options)
+        yield (
+            f"{form} in workers",
+            lambda fns=fns: vecenv.AsyncVectorEnv(fns, num_workers=2, **options),
+        )
+    yield "compiled", lambda: JitVectorEnv(kernels(parts=True), 3, **options)
+    by_method = [partial(Minefield, "action_masks", parts=True)] * 3
+    yield "Gymnasium's", lambda: gym.vector.SyncVectorEnv(by_method, **options)
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in masked_envs()])
+def test_maskable_ppo_finds_the_masks(make):
+    """By whatever way envs give them; in these, a masked action costs a point."""
+    contrib = pytest.importorskip("sb3_contrib")
+    from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
+    from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
+
+    envs = SB3VecEnv(make())
+    assert is_masking_supported(envs)
+    policy = "MultiInputPolicy" if isinstance(envs.observation_space, spaces.Dict) else "MlpPolicy"
+    model = contrib.MaskablePPO(policy, envs, n_steps=32, batch_size=32, n_epochs=1, seed=1)
+    model.learn(192)
+    assert model.rollout_buffer.rewards.min() > -0.7  # what SB3 adds to the last reward is less
+    obs = envs.reset()
+    for _ in range(20):
+        actions, _ = model.predict(obs, action_masks=get_action_masks(envs))
+        obs, rewards, *_ = envs.step(actions)
+        assert (rewards == 0).all()
+    assert evaluate_masked(model, envs, n_eval_episodes=4, warn=False) == (0, 0)
+    envs.close()
+
+
+def test_masks_that_are_not_there_are_not_found():
+    envs = SB3VecEnv(sync())
+    assert envs.has_attr("action_masks")  # as they may come with the first infos
+    envs.reset()
+    assert not envs.has_attr("action_masks")
+    with pytest.raises(vecenv.NoActionMaskError, match="an env that has them returns"):
+        envs.env_method("action_masks")
+    envs.close()
 
 
 def test_infos_are_the_callers_to_keep():

@@ -94,16 +94,18 @@ def test_what_ppo_saves_can_be_evaluated(tmp_path, normalize, capsys):
         num_envs=8,
         eval_episodes=300,
         normalize=normalize,
+        compile="off",
+        masks=False,
         save=tmp_path,
     )
-    returns = ppo.main(options)
+    result = ppo.main(options)
 
     (path,) = tmp_path.glob("*.npz")
     assert load_arrays(path)["made_for"] == cage2_scenario().identity()
     table = {"episodes": 300, "red_agents": ["b_line"], "episode_lengths": [100]}
     (cell,) = evaluate(str(path), **table).cells
-    error = np.hypot(returns.std(), cell.sd) / np.sqrt(300)
-    assert abs(returns.mean() - cell.mean) <= 4 * error + 1e-9
+    error = np.hypot(result.std, cell.sd) / np.sqrt(300)
+    assert abs(result.mean - cell.mean) <= 4 * error + 1e-9
 
 
 def test_a_policy_says_if_it_was_trained_under_other_rules(tmp_path):

@@ -20,7 +20,7 @@ def example(monkeypatch):
 
 def options_of(example, folder, **changed):
     given = {"total_steps": 2 * 100 * 8, "num_envs": 8, "eval_episodes": 2, "save": folder}
-    return example.Options(**{**given, "num_minibatches": 2, "torch_threads": 1, **changed})
+    return example.Options(**{**given, "num_minibatches": 2, "compile": "off", **changed})
 
 
 def test_training_leaves_policy_curve_and_table(example, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -52,14 +53,14 @@ def test_demo_stopped_by_ctrl_c_goes_on_with_what_it_has(demo, tmp_path, monkeyp
 
     def interrupted(self):
         if self.steps:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return update(self)
 
     monkeypatch.setattr(demo.ppo.Trainer, "update", interrupted)
     monkeypatch.setattr(demo, "save_episode_gif", lambda *_, **__: None)
     demo.main(small(demo, tmp_path))
 
-    assert "stopped by Ctrl-C" in capsys.readouterr().out
+    assert "stopped after" in capsys.readouterr().out
     assert (tmp_path / "policy.npz").stat().st_size > 0
     assert json.loads((tmp_path / "scores.json").read_text())["total"] < 0
 
@@ -75,33 +76,10 @@ def test_table_fits_a_terminal(demo, capsys):
 
 def test_env_options_reach_the_envs(demo, tmp_path):
     options = demo.ppo.Options(
-        env_id="vecenv:Cage2-v0", total_steps=0, eval_episodes=5, save=tmp_path
+        env_id="vecenv:Cage2-v0",
+        env_kwargs={"red_agent": "sleep"},
+        total_steps=0,
+        eval_episodes=5,
+        save=tmp_path,
     )
-    assert (demo.ppo.main(options, red_agent="sleep") == 0).all()
-
-
-def test_large_batches_learn_the_same_in_another_thread(demo):
-    """Batches of 1024 rows and more go to a thread; gradients may not depend on it."""
-    settings = {"env_id": "vecenv:Cage2-v0", "num_envs": 64, "num_minibatches": 4}
-    options = demo.ppo.Options(**settings)
-    weights = []
-    for is_serial in (False, True):
-        torch.manual_seed(1)
-        envs = demo.ppo.make_vec(options.env_id, options.num_envs)
-        trainer = demo.ppo.Trainer(options, envs, demo.ppo.Policy(envs, options))
-        submitted = []
-        submit = trainer.pool.submit
-
-        def run_here(work, *arguments, submitted=submitted, submit=submit, serial=is_serial):
-            future = submit(work, *arguments)
-            if serial:
-                future.result()  # wait before the actor's part begins
-            submitted.append(future)
-            return future
-
-        trainer.pool.submit = run_here
-        trainer.update()
-        envs.close()
-        assert len(submitted) == 16
-        weights.append(torch.cat(trainer.policy.weights))
-    assert torch.equal(*weights)
+    assert (demo.ppo.main(options)).mean == 0

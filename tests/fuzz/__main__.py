@@ -7,15 +7,12 @@
 Each fuzzer is a module here with `run_case(number)`, which draws everything from that number and
 raises on what must not be; it returns how much it tried, counted in `UNIT`. What a fuzzer
 finds becomes a test beside the code that was wrong.
-
-The environment variables VECENV_FUZZ_SEED and VECENV_FUZZ_SECONDS are the defaults.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 import time
 
@@ -48,13 +45,10 @@ def say(line):
 
 def main():
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__.splitlines()[0])
-    env = os.environ.get
     fresh = int(np.random.SeedSequence().generate_state(1)[0])
     parser.add_argument("fuzzers", nargs="*", metavar="FUZZER", help=f"of {', '.join(FUZZERS)}")
-    parser.add_argument("--seed", type=int, default=int(env("VECENV_FUZZ_SEED") or fresh))
-    parser.add_argument(
-        "--seconds", type=float, default=float(env("VECENV_FUZZ_SECONDS") or 60), help="for each"
-    )
+    parser.add_argument("--seed", type=int, default=fresh)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each")
     parser.add_argument("--case", type=int, help="run only this one")
     args = parser.parse_args()
     names = args.fuzzers or list(FUZZERS)

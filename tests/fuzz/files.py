@@ -600,6 +600,52 @@ def scores_kind(folder):
     return Kind("scores", sources, change_json, read_scores, (ValueError,))
 
 
+def checkpoint_kind(folder, marker):
+    """Checkpoints of trainings: of modules, optimizers, generators and envs."""
+    import logging
+
+    import torch
+    from envs import CounterEnv
+
+    from vecenv import SyncVectorEnv
+    from vecenv.learn import CheckpointError, Moments, Run
+
+    logging.getLogger("vecenv").setLevel(logging.ERROR)
+    os.environ["XDG_DATA_HOME"] = str(folder)
+    module = torch.nn.Sequential(Moments(3), torch.nn.Linear(3, 2))
+    optimizer = torch.optim.Adam(module.parameters(), fused=True)
+    envs = SyncVectorEnv([CounterEnv] * 2)
+    envs.reset()
+    parts = {"module": module, "optimizer": optimizer, "envs": envs}
+    parts |= {"draws": torch.Generator(), "noise": np.random.Generator(np.random.MT19937(1))}
+
+    def use():
+        optimizer.zero_grad()
+        module(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        envs.step([0, 0])
+        np.random.rand(), random.random(), parts["noise"].random(999)  # noqa: NPY002
+        torch.rand(9), torch.rand(9, generator=parts["draws"])
+
+    use()
+    with Run(folder / "run", {}) as run:
+        run.add_episodes(1, [1.0, 2.0])
+        run.log(1, {"x": 1})
+        path = run.save({**parts, "steps": 1, "more": (1.5, "x", None)})
+    whole = path.read_bytes()
+
+    def resume(file):
+        path.write_bytes(file.read_bytes())
+        with Run(folder / "run", {}, resume=True) as run:
+            run.restore(parts)
+            if "envs" in run.not_restored:
+                envs.reset()
+        with contextlib.suppress(Exception):  # what an optimizer lacks, it says when it is used
+            use()
+
+    return Kind("checkpoint", [whole], npz_changer(marker), resume, (CheckpointError,))
+
+
 def read_files(number, count, kinds, folder, marker):
     """Read the files of a case; return what was wrong with one, or None."""
     rng, progress = random.Random(number), folder / "progress"
@@ -642,6 +688,7 @@ def main(folder, breaking):
     marker = folder / "was_run"
     kinds = [*buffer_kinds(folder), policy_kind(folder, str(marker))]
     kinds += [state_kind(folder, str(marker)), scores_kind(folder)]
+    kinds += [checkpoint_kind(folder, str(marker))]
     read_files(0, 30, kinds, folder, marker)  # compiles what is not compiled yet
     for kind in kinds:  # whole files load
         for source in kind.sources:

@@ -2,10 +2,7 @@
 
 import os
 
-import numpy as np
-import pytest
 from fuzz import forks
-from fuzz.__main__ import run_for
 
 from vecenv import AsyncVectorEnv, VecEnv
 
@@ -13,14 +10,6 @@ from vecenv import AsyncVectorEnv, VecEnv
 def test_a_few_forks():
     """Of programs with workers and without, the same ones every time."""
     assert sum(map(forks.run_case, (0, 1))) >= 10
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_forks_of_a_new_seed():
-    """The seed is printed; VECENV_FUZZ_SEED takes it again."""
-    seed = int(os.environ.get("VECENV_FUZZ_SEED") or np.random.SeedSequence().generate_state(1)[0])
-    assert run_for("forks", float(os.environ.get("VECENV_FUZZ_SECONDS") or 30), seed) > 0
 
 
 def test_a_call_that_a_fork_is_not_refused_is_found(monkeypatch, capfd):

@@ -266,7 +266,7 @@ def test_a_trial_takes_actions_of_the_space(space):
 
     rng = np.random.default_rng(0)
     for _ in range(50):
-        assert np.asarray(_sample(space, np.ones(0), rng)).astype(space.dtype) in space
+        assert np.asarray(_sample(space, rng)).astype(space.dtype) in space
 
 
 @needs_jit

@@ -4,8 +4,6 @@ Instants are chosen: what the runner calls is replaced by something that does th
 does what a signal handler might. `tests/fuzz/interrupts.py` takes random ones.
 """
 
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,6 +13,7 @@ from gymnasium.error import NoAsyncCallError, ResetNeeded
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 from jit.test_threads import helper_threads, split_all, wait_for_no_helpers  # noqa: F401
+from programs import printed
 
 from vecenv.core.errors import ActionError
 from vecenv.fingerprint import is_jit_off
@@ -327,29 +326,17 @@ assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
 """
 
 
-def run_script(script, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"
-    return done.stdout
-
-
 @needs_compiler
 @pytest.mark.parametrize("num_threads", ["1", "2"])
 def test_a_child_forked_during_a_step_asks_for_a_reset_and_then_is_right(num_threads):
     """The lock was for ever taken in the child, or it waited for threads that it does not have."""
-    run_script(FORKS, num_threads)
+    printed(FORKS, num_threads)
 
 
 @needs_compiler
 @pytest.mark.parametrize("num_threads", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_signal_handler_may_fork_in_the_midst_of_a_step(num_threads):
-    run_script(FORK_IN_HANDLER, num_threads)
+    printed(FORK_IN_HANDLER, num_threads)
 
 
 # -- other threads and large numbers ---------------------------------------------------------

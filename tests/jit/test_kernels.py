@@ -55,7 +55,10 @@ def count(**changes):
         ({"action_space": None}, "action_space must be a Box, Discrete"),
         ({"reset": None}, "reset must be a function, got None"),
         ({"action_mask": 3}, "action_mask must be a function or None, got 3"),
-        ({"action_mask": observe, "action_space": MultiBinary(3)}, "needs a Discrete action space"),
+        (
+            {"action_mask": observe, "action_space": MultiBinary(3)},
+            "needs a Discrete or MultiDiscrete action space",
+        ),
         ({"step": reset}, r"kernel step\(state, rng\) must take \(state, action, rng\)"),
         ({"observe": step}, r"kernel observe.* must take \(state, out\)"),
     ],

@@ -38,6 +38,6 @@ def test_the_same_policy_is_learned_in_actors(tmp_path, env_id):
     expected, last_line = train(tmp_path / "here", env_id, "--backend", "sync")
     ray_args = ["--backend", "ray", "--num-workers", "2", "--ray-lost", "share"]
     tensors, ray_line = train(tmp_path / "actors", env_id, *ray_args)
-    for found, wanted in zip(tensors, expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(tensors[name], wanted, rtol=1e-3, atol=1e-4, err_msg=name)
     assert ray_line.partition(";")[0] == last_line.partition(";")[0]

@@ -41,3 +41,17 @@ class Hoarder(Follower):
         self.kept.append((obs, obs.copy()))
         is_torn = any((given != copy).any() for given, copy in self.kept)
         return chosen[:, None], {"torn": np.full(len(obs), is_torn)}
+
+
+class Masked(Follower):
+    """Takes the first action that is allowed, and records the masks."""
+
+    def __init__(self, envs):
+        self.envs = envs
+
+    def act(self, obs):
+        masks = self.envs.action_masks()
+        return masks.argmax(1) + self.envs.single_action_space.start, {"masks": masks}
+
+    def to_env(self, actions):
+        return actions

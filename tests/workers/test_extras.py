@@ -3,10 +3,7 @@
 import functools
 import inspect
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +13,7 @@ from equality import assert_same
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
+from programs import printed
 from workers.faulty_envs import FINE, RAISE, faulty
 from workers.twins import assert_steps_alike, twins
 
@@ -23,8 +21,6 @@ from vecenv import EnvCreationError, SyncVectorEnv, choose, make_vec
 from vecenv.choose import choose_backend
 from vecenv.workers.env import AsyncVectorEnv
 from vecenv.workers.probe import Probe, ProbeError, ProbeTimeout, probe_env
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("copy", [True, False])
@@ -373,7 +369,7 @@ def test_an_env_that_ends_its_process_in_the_trial_does_not_end_this_one(caplog)
 def test_everything_works_without_a_compiler():
     """The link of semaphores, in a run with the JIT switched off."""
     code = (
-        "import sys; sys.path.insert(0, 'tests')\n"
+        "import sys\n"
         "from envs import SPACES, MODES\n"
         "from workers.twins import twins, assert_steps_alike, assert_same\n"
         "import numpy as np\n"
@@ -387,16 +383,7 @@ def test_everything_works_without_a_compiler():
         "pool.close()\n"
         "print(type(pool._exchange.link).__name__, 'numba' in sys.modules)\n"
     )
-    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.split() == ["PortableLink", "False"], done.stderr
+    assert printed(code, kind="interpreted") == ["PortableLink", "False"]
 
 
 _HOLDER = """
@@ -451,16 +438,8 @@ print(error or (sorted(found) == sorted([0, 1, 2, 3] * 3), *envs.restarts.tolist
 def test_a_worker_that_ends_or_stops_with_the_portable_link_locked_stops_nobody(
     how, restart, expected, tmp_path
 ):
-    done = subprocess.run(
-        [sys.executable, "-c", _HOLDER, how, restart, tmp_path / "stopped"],
-        cwd=ROOT,
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
+    told = printed(_HOLDER, how, restart, tmp_path / "stopped", kind="interpreted")
+    assert " ".join(told) == expected
 
 
 def test_envs_with_a_worker_function_are_gymnasiums():

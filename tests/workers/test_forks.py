@@ -1,17 +1,12 @@
 """Processes that are forked from the caller, or from a worker, leave the parent's envs alone."""
 
 import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
+import programs
 import pytest
 from workers.faulty_envs import FINE, faulty
 
 from vecenv import AsyncVectorEnv, ForkedEnvError
-
-ROOT = Path(__file__).parents[2]
 
 
 def in_fork(act):
@@ -119,18 +114,9 @@ def test_a_fork_keeps_no_files_that_stand_for_its_parents_workers(envs):
     assert in_fork(act) == 0
 
 
-def run(code, **kwargs):
-    """Run a script and return its exit code and what it has printed."""
-    head = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
-    done = subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(code)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        **kwargs,
-    )
+def run(code, kind="compiled"):
+    """Run a program; return its exit code and what it has printed."""
+    done = programs.run(code, kind=kind)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout.split()
 
@@ -316,7 +302,7 @@ print(os.path.exists(marker), "dead")
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_while_it_holds_the_lock_is_replaced(tmp_path, threads):
     code = DIES_WITH_LOCK.format(marker=str(tmp_path / "died"), threads=threads)
-    status, printed = run(code, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
+    status, printed = run(code, kind="interpreted")
     assert status == 0
     assert printed == ["1", "1", "True", "dead"]  # both envs of the worker
 
@@ -354,7 +340,7 @@ envs.close()
 
 def test_rows_that_others_write_while_a_worker_is_replaced_are_counted_once(tmp_path):
     code = WRITES_WHILE_ANOTHER_DIES.format(marker=str(tmp_path / "writing"))
-    status, printed = run(code, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
+    status, printed = run(code, kind="interpreted")
     assert status == 0
     assert printed == ["[0,", "1]", "[1,", "0]", "2", "2"]
 
@@ -391,7 +377,7 @@ envs.close()
 
 
 def test_ctrl_c_while_the_caller_writes_its_own_row_leaves_no_gap():
-    status, printed = run(INTERRUPTED_OWN_ROW, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
+    status, printed = run(INTERRUPTED_OWN_ROW, kind="interpreted")
     assert status == 0
     assert printed == ["1", "2"]
 
@@ -429,6 +415,6 @@ for options in ({}, {"caller_steps": True}):
 
 
 def test_ctrl_c_when_the_caller_has_just_taken_the_lock_keeps_no_worker_waiting():
-    status, printed = run(INTERRUPTED_WITH_LOCK, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
+    status, printed = run(INTERRUPTED_WITH_LOCK, kind="interpreted")
     assert status == 0
     assert printed == ["True", "True"]

@@ -5,14 +5,13 @@ import gc
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from programs import Program, prepare, printed
 from workers.faulty_envs import (
     FINE,
     HANG,
@@ -25,13 +24,15 @@ from workers.faulty_envs import (
 
 from vecenv.workers.env import AsyncVectorEnv
 
-ROOT = Path(__file__).parents[2]
-
 
 def shared_memory_files():
-    """Those in /dev/shm that no process has mapped: others' come and go."""
     folder = Path("/dev/shm")
-    left = set(os.listdir(folder)) if folder.is_dir() else set()
+    return set(os.listdir(folder)) if folder.is_dir() else set()
+
+
+def left_since(known):
+    """New files of shared memory that no process has mapped: others' come and go."""
+    left = shared_memory_files() - known
     for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
         with contextlib.suppress(OSError):  # the process has ended meanwhile
             left -= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
@@ -41,19 +42,22 @@ def shared_memory_files():
 @pytest.fixture(scope="module")
 def helpers_that_stay():
     AsyncVectorEnv(faulty(1), context="forkserver").close()
+    prepare()
+    gc.collect()
+    gc.freeze()  # what is there now is not looked at again, so collecting takes no time
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(helpers_that_stay):
     gc.collect()
-    before, left_before = (len(open_files()), children()), shared_memory_files()
+    before, known = (len(open_files()), children()), shared_memory_files()
     yield
     gc.collect()
     assert (len(open_files()), children()) == before
-    give_up = time.monotonic() + 5
-    while not shared_memory_files() <= left_before and time.monotonic() < give_up:
-        time.sleep(0.1)  # another program may just have made one, and not mapped it yet
-    assert shared_memory_files() <= left_before
+    give_up = time.monotonic() + 30
+    while left_since(known) and time.monotonic() < give_up:
+        time.sleep(0.1)  # another program's, which has not mapped it yet or is gone just now
+    assert not left_since(known)
 
 
 def test_close_may_come_in_every_state():
@@ -79,9 +83,15 @@ def test_close_may_come_in_every_state():
         pool.send([FINE, FINE])
         time.sleep(0.05)
 
+    def with_a_dead_worker(pool):
+        pid = pool.call("pid")[0]
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until_gone([pid], 5) == []
+
     at_once, soon = {"terminate": True}, {"timeout": 0.1}
     for state, options in (
         *((state, {}) for state in (new, pending_step, pending_reset, pending_call, unread)),
+        (with_a_dead_worker, {}),
         *((state, at_once) for state in (pending_step, in_flight)),
         *((state, soon) for state in (pending_reset, pending_call, in_flight)),
     ):
@@ -153,7 +163,6 @@ def test_five_hundred_cycles_of_creation_and_close():
 
 CALLER = """
 import os, signal, sys, time
-sys.path.insert(0, {tests!r})
 from workers.faulty_envs import FaultyEnv, FINE, HANG
 from vecenv.workers.env import AsyncVectorEnv
 
@@ -173,17 +182,10 @@ THEN = {
 
 
 def start_caller(then, context="fork"):
-    code = CALLER.format(tests=str(ROOT / "tests"), then=then, context=context)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    line = process.stdout.readline()
-    assert line, process.stderr.read()
+    code = CALLER.format(then=then, context=context)
+    process = Program(code)
+    line = process.readline()
+    assert line, process.communicate()[1]
     return process, [int(pid) for pid in line.split()]
 
 
@@ -289,56 +291,28 @@ class _GlobalEnv(type(faulty(1)[0]())):
 
 def test_workers_import_no_torch():
     """Not even where the main script has imported it."""
-    code = (
-        "import sys; sys.path.insert(0, {tests!r})\n"
-        "import types; sys.modules['torch'] = types.ModuleType('torch')\n"
-        "from workers.faulty_envs import FaultyEnv\n"
-        "from vecenv.workers.env import AsyncVectorEnv\n"
-        "class Spy(FaultyEnv):\n"
-        "    def modules(self):\n"
-        "        import sys\n"
-        "        return 'torch' in sys.modules\n"
-        "def factory(name): return lambda: Spy(name)\n"
-        "if __name__ == '__main__':\n"
-        "    envs = AsyncVectorEnv([factory(5)], num_workers=1, context='spawn')\n"
-        "    print(envs.reset()[0][:, 0], envs.call('modules'))\n"
-        "    envs.close()\n"
-    ).format(tests=str(ROOT / "tests"))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.strip() == "[5.] (False,)", done.stderr
-
-
-class ServedEnv(FaultyEnv):
-    """Starts processes that outlive it if they are let: by Popen, by a shell, by a fork."""
-
-    def __init__(self, name, folder, ignores):
-        super().__init__(name)
-        self.folder = folder
-        command = f"import signal, time; {ignores}; print(1, flush=True); time.sleep(300)"
-        self.server = subprocess.Popen(
-            [sys.executable, "-S", "-c", command], stdout=subprocess.PIPE, text=True
-        )
-        assert self.server.stdout.readline() == "1\n"
-        shell = subprocess.Popen(["sh", "-c", "sleep 300 & echo $!; wait"], stdout=-1, text=True)
-        self.pids = [self.server.pid, int(shell.stdout.readline())]
-        if name == 0:
-            self.pids.append(os.fork())
-            if self.pids[-1] == 0:
-                time.sleep(300)
-                os._exit(0)
-
-    def servers(self):
-        return self.pids
+    code = """
+import sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+from workers.faulty_envs import FaultyEnv
+from vecenv.workers.env import AsyncVectorEnv
+class Spy(FaultyEnv):
+    def modules(self):
+        import sys
+        return "torch" in sys.modules
+def factory(name): return lambda: Spy(name)
+envs = AsyncVectorEnv([factory(5)], num_workers=1, threads_per_worker=1, context="spawn")
+print(envs.reset()[0][:, 0], envs.call("modules"))
+envs.close()
+"""
+    assert printed(code) == ["[5.]", "(False,)"]
 
 
 SERVED = """
 import os, signal, sys, time
-sys.path.insert(0, {tests!r})
 from functools import partial
 from workers.faulty_envs import DIE, EXIT, FINE, HANG
-from workers.test_lifecycle import ServedEnv
+from workers.started_envs import ServedEnv
 from vecenv.workers.env import AsyncVectorEnv
 
 if __name__ == "__main__":
@@ -378,18 +352,8 @@ WAYS_OUT = {
     ],
 )
 def test_what_envs_start_ends_with_their_worker(way, context, ignores):
-    code = SERVED.format(
-        tests=str(ROOT / "tests"), then=WAYS_OUT[way], context=context, ignores=ignores
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    pids = [int(pid) for pid in process.stdout.readline().split()]
+    process = Program(SERVED.format(then=WAYS_OUT[way], context=context, ignores=ignores))
+    pids = [int(pid) for pid in process.readline().split()]
     assert len(pids) == 5
     assert wait_until_gone(pids, 10) == []
     process.kill()

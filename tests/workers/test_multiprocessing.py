@@ -6,11 +6,10 @@ import multiprocessing
 import os
 import time
 
-import gymnasium as gym
 import multiprocess
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from workers.started_envs import Calling, Starting
 
 from vecenv import AsyncVectorEnv, EnvCreationError
 
@@ -23,31 +22,6 @@ LIBRARIES = [
     pytest.param(multiprocess, "spawn", marks=pytest.mark.slow),
     pytest.param(multiprocess, "forkserver", marks=pytest.mark.slow),
 ]
-
-
-class Calling(gym.Env):
-    """Calls something in every step."""
-
-    observation_space, action_space = Box(0, 1, (1,), np.float32), Discrete(2)
-
-    def __init__(self, call):
-        self.call = call
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.call()
-        return np.zeros(1, np.float32), 0.0, False, False, {}
-
-
-class Starting(Calling):
-    """Starts something that lives until its process ends."""
-
-    def __init__(self, start):
-        super().__init__(lambda: None)
-        self.started = start()
 
 
 def run(call, method):

@@ -1,11 +1,8 @@
 """What envs start ends with their worker, at no cost for envs that start nothing."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-from workers.test_lifecycle import wait_until_gone
+from programs import Program, printed
+from workers.faulty_envs import wait_until_gone
 
 WORKER = """
 import os, signal, subprocess, sys
@@ -27,10 +24,8 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_however_a_child_is_started_it_ends_with_a_worker_that_is_killed(way):
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER.format(start=WAYS[way])], stdout=-1, text=True
-    )
-    pid = int(worker.stdout.readline())
+    worker = Program(WORKER.format(start=WAYS[way]))
+    pid = int(worker.readline())
     assert wait_until_gone([pid], 10) == []
     worker.communicate()
 
@@ -42,7 +37,4 @@ sys.addaudithook(lambda event, _: print(event) if event == "sys.addaudithook" el
 from vecenv.core.orphans import Family
 Family()
 """
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
-    )
-    assert found.stdout == ""
+    assert printed(code) == []

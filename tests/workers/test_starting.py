@@ -19,7 +19,16 @@ from pathlib import Path
 import multiprocess
 import numpy as np
 import pytest
-from workers.faulty_envs import FINE, FaultyEnv, faulty, wait_until_gone
+from workers.faulty_envs import FINE, faulty, wait_until_gone
+from workers.started_envs import (
+    HangingOnce,
+    Printing,
+    Spy,
+    Threads,
+    first_of,
+    hang,
+    leave_a_child,
+)
 
 from vecenv import AsyncVectorEnv
 from vecenv.workers import server, starting
@@ -74,28 +83,6 @@ def no_method():
     yield
     for library, method in zip(libraries, before, strict=True):
         library.set_start_method(method, force=True)
-
-
-class Spy(FaultyEnv):
-    """Tells of its process."""
-
-    def num_threads(self):
-        return len(os.listdir("/proc/self/task"))
-
-    def tell(self):
-        import vecenv.workers.server
-
-        return {
-            "served": bool(vecenv.workers.server._passed),
-            "folder": os.getcwd(),
-            "path": sys.path[0],
-            "variable": os.environ.get("VECENV_TEST"),
-            "omp": os.environ.get("OMP_NUM_THREADS"),
-            "cores": os.sched_getaffinity(0),
-            "modules": set(sys.modules),
-            "filters": list(warnings.filters),
-            "method": multiprocessing.get_start_method(allow_none=True),
-        }
 
 
 def told(**options):
@@ -189,12 +176,6 @@ def test_workers_print_where_the_caller_prints(capfd, thread, no_method):
     pool = AsyncVectorEnv([Printing] * 2, num_workers=1, threads_per_worker=1)
     pool.close()
     assert capfd.readouterr().out == "made\nmade\n"
-
-
-class Printing(FaultyEnv):
-    def __init__(self):
-        super().__init__()
-        os.write(1, b"made\n")
 
 
 def test_the_server_is_used_again_and_started_again_when_it_is_gone(thread, no_method):
@@ -350,37 +331,7 @@ def test_libraries_have_one_thread_in_workers_unless_told_otherwise(method, monk
     assert seen[0] == "2" and (seen[1] == 2 or method == "fork")
 
 
-class Threads(FaultyEnv):
-    def __init__(self, wanted=None):
-        import numba
-        import torch
-
-        super().__init__()
-        if wanted is not None:
-            torch.set_num_threads(wanted)
-        names = "OMP_NUM_THREADS"
-        self.threads = (
-            os.environ.get(names),
-            torch.get_num_threads(),
-            numba.config.NUMBA_NUM_THREADS,
-        )
-
-
 # -- processes that are thrown away ---------------------------------------------------------------
-
-
-def first_of(factories):
-    return factories[0]()
-
-
-def hang():
-    time.sleep(60)
-
-
-def leave_a_child(path):
-    child = subprocess.Popen(["sleep", "60"])
-    Path(path).write_text(str(child.pid))
-    return "left"
 
 
 METHODS = ["fork", "forkserver"]
@@ -431,11 +382,6 @@ def test_an_env_that_hangs_while_it_is_tried_out_costs_a_warning(caplog, monkeyp
     pool.close()
     (record,) = caplog.records
     assert "threads_per_worker=n" in record.getMessage()
-
-
-class HangingOnce(FaultyEnv):
-    def step(self, action):
-        hang()
 
 
 # -- scripts --------------------------------------------------------------------------------------
@@ -590,9 +536,9 @@ def test_a_caller_that_has_run_a_backward_pass(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("how", ["make_vec", "AsyncVectorEnv"])
 @pytest.mark.parametrize(("in_env", "in_caller"), PLACES, ids="-".join)
-def test_libraries_with_threads_ten_times(in_env, in_caller, how, tmp_path):
-    for _ in range(10):
+def test_libraries_with_threads_several_times(in_env, in_caller, how, tmp_path):
+    for _ in range(3):
         drill(in_env, in_caller, how, tmp_path)

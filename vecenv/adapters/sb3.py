@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vecenv import make_vec
+from vecenv import VecEnv, make_vec
 from vecenv.adapters import (
     bind_base,
     load_library,
@@ -30,6 +30,7 @@ else:
 __all__ = ["SB3VecEnv", "make_sb3_env"]
 
 Indices = int | Sequence[int] | None
+_MASKS = "action_masks"
 _FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
 _SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -74,6 +75,7 @@ class SB3VecEnv(_Base):
         self._lengths = np.zeros(envs.num_envs, np.int64)
         self._started = time.time()
         self._actions: Any = None
+        self._is_reset = False
         self._is_binary = isinstance(envs.single_action_space, spaces.MultiBinary)
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
         self.metadata = {**(envs.metadata or {}), **self.metadata}
@@ -84,6 +86,7 @@ class SB3VecEnv(_Base):
         """Reset all envs with what `seed` and `set_options` left; return the observations."""
         seeds: Any = None if all(seed is None for seed in self._seeds) else list(self._seeds)
         obs, infos = self.envs.reset(seed=seeds, options=self._shared_options())
+        self._is_reset = True
         self.reset_infos = split_infos(infos, self.num_envs)
         self._returns[:] = 0
         self._lengths[:] = 0
@@ -180,11 +183,17 @@ class SB3VecEnv(_Base):
         """Return an attribute of each env.
 
         Compiled envs share theirs: an array with one row per env is split into rows, anything else
-        is the same for all.
+        is the same for all. "action_masks", by which sb3-contrib asks whether there are masks, is
+        that of the vector env; masks that single envs give in infos are known after the first
+        reset, and believed in before.
 
         Raises:
             AttributeError: There is none of this name.
         """
+        if attr_name == _MASKS and isinstance(whole := self.envs.unwrapped, VecEnv):
+            if whole.has_action_masks or (not self._is_reset and self._may_be_masked()):
+                return [whole.action_masks for _ in self._chosen(indices)]
+            raise AttributeError("the envs give no action masks")
         values = read_attr(self.envs, attr_name)
         return [values[i] for i in self._chosen(indices)]
 
@@ -202,15 +211,21 @@ class SB3VecEnv(_Base):
         """Call a method of each env and return what the envs of `indices` returned.
 
         All envs are called. With compiled envs the method of the vector env is called once, and an
-        array with one row per env split, which serves sb3-contrib's "action_masks".
+        array with one row per env split. "action_masks", which sb3-contrib's `MaskablePPO` calls,
+        is `VecEnv.action_masks`, whoever gives the masks.
         """
-        if hasattr(self.envs.unwrapped, "call"):
+        is_masks = method_name == _MASKS and isinstance(self.envs.unwrapped, VecEnv)
+        if not is_masks and hasattr(self.envs.unwrapped, "call"):
             called = self.envs.unwrapped.call  # type: ignore[attr-defined]
             values = called(method_name, *method_args, **method_kwargs)
         else:
             method = getattr(self.envs.unwrapped, method_name)
             values = rows_of(method(*method_args, **method_kwargs), self.num_envs)
         return [values[i] for i in self._chosen(indices)]
+
+    def _may_be_masked(self) -> bool:
+        space = self.envs.single_action_space
+        return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Return which envs are wrapped in `wrapper_class`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,20 @@ from gymnasium.error import (
     ResetNeeded,
 )
 from gymnasium.spaces import Dict, Tuple
+from gymnasium.vector import AutoresetMode
 
 from vecenv.check.rules import Findings, Frame
 from vecenv.check.runs import Runs
 from vecenv.core.base import StepBatch, StepSlot, VecEnv
 from vecenv.core.batches import ARRAY_SPACES, is_same, join_rows, take_rows
-from vecenv.core.errors import ActionError
+from vecenv.core.errors import ActionError, ActionMaskError
+from vecenv.core.masks import MASK_KEY, mask_width, sample_actions
 
 __all__ = ["CallChecks", "check_before_reset", "check_closed"]
 
 
 class CallChecks:
-    """Checks of a `VecEnv`: seeds, partial resets, send and recv, out=, and the order of calls.
+    """Checks of a `VecEnv`: seeds, partial resets, send and recv, out=, masks, the order of calls.
 
     Args:
         envs: The vector env.
@@ -49,6 +52,8 @@ class CallChecks:
             parts["partial reset"] = self._check_partial_reset
             parts["send and recv"] = self._check_sends
             parts["out="] = self._check_out
+        if self._envs.has_action_masks:
+            parts["action masks"] = self._check_masks
         for what, part in parts.items():
             with self._found.attempt(what):
                 part()
@@ -127,6 +132,67 @@ class CallChecks:
             return slot
 
         self._runs.check_replay(rule, step)
+
+    def _check_masks(self) -> None:
+        """Step with random actions that the masks allow, by `step` and by sends."""
+        stepped = self._masks_of_run(self._envs.step)
+        if not self._runs.is_repeatable:
+            return
+        sent = self._masks_of_run(self._step_in_parts)
+        for k, (first, second) in enumerate(zip(stepped, sent, strict=False)):
+            self._found.where = f"step {k - 1}" if k else "reset"
+            self._found.require(
+                "action masks after send and recv are those after step",
+                is_same(first, second),
+                "action_masks returned {second}, in the run with step {first}",
+                first=first, second=second,
+            )  # fmt: skip
+
+    def _masks_of_run(self, step: Callable[[Any], Any]) -> list[np.ndarray]:
+        """Return the masks after the reset and every step; end the run at a wrong one."""
+        envs, found, rng = self._envs, self._found, np.random.default_rng(self._seed)
+        shape = (envs.num_envs, mask_width(envs.single_action_space))
+        infos = envs.reset(seed=self._seed)[1]
+        over = np.zeros(envs.num_envs, np.bool_)
+        kept: list[np.ndarray] = []
+        for k in range(len(self._runs.actions)):
+            found.where = f"step {k - 1}" if k else "reset"
+            try:
+                masks, told = envs.action_masks(), ""
+            except ActionMaskError as error:
+                masks, told = np.zeros(0), str(error)
+            rule = "action masks fit the action space, and allow an action while an episode goes on"
+            if not found.require(rule, not told, "{told}", told=told):
+                return kept
+            is_right = masks.shape == shape and masks.dtype == np.int8 and set(masks.flat) <= {0, 1}
+            rule = "action_masks returns int8 0 and 1, a row per env"
+            message = "it returned {masks} of dtype {dtype} and shape {came}, expected {shape}"
+            values = {"dtype": str(masks.dtype), "came": masks.shape, "shape": shape}
+            if not found.require(rule, is_right, message, masks=masks, **values):
+                return kept
+            self._compare_infos(infos, masks, over)
+            kept.append(masks)
+            result = step(sample_actions(envs.single_action_space, masks, rng))
+            over = np.logical_or(result[2], result[3])
+            infos = result[4] if len(result) > 4 else {}
+            if envs.autoreset_mode is AutoresetMode.DISABLED and over.any():
+                envs.reset(options={"reset_mask": over})
+                infos = {}
+            over &= envs.autoreset_mode is not AutoresetMode.SAME_STEP
+        return kept
+
+    def _compare_infos(self, infos: dict[str, Any], masks: np.ndarray, over: np.ndarray) -> None:
+        """Require that masks in the infos are those that `action_masks` returns."""
+        given = infos.get(MASK_KEY)
+        if not isinstance(given, np.ndarray) or given.shape != masks.shape:
+            return  # a tuple per env for example, which `action_masks` has read
+        rows = np.asarray(infos[f"_{MASK_KEY}"]) & ~over  # where it does not matter it may differ
+        self._found.require(
+            "infos['action_mask'] is what action_masks returns",
+            np.array_equal(given[rows], masks[rows]),
+            "the infos have {given}, action_masks returned {masks}",
+            given=given, masks=masks,
+        )  # fmt: skip
 
     def _check_pending(self) -> None:
         envs, require_raises = self._envs, self._found.require_raises

@@ -81,7 +81,7 @@ def check_vector_env(envs: VectorEnv, *, num_steps: int = 200, seed: int = 0) ->
     Checked are spaces, shapes and dtypes, infos and their masks, autoreset as the metadata declare
     it, determinism under a seed, the memory of results returned earlier, refusal of wrong actions,
     and `close`; of a `VecEnv` also `send` and `recv`, `out=`, the seeds of single envs, partial
-    resets and the order of calls.
+    resets, action masks if there are any, and the order of calls.
 
     Args:
         envs: The vector env, without vector wrappers that change from run to run, such as

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
-from vecenv.core.errors import SlotError
+from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
+from vecenv.core.infos import take_infos
+from vecenv.core.masks import (
+    MASK_KEY,
+    METHODS,
+    LatestMasks,
+    can_be_masked,
+    has_mask_part,
+    mask_width,
+    no_masks,
+)
 from vecenv.core.protocol import CallProtocol
-from vecenv.core.rows import ObservationRows, aligned_zeros, copy_batch
+from vecenv.core.rows import ObservationRows, aligned_zeros, check_slot_array, copy_batch
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.timing import Timing
@@ -24,6 +36,7 @@ from vecenv.timing.stamps import EnvStamps
 __all__ = ["GymVecEnv", "StepBatch", "StepResult", "StepSlot", "VecEnv"]
 
 _NOT_LOGGED: AbstractContextManager[None] = nullcontext()
+_MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
 
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
@@ -77,13 +90,14 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
     - `send(actions, env_ids)` starts stepping some envs, `recv(min_envs, max_envs=)` hands back
       who is ready first;
     - `allocate(shape, dtype)` returns memory that the backend writes into without a copy;
+    - `action_masks()` returns which actions the envs allow;
     - `timing` says where the time goes.
 
     The same seeds give the same trajectories on every backend, whatever the split into sends.
 
     For authors of a backend: call `_set_up` in `__init__`, then implement `_reset`, `_step`,
-    `_send` and `_recv`. When these run, their arguments have been checked and the state of calls is
-    right.
+    `_send` and `_recv`, and for masks `_action_masks` and `has_action_masks`. When these run, their
+    arguments have been checked and the state of calls is right.
     """
 
     autoreset_mode: AutoresetMode
@@ -236,9 +250,88 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         self._calls.mark_received(batch.env_ids)
         return batch
 
+    @property
+    def has_action_masks(self) -> bool:
+        """Whether `action_masks` has something to return.
+
+        Single envs that give their masks in infos are known by their first `reset`.
+        """
+        return False
+
+    def action_masks(self, env_ids: Any = None, *, out: np.ndarray | None = None) -> np.ndarray:
+        """Return which actions the envs allow in their latest observations: 0 or 1 per action.
+
+        After an autoreset they are those of the new episode. Rows are what sb3-contrib takes; for
+        Discrete actions also what `single_action_space.sample(mask=row)` takes, and all of them
+        what `action_space.sample(mask=tuple(masks))` takes. Where a mask has to be bool, as in
+        `masked_fill`, `~` or an index, take `masks.view(bool)`, which copies nothing.
+
+        Single envs give their masks as `info["action_mask"]`, as a part "action_mask" of their Dict
+        observations, or by a method `action_masks()`, which is called now, unless `MaskInfos` puts
+        what it returns into the infos; compiled envs have an `action_mask` kernel.
+
+        Args:
+            env_ids: Distinct ids, integer (B,), such as `batch.env_ids` of `recv`, none of them in
+                flight; None for all envs, with none in flight.
+            out: An array int8 or bool (B, width) to write into, C-contiguous; None for a new one.
+
+        Returns:
+            int8 (B, width), the caller's to keep, or `out`; the width is n for Discrete,
+            sum(nvec) for MultiDiscrete and 2 n for MultiBinary actions, see `mask_width`. Where
+            an episode has ended and the env waits for its reset, so that its action is ignored or
+            not allowed at all, a mask that is missing or all 0 is all 1.
+
+        Raises:
+            NoActionMaskError: The envs give no masks; says what an env has to provide.
+            ActionMaskError: A mask does not fit the action space, is missing, or allows no action;
+                names the env.
+            SlotError: `out` cannot be written into.
+            ResetNeeded, AlreadyPendingCallError, ClosedEnvironmentError: As for `step`.
+        """
+        ids = None
+        if env_ids is None:
+            self._calls.require_ready("action_masks")
+        else:
+            ids = self._calls.check_env_ids(env_ids, "action_masks")
+        if out is not None:
+            shape = (self.num_envs if ids is None else len(ids), self._mask_width)
+            check_slot_array("masks", out, shape, _MASK_DTYPES)
+        return self._action_masks(ids, out)
+
+    @cached_property
+    def _mask_width(self) -> int:
+        """Length of a mask."""
+        return mask_width(self.single_action_space)
+
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
         """Return zeroed memory, the caller's, that this backend can write into without a copy."""
         return aligned_zeros(shape, dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state: envs, their random streams, where episodes stand (copies).
+
+        Vector envs made with the same arguments go on from it bit for bit after `load_state_dict`.
+        Compiled envs return arrays; `SyncVectorEnv` and `AsyncVectorEnv` return their envs pickled,
+        and either loads what the other saved.
+
+        Raises:
+            EnvStateError: The envs can't be saved; names the first.
+            ResetNeeded: Before the first `reset`.
+            AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
+        """
+        raise EnvStateError(f"{type(self).__name__} can't save the state of its envs")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state_dict` returned; no `reset` is needed before.
+
+        The state of envs that are stepped one by one has pickles in it: loading it runs code, so
+        load only what you have saved yourself.
+
+        Raises:
+            EnvStateError: It can't be loaded; of a `SyncVectorEnv` nothing was changed, others are
+                to be reset.
+        """
+        raise EnvStateError(f"{type(self).__name__} can't load the state of its envs")
 
     def close(self, **kwargs: Any) -> None:
         """Close the envs; every later call raises ClosedEnvironmentError. May be called twice."""
@@ -332,6 +425,10 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """Return at least `count` of the envs in flight, and at most `most`."""
         raise NotImplementedError
 
+    def _action_masks(self, env_ids: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
+        """Do what `action_masks` says; `env_ids` and `out` have been checked."""
+        raise NoActionMaskError(f"{type(self).__name__} has no action masks")
+
 
 class GymVecEnv(VecEnv):
     """A `VecEnv` of Gymnasium's envs, wherever they are; its results are kept in rows.
@@ -356,6 +453,9 @@ class GymVecEnv(VecEnv):
         self._latest = rows.obs  # where the last observations are: there or in an `out`
         self._ended = EnvGroup([], self.autoreset_mode) if ended is None else ended
         self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
+        self._latest_flags = rows  # where the flags of the last step of all envs are
+        self._masks = LatestMasks(self.num_envs, self.single_action_space)
+        self._mask_method: str | None = None  # of the single envs, once it has been found
 
     def _own_rows(self) -> ObservationRows:
         """Bring the own rows up to date after steps into `out`, and return them."""
@@ -374,7 +474,9 @@ class GymVecEnv(VecEnv):
 
     def _results(self, rows: StepRows, out: Any, infos: dict[str, Any]) -> StepResult:
         """Return what `step` does, from `rows`: the own ones, or those of `out`."""
-        self._latest = rows.obs
+        self._latest, self._latest_flags = rows.obs, rows
+        if self._masks.is_used or (infos and MASK_KEY in infos):
+            self._masks.note(infos, rows.terminations | rows.truncations)
         if out is not None:
             return out.obs, out.rewards, out.terminations, out.truncations, infos
         return (
@@ -388,19 +490,129 @@ class GymVecEnv(VecEnv):
     def _batch_of(self, env_ids: np.ndarray, infos: dict[str, Any]) -> StepBatch:
         """Return what `recv` does, from the own rows."""
         rows = self._rows
-        return StepBatch(
-            rows.obs.take(env_ids),
-            rows.rewards[env_ids],
-            rows.terminations[env_ids],
-            rows.truncations[env_ids],
-            infos,
-            env_ids,
+        return self._noted(
+            StepBatch(
+                rows.obs.take(env_ids),
+                rows.rewards[env_ids],
+                rows.terminations[env_ids],
+                rows.truncations[env_ids],
+                infos,
+                env_ids,
+            )
         )
+
+    def _noted(self, batch: StepBatch) -> StepBatch:
+        """Note the masks in the infos of a batch, and return it."""
+        if self._masks.is_used or (batch.infos and MASK_KEY in batch.infos):
+            is_over = batch.terminations | batch.truncations
+            self._masks.note(batch.infos, is_over, batch.env_ids)
+        return batch
+
+    def _note_reset(self, infos: dict[Any, Any], env_ids: Sequence[int] | np.ndarray) -> None:
+        """Note the masks in the infos of a reset of these envs; infos have rows of all envs."""
+        masks = self._masks
+        if not masks.is_used and MASK_KEY not in infos:
+            return
+        if len(env_ids) == self.num_envs:
+            masks.note(infos, False)
+            return
+        ids = np.asarray(env_ids, np.int64)
+        if masks.is_apart:
+            part: dict[Any, Any] = {
+                row: infos[env_id] for row, env_id in enumerate(ids.tolist()) if env_id in infos
+            }
+        else:
+            known = {key: infos[key] for key in (MASK_KEY, f"_{MASK_KEY}") if key in infos}
+            part = take_infos(known, ids)
+        masks.note(part, False, ids)
+
+    @cached_property
+    def _observes_masks(self) -> bool:
+        """Whether masks are a part of the observations."""
+        return has_mask_part(self.single_observation_space, self._mask_width)
+
+    @property
+    def has_action_masks(self) -> bool:
+        """Whether `action_masks` has something to return.
+
+        Single envs that give their masks in infos are known by their first `reset`.
+        """
+        return can_be_masked(self.single_action_space) and (
+            self._observes_masks
+            or self._masks.values is not None
+            or self._find_mask_method() is not None
+        )
+
+    def _action_masks(self, env_ids: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
+        rows = slice(None) if env_ids is None else env_ids
+        masks = self._masks
+        if not masks.is_used:
+            masks.is_used = True
+            masks.is_over[:] = self._latest_flags.terminations | self._latest_flags.truncations
+        if self._observes_masks:
+            part = self._latest.children[MASK_KEY].array  # type: ignore[attr-defined]
+            found = masks.checked(part[rows], rows)
+        elif masks.values is not None:
+            found = masks.read(rows)
+        else:
+            found = masks.checked(self._masks_of_envs(np.arange(self.num_envs)[rows]), rows)
+        if out is None:
+            return found
+        out[...] = found
+        return out
+
+    def _find_mask_method(self) -> str | None:
+        """Return the name of the method, or attribute, by which all envs give their masks."""
+        if self._mask_method is None:
+            for name in METHODS:
+                if all(self.call("has_wrapper_attr", name)):
+                    self._mask_method = name
+                    break
+        return self._mask_method
+
+    def _masks_of_envs(self, env_ids: np.ndarray) -> np.ndarray:
+        """Ask the envs for their masks; return what they answer, objects (B,)."""
+        in_flight = self._calls.num_in_flight
+        if in_flight:
+            raise AlreadyPendingCallError(
+                f"`action_masks` has to ask the envs for their masks, and {in_flight} of them are "
+                "in flight since `send`; `recv` them first, or let masks come with the results: "
+                "wrap each env in vecenv.MaskInfos (make_vec(..., mask_infos=True))",
+                "send",
+            )
+        if (name := self._find_mask_method()) is None:
+            raise no_masks(self._mask_width, self.single_observation_space)
+        try:
+            masks = self._call_for_masks(name)
+        except TypeError as error:
+            if name == METHODS[0]:
+                raise
+            # One that wants arguments, such as Taxi's, is another thing.
+            raise no_masks(self._mask_width, self.single_observation_space) from error
+        found = np.full(len(env_ids), None, dtype=object)
+        for row, env_id in enumerate(env_ids.tolist()):
+            found[row] = masks[env_id]
+        return found
+
+    def _call_for_masks(self, name: str) -> Sequence[Any]:
+        """Return what the method that `_find_mask_method` has found returns, one mask per env."""
+        return self.call(name)
 
     def _note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None = None) -> None:
         """Remember whose episode has ended, bool (B,) for `env_ids` or all, if autoreset is off."""
         rows = np.flatnonzero(is_over)
         self._ended.ended.update((rows if env_ids is None else env_ids[rows]).tolist())
+
+    def _notes(self) -> tuple[Any, ...]:
+        """Return what is known of the latest results beside observations, for `_take_notes`."""
+        flags = self._latest_flags
+        return flags.terminations | flags.truncations, self._masks.state()
+
+    def _take_notes(self, is_over: np.ndarray, masks: tuple[Any, ...]) -> None:
+        """Go on from what `_notes` returned."""
+        rows = self._rows  # whose own flags workers clear, if they have set them
+        self._latest_flags = StepRows(rows.obs, rows.rewards, is_over, np.zeros_like(is_over))
+        self._masks.restore(*masks)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""

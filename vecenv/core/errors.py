@@ -6,10 +6,13 @@ from gymnasium.error import InvalidAction
 
 __all__ = [
     "ActionError",
+    "ActionMaskError",
     "ActionTypeError",
     "EnvCreationError",
+    "EnvStateError",
     "ForkedEnvError",
     "InfoError",
+    "NoActionMaskError",
     "ObservationError",
     "SlotError",
 ]
@@ -17,6 +20,10 @@ __all__ = [
 
 class ActionError(InvalidAction, ValueError):
     """Actions of wrong shape, dtype or count, or NaN; nothing was stepped."""
+
+
+class ActionMaskError(ValueError):
+    """An env's action mask has the wrong shape, is missing, or allows no action; names the env."""
 
 
 class ActionTypeError(ActionError, TypeError):
@@ -27,12 +34,20 @@ class EnvCreationError(RuntimeError):
     """An environment factory raised; the original exception is the `__cause__`."""
 
 
+class EnvStateError(RuntimeError):
+    """The state of envs can't be saved or loaded; they can be reset instead."""
+
+
 class ForkedEnvError(RuntimeError):
     """A forked process has called a vector env whose workers are those of its parent."""
 
 
 class InfoError(ValueError):
     """The infos of an environment don't fit into the batched infos."""
+
+
+class NoActionMaskError(NotImplementedError):
+    """Action masks were asked for, and the envs give none; says what an env has to provide."""
 
 
 class ObservationError(ValueError):

@@ -46,6 +46,10 @@ class GuardedEnv:
         """Let the next step report that the episode was lost with the former worker."""
         self._last_obs, self._lost = last_obs, reason
 
+    def go_on_with(self, env: Env, last_obs: Any) -> None:
+        """Stand for another env from now on, whose last observation was this."""
+        self.env, self._last_obs, self._lost = env, last_obs, None
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; if it raises, try once with a new one."""
         self._lost = None

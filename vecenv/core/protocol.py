@@ -199,24 +199,24 @@ class CallProtocol:
         elif self.num_in_flight and (self.in_flight & reset_mask).any():
             self._refuse_pending("reset")
 
-    def check_env_ids(self, env_ids: Any) -> np.ndarray:
-        """Return the ids of a `send` as int64 (B,), all envs in order for None.
+    def check_env_ids(self, env_ids: Any, call: str = "send") -> np.ndarray:
+        """Return the ids of a `send`, or other call, as int64 (B,); all envs in order for None.
 
         Raises:
             ValueError: Not a one-dimensional list of distinct ids in range.
             TypeError: Not integers.
             AlreadyPendingCallError: Some of these envs are in flight already.
         """
-        self.require_open("send")
+        self.require_open(call)
         if self.pending is not None:
-            self._refuse_pending("send")
+            self._refuse_pending(call)
         if not self.has_reset:
-            self._ask_for_reset("send")
+            self._ask_for_reset(call)
         ids = np.arange(self.num_envs) if env_ids is None else self._distinct_ids(env_ids)
         if self.num_in_flight and np.count_nonzero(self.in_flight[ids]):
             env_id = int(ids[np.argmax(self.in_flight[ids])])
             raise AlreadyPendingCallError(
-                f"`send` for env {env_id}, which is in flight since an earlier `send`; "
+                f"`{call}` for env {env_id}, which is in flight since an earlier `send`; "
                 "`recv` it first",
                 "send",
             )

@@ -17,6 +17,7 @@ from numba import types as numba_types
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaExperimentalFeatureWarning
 
+from vecenv.core.masks import mask_width
 from vecenv.fingerprint import cached_njit, fingerprint, is_jit_off
 from vecenv.jit import driver, episodes
 from vecenv.jit.driver import JOB_DTYPE
@@ -116,7 +117,7 @@ def _constants(kernels: EnvKernels, params_dtype: np.dtype | None) -> dict[str, 
         "ACTION_DTYPE": kernels.action_space.dtype,
         "ACTION_SHAPE": kernels.action_space.shape,
         "PARAMS_DTYPE": params_dtype,
-        "NUM_MASKED_ACTIONS": 0 if mask_space is None else int(mask_space.n),  # type: ignore
+        "NUM_MASKED_ACTIONS": 0 if mask_space is None else mask_width(mask_space),
     }
 
 

@@ -17,6 +17,8 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import StepBatch, StepResult, VecEnv
+from vecenv.core.errors import NoActionMaskError
+from vecenv.core.masks import MASK_KEY, none_allowed
 from vecenv.core.rows import aligned_zeros, check_slot_array
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces
@@ -50,7 +52,7 @@ _RENDER_MODES = ("rgb_array", "ansi")
 _RENDER_FPS = 10
 _NUM_EMPTY = 20  # compiled calls that do nothing, to measure the time of stamping itself
 _MAX_SEED = 2**64 - 1
-_BOOL, _INT8 = np.dtype(np.bool_), np.dtype(np.int8)
+_BOOL = np.dtype(np.bool_)
 _NO_IDS, _NO_SEEDS = np.zeros(0, np.int64), np.zeros(0, np.uint64)
 # Layout of states saved by older versions, which counted steps in 32 bits.
 _NARROW_RUN_DTYPE = np.dtype(
@@ -81,6 +83,8 @@ class JitVectorEnv(VecEnv):
         num_threads: Maximum number of threads; None for one per processor this process may use.
         episode_infos: Whether infos["episode"] reports the return "r" and length "l" of episodes
             that end. `last_returns` and `last_lengths` have them in any case.
+        mask_infos: Whether infos["action_mask"] has the envs' action masks after every reset, step
+            and `recv`. `action_masks` returns them in any case.
         metadata: Further metadata; None for the class's.
         render_mode: Type of the frames, "rgb_array" or "ansi"; for kernels with a `render`
             function, or a subclass with a method of its own.
@@ -91,6 +95,7 @@ class JitVectorEnv(VecEnv):
 
     Raises:
         TypeError, ValueError: An argument is invalid; the message names it.
+        NoActionMaskError: `mask_infos`, and there is no `action_mask` kernel.
         KernelIndexError: A kernel uses an index that is out of range.
         KernelCompileError: A kernel can't be compiled.
     """
@@ -105,6 +110,7 @@ class JitVectorEnv(VecEnv):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         num_threads: int | None = None,
         episode_infos: bool = False,
+        mask_infos: bool = False,
         metadata: dict[str, Any] | None = None,
         render_mode: str | None = None,
         debug: bool = False,
@@ -125,6 +131,9 @@ class JitVectorEnv(VecEnv):
         self.kernels = kernels
         self.max_episode_steps = max_episode_steps
         self.episode_infos = episode_infos
+        self.mask_infos = mask_infos
+        if mask_infos:
+            self._require_masks()
         self._params = record
         self._reader = ActionReader(kernels.action_space, num_envs)
         self._allocate_envs()
@@ -231,32 +240,41 @@ class JitVectorEnv(VecEnv):
         self._run_without_actions(OBSERVE, self.num_envs, obs=out)
         return out
 
-    def action_masks(self, *, out: np.ndarray | None = None) -> np.ndarray:
-        """Return which actions are valid in the states as they are: 0 or 1 per env and action.
+    @property
+    def has_action_masks(self) -> bool:
+        """Whether the env has an `action_mask` kernel."""
+        return self.kernels.action_mask is not None
 
-        Rows are what `single_action_space.sample(mask=row)` takes, all of them
-        `action_space.sample(mask=tuple(masks))`. Where a mask has to be bool, as in `masked_fill`,
-        `~` or an index, take `masks.view(bool)`, which copies nothing.
-
-        Args:
-            out: An array int8 or bool (num_envs, num_actions) to write into, C-contiguous; None for
-                a new one.
-
-        Returns:
-            int8 (num_envs, num_actions), the caller's to keep; or `out`.
-
-        Raises:
-            NotImplementedError: The env has no `action_mask` kernel.
-        """
-        if self.kernels.action_mask is None:
-            raise NotImplementedError(f"{self.kernels.name} has no action_mask kernel")
-        self._calls.require_ready("action_masks")
-        shape = (self.num_envs, int(self.single_action_space.n))  # type: ignore[attr-defined]
+    def _action_masks(self, env_ids: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
+        self._require_masks()
         if out is None:
-            out = np.zeros(shape, np.int8)
-        plain = check_slot_array("masks", out, shape, (_INT8, _BOOL))
-        self._run_without_actions(MASK, self.num_envs, masks=plain.view(_BOOL))
+            count = self.num_envs if env_ids is None else len(env_ids)
+            out = np.zeros((count, self._mask_width), np.int8)
+        plain = np.asarray(out).view(_BOOL)
+        if self._write_masks(plain, env_ids):
+            row = int(np.flatnonzero(~plain.any(axis=1))[0])
+            raise none_allowed(row if env_ids is None else int(env_ids[row]))
         return out
+
+    def _write_masks(self, masks: np.ndarray, env_ids: np.ndarray | None) -> int:
+        """Write masks, bool (B, width); return how many allow nothing though they should."""
+        arrays = {} if env_ids is None else {"env_ids": env_ids}
+        return self._run_without_actions(MASK, len(masks), masks=masks, **arrays)
+
+    def _require_masks(self) -> None:
+        if self.kernels.action_mask is None:
+            raise NoActionMaskError(
+                f"{self.kernels.name} has no action_mask kernel; give its EnvKernels "
+                "action_mask=..., a function (state, out) that writes which actions are valid"
+            )
+
+    def _with_masks(
+        self, infos: dict[str, Any], env_ids: np.ndarray | None, is_there: np.ndarray
+    ) -> dict[str, Any]:
+        """Return infos with the masks of these envs, or all, and where they belong to a result."""
+        masks = np.zeros((len(is_there), self._mask_width), np.int8)
+        self._write_masks(masks.view(_BOOL), env_ids)
+        return {**infos, MASK_KEY: masks, f"_{MASK_KEY}": is_there}
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what `kernels.render` draws of each env, as `render_mode` says.
@@ -381,17 +399,21 @@ class JitVectorEnv(VecEnv):
                 self._run_without_actions(RESET, len(chosen), obs=some, env_ids=chosen)
                 self._run_without_actions(OBSERVE, self.num_envs, obs=obs)
             self._count_over()
+            infos: dict[str, Any] = {}
+            if self.mask_infos:
+                chosen = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
+                infos = self._with_masks(infos, None, chosen.copy())
         except BaseException as error:  # perhaps Ctrl-C
             self._calls.forget_reset(error)
             raise
-        return obs, {}
+        return obs, infos
 
     def _run_without_actions(
         self, op: int, num_rows: int, *, obs: np.ndarray | None = None, **arrays: np.ndarray
-    ) -> None:
-        """Do a job that steps no env; see `CompiledRunner.run`."""
+    ) -> int:
+        """Do a job that steps no env, and return what it does; see `CompiledRunner.run`."""
         outputs = self._unused if obs is None else self._unused._replace(obs=obs)
-        self._runner.run(op, num_rows, self._no_actions, outputs, **arrays)
+        return self._runner.run(op, num_rows, self._no_actions, outputs, **arrays)
 
     def _read_seeds(
         self, seed: Seed, reset_mask: np.ndarray | None
@@ -430,6 +452,8 @@ class JitVectorEnv(VecEnv):
                     row = -1 - num_ended
                     self._reader.refuse(actions, row, row)
                 infos = self._end_infos(num_ended, outputs, None)
+            if self.mask_infos:
+                infos = self._with_masks(infos, None, np.ones(self.num_envs, np.bool_))
         except BaseException as error:  # perhaps Ctrl-C, perhaps after the step
             self._num_over = -1
             if self._runner.is_cut:
@@ -526,6 +550,8 @@ class JitVectorEnv(VecEnv):
             num_ended = self._runner.run(STEP, count, actions[:count], outputs, env_ids=chosen)
             self._sent = [(env_ids[count:], actions[count:], num_left)] if num_left else []
             infos = self._end_infos(num_ended, outputs, chosen) if num_ended else {}
+            if self.mask_infos:
+                infos = self._with_masks(infos, chosen, np.ones(count, np.bool_))
         except BaseException as error:  # perhaps Ctrl-C
             self._num_over = -1
             calls.give_up(error)

@@ -71,7 +71,10 @@ kernel: Any = None
 
 @njit
 def run_rows(batch, start, stop):
-    """Do `batch.op` for rows start <= row < stop; return how many episodes ended."""
+    """Do `batch.op` for rows start <= row < stop; return how many episodes ended.
+
+    Of MASK, return in how many rows no action is valid though the episode goes on.
+    """
     op, mode, params = batch.op, batch.autoreset_mode, batch.params
     num_ended = 0
     # Unsigned numbers, because signed ones could be indices that count from the end.
@@ -81,7 +84,13 @@ def run_rows(batch, start, stop):
             env = np.uint64(batch.env_ids[row])
         state, run = batch.states[env], batch.runs[env]
         if op == MASK:
-            env_mask(state, batch.masks[row], params)
+            mask = batch.masks[row]
+            env_mask(state, mask, params)
+            if not has_any(mask):
+                if run.episode_over:  # its action does not matter
+                    mask[:] = True
+                else:
+                    num_ended += 1
             continue
         begins = op == RESET
         if op == STEP:
@@ -155,6 +164,15 @@ def pair_with_params(state, other, params):
 def pair_without_params(state, other, params):
     """Call any other kernel that takes none."""
     return kernel(state, other)
+
+
+@njit
+def has_any(mask):
+    """Whether any entry of a mask, bool (A,), is True."""
+    for k in range(mask.shape[0]):  # noqa: SIM110 - compiled, this is faster than a generator
+        if mask[k]:
+            return True
+    return False
 
 
 @njit

@@ -24,6 +24,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from vecenv.core.copies import FIXED_PACKAGES, Copies
+from vecenv.core.masks import mask_width, sample_actions
 from vecenv.core.rows import aligned_zeros
 from vecenv.jit.episodes import MASK, NEXT_STEP, RESET, RUN_DTYPE, STEP, Batch
 from vecenv.jit.kernels import EnvKernels
@@ -303,7 +304,9 @@ def _take_steps(
             return
         if kernels.action_mask is not None:
             loop(batch._replace(op=MASK), 0, 1)
-        batch.actions[0] = _sample(kernels.action_space, batch.masks[0], rng)
+            batch.actions[0] = sample_actions(kernels.action_space, batch.masks, rng)[0]
+        else:
+            batch.actions[0] = _sample(kernels.action_space, rng)
         loop(batch._replace(op=STEP), 0, 1)
 
 
@@ -311,7 +314,7 @@ def _batch_of_one(kernels: EnvKernels, params: np.ndarray | None, max_episode_st
     """Return the job of resetting one env, with all its arrays."""
     space, obs_space = kernels.action_space, kernels.observation_space
     obs_shape = obs_space.shape or ()
-    num_masked = int(space.n) if isinstance(space, Discrete) else 0
+    num_masked = 0 if kernels.action_mask is None else mask_width(space)
     return Batch(
         op=RESET,
         autoreset_mode=NEXT_STEP,
@@ -331,11 +334,10 @@ def _batch_of_one(kernels: EnvKernels, params: np.ndarray | None, max_episode_st
     )
 
 
-def _sample(space: Any, mask: np.ndarray, rng: np.random.Generator) -> Any:
+def _sample(space: Any, rng: np.random.Generator) -> Any:
     """Draw an action; the space's own stream of random numbers is left alone."""
     if isinstance(space, Discrete):
-        valid = np.flatnonzero(mask)
-        return space.start + (rng.choice(valid) if len(valid) else rng.integers(space.n))
+        return space.start + rng.integers(space.n)
     if np.dtype(space.dtype).kind == "f":
         low, high = (np.clip(bound, -1e3, 1e3) for bound in (space.low, space.high))
         return rng.uniform(low, high)

@@ -25,7 +25,8 @@ class EnvKernels:
     - `reset(state, rng)` begins an episode;
     - `step(state, action, rng) -> (reward, terminated, truncated)` advances it by one step;
     - `observe(state, out)` writes the observation of the state as it is; draws nothing;
-    - `action_mask(state, out)` writes which actions are valid, `out` bool (num_actions,).
+    - `action_mask(state, out)` writes which actions are valid, `out` bool (width,): one entry per
+      action of a Discrete space, of a MultiDiscrete space one per value of each part, in order.
 
     With `params`, each takes the parameter record as its last argument.
 
@@ -65,9 +66,10 @@ class EnvKernels:
         if self.action_mask is not None:
             if not callable(self.action_mask):
                 raise TypeError(f"action_mask must be a function or None, got {self.action_mask!r}")
-            if not isinstance(self.action_space, Discrete):
+            if not isinstance(self.action_space, Discrete | MultiDiscrete):
                 raise TypeError(
-                    f"action_mask needs a Discrete action space, got {self.action_space}"
+                    "action_mask needs a Discrete or MultiDiscrete action space, got "
+                    f"{self.action_space}"
                 )
 
 

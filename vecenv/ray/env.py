@@ -21,6 +21,7 @@ from vecenv.core.deadline import Deadline
 from vecenv.core.errors import InfoError
 from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults
 from vecenv.core.infos import InfosApart, known_infos, take_infos
+from vecenv.core.masks import MASK_KEY
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode, batch_env_spaces
@@ -239,7 +240,9 @@ class RayVectorEnv(GymVecEnv):
             obs = take_rows(space, obs, chosen.tolist())
             place_rows(self._rows.obs, space, obs, chosen + rows.start)
             self._enter_infos(infos, chunk_infos, rows)
-        self._ended.ended.difference_update(np.flatnonzero(mask).tolist())
+        chosen = np.flatnonzero(mask)
+        self._ended.ended.difference_update(chosen.tolist())
+        self._note_reset(infos, chosen)
         return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
@@ -526,6 +529,9 @@ class RayVectorEnv(GymVecEnv):
         for worker in range(self.num_workers):
             for t, part in found[worker].items():
                 self._enter_infos(infos.setdefault(t, {}), part, self._rows_of(worker))
+        last_infos = infos.get(len(slots) - 1, {})
+        if self._masks.is_used or MASK_KEY in last_infos:
+            self._masks.note(last_infos, slots[-1].terminations | slots[-1].truncations)
         return dict(sorted(infos.items()))
 
     def _enter_infos(self, infos: dict[str, Any], part: dict[str, Any], where: Where) -> None:
@@ -657,6 +663,16 @@ class RayVectorEnv(GymVecEnv):
         values = self._value_per_env(values)
         bounds = self._fleet.bounds
         self._ask_all("set_attr", [(name, list(values[a:b])) for a, b in pairwise(bounds)])
+
+    def _find_mask_method(self) -> str | None:
+        if self._mask_method is None:
+            names = self._ask_all("mask_method", [()] * self.num_workers)
+            self._mask_method = names[0] if len(set(names)) == 1 else None
+        return self._mask_method
+
+    def _call_for_masks(self, name: str) -> Sequence[Any]:
+        parts = self._ask_all("action_masks", [(name,)] * self.num_workers)
+        return [mask for part in parts for mask in part]
 
     # -- timing ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import Env, Space
 
 from vecenv.core.autoreset import StepRows
-from vecenv.core.base import VecEnv
+from vecenv.core.base import GymVecEnv, VecEnv
 from vecenv.core.batches import take_row
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault
@@ -365,6 +365,25 @@ class RayRolloutWorker:
             return self._reply(_methods(self.envs).set_attr(name, values))
         except Exception as error:
             return self._failed(error, "set_attr")
+
+    def mask_method(self) -> Reply:
+        """Look for the method by which the envs give their masks; the result is its name."""
+        envs = self.envs
+        try:
+            if isinstance(envs, GymVecEnv):
+                return self._reply(envs._find_mask_method())
+            return self._reply("action_masks" if envs.has_action_masks else None)
+        except Exception as error:
+            return self._failed(error, "call")
+
+    def action_masks(self, name: str) -> Reply:
+        """Ask the envs for their masks; the result has one per env."""
+        envs = self.envs
+        try:
+            masks = envs.call(name) if isinstance(envs, GymVecEnv) else envs.action_masks()
+            return self._reply(list(masks))
+        except Exception as error:
+            return self._failed(error, "call")
 
     def close(self) -> Reply:
         """Close the envs."""

@@ -11,6 +11,8 @@ from gymnasium import Env
 
 from vecenv.core.autoreset import EnvGroup, StepRows
 from vecenv.core.batches import take_row
+from vecenv.core.env_state import SavedEnv, dump_env, load_env
+from vecenv.core.errors import EnvStateError, ObservationError
 from vecenv.core.faults import EnvFault
 from vecenv.core.guard import GuardedEnv, unguarded
 from vecenv.timing.stamps import EnvStamps
@@ -308,6 +310,51 @@ class Chunk:
             unguarded(self.group.envs[index]).set_wrapper_attr(name, values[index])
 
         return self._each("set_attr", write)
+
+    def save_envs(self) -> Outcome:
+        """Pickle every env; the result is its state, or the text of what is in the way."""
+
+        def save(index: int) -> bytes | str:
+            env = unguarded(self.group.envs[index])
+            saved = SavedEnv(env, index in self.group.ended, self._own_row(index))
+            try:
+                return dump_env(saved, self.first + index)
+            except EnvStateError as error:
+                return str(error)
+
+        return self._each("state_dict", save)
+
+    def load_envs(self, pickles: Sequence[bytes]) -> Outcome:
+        """Put pickled envs in the place of these, which are closed.
+
+        The result of each is whether its episode is over, or the text of what is in the way.
+        """
+
+        def load(index: int) -> bool | str:
+            envs, env = self.group.envs, unguarded(self.group.envs[index])
+            spaces = env.observation_space, env.action_space
+            try:
+                saved = load_env(pickles[index], self.first + index, *spaces)
+                self._own.obs.write(index, saved.obs)
+            except (EnvStateError, ObservationError) as error:
+                return str(error)
+            if isinstance(guard := envs[index], GuardedEnv):
+                guard.go_on_with(saved.env, saved.obs)
+            else:
+                envs[index] = saved.env
+            (self.group.ended.add if saved.is_over else self.group.ended.discard)(index)
+            with contextlib.suppress(Exception):  # its results are not asked for any more
+                env.close()
+            return saved.is_over
+
+        status, form, answer = self._each("load_state_dict", load)
+        assert answer is not None
+        faults = [*answer.errors]
+        if self._published:
+            faults += self._publish_each(range(len(self.group.envs)), "load_state_dict")
+        objects = [leaf.target for leaf in self._objects]
+        status |= HAS_ERROR if faults else 0
+        return status, form, answer._replace(objects=objects, errors=faults)
 
     def _each(self, call: str, function: Callable[[int], Any]) -> Outcome:
         def attempt(index: int) -> tuple[Any, EnvFault | None]:

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +20,8 @@ from gymnasium.vector.utils import iterate
 from vecenv.core.autoreset import StepRows, read_autoreset_mode
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.deadline import Deadline
+from vecenv.core.env_state import pack_envs, unpack_envs
+from vecenv.core.errors import EnvStateError
 from vecenv.core.faults import WorkerDiedError, raise_faults, reset_needed_as, retold
 from vecenv.core.interrupts import interrupts_later
 from vecenv.core.seeding import Seed, seed_per_env, split_reset_mask
@@ -281,6 +283,7 @@ class AsyncVectorEnv(GymVecEnv):
             self._receiver.give_up()
         self._out = (None, self._rows, None)
         obs = self._observations()
+        self._note_reset(infos, self._resetting)
         self._calls.end_async()
         self._exchange.drop_answers()
         return obs, infos
@@ -448,7 +451,9 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         self._calls.unfinished = self._receiver.settle_recv
-        return self._receiver.recv(count, most, Deadline.of_call(timeout, self._timeout))
+        return self._noted(
+            self._receiver.recv(count, most, Deadline.of_call(timeout, self._timeout))
+        )
 
     def halves(self) -> tuple[Half, Half]:
         """Return the two halves of the envs, to step one while the policy thinks about the other.
@@ -509,6 +514,45 @@ class AsyncVectorEnv(GymVecEnv):
             method = getattr(exchange.own, kind)
             self._pending_own = lambda: method(*requests[0])
         self._begin("call", lambda: exchange.ask_all(kind, requests[1:]))
+
+    # -- state -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the envs, each pickled by its worker; see `VecEnv.state_dict`."""
+        self._calls.require_ready("state_dict")
+        self._own_rows()
+        self._begin_call("save_envs", [()] * (self.num_workers + 1))
+        found = self.call_wait()
+        if problem := next((state for state in found if isinstance(state, str)), None):
+            raise EnvStateError(problem)
+        return pack_envs(found, self._notes())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put the envs of a state in the place of these, which are closed: this runs code.
+
+        See `VecEnv.load_state_dict`.
+        """
+        self._calls.require_idle("load_state_dict")
+        pickles, notes = unpack_envs(state, self.num_envs)
+        self._own_rows()
+        bounds = [0, *self._exchange.pool.bounds]
+        parts = [(pickles[first:last],) for first, last in pairwise(bounds)]
+        self._calls.forget_reset()  # until all are loaded
+        self._begin_call("load_envs", parts)
+        found = self.call_wait()
+        if problem := next((over for over in found if isinstance(over, str)), None):
+            error = EnvStateError(f"{problem}; others have been loaded: call `reset`")
+            self._calls.forget_reset(error)
+            raise error
+        self._is_new = False
+        self._take_notes(*notes)
+        self._ended.ended.clear()
+        if self._is_disabled:
+            self._ended.ended.update(index for index, is_over in enumerate(found) if is_over)
+        self._exchange.drop_rows()
+        self._receiver.give_up()
+        self._out = (None, self._rows, None)
+        self._calls.mark_reset()
 
     # -- pending calls -----------------------------------------------------------------------
 
@@ -629,6 +673,7 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _keep_infos_apart(self) -> bool:
         self._exchange.columns.keeps_apart = True
+        self._masks.is_apart = self._masks.is_used = True
         return True
 
     # -- end ---------------------------------------------------------------------------------

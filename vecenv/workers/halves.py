@@ -13,6 +13,7 @@ from vecenv.core.base import GymVecEnv, StepResult
 from vecenv.core.batches import take_range
 from vecenv.core.deadline import Deadline
 from vecenv.core.faults import StepTimeoutError, raise_faults, retold
+from vecenv.core.masks import MASK_KEY
 from vecenv.core.rows import copy_batch
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.workers.layout import COMMANDS, OTHER_HALF
@@ -172,6 +173,9 @@ class Half:
         if envs._is_disabled:
             over = rows.terminations[self._rows] | rows.truncations[self._rows]
             envs._note_ended(over, self.env_ids)
+        if envs._masks.is_used or (infos and MASK_KEY in infos):
+            over = rows.terminations[self._rows] | rows.truncations[self._rows]
+            envs._masks.note(infos, over, self._rows)
         return (
             copy_batch(obs) if envs.copy else obs,
             rows.rewards[self._rows].copy(),

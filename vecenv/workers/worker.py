@@ -366,10 +366,8 @@ class _Worker:
             except BaseException as error:  # users' classes
                 self._complete(chunk.failed(error, 0, kind), begin_ns)
                 return True
-            if kind == "reset":
-                outcome = self._reset(request)
-            else:
-                outcome = chunk.call(*request) if kind == "call" else chunk.set_attr(*request)
+            # Methods of the chunk: call, set_attr, save_envs and load_envs.
+            outcome = self._reset(request) if kind == "reset" else getattr(chunk, kind)(*request)
             self._family.look()
         self._complete(outcome, begin_ns)
         return True

@@ -7,15 +7,14 @@ import copy
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
+from programs import printed
 
 from buffers import (
     BufferMisuseError,
@@ -25,7 +24,6 @@ from buffers import (
     SharedReplayBuffer,
 )
 
-ROOT = Path(__file__).parents[3]
 NUM_ENVS = 3
 NESTED = Dict({"a": Box(-1e9, 1e9, (3,)), "b": Discrete(10**6)})
 PLAIN = Box(-1e9, 1e9, (5,))
@@ -185,22 +183,8 @@ print("whole")
 """
 
 
-def run_apart(code, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-3000:]}"
-    return done.stdout.split()
-
-
 def test_indices_that_another_thread_changes_during_the_call_stay_in_bounds():
-    assert run_apart(_CHANGING, "0.7") == ["whole"]
+    assert printed(_CHANGING, "0.7", kind="buffers") == ["whole"]
 
 
 _MANY_WRITERS = """
@@ -230,7 +214,7 @@ print(buffers[1].num_added, buffers[0].num_episodes + buffers[0].first_episode)
 
 
 def test_two_threads_add_to_one_buffer_each_for_envs_of_its_own():
-    assert run_apart(_MANY_WRITERS) == ["600", "120"]
+    assert printed(_MANY_WRITERS, kind="buffers") == ["600", "120"]
 
 
 def test_a_call_from_within_a_call_is_refused_and_says_what_to_do():

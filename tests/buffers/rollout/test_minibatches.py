@@ -120,6 +120,101 @@ def test_each_valid_row_comes_exactly_once(num_steps, num_envs, seed, parts, by_
             assert len(sizes) == min(number, valid.sum())
 
 
+def padded(batches, size):
+    """Batches of row numbers as `fixed` makes them of those it makes without: the slow way."""
+    indices, weights = [], []
+    for rows in batches:
+        ends = [-(-(j + 1) * len(rows) // size) for j in range(size)]  # how many came up to there
+        indices.append([rows[end - 1] for end in ends])
+        weights.append([float(end > before) for before, end in zip([0, *ends], ends, strict=False)])
+    return indices, weights
+
+
+@settings(max_examples=40)
+@given(
+    num_steps=st.integers(1, 6),
+    num_envs=st.integers(1, 5),
+    seed=st.integers(0, 2**32 - 1),
+    parts=st.integers(1, 30),
+    by_size=st.booleans(),
+    staged=st.booleans(),
+)
+def test_fixed_batches_have_one_size_whatever_is_valid(
+    num_steps, num_envs, seed, parts, by_size, staged
+):
+    valid = np.random.default_rng(seed).random((num_steps, num_envs)) < 0.7
+    plain = filled(num_steps, num_envs, valid=valid, seed=seed)
+    rollout = filled(num_steps, num_envs, valid=valid, seed=seed, staged=staged)
+    number = min(parts, num_steps * num_envs)
+    options = {"batch_size": number} if by_size else {"num_minibatches": number}
+    size = number if by_size else -(-num_steps * num_envs // number)
+    for _ in range(2):
+        expected = drawn(plain, **options)
+        batches = list(rollout.minibatches(**options, fixed=True))
+        indices, weights = padded(expected, size)
+        assert [batch.indices.tolist() for batch in batches] == indices
+        assert [batch.weights.tolist() for batch in batches] == weights
+        again = padded(drawn(plain, **options), size)[0]
+        assert drawn(rollout, **options, fixed=True) == again
+        for batch in batches:
+            assert batch.weights.dtype is torch.float32
+            assert all(len(column) == size for column in batch)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("parts", [1, 5, 12])
+def test_advantages_are_normalised_by_the_rows_of_each_batch(parts, fixed, staged):
+    valid = np.ones((4, 4), bool)
+    valid[1, 2] = valid[3] = False
+    rollout = filled(4, 4, valid=valid, staged=staged)
+    kept, count = rollout.advantages.clone(), 0
+    for batch in rollout.minibatches(parts, fixed=fixed, normalize_advantages=True):
+        rows = batch.indices.numpy()
+        is_own = np.ones(len(rows), bool) if batch.weights is None else batch.weights.numpy() > 0
+        raw = kept.flatten().numpy().astype(np.float64)[rows]
+        deviation = raw[is_own].std(ddof=1) if is_own.sum() > 1 else 0.0
+        expected = (raw - raw[is_own].mean()) / (deviation + 1e-8)
+        np.testing.assert_allclose(batch.advantages, expected, rtol=1e-5, atol=1e-6)
+        assert batch.returns.equal(rollout.returns.flatten()[batch.indices])
+        count += is_own.sum()
+    assert count == valid.sum()
+    assert rollout.advantages.equal(kept)
+
+
+def test_a_weighted_mean_over_fixed_batches_is_that_of_the_rows():
+    """As a learner uses them: the same gradients with padding as without."""
+    plain, fixed = (filled(6, 5, valid=np.arange(30).reshape(6, 5) % 4 > 0) for _ in range(2))
+    for left, right in zip(plain.minibatches(4), fixed.minibatches(4, fixed=True), strict=True):
+        assert left.weights is None
+        gradients = []
+        for batch in (left, right):
+            weight = torch.ones(2, requires_grad=True)
+            errors = (batch.obs @ weight - batch.returns).square()
+            weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
+            ((weights * errors).sum() / weights.sum()).backward()
+            gradients.append(weight.grad)
+        torch.testing.assert_close(*gradients)
+        assert right.weights.sum() == len(left) < len(right)
+
+
+@pytest.mark.parametrize("space", [None, Box(-1, 1, (16384,))])
+def test_weights_of_a_batch_are_its_own(space):
+    rollout = filled(6, 5, space)
+    kept = list(rollout.minibatches(4, fixed=True))
+    weights = [batch.weights.clone() for batch in kept]
+    kept[0].weights.zero_()
+    for _ in range(3):
+        for batch in rollout.minibatches(4, fixed=True):
+            assert batch.weights.sum() == (batch.weights > 0).sum() >= 7
+    for batch, expected in zip(kept[1:], weights[1:], strict=True):
+        assert batch.weights.equal(expected)
+    held = rollout.memory()["minibatches"]
+    for _ in rollout.minibatches(4, fixed=True):
+        pass
+    assert rollout.memory()["minibatches"] == held
+
+
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize(
     "action_space",
@@ -205,9 +300,7 @@ def test_batches_that_are_kept_stay_as_they_are(space, staged):
 @pytest.mark.parametrize("offset", [-1, 1])
 def test_counts_of_references_may_begin_elsewhere(monkeypatch, offset):
     """Python 3.14 counts one less than versions before."""
-    monkeypatch.setattr(
-        "buffers.rollout.minibatches.getrefcount", lambda o: sys.getrefcount(o) + offset
-    )
+    monkeypatch.setattr("buffers.rollout.pool.getrefcount", lambda o: sys.getrefcount(o) + offset)
     rollout = filled(6, 5, LARGE)
     kept = list(rollout.minibatches(3))
     assert sorted(torch.cat([batch.log_probs for batch in kept]).tolist()) == list(range(30))
@@ -271,7 +364,8 @@ def test_many_sizes_of_batches_are_all_right():
 
 
 def test_no_valid_row_gives_no_batch():
-    assert drawn(filled(valid=np.zeros((4, 3), bool)), 2) == []
+    for fixed in (False, True):
+        assert drawn(filled(valid=np.zeros((4, 3), bool)), 2, fixed=fixed) == []
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ class Update:
         for _ in range(2):
             for _ in self.rollout.minibatches(4):
                 pass
+            for _ in self.rollout.minibatches(4, fixed=True, normalize_advantages=True):
+                pass
         self.rollout.episodes()
         self.rollout.advance()
 

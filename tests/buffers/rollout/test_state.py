@@ -48,7 +48,8 @@ def run_rollout(rollout, number):
         slot.terminations[:] = [t == number % 3, False]
         slot.truncations[:] = False
     rollout.compute_advantages([1.0, 2.0])
-    batches = [list(copy.deepcopy(batch)) for batch in rollout.minibatches(2)]
+    passes = rollout.minibatches(2, fixed=True), rollout.sequences(2, length=2)
+    batches = [list(copy.deepcopy(batch)) for batches in passes for batch in batches]
     episodes = [part.tolist() for part in rollout.episodes()]
     rollout.advance()
     return batches, episodes

@@ -82,6 +82,7 @@ class Cage2VectorEnv(JitVectorEnv):
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_threads: At most so many threads; None for one per processor.
         episode_infos: Whether infos["episode"] reports returns and lengths of ended episodes.
+        mask_infos: Whether infos["action_mask"] has what `action_masks` returns.
         render_mode: "ansi" or "rgb_array", what `render` returns.
 
     Raises:
@@ -118,6 +119,7 @@ class Cage2VectorEnv(JitVectorEnv):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         num_threads: int | None = None,
         episode_infos: bool = False,
+        mask_infos: bool = False,
         render_mode: str | None = None,
     ) -> None:
         check_choice("render_mode", render_mode, (None, *RENDER_MODES))
@@ -133,6 +135,7 @@ class Cage2VectorEnv(JitVectorEnv):
             autoreset_mode=autoreset_mode,
             num_threads=num_threads,
             episode_infos=episode_infos,
+            mask_infos=mask_infos,
             metadata=METADATA,
             render_mode=render_mode,
         )
@@ -331,7 +334,7 @@ class Cage2Env(Env[np.ndarray, Any]):
     metadata: dict[str, Any] = METADATA
 
     def __init__(self, *, render_mode: str | None = None, **options: Any) -> None:
-        for name in ("num_envs", "autoreset_mode", "num_threads", "episode_infos"):
+        for name in ("num_envs", "autoreset_mode", "num_threads", "episode_infos", "mask_infos"):
             if name in options:
                 raise TypeError(f"{name} is for vector envs; a single env takes none")
         self._options = {**options, "render_mode": render_mode}

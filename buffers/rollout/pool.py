@@ -1,0 +1,152 @@
+"""Memory of minibatches, used again once nobody has the batches any more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from sys import getrefcount
+
+import numpy as np
+import torch
+
+from buffers.core.errors import BufferMisuseError
+from buffers.core.memory import check_fits
+
+__all__ = ["BatchPool", "PassCounter"]
+
+_POOL_SIZE = 2  # batches whose memory is kept
+_ALIGNMENT = 64
+
+
+class PassCounter:
+    """Tells a pass through batches whether it may go on: one at a time, and in one rollout.
+
+    Attributes:
+        stops: How often the rows changed.
+    """
+
+    def __init__(self):
+        self._passes = self.stops = 0
+
+    def stop(self) -> None:
+        """Let no pass go on, as the rows change."""
+        self.stops += 1
+
+    def begin(self, stops: int) -> tuple[int, int]:
+        """Begin a pass, which ends the one before.
+
+        Args:
+            stops: Value of the attribute when the pass was asked for.
+
+        Returns:
+            What `require` is to be given before every batch.
+        """
+        self.require((self._passes, stops))
+        self._passes += 1
+        return self._passes, stops
+
+    def require(self, begun: tuple[int, int]) -> None:
+        """Raise BufferMisuseError if the pass is over."""
+        if begun != (self._passes, self.stops):
+            raise BufferMisuseError(
+                "these minibatches are over: another pass or rollout has begun since, or "
+                "advantages were computed again; go through one pass at a time, "
+                "list(rollout.minibatches(...)) keeps the batches of a pass"
+            )
+
+
+class _Pages:
+    """An array of some rows for each of several columns, all in one piece of memory.
+
+    Tensors made of cuts of the arrays keep the memory alive, and so do views of the tensors. That
+    nobody refers to it but this object shows that all of them are gone.
+
+    Args:
+        columns: Tensors (K, ...) on the CPU; there is an array (capacity, ...) like each of them.
+        capacity: Rows.
+    """
+
+    def __init__(self, columns: Sequence[torch.Tensor], capacity: int):
+        shapes = [((capacity, *column.shape[1:]), column.numpy().dtype) for column in columns]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
+        ends = list(accumulate(size + -size % _ALIGNMENT for size in sizes))
+        self._memory = np.empty(ends[-1] + _ALIGNMENT, np.uint8)
+        first = -self._memory.ctypes.data % _ALIGNMENT
+        self._arrays = [
+            np.ndarray(shape, dtype, self._memory, first + begin)
+            for (shape, dtype), begin in zip(shapes, [0, *ends[:-1]], strict=True)
+        ]
+        self._count_unused = getrefcount(self._memory)
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
+
+    def is_unused(self) -> bool:
+        """Whether all tensors that were made here are gone."""
+        return getrefcount(self._memory) == self._count_unused
+
+    def cut(self, size: int) -> list[torch.Tensor]:
+        """A tensor (size, ...) for each column, not initialised."""
+        return [torch.from_numpy(array[:size]) for array in self._arrays]
+
+
+class BatchPool:
+    """Memory for copies of rows, used again once nobody has the copies any more.
+
+    In the usual loop, where a batch is held until the next one is there, that makes two.
+
+    Args:
+        columns: Tensors (K, ...), like which the copies are.
+        is_host: Whether they are on the CPU; other devices have an allocator that does it.
+    """
+
+    def __init__(self, columns: Sequence[torch.Tensor], *, is_host: bool):
+        self._columns, self._is_host = columns, is_host
+        self.row_bytes = sum(column.element_size() * column[0].numel() for column in columns)
+        self._capacity = 0
+        self._kept: list[_Pages] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(pages.nbytes for pages in self._kept)
+
+    def reserve(self, capacity: int) -> None:
+        """See to memory for copies of so many rows.
+
+        Raises:
+            BufferMemoryError: It is missing.
+        """
+        if capacity <= self._capacity:
+            return
+        self._check(capacity)
+        self._kept, self._capacity = [], capacity
+        self.take(capacity)
+
+    def take(self, size: int) -> list[torch.Tensor] | None:
+        """A tensor (size, ...) for each column; None on devices that have an allocator."""
+        if not self._is_host:
+            return None
+        for pages in self._kept:
+            if pages.is_unused():
+                return pages.cut(size)
+        self._check(self._capacity)
+        pages = _Pages(self._columns, self._capacity)
+        self._kept = [*self._kept, pages][-_POOL_SIZE:]
+        return pages.cut(size)
+
+    def gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """The rows int64 (B,) of all columns, in memory of their own."""
+        select, targets = torch.index_select, self.take(len(rows))
+        if targets is None:
+            return [select(column, 0, rows) for column in self._columns]
+        for column, target in zip(self._columns, targets, strict=True):
+            select(column, 0, rows, out=target)
+        return targets
+
+    def _check(self, capacity: int) -> None:
+        needed, device = capacity * self.row_bytes, self._columns[0].device
+        advice = "use more minibatches, or keep fewer"
+        check_fits(f"a batch of {capacity} rows", needed, device, advice)

@@ -1,0 +1,216 @@
+"""Minibatches of sequences: steps of one environment in their order, for recurrent policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from buffers.core.arguments import check_count
+from buffers.core.batches import Batch
+from buffers.core.columns import Column
+from buffers.core.errors import BufferMisuseError
+from buffers.core.generator import HostGenerator
+from buffers.core.guard import Guard, exclusive
+from buffers.core.spaces import build_tree
+from buffers.rollout.kernels import collect_sequences, lay_out_sequences, pad_batches, shuffle
+from buffers.rollout.minibatches import normalize_advantages
+from buffers.rollout.pool import BatchPool, PassCounter
+
+__all__ = ["RolloutSequenceBatch", "SequencePlan", "SequenceSampler"]
+
+_OTHERS = ("actions", "log_probs", "values", "advantages", "returns", "is_first")
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class RolloutSequenceBatch(Batch):
+    """S sequences of L steps of a rollout; ``len(batch)`` is S."""
+
+    obs: Any  # (L, S, *obs_shape), nested like the observation space
+    actions: torch.Tensor  # (L, S, *action_shape)
+    log_probs: torch.Tensor  # float32 (L, S), of the actions when they were taken
+    values: torch.Tensor  # float32 (L, S), when the actions were taken
+    advantages: torch.Tensor  # float32 (L, S)
+    returns: torch.Tensor  # float32 (L, S)
+    is_first: Any = None  # bool (L, S), the observation is the first of an episode
+    indices: Any = None  # int64 (L, S), rows of the rollout: t * num_envs + env
+    weights: Any = None  # float32 (L, S), 1 of the rows to learn from, else 0
+    initial_states: dict[str, torch.Tensor] = field(default_factory=dict)  # (S, ...), at step 0
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)  # (L, S, ...), added by the user
+
+    _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
+    _others = ("is_first", "indices", "weights", "initial_states")
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return self.actions.shape[1]
+
+
+class SequencePlan(NamedTuple):
+    """How one pass goes through sequences."""
+
+    length: int
+    size: int  # sequences of a batch
+    most: int  # batches, if all sequences have a valid row
+    is_by_size: bool  # there are as many batches as sequences need
+    normalizes: bool  # advantages, each batch by itself
+
+
+class SequenceSampler:
+    """Shuffles sequences and gathers their rows.
+
+    Args:
+        observation_space: Says how observations nest.
+        obs: Columns of the observation leaves, (T + 1, N, ...).
+        columns: All columns by name, of which the other fields of the batches are taken.
+        extras: Tensors (T, N, ...) of the columns that the user added.
+        initial_states: Names of those of which batches have only what was before their first step.
+        valid: uint8 (T, N), the host pages.
+        generator: For the shuffling.
+    """
+
+    def __init__(
+        self,
+        observation_space: Space,
+        obs: Sequence[Column],
+        columns: Mapping[str, Column],
+        extras: Mapping[str, torch.Tensor],
+        initial_states: Sequence[str],
+        *,
+        valid: np.ndarray,
+        generator: HostGenerator,
+    ):
+        self._space, self._num_obs = observation_space, len(obs)
+        self._initial = list(initial_states)
+        self._extras = [name for name in extras if name not in initial_states]
+        self._valid, self._generator = valid, generator
+        tensors = [column.tensor for column in (*obs, *(columns[name] for name in _OTHERS))]
+        tensors += [extras[name] for name in self._extras]
+        sources = [tensor.flatten(0, 1) for tensor in tensors]
+        rows = columns["rows"]
+        self._device = rows.tensor.device
+        is_host = self._device.type == "cpu" and not rows.is_twofold
+        self._batches = BatchPool(sources, is_host=is_host)
+        states = [extras[name].flatten(0, 1) for name in self._initial]
+        self._states = BatchPool(states, is_host=is_host) if states else None
+        ones = torch.ones((), device=self._device).expand(valid.size)
+        self._orders = BatchPool([rows.tensor, ones], is_host=is_host)
+        self.passes = PassCounter()
+        self._guard = Guard()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for batches and the rows they consist of."""
+        pools = (self._batches, self._states, self._orders)
+        return sum(pool.nbytes for pool in pools if pool is not None)
+
+    def plan(
+        self,
+        num_minibatches: int | None,
+        batch_size: int | None,
+        length: int | None,
+        *,
+        normalizes: bool,
+    ) -> SequencePlan:
+        """Say how sequences are cut and put into batches; sees to the memory.
+
+        Raises:
+            BufferMisuseError: Not exactly one of the first two is given, or a number is no integer,
+                or out of range.
+            BufferMemoryError: Memory for the batches is missing.
+        """
+        num_steps, num_envs = self._valid.shape
+        steps = num_steps if length is None else check_count("length", length)
+        if steps > num_steps:
+            raise BufferMisuseError(
+                f"length is {steps}, but the rollout has {num_steps} steps; make it smaller, or "
+                "leave it out for sequences of all steps"
+            )
+        if (num_minibatches is None) == (batch_size is None):
+            raise BufferMisuseError(
+                "give either num_minibatches or batch_size, got "
+                f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
+            )
+        name = "batch_size" if num_minibatches is None else "num_minibatches"
+        number = check_count(name, batch_size if num_minibatches is None else num_minibatches)
+        num_sequences = -(-num_steps // steps) * num_envs
+        if number > num_sequences:
+            raise BufferMisuseError(
+                f"{name} is {number}, but the rollout has {num_sequences} sequences of {steps} "
+                "steps; make it smaller, or the sequences shorter"
+            )
+        other = -(-num_sequences // number)
+        size, most = (number, other) if num_minibatches is None else (other, number)
+        self._orders.reserve(most * steps * size)
+        self._batches.reserve(steps * size)
+        if self._states is not None:
+            self._states.reserve(size)
+        return SequencePlan(steps, size, most, num_minibatches is None, normalizes)
+
+    def draw(self, plan: SequencePlan) -> Iterator[RolloutSequenceBatch]:
+        """Yield each sequence with a valid row once, in random order."""
+        return self._draw(plan, self.passes.stops)
+
+    def _draw(self, plan: SequencePlan, stops: int) -> Iterator[RolloutSequenceBatch]:
+        begun = self.passes.begin(stops)
+        length, size = plan.length, plan.size
+        # As for other minibatches: these are not views of one another for autograd.
+        parts = [part.unsafe_split(length * size) for part in self._order(plan)]
+        for rows, weights in zip(*parts, strict=True):
+            self.passes.require(begun)
+            # Nothing that is handed out is named here: it would be held until the next batch.
+            yield self._batch(*self._gather(rows, weights, plan), rows, weights, size)
+
+    @exclusive
+    def _order(self, plan: SequencePlan) -> list[torch.Tensor]:
+        """The rows int64 (K,) of all batches of a pass, and their weights float32 (K,)."""
+        ids = np.empty(plan.most * plan.size, np.int64)
+        count = int(collect_sequences(self._valid, plan.length, ids))
+        shuffle(ids[:count], self._generator.words)
+        num_batches = -(-count // plan.size) if plan.is_by_size else min(plan.most, count)
+        padded = np.empty(num_batches * plan.size, np.int64)
+        is_own = np.empty(len(padded), np.float32)
+        pad_batches(ids[:count], num_batches, plan.size, padded, is_own)
+        total = num_batches * plan.length * plan.size
+        taken = self._orders.take(total)
+        if taken is None:
+            taken = [torch.empty(total, dtype=torch.int64), torch.empty(total)]
+        shape = num_batches, plan.length, plan.size
+        places = [part.numpy().reshape(shape) for part in taken]
+        lay_out_sequences(padded, is_own, self._valid, plan.length, plan.size, *places)
+        return [part.to(self._device) for part in taken] if num_batches else []
+
+    @exclusive
+    def _gather(
+        self, rows: torch.Tensor, weights: torch.Tensor, plan: SequencePlan
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The rows int64 (L * S,) of all columns, and the states before the first step."""
+        columns = self._batches.gather(rows)
+        if plan.normalizes:
+            advantages = columns[self._num_obs + _OTHERS.index("advantages")]
+            normalize_advantages(advantages, [len(rows)], weights)
+        return columns, self._states.gather(rows[: plan.size]) if self._states is not None else []
+
+    def _batch(
+        self,
+        columns: list[torch.Tensor],
+        states: list[torch.Tensor],
+        rows: torch.Tensor,
+        weights: torch.Tensor,
+        size: int,
+    ) -> RolloutSequenceBatch:
+        shaped = [column.view(-1, size, *column.shape[1:]) for column in (*columns, rows, weights)]
+        *shaped, indices, weights = shaped
+        end = self._num_obs + len(_OTHERS)
+        return RolloutSequenceBatch(
+            build_tree(self._space, shaped[: self._num_obs]),
+            *shaped[self._num_obs : end],
+            indices=indices,
+            weights=weights,
+            initial_states=dict(zip(self._initial, states, strict=True)),
+            extras=dict(zip(self._extras, shaped[end:], strict=True)),
+        )

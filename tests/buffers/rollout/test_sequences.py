@@ -1,0 +1,287 @@
+"""Sequences of a rollout: each valid row once, states where episodes begin, one shape always."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buffers import BufferMisuseError, RolloutBuffer, RolloutSequenceBatch
+
+MODES = ["NextStep", "SameStep", "Disabled"]
+OBS = Dict({"age": Box(0, 1000, (), np.int64), "image": Box(0, 255, (2, 3), np.uint8)})
+ANY = (-np.inf, np.inf)
+EXTRAS = {"hidden": Box(*ANY, (4,)), "masks": Box(0, 1, (3,), np.bool_)}
+
+
+class Ages:
+    """Envs whose observation is how many steps ago their episode began, and ends are random."""
+
+    def __init__(self, mode, num_envs, seed):
+        self.mode, self.rng = mode, np.random.default_rng(seed)
+        self.ages = np.zeros(num_envs, np.int64)
+        self.is_over = np.zeros(num_envs, bool)
+
+    def obs(self):
+        image = np.repeat(self.ages % 256, 6).reshape(-1, 2, 3).astype(np.uint8)
+        return {"age": self.ages.copy(), "image": image}
+
+    def step(self, slot):
+        """Write a step; return under DISABLED the observations after the resets, else None."""
+        resets = self.is_over if self.mode == "NextStep" else np.zeros_like(self.is_over)
+        self.ages = np.where(resets, 0, self.ages + 1)
+        self.is_over = (self.rng.random(len(self.ages)) < 0.3) & ~resets
+        is_cut = self.rng.random(len(self.ages)) < 0.5
+        slot.rewards[:] = np.where(resets, 0.0, self.rng.random(len(self.ages)))
+        slot.terminations[:], slot.truncations[:] = self.is_over & ~is_cut, self.is_over & is_cut
+        if self.mode == "SameStep":
+            self.ages[self.is_over] = 0
+        for key, column in self.obs().items():
+            slot.obs[key][:] = column
+        if self.mode == "Disabled":
+            self.ages[self.is_over] = 0
+            return self.obs()
+        return None
+
+
+class Policy:
+    """A recurrent policy whose values depend on the whole episode so far."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.matrix = 0.5 * torch.randn(4, 4, generator=generator)
+
+    def step(self, ages, state, is_first):
+        """Values, and the states before and after."""
+        state = state.masked_fill(is_first[:, None], 0.0)
+        after = torch.tanh(state @ self.matrix + 0.1 * ages[:, None].float())
+        return after.sum(1), state, after
+
+
+def collect(rollout, envs, policy, state):
+    """Fill a rollout as a recurrent learner does, checking where episodes begin."""
+    for t in range(rollout.num_steps):
+        ages, is_first = rollout.obs_at(t)["age"], rollout.is_first_at(t)
+        assert is_first.equal(ages == 0)
+        values, before, state = policy.step(ages, state, is_first)
+        rollout.put(
+            t, actions=ages % 7, log_probs=-values, values=values, hidden=before,
+            masks=np.eye(3, dtype=bool)[ages.numpy() % 3],
+        )  # fmt: skip
+        slot = rollout.slot(t)
+        obs = envs.step(slot)
+        if rollout.final_values is not None:
+            rollout.set_final_values(t, slot.truncations, np.zeros(slot.truncations.sum()))
+        if obs is not None:
+            rollout.write_obs(t + 1, obs)
+    last = rollout.is_first_at(rollout.num_steps)
+    assert last.equal(rollout.obs_at(rollout.num_steps)["age"] == 0)
+    return policy.step(rollout.obs_at(rollout.num_steps)["age"], state, last)[0], state
+
+
+def made(mode, num_steps, num_envs, seed, **options):
+    options = {"autoreset_mode": mode, "seed": seed, "extra_columns": EXTRAS, **options}
+    return RolloutBuffer(num_steps, num_envs, OBS, Discrete(7), **options)
+
+
+def check_pass(rollout, policy, number, length, by_size):
+    """One pass against the rollout itself, row by row."""
+    num_steps, num_envs = rollout.num_steps, rollout.num_envs
+    length = length or num_steps
+    num_sequences = -(-num_steps // length) * num_envs
+    number = min(number, num_sequences)
+    size = number if by_size else -(-num_sequences // number)
+    options = {"batch_size": number} if by_size else {"num_minibatches": number}
+    seen = []
+    batches = list(rollout.sequences(**options, length=length, initial_states=["hidden"]))
+    flat = {name: getattr(rollout, name).flatten(0, 1) for name in ("actions", "advantages")}
+    flat["image"] = rollout.obs["image"].flatten(0, 1)
+    firsts = [rollout.is_first_at(t).clone() for t in range(num_steps)]
+    for batch in batches:
+        assert type(batch) is RolloutSequenceBatch
+        assert len(batch) == size
+        assert batch.actions.shape == batch.weights.shape == (length, size)
+        assert batch.obs["image"].dtype is torch.uint8
+        assert batch.obs["image"].shape == (length, size, 2, 3)
+        assert batch.extras["masks"].dtype is torch.bool
+        assert list(batch.extras) == ["masks"]
+        own = []
+        for s in range(size):
+            rows, weights = batch.indices[:, s].tolist(), batch.weights[:, s].tolist()
+            start, env = divmod(rows[0], num_envs)
+            times = [min(start + j, num_steps - 1) for j in range(length)]
+            assert start % length == 0
+            assert rows == [t * num_envs + env for t in times]
+            assert batch.is_first[:, s].tolist() == [bool(firsts[t][env]) for t in times]
+            assert batch.initial_states["hidden"][s].equal(rollout.extras["hidden"][start, env])
+            is_there = (torch.arange(length) < num_steps - start) & rollout.valid[times, env]
+            is_repeated = rows[0] in own
+            assert weights == (is_there.float() * (not is_repeated)).tolist()
+            seen += [row for row, weight in zip(rows, weights, strict=True) if weight]
+            own.append(rows[0])
+        for name, column in flat.items():
+            found = batch.obs["image"] if name == "image" else getattr(batch, name)
+            assert found.equal(column[batch.indices])
+        check_values(batch, policy)
+    assert sorted(seen) == rollout.valid.flatten().nonzero()[:, 0].tolist()
+
+
+def check_values(batch, policy):
+    """What the policy made of each step when it acted, it makes of the sequences."""
+    state, values = batch.initial_states["hidden"], []
+    for ages, is_first in zip(batch.obs["age"], batch.is_first, strict=True):
+        value, _, state = policy.step(ages, state, is_first)
+        values.append(value)
+    is_own = batch.weights > 0
+    assert is_own.any()
+    torch.testing.assert_close(torch.stack(values)[is_own], batch.values[is_own])
+
+
+@settings(max_examples=25)
+@given(
+    mode=st.sampled_from(MODES),
+    num_steps=st.integers(1, 9),
+    num_envs=st.integers(1, 5),
+    seed=st.integers(0, 2**32 - 1),
+    number=st.integers(1, 20),
+    length=st.none() | st.integers(1, 9),
+    by_size=st.booleans(),
+    staged=st.booleans(),
+)
+def test_sequences_are_those_of_the_rollout(
+    mode, num_steps, num_envs, seed, number, length, by_size, staged
+):
+    rollout = made(mode, num_steps, num_envs, seed, staged=staged)
+    envs, policy = Ages(mode, num_envs, seed), Policy()
+    state = torch.zeros(num_envs, 4)
+    rollout.start(envs.obs())
+    for number_of_rollout in range(3):
+        last_values, state = collect(rollout, envs, policy, state)
+        if number_of_rollout == 1:
+            rollout.valid_pages[:, 0] = False
+        rollout.compute_advantages(last_values)
+        if rollout.num_valid:
+            check_pass(rollout, policy, number, min(length, num_steps) if length else None, by_size)
+        rollout.advance()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_where_episodes_begin_is_part_of_the_state(mode):
+    first, envs, policy = made(mode, 4, 3, 1), Ages(mode, 3, 5), Policy()
+    first.start(envs.obs())
+    state = torch.zeros(3, 4)
+    for _ in range(4):
+        last_values, state = collect(first, envs, policy, state)
+        first.compute_advantages(last_values)
+        next(first.sequences(2))
+        first.advance()
+        saved = first.state_dict()
+        second, older = made(mode, 4, 3, 9), made(mode, 4, 3, 9)
+        second.load_state_dict(saved)
+        del saved["is_first"]
+        older.load_state_dict(saved)  # as releases before saved it
+        for other in (second, older):
+            assert other.is_first_at(0).equal(first.is_first_at(0))
+            if mode == "NextStep":  # known before the step is made
+                assert other.is_first_at(1).equal(first.is_first_at(1))
+
+
+def test_a_seed_gives_one_order_and_passes_differ():
+    orders = []
+    for _ in range(2):
+        rollout, envs = made("SameStep", 4, 6, 3), Ages("SameStep", 6, 0)
+        rollout.start(envs.obs())
+        rollout.compute_advantages(collect(rollout, envs, Policy(), torch.zeros(6, 4))[0])
+        orders.append([[b.indices.tolist() for b in rollout.sequences(3)] for _ in range(3)])
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1] != orders[0][2]
+
+
+def complete(**options):
+    rollout, envs = made("NextStep", 6, 4, 0, **options), Ages("NextStep", 4, 1)
+    rollout.start(envs.obs())
+    rollout.compute_advantages(collect(rollout, envs, Policy(), torch.zeros(4, 4))[0])
+    return rollout
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_advantages_are_normalised_over_the_rows_of_weight_1(staged):
+    rollout = complete(staged=staged)
+    for batch in rollout.sequences(2, length=4, normalize_advantages=True):
+        raw = rollout.advantages.flatten()[batch.indices].double()
+        own = raw[batch.weights > 0]
+        expected = (raw - own.mean()) / (own.std() + 1e-8)
+        torch.testing.assert_close(batch.advantages.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_sequences_that_are_kept_stay_as_they_are_and_memory_does_not_grow():
+    rollout = complete()
+    options = {"length": 2, "initial_states": "hidden"}
+    kept = list(rollout.sequences(4, **options))
+    copies = [(b.obs["age"].clone(), b.initial_states["hidden"].clone()) for b in kept]
+    other = pickle.loads(pickle.dumps(kept[0]))
+    assert other.initial_states["hidden"].equal(copies[0][1])
+    assert len(other) == len(kept[0]) == other.weights.shape[1]
+    assert repr(other) == repr(kept[0])
+    held = rollout.memory()["minibatches"]
+    for _ in range(3):
+        for _ in rollout.sequences(4, **options):
+            pass
+    for batch, (ages, states) in zip(kept, copies, strict=True):
+        assert batch.obs["age"].equal(ages)
+        assert batch.initial_states["hidden"].equal(states)
+    del kept, batch
+    for _ in range(3):
+        for _ in rollout.sequences(4, **options):
+            pass
+    assert rollout.memory()["minibatches"] <= held * 2
+
+
+def test_no_valid_row_gives_no_sequence():
+    rollout, envs = made("NextStep", 6, 4, 0), Ages("NextStep", 4, 1)
+    rollout.start(envs.obs())
+    last_values, _ = collect(rollout, envs, Policy(), torch.zeros(4, 4))
+    rollout.valid_pages[:] = False
+    rollout.compute_advantages(last_values)
+    assert list(rollout.sequences(2)) == []
+
+
+def test_what_is_over_is_refused_and_what_was_not_written_is_zero():
+    rollout, envs = made("NextStep", 2, 2, 0), Ages("NextStep", 2, 1)
+    rollout.start(envs.obs())
+    with pytest.raises(BufferMisuseError, match="sequences needs a complete rollout"):
+        rollout.sequences(1)
+    with pytest.raises(BufferMisuseError, match="is_first_at: step 3 is out of range"):
+        rollout.is_first_at(3)
+    for t in range(2):
+        envs.step(rollout.slot(t))
+        rollout.values[t] = 0.0
+        rollout.log_probs[t, 1] = 0.0
+    rollout.valid_pages[:, 0] = False  # and its log_probs are marked as not written
+    rollout.compute_advantages(torch.zeros(2))
+    (batch,) = rollout.sequences(batch_size=2)
+    assert batch.log_probs.isfinite().all()
+    first = rollout.sequences(2)
+    rollout.advance()
+    with pytest.raises(BufferMisuseError, match="these minibatches are over"):
+        next(first)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        ((), {}, "give either num_minibatches or batch_size"),
+        ((0,), {}, "num_minibatches must be a positive integer, got 0"),
+        ((5,), {}, "num_minibatches is 5, but the rollout has 4 sequences of 6 steps"),
+        ((), {"batch_size": 9, "length": 3}, "batch_size is 9, but the rollout has 8 sequences"),
+        ((1,), {"length": 7}, "length is 7, but the rollout has 6 steps"),
+        ((1,), {"length": 0}, "length must be a positive integer, got 0"),
+        ((1,), {"initial_states": ["state"]}, r"'state', expected .* \['hidden', 'masks'\]"),
+    ],
+)
+def test_mistakes_are_named_at_the_call(args, options, message):
+    with pytest.raises(BufferMisuseError, match=message):
+        complete().sequences(*args, **options)

@@ -1,0 +1,82 @@
+"""Examples that are killed and resumed end as if they had run through, bit for bit."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vecenv.learn import load_checkpoint
+
+ROOT = Path(__file__).parents[2]
+NUM_UPDATES = 150
+PPO = [
+    *("ppo.py", "--total-steps", f"{NUM_UPDATES * 128}", "--num-envs", "4", "--num-steps", "32"),
+    *("--save-every", "1000", "--eval-episodes", "2", "--normalize"),
+]
+CASES = {
+    "ppo, jit": [*PPO, "--env-id", "JitCartPole-v1", "--compile", "off"],
+    "ppo, sync": [*PPO, "--env-id", "CartPole-v1", "--backend", "sync", "--compile", "off"],
+    "ppo, compiled": [*PPO, "--env-id", "JitCartPole-v1", "--compile", "on"],
+}
+
+
+def begin(case, folder, *more):
+    script, *options = CASES[case]
+    command = [sys.executable, str(ROOT / "examples" / script), *options, "--save", str(folder)]
+    changed = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with (folder.parent / "output.txt").open("ab") as output:
+        return subprocess.Popen(
+            [*command, *more], env=os.environ | changed, stdout=output, stderr=output
+        )
+
+
+def count_lines(path):
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def flat(state, where=""):
+    """The leaves of a nest by their places, arrays as bytes, without what pads records."""
+    if isinstance(state, np.ndarray) and state.dtype.names:
+        state = {name: np.ascontiguousarray(state[name]) for name in state.dtype.names}
+    if isinstance(state, dict | list | tuple):
+        items = state.items() if isinstance(state, dict) else enumerate(state)
+        return {k: v for key, item in items for k, v in flat(item, f"{where}/{key}").items()}
+    if torch.is_tensor(state) or isinstance(state, np.ndarray):
+        state = np.asarray(state).tobytes()
+    return {where: state}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("case", CASES)
+def test_an_example_killed_at_random_points_ends_as_one_that_ran_through(case, tmp_path):
+    seed = int(np.random.default_rng().integers(1 << 30))
+    print("points drawn with seed", seed)  # noqa: T201 - to repeat a failure
+    points = np.sort(np.random.default_rng(seed).integers(1, NUM_UPDATES - 10, 3))
+    assert begin(case, tmp_path / "through").wait(600) == 0
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    # How gradients are computed is chosen by measurements: the same for both.
+    shutil.copy(tmp_path / "through" / "gradient.json", folder)
+    for number, point in zip((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL), points, strict=True):
+        process = begin(case, folder, "--resume")
+        while process.poll() is None and count_lines(folder / "metrics.jsonl") < point:
+            time.sleep(0.001)
+        process.send_signal(number)
+        assert process.wait(300) == (-number if number == signal.SIGKILL else 0)
+        assert count_lines(folder / "metrics.jsonl") < NUM_UPDATES, "it was over before"
+    assert begin(case, folder, "--resume").wait(600) == 0
+    states = [
+        flat(load_checkpoint(tmp_path / name / "checkpoint" / "last.npz")["state"])
+        for name in ("through", "killed")
+    ]
+    differing = [name for name, value in states[0].items() if states[1].get(name) != value]
+    # Pickles of equal envs need not have equal bytes.
+    assert [name for name in differing if not name.startswith("/envs")] == []

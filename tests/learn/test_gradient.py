@@ -1,0 +1,156 @@
+"""Gradients of every path against `loss.backward()`, parameter by parameter."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from vecenv.learn import Adam, Gradient
+
+
+@pytest.fixture(autouse=True)
+def one_thread_of_torch():
+    """Those of OpenMP wait for each other in every operation, forever on busy cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def squared_error(module, batch):
+    loss = (module(batch["x"]) - batch["y"]).square().mean()
+    return loss, {"error": loss.sqrt()}
+
+
+def make_mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def make_batch(rows=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "x": torch.randn(rows, 5, generator=generator),
+        "y": torch.randn(rows, 3, generator=generator),
+    }
+
+
+def gradients_of(module, loss, batch):
+    """The gradients that plain torch gives to a copy of the module, by name."""
+    module = copy.deepcopy(module)
+    result = loss(module, batch)
+    (result[0] if isinstance(result, tuple) else result).backward()
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+def assert_gradients_equal(module, expected, rtol=1e-4, atol=1e-6):
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad, expected[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_gradients_are_those_of_backward_and_are_overwritten():
+    module, batch = make_mlp(), make_batch()
+    expected = gradients_of(module, squared_error, batch)
+    gradient = Gradient(module, squared_error, compile="off")
+    for _ in range(2):
+        scalars = gradient(batch)
+        assert_gradients_equal(module, expected)
+    assert list(scalars) == ["loss", "error"]
+    torch.testing.assert_close(scalars["loss"], squared_error(module, batch)[0].detach())
+    assert not scalars["loss"].requires_grad
+
+
+def test_the_weights_are_views_of_the_vector_that_the_optimizer_updates():
+    module, batch = make_mlp(), make_batch()
+    twin = copy.deepcopy(module)
+    gradient = Gradient(module, squared_error, compile="off")
+    optimizer = Adam(gradient.parameters(), lr=0.1, eps=1e-5, max_grad_norm=0.5)
+    reference = torch.optim.Adam(twin.parameters(), lr=0.1, eps=1e-5)
+    for _ in range(3):
+        gradient(batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        reference.zero_grad()
+        squared_error(twin, batch)[0].backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        reference.step()
+    for ours, theirs in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    module.load_state_dict(make_mlp().state_dict())
+    gradient(batch)
+    assert_gradients_equal(module, gradients_of(make_mlp(), squared_error, batch))
+
+
+def test_parameter_groups_and_schedules_are_those_of_torch():
+    module, batch = make_mlp(), make_batch()
+    before = copy.deepcopy(module.state_dict())
+    gradient = Gradient(module, squared_error, compile="off")
+    groups = [{"params": module[0].parameters(), "lr": 0.0}, {"params": module[2].parameters()}]
+    optimizer = Adam(groups, lr=0.1)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=2)
+    gradient(batch)
+    optimizer.step()
+    schedule.step()
+    assert torch.equal(module[0].weight, before["0.weight"])
+    assert not torch.equal(module[2].weight, before["2.weight"])
+    assert optimizer.param_groups[1]["lr"] == pytest.approx(0.05)
+
+
+def test_parameters_without_a_gradient_are_named_unless_allowed():
+    module, batch = make_mlp(), make_batch()
+    module.spare = nn.Linear(2, 2)
+
+    def loss(module, batch):
+        return module[2](module[1](module[0](batch["x"]))).square().mean()
+
+    with pytest.raises(ValueError, match=r"spare\.weight, spare\.bias: the loss gives no gradient"):
+        Gradient(module, loss, compile="off")(batch)
+    allowed = ["spare.weight", "spare.bias"]
+    Gradient(module, loss, compile="off", allow_unused=allowed)(batch)
+    assert not module.spare.weight.grad.any()
+    frozen = make_mlp()
+    frozen[0].requires_grad_(False)
+    Gradient(frozen, squared_error, compile="off")(batch)
+    assert frozen[0].weight.grad is None
+
+
+def test_a_loss_that_is_not_finite_is_an_error_and_changes_nothing():
+    module, batch = make_mlp(), make_batch()
+    gradient = Gradient(module, squared_error, compile="off")
+    optimizer = Adam(gradient.parameters(), max_grad_norm=1.0)
+    gradient(batch)
+    optimizer.step()
+    before = copy.deepcopy(module.state_dict())
+    batch["x"][3, 2] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"loss is nan in call 2.*\['x'\] at \(3, 2\)"):
+        gradient(batch)
+    assert module[0].weight.grad is None
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda module, batch: module(batch["x"]), r"shape \(12, 3\), expected a tensor \(\)"),
+        (lambda module, batch: 1.0, "expected a tensor"),
+        (
+            lambda module, batch: (module(batch["x"]).mean(), {"a": batch["y"]}),
+            r"scalar 'a' of the loss has shape \(12, 3\)",
+        ),
+    ],
+)
+def test_a_loss_of_another_shape_is_an_error(loss, message):
+    with pytest.raises(ValueError, match=message):
+        Gradient(make_mlp(), loss, compile="off")(make_batch())
+
+
+def test_a_module_moved_afterwards_is_an_error():
+    module = make_mlp()
+    gradient = Gradient(module, squared_error, compile="off")
+    module.double()
+    with pytest.raises(RuntimeError, match=r"memory of 0\.weight, 0\.bias.* was exchanged"):
+        gradient(make_batch())

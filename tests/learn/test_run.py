@@ -1,0 +1,545 @@
+"""Run: what is in its folder, what it refuses, and that nothing that was there gets lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from envs import counters
+from equality import assert_same
+
+from vecenv import SyncVectorEnv, make_vec
+from vecenv.files import load_arrays, save_arrays
+from vecenv.learn import (
+    CheckpointError,
+    Moments,
+    Run,
+    RunError,
+    draw_curve,
+    load_checkpoint,
+    load_options,
+)
+from vecenv.learn.checkpoint import save_checkpoint
+
+
+@dataclass
+class Options:
+    folder: Path
+    learning_rate: float = 1e-3
+    total_steps: int = 100
+    resume: bool = False
+
+
+@pytest.fixture
+def options(tmp_path):
+    return Options(tmp_path / "run")
+
+
+def begin(options, **kwargs):
+    return Run(options.folder, options, options.resume, **kwargs)
+
+
+def resume(options, **kwargs):
+    return Run(options.folder, options, resume=True, **kwargs)
+
+
+def lines(options):
+    text = (options.folder / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+class Kind(Enum):
+    FAST = 1
+    SLOW = 2
+
+
+@dataclass
+class Inner:
+    widths: tuple[int, ...] = (1, 2)
+
+
+@dataclass
+class ManyOptions:
+    path: Path = Path("a/b")
+    maybe: Path | None = None
+    also: Path | None = Path("c")
+    text_or_path: str | Path = "d"
+    pair: tuple[int, str] = (1, "x")
+    nested: tuple[tuple[float, ...], ...] = ((1.0, 2.5), ())
+    kind: Kind = Kind.SLOW
+    choice: Literal["one", "two"] = "two"
+    rate: float = 3
+    inner: Inner = field(default_factory=lambda: Inner((7,)))
+    by_name: dict[str, tuple[int, int]] = field(default_factory=lambda: {"a": (1, 2)})
+    by_number: dict[int, float] = field(default_factory=lambda: {3: 0.5})
+    names: set[str] = field(default_factory=lambda: {"b", "a"})
+    plain: list[int] = field(default_factory=lambda: [1])
+    anything: Any = None
+    number: Any = field(default_factory=lambda: np.float32(0.5))
+
+
+def test_options_come_back_as_they_were(tmp_path):
+    given = ManyOptions()
+    Run(tmp_path, given).close()
+    found = load_options(tmp_path, ManyOptions)
+    assert found == given
+    assert type(found.rate) is float
+    assert json.loads((tmp_path / "options.json").read_text())["path"] == "a/b"
+
+
+@dataclass
+class Fewer:
+    path: Path = Path()
+
+
+@dataclass
+class Otherwise(ManyOptions):
+    pair: tuple[int, int] = (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(Fewer, "has no also, anything"), (Otherwise, "'x' is no int"), (int, "options of int")],
+)
+def test_options_of_another_program_are_refused(kind, message, tmp_path):
+    Run(tmp_path, ManyOptions()).close()
+    with pytest.raises(ValueError, match=message):
+        load_options(tmp_path, kind)
+
+
+def test_options_that_are_no_plain_values_are_refused_and_no_folder_is_made(tmp_path):
+    with pytest.raises(TypeError, match="option number is object, expected numbers"):
+        Run(tmp_path / "x", ManyOptions(number=object()))
+    with pytest.raises(TypeError, match="options is int"):
+        Run(tmp_path / "x", 3)
+    assert not (tmp_path / "x").exists()
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def test_scalars_are_lines_of_json(options):
+    with begin(options) as run:
+        run.log(8, {"loss": torch.ones((), requires_grad=True), "kl": np.float32(0.5)})
+        run.log(16, {"loss": float("nan"), "kl": 2})
+    first, second = lines(options)
+    assert (first["steps"], first["loss"], first["kl"]) == (8, 1, 0.5)
+    assert (second["steps"], second["loss"], second["kl"]) == (16, None, 2)
+    assert 0 <= first["seconds"] <= second["seconds"]
+
+
+def test_lines_and_episodes_after_the_checkpoint_are_cut(options):
+    with begin(options) as run:
+        for steps in (10, 20, 30):
+            run.log(steps, {"x": steps})
+            run.add_episodes(steps, torch.tensor([1.0, steps]))
+            if steps == 20:
+                run.save({"steps": steps})
+    with (options.folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"steps": 40')
+    with resume(options) as run:
+        assert run.load() == {"steps": 20}
+        assert run.curve_steps.tolist() == [10, 10, 20, 20]
+        assert run.curve_returns.tolist() == [1, 10, 1, 20]
+        assert run.recent_return(2) == 10.5
+        run.log(30, {"x": 31})
+        assert run.seconds > lines(options)[1]["seconds"]
+    assert [line["x"] for line in lines(options)] == [10, 20, 31]
+
+
+def test_scalars_go_to_tensorboard_too(options):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with begin(options, tensorboard=True) as run:
+        run.log(10, {"losses/x": 0.5})
+        run.save({"steps": 10})
+        run.log(20, {"losses/x": 0.25})
+    with resume(options, tensorboard=True) as run:
+        run.log(20, {"losses/x": 0.125})
+    events = EventAccumulator(str(options.folder)).Reload().Scalars("losses/x")
+    assert [(event.step, event.value) for event in events] == [(10, 0.5), (20, 0.125)]
+
+
+def test_without_tensorboard_the_log_says_so(options, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with begin(options, tensorboard=True) as run:
+        run.log(10, {"x": 1})
+        run.log(20, {"x": 1})
+    assert caplog.text.count("tensorboard is missing: pip install") == 1
+    assert len(lines(options)) == 2
+
+
+def test_the_curve_is_drawn_from_all_episodes(options):
+    pytest.importorskip("matplotlib")
+    with begin(options) as run:
+        run.draw_curve()
+        assert not (options.folder / "curve.png").exists()  # there is nothing to draw
+        run.add_episodes(1000, -np.geomspace(1, 1000, 30))
+        run.add_episodes(2000, [-2.0])
+        run.draw_curve("a title", {"random": -900.0})
+    assert (options.folder / "curve.png").read_bytes()[1:4] == b"PNG"
+    with pytest.raises(ValueError, match="no episodes"):
+        draw_curve([], [], options.folder / "other.png")
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+def test_values_come_back_with_their_types(tmp_path):
+    record = np.zeros(3, np.dtype([("x", "<f4", (2,)), ("in", [("flag", "?"), ("n", "<i8")])]))
+    record["in"]["n"] = 1, 2, 3
+    content = {
+        "tensors": [
+            torch.arange(6).view(2, 3).t(),
+            torch.tensor(1.5, dtype=torch.bfloat16),
+            torch.randn(2, dtype=torch.complex64),
+            torch.zeros(0, 3, dtype=torch.bool),
+            torch.ones(2, requires_grad=True),
+        ],
+        "arrays": (record, np.array("text"), np.float16(0.5), np.array(["2020"], "M8[Y]")),
+        "numbers": {1: 2**130, (2, "a"): -0.5, None: float("inf"), False: ""},
+        "bytes": b"\0\1",
+        "enum": Colour.RED,
+    }
+    save_checkpoint(tmp_path / "x", content)
+    found = load_checkpoint(tmp_path / "x")
+    for tensor, other in zip(content["tensors"], found["tensors"], strict=True):
+        assert tensor.dtype == other.dtype
+        assert torch.equal(tensor, other)
+        assert not other.requires_grad
+    assert_same(found["arrays"], content["arrays"])
+    assert found["arrays"][0].flags.writeable
+    assert found["numbers"] == content["numbers"]
+    assert (found["bytes"], found["enum"]) == (b"\0\1", "red")
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, np.array([None]), print])
+def test_what_cannot_be_saved_is_named(value, tmp_path):
+    with pytest.raises(TypeError, match=r"state\['a'\]\[0\]\['b'\] is "):
+        save_checkpoint(tmp_path / "x", {"a": [{"b": value}]})
+    assert not (tmp_path / "x").exists()
+
+
+def test_bytes_are_believed_only_if_this_user_has_signed_them(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "x", {"a": b"mine"})
+    key = next((Path(os.environ["XDG_DATA_HOME"])).rglob("*.key"))
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert load_checkpoint(tmp_path / "x") == {"a": b"mine"}
+    for place in ("another user's", "nobody's"):
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / place))
+        if place == "another user's":
+            save_checkpoint(tmp_path / "other", {"a": b"theirs"})
+        assert load_checkpoint(tmp_path / "x") == {"a": None}
+        assert load_checkpoint(tmp_path / "x", allow_pickle=True) == {"a": b"mine"}
+
+
+def test_changed_bytes_are_not_believed(tmp_path):
+    save_checkpoint(tmp_path / "x", {"a": b"mine"})
+    saved = load_arrays(tmp_path / "x")
+    saved["content"][2][0][1] = np.frombuffer(b"evil", np.uint8)
+    save_arrays(tmp_path / "x", saved)
+    assert load_checkpoint(tmp_path / "x") == {"a": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no checkpoint, or damaged"),
+        (b"PK\3\4" + bytes(100), "is no checkpoint, or damaged"),
+        ({"format": "vecenv checkpoint 9"}, "has the format 'vecenv checkpoint 9', expected"),
+        ({"format": "vecenv checkpoint 1"}, "is no checkpoint, or damaged"),
+        ({"format": "vecenv checkpoint 1", "content": 3}, "it is no dict"),
+        ({"format": "vecenv checkpoint 1", "content": ["tensor", "load", [], []]}, "damaged"),
+        ({"format": "vecenv checkpoint 1", "content": ["eval", "1"]}, "a part 'eval'"),
+        (
+            {
+                "format": "vecenv checkpoint 1",
+                "content": ["records", [["x", "|O"]], [1], np.zeros(8, np.uint8)],
+            },
+            "damaged",
+        ),
+    ],
+)
+def test_files_that_are_no_checkpoints_are_refused(content, message, tmp_path):
+    path = tmp_path / "last.npz"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        save_arrays(path, content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_checkpoint(path)
+    assert str(path) in str(caught.value)
+
+
+def make_parts(width=4):
+    module = torch.nn.Sequential(Moments(3), torch.nn.Linear(3, width))
+    return {
+        "module": module,
+        "optimizer": torch.optim.Adam(module.parameters(), 1e-2),
+        "envs": SyncVectorEnv(counters([3, 5])),
+        "draws": torch.Generator().manual_seed(1),
+        "noise": np.random.default_rng(1),
+    }
+
+
+def use(parts):
+    """Change everything there is; return what can be seen of it."""
+    x = torch.randn(5, 3, generator=parts["draws"]) + torch.rand(1)
+    parts["module"][0].update(x)
+    parts["optimizer"].zero_grad()
+    parts["module"](x).square().mean().backward()
+    parts["optimizer"].step()
+    drawn = parts["noise"].random(), np.random.rand()  # noqa: NPY002
+    weights = [tensor.clone() for tensor in parts["module"].state_dict().values()]
+    return [tensor.numpy() for tensor in weights], drawn, parts["envs"].step([0, 0])[0]
+
+
+def test_parts_go_on_from_where_they_were_with_all_random_streams(options):
+    parts = make_parts()
+    parts["envs"].reset(seed=1)
+    with begin(options) as run:
+        assert run.restore(parts) is None
+        use(parts)
+        run.save({**parts, "steps": 7, "more": [1.5, None], "obs": np.ones(2)})
+        expected = [use(parts) for _ in range(4)]
+    parts = make_parts()
+    with resume(options) as run:
+        rest = run.restore(parts)
+        assert_same(rest, {"steps": 7, "more": [1.5, None], "obs": np.ones(2)})
+        assert run.not_restored == {}
+        assert_same([use(parts) for _ in range(4)], expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"module": torch.nn.Linear(3, 4)}, "fit module: it has no weight, which the module has"),
+        ({"module": make_parts(5)["module"]}, r"1.weight float32 \(4, 3\), expected .* \(5, 3\)"),
+        ({"envs": SyncVectorEnv(counters([1] * 3))}, "envs: it has number of envs 2, expected 3"),
+        (
+            {"envs": make_vec("CartPole-v1", 2, backend="sync")},
+            r"envs: it has observation space Box\(-1.* expected Box\(",
+        ),
+        (
+            {"envs": SyncVectorEnv(counters([1] * 2), autoreset_mode="SameStep")},
+            "has autoreset mode .*NEXT_STEP, expected .*SAME_STEP",
+        ),
+        ({"noise": np.random.Generator(np.random.MT19937())}, "PCG64, expected .* MT19937"),
+        (
+            {"optimizer": torch.optim.Adam([torch.zeros(1)])},
+            "optimizer: it has 2 parameters, expected 1",
+        ),
+        ({"draws": 3}, "a state for int, which has no load_state_dict"),
+        ({"critic": torch.nn.Linear(1, 1)}, "has no critic, only module, optimizer"),
+    ],
+)
+def test_a_checkpoint_of_other_parts_is_refused_in_a_sentence_that_names_the_file(
+    changes, message, options
+):
+    parts = make_parts()
+    parts["envs"].reset(seed=1)
+    with begin(options) as run:
+        run.save({**parts, "steps": 1})
+    with resume(options) as run, pytest.raises(CheckpointError, match=message) as caught:
+        run.restore(make_parts() | changes)
+    assert str(options.folder / "checkpoint/last.npz") in str(caught.value)
+    assert "\n" not in str(caught.value).split(":")[0]
+
+
+def test_envs_that_cannot_be_saved_are_to_be_reset_and_the_log_says_so(options, caplog):
+    envs = SyncVectorEnv(counters([3]))
+    envs.envs[0].unwrapped.engine = threading.Lock()  # which can't be pickled
+    envs.reset(seed=1)
+    others = gym.vector.SyncVectorEnv(counters([3]))
+    with begin(options) as run:
+        for steps in (1, 2):
+            run.save({"envs": envs, "others": others, "steps": steps})
+    assert caplog.text.count("envs can't be saved, so a resumed run resets them: the state") == 1
+    with resume(options) as run:
+        assert run.restore({"envs": envs, "others": others}) == {"steps": 2}
+    assert "pickling it failed with TypeError" in run.not_restored["envs"]
+    assert run.not_restored["others"] == "SyncVectorEnv has no state_dict"
+    assert "envs: not as they were, so reset them: the state of env 0" in caplog.text
+
+
+def test_pickles_of_another_user_are_not_loaded_unless_that_is_allowed(
+    options, tmp_path, monkeypatch
+):
+    envs = SyncVectorEnv(counters([9]))
+    envs.reset()
+    envs.step([0])
+    with begin(options) as run:
+        run.save({"envs": envs, "steps": 1})
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "theirs"))
+    for allow, found in ((False, 4), (True, 2)):
+        envs.step([0])
+        envs.step([0])
+        with resume(options, allow_pickle=allow) as run:
+            run.restore({"envs": envs})
+            assert ("envs" in run.not_restored) is not allow
+        assert envs.step([0])[0][0, 2] == found
+
+
+def test_checkpoints_are_due_at_step_counts_and_the_best_is_kept(options):
+    best, last = (options.folder / f"checkpoint/{name}.npz" for name in ("best", "last"))
+    with begin(options, save_every=100) as run:
+        assert [run.is_due(steps) for steps in (99, 100, 101)] == [False, True, True]
+        run.save({"steps": 130}, score=float("nan"))
+        assert not best.exists()
+        assert [run.is_due(steps) for steps in (199, 200)] == [False, True]
+        run.save({"steps": 200}, score=-5.0)
+        run.save({"steps": 300}, score=-6.0)
+        assert load_checkpoint(best)["state"]["steps"] == 200
+    with resume(options, save_every=100) as run:
+        assert run.best_score == -5
+        assert not run.is_due(399)
+        run.save({"steps": 400}, score=-5.5)
+        run.save({"steps": 500})
+        assert load_checkpoint(best)["state"]["steps"] == 200
+        run.save({"steps": 600}, score=-4.0)
+        assert load_checkpoint(best)["state"]["steps"] == 600
+    assert sorted(path.name for path in last.parent.iterdir()) == ["best.npz", "last.npz"]
+    best.unlink()  # as if killed between the two names
+    resume(options).close()
+    assert load_checkpoint(best)["state"]["steps"] == 600
+
+
+def test_a_module_with_nan_is_not_saved(options):
+    module = torch.nn.Linear(2, 1)
+    with begin(options) as run:
+        run.save({"module": module, "steps": 1})
+        torch.nn.init.constant_(module.bias, float("nan"))
+        with pytest.raises(CheckpointError, match="module has NaN or infinity in bias, so no"):
+            run.save({"module": module, "steps": 2})
+    assert load_checkpoint(options.folder / "checkpoint/last.npz")["state"]["steps"] == 1
+
+
+def test_a_full_disk_keeps_the_checkpoint_and_whole_lines(options):
+    resource = pytest.importorskip("resource")
+    with begin(options) as run:
+        run.log(1, {"x": 1})
+        run.save({"steps": 1})
+        size = (options.folder / "metrics.jsonl").stat().st_size
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, before[1]))  # no file may be longer
+        try:
+            with pytest.raises(CheckpointError, match=r"of step 2 can't be written.*--resume"):
+                run.save({"steps": 2, "x": torch.zeros(100_000)})
+            with pytest.raises(OSError, match=r"metrics.jsonl"):
+                run.log(2, {"x": 2})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        run.log(3, {"x": 3})
+    assert [line["x"] for line in lines(options)] == [1, 3]
+    assert [path.name for path in (options.folder / "checkpoint").iterdir()] == ["last.npz"]
+    with resume(options) as run:
+        assert run.load() == {"steps": 1}
+
+
+# -- the folder ------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_a_run_is_neither_overwritten_nor_mixed_up(options):
+    with begin(options) as run:
+        run.log(1, {"x": 1})
+        run.save({"steps": 1}, score=1.0)
+        run.write_json("gradient", {"path": "compiled"})
+    with pytest.raises(RunError, match=r"has a run already: go on with it by .*--resume"):
+        begin(options)
+    options.learning_rate = 0.5
+    message = r"options.json is of a run with learning_rate = 0.001, this one has 0.5: give"
+    with pytest.raises(RunError, match=message):
+        resume(options)
+    with resume(options, may_change=["learning_rate"]) as run:
+        assert run.load() == {"steps": 1}
+        assert run.read_json("gradient") == {"path": "compiled"}
+        assert run.read_json("other") is None
+    moved = options.folder.rename(options.folder.with_name("moved"))
+    with resume(Options(moved, 0.5)) as run:
+        assert run.load() == {"steps": 1}
+    with begin(Options(moved), overwrite=True) as run:
+        assert run.load() is None
+        assert sorted(path.name for path in moved.rglob("*.npz")) == []
+    assert load_options(moved, Options) == Options(moved)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(options, caplog):
+    with begin(options) as run:
+        run.log(1, {"x": 1})
+    with resume(options) as run:
+        assert run.load() is None
+        assert run.restore({}) is None
+    assert "has no checkpoint yet: the run begins anew" in caplog.text
+    assert lines(options) == []
+
+
+def test_what_a_killed_save_has_left_is_removed(options):
+    begin(options).close()
+    left = options.folder / "checkpoint/.last.0123456789abcdef.npz"
+    left.write_bytes(b"half")
+    resume(options).close()
+    assert not left.exists()
+
+
+def test_a_run_of_other_versions_goes_on_with_a_warning(options, caplog, monkeypatch):
+    with begin(options) as run:
+        run.save({"steps": 1})
+    monkeypatch.setattr("vecenv.__version__", "9.9")
+    with resume(options) as run:
+        assert run.load() == {"steps": 1}
+    assert "was written with vecenv 0.1.0" in caplog.text and "not bit for bit" in caplog.text
+
+
+def test_a_folder_that_another_process_uses_is_refused(options):
+    pytest.importorskip("fcntl")
+    begin(options).close()
+    script = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    command = [sys.executable, "-c", f"{script}; print(flush=True); input()"]
+    with subprocess.Popen(
+        [*command, str(options.folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()  # it has the lock
+        with pytest.raises(RunError, match="is in use by another process; wait for its end"):
+            resume(options)
+        other.communicate(b"\n")
+    resume(options).close()
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+
+def test_the_first_signal_asks_for_the_end_and_the_second_acts_as_before(options):
+    before = signal.getsignal(signal.SIGTERM)
+    with begin(options) as run:
+        signal.raise_signal(signal.SIGTERM)
+        assert run.should_stop
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        run.save({"steps": 1})
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_command_to_go_on_with_is_that_of_this_process(options, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["examples/ppo.py", "--folder", "a b"])
+    with begin(options) as run:
+        assert run.resume_command.endswith(" examples/ppo.py --folder 'a b' --resume")

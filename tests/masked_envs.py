@@ -1,0 +1,127 @@
+"""Minefields: envs in which an action that is masked ends the episode, and nothing else does.
+
+What is allowed is drawn at every step and can be read from the observation, so that a mask shows
+of which observation it is. Where an episode is over, nothing is allowed any more.
+"""
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numba import njit
+
+from vecenv.jit import EnvKernels
+from vecenv.jit.random import integers
+
+NUM_ACTIONS = 5
+LENGTH = 7  # steps until truncation
+
+
+def mask_of(keys):
+    """The mask int8 (..., 5) that belongs to observed keys (...)."""
+    return (np.asarray(keys, np.int64)[..., None] >> np.arange(NUM_ACTIONS) & 1).astype(np.int8)
+
+
+MASKS = mask_of(np.arange(1 << NUM_ACTIONS))
+
+
+class Minefield(gym.Env):
+    """Observes (key, step number); gives its mask as `form` says: in infos, by method, in obs."""
+
+    metadata = {}
+
+    def __init__(self, form="info", parts=False):
+        self.form, self.key = form, 31
+        self.action_space = spaces.MultiDiscrete([2, 3]) if parts else spaces.Discrete(5, start=2)
+        self.observation_space = spaces.Box(0, 100, (2,), np.float32)
+        if form == "obs":
+            mask_space = spaces.Box(0, 1, (NUM_ACTIONS,), np.int8)
+            self.observation_space = spaces.Dict(
+                observation=self.observation_space, action_mask=mask_space
+            )
+        if form in ("action_masks", "action_mask"):
+            setattr(self, form, lambda: MASKS[self.key])
+
+    def _allowed(self, action):
+        if isinstance(self.action_space, spaces.MultiDiscrete):
+            return all(MASKS[self.key, [action[0], 2 + action[1]]])
+        return MASKS[self.key, action - 2]
+
+    def _draw(self):
+        number = int(self.np_random.integers(21))
+        self.key = 1 + number % 3 + 4 * (1 + number // 3)  # each part has a choice
+
+    def _result(self):
+        obs, mask = np.array([self.key, self.step_number], np.float32), MASKS[self.key]
+        if self.form == "obs":
+            return {"observation": obs, "action_mask": mask}, {}
+        if self.form == "tuple":
+            return obs, {"action_mask": (mask[:2], mask[2:])}
+        return obs, {"action_mask": mask} if self.form == "info" else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        self._draw()
+        return self._result()
+
+    def step(self, action):
+        is_dead = not self._allowed(action)
+        self.step_number += 1
+        self._draw()
+        is_cut = self.step_number >= LENGTH
+        if is_dead or is_cut:
+            self.key = 0
+        obs, info = self._result()
+        return obs, -float(is_dead), is_dead, is_cut, info
+
+
+@njit
+def _draw(state, rng):
+    state.key = 1 + integers(rng, 3) + 4 * (1 + integers(rng, 7))
+
+
+def reset(state, rng):
+    state.step_number = 0
+    _draw(state, rng)
+
+
+def step(state, action, rng):
+    is_dead = (state.key >> (action - 2)) & 1 == 0
+    state.step_number += 1
+    _draw(state, rng)
+    is_cut = state.step_number >= LENGTH
+    if is_dead or is_cut:
+        state.key = 0
+    return -1.0 if is_dead else 0.0, is_dead, is_cut
+
+
+def step_in_parts(state, action, rng):
+    is_dead = ((state.key >> action[0]) & (state.key >> (2 + action[1])) & 1) == 0
+    state.step_number += 1
+    _draw(state, rng)
+    is_cut = state.step_number >= LENGTH
+    if is_dead or is_cut:
+        state.key = 0
+    return -1.0 if is_dead else 0.0, is_dead, is_cut
+
+
+def observe(state, out):
+    out[0], out[1] = state.key, state.step_number
+
+
+def action_mask(state, out):
+    for k in range(out.shape[0]):
+        out[k] = (state.key >> k) & 1 == 1
+
+
+def kernels(parts=False):
+    return EnvKernels(
+        name="minefield",
+        state_dtype=[("key", np.int64), ("step_number", np.int64)],
+        observation_space=spaces.Box(0, 100, (2,), np.float32),
+        action_space=spaces.MultiDiscrete([2, 3]) if parts else spaces.Discrete(5, start=2),
+        reset=reset,
+        step=step_in_parts if parts else step,
+        observe=observe,
+        action_mask=action_mask,
+    )

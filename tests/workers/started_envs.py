@@ -1,0 +1,125 @@
+"""What processes load that are not forked from the tests': it imports little."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from workers.faulty_envs import FaultyEnv
+
+
+class Spy(FaultyEnv):
+    """Tells of its process."""
+
+    def num_threads(self):
+        return len(os.listdir("/proc/self/task"))
+
+    def tell(self):
+        import vecenv.workers.server
+
+        return {
+            "served": bool(vecenv.workers.server._passed),
+            "folder": os.getcwd(),
+            "path": sys.path[0],
+            "variable": os.environ.get("VECENV_TEST"),
+            "omp": os.environ.get("OMP_NUM_THREADS"),
+            "cores": os.sched_getaffinity(0),
+            "modules": set(sys.modules),
+            "filters": list(warnings.filters),
+            "method": multiprocessing.get_start_method(allow_none=True),
+        }
+
+
+class Printing(FaultyEnv):
+    def __init__(self):
+        super().__init__()
+        os.write(1, b"made\n")
+
+
+class Threads(FaultyEnv):
+    def __init__(self, wanted=None):
+        import numba
+        import torch
+
+        super().__init__()
+        if wanted is not None:
+            torch.set_num_threads(wanted)
+        names = "OMP_NUM_THREADS"
+        self.threads = (
+            os.environ.get(names),
+            torch.get_num_threads(),
+            numba.config.NUMBA_NUM_THREADS,
+        )
+
+
+class HangingOnce(FaultyEnv):
+    def step(self, action):
+        hang()
+
+
+class Calling(gym.Env):
+    """Calls something in every step."""
+
+    observation_space, action_space = Box(0, 1, (1,), np.float32), Discrete(2)
+
+    def __init__(self, call):
+        self.call = call
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.call()
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+class Starting(Calling):
+    """Starts something that lives until its process ends."""
+
+    def __init__(self, start):
+        super().__init__(lambda: None)
+        self.started = start()
+
+
+def first_of(factories):
+    return factories[0]()
+
+
+def hang():
+    time.sleep(60)
+
+
+def leave_a_child(path):
+    child = subprocess.Popen(["sleep", "60"])
+    Path(path).write_text(str(child.pid))
+    return "left"
+
+
+class ServedEnv(FaultyEnv):
+    """Starts processes that outlive it if they are let: by Popen, by a shell, by a fork."""
+
+    def __init__(self, name, folder, ignores):
+        super().__init__(name)
+        self.folder = folder
+        command = f"import signal, time; {ignores}; print(1, flush=True); time.sleep(300)"
+        self.server = subprocess.Popen(
+            [sys.executable, "-S", "-c", command], stdout=subprocess.PIPE, text=True
+        )
+        assert self.server.stdout.readline() == "1\n"
+        shell = subprocess.Popen(["sh", "-c", "sleep 300 & echo $!; wait"], stdout=-1, text=True)
+        self.pids = [self.server.pid, int(shell.stdout.readline())]
+        if name == 0:
+            self.pids.append(os.fork())
+            if self.pids[-1] == 0:
+                time.sleep(300)
+                os._exit(0)
+
+    def servers(self):
+        return self.pids

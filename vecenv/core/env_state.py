@@ -1,0 +1,141 @@
+"""State of Gymnasium's envs: each is pickled as it is, wrappers and random generators included.
+
+Pickles are code: whoever loads one runs what is in it.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gymnasium import Env, Space
+from gymnasium.utils import EzPickle
+
+from vecenv.core.errors import EnvStateError
+from vecenv.core.pickling import dumps, loads
+
+__all__ = ["SavedEnv", "dump_env", "load_env", "pack_envs", "unpack_envs"]
+
+_FORMAT = "vecenv pickled envs 1"
+
+
+class SavedEnv(NamedTuple):
+    """An env and what its vector env knows of it.
+
+    Attributes:
+        env: The env.
+        is_over: Whether its episode has ended and it has not been reset since.
+        obs: Its last observation, the caller's to keep.
+    """
+
+    env: Env
+    is_over: bool
+    obs: Any
+
+
+def dump_env(saved: SavedEnv, index: int) -> bytes:
+    """Pickle an env.
+
+    Raises:
+        EnvStateError: That can't be done.
+    """
+    try:
+        try:
+            return _dumps(pickle.Pickler, saved)
+        except Exception:  # closures, lambdas, classes of a notebook: by value
+            import cloudpickle
+
+            return _dumps(cloudpickle.Pickler, saved)
+    except Exception as error:  # pickling runs code of users' classes
+        raise EnvStateError(
+            f"the state of env {index} can't be saved, as pickling it failed with "
+            f"{type(error).__name__}: {error!s:.300}"
+        ) from error
+
+
+def _dumps(base: Any, saved: SavedEnv) -> bytes:
+    class Pickler(base):
+        def reducer_override(self, obj: Any) -> Any:
+            kind = type(obj)
+            if isinstance(obj, EzPickle) and kind.__getstate__ is EzPickle.__getstate__:
+                # That would make a new env of the arguments of the old one. What is in it, instead:
+                # of engines that can't be pickled this raises, rather than to forget their state.
+                state = dict(vars(obj))
+                return copyreg.__newobj__, (kind,), state, None, None, _set_attributes  # type: ignore[attr-defined]
+            inherited = getattr(super(), "reducer_override", None)
+            return NotImplemented if inherited is None else inherited(obj)
+
+    file = io.BytesIO()
+    Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(tuple(saved))
+    return file.getvalue()
+
+
+def _set_attributes(obj: Any, state: dict[str, Any]) -> None:
+    vars(obj).update(state)
+
+
+def load_env(pickled: Any, index: int, observation_space: Space, action_space: Space) -> SavedEnv:
+    """Unpickle an env: this runs what is in it.
+
+    Args:
+        pickled: What `dump_env` returned.
+        index: Of the env, for messages.
+        observation_space: The env has to have it.
+        action_space: The same.
+
+    Raises:
+        EnvStateError: It can't be done, or it is an env with other spaces.
+    """
+    try:
+        saved = SavedEnv(*pickle.loads(pickled))
+        spaces = saved.env.observation_space, saved.env.action_space
+    except Exception as error:  # unpickling runs code of users' classes
+        raise EnvStateError(
+            f"the state of env {index} can't be loaded, as unpickling it failed with "
+            f"{type(error).__name__}: {error!s:.300}"
+        ) from error
+    if not all(map(_is_like, spaces, (observation_space, action_space))):
+        raise EnvStateError(
+            f"the state of env {index} is of an env with the spaces {spaces}, expected "
+            f"{(observation_space, action_space)}; make the envs as they were saved"
+        )
+    return saved
+
+
+def _is_like(space: Any, other: Space) -> bool:
+    """Whether spaces are equal, as far as theirs can be compared."""
+    is_comparable = type(other).__eq__ is not object.__eq__
+    return space == other if is_comparable else type(space) is type(other)
+
+
+def pack_envs(pickles: Sequence[bytes], notes: Any) -> dict[str, Any]:
+    """Return the state of a vector env, given those of its envs and what it has noted itself."""
+    return {"format": _FORMAT, "envs": list(pickles), "notes": dumps(notes)}
+
+
+def unpack_envs(state: Mapping[str, Any], num_envs: int) -> tuple[list[bytes], Any]:
+    """Return the pickled envs of a state, and the notes: this runs what is in them.
+
+    Raises:
+        EnvStateError: It is no state of `num_envs` envs.
+    """
+    pickles = state.get("envs") if isinstance(state, Mapping) else None
+    if not isinstance(pickles, list) or state.get("format") != _FORMAT:
+        raise EnvStateError(
+            f"state is no state of envs that are stepped one by one ({_FORMAT!r}); pass what "
+            "`state_dict` of a SyncVectorEnv or AsyncVectorEnv returned"
+        )
+    if len(pickles) != num_envs:
+        raise EnvStateError(f"state has {len(pickles)} envs, expected {num_envs}")
+    if not all(isinstance(pickled, bytes) for pickled in (*pickles, state.get("notes"))):
+        raise EnvStateError(
+            "state has no pickles of the envs: a checkpoint gives those only to the user who has "
+            "written them, as unpickling runs code"
+        )
+    try:
+        return pickles, loads(state["notes"])
+    except Exception as error:  # unpickling runs code of users' classes
+        raise EnvStateError(f"the notes of state can't be unpickled: {error!s:.300}") from error

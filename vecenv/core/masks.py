@@ -1,0 +1,416 @@
+"""Action masks: which actions an env allows, in one form whoever gives them.
+
+A mask is a row of 0 and 1: one entry per action of a Discrete space (entry k stands for the action
+`start + k`), of a MultiDiscrete space the entries of its parts one after the other, sum(nvec) in
+all, and of a MultiBinary space two entries (0, 1) per bit. That is sb3-contrib's form. The dtype is
+int8, which `sample(mask=)` of Gymnasium's spaces takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium import Env, Space, Wrapper
+from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete
+
+from vecenv.core.errors import ActionMaskError, NoActionMaskError
+
+__all__ = [
+    "MASK_KEY",
+    "METHODS",
+    "LatestMasks",
+    "MaskInfos",
+    "can_be_masked",
+    "has_mask_part",
+    "mask_width",
+    "no_masks",
+    "none_allowed",
+    "sample_actions",
+]
+
+MASK_KEY = "action_mask"  # in infos, and in Dict observations
+_GIVEN_KEY = f"_{MASK_KEY}"
+METHODS = ("action_masks", "action_mask")  # of single envs, the first that is there
+
+
+def _sizes(space: Space) -> np.ndarray:
+    """Return how many values each part of an action has, int64 (K,); K = 1 for Discrete.
+
+    Raises:
+        NoActionMaskError: There are no masks for such a space.
+    """
+    if isinstance(space, Discrete):
+        return np.array([space.n], np.int64)
+    if isinstance(space, MultiDiscrete):
+        return space.nvec.reshape(-1).astype(np.int64)
+    if isinstance(space, MultiBinary):
+        return np.full(int(np.prod(space.shape)), 2, np.int64)
+    raise NoActionMaskError(
+        f"the action space is {space}; only Discrete, MultiDiscrete and MultiBinary spaces have "
+        "action masks"
+    )
+
+
+def mask_width(space: Space) -> int:
+    """Return the length of a mask for actions of `space`.
+
+    Raises:
+        NoActionMaskError: There are no masks for such a space.
+
+    Example:
+        >>> mask_width(Discrete(6)), mask_width(MultiDiscrete([3, 4]))
+        (6, 7)
+    """
+    return int(_sizes(space).sum())
+
+
+def can_be_masked(space: Space) -> bool:
+    """Whether there are masks for actions of `space`."""
+    return isinstance(space, Discrete | MultiDiscrete | MultiBinary)
+
+
+def sample_actions(
+    single_action_space: Space, masks: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw one action per mask, uniformly among those that are allowed.
+
+    Args:
+        single_action_space: Discrete, MultiDiscrete or MultiBinary.
+        masks: 0 and 1, or bool, (B, width), as `VecEnv.action_masks` returns them.
+        rng: Is drawn from: B * width numbers.
+
+    Returns:
+        (B, *action_shape) of the space's dtype, the caller's.
+
+    Raises:
+        ActionMaskError: `masks` has another shape.
+        NoActionMaskError: There are no masks for such a space.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> sample_actions(Discrete(3, start=5), np.array([[0, 0, 1], [1, 0, 0]]), rng)
+        array([7, 5])
+    """
+    space, sizes = single_action_space, _sizes(single_action_space)
+    width = int(sizes.sum())
+    masks = np.asarray(masks)
+    if masks.ndim != 2 or masks.shape[1] != width:
+        raise ActionMaskError(f"masks has shape {masks.shape}, expected (B, {width}) for {space}")
+    keys = rng.random(masks.shape, np.float32) + (masks != 0)  # allowed ones are above 1
+    if isinstance(space, Discrete):
+        return (space.start + keys.argmax(1)).astype(space.dtype, copy=False)
+    ends = np.cumsum(sizes)
+    parts = [keys[:, end - size : end].argmax(1) for size, end in zip(sizes, ends, strict=True)]
+    shape = (len(masks), *(space.shape or ()))
+    return (np.stack(parts, 1).reshape(shape) + getattr(space, "start", 0)).astype(space.dtype)
+
+
+class MaskInfos(Wrapper):
+    """Puts an env's action mask into its infos, where vector envs carry it with the results.
+
+    The mask of every reset and step is `info["action_mask"]` if the env puts it there itself, else
+    the part "action_mask" of its Dict observations, else what its method `action_masks()`
+    (sb3-contrib's name) or `action_mask()` returns, called without arguments. Workers write it into
+    shared memory with the other results, so that `action_masks` of the vector env asks nobody.
+    `make_vec(..., mask_infos=True)` wraps every env in it.
+
+    Args:
+        env: The env; its action space is Discrete, MultiDiscrete or MultiBinary.
+
+    Raises:
+        NoActionMaskError: Another action space; or, in `reset` or `step`, the env gives no mask.
+        ActionMaskError: In `reset` or `step`: the mask does not fit the action space, and the
+            episode goes on.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> env = MaskInfos(gym.make("Cage2-v0"))
+        >>> obs, info = env.reset(seed=1)
+        >>> info["action_mask"].shape, info["action_mask"].dtype
+        ((145,), dtype('int8'))
+    """
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._width = mask_width(env.action_space)
+        self._is_observed = has_mask_part(env.observation_space, self._width)
+        self._method: str | None = None
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset the env; the info has its mask."""
+        obs, info = self.env.reset(**kwargs)
+        return obs, self._with_mask(obs, info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the env; the info has its mask."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        try:
+            info = self._with_mask(obs, info)
+        except ActionMaskError:
+            if not (terminated or truncated):  # else no action will follow
+                raise
+        return obs, reward, terminated, truncated, info
+
+    def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
+        mask = info.get(MASK_KEY)
+        if mask is None and self._is_observed:
+            mask = obs[MASK_KEY]
+        elif mask is None:
+            mask = self._ask()
+        if (
+            mask.__class__ is not np.ndarray
+            or mask.shape != (self._width,)
+            or mask.dtype != np.int8
+        ):
+            mask = _flat_mask(mask, self._width, self.env.action_space)
+        return {**info, MASK_KEY: mask}
+
+    def _ask(self) -> Any:
+        """Return what the env's method, or attribute, says."""
+        if self._method is None:
+            self._method = next((n for n in METHODS if self.env.has_wrapper_attr(n)), None)
+        if self._method is None:
+            raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
+        found = self.env.get_wrapper_attr(self._method)
+        return found() if callable(found) else found
+
+
+def _how_to(width: int) -> str:
+    """Say what an env has to provide."""
+    return (
+        "an env that has them returns info['action_mask'] from reset and step, has a part "
+        "'action_mask' in its Dict observations, or has a method action_masks(); each mask is an "
+        f"array of {width} times 0 or 1"
+    )
+
+
+def _flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
+    """Return one env's mask as int8 (width,).
+
+    Masks of MultiDiscrete actions may be tuples of one mask per part, as `sample(mask=)` of
+    Gymnasium's space takes them.
+
+    Raises:
+        ActionMaskError: Wrong shape or type, or something else than 0 and 1.
+    """
+    flat = _joined(mask)
+    if flat is None or flat.size != width or (isinstance(space, Discrete) and flat.ndim != 1):
+        came = f"{type(mask).__name__} {mask!r}"
+        if flat is not None:
+            came = f"of shape {flat.shape}"
+        raise ActionMaskError(
+            f"the action mask is {came}, expected {width} times 0 or 1 for actions of {space}"
+        )
+    flat = flat.reshape(-1)
+    bits = flat.astype(np.bool_)
+    if flat.dtype != np.bool_ and (bits != flat).any():
+        raise _no_bits(flat[bits != flat][0])
+    return bits.view(np.int8)
+
+
+def _joined(mask: Any) -> np.ndarray | None:
+    """Return nested tuples or lists of masks as one array; None for what has no numbers."""
+    try:
+        if isinstance(mask, tuple | list) and any(np.ndim(part) for part in mask):
+            parts = [_joined(part) for part in mask]
+            if any(part is None for part in parts):
+                return None
+            return np.concatenate([part.reshape(-1) for part in parts if part is not None])
+        array = np.asarray(mask)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+def _no_bits(value: Any) -> ActionMaskError:
+    return ActionMaskError(f"an action mask has {value}, expected 0 (not allowed) or 1 (allowed)")
+
+
+class LatestMasks:
+    """The masks that came with the infos of each env's latest reset or step.
+
+    Attributes:
+        is_used: Whether there have been masks in the infos, or somebody has asked; nothing is noted
+            before.
+        is_apart: Whether infos come unbatched, as `InfosApart`.
+        values: (num_envs, ...) as they came in the infos; None if there have been none.
+        is_over: bool (num_envs,), whose episode has ended with its latest step.
+
+    Args:
+        num_envs: How many envs.
+        space: Of one action.
+    """
+
+    def __init__(self, num_envs: int, space: Space) -> None:
+        self._num_envs = num_envs
+        self._space = space
+        self.is_used = False
+        self.is_apart = False
+        self.values: np.ndarray | None = None
+        self._is_given = np.zeros(num_envs, np.bool_)
+        self.is_over = np.zeros(num_envs, np.bool_)
+
+    @cached_property
+    def _width(self) -> int:
+        return mask_width(self._space)
+
+    def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
+        """Take over the masks of a batch of results.
+
+        Args:
+            infos: Batched infos, or unbatched ones.
+            is_over: Whether the episodes have ended with these results, bool (B,), or False.
+            rows: Whose results these are: int64 (B,), or a slice.
+        """
+        self.is_used = True
+        self.is_over[rows] = is_over
+        found, given = infos.get(MASK_KEY), infos.get(_GIVEN_KEY)
+        if self.is_apart:
+            count = len(np.arange(self._num_envs)[rows])
+            found, given = _take_apart(infos, count)
+        if found is None:
+            self._is_given[rows] = False
+            return
+        if not isinstance(found, np.ndarray):  # a dict
+            found = _objects([found] * len(self._is_given[rows]))
+        values = self.values
+        if values is None:
+            shape = (self._num_envs, *found.shape[1:])
+            values = self.values = np.zeros(shape, found.dtype)
+        elif values.dtype != found.dtype or values.shape[1:] != found.shape[1:]:
+            if values.dtype != object:
+                values = self.values = _objects(list(values))
+            found = _objects(list(found))
+        values[rows] = found
+        self._is_given[rows] = given
+
+    def state(self) -> tuple[Any, ...]:
+        """Return what `restore` takes: no copies."""
+        return self.is_used, self.values, self._is_given, self.is_over
+
+    def restore(self, is_used: bool, values: Any, is_given: np.ndarray, is_over: Any) -> None:
+        """Go on from what `state` returned, for as many envs."""
+        self.is_used, self.values = is_used, values
+        self._is_given[:], self.is_over[:] = is_given, is_over
+
+    def read(self, rows: Any) -> np.ndarray:
+        """Return the masks of these envs, int8 (B, width), the caller's.
+
+        Raises:
+            ActionMaskError: They don't fit the action space, or are missing; names the env.
+        """
+        assert self.values is not None
+        return self.checked(self.values[rows], rows, self._is_given[rows])
+
+    def checked(
+        self, values: np.ndarray, rows: Any, is_given: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return masks int8 (B, width) of what envs gave, (B, ...) or objects (B,).
+
+        Where an episode has ended and the env is about to be reset, whatever the action, a mask
+        that is missing or allows nothing becomes one that allows all.
+
+        Args:
+            values: What the envs gave.
+            rows: Which envs these are: int64 (B,), or a slice.
+            is_given: bool (B,), who gave something; None if all did.
+
+        Raises:
+            ActionMaskError: They don't fit the action space, or are missing; names the env.
+        """
+        width = self._width
+        if values.shape[1:] == (width,) and (is_given is None or is_given.all()):
+            bits = values.astype(np.bool_)
+            is_right = values.dtype == np.bool_ or (bits == values).all()
+            if is_right and bits.any(axis=1).all():
+                return bits.view(np.int8)
+        env_ids = np.arange(self._num_envs)[rows]
+        is_over = self.is_over[rows]
+        bits = np.zeros((len(env_ids), width), np.bool_)
+        needed = np.ones(len(env_ids), np.bool_) if is_given is None else is_given
+        if not (needed | is_over).all():
+            env_id = env_ids[~(needed | is_over)][0]
+            raise ActionMaskError(
+                f"env {env_id} gave no infos['action_mask'] with its latest results, as it or "
+                "other envs did before; return one from every reset and step"
+            )
+        is_flat = isinstance(self._space, Discrete)
+        if (
+            values.dtype.kind in "biuf"
+            and values[0].size == width
+            and (values.ndim == 2 or not is_flat)
+        ):
+            flat = values.reshape(len(env_ids), width)
+            bits[...] = flat
+            if values.dtype != np.bool_:
+                wrong = (bits != flat) & needed[:, None]
+                if wrong.any():
+                    raise _named(_no_bits(flat[wrong][0]), env_ids[wrong.any(1)][0])
+        else:
+            for row in np.flatnonzero(needed).tolist():
+                try:
+                    bits[row] = _flat_mask(values[row], width, self._space)
+                except ActionMaskError as error:
+                    if is_over[row]:
+                        needed[row] = False
+                        continue
+                    raise _named(error, env_ids[row]) from None
+        is_empty = ~(bits.any(1) & needed)
+        if is_empty.any():
+            live = np.flatnonzero(is_empty & ~is_over)
+            if len(live):
+                raise none_allowed(int(env_ids[live[0]]))
+            bits[is_empty] = True
+        return bits.view(np.int8)
+
+
+def none_allowed(env_id: int) -> ActionMaskError:
+    """Return the error for a mask without a single 1, in the middle of an episode."""
+    return ActionMaskError(
+        f"the action mask of env {env_id} allows no action, though its episode goes on; end the "
+        "episode (terminated) where nothing can be done, or allow an action that does nothing"
+    )
+
+
+def no_masks(width: int, observation_space: Space) -> NoActionMaskError:
+    """Return the error for single envs without masks."""
+    problem = "the envs give no action masks"
+    if isinstance(observation_space, Dict) and MASK_KEY in observation_space.spaces:
+        shape = observation_space[MASK_KEY].shape
+        problem = f"the part 'action_mask' of the observations has shape {shape}, so is no mask"
+    return NoActionMaskError(f"{problem}; {_how_to(width)}")
+
+
+def has_mask_part(observation_space: Space, width: int) -> bool:
+    """Whether observations have a part that is the action mask, as PettingZoo's have."""
+    if not isinstance(observation_space, Dict) or MASK_KEY not in observation_space.spaces:
+        return False
+    shape = observation_space[MASK_KEY].shape
+    return shape is not None and int(np.prod(shape)) == width
+
+
+def _named(error: ActionMaskError, env_id: int) -> ActionMaskError:
+    return ActionMaskError(f"env {env_id}: {error}")
+
+
+def _objects(items: Sequence[Any]) -> np.ndarray:
+    """Return an object array (B,) of these items, which may be arrays."""
+    array = np.full(len(items), None, dtype=object)
+    for row, item in enumerate(items):
+        array[row] = item
+    return array
+
+
+def _take_apart(infos: dict[int, Any], count: int) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return the masks in infos that have not been batched, and which rows have one."""
+    found = np.full(count, None, dtype=object)
+    given = np.zeros(count, np.bool_)
+    for row, entries in infos.items():
+        info = entries[-1]  # the one before, if there is one, is of the episode that has ended
+        mask = info.get(MASK_KEY) if isinstance(info, dict) else None
+        if mask is not None:
+            found[row], given[row] = mask, True
+    return (found if given.any() else None), given

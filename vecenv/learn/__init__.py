@@ -1,0 +1,27 @@
+"""What a learner is made of: gradients, an optimizer, a run folder. Each part can be used alone.
+
+`import vecenv` does not import this package, which imports torch.
+"""
+
+from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint
+from vecenv.learn.curve import draw_curve
+from vecenv.learn.evaluation import EvaluationResult, evaluate
+from vecenv.learn.gradient import Gradient
+from vecenv.learn.moments import Moments
+from vecenv.learn.optimizer import Adam
+from vecenv.learn.options import load_options
+from vecenv.learn.run import Run
+
+__all__ = [
+    "Adam",
+    "CheckpointError",
+    "EvaluationResult",
+    "Gradient",
+    "Moments",
+    "Run",
+    "RunError",
+    "draw_curve",
+    "evaluate",
+    "load_checkpoint",
+    "load_options",
+]

@@ -1,0 +1,444 @@
+"""Which path a gradient takes: what speaks against one, and what is measured."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vecenv.learn.batches import (
+    Layout,
+    Reads,
+    UnknownBatchError,
+    put_together,
+    record_reads,
+    take_apart,
+    weights_at,
+)
+from vecenv.learn.compiled import (
+    CompiledGradient,
+    build_part,
+    quick_tanh,
+    split_rows,
+    why_not_compile,
+)
+from vecenv.learn.parameters import FlatParameters
+from vecenv.learn.settings import Settings
+from vecenv.machine import usable_cores
+
+__all__ = ["DTYPES", "Eager", "Plan", "choose", "first_line", "split_result"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# Rules with measured numbers: docs/learner.md has the measurements.
+_COMPILE_SECONDS = 15.0  # of a network of a few layers, on one idle core
+_SAVED = 0.35  # of the time of autograd, at least
+_MANY_CALLS = 100_000  # stand for a number of calls that nobody told
+_SPLIT_ROWS = 1024  # fewer are not worth handing half of them to another thread
+_MEDIUM_ROWS = 512  # fewer are quicker in MKL than in oneDNN
+
+Found = tuple[CompiledGradient, list[str], Reads]
+
+
+class Plan(NamedTuple):
+    """How gradients are computed; ready for JSON.
+
+    Attributes:
+        path: "compiled" or "autograd".
+        dtype: "float32" or "bfloat16".
+        threads: Among which the parts of a batch go.
+        parts: Into which the rows of a batch are split.
+        combine: How the results of parts are weighted: "rows", or "weights" for the sums of
+            ``batch.weights``.
+        precision: Of float32 products, for `torch.set_float32_matmul_precision`; None leaves it.
+        rows: Of the batches that the function is compiled for, None without.
+        reason: A sentence.
+    """
+
+    path: str
+    dtype: str
+    threads: int = 1
+    parts: int = 1
+    combine: str = "rows"
+    precision: str | None = None
+    rows: int | None = None
+    reason: str = ""
+
+    @classmethod
+    def read(cls, plan: Mapping[str, Any]) -> Plan:
+        """Check a plan that comes from a file.
+
+        Raises:
+            ValueError: It is not what `Gradient.plan` was.
+        """
+        wrong = set(plan) ^ set(cls._fields)
+        if wrong or plan["path"] not in {"compiled", "autograd"} or plan["dtype"] not in DTYPES:
+            raise ValueError(
+                f"plan is {dict(plan)}, expected what Gradient.plan was after its first call, "
+                f"a dict of {', '.join(cls._fields)}"
+            )
+        return cls(**plan)
+
+    def sentence(self) -> str:
+        """What the log says."""
+        parts = [self.path, self.dtype]
+        if self.path == "compiled":
+            split = f"{self.parts} parts of the rows by " if self.parts > 1 else ""
+            parts.append(f"{split}{self.threads} thread{'s'[: self.threads > 1]}")
+        if self.precision is not None:
+            parts.append(f"matmul precision {self.precision}")
+        return f"gradient: {', '.join(parts)}: {self.reason}"
+
+
+def split_result(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Read what a loss function returned: a loss, or a loss and a dict of scalars."""
+    loss, scalars = result if isinstance(result, tuple) else (result, {})
+    if not (isinstance(loss, Tensor) and loss.ndim == 0):
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss)}"
+        raise ValueError(f"the loss has {found}, expected a tensor (): end it with .mean()")
+    found = {name: torch.as_tensor(value) for name, value in scalars.items() if name != "loss"}
+    for name, value in found.items():
+        if value.ndim:
+            shape = tuple(value.shape)
+            raise ValueError(f"scalar {name!r} of the loss has shape {shape}, expected (): a mean")
+    return loss, found
+
+
+class Eager(NamedTuple):
+    """What is to be differentiated, and how autograd does it."""
+
+    module: nn.Module
+    loss: Callable[[Any, Any], Any]
+    weights: FlatParameters
+    dtype: torch.dtype
+    run: Callable[[Any, Any], tuple[dict[str, Tensor], list[Tensor | None]]]
+
+    def gradient(self, batch: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """Scalars by name, and the gradients in one vector (W,) of its own."""
+        scalars, grads = self.run(self.module, batch)
+        shapes = zip(grads, self.weights.lengths, strict=True)
+        found = [
+            torch.zeros(length, device=self.weights.device)
+            if grad is None
+            else nn.functional.pad(grad.reshape(-1), (0, length - grad.numel()))
+            for grad, length in shapes
+        ]
+        return scalars, torch.cat(found)
+
+
+def choose(
+    eager: Eager,
+    batch: Any,
+    given: Plan | None,
+    log: Callable[[str], Any],
+    **wishes: Any,
+) -> tuple[Plan | None, Found | None]:
+    """Choose how to compute gradients of such batches; leave module and random streams alone.
+
+    Args:
+        eager: What to differentiate.
+        batch: The first one.
+        given: A plan to follow; None makes one.
+        log: Takes a sentence before compiling.
+        **wishes: `compile`, `threads` and `num_calls`, as `Gradient` takes them.
+
+    Returns:
+        The plan, and for "compiled" the function, the names of its results, and what the loss reads
+        of objects in the batch. None for the plan if this batch can't tell: if its gradient is not
+        finite, or it has other rows than the batches of the given plan.
+    """
+    if given is not None and given.path == "autograd":
+        return given, None
+    with _state_kept(eager) as state:
+        choice = _Choice(eager, batch, given, log, state)
+        is_finite = torch.isfinite(choice.gradient.sum() + choice.scalars["loss"])
+        if not is_finite or (given is not None and given.rows != choice.rows):
+            return None, None
+        return choice.make(**wishes)
+
+
+class _State:
+    """Of a module's buffers and torch's random stream, before a loss was computed."""
+
+    def __init__(self, eager: Eager):
+        self._device = eager.weights.device
+        self._buffers = [(name, b, b.clone()) for name, b in eager.module.named_buffers()]
+        self._random = self._streams()
+
+    def _streams(self) -> list[Tensor]:
+        streams = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            streams.append(torch.cuda.get_rng_state(self._device))
+        return streams
+
+    def changed_buffers(self) -> list[str]:
+        """Names of the buffers that have changed since."""
+        return [name for name, now, before in self._buffers if not _same(now, before)]
+
+    def has_drawn(self) -> bool:
+        """Whether random numbers were drawn since."""
+        pairs = zip(self._streams(), self._random, strict=True)
+        return not all(torch.equal(now, before) for now, before in pairs)
+
+    def restore(self) -> None:
+        """Undo what has changed since."""
+        with torch.no_grad():
+            for _, now, before in self._buffers:
+                now.copy_(before)
+        torch.set_rng_state(self._random[0])
+        if len(self._random) > 1:
+            torch.cuda.set_rng_state(self._random[1], self._device)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+@contextmanager
+def _state_kept(eager: Eager) -> Iterator[_State]:
+    state = _State(eager)
+    try:
+        yield state
+    finally:
+        state.restore()
+
+
+class _Choice:
+    """The tests and measurements that end in a plan."""
+
+    def __init__(self, eager: Eager, batch: Any, given: Plan | None, log: Any, state: _State):
+        self.eager, self.batch, self.given, self.log, self.state = eager, batch, given, log, state
+        self.scalars, self.gradient = eager.gradient(batch)
+        self.is_random = state.has_drawn()
+        self.dtype = next(name for name, dtype in DTYPES.items() if dtype == eager.dtype)
+        self.reads: Reads = {}
+        self.leaves: list[Tensor] = []
+        self.layout: Layout | None = None
+        self.unknown = self._take_apart()
+        self.rows = next((len(leaf) for leaf in self.leaves if leaf.ndim), None)
+
+    def _take_apart(self) -> str:
+        """Read the layout of the batch; return why that is not possible."""
+        self.state.restore()
+        try:
+            self.eager.gradient(record_reads(self.batch, self.reads))
+            self.layout = take_apart(self.batch, self.reads, self.leaves)
+        except UnknownBatchError as error:
+            return str(error)
+        except Exception as error:  # the loss itself has just worked
+            return f"the loss fails on stand-ins for objects of the batch ({first_line(error)})"
+        return ""
+
+    def make(self, *, compile: str, threads: int | str, num_calls: int | None) -> Any:
+        """Return the plan and, if it is a compiled one, what it needs."""
+        precision = self.given.precision if self.given else self._choose_precision()
+        plan = Plan("autograd", self.dtype, precision=precision)
+        reason = self._why_not(compile)
+        if reason:
+            return plan._replace(reason=reason), None
+        with Settings(precision):
+            seconds = self._time(lambda: self.eager.run(self.eager.module, self.batch))
+        must = compile == "on" or self.given is not None
+        calls = _MANY_CALLS if num_calls is None else num_calls
+        saved = calls * seconds * _SAVED
+        if saved < _COMPILE_SECONDS and not must:
+            reason = (
+                f"{calls} calls of {_ms(seconds)} are over before compiling, which takes about "
+                f"{_COMPILE_SECONDS:.0f} s, has paid"
+            )
+            return plan._replace(reason=reason), None
+        combine, no_split = self._choose_split(threads)
+        return self._compile(plan, combine, no_split, threads, seconds, must)
+
+    def _why_not(self, compile: str) -> str:
+        """Say why the loss is not compiled; empty if nothing speaks against it."""
+        if compile == "off" and self.given is None:
+            return "compile is off"
+        if changed := self.state.changed_buffers():
+            return f"computing the loss changes the buffers {', '.join(changed)}"
+        return self.unknown or why_not_compile(self.eager.module, self.eager.weights.device)
+
+    def _choose_precision(self) -> str | None:
+        """Take products that are quicker, if they have float32's error on this processor."""
+        if self.eager.weights.device.type != "cpu" or (self.rows or 0) < _MEDIUM_ROWS:
+            return None
+        if self.is_random or self.state.changed_buffers():
+            return None
+        try:
+            with Settings("medium"):
+                _, gradient = self.eager.gradient(self.batch)
+        except RuntimeError:  # set by another interface of torch: leave it so
+            return None
+        error = float((gradient - self.gradient).norm() / self.gradient.norm().clamp(min=1e-30))
+        return "medium" if error < (1e-5 if self.dtype == "float32" else 0.05) else None
+
+    def _choose_split(self, threads: int | str) -> tuple[str | None, str]:
+        """How results of parts are combined; None and a reason if the rows are not split."""
+        if self.given is not None:
+            return (self.given.combine if self.given.parts > 1 else None), ""
+        parts = self._parts_wanted(threads)
+        if parts == 1:
+            return None, ""
+        sizes = {len(leaf) for leaf in self.leaves if leaf.ndim}
+        if len(sizes) != 1 or sizes.pop() % parts:
+            return None, f"the rows of the batch's tensors can't be split into {parts} equal parts"
+        if self.is_random:
+            return None, "the loss draws random numbers, and so its rows are not split"
+        return self._test_split(parts)
+
+    def _parts_wanted(self, threads: int | str) -> int:
+        if self.eager.weights.device.type != "cpu":
+            return 1
+        if isinstance(threads, int):
+            return threads
+        return 2 if usable_cores() >= 2 and (self.rows or 0) >= _SPLIT_ROWS else 1
+
+    def _test_split(self, parts: int) -> tuple[str | None, str]:
+        """Compare the mean over all rows with the mean of the means over parts of them."""
+        assert self.layout is not None
+        leaves, at = list(self.leaves), weights_at(self.layout)
+        if at is not None:  # different ones, else two rules agree
+            weights = leaves[at]
+            uneven = torch.linspace(0.5, 1.5, weights.numel(), dtype=weights.dtype)
+            leaves[at] = uneven.view(weights.shape).to(weights.device)
+
+        def results(leaves: list[Tensor], rows: int | None) -> Tensor:
+            assert self.layout is not None
+            scalars, gradient = self.eager.gradient(put_together(self.layout, list(leaves), rows))
+            return torch.cat([gradient, torch.stack([v.float() for v in scalars.values()])])
+
+        whole = results(leaves, None)
+        shares = split_rows(leaves, parts)
+        found = torch.stack([results(share, len(leaves[0]) // parts) for share in shares])
+        num_weights = sum(self.eager.weights.lengths)
+        rules = {"rows": torch.ones(parts, device=whole.device)}
+        if at is not None:
+            rules["weights"] = torch.stack([share[at].sum() for share in shares]).float()
+        tolerance = 1e-3 if self.dtype == "float32" else 0.1
+        wrong = ""
+        for rule, factors in rules.items():
+            mean = (found * (factors / factors.sum())[:, None]).sum(0)
+            error = mean - whole
+            size = whole[:num_weights].norm()
+            scalars = list(zip(self.scalars, error[num_weights:], whole[num_weights:], strict=True))
+            off = [name for name, e, w in scalars if abs(e) > tolerance * max(abs(float(w)), 1e-2)]
+            if float(error[:num_weights].norm()) <= tolerance * float(size) and not off:
+                return rule, ""
+            wrong = ", ".join(off) or "the gradient"
+        return None, (
+            f"the rows are not split: {wrong} of all rows is not the mean over parts of them "
+            "(a mean over rows is expected, with nothing normalised over the batch)"
+        )
+
+    def _compile(
+        self,
+        plan: Plan,
+        combine: str | None,
+        no_split: str,
+        threads: int | str,
+        eager_seconds: float,
+        must: bool,
+    ) -> tuple[Plan, Found | None]:
+        if combine is None:
+            num_parts = 1
+        else:
+            num_parts = self.given.parts if self.given else self._parts_wanted(threads)
+        self.log(f"gradient: compiling for batches of {self.rows} rows")
+        start = time.perf_counter()
+        settings = Settings(plan.precision, 1 if num_parts > 1 else None)
+        try:
+            with settings, warnings.catch_warnings(), quick_tanh(self.eager.weights.device):
+                warnings.simplefilter("ignore")  # of the compiler about itself
+                candidates = self._build(num_parts, combine, threads)
+                self._verify(candidates[min(candidates)])
+        except Exception as error:
+            return plan._replace(reason=f"the loss does not compile ({first_line(error)})"), None
+        compile_seconds = time.perf_counter() - start
+        arguments = self.eager.weights.values, self.leaves, torch.empty_like(self.gradient)
+        with settings:
+            timed = {n: self._time(lambda c=c: c(*arguments)) for n, c in candidates.items()}
+        num_threads = min(timed, key=lambda n: timed[n])
+        seconds = timed[num_threads]
+        if seconds > eager_seconds and not must:
+            reason = f"compiled it takes {_ms(seconds)}, by autograd {_ms(eager_seconds)}"
+            return plan._replace(reason=reason), None
+        reason = (
+            f"{_ms(seconds)} a call, {_ms(eager_seconds)} by autograd; compiled in "
+            f"{compile_seconds:.0f} s" + (f"; {no_split}" if no_split else "")
+        )
+        plan = plan._replace(
+            path="compiled", threads=num_threads, parts=num_parts, combine=combine or "rows",
+            rows=self.rows, reason=reason,
+        )  # fmt: skip
+        return plan, (candidates[num_threads], list(self.scalars), self.reads)
+
+    def _build(
+        self, num_parts: int, combine: str | None, threads: int | str
+    ) -> dict[int, CompiledGradient]:
+        """Functions to choose from by number of threads, of one compiled part."""
+        assert self.layout is not None
+        eager = self.eager
+        is_weighted = combine == "weights"
+        part = build_part(
+            eager.module,
+            eager.loss,
+            eager.weights,
+            self.layout,
+            names=[name for name in self.scalars if name != "loss"],
+            dtype=eager.dtype,
+            rows=None if num_parts == 1 or self.rows is None else self.rows // num_parts,
+            weights_index=weights_at(self.layout) if is_weighted else None,
+        )
+        numbers = {1} if num_parts == 1 else {1, num_parts}
+        if self.given is not None:
+            numbers = {self.given.threads}
+        elif isinstance(threads, int):
+            numbers = {num_parts}
+        return {n: CompiledGradient(part, num_parts, is_threaded=n > 1) for n in numbers}
+
+    def _verify(self, compiled: CompiledGradient) -> None:
+        """Ensure that a compiled gradient is autograd's, parameter by parameter."""
+        weights = self.eager.weights
+        found = torch.full_like(self.gradient, torch.nan)
+        compiled(weights.values, self.leaves, found)
+        if self.is_random:
+            return
+        is_exact = self.dtype == "float32"
+        size = float(self.gradient.norm())
+        pairs = zip(weights.named(found), weights.named(self.gradient), strict=True)
+        for (name, ours), (_, expected) in pairs:
+            error, own = float((ours - expected).norm()), float(expected.norm())
+            allowed = 1e-3 * own + 1e-5 * size if is_exact else 0.2 * own + 0.05 * size
+            if not error <= allowed:
+                raise ArithmeticError(
+                    f"the compiled gradient of {name} is off by {error:.2g}, of {own:.2g}"
+                )
+
+    @staticmethod
+    def _time(run: Callable[[], Any]) -> float:
+        """Seconds of a call: the median of seven, the first one left out."""
+        run()
+        found = []
+        for _ in range(7):
+            start = time.perf_counter()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            found.append(time.perf_counter() - start)
+        return median(found)
+
+
+def first_line(error: BaseException) -> str:
+    """The type and the first line of a message, which of compilers go on for pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}".rstrip(": ")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

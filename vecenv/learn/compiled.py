@@ -1,0 +1,306 @@
+"""The gradient of a loss as one compiled function of a vector of weights and a batch's tensors.
+
+All that is not a stable interface of torch is in this file: the options of the compiler
+(`cpp_wrapper`, filters of guards, its table of decompositions), and code objects of our own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vecenv.learn.batches import Layout, put_together
+from vecenv.learn.parameters import FlatParameters
+
+__all__ = [
+    "CompiledGradient",
+    "Part",
+    "build_part",
+    "quick_tanh",
+    "split_rows",
+    "tanh_by_polynomials",
+    "why_not_compile",
+]
+
+_MAX_COMPILATIONS = 3  # of one gradient, where what the loss reads has changed; then autograd
+
+Part = Callable[[Tensor, list[Tensor]], tuple[Tensor, Tensor]]
+
+
+class _WithLoss(nn.Module):
+    """A module and its loss as one module, so that `functional_call` exchanges the weights."""
+
+    def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Any]):
+        super().__init__()
+        self.module, self.loss = module, loss
+
+    def forward(self, batch: Any) -> Any:
+        return self.loss(self.module, batch)
+
+
+def why_not_compile(module: nn.Module, device: torch.device) -> str:
+    """Say why a module is not compiled, in a sentence; empty if nothing speaks against it."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.RNNBase):
+            what = type(part).__name__
+            return f"nn.{what} ({name or 'the module'}) does not compile; nn.{what}Cell does"
+    if device.type == "cpu":
+        try:
+            from torch._inductor.cpp_builder import get_cpp_compiler
+
+            get_cpp_compiler()
+        except ImportError:
+            return ""  # another version of torch: trying shows it
+        except Exception:
+            return "no C++ compiler was found (install g++, or set CXX)"
+    return ""
+
+
+def build_part(
+    module: nn.Module,
+    loss: Callable[[Any, Any], Any],
+    weights: FlatParameters,
+    layout: Layout,
+    *,
+    names: Sequence[str],
+    dtype: torch.dtype,
+    rows: int | None,
+    weights_index: int | None,
+) -> Part:
+    """Compile the gradient over some rows of a batch.
+
+    Args:
+        module: What the loss differentiates.
+        loss: Returns a loss, or a loss and scalars.
+        weights: Of the module.
+        layout: Of the batch.
+        names: Of the scalars.
+        dtype: float32, or what `torch.autocast` computes in.
+        rows: Length of the batch's objects, if the layout is of a longer batch.
+        weights_index: Which tensor has the weights of rows, if results are to be weighted by their
+            sum.
+
+    Returns:
+        A function of the vector of weights and of the batch's tensors. Its results are the vector
+        of the gradient, and float32 (2 + S,): the loss, the scalars, and the weight of all that.
+    """
+    with_loss = _WithLoss(module, loss)
+    keys = tuple(f"module.{name}" for name in weights.names)
+    shapes, lengths, gaps = tuple(weights.shapes), tuple(weights.lengths), tuple(weights.gaps)
+    names, device, is_cast = tuple(names), weights.device.type, dtype != weights.dtype
+
+    def gradient_of_part(vector: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Tensor]:
+        pieces = vector.split(lengths)
+        params = {
+            key: piece[: length - gap].view(shape)
+            for key, piece, length, gap, shape in zip(
+                keys, pieces, lengths, gaps, shapes, strict=True
+            )
+        }
+
+        def scalar_loss(params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            batch = put_together(layout, list(leaves), rows)
+            with torch.autocast(device, dtype) if is_cast else nullcontext():
+                result = torch.func.functional_call(with_loss, params, (batch,))
+            loss, scalars = result if isinstance(result, tuple) else (result, {})
+            found = [torch.as_tensor(scalars[name], device=vector.device) for name in names]
+            return loss, torch.stack([value.float() for value in (loss, *found)])
+
+        grads, (_, values) = torch.func.grad_and_value(scalar_loss, has_aux=True)(params)
+        flat = []
+        for key, gap in zip(keys, gaps, strict=True):
+            flat += [grads[key].reshape(-1), *([vector.new_zeros(gap)] if gap else [])]
+        gradient = torch.cat(flat)
+        if weights_index is None:
+            weight = torch.ones(1, device=vector.device)
+        else:
+            weight = leaves[weights_index].sum().float().view(1)
+            gradient = torch.where(weight > 0, gradient * weight, 0.0)
+            values = torch.where(weight > 0, values * weight, 0.0)
+        return gradient, torch.cat([values, weight])
+
+    return _compile(gradient_of_part, weights.device)
+
+
+def tanh_by_polynomials(x: Tensor) -> Tensor:
+    """Compute tanh as a quotient of polynomials, off by 4e-7 at most: those of Eigen's `ptanh`.
+
+    The derivative stays 1 - tanh**2, of what this returns.
+    """
+    if x.dtype not in {torch.float32, torch.bfloat16}:
+        return NotImplemented
+    x_within = x.float().clamp(-7.90531110763549805, 7.90531110763549805)
+    square = x_within * x_within
+    above: Any = -2.76076847742355e-16
+    for coefficient in (
+        2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+        1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
+    ):  # fmt: skip
+        above = above * square + coefficient
+    below: Any = 1.19825839466702e-06
+    for coefficient in (1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03):
+        below = below * square + coefficient
+    return (x_within * above / below).to(x.dtype)
+
+
+@contextmanager
+def quick_tanh(device: torch.device) -> Iterator[None]:
+    """Compile tanh on the CPU as `tanh_by_polynomials`; leave it alone in other versions of torch.
+
+    The table belongs to the whole process, and so has the entry only while a gradient is compiled.
+    """
+    table: Any = None
+    forget: Any = None  # the copy of the table that the compiler keeps
+    with suppress(ImportError, AttributeError):
+        from torch._inductor import decomposition
+
+        table, forget = decomposition.decompositions, decomposition.fast_random_decomps.cache_clear
+    tanh = torch.ops.aten.tanh.default
+    if forget is None or device.type != "cpu" or tanh in table:
+        yield
+        return
+    table[tanh] = tanh_by_polynomials
+    forget()
+    try:
+        yield
+    finally:
+        del table[tanh]
+        forget()
+
+
+def _compile(function: types.FunctionType | Any, device: torch.device) -> Any:
+    # Guards and the limit of recompilations belong to a code object: each function gets its own.
+    own = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, None,
+        function.__closure__,
+    )  # fmt: skip
+    options: dict[str, Any] = {"triton.cudagraphs": True}
+    if device.type == "cpu":
+        # One call into C++, which lets go of the interpreter's lock.
+        options = {"cpp_wrapper": True}
+    if hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"):  # knows such filters
+        options["guard_filter_fn"] = _choose_guards
+    limit: dict[str, Any] = {}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        limit["recompile_limit"] = _MAX_COMPILATIONS
+    return torch.compile(own, fullgraph=True, dynamic=False, options=options, **limit)
+
+
+_ROOT = re.compile(r"([LG])\['([^']+)'\]")
+
+
+def _choose_guards(entries: Sequence[Any]) -> list[bool]:
+    """Keep the guards of what users write: their functions, globals, and modules of their own.
+
+    The others are hundreds, and take longer than a small network: on parts of torch, on constants
+    of this file, on tensors and on torch's modules. `Gradient` watches the tensors and the modules.
+    """
+    return [_is_of_user(entry) for entry in entries]
+
+
+def _is_of_user(entry: Any) -> bool:
+    guard = entry.orig_guard
+    if guard.source.is_unspecialized_builtin_nn_module():
+        return False
+    # Such as L['with_loss']._modules['module'].weight_of_entropy or G['__import___main__'].CLIP.
+    if (found := _ROOT.search(guard.name)) is None:
+        return not guard.name  # of the state of torch, such as its number of threads
+    where, name = found.groups()
+    if where == "L":
+        return name == "with_loss"
+    return not name.startswith(("torch", "__import_torch", "__import_vecenv_dot_", "__builtins"))
+
+
+class CompiledGradient:
+    """A compiled gradient of a batch, by threads that take equal shares of the rows.
+
+    Args:
+        part: What `build_part` returned, for a batch of `rows / num_parts` rows.
+        num_parts: Shares of the rows.
+        is_threaded: Whether each part has a thread of its own.
+    """
+
+    def __init__(self, part: Part, num_parts: int, *, is_threaded: bool):
+        self._part, self._num_parts = part, num_parts
+        self._workers = [_Worker() for _ in range(num_parts - 1)] if is_threaded else []
+
+    def __call__(self, vector: Tensor, leaves: list[Tensor], out: Tensor) -> Tensor:
+        """Write the gradient to out (W,); return the loss and the scalars, float32 (1 + S,)."""
+        if self._num_parts == 1:
+            gradient, values = self._part(vector, leaves)
+            out.copy_(gradient)
+            return values[:-1].clone()
+        parts = split_rows(leaves, self._num_parts)
+        if self._workers:
+            for worker, share in zip(self._workers, parts[1:], strict=True):
+                worker.begin(self._part, vector, share)
+            try:
+                results = [self._part(vector, parts[0])]
+            finally:
+                others = [worker.end() for worker in self._workers]
+            results += [_result(other) for other in others]
+        else:
+            results = [self._part(vector, share) for share in parts]
+        values = torch.stack([value for _, value in results]).sum(0)
+        torch.add(results[0][0], results[1][0], out=out)
+        for gradient, _ in results[2:]:
+            out.add_(gradient)
+        out.div_(values[-1])
+        return values[:-1].div_(values[-1])
+
+
+def split_rows(leaves: Sequence[Tensor], num_parts: int) -> list[list[Tensor]]:
+    """Equal shares of the rows of tensors (B, ...); a tensor () goes to all."""
+    cut = [leaf.chunk(num_parts) if leaf.ndim else (leaf,) * num_parts for leaf in leaves]
+    return [list(share) for share in zip(*cut, strict=True)]
+
+
+def _result(found: Any) -> Any:
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+class _Worker:
+    """A thread that computes parts; it ends when nobody refers to the object any more."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Any] = SimpleQueue()
+        self._results: SimpleQueue[Any] = SimpleQueue()
+        arguments = self._tasks, self._results
+        threading.Thread(target=_work, args=arguments, name="gradient", daemon=True).start()
+        weakref.finalize(self, self._tasks.put, None)
+        self._number = 0  # of the task
+
+    def begin(self, *task: Any) -> None:
+        self._number += 1
+        self._tasks.put((self._number, *task))
+
+    def end(self) -> Any:
+        """Wait for the task begun last; return what it returned or raised."""
+        while True:
+            number, found = self._results.get()
+            if number == self._number:  # not what Ctrl-C kept an earlier call from taking
+                return found
+
+
+def _work(tasks: SimpleQueue[Any], results: SimpleQueue[Any]) -> None:
+    while (task := tasks.get()) is not None:
+        number, part, *arguments = task
+        try:
+            found: Any = part(*arguments)
+        except BaseException as error:
+            found = error
+        del part, arguments, task
+        results.put((number, found))
+        del found

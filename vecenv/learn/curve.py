@@ -1,0 +1,81 @@
+"""The learning curve: returns of episodes over env steps, as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vecenv.files import whole_file
+from vecenv.timing.report import new_figure
+
+__all__ = ["draw_curve"]
+
+
+def draw_curve(
+    steps: Any,
+    returns: Any,
+    path: str | Path,
+    *,
+    title: str = "",
+    baselines: Mapping[str, float] | None = None,
+) -> None:
+    """Draw the returns of episodes over env steps, with their moving average, into a picture.
+
+    The average is over the last 20 episodes, or the last hundredth of them. Returns of one sign
+    that cover more than one order of magnitude are drawn on a logarithmic axis.
+
+    Args:
+        steps: (E,), env steps made when each episode ended, ascending.
+        returns: (E,), the return of each.
+        path: The file, .png, .svg or .pdf.
+        title: Above the picture.
+        baselines: Returns of other policies by their names, drawn as lines.
+
+    Raises:
+        ImportError: matplotlib is missing (`pip install vecenv[plots]`).
+        ValueError: There are no episodes.
+    """
+    steps, returns = np.asarray(steps, np.int64), np.asarray(returns, np.float64)
+    if not len(steps):
+        raise ValueError("there are no episodes to draw: none has ended yet")
+    baselines = dict(baselines or {})
+    window = min(max(20, len(steps) // 100), len(steps))
+    means = np.convolve(returns, np.full(window, 1 / window), "valid")
+    ends = np.flatnonzero(np.diff(steps, append=np.inf))  # the last episode at each count of steps
+    ends = ends[ends >= window - 1]
+    unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
+    figure = new_figure(8, 4.5)
+    axes = figure.subplots()
+    axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
+    label = f"mean of the last {window}"
+    axes.plot(steps[ends] / unit, means[ends - window + 1], color="black", label=label)
+    for number, (policy, value) in enumerate(baselines.items(), 1):
+        label = f"{policy}: {value:.1f}"
+        axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
+    axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
+    _scale(axes, returns, np.array([*means, *baselines.values()]))
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
+    with whole_file(path) as aside:
+        figure.savefig(aside, dpi=150)
+
+
+def _scale(axes: Any, returns: np.ndarray, lines: np.ndarray) -> None:
+    """Make the axis of returns logarithmic if the lines cover more than one order of magnitude."""
+    sign = -1 if lines.max() < 0 else 1
+    sizes = np.abs(lines)
+    smallest = max(sizes.min(), 1.0)
+    if (returns * sign).min() < 0 or sizes.max() <= 20 * smallest:
+        return
+    threshold = 10 ** math.floor(math.log10(smallest))  # linear below it
+    axes.set_yscale("symlog", linthresh=threshold)
+    top = sign * 1.2 * max(np.abs(returns).max(), sizes.max())
+    low, high = sorted((0.0, top))
+    ticks = [digit * 10**k * sign for k in range(10) for digit in (1, 2, 5)]
+    axes.set_yticks([0, *(t for t in ticks if abs(t) >= threshold and low <= t <= high)])
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_formatter("{x:,.0f}")

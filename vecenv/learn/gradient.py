@@ -1,0 +1,256 @@
+"""Gradients of a loss over a batch, as `loss.backward()` gives them, by the quickest path."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vecenv.learn.batches import Reads, take_apart
+from vecenv.learn.choosing import DTYPES, Eager, Plan, choose, first_line, split_result
+from vecenv.learn.compiled import CompiledGradient
+from vecenv.learn.parameters import FlatParameters
+from vecenv.learn.settings import Settings
+
+__all__ = ["Gradient"]
+
+Loss = Callable[[Any, Any], Any]  # (module, batch) -> loss, or (loss, scalars)
+
+
+class Gradient:
+    """A module and a loss, turned into gradients.
+
+    ``scalars = gradient(batch)`` gives the module's parameters the `.grad` that they have after::
+
+        module.zero_grad()
+        loss, scalars = loss_function(module, batch)
+        loss.backward()
+
+    The weights move into one vector, of which the module's parameters become views: the module
+    is used, saved and loaded as before, and an optimizer has a single tensor to update. Moving the
+    module to another device or dtype afterwards is an error; make the `Gradient` after that.
+
+    How the gradient is computed is chosen once, in the first call: by autograd, or by a function
+    that torch compiles for batches of just that size. With autograd, loss and module may be
+    anything. A compiled loss must not have effects, and reads columns of tensors from the batch;
+    where it does not compile, `plan` and `log` say why, and autograd goes on. Batches of other
+    sizes go through autograd, too.
+
+    Args:
+        module: What the loss differentiates: its parameters with `requires_grad`.
+        loss: ``loss(module, batch)`` returns a scalar tensor that is a mean over the rows of the
+            batch, or a pair of it and a dict of further scalars to report, also means over rows.
+            The mean may be weighted by ``batch.weights`` or ``batch["weights"]``.
+        compile: "on", "off", or "auto": if it pays in `num_calls` calls.
+        dtype: What to compute in, float32 or bfloat16 (as `torch.autocast` does); the parameters
+            and their gradients keep their dtype.
+        threads: Among how many to split the rows of a batch, or "auto". Only a compiled gradient
+            is split, and only if the mean over the rows is that of the means over the shares,
+            which the first call tests.
+        num_calls: Calls to come, for "auto"; None stands for very many.
+        plan: `plan` of an earlier `Gradient` of this module and loss, to go on just as it did.
+        allow_unused: Names of parameters that the loss may leave without a gradient; they get zero.
+        log: Takes a sentence that says what was chosen, and another if that changes. None sends
+            them to the logger "vecenv.learn".
+
+    Attributes:
+        plan: What was chosen in the first call, a dict ready for JSON; None before.
+
+    Raises:
+        ValueError: An argument is none of those above, or no parameter has `requires_grad`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        *,
+        compile: Literal["auto", "on", "off"] = "auto",
+        dtype: torch.dtype = torch.float32,
+        threads: int | Literal["auto"] = "auto",
+        num_calls: int | None = None,
+        plan: Mapping[str, Any] | None = None,
+        allow_unused: Iterable[str] = (),
+        log: Callable[[str], Any] | None = None,
+    ):
+        if compile not in {"auto", "on", "off"}:
+            raise ValueError(f"compile is {compile!r}, expected 'auto', 'on' or 'off'")
+        if dtype not in DTYPES.values():
+            raise ValueError(f"dtype is {dtype}, expected torch.float32 or torch.bfloat16")
+        if threads != "auto" and not (isinstance(threads, int) and threads >= 1):
+            raise ValueError(f"threads is {threads!r}, expected a number from 1 on, or 'auto'")
+        self._weights = FlatParameters(module)
+        if self._weights.dtype != torch.float32:
+            raise ValueError(
+                f"the parameters of the module are {self._weights.dtype}, expected torch.float32; "
+                "to compute in bfloat16 pass dtype=torch.bfloat16"
+            )
+        self.module, self.loss = module, loss
+        self.plan: dict[str, Any] | None = None
+        self._wishes = {"compile": compile, "threads": threads, "num_calls": num_calls}
+        self._given = None if plan is None else Plan.read(plan)
+        self._dtype = dtype if self._given is None else DTYPES[self._given.dtype]
+        self._allow_unused = frozenset(allow_unused)
+        self._log = log or logging.getLogger("vecenv.learn").info
+        self._num_calls_made = 0
+        self._modules = list(module.modules())
+        self._settings = Settings()
+        self._compiled: CompiledGradient | None = None
+        self._names: list[str] = []  # of the compiled function's results
+        self._reads: Reads = {}
+        self._kind: Any = None  # of the batches that the compiled function takes
+        self._has_seen_another_kind = False
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What an optimizer updates: one parameter, the vector of all the module's weights.
+
+        Its memory is that of the module's own parameters, of which parameter groups can be made
+        instead.
+        """
+        return [self._weights.vector]
+
+    def __call__(self, batch: Any) -> dict[str, Tensor]:
+        """Overwrite `.grad` of the parameters; return the loss and the scalars, detached.
+
+        Args:
+            batch: What the loss takes: tensors (B, ...) in any nest of dicts, tuples and objects.
+
+        Returns:
+            "loss" and the scalars of the loss function: tensors (), the caller's to keep.
+
+        Raises:
+            FloatingPointError: The loss or a gradient is not finite; no `.grad` is left for an
+                optimizer to apply.
+            ValueError: The loss is not a scalar, or parameters get no gradient.
+            RuntimeError: The module was moved after this object was made.
+        """
+        self._weights.check()
+        self._num_calls_made += 1
+        if self.plan is None:
+            self._choose(batch)
+        with self._settings:
+            scalars = None if self._compiled is None else self._by_compiled(batch)
+            if scalars is None:
+                scalars = self._by_autograd(batch)
+            check = float(scalars["loss"]) + float(self._weights.gradient.sum())
+        if not math.isfinite(check):
+            self._refuse(scalars["loss"], batch)
+        self._weights.attach()
+        return scalars
+
+    def _by_compiled(self, batch: Any) -> dict[str, Tensor] | None:
+        """The scalars, or None if the compiled function does not take such a batch."""
+        leaves: list[Tensor] = []
+        if self._kind_of(batch, leaves) != self._kind:
+            if not self._has_seen_another_kind:
+                self._has_seen_another_kind = True
+                self._log(
+                    f"gradient: call {self._num_calls_made} has a batch of another size, nesting "
+                    "or dtype than was compiled for (or train() or eval() was called); such go "
+                    "through autograd: let all have one size, as minibatches(fixed=True) does"
+                )
+            return None
+        assert self._compiled is not None
+        try:
+            values = self._compiled(self._weights.values, leaves, self._weights.gradient)
+        except Exception as error:  # autograd goes on, or shows the user's own mistake
+            self._compiled = None
+            reason = f"the compiled function failed in call {self._num_calls_made}: "
+            self._decide_on_autograd(reason + first_line(error))
+            return None
+        return dict(zip(self._names, values.unbind(), strict=True))
+
+    def _kind_of(self, batch: Any, leaves: list[Tensor]) -> Any:
+        """All that the compiled function is made for; the batch's tensors are put into leaves."""
+        try:
+            layout = take_apart(batch, self._reads, leaves)
+        except (TypeError, AttributeError):
+            return None
+        kinds = [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves]
+        return layout, kinds, [module.training for module in self._modules]
+
+    def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
+        scalars, grads = self._eager(self.module, batch)
+        self._weights.write(grads)
+        return scalars
+
+    def _eager(self, module: Any, batch: Any) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+        """The loss and the scalars, and the gradients of the parameters, by autograd."""
+        weights, is_cast = self._weights, self._dtype != self._weights.dtype
+        with (
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+            torch.autocast(weights.device.type, self._dtype, enabled=is_cast),
+        ):
+            loss, scalars = split_result(self.loss(module, batch))
+            grads: list[Tensor | None] = [
+                *torch.autograd.grad(loss, weights.parameters, allow_unused=True)
+            ]
+        found = zip(weights.names, grads, strict=True)
+        unused = [name for name, grad in found if grad is None and name not in self._allow_unused]
+        if unused:
+            raise ValueError(
+                f"{', '.join(unused)}: the loss gives no gradient to these parameters; use them in "
+                "the loss, freeze them with requires_grad_(False), or name them in allow_unused"
+            )
+        return {name: value.detach() for name, value in {"loss": loss, **scalars}.items()}, grads
+
+    def _choose(self, batch: Any) -> None:
+        eager = Eager(self.module, self.loss, self._weights, self._dtype, self._eager)
+        plan, found = choose(eager, batch, self._given, self._log, **self._wishes)
+        if plan is None:
+            return
+        self._settings = Settings(plan.precision, 1 if plan.parts > 1 else None)
+        if found is not None:
+            self._compiled, self._names, self._reads = found
+            self._kind = self._kind_of(batch, [])
+        self.plan = plan._asdict()
+        self._log(plan.sentence())
+
+    def _decide_on_autograd(self, reason: str) -> None:
+        assert self.plan is not None
+        plan = Plan(**self.plan)._replace(path="autograd", reason=reason, threads=1, parts=1)
+        self.plan = plan._asdict()
+        self._log(plan.sentence())
+
+    def _refuse(self, loss: Tensor, batch: Any) -> None:
+        """Raise because of what is not finite, and leave no gradient."""
+        found = self._weights.named(self._weights.gradient)
+        names = [name for name, grad in found if not torch.isfinite(grad).all()]
+        self._weights.detach()
+        raise FloatingPointError(
+            f"the loss is {float(loss)} in call {self._num_calls_made}, and the gradients of "
+            f"{', '.join(names) or 'no parameters'} are not finite; {_describe(batch)}. No weight "
+            "has changed, and no gradient is left to apply: look for a division by zero, a root or "
+            "a logarithm of zero, or try a smaller learning rate"
+        )
+
+
+def _describe(batch: Any, name: str = "batch") -> str:
+    """Say which columns of a batch are not finite."""
+    named: list[tuple[str, Tensor]] = []
+    _name_tensors(batch, name, named)
+    wrong = []
+    for name, tensor in named:
+        places = (~torch.isfinite(tensor)).nonzero()
+        if len(places):
+            wrong.append(f"{name} at {tuple(places[0].tolist())}")
+    return f"not finite in the batch: {', '.join(wrong)}" if wrong else "the batch is finite"
+
+
+def _name_tensors(batch: Any, name: str, found: list[tuple[str, Tensor]]) -> None:
+    if isinstance(batch, Tensor):
+        found.append((name, batch))
+    elif isinstance(batch, Mapping):
+        for key, part in batch.items():
+            _name_tensors(part, f"{name}[{key!r}]", found)
+    elif hasattr(batch, "_asdict"):
+        for key, part in batch._asdict().items():
+            _name_tensors(part, f"{name}.{key}", found)
+    elif isinstance(batch, tuple | list):
+        for key, part in enumerate(batch):
+            _name_tensors(part, f"{name}[{key}]", found)

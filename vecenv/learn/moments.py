@@ -1,0 +1,134 @@
+"""Moments: the running mean and variance of observations or returns, as a torch module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Moments"]
+
+_PIECE = 1 << 20  # numbers that an update turns into float64 at a time
+
+
+class Moments(nn.Module):
+    """Running mean and variance of rows, by which inputs are normalised.
+
+    Part of a module, as a layer of its own, it is in the module's `state_dict`. `normalize` and
+    `scale` read two buffers and compile; `update` is called apart from them, once per rollout. As
+    long as nothing was seen, the mean is 0 and the variance 1.
+
+    Batches are joined by Chan, Golub and LeVeque's formulas (1983, "Algorithms for computing the
+    sample variance"), computed in float64.
+
+    Args:
+        shape: Shape of a row, such as an observation's; () for numbers, such as returns.
+        clip: Normalised values are clipped to -clip ... clip; None leaves them.
+        epsilon: Added to the variance, so that what never changes becomes 0.
+
+    Attributes:
+        mean: float32 `shape`, buffer.
+        variance: float32 `shape`, buffer; the mean of squared deviations.
+        count: int64 scalar, buffer; rows seen.
+
+    Example:
+        >>> moments = Moments(2)
+        >>> moments.update(torch.tensor([[1.0, 10.0], [3.0, 30.0]]))
+        >>> moments.mean, moments.variance
+        (tensor([ 2., 20.]), tensor([  1., 100.]))
+        >>> moments(torch.tensor([3.0, 10.0]))
+        tensor([ 1.0000, -1.0000])
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(
+        self,
+        shape: int | Sequence[int] = (),
+        *,
+        clip: float | None = 10.0,
+        epsilon: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.clip = clip
+        self.epsilon = epsilon
+        self.register_buffer("mean", torch.zeros(self.shape))
+        self.register_buffer("variance", torch.ones(self.shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what `normalize` does."""
+        return self.normalize(x)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Return x (..., *shape) with the mean taken off, divided by the standard deviation.
+
+        bfloat16 and float16 stay, everything else becomes float32. What is clipped has no gradient.
+        """
+        centred = x.float() - self.mean
+        return self._clipped(centred * torch.rsqrt(self.variance + self.epsilon), x)
+
+    def scale(self, x: Tensor) -> Tensor:
+        """Return x (..., *shape) divided by the standard deviation: returns keep their sign."""
+        return self._clipped(x.float() * torch.rsqrt(self.variance + self.epsilon), x)
+
+    def std(self) -> Tensor:
+        """Return the standard deviation, float32 `shape`, by which `scale` divides."""
+        return torch.sqrt(self.variance + self.epsilon)
+
+    @torch.no_grad()
+    def update(self, x: Tensor, mask: Tensor | None = None) -> None:
+        """Take rows into account.
+
+        Args:
+            x: (..., *shape), of any dtype.
+            mask: bool (...), True for the rows that count; None for all.
+
+        Raises:
+            ValueError: A wrong shape, or NaN or infinity among the rows that count; nothing was
+                changed.
+        """
+        num_lead = x.ndim - len(self.shape)
+        if num_lead < 0 or x.shape[num_lead:] != self.shape:
+            raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., *{self.shape})")
+        lead, rows = x.shape[:num_lead], x.detach().reshape(-1, *self.shape)
+        if mask is not None:
+            if mask.shape != lead or mask.dtype != torch.bool:
+                raise ValueError(
+                    f"mask is {mask.dtype} {tuple(mask.shape)}, expected bool {tuple(lead)}: one "
+                    "per row of x"
+                )
+            rows = rows[mask.reshape(-1).to(rows.device)]
+        if not len(rows):
+            return
+        count, mean = int(self.count), self.mean.double()
+        squares = self.variance.double() * count
+        for piece in rows.split(max(1, _PIECE // max(1, self.mean.numel()))):
+            part = piece.to(self.mean.device).double()
+            part_mean, total = part.mean(0), count + len(part)
+            change = part_mean - mean
+            squares += (part - part_mean).square().sum(0)
+            squares += change.square() * (count * len(part) / total)
+            mean = mean + change * (len(part) / total)
+            count = total
+        if not (torch.isfinite(mean).all() and torch.isfinite(squares).all()):
+            raise ValueError(
+                "x has NaN or infinity among the rows that count; look for the env that returns "
+                "them, or leave them out with `mask`"
+            )
+        self.mean.copy_(mean)
+        self.variance.copy_(squares / count)
+        self.count.fill_(count)
+
+    def _clipped(self, x: Tensor, given: Tensor) -> Tensor:
+        if self.clip is not None:
+            x = x.clamp(-self.clip, self.clip)
+        return x.to(given.dtype) if given.dtype in (torch.bfloat16, torch.float16) else x
+
+    def extra_repr(self) -> str:
+        """Say what it was made with."""
+        return f"{self.shape}, clip={self.clip}"

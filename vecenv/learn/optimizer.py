@@ -1,0 +1,147 @@
+"""Adam that shortens long gradients in its step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Adam"]
+
+_NOT_PLAIN = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
+
+
+class Adam(torch.optim.Adam):
+    """`torch.optim.Adam`, fused, with `torch.nn.utils.clip_grad_norm_` inside of its step.
+
+    Learning-rate schedules of `torch.optim.lr_scheduler`, parameter groups and `state_dict` are
+    those of torch. The norm is taken over the gradients of all groups together.
+
+    Args:
+        params: Parameters or parameter groups: `Gradient.parameters()`, or the module's own.
+        lr: Learning rate, until a schedule changes it.
+        betas: Decay of the running means of the gradient and of its square.
+        eps: Added to the denominator.
+        max_grad_norm: Gradients that are longer are scaled to this norm; None leaves them alone.
+        **kwargs: As `torch.optim.Adam` takes them.
+
+    Attributes:
+        grad_norm: Norm of the gradients in the last step, before they were shortened, float32 ();
+            None before, and without `max_grad_norm`.
+
+    Raises:
+        ValueError: `max_grad_norm` is not above zero.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        *,
+        max_grad_norm: float | None = None,
+        **kwargs: Any,
+    ):
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(
+                f"max_grad_norm is {max_grad_norm}, expected a number above 0, or None to leave "
+                "gradients as they are"
+            )
+        super().__init__(params, lr, betas, eps, **{"fused": True, **kwargs})
+        self.max_grad_norm = max_grad_norm
+        self.grad_norm: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Shorten the gradients, which changes `.grad` as `clip_grad_norm_` does, and step.
+
+        Args:
+            closure: As `torch.optim.Adam.step` takes it; called first.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            FloatingPointError: The norm is not finite; neither weights nor state have changed.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not params:
+            return result
+        scale = None if self.max_grad_norm is None else self._find_scale(params)
+        if self._is_plain():
+            self._step_at_once(scale)
+        else:
+            if scale is not None:
+                for p in params:
+                    p.grad.div_(scale.to(p.device))
+            super().step()
+        return result
+
+    def _find_scale(self, params: list[Tensor]) -> Tensor:
+        """What to divide the gradients by, 1 or more."""
+        grads: list[Any] = [p.grad for p in params]
+        if len(grads) > 1:
+            norms = [torch.linalg.vector_norm(grad).to(grads[0].device) for grad in grads]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+        else:
+            norm = torch.linalg.vector_norm(grads[0])
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"the norm of the gradients is {float(norm)}, expected a finite number; no weight "
+                "has changed: look for a division by zero, or a root or logarithm of zero, in the "
+                "loss"
+            )
+        self.grad_norm = norm
+        return norm.add(1e-6).div_(self.max_grad_norm).clamp_(min=1.0)
+
+    def _is_plain(self) -> bool:
+        """Whether one operation of torch does it all: Adam as it is used most."""
+        groups = self.param_groups
+        if not hasattr(torch, "_fused_adam_") or not all(group["fused"] for group in groups):
+            return False
+        if any(group[name] for group in groups for name in _NOT_PLAIN if name in group):
+            return False
+        devices = {p.device for group in groups for p in group["params"]}
+        return len(devices) == 1
+
+    def _step_at_once(self, scale: Tensor | None) -> None:
+        # As torch.optim.Adam.step, whose own part takes longer than the update of a small network.
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            states = [self.state[p] for p in params]
+            for p, state in zip(params, states, strict=True):
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                    state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                    state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            steps = [state["step"] for state in states]
+            for step in steps:
+                step.add_(1)
+            beta1, beta2 = group["betas"]
+            torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
+                params,
+                [p.grad for p in params],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+                grad_scale=scale,
+                found_inf=None,
+            )

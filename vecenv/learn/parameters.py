@@ -1,0 +1,100 @@
+"""The weights of a module as one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["FlatParameters"]
+
+_ALIGNMENT = 16  # elements: 64 bytes of float32, a line of the cache
+
+
+class FlatParameters:
+    """The weights of a module that get gradients, and these gradients, as two vectors.
+
+    Args:
+        module: Its parameters become views of the vector; their values stay.
+
+    Attributes:
+        vector: (W,), all weights, each parameter at a multiple of 16 elements, zeros between.
+        gradient: (W,), what `.grad` of the vector and of the module's parameters is made of.
+
+    Raises:
+        ValueError: There is no parameter with `requires_grad`, or they differ in dtype or device.
+    """
+
+    def __init__(self, module: nn.Module):
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        kind = type(module).__name__
+        if not named:
+            raise ValueError(f"{kind} has no parameter with requires_grad; expected one at least")
+        kinds = {(p.dtype, p.device) for p in named.values()}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"the parameters of {kind} have dtypes and devices {sorted(map(str, kinds))}, "
+                "expected one of each; move the module with .to() first"
+            )
+        self.names, self.parameters = list(named), list(named.values())
+        self.shapes = [tuple(p.shape) for p in self.parameters]
+        sizes = [p.numel() for p in self.parameters]
+        self.gaps = [-size % _ALIGNMENT for size in sizes]
+        self.lengths = [size + gap for size, gap in zip(sizes, self.gaps, strict=True)]
+        (self.dtype, self.device), total = kinds.pop(), sum(self.lengths)
+        self.gradient = torch.zeros(total, dtype=self.dtype, device=self.device)
+        self.vector = nn.Parameter(torch.zeros_like(self.gradient))
+        self.values = self.vector.detach()  # the same memory, outside of autograd
+        self._grads = self._cut(self.gradient)
+        with torch.no_grad():
+            for parameter, view in zip(self.parameters, self._cut(self.values), strict=True):
+                view.copy_(parameter)
+                parameter.data = view
+        self._addresses = [p.data_ptr() for p in self.parameters]
+
+    def _cut(self, vector: Tensor) -> list[Tensor]:
+        """Views of a vector of all weights, shaped like the parameters."""
+        pieces = zip(vector.split(self.lengths), self.gaps, self.shapes, strict=True)
+        return [piece[: len(piece) - gap].view(shape) for piece, gap, shape in pieces]
+
+    def check(self) -> None:
+        """Ensure that the module's parameters are still views of the vector.
+
+        Raises:
+            RuntimeError: One is not, which `.to()` or `.data = ...` does.
+        """
+        if [p.data_ptr() for p in self.parameters] != self._addresses:
+            found = zip(self.names, self.parameters, self._addresses, strict=True)
+            moved = [name for name, p, address in found if p.data_ptr() != address]
+            raise RuntimeError(
+                f"the memory of {', '.join(moved)} was exchanged after Gradient was made (by "
+                ".to(), .half() or .data = ...?); make the Gradient after that"
+            )
+
+    def write(self, grads: Sequence[Tensor | None]) -> None:
+        """Write gradients of the parameters, of which None stands for zero."""
+        found = list(zip(self._grads, grads, strict=True))
+        for view in [view for view, grad in found if grad is None]:
+            view.zero_()
+        given = [(view, grad) for view, grad in found if grad is not None]
+        torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+            [view for view, _ in given], [grad for _, grad in given]
+        )
+
+    def attach(self) -> None:
+        """Make what was written `.grad` of the vector and of the parameters."""
+        if self.vector.grad is not self.gradient:
+            self.vector.grad = self.gradient
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+            if parameter.grad is not grad:
+                parameter.grad = grad
+
+    def detach(self) -> None:
+        """Leave no `.grad` that an optimizer could apply."""
+        for parameter in (self.vector, *self.parameters):
+            parameter.grad = None
+
+    def named(self, vector: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """Parts of a vector like `gradient` by name, shaped like the parameters."""
+        return zip(self.names, self._cut(vector), strict=True)

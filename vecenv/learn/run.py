@@ -1,0 +1,544 @@
+"""Run: the folder of a training, with its options, scalars, checkpoints and learning curve."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import vecenv
+from vecenv.files import require_writable, whole_file, write_text
+from vecenv.learn.checkpoint import (
+    CheckpointError,
+    RunError,
+    load_checkpoint,
+    random_streams,
+    restore_random_streams,
+    save_checkpoint,
+)
+from vecenv.learn.curve import draw_curve
+from vecenv.learn.options import OPTIONS_FILE, options_as_plain
+from vecenv.learn.parts import describe_parts, mismatch, restore_part
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Run"]
+
+_METRICS_FILE = "metrics.jsonl"
+_LAST, _BEST = Path("checkpoint", "last.npz"), Path("checkpoint", "best.npz")
+_LOCK_FILE = ".lock"
+_logger = logging.getLogger("vecenv")
+
+
+class Run:
+    """The folder of one training.
+
+    Files in it:
+
+    - `options.json`: the options, see `load_options`;
+    - `metrics.jsonl`: a line of JSON per `log`: `steps`, `seconds` and the scalars;
+    - `checkpoint/last.npz` and `checkpoint/best.npz`, see `save`; each is replaced as a whole, so
+      that a kill or a full disk at any time leaves the one before;
+    - files of TensorBoard, if asked for; `curve.png`; what `write_json` writes.
+
+    In a `with` statement, SIGINT (Ctrl-C) and SIGTERM set `should_stop` instead of ending the
+    program: the loop saves and ends by itself. The second one acts as without `Run`.
+
+    Args:
+        folder: Made if it is not there.
+        options: A dataclass or a dict.
+        resume: Go on from the last checkpoint: `restore` and `load` return it, lines of the metrics
+            that are later are cut. Where there is none yet, the run begins anew.
+        may_change: Names of options that a resumed run may be given other values of, such as
+            "total_steps". All others have to be as they were, but "resume", which is not kept.
+        save_every: Env steps between two checkpoints, for `is_due`; 0 for none on the way.
+        tensorboard: Whether to write the scalars for TensorBoard, too; if that is missing, the log
+            says so.
+        overwrite: Delete an earlier run in this folder, which is an error otherwise.
+        allow_pickle: Whether to unpickle envs of a checkpoint that another user, or this one on
+            another machine, has written: that runs code which is in the file. They are reset
+            otherwise.
+
+    Attributes:
+        folder: The folder.
+        should_stop: Whether a signal has asked for the end.
+        seconds: How long the run has taken, those before it was resumed included.
+        curve_steps, curve_returns: int64 and float64 (E,), what `add_episodes` was given.
+        best_score: The highest score of `save`; None if it was given none.
+        not_restored: Of `restore`: names of the parts (vector envs) that could not be saved or
+            loaded, and why. They have to be reset.
+
+    Raises:
+        RunError: The folder has a run already, or one with other options, or is in use by another
+            process; nothing in it was changed.
+        CheckpointError: The checkpoint can't be read; it is a RunError, too.
+        OSError: It can't be written.
+
+    Example:
+        with Run(options.folder, options, options.resume, save_every=100_000) as run:
+            parts = {"agent": agent, "optimizer": optimizer, "envs": envs, "rollout": rollout}
+            steps = (run.restore(parts) or {"steps": 0})["steps"]
+            if steps == 0 or run.not_restored:
+                rollout.start(envs.reset(seed=options.seed)[0])
+            while steps < options.total_steps and not run.should_stop:
+                ...
+                run.log(steps, scalars)
+                if run.is_due(steps):
+                    run.save({**parts, "steps": steps})
+            run.save({**parts, "steps": steps})
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        options: Any,
+        resume: bool = False,
+        *,
+        may_change: Collection[str] = (),
+        save_every: int = 0,
+        tensorboard: bool = False,
+        overwrite: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.folder = Path(folder)
+        self.options = options
+        self.save_every = save_every
+        self.should_stop = False
+        self.best_score: float | None = None
+        self.not_restored: dict[str, str] = {}
+        self._plain_options = options_as_plain(options)
+        self._plain_options.pop("resume", None)  # of this session, not of the run
+        self._curve = array("q"), array("d")
+        self._handlers: dict[int, Any] = {}
+        self._begin_s, self._earlier_s = time.perf_counter(), 0.0
+        self._saved: dict[str, Any] | None = None
+        self._unsaved: set[str] = set()  # names of parts that the log has told of
+        self._due_at = 0  # steps of the last checkpoint
+        self._allow_pickle = allow_pickle
+        self._wants_board = tensorboard  # until there is one
+        self._board: Any = None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "checkpoint").mkdir(exist_ok=True)
+        require_writable(self.folder / OPTIONS_FILE)
+        self._lock = _lock(self.folder)
+        try:
+            self._begin(resume, may_change, overwrite)
+            self._metrics = (self.folder / _METRICS_FILE).open("ab", buffering=0)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _begin(self, resume: bool, may_change: Collection[str], overwrite: bool) -> None:
+        """Take over what is in the folder, refuse it, or remove it."""
+        for left in (self.folder / "checkpoint").glob(".*.npz"):  # of a save that was killed
+            left.unlink(missing_ok=True)
+        options_path = self.folder / OPTIONS_FILE
+        if resume:
+            if options_path.exists():
+                self._check_options(_read_json(options_path), options_path, may_change)
+            if (self.folder / _LAST).exists():
+                self._take_over()
+            else:
+                _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
+            self._cut_metrics()
+        elif overwrite:
+            self._remove_earlier()
+        elif self._has_run():
+            raise RunError(
+                f"{self.folder} has a run already: go on with it by resume=True (--resume), choose "
+                "another folder, or delete it by overwrite=True"
+            )
+        write_text(options_path, json.dumps(self._plain_options, indent=2) + "\n")
+
+    def _has_run(self) -> bool:
+        metrics = self.folder / _METRICS_FILE
+        return (self.folder / _LAST).exists() or (metrics.exists() and metrics.stat().st_size > 0)
+
+    def _check_options(self, found: Any, path: Path, may_change: Collection[str]) -> None:
+        own = self._plain_options
+        had: dict[str, Any] = found if isinstance(found, dict) else {}
+        for name in dict.fromkeys([*own, *had]):
+            before, now = had.get(name, _ABSENT), own.get(name, _ABSENT)
+            is_folder = now == str(self.folder)  # which may have been moved, with what is in it
+            if name not in may_change and before != now and not is_folder:
+                raise RunError(
+                    f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
+                    "give the same options (load_options reads them), or begin anew in another "
+                    "folder"
+                )
+
+    def _take_over(self) -> None:
+        """Read the last checkpoint."""
+        path = self.folder / _LAST
+        saved = load_checkpoint(path, allow_pickle=self._allow_pickle)
+        try:
+            versions = dict(saved["versions"])
+            steps, returns = saved["curve"]
+            if not len(steps) == len(returns) == steps.size == returns.size:
+                raise ValueError("the learning curve is none")
+            self._curve = array("q", steps.tobytes()), array("d", returns.tobytes())
+            best, self._earlier_s = saved["best_score"], float(saved["seconds"])
+            self.best_score = None if best is None else float(best)
+            self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
+            is_best = saved["is_best"]
+            self._metrics_bytes = int(saved["metrics_bytes"])
+            for name in ("kinds", "unsaved", "random"):
+                saved[name] = dict(saved[name])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
+        if versions != _versions():
+            _logger.warning(
+                "%s was written with %s, this is %s: the run goes on, but not bit for bit",
+                *(path, _told(versions), _told(_versions())),
+            )
+        if is_best:  # it may have been killed before it was given that name, too
+            self._keep_as_best()
+        self._saved = saved
+
+    def _cut_metrics(self) -> None:
+        """Cut the lines that are later than the checkpoint, and a line that is not whole."""
+        path = self.folder / _METRICS_FILE
+        if not path.exists():
+            return
+        size = self._metrics_bytes if self._saved is not None else 0
+        with path.open("rb+") as file:
+            kept = file.read()[: max(size, 0)]
+            file.truncate(kept.rfind(b"\n") + 1)
+
+    def _remove_earlier(self) -> None:
+        names = (_LAST, _BEST, _METRICS_FILE, OPTIONS_FILE, "curve.png")
+        paths = [self.folder / name for name in names]
+        for path in [*paths, *self.folder.glob("events.out.tfevents.*")]:
+            path.unlink(missing_ok=True)
+
+    # -- signals ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> Run:
+        if threading.current_thread() is threading.main_thread():
+            owner = os.getpid()
+
+            def stop(number: int, frame: Any) -> None:
+                if not self.should_stop and os.getpid() == owner:  # not in a fork
+                    self.should_stop = True
+                    return
+                before = self._handlers.get(number, signal.SIG_DFL)
+                if callable(before):
+                    before(number, frame)
+                else:
+                    signal.signal(number, signal.SIG_DFL)
+                    signal.raise_signal(number)
+
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
+                    self._handlers[number] = signal.signal(number, stop) or signal.SIG_DFL
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and give back the signals. May be called twice."""
+        while self._handlers:
+            number, handler = self._handlers.popitem()
+            signal.signal(number, handler)
+        self._metrics.close()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+        self._lock.close()
+
+    @property
+    def resume_command(self) -> str:
+        """The command line of this process with `--resume`, to tell how to go on."""
+        words = [os.path.basename(sys.executable) or "python", *sys.argv]
+        if "--resume" not in words:
+            words.append("--resume")
+        return shlex.join(words)
+
+    # -- scalars ---------------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, those before it was resumed included."""
+        return self._earlier_s + time.perf_counter() - self._begin_s
+
+    def log(self, steps: int, scalars: Mapping[str, Any]) -> None:
+        """Add a line to the metrics, and to TensorBoard.
+
+        Args:
+            steps: Env steps made so far.
+            scalars: Numbers, or tensors and arrays of one, by name. NaN and infinity are null in
+                the file.
+
+        Raises:
+            OSError: The disk is full; the lines before are whole.
+        """
+        numbers = {
+            name: float(value.item() if hasattr(value, "item") else value)
+            for name, value in scalars.items()
+        }
+        line: dict[str, Any] = {"steps": int(steps), "seconds": round(self.seconds, 3)}
+        line |= {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+        text = json.dumps(line).encode() + b"\n"
+        before = os.fstat(self._metrics.fileno()).st_size
+        if self._metrics.write(text) != len(text):
+            self._metrics.truncate(before)
+            raise OSError(f"{self.folder / _METRICS_FILE}: no space left on the device")
+        if self._wants_board:
+            self._open_board()
+        if self._board is not None:
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, int(steps))
+
+    def _open_board(self) -> None:
+        """Begin to write for TensorBoard, if it is there; it hides what it has of later steps."""
+        self._wants_board = False
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            _logger.warning("tensorboard is missing: pip install 'vecenv[tensorboard]'")
+            return
+        first = None if self._saved is None else self._saved["state"]["steps"] + 1
+        self._board = SummaryWriter(str(self.folder), purge_step=first)
+
+    def add_episodes(self, steps: int, returns: Any) -> None:
+        """Add episodes that have ended to the learning curve, which is part of the checkpoint.
+
+        Args:
+            steps: Env steps made so far.
+            returns: The return of each, in order; tensor, array or list.
+        """
+        if isinstance(returns, torch.Tensor):
+            returns = returns.detach().cpu()
+        values = np.asarray(returns, np.float64).ravel()
+        self._curve[0].frombytes(np.full(len(values), steps, np.int64).tobytes())
+        self._curve[1].frombytes(values.tobytes())
+
+    @property
+    def curve_steps(self) -> np.ndarray:
+        """Env steps at the end of each episode of `add_episodes`, int64 (E,), a copy."""
+        return np.array(self._curve[0], np.int64)
+
+    @property
+    def curve_returns(self) -> np.ndarray:
+        """Return of each episode of `add_episodes`, float64 (E,), a copy."""
+        return np.array(self._curve[1], np.float64)
+
+    def recent_return(self, count: int = 20) -> float:
+        """Return the mean return of the last episodes; NaN if none has ended."""
+        last = self._curve[1][-count:]
+        return sum(last) / len(last) if last else math.nan
+
+    def draw_curve(self, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
+        """Draw the returns of `add_episodes` into `curve.png`, if matplotlib is there."""
+        if not self._curve[0]:
+            return
+        path = self.folder / "curve.png"
+        try:
+            draw_curve(*self._curve, path, title=title, baselines=baselines)
+        except ImportError as error:
+            _logger.warning("%s has not been drawn: %s", path, error)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write plain values into `<name>.json`, such as how a gradient is computed."""
+        write_text(self.folder / f"{name}.json", json.dumps(value, indent=2) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """Return what `write_json` wrote in this run before it was resumed; None if nothing."""
+        path = self.folder / f"{name}.json"
+        return _read_json(path) if path.exists() else None
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def is_due(self, steps: int) -> bool:
+        """Return whether a multiple of `save_every` was passed since the last checkpoint."""
+        return self.save_every > 0 and steps // self.save_every > self._due_at // self.save_every
+
+    def save(self, state: Mapping[str, Any], *, score: float | None = None) -> Path:
+        """Write the last checkpoint, and the best one if its score is the highest so far.
+
+        The global random streams of torch, NumPy and Python, the learning curve and the length of
+        the metrics are saved, too. Saving changes nothing in the training.
+
+        Args:
+            state: What `restore` or `load` returns: env steps made so far as "steps", and by name
+                objects with a `state_dict` (modules, optimizers, schedulers, buffers, vector envs),
+                generators of torch and NumPy, and plain values: see `save_checkpoint`. Of vector
+                envs that can't be saved the reason is kept instead, and the log says so.
+            score: Of an evaluation, higher is better; None if there was none.
+
+        Returns:
+            The path of the last checkpoint.
+
+        Raises:
+            CheckpointError: It can't be written, as the disk is full for example, or a module has
+                NaN or infinity in it; the checkpoint before stays.
+            KeyError, TypeError: `state` lacks "steps", or holds something that can't be saved.
+        """
+        steps = int(state["steps"])
+        path = self.folder / _LAST
+        best = -math.inf if self.best_score is None else self.best_score
+        is_best = score is not None and float(score) > best
+        kinds, states, unsaved = describe_parts(state)
+        for name in unsaved.keys() - self._unsaved:
+            _logger.warning(
+                "%s can't be saved, so a resumed run resets them: %s", name, unsaved[name]
+            )
+        self._unsaved |= unsaved.keys()
+        content = {
+            "options": self._plain_options,
+            "versions": _versions(),
+            "state": states,
+            "kinds": kinds,
+            "unsaved": unsaved,
+            "random": random_streams(),
+            "curve": (self.curve_steps, self.curve_returns),
+            "seconds": self.seconds,
+            "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
+            "best_score": float(score) if is_best and score is not None else self.best_score,
+            "is_best": is_best,
+        }
+        try:
+            save_checkpoint(path, content)
+            self.best_score, self._due_at = content["best_score"], steps
+            if is_best:
+                self._keep_as_best()
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint of step {steps} can't be written: {error}; the one before is "
+                f"kept: make room, then go on with {self.resume_command}"
+            ) from error
+        if self._board is not None:
+            self._board.flush()
+        return path
+
+    def _keep_as_best(self) -> None:
+        """Give the last checkpoint, which is never written to again, the name of the best, too."""
+        last, best = self.folder / _LAST, self.folder / _BEST
+        with whole_file(best) as aside:
+            try:
+                aside.unlink()
+                os.link(last, aside)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(last, aside)
+
+    def load(self) -> dict[str, Any] | None:
+        """Return what `save` was given last, if the run is resumed and has a checkpoint.
+
+        In place of objects with a `state_dict` there is what that returned. The global random
+        streams go on from where they were: call it after all that draws from them has been made.
+        """
+        if self._saved is None:
+            return None
+        try:
+            restore_random_streams(self._saved["random"])
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            path = self.folder / _LAST
+            raise CheckpointError(f"{path} has other random streams: {error!s:.200}") from error
+        return dict(self._saved["state"])
+
+    def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
+
+        The global random streams go on from where they were, too: call it after all that draws from
+        them has been made. States that have been restored are dropped, as buffers are large.
+
+        Args:
+            parts: Objects by the names that `save` was given them under.
+
+        Returns:
+            The other values of the checkpoint; None if the run begins anew.
+
+        Raises:
+            CheckpointError: The checkpoint is of other modules or envs: it says what was expected
+                and found.
+        """
+        if self._saved is None:
+            return None
+        path, states = self.folder / _LAST, self._saved["state"]
+        if missing := sorted(set(parts) - set(states)):
+            raise CheckpointError(
+                f"{path} has no {', '.join(missing)}, only {', '.join(states)}; resume it with the "
+                "program that wrote it"
+            )
+        kinds, unsaved = self._saved["kinds"], self._saved["unsaved"]
+        for name, part in parts.items():  # all checks come before any change
+            if problem := mismatch(part, kinds.get(name), states[name]):
+                raise CheckpointError(
+                    f"{path} does not fit {name}: it has {problem}; make {name} as it was, or "
+                    "begin anew in another folder"
+                )
+        self.not_restored = {}
+        for name, part in parts.items():
+            try:
+                reason = unsaved.get(name) or restore_part(part, states.pop(name))
+            except Exception as error:  # any class's load_state_dict
+                raise CheckpointError(
+                    f"{path} does not fit {name}: {error!s:.300}; make {name} as it was, or begin "
+                    "anew in another folder"
+                ) from error
+            if reason is not None:
+                states.pop(name, None)
+                self.not_restored[name] = reason
+                _logger.warning("%s: not as they were, so reset them: %s", name, reason)
+        return self.load()
+
+
+def _lock(folder: Path) -> Any:
+    """Open a file that no other process can lock as long as this one lives.
+
+    Raises:
+        RunError: Another process has.
+    """
+    file = (folder / _LOCK_FILE).open("ab")
+    if fcntl is not None:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a fork does not inherit it
+        except (BlockingIOError, PermissionError):
+            file.close()
+            raise RunError(
+                f"{folder} is in use by another process; wait for its end, or choose another folder"
+            ) from None
+        except OSError:  # file systems without locks
+            pass
+    return file
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is no JSON ({error!s:.200}); mend it, or delete it") from error
+
+
+def _versions() -> dict[str, str]:
+    return {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
+
+
+def _told(versions: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_ABSENT = _Absent()
