@@ -330,7 +330,7 @@ MAX_OFFERED = 160  # session ids on offer of one red agent
 MAX_TABLE = 52  # hosts in the table of one red agent
 MAX_HANDED = 8  # exploit sessions handed over to one red agent in one step
 MAX_SUSPICIOUS = 512
-MAX_OLD_VSFTPD = 384  # vsftpd processes that a newer one replaced, in all
+MAX_OLD_VSFTPD = 1280  # processes that a newer one replaced; 5 agents place 250 each at most
 MAX_IDENT = 255
 # bits of `overflow`
 (
