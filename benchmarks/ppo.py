@@ -5,7 +5,7 @@
 Both train from scratch for the same number of updates with the same networks (actor and critic
 apart, 64-64, tanh) and batches (8 envs x 128 steps, 4 epochs x 4 minibatches). One step is one step
 of an episode: the textbook uses same-step autoreset and has no others, and those on which NEXT_STEP
-autoreset resets are not counted in the example. Making the envs is inside, compiling is not.
+autoreset resets are not counted in the example. Compiling is not inside.
 
 On CAGE 2 the gradient is compiled, in float32 with 4 epochs and in bfloat16 with 2; the first
 update, which compiles, is left out. `--against` names a checkout of another version, such as one of
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -26,7 +27,7 @@ from typing import Any
 
 import textbook_ppo as textbook
 import torch
-from measure import alternate, machine, markdown_table, median_ratio
+from measure import machine, markdown_table, median_ratio
 
 from vecenv.timing.attribution import ENV_SHARES
 
@@ -57,11 +58,9 @@ def make_trainer(module: Any, env_id: str, backend: str = "auto", **options: Any
     return module.Trainer(settings, envs, policy(envs, settings))
 
 
-def train_example(
-    num_updates: int, *, module: Any = ppo, compile: str = "off", is_timed: bool = False
-) -> tuple[int, dict[str, float]]:
-    """Train an example; return the steps made and, if timed, the seconds in each phase."""
-    trainer = make_trainer(
+def cartpole_trainer(module: Any, num_updates: int, compile: str) -> Any:
+    """Make the trainer of an example with the textbook's settings."""
+    return make_trainer(
         module,
         textbook.ENV_ID,
         backend="sync",  # as the textbook
@@ -74,12 +73,26 @@ def train_example(
         entropy_weight=textbook.ENTROPY_WEIGHT,
         compile=compile,
     )
-    if is_timed:
-        trainer.envs.timing.enable()
+
+
+def updates_of(trainer: Any, num_updates: int) -> int:
+    """Make some updates; return the steps made."""
+    before = trainer.steps
     for _ in range(num_updates):
         trainer.update()
-    trainer.envs.close()
-    return trainer.steps, seconds_by_phase(trainer.envs) if is_timed else {}
+    return trainer.steps - before
+
+
+def race(cases: dict[str, Callable[[], int]], repetitions: int) -> dict[str, list[float]]:
+    """Run the cases in turn, after a round that does not count; return their steps per second."""
+    rates: dict[str, list[float]] = {name: [] for name in cases}
+    for repetition in range(repetitions + 1):
+        for name, run in cases.items():
+            begin = perf_counter()
+            steps = run()
+            if repetition:
+                rates[name].append(steps / (perf_counter() - begin))
+    return rates
 
 
 def seconds_by_phase(envs: Any) -> dict[str, float]:
@@ -97,9 +110,15 @@ def breakdown(num_updates: int) -> str:
     clock = textbook.Clock()
     num_steps, _ = textbook.train(num_updates, clock=clock)
     phases = {"textbook": (num_steps, perf_counter() - begin, clock.seconds)}
-    begin = perf_counter()
-    num_steps, seconds = train_example(num_updates, is_timed=True)
-    phases[EXAMPLE] = (num_steps, perf_counter() - begin, seconds)
+    for compile in ("off", "on"):
+        trainer = cartpole_trainer(ppo, 2 * num_updates, compile)
+        trainer.update()
+        trainer.envs.timing.enable()
+        begin = perf_counter()
+        num_steps = updates_of(trainer, num_updates)
+        name = "example, compiled" if compile == "on" else "example, autograd"
+        phases[name] = num_steps, perf_counter() - begin, seconds_by_phase(trainer.envs)
+        trainer.envs.close()
     header = ["us per env step", "env", "policy", "advantages", "update", "rest", "all"]
     rows = []
     for name, (steps, whole, spent) in phases.items():
@@ -121,14 +140,9 @@ def measure_cage2(num_updates: int, repetitions: int, other: Any) -> str:
     for trainer in trainers.values():
         trainer.update()
         trainer.envs.timing.enable()
-    rates: dict[str, list[float]] = {name: [] for name in trainers}
     first = {name: trainer.steps for name, trainer in trainers.items()}
-    for _ in range(repetitions):
-        for name, trainer in trainers.items():
-            begin, before = perf_counter(), trainer.steps
-            for _ in range(num_updates):
-                trainer.update()
-            rates[name].append((trainer.steps - before) / (perf_counter() - begin))
+    cases = {name: partial(updates_of, x, num_updates) for name, x in trainers.items()}
+    rates = race(cases, repetitions)
     rows, base = [], next(iter(trainers))
     for name, trainer in trainers.items():
         steps, rate = trainer.steps - first[name], rates[name]
@@ -150,31 +164,28 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="checkout of another version")
     options = parser.parse_args()
     default_threads = torch.get_num_threads()
-
-    def train_textbook(num_threads: int) -> None:
-        torch.set_num_threads(num_threads)
-        textbook.train(options.updates)
-
-    examples: dict[str, Any] = {"example, autograd": (ppo, "off"), "example, compiled": (ppo, "on")}
     other = None if options.against is None else load_example(options.against)
+    examples: dict[str, Any] = {"example, autograd": (ppo, "off"), "example, compiled": (ppo, "on")}
     if other is not None:
         examples["the other version"] = other, "off"
 
-    def train_ours(name: str) -> None:
+    def train_textbook(num_threads: int) -> int:
+        torch.set_num_threads(num_threads)
+        textbook.train(options.updates)
         torch.set_num_threads(1)
-        module, compile = examples[name]
-        train_example(options.updates, module=module, compile=compile)
+        return options.updates * textbook.NUM_ENVS * textbook.NUM_STEPS
 
-    example_steps, _ = train_example(options.updates)
-    textbook_steps = options.updates * textbook.NUM_ENVS * textbook.NUM_STEPS
+    torch.set_num_threads(1)
     base = "textbook, 1 torch thread"
-    cases: dict[str, Any] = {base: lambda: train_textbook(1)}
-    cases |= {name: partial(train_ours, name) for name in examples}
+    cases: dict[str, Any] = {base: partial(train_textbook, 1)}
+    for name, (module, compile) in examples.items():
+        total = options.updates * (options.repetitions + 2)
+        trainer = cartpole_trainer(module, total, compile)
+        cases[name] = partial(updates_of, trainer, options.updates)
     if default_threads > 1:
         name = f"textbook, {default_threads} torch threads"
-        cases[name] = lambda: train_textbook(default_threads)
-    units = {name: example_steps if name in examples else textbook_steps for name in cases}
-    rates = alternate(cases, units, options.repetitions)
+        cases[name] = partial(train_textbook, default_threads)
+    rates = race(cases, options.repetitions)
     rows = [
         [
             name,

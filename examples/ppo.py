@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -417,6 +418,7 @@ class Trainer:
             plan=plan,
             log=print,
         )
+        self.threads = ThreadPoolExecutor(2)  # where what acting has left out is computed
         self.optimizer = Adam(
             self.gradient.parameters(),
             lr=options.learning_rate,
@@ -470,9 +472,10 @@ class Trainer:
                     row.copy_(actions.view_as(row))
                 envs.step(agent.to_env(rollout.env_actions(t)), out=rollout.slot(t))
         count = max(1, 4096 // num_envs)  # steps whose rows fit the processor's cache
-        for begin in range(0, num_steps, count):
-            self.fill(slice(begin, min(begin + count, num_steps)))
+        parts = [slice(t, min(t + count, num_steps)) for t in range(0, num_steps, count)]
+        list(self.threads.map(self.fill, parts))
 
+    @torch.inference_mode()
     def fill(self, steps: slice) -> None:
         """Compute log-probabilities and values of some steps."""
         rollout, agent = self.rollout, self.agent
@@ -550,9 +553,13 @@ class Trainer:
                 scalars |= {"charts/episodic_return": recent, "charts/SPS": speed}
                 run.log(self.steps, scalars)
                 if run.is_due(self.steps):
-                    run.save({**parts, **self.counts()}, score=recent)
-        run.save({**parts, **self.counts()})
+                    self.save(run, parts, score=recent)
+        self.save(run, parts)
+
+    def save(self, run: Run, parts: dict[str, Any], score: float | None = None) -> None:
+        """Write a checkpoint, after how gradients are computed, which a resumed run keeps."""
         run.write_json("gradient", self.gradient.plan)
+        run.save({**parts, **self.counts()}, score=score)
 
     def counts(self) -> dict[str, Any]:
         """Return what a checkpoint has beside the parts."""
