@@ -10,6 +10,7 @@ from vecenv.cage import cage2_scenario, decode
 from vecenv.cage.challenge2.network.state import STATE_DTYPE
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
+FOLDER4 = pathlib.Path(__file__).parent / "golden4"  # of CAGE Challenge 4
 COMPACT_FIELDS = tuple(decode(np.zeros(1, STATE_DTYPE), cage2_scenario()))
 RULES_OF_TRACE = {"shared": "faithful", "randomred": "faithful", "debugged": "debugged"}
 

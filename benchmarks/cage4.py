@@ -1,0 +1,89 @@
+"""Speed and memory of CAGE Challenge 4: whole episodes with random actions that the mask allows.
+
+    python benchmarks/cage4.py --games 1024 --threads 1
+
+One step is one step of one game: five blue agents, all green users, six red agents, the reward and
+the 578 values that the agents see. Actions are drawn before the clock runs; the step in which games
+begin anew is timed, but not counted. The first episode, which compiles, is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+from vecenv.cage.challenge4.games import Cage4Games
+from vecenv.cage.challenge4.kernels import CAGE4
+from vecenv.cage.challenge4.options import Cage4Options
+from vecenv.cage.challenge4.rules.codes import NUM_BLUE
+from vecenv.jit.episodes import RUN_DTYPE
+
+_ORIGINAL = {"untouched": 30.2, "unread work left out": 79.7}  # steps/s of its reference runs
+_NUM_BATCHES = 50
+
+
+def draw_actions(games: Cage4Games, rng: np.random.Generator, policy: str) -> np.ndarray:
+    """Draw batches of actions int64 (B, G, 10), uniformly over the mask; messages are zero."""
+    actions = np.zeros((_NUM_BATCHES, games.num_games, 2 * NUM_BLUE), np.int64)
+    actions[:, :, :NUM_BLUE] = [49, 49, 49, 49, 145]
+    if policy == "random":
+        for agent, mask in enumerate(games.masks):
+            order = np.argsort(~mask, axis=1, kind="stable")
+            ranks = rng.integers(0, mask.sum(axis=1), (_NUM_BATCHES, games.num_games))
+            actions[:, :, agent] = np.take_along_axis(order[None], ranks[..., None], 2)[..., 0]
+    return actions
+
+
+def time_episode(games: Cage4Games, actions: np.ndarray, num_steps: int) -> float:
+    """Play an episode of all games; return the seconds that its steps took."""
+    envs = games.envs
+    begin = time.perf_counter()
+    for step in range(num_steps):
+        envs.step(actions[step % _NUM_BATCHES])
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speed and memory of CAGE Challenge 4")
+    parser.add_argument("--games", type=int, default=1024)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--episodes", type=int, default=7)
+    parser.add_argument("--policy", choices=("random", "sleep"), default="random")
+    parser.add_argument(
+        "--one-by-one", action="store_true", help="draw every green user for itself"
+    )
+    args = parser.parse_args()
+    options = Cage4Options(greens_one_by_one=args.one_by_one)
+    begin = time.perf_counter()
+    games = Cage4Games(args.games, seed=0, options=options, num_threads=args.threads)
+    games.envs.step(draw_actions(games, np.random.default_rng(0), "sleep")[0])
+    print(f"first reset and step: {time.perf_counter() - begin:.1f} s")
+    rng, rates, num_steps = np.random.default_rng(1), [], options.steps - 1
+    reset_seconds = []
+    for episode in range(args.episodes + 1):
+        begin = time.perf_counter()
+        games.reset(episode)
+        reset_seconds.append((time.perf_counter() - begin) / args.games)
+        seconds = time_episode(games, draw_actions(games, rng, args.policy), num_steps)
+        rates.append(num_steps * args.games / seconds)
+    rates = sorted(rates[1:])
+    median = statistics.median(rates)
+    num_bytes = CAGE4.state_dtype.itemsize + RUN_DTYPE.itemsize
+    print(
+        f"{args.games} games, {args.threads} threads, {args.policy}: {median:,.0f} game steps/s "
+        f"({rates[0]:,.0f} to {rates[-1]:,.0f}, {args.episodes} episodes of all games), "
+        f"{median / args.threads:,.0f} per thread"
+    )
+    print(f"a reset takes {1e6 * statistics.median(reset_seconds):.1f} us per game")
+    print(f"a game takes {num_bytes:,} bytes, and {games.obs.shape[1]} of observations")
+    for name, rate in _ORIGINAL.items():
+        print(f"the original, {name}: {rate} steps/s on another machine")
+    if games.overflows:
+        print(f"capacities outgrown: {games.overflows}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Games that draw for themselves: seeds, masks, ends, and what no episode may break."""
+
+import numpy as np
+import pytest
+
+from vecenv.cage.challenge4.games import Cage4Games
+from vecenv.cage.challenge4.options import Cage4Options
+from vecenv.cage.challenge4.play.policies import make_policy
+from vecenv.cage.challenge4.rules import codes
+
+SHORT = Cage4Options(steps=40)
+SLEEPS = [49, 49, 49, 49, 145]
+
+
+def trajectory(games, num_steps, policy="random", seed=3):
+    act, seen = make_policy(policy, seed), [games.obs.copy()]
+    for _ in range(num_steps):
+        games.step(act(games))
+        seen.append(np.concatenate([games.obs, games.rewards[:, None]], axis=1))
+    return seen
+
+
+def test_a_game_depends_on_its_seed_alone():
+    many = Cage4Games(6, seed=10, options=SHORT, num_threads=2)
+    one = Cage4Games(1, seed=13, options=SHORT)
+    assert (many.obs[3] == one.obs[0]).all() and (many.masks[4][3] == one.masks[4][0]).all()
+    rng = np.random.default_rng(0)
+    for _ in range(60):  # over the end of an episode
+        actions = rng.integers(0, codes.NUM_ACTIONS, (6, 5))
+        messages = rng.integers(0, 256, (6, 5))
+        many.step(actions, messages)
+        one.step(actions[3:4], messages[3:4])
+        assert (many.obs[3] == one.obs[0]).all() and many.rewards[3] == one.rewards[0]
+    assert many.envs.states[3].tobytes() == one.envs.states[0].tobytes()
+
+
+def test_a_reset_leaves_nothing_behind():
+    games = Cage4Games(4, seed=1, options=Cage4Options(steps=40, phishing_rate=0.3))
+    fresh = games.envs.states.tobytes()
+    trajectory(games, 35)
+    games.reset(seed=1)
+    assert games.envs.states.tobytes() == fresh
+
+
+def test_an_episode_has_one_step_less_than_its_steps():
+    games = Cage4Games(2, seed=0, options=SHORT)
+    ends = []
+    for _ in range(80):
+        games.step([SLEEPS] * 2)
+        ends.append(games.is_over.tolist())
+    assert [step for step, end in enumerate(ends) if all(end)] == [38, 78]
+
+
+def test_messages_arrive_in_the_same_step():
+    games = Cage4Games(1, seed=0, options=SHORT)
+    games.step([SLEEPS], [[1, 2, 4, 8, 128]])
+    bits = games.agent_obs(2)[0, -32:].reshape(4, 8)
+    assert (bits << np.arange(8)).sum(axis=1).tolist() == [1, 2, 8, 128]
+    games.step([SLEEPS])
+    assert not games.agent_obs(4)[0, -32:].any()
+
+
+def test_masked_actions_act_as_sleep():
+    games, asleep = (Cage4Games(8, seed=5, options=SHORT) for _ in range(2))
+    masked = np.tile(SLEEPS, (8, 1))
+    for agent, mask in enumerate(games.masks):
+        has_any = ~mask.all(axis=1)
+        masked[has_any, agent] = mask[has_any].argmin(axis=1)
+    assert (masked != SLEEPS).mean() > 0.9
+    for _ in range(20):
+        games.step(masked)
+        asleep.step([SLEEPS] * 8)
+        assert (games.obs == asleep.obs).all() and (games.rewards == asleep.rewards).all()
+
+
+@pytest.mark.parametrize(
+    ("actions", "messages", "match"),
+    [
+        ([[0] * 4], None, r"actions has shape \(1, 4\), expected \(1, 5\)"),
+        ([[0] * 5], [[0] * 4], "messages has shape"),
+        ([[82, 0, 0, 0, 0]], None, "82"),
+        ([[0] * 5], [[256, 0, 0, 0, 0]], "256"),
+    ],
+)
+def test_actions_that_do_not_exist_are_refused(actions, messages, match):
+    games = Cage4Games(1, seed=0, options=SHORT)
+    with pytest.raises(ValueError, match=match):
+        games.step(actions, messages)
+
+
+def test_options_out_of_range_are_refused():
+    for wrong in ({"phishing_rate": 1.1}, {"alarm_rate": -0.1}, {"red": "b_line"}, {"steps": 1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Cage4Options(**wrong)
+
+
+def check(states):
+    """What holds after every step."""
+    exists = bits(states["exists"])
+    sizes = states["num_sessions"]
+    for state in states:
+        for agent in range(codes.NUM_RED):
+            size = state["num_sessions"][agent]
+            idents, hosts = (
+                state["session_ident"][agent, :size],
+                state["session_host"][agent, :size],
+            )
+            assert len(set(idents)) == size and (size == 0 or 0 in idents)
+            assert (codes.RED_OF_SUBNET[hosts >> 4] == agent).all()
+            table = state["table"][agent, : state["num_table"][agent]]
+            assert len(set(table)) == len(table) and (state["fsm"][agent, table] & 15 != 0).all()
+            offered = state["offered"][agent, : state["num_offered"][agent]]
+            assert len(set(offered)) == len(offered)
+    for row, state in enumerate(states):
+        held = {
+            int(host)
+            for agent in range(codes.NUM_RED)
+            for host in state["session_host"][agent, : state["num_sessions"][agent]]
+        }
+        assert held == set(np.flatnonzero(bits(state["red_hosts"])))
+        assert exists[row, list(held)].all()
+    assert ((states["active"] == 1) == (sizes > 0)).all()
+    assert (states["reward"] <= 0).all() and (states["overflow"] == 0).all()
+    assert (states["decoys"][exists == 0] == 0).all() and (states["svc"][exists == 0] == 0).all()
+    levels = states["svc"] & 7
+    assert (levels <= codes.FULL).all()
+    degraded = np.zeros(exists.shape, bool)
+    for decoy in range(codes.NUM_DECOYS):
+        level = states["svc"] >> (4 + 3 * decoy) & 7
+        is_there = states["decoys"] >> decoy & 1 == 1
+        assert (is_there | (states["decoy_pid"][..., decoy] == 0)).all()
+        degraded |= is_there & (level < codes.FULL)
+    degraded |= (exists == 1) & (levels < codes.FULL)
+    assert (bits(states["degraded"]) == degraded).all()
+    ways = states["blocks"][:, :8, None] >> np.arange(8) & 1
+    barred = ((ways | ways.transpose(0, 2, 1)) << np.arange(8)).sum(axis=2)
+    assert (states["barred"] == barred).all()
+
+
+def bits(masks):
+    spread = masks.astype(np.int64)[..., None] >> np.arange(16) & 1
+    return spread.reshape(*masks.shape[:-1], 128)
+
+
+@pytest.mark.parametrize("red", ["fsm", "discovery", "sleep"])
+@pytest.mark.parametrize("policy", ["random", "decoy_restore"])
+def test_invariants_of_any_episode(red, policy):
+    options = Cage4Options(steps=200, red=red, phishing_rate=0.05)
+    games = Cage4Games(5, seed=2, options=options)
+    act = make_policy(policy, 1)
+    for step in range(199):
+        games.step(act(games))
+        if step % 7 == 0:
+            check(games.envs.states)
+    if red == "sleep":
+        assert (games.envs.states["num_sessions"] <= np.array([80] * 6)).all()
+
+
+@pytest.mark.parametrize("red", ["fsm", "discovery"])
+def test_rules_run_as_plain_python_with_every_index_checked(red):
+    options = Cage4Options(steps=24, red=red, phishing_rate=0.3)
+    compiled = Cage4Games(2, seed=4, options=options)
+    plain = Cage4Games(2, seed=4, options=options, debug=True)
+    rng = np.random.default_rng(1)
+    for _ in range(30):
+        actions = rng.integers(0, codes.NUM_ACTIONS, (2, 5))
+        compiled.step(actions)
+        plain.step(actions)
+        assert (compiled.obs == plain.obs).all() and (compiled.rewards == plain.rewards).all()
+    assert compiled.envs.states.tobytes() == plain.envs.states.tobytes()

@@ -1,0 +1,98 @@
+"""Recorded episodes of the original, played through the simulator: nothing may differ."""
+
+import numpy as np
+import pytest
+from cage.golden import FOLDER4
+
+from vecenv.cage.challenge4.replay import TraceError, replay_traces
+
+TRACES = ["mix_fsm_100", "stress_phish_120", "mix_discovery_120"]
+PATHS = [FOLDER4 / f"{name}.npz" for name in TRACES]
+
+
+def changed(tmp_path, name, change):
+    with np.load(FOLDER4 / f"{name}.npz") as file:
+        arrays = {key: file[key].copy() for key in file.files}
+    change(arrays)
+    path = tmp_path / "changed.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize("batch", [True, False], ids=["batch", "singly"])
+def test_recorded_episodes_agree_in_every_field_of_every_step(batch):
+    result = replay_traces(PATHS, batch=batch)
+    assert [str(found) for found in result.differences] == []
+    assert result.num_episodes == 3
+    assert result.num_steps == 99 + 120 + 120
+    assert result.num_compared > 37 * result.num_steps
+
+
+# fmt: off
+COMPARED = (
+    "obs", "obs4", "reward", "reward_parts", "fail_counts", "phase", "blue_family",
+    "blue_left", "blue_success", "green", "red_choice", "red_target", "red_session",
+    "red_busy", "red_left", "red_done", "red_done_target", "red_success", "red_exploit",
+    "red_active", "fsm", "known_subnets", "events", "svc", "decoys", "n_vsftpd", "max_pid",
+    "blocks",
+)
+# fmt: on
+
+
+def test_a_changed_record_is_reported_with_its_step(tmp_path):
+    def change(arrays):
+        for step, name in enumerate(COMPARED):
+            host = (arrays["net_exists"] == 1) & (np.arange(137) % 17 == 1)
+            row = arrays[name][step + 30]
+            if row.shape[-1:] == (137,):
+                row[..., host] ^= 1
+            elif row.ndim:
+                row[...] ^= 1
+            else:
+                arrays[name][step + 30] ^= 1
+        arrays["sess_pid"][arrays["sess_off"][70]] += 1
+
+    path = changed(tmp_path, "mix_fsm_100", change)
+    found = replay_traces([path], max_differences=1000).differences
+    expected = {(step + 30 - (name in {"obs", "obs4"}), name) for step, name in enumerate(COMPARED)}
+    assert {(one.step, one.field) for one in found} == expected | {(70, "sess_pid")}
+    assert "step 32: reward: expected" in " ".join(map(str, found))
+
+
+def test_another_draw_than_the_recorded_one_is_reported(tmp_path):
+    def change(arrays):
+        arrays["tape_n"][arrays["tape_off"][5] + 2] = 4
+
+    (found,) = replay_traces([changed(tmp_path, "mix_fsm_100", change)]).differences[-1:]
+    assert (found.step, found.field) == (5, "tape")
+    assert "with 4 choices" in found.expected and "with 3 choices" in found.got
+
+
+def test_other_actions_than_the_recorded_ones_differ(tmp_path):
+    def change(arrays):
+        arrays["blue_action"][:, 0] = 58  # BlockTraffic RZA <- ADM
+
+    fields = {found.field for found in replay_traces([changed(tmp_path, "mix_fsm_100", change)])[0]}
+    assert {"obs", "blocks", "blue_family"} <= fields
+
+
+def test_damaged_files_are_refused(tmp_path):
+    def refuse(match, change):
+        with pytest.raises(TraceError, match=match):
+            replay_traces([changed(tmp_path, "mix_fsm_100", change)])
+
+    refuse("blue_action has shape None", lambda arrays: arrays.pop("blue_action"))
+    refuse("tape_val has shape", lambda arrays: arrays.update(tape_val=np.zeros(3)))
+    refuse("tape_off", lambda arrays: arrays["tape_off"].__setitem__(4, 1 << 30))
+    refuse("start_host is 136", lambda arrays: arrays["net_red_start_host"].__setitem__((), 136))
+    refuse("net_exists", lambda arrays: arrays["net_exists"].__setitem__(slice(None), 0))
+    (tmp_path / "text.npz").write_text("no archive")
+    with pytest.raises(TraceError, match="no trace"):
+        replay_traces([tmp_path / "text.npz"])
+
+
+def test_values_out_of_range_on_a_tape_stay_inside(tmp_path):
+    def change(arrays):
+        arrays["tape_val"][::7] = 3e9
+
+    assert replay_traces([changed(tmp_path, "mix_fsm_100", change)]).differences

@@ -1,0 +1,1 @@
+"""CAGE Challenge 4: the exact simulator, see docs/cage4.md."""

@@ -1,0 +1,1 @@
+"""The network of an episode: its state record, and how it is drawn."""

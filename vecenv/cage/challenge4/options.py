@@ -1,0 +1,77 @@
+"""What a game can be told, and the record of it that kernels read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from vecenv.cage.challenge4.rules.codes import ALARM_RATE, PHISHING_RATE, RED_VARIANTS
+from vecenv.jit.kernels import pack_record
+
+__all__ = ["Cage4Options", "compile_rules"]
+
+_MIN_STEPS, _MAX_STEPS = 2, 65535
+
+
+@dataclass(frozen=True)
+class Cage4Options:
+    """The challenge's numbers that may be changed; the defaults are the challenge's.
+
+    Attributes:
+        steps: The constructor argument S of the original. An episode has S - 1 steps.
+        red: "fsm" the default red agent, "discovery" the variant, "sleep" one that does nothing.
+        phishing_rate: Probability that a green user's work opens a phishing mail.
+        alarm_rate: Probability that a green user's work or access raises a false alarm.
+        greens_one_by_one: Whether every green user is drawn for itself, as the original does, which
+            is slower; both draw from the same law.
+    """
+
+    steps: int = 500
+    red: str = "fsm"
+    phishing_rate: float = PHISHING_RATE
+    alarm_rate: float = ALARM_RATE
+    greens_one_by_one: bool = False
+
+    def __post_init__(self) -> None:
+        if not _MIN_STEPS <= self.steps <= _MAX_STEPS:
+            raise ValueError(f"steps must be {_MIN_STEPS}..{_MAX_STEPS}, got {self.steps}")
+        if self.red not in RED_VARIANTS:
+            raise ValueError(f"red must be one of {', '.join(RED_VARIANTS)}, got {self.red!r}")
+        for name in ("phishing_rate", "alarm_rate"):
+            rate = getattr(self, name)
+            if not 0 <= rate <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {rate!r}")
+
+
+def compile_rules(options: Cage4Options) -> np.record:
+    """Return the record that kernels read."""
+    steps, alarm, phishing = options.steps, options.alarm_rate, options.phishing_rate
+    length, rest = divmod(steps, 3)
+    second_phase = length + (rest >= 1)
+    # Of a user whose work and access always succeed: probabilities of what can be seen, SPEC 6.
+    # A third each: access, work, sleep; `anything` is at most 2/3.
+    access = alarm / 3
+    alarm_only, both = alarm * (1 - phishing) / 3, alarm * phishing / 3
+    phishing_only = (1 - alarm) * phishing / 3
+    anything = access + alarm_only + both + phishing_only
+    shares = (access, access + alarm_only, access + alarm_only + both)
+    share_access, share_phish, share_alarm = (
+        [part / anything for part in shares] if anything else [0.0, 0.0, 0.0]
+    )
+    return pack_record(
+        steps=np.int64(steps),
+        second_phase=np.int64(second_phase),
+        third_phase=np.int64(second_phase + length + (rest == 2)),
+        red_variant=np.int64(RED_VARIANTS.index(options.red)),
+        greens_one_by_one=np.int64(options.greens_one_by_one),
+        phishing_rate=float(phishing),
+        alarm_rate=float(alarm),
+        quiet_scale=1 / math.log1p(-anything) if anything else 0.0,
+        share_access=share_access,
+        share_alarm=share_alarm,
+        share_phish=share_phish,
+        access_failure=(1 - alarm) / 3 / (1 - anything),
+        work_failure=(1 - alarm) * (1 - phishing) / 3 / (1 - anything),
+    )

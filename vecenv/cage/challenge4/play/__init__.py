@@ -1,0 +1,1 @@
+"""Blue policies of the reference returns."""

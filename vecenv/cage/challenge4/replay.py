@@ -1,0 +1,506 @@
+"""Recorded episodes of the original, played through the simulator, and compared field by field.
+
+The file format is that of the golden traces: one `.npz` per episode, plain arrays, with the
+network, blue's actions and messages, the tape of all random draws, and everything to compare.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vecenv.cage.challenge4.network.state import STATE_DTYPE
+from vecenv.cage.challenge4.options import Cage4Options, compile_rules
+from vecenv.cage.challenge4.rules.codes import (
+    ACTION_FAMILY,
+    AGGRESSIVE,
+    BLUE_SUBNETS,
+    CON,
+    DISCOVER,
+    FIRST_SERVER,
+    HOSTS_PER_SUBNET,
+    IMPACT,
+    INT,
+    NONE,
+    NUM_ACTIONS,
+    NUM_BLUE,
+    NUM_HOSTS,
+    NUM_RED,
+    NUM_SPEC_HOSTS,
+    NUM_SUBNETS,
+    NUM_ZONES,
+    OBS_LENGTH,
+    OBS_LENGTHS,
+    SITE_NAMES,
+    STEALTH,
+    SUCCEEDED,
+)
+from vecenv.cage.challenge4.rules.draws import CURSOR_DTYPE, TAPE_DTYPE
+from vecenv.cage.challenge4.rules.dynamics import apply, begin
+from vecenv.cage.challenge4.rules.observation import observe
+from vecenv.fingerprint import cached_njit
+from vecenv.jit.random import RNG_DTYPE
+
+__all__ = ["Difference", "TraceError", "replay_traces"]
+
+HOSTS = np.arange(NUM_HOSTS)
+SPEC_IDS = (HOSTS // HOSTS_PER_SUBNET) * 17 + 1 + HOSTS % HOSTS_PER_SUBNET  # of our hosts
+_WATCHED = np.isin(SPEC_IDS // 17, (CON, INT), invert=True)  # events are kept on these only
+
+
+class TraceError(ValueError):
+    """A file is no trace of the documented format."""
+
+
+class Difference(NamedTuple):
+    """A field that came out differently."""
+
+    path: str
+    step: int  # 0-based; -1 for what is there after the reset
+    field: str
+    expected: Any
+    got: Any
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: step {self.step}: {self.field}: "
+            f"expected {_short(self.expected)}, got {_short(self.got)}"
+        )
+
+
+def _short(value: Any) -> str:
+    text = np.array2string(np.asarray(value), threshold=40, separator=",").replace("\n", "")
+    return text if len(text) < 200 else f"{text[:200]}..."
+
+
+@cached_njit
+def begin_rows(states, hosts):
+    """Begin an episode in every state (N,), with red agent 0 on hosts int64 (N,)."""
+    for row in range(states.shape[0]):
+        begin(states[row], hosts[row])
+
+
+@cached_njit
+def apply_rows(states, actions, is_on, streams, entries, cursors, rules):
+    """Play a step of every state (N,) whose is_on bool (N,) is set, from its tape."""
+    for row in range(states.shape[0]):
+        if is_on[row]:
+            chance = (streams[row], (entries, cursors[row]))
+            apply(states[row], actions[row], chance, rules[row])
+
+
+@cached_njit
+def observe_rows(states, obs, rules):
+    """Write the observations uint8 (N, 578) of states (N,)."""
+    for row in range(states.shape[0]):
+        observe(states[row], obs[row], rules[row])
+
+
+class Trace:
+    """One recorded episode: `arrays` by name, and its length."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                self.arrays: dict[str, np.ndarray] = {name: file[name] for name in file.files}
+        except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+            raise TraceError(f"{path} is no trace of CAGE Challenge 4: {error}") from error
+        self._check()
+        self.num_steps = len(self.arrays["blue_action"])
+        self.options = Cage4Options(
+            steps=int(self.arrays["meta_steps"]),
+            red=str(self.arrays["meta_red"]),
+            phishing_rate=float(self.arrays["meta_phish"]),
+        )
+
+    def _check(self) -> None:
+        """Raise TraceError unless what is played is there, and in range."""
+        arrays = self.arrays
+        num_steps = len(arrays["blue_action"]) if "blue_action" in arrays else 0
+        num_draws = len(arrays["tape_site"]) if "tape_site" in arrays else 0
+        shapes = {
+            "blue_action": (num_steps, NUM_BLUE),
+            "blue_msg": (num_steps, NUM_BLUE),
+            "tape_off": (num_steps + 1,),
+            "tape_site": (num_draws,),
+            "tape_actor": (num_draws,),
+            "tape_n": (num_draws,),
+            "tape_val": (num_draws,),
+            "net_exists": (NUM_SPEC_HOSTS,),
+            "net_services": (NUM_SPEC_HOSTS,),
+            "net_red_start_host": (),
+            "net_red_known_subnets": (NUM_RED,),
+            "meta_steps": (),
+            "meta_red": (),
+            "meta_phish": (),
+        }
+        for name, shape in shapes.items():
+            found = arrays[name].shape if name in arrays else None
+            if found != shape or num_steps == 0:
+                raise TraceError(
+                    f"{self.path}: {name} has shape {found}, expected {shape}; "
+                    "is this a trace of CAGE Challenge 4?"
+                )
+        offsets = arrays["tape_off"]
+        if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > num_draws:
+            raise TraceError(f"{self.path}: tape_off does not ascend from 0 to {num_draws}")
+        exists = arrays["net_exists"][SPEC_IDS].reshape(NUM_SUBNETS, -1).astype(bool)
+        users, servers = exists[:, :FIRST_SERVER], exists[:, FIRST_SERVER:]
+        for part in (users, servers):  # those there are come first
+            if not (part[:, 0].all() and (np.diff(part.astype(int)) <= 0).all()):
+                raise TraceError(f"{self.path}: net_exists is no network of the challenge")
+        start = int(arrays["net_red_start_host"])
+        if start not in SPEC_IDS or not arrays["net_exists"][start]:
+            raise TraceError(f"{self.path}: net_red_start_host is {start}, no host of the network")
+
+    def set_network(self, state: Any) -> int:
+        """Write the network into a state record; return red agent 0's host."""
+        exists = self.arrays["net_exists"][SPEC_IDS].reshape(NUM_SUBNETS, -1).astype(np.int64)
+        masks = (exists << np.arange(HOSTS_PER_SUBNET)).sum(axis=1)
+        state["exists"] = masks
+        state["num_users"] = exists[:, :FIRST_SERVER].sum(axis=1)
+        state["num_servers"] = exists[:, FIRST_SERVER:].sum(axis=1)
+        state["services"] = self.arrays["net_services"][SPEC_IDS] & 31
+        state["known_subnets"] = self.arrays["net_red_known_subnets"]
+        return int(np.flatnonzero(int(self.arrays["net_red_start_host"]) == SPEC_IDS)[0])
+
+
+class _Player:
+    """Plays some traces in lockstep and compares all their fields."""
+
+    def __init__(self, traces: list[Trace], max_differences: int) -> None:
+        num = len(traces)
+        self.traces, self.max_differences = traces, max_differences
+        self.states = np.zeros(num, STATE_DTYPE).view(np.recarray)
+        self.rules = np.concatenate(
+            [np.atleast_1d(np.asarray(compile_rules(trace.options))) for trace in traces]
+        ).view(np.recarray)
+        self.streams = np.zeros(num, RNG_DTYPE).view(np.recarray)
+        self.cursors = np.zeros(num, CURSOR_DTYPE).view(np.recarray)
+        self.actions = np.zeros((num, 2 * NUM_BLUE), np.int64)
+        self.obs = np.zeros((num, OBS_LENGTH), np.uint8)
+        self.entries, self.starts = _join_tapes(traces)
+        self.differences: list[Difference] = []
+        self.num_compared = 0
+        self.logs = [_Logs(trace.arrays) for trace in traces]
+
+    def play(self) -> None:
+        hosts = [trace.set_network(self.states[row]) for row, trace in enumerate(self.traces)]
+        begin_rows(self.states, np.array(hosts, np.int64))
+        self.is_on = np.ones(len(self.traces), bool)
+        self._compare(-1)
+        for step in range(max(trace.num_steps for trace in self.traces)):
+            for row, trace in enumerate(self.traces):
+                self.is_on[row] &= step < trace.num_steps
+                if self.is_on[row]:
+                    self._feed(row, trace, step)
+            if not self.is_on.any():
+                return
+            apply_rows(
+                self.states,
+                self.actions,
+                self.is_on,
+                self.streams,
+                self.entries,
+                self.cursors,
+                self.rules,
+            )
+            self._compare(step)
+
+    def _feed(self, row: int, trace: Trace, step: int) -> None:
+        self.actions[row, :NUM_BLUE] = trace.arrays["blue_action"][step]
+        self.actions[row, NUM_BLUE:] = trace.arrays["blue_msg"][step]
+        offsets = trace.arrays["tape_off"]
+        self.cursors[row].position = self.starts[row] + offsets[step]
+        self.cursors[row].end = self.starts[row] + offsets[step + 1]
+
+    def _compare(self, step: int) -> None:
+        observe_rows(self.states, self.obs, self.rules)
+        for row, trace in enumerate(self.traces):
+            if not self.is_on[row]:
+                continue
+            got = self._fields_of(row, trace, step)
+            for name, value in got.items():
+                if name == "overflow":  # of no capacity; not recorded
+                    self._check(row, step, name, 0, value)
+                elif name in trace.arrays:
+                    self._check(row, step, name, expected_at(trace.arrays, name, step), value)
+            if step >= 0:
+                self._check_tape(row, step)
+                for name, value in self.logs[row].after(self.states[row], step).items():
+                    expected = self.logs[row].recorded(name, step)
+                    if expected is not None:
+                        self._check(row, step, name, expected, value)
+            else:
+                self.logs[row].after(self.states[row], step)
+            count = sum(found.path == trace.path for found in self.differences)
+            if count >= self.max_differences:
+                self.is_on[row] = False
+
+    def _fields_of(self, row: int, trace: Trace, step: int) -> dict[str, Any]:
+        blue4 = OBS_LENGTH - OBS_LENGTHS[4]
+        fields: dict[str, Any] = {
+            "obs": self.obs[row, :blue4].reshape(NUM_BLUE - 1, OBS_LENGTHS[0]),
+            "obs4": self.obs[row, blue4:],
+        }
+        if step < 0:
+            for agent in range(NUM_BLUE):
+                fields[f"mask{agent}"] = action_mask(self.states[row], agent)
+        else:
+            fields.update(spell_out(self.states[row]))
+        return fields
+
+    def _check(self, row: int, step: int, name: str, expected: Any, got: Any) -> None:
+        self.num_compared += 1
+        if not np.array_equal(expected, got):
+            path = self.traces[row].path
+            self.differences.append(Difference(path, step, name, expected, got))
+
+    def _check_tape(self, row: int, step: int) -> None:
+        """All draws of the step, and no other, must have been used."""
+        self.num_compared += 1
+        cursor = self.cursors[row]
+        if cursor.num_wrong:
+            place = int(cursor.wrong_position)
+            asked = (cursor.wrong_site, cursor.wrong_actor, cursor.wrong_n)
+            there = "the end of the step's draws"
+            if place < cursor.end:
+                entry = self.entries[place]
+                there = _draw_text(entry.site, entry.actor, entry.n)
+            got = _draw_text(*asked)
+        elif cursor.position < cursor.end:
+            entry = self.entries[int(cursor.position)]
+            there, got = _draw_text(entry.site, entry.actor, entry.n), "no draw"
+        else:
+            return
+        path = self.traces[row].path
+        self.differences.append(Difference(path, step, "tape", there, got))
+        self.is_on[row] = False  # nothing that follows means anything
+
+
+def _draw_text(site: Any, actor: Any, n: Any) -> str:
+    name = SITE_NAMES[int(site)] if int(site) < len(SITE_NAMES) else f"site {int(site)}"
+    return f"{name} of actor {int(actor)} with {int(n)} choices"
+
+
+def _join_tapes(traces: list[Trace]) -> tuple[np.ndarray, np.ndarray]:
+    """Return all tapes one after the other, and where each begins."""
+    sizes = [len(trace.arrays["tape_site"]) for trace in traces]
+    starts = np.cumsum([0, *sizes])[:-1]
+    entries = np.zeros(sum(sizes), TAPE_DTYPE)
+    for name, source in (("site", "site"), ("actor", "actor"), ("n", "n"), ("value", "val")):
+        entries[name] = np.concatenate([trace.arrays[f"tape_{source}"] for trace in traces])
+    return entries.view(np.recarray), starts
+
+
+def action_mask(state: Any, agent: int) -> np.ndarray:
+    """Mask uint8 (82,) or (242,) of a blue agent (SPEC 10.2)."""
+    num = NUM_ACTIONS[agent]
+    exists = _bits(state["exists"], HOSTS_PER_SUBNET).reshape(-1)
+    mask = np.ones(num, np.uint8)
+    order = [
+        subnet * HOSTS_PER_SUBNET + k
+        for subnet in BLUE_SUBNETS[agent]
+        for k in (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))
+    ]
+    there = exists[order]
+    size = len(order)
+    for start in (0, size + 1, 2 * size + 1, num - size):
+        mask[start : start + size] = there
+    assert (ACTION_FAMILY[agent, num:] == 0).all()
+    return mask
+
+
+def _bits(masks: np.ndarray, num: int) -> np.ndarray:
+    return (np.asarray(masks).astype(np.int64)[..., None] >> np.arange(num) & 1).astype(np.uint8)
+
+
+def _spread(values: np.ndarray) -> np.ndarray:
+    """Put values (..., 128) of our hosts at the 137 host ids of the specification."""
+    out = np.zeros((*values.shape[:-1], NUM_SPEC_HOSTS), values.dtype)
+    out[..., SPEC_IDS] = values
+    return out
+
+
+def _target_id(kind: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Targets as the specification numbers them: host ids, but subnets of DISCOVER."""
+    is_host = (kind != DISCOVER) & (target != NONE)
+    hosts = SPEC_IDS[np.where(is_host, target, 0)]
+    return np.where(is_host, hosts, target)
+
+
+def spell_out(state: Any) -> dict[str, np.ndarray]:
+    """Return the true state after a step, as the fields of traces name and number it."""
+    subnet_bits = {
+        name: _bits(state[name], HOSTS_PER_SUBNET).reshape(-1)
+        for name in ("exists", "process_events", "connection_events")
+    }
+    events = subnet_bits["process_events"] + 2 * subnet_bits["connection_events"]
+    exists = subnet_bits["exists"].astype(bool)
+    done, kind = state["done_type"], state["busy_type"]
+    is_busy = state["busy_left"] > 0
+    choice = state["choice_type"]
+    is_due = done != NONE
+    sessions = _sessions_of(state)
+    return {
+        "reward": state["reward"],
+        "reward_parts": state["reward_parts"],
+        "fail_counts": _fail_counts(state),
+        "phase": state["phase"],
+        "blue_family": state["blue_family"],
+        "blue_left": state["blue_left"],
+        "blue_success": state["blue_success"],
+        "green": _spread(state["green"]),
+        "red_choice": choice,
+        "red_target": _target_id(choice, state["choice_target"]),
+        "red_session": state["choice_session"],
+        "red_busy": np.where(is_busy, kind, NONE),
+        "red_left": state["busy_left"],
+        "red_done": done,
+        "red_done_target": _target_id(done, state["done_target"]),
+        "red_success": np.where(is_due, state["done_success"], NONE),
+        "red_exploit": state["red_exploit"],
+        "red_active": state["active"],
+        "fsm": _spread(state["fsm"]),
+        "known_subnets": state["known_subnets"],
+        **sessions,
+        "events": np.where(_WATCHED, events, 0),
+        "svc": np.where(exists, state["svc"], 0),
+        "decoys": state["decoys"],
+        "n_vsftpd": state["num_vsftpd"],
+        "max_pid": state["max_pid"],
+        "blocks": state["blocks"],
+        "overflow": state["overflow"],
+    }
+
+
+def _fail_counts(state: Any) -> np.ndarray:
+    counts = np.zeros((3, NUM_ZONES), np.int64)
+    counts[0, :NUM_SUBNETS] = _bits(state["work_failed"], HOSTS_PER_SUBNET).sum(axis=1)
+    counts[1, :NUM_SUBNETS] = _bits(state["access_failed"], HOSTS_PER_SUBNET).sum(axis=1)
+    for agent in np.flatnonzero((state["done_type"] == IMPACT) & (state["active"] == 1)):
+        counts[2, int(state["done_target"][agent]) // HOSTS_PER_SUBNET] += 1
+    return counts
+
+
+def _sessions_of(state: Any) -> dict[str, np.ndarray]:
+    sizes = state["num_sessions"]
+    agents = np.repeat(np.arange(NUM_RED), sizes)
+
+    def listed(name: str) -> np.ndarray:
+        return np.concatenate([state[name][agent, :size] for agent, size in enumerate(sizes)])
+
+    return {
+        "sess_agent": agents,
+        "sess_ident": listed("session_ident"),
+        "sess_host": SPEC_IDS[listed("session_host")],
+        "sess_flags": listed("session_flags"),
+        "sess_pid": listed("session_pid"),
+    }
+
+
+_HOST_FIELDS = {"decoys", "n_vsftpd", "max_pid", "svc", "events"}
+
+
+def expected_at(arrays: Mapping[str, np.ndarray], name: str, step: int) -> np.ndarray:
+    """Return what a trace recorded of a field after a step, restricted to our hosts."""
+    recorded = arrays[name]
+    if name in {"obs", "obs4"}:
+        return recorded[step + 1]
+    if name.startswith("mask"):
+        return recorded
+    if name.startswith("sess_"):
+        offsets = arrays["sess_off"]
+        return recorded[offsets[step] : offsets[step + 1]]
+    row = recorded[step]
+    if name in _HOST_FIELDS:
+        row = row[SPEC_IDS]
+        return np.where(_WATCHED, row, 0) if name == "events" else row
+    return row
+
+
+class _Logs:
+    """What a trace records as lists, derived from how the state grows."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._rows: dict[str, dict[int, np.ndarray]] = {}
+        for name in ("fsm_log", "space_log", "scan_log", "sus_log"):
+            if name in arrays:
+                log = arrays[name]
+                steps = np.unique(log[:, 0])
+                self._rows[name] = {int(step): log[log[:, 0] == step, 1:] for step in steps}
+        self._num_offered = np.zeros(NUM_RED, np.int64)
+        self._fsm = np.zeros((NUM_RED, NUM_HOSTS), np.int64)
+        self._num_suspicious = 0
+
+    def recorded(self, name: str, step: int) -> np.ndarray | None:
+        if name not in self._rows:
+            return None
+        rows = self._rows[name].get(step, np.zeros((0, 4 if name == "scan_log" else 2), np.int64))
+        return rows[np.argsort(rows[:, 0], kind="stable")]
+
+    def after(self, state: Any, step: int) -> dict[str, np.ndarray]:
+        fsm_rows, space_rows, scan_rows = [], [], []
+        for agent in range(NUM_RED):
+            table = state["table"][agent, : state["num_table"][agent]]
+            is_new = (self._fsm[agent] == 0) & (state["fsm"][agent] & 15 != 0)
+            fsm_rows += [(agent, SPEC_IDS[host]) for host in table if is_new[host]]
+            size = int(state["num_offered"][agent])
+            new_ids = state["offered"][agent, self._num_offered[agent] : size]
+            space_rows += [(agent, int(ident)) for ident in new_ids]
+            self._num_offered[agent] = size
+            is_scan = state["done_type"][agent] in {AGGRESSIVE, STEALTH}
+            if is_scan and state["done_success"][agent] == SUCCEEDED:
+                host = SPEC_IDS[state["done_target"][agent]]
+                ident, ports = state["busy_session"][agent], state["found_ports"][agent]
+                scan_rows.append((agent, int(ident), host, int(ports)))
+        self._fsm = state["fsm"].astype(np.int64) & 15
+        new = slice(self._num_suspicious, int(state["num_suspicious"]))
+        hosts, pids = SPEC_IDS[state["suspicious_host"][new]], state["suspicious_pid"][new]
+        self._num_suspicious = int(state["num_suspicious"])
+        suspicious = np.stack([hosts, pids.astype(np.int64)], axis=1)
+        return {
+            "fsm_log": np.array(fsm_rows, np.int64).reshape(-1, 2),
+            "space_log": np.array(space_rows, np.int64).reshape(-1, 2),
+            "scan_log": np.array(scan_rows, np.int64).reshape(-1, 4),
+            "sus_log": suspicious[np.argsort(suspicious[:, 0], kind="stable")],
+        }
+
+
+class ReplayResult(NamedTuple):
+    """What a replay found."""
+
+    differences: list[Difference]
+    num_episodes: int
+    num_steps: int
+    num_compared: int  # fields
+
+
+def replay_traces(
+    paths: Iterable[str | Path], *, batch: bool = True, max_differences: int = 20
+) -> ReplayResult:
+    """Play recorded episodes through the simulator and compare every field of every step.
+
+    Args:
+        paths: Files of the documented format.
+        batch: Whether all are played in lockstep, in one array of states; else one by one.
+        max_differences: An episode is left once it has so many differences, or draws differently.
+
+    Raises:
+        TraceError: A file is damaged, or something else.
+    """
+    traces = [Trace(path) for path in paths]
+    groups = [traces] if batch else [[trace] for trace in traces]
+    result = ReplayResult([], len(traces), sum(trace.num_steps for trace in traces), 0)
+    for group in groups:
+        if group:
+            player = _Player(group, max_differences)
+            player.play()
+            result.differences.extend(player.differences)
+            result = result._replace(num_compared=result.num_compared + player.num_compared)
+    return result

@@ -1,0 +1,39 @@
+"""Sets of at most 16 hosts in the bits of an int64. For compiled code."""
+
+import numpy as np
+from numba import njit
+
+_MEMBERS_OF_BYTE = np.array([bin(byte).count("1") for byte in range(256)], np.int64)
+
+
+def _nth_member_table():
+    """int64 (256, 8): position of the n-th set bit of a byte; 0 where there is none."""
+    table = np.zeros((256, 8), np.int64)
+    for byte in range(256):
+        members = [bit for bit in range(8) if byte >> bit & 1]
+        table[byte, : len(members)] = members
+    return table
+
+
+_NTH_MEMBER = _nth_member_table()
+
+
+@njit
+def count(members):
+    """Number int64 of members of a set int64 of at most 16."""
+    return _MEMBERS_OF_BYTE[members & 255] + _MEMBERS_OF_BYTE[(members >> 8) & 255]
+
+
+@njit
+def nth(members, n):
+    """The n-th member (from 0) of a set int64 of at most 16."""
+    num_low = _MEMBERS_OF_BYTE[members & 255]
+    if n < num_low:
+        return _NTH_MEMBER[members & 255, n & 7]
+    return _NTH_MEMBER[(members >> 8) & 255, (n - num_low) & 7] + 8
+
+
+@njit
+def has(members, k):
+    """Whether k int64 is in a set int64."""
+    return (members >> k) & 1 == 1

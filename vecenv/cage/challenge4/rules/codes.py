@@ -1,0 +1,412 @@
+"""Numbers that kernels, tables and tests share, each with its place in the specification.
+
+A *host* is an index 16 * subnet + k: k of 0..9 is a user host, 10..15 a server host. Ascending, it
+is the original's order of hosts. Routers and the internet host have no state and no index: nothing
+that happens to them is seen by anyone. The specification's host id is 17 * subnet + 1 + k.
+"""
+
+import numpy as np
+
+# --- subnets (SPEC 1.1) ---
+RZA, OZA, RZB, OZB, CON, PUB, ADM, OFF, INT = range(9)
+SUBNET_NAMES = ("RZA", "OZA", "RZB", "OZB", "CON", "PUB", "ADM", "OFF", "INT")
+NUM_SUBNETS = 8  # that have hosts
+NUM_ZONES = 9  # with the internet
+SORTED_SUBNETS = (ADM, CON, INT, OFF, OZA, OZB, PUB, RZA, RZB)
+SORTED = np.array(SORTED_SUBNETS, np.int64)
+
+# --- hosts (SPEC 1.2) ---
+HOSTS_PER_SUBNET = 16
+NUM_HOSTS = NUM_SUBNETS * HOSTS_PER_SUBNET
+NUM_SPEC_HOSTS = 137
+MAX_USERS, MAX_SERVERS = 10, 6
+FIRST_SERVER = MAX_USERS  # k of server host 0
+USER_BITS = (1 << MAX_USERS) - 1
+
+# --- agents (SPEC 1.1) ---
+NUM_BLUE, NUM_RED = 5, 6
+BLUE_SUBNETS = ((RZA,), (OZA,), (RZB,), (OZB,), (ADM, OFF, PUB))  # in alphabetical order
+RED_OF_SUBNET = np.array([1, 2, 3, 4, 0, 5, 5, 5], np.int64)
+RED_SUBNETS = np.array([1 << CON, 1 << RZA, 1 << OZA, 1 << RZB, 1 << OZB, 0b11100000], np.int64)
+
+# --- routes (SPEC 1.3): nodes between two hosts of these subnets, routers and internet ---
+_TO_INTERNET = {
+    RZA: 1,
+    OZA: 2,
+    RZB: 1,
+    OZB: 2,
+    CON: 1,
+    PUB: 1,
+    ADM: 2,
+    OFF: 2,
+}  # routers on the way
+_BRANCH = {RZA: "RZA", OZA: "RZA", RZB: "RZB", OZB: "RZB", CON: "CON", PUB: "P", ADM: "P", OFF: "P"}
+
+
+def _nodes_between():
+    table = np.zeros((NUM_SUBNETS, NUM_SUBNETS), np.int64)
+    for a in range(NUM_SUBNETS):
+        for b in range(NUM_SUBNETS):
+            if a == b:
+                table[a, b] = 1
+            elif _BRANCH[a] != _BRANCH[b]:
+                table[a, b] = _TO_INTERNET[a] + 1 + _TO_INTERNET[b]
+            else:  # one of them is the branch's first router, or both are behind it
+                table[a, b] = 3 if _TO_INTERNET[a] == _TO_INTERNET[b] else 2
+    return table
+
+
+NODES_BETWEEN = _nodes_between()
+
+# --- services (SPEC 1.4), bits of `services` ---
+SSH, OT, WEB, DATABASE, MAIL = 1, 2, 4, 8, 16
+EXTRAS = WEB | DATABASE | MAIL
+MAX_EXTRAS = 3
+
+# --- decoys (SPEC 1.5) ---
+APACHE, TOMCAT, HARAKA, VSFTPD = range(4)
+NUM_DECOYS = 4
+DECOY_NAMES = ("apache", "tomcat", "haraka", "vsftpd")
+
+# --- state of services: the word `svc` of a host (TRACES, field svc), in steps of 20 % ---
+FULL = 5  # 100 %
+LEVEL = 20
+LEVEL_BITS = 7
+OT_RUNNING = 8
+DECOY_SHIFT = 4  # level of decoy d is at bit 4 + 3 * d
+
+# --- ports that red remembers of a host (TRACES, scan_log) ---
+PORT_22, PORT_80, PORT_443, PORT_3390, PORT_25, PORT_OT = 1, 2, 4, 8, 16, 32
+
+# --- blue actions (SPEC 1.7, 5, 10.1) ---
+SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE, ALLOW, BLOCK, DECOY = range(8)
+FAMILY_NAMES = (
+    "Sleep",
+    "Monitor",
+    "Analyse",
+    "Remove",
+    "Restore",
+    "AllowTraffic",
+    "BlockTraffic",
+    "DeployDecoy",
+)
+BLUE_TICKS = np.array([1, 1, 2, 3, 5, 1, 1, 2], np.int64)
+FAILED, SUCCEEDED, UNKNOWN, IN_PROGRESS, DROPPED = 0, 1, 2, 3, 4
+NUM_ACTIONS = (82, 82, 82, 82, 242)
+MAX_ACTIONS = 242
+OBS_LENGTHS = (92, 92, 92, 92, 210)
+OBS_STARTS = (0, 92, 184, 276, 368)
+OBS_LENGTH = 578
+MAX_OBS_LENGTH = 210
+MESSAGE_BITS = 8
+RESTORE_COST = 1  # SPEC 9, per submission
+
+
+def _action_tables():
+    """Family, host or `to`, and `from`, of every action of every blue agent (SPEC 10.1)."""
+    family = np.zeros((NUM_BLUE, MAX_ACTIONS), np.int64)
+    target = np.zeros((NUM_BLUE, MAX_ACTIONS), np.int64)
+    source = np.zeros((NUM_BLUE, MAX_ACTIONS), np.int64)
+    for agent, subnets in enumerate(BLUE_SUBNETS):
+        hosts = [
+            subnet * HOSTS_PER_SUBNET + k
+            for subnet in subnets
+            for k in (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))
+        ]
+        pairs = [(to, other) for to in subnets for other in SORTED_SUBNETS if other != to]
+        rows = [(ANALYSE, host, 0) for host in hosts] + [(MONITOR, 0, 0)]
+        rows += [(REMOVE, host, 0) for host in hosts] + [(RESTORE, host, 0) for host in hosts]
+        rows += [(SLEEP, 0, 0)]
+        rows += [(ALLOW, *pair) for pair in pairs] + [(BLOCK, *pair) for pair in pairs]
+        rows += [(DECOY, host, 0) for host in hosts]
+        assert len(rows) == NUM_ACTIONS[agent]
+        for index, row in enumerate(rows):
+            family[agent, index], target[agent, index], source[agent, index] = row
+    return family, target, source
+
+
+ACTION_FAMILY, ACTION_TARGET, ACTION_SOURCE = _action_tables()  # beyond an agent's own: Sleep
+
+# --- red actions (SPEC 1.7, SPEC_RED 2) ---
+DISCOVER, AGGRESSIVE, STEALTH, DECEPTION, EXPLOIT, ESCALATE, IMPACT, DEGRADE = range(8)
+RED_ACTION_NAMES = (
+    "DiscoverRemoteSystems",
+    "AggressiveServiceDiscovery",
+    "StealthServiceDiscovery",
+    "DiscoverDeception",
+    "ExploitRemoteService",
+    "PrivilegeEscalate",
+    "Impact",
+    "DegradeServices",
+)
+WITHDRAW = 8  # exists, but is never chosen
+RED_TICKS = np.array([1, 1, 3, 2, 4, 2, 2, 2], np.int64)
+INACTIVE, NONE = 254, 255  # of `choice_type` and the like; NONE: busy, or nothing
+HTTP, HTTPS, SSH_EXPLOIT, SQL, MAIL_EXPLOIT = range(5)
+NO_EXPLOIT = -1
+
+# --- red sessions (SPEC_RED 1; TRACES, sess_flags) ---
+KIND_A, PRIVILEGED, ABSTRACT, SSH_SHELL, REVERSE_SHELL = 1, 2, 4, 8, 16
+PRIMARY = 0  # id of the primary session
+
+# --- red's probabilities (SPEC_RED 2) ---
+AGGRESSIVE_DETECTION, STEALTH_DETECTION = 0.75, 0.25
+DECEPTION_HIT, DECEPTION_FALSE = 0.5, 0.1
+SSH_MISSED, SQL_MISSED = 0.05, 0.05  # no event below
+MAX_PID_STEP = 9  # SPEC 3.3
+
+# --- the finite-state red agent (SPEC_RED 7): states of a host in its table ---
+UNKNOWN_HOST, K, KD, S, SD, U, UD, R, RD, F = range(10)
+STATE_NAMES = ("", "K", "KD", "S", "SD", "U", "UD", "R", "RD", "F")
+STATE_BITS = 15
+NAME_KNOWN = 16
+FSM_RED, DISCOVERY_RED, SLEEPING_RED = 0, 1, 2
+RED_VARIANTS = ("fsm", "discovery", "sleep")
+
+
+def _next_states():
+    """State after an action of red succeeded (SPEC_RED 7.1), uint8 (10, 8)."""
+    table = np.repeat(np.arange(10)[:, None], 8, axis=1)
+    for state, action, after in (
+        (K, DISCOVER, KD),
+        (K, AGGRESSIVE, S),
+        (K, STEALTH, S),
+        (KD, AGGRESSIVE, SD),
+        (KD, STEALTH, SD),
+        (S, DISCOVER, SD),
+        (S, EXPLOIT, U),
+        (SD, EXPLOIT, UD),
+        (U, DISCOVER, UD),
+        (U, ESCALATE, R),
+        (UD, ESCALATE, RD),
+        (R, DISCOVER, RD),
+    ):
+        table[state, action] = after
+    return table.astype(np.uint8)
+
+
+NEXT_STATE = _next_states()
+MAX_CELLS = 4
+# The filled cells of a row, in the order of the columns, with their probabilities (SPEC_RED 7.5).
+_DEFAULT_CHOICES = {
+    K: ((DISCOVER, 0.5), (AGGRESSIVE, 0.25), (STEALTH, 0.25)),
+    KD: ((AGGRESSIVE, 0.5), (STEALTH, 0.5)),
+    S: ((DISCOVER, 0.25), (EXPLOIT, 0.5), (DECEPTION, 0.25)),
+    SD: ((EXPLOIT, 0.75), (DECEPTION, 0.25)),
+    U: ((DISCOVER, 0.5), (ESCALATE, 0.5), (WITHDRAW, 0.0)),
+    UD: ((ESCALATE, 1.0), (WITHDRAW, 0.0)),
+    R: ((DISCOVER, 0.5), (DEGRADE, 0.25), (IMPACT, 0.25), (WITHDRAW, 0.0)),
+    RD: ((DEGRADE, 0.5), (IMPACT, 0.5), (WITHDRAW, 0.0)),
+}
+_DISCOVERY_CHOICES = {  # SPEC_RED 7.7
+    K: ((DISCOVER, 0.25), (AGGRESSIVE, 0.75), (STEALTH, 0.0)),
+    KD: ((AGGRESSIVE, 1.0), (STEALTH, 0.0)),
+    S: ((DISCOVER, 0.25), (EXPLOIT, 0.75), (DECEPTION, 0.0)),
+    SD: ((EXPLOIT, 1.0), (DECEPTION, 0.0)),
+    U: ((DISCOVER, 0.0), (ESCALATE, 1.0), (WITHDRAW, 0.0)),
+    UD: ((ESCALATE, 1.0), (WITHDRAW, 0.0)),
+    R: ((DISCOVER, 1.0), (DEGRADE, 0.0), (IMPACT, 0.0), (WITHDRAW, 0.0)),
+    RD: ((DEGRADE, 0.5), (IMPACT, 0.5), (WITHDRAW, 0.0)),
+}
+
+
+def _choice_tables():
+    """Number of cells (2, 10), action of a cell and cumulative probability (2, 10, 4)."""
+    num = np.ones((2, 10), np.int64)
+    actions = np.zeros((2, 10, MAX_CELLS), np.int64)
+    cumulative = np.ones((2, 10, MAX_CELLS))
+    for variant, choices in enumerate((_DEFAULT_CHOICES, _DISCOVERY_CHOICES)):
+        for state, cells in choices.items():
+            num[variant, state] = len(cells)
+            actions[variant, state, : len(cells)] = [action for action, _ in cells]
+            cumulative[variant, state, : len(cells)] = np.cumsum([share for _, share in cells])
+    return num, actions, cumulative
+
+
+NUM_CELLS, CELL_ACTION, CELL_CUMULATIVE = _choice_tables()
+STATE_WEIGHT = np.array([0, 20, 20, 20, 20, 10, 10, 0, 0, 0], np.int64)  # SPEC_RED 7.7
+SERVER_FIRST = 0.75
+
+
+def _set(*subnets):
+    return sum(1 << subnet for subnet in subnets)
+
+
+# Subnets whose server 0 is revealed by escalating server 0 of a subnet (SPEC_RED 2).
+REVEALS = np.array(
+    [
+        _set(OZA, CON),
+        _set(RZA),
+        _set(OZB, CON),
+        _set(RZB),
+        _set(RZA, RZB, PUB),
+        _set(CON, ADM, OFF),
+        _set(PUB),
+        _set(PUB),
+    ],
+    np.int64,
+)
+
+# --- green (SPEC 6) ---
+ACCESS_SERVICE, LOCAL_WORK, GREEN_SLEEP = range(3)
+GREEN_NONE, GREEN_SLEPT, WORK_DONE, WORK_FAILED, ACCESS_DONE, ACCESS_FAILED = range(6)
+PHISHING_RATE, ALARM_RATE = 0.01, 0.01
+_HQ = {own: [_set(RZA, RZB, CON, own)] * 3 for own in (PUB, ADM, OFF)}
+_ALLOWED = {  # SPEC 6.3, by phase
+    RZA: [
+        _set(RZA, OZA, RZB, CON, PUB, ADM, OFF),
+        _set(RZA, PUB, ADM, OFF),
+        _set(RZA, OZA, CON, PUB, ADM, OFF),
+    ],
+    OZA: [_set(RZA, OZA), _set(OZA), _set(RZA, OZA)],
+    RZB: [
+        _set(RZA, RZB, OZB, CON, PUB, ADM, OFF),
+        _set(RZB, OZB, CON, PUB, ADM, OFF),
+        _set(RZB, PUB, ADM, OFF),
+    ],
+    OZB: [_set(RZB, OZB), _set(RZB, OZB), _set(OZB)],
+    CON: [
+        _set(RZA, RZB, CON, PUB, ADM, OFF),
+        _set(RZB, CON, PUB, ADM, OFF),
+        _set(RZA, CON, PUB, ADM, OFF),
+    ],
+    **_HQ,
+}
+GREEN_ALLOWED = np.array([[_ALLOWED[own][p] for own in range(8)] for p in range(3)], np.int64)
+
+# --- rewards (SPEC 9), by phase and subnet ---
+WORK_REWARD = np.array(
+    [
+        [-1, -1, -1, -1, 0, -1, -1, -1],
+        [-2, -10, -1, -1, 0, -1, -1, -1],
+        [-1, -1, -2, -10, 0, -1, -1, -1],
+    ],
+    np.int64,
+)
+ACCESS_REWARD = np.array(
+    [
+        [-3, -1, -3, -1, -5, -1, -1, -1],
+        [-1, 0, -1, -1, 0, -1, -1, -1],
+        [-3, -1, -1, 0, 0, -1, -1, -1],
+    ],
+    np.int64,
+)
+IMPACT_REWARD = np.array(
+    [
+        [-1, -1, -1, -1, -5, -3, -3, -3],
+        [-3, -10, -1, -1, 0, -3, -3, -3],
+        [-3, -1, -3, -10, 0, -3, -3, -3],
+    ],
+    np.int64,
+)
+
+
+def _not_linked():
+    """Policy entries of the observation (SPEC 10.3): bit i is sorted subnet i."""
+    core = (INT, ADM, OFF, PUB, CON, RZA, RZB)
+    links = {frozenset((a, b)) for a in core for b in core if a != b}
+    links |= {frozenset((RZA, OZA)), frozenset((RZB, OZB))}
+    cut = {
+        0: set(),
+        1: {frozenset((RZA, other)) for other in (OZA, CON, RZB, INT)},
+        2: {frozenset((RZB, other)) for other in (OZB, CON, RZA, INT)},
+    }
+    table = np.zeros((3, NUM_SUBNETS), np.int64)
+    for phase in range(3):
+        for subnet in range(NUM_SUBNETS):
+            for bit, other in enumerate(SORTED_SUBNETS):
+                is_linked = frozenset((subnet, other)) in links - cut[phase]
+                table[phase, subnet] |= (not is_linked) << bit
+    return table
+
+
+NOT_LINKED = _not_linked()
+SORTED_PLACE = np.array([SORTED_SUBNETS.index(subnet) for subnet in range(9)], np.int64)
+
+# --- capacities (SPEC 13.1); beyond them `overflow` says which, and counts nothing silently ---
+MAX_SESSIONS = 80  # of one red agent
+MAX_MEMORY = 128  # port memory entries of one red agent
+MAX_OFFERED = 160  # session ids on offer of one red agent
+MAX_TABLE = 52  # hosts in the table of one red agent
+MAX_HANDED = 8  # exploit sessions handed over to one red agent in one step
+MAX_SUSPICIOUS = 512
+MAX_OLD_VSFTPD = 1280  # processes that a newer one replaced; 5 agents place 250 each at most
+MAX_IDENT = 255
+# bits of `overflow`
+(
+    SESSIONS_FULL,
+    MEMORY_FULL,
+    OFFERED_FULL,
+    SUSPICIOUS_FULL,
+    VSFTPD_FULL,
+    IDENT_FULL,
+    PID_FULL,
+) = (1 << bit for bit in range(7))
+OVERFLOW_NAMES = (
+    "red sessions",
+    "port memory",
+    "session ids on offer",
+    "suspicious ids",
+    "old vsftpd processes",
+    "session id",
+    "process id",
+)
+
+# --- sites of draws (TRACES, tape_site) ---
+(
+    GREEN_ACTION,
+    FSM_STATE,
+    FSM_HOST,
+    FSM_SERVER,
+    FSM_ACTION,
+    FSM_SUBNET,
+    FSM_SESSION,
+    DECOY_TYPE,
+    PID,
+    WORK_SERVICE,
+    WORK_RELIABILITY,
+    WORK_ALARM,
+    WORK_PHISH,
+    PHISH_AGENT,
+    ACCESS_DEST,
+    ACCESS_ALARM,
+    SCAN_DETECT,
+    DECEPTION_HIT_SITE,
+    DECEPTION_FALSE_SITE,
+    EXPLOIT_CHOICE,
+    EXPLOIT_TOP,
+    SSH_HOP,
+    EXPLOIT_SUCCESS,
+    EXPLOIT_DETECT,
+    ESCALATE_SESSION,
+    NEW_PRIMARY,
+) = range(26)
+SITE_NAMES = (
+    "green_action",
+    "fsm_state",
+    "fsm_host",
+    "fsm_server",
+    "fsm_action",
+    "fsm_subnet",
+    "fsm_session",
+    "decoy_type",
+    "pid",
+    "work_service",
+    "work_reliability",
+    "work_alarm",
+    "work_phish",
+    "phish_agent",
+    "access_dest",
+    "access_alarm",
+    "scan_detect",
+    "deception_hit",
+    "deception_false",
+    "exploit_choice",
+    "exploit_top",
+    "ssh_hop",
+    "exploit_success",
+    "exploit_detect",
+    "pe_session",
+    "new_primary",
+)
+FIRST_RED_ACTOR, FIRST_GREEN_ACTOR = 5, 11

@@ -1,0 +1,155 @@
+"""Every draw of the rules: from the env's own random stream, or from a recorded tape.
+
+`chance` is a pair (rng, tape). Free running, the tape is None: Numba then drops the branch that
+reads one. A tape is a pair (entries TAPE_DTYPE (L,), cursor record CURSOR_DTYPE); each draw must be
+the one that was recorded next, same site, actor and number of choices. The first that is not is
+noted in the cursor, and 0 (or what is nearest to it) is taken for it and for those that follow.
+"""
+
+import numpy as np
+from numba import njit
+
+from vecenv.cage.challenge4.rules.codes import (
+    CELL_CUMULATIVE,
+    FSM_ACTION,
+    MAX_PID_STEP,
+    NUM_CELLS,
+    NUM_DECOYS,
+    PID,
+)
+from vecenv.jit.random import integers, uniform
+
+TAPE_DTYPE = np.dtype(
+    [("site", np.uint8), ("actor", np.uint8), ("n", np.uint8), ("value", np.float32)], align=True
+)
+CURSOR_DTYPE = np.dtype(
+    [
+        ("position", np.int64),
+        ("end", np.int64),  # of this step's draws
+        ("num_wrong", np.int64),
+        # of the first wrong draw: where, what the rules asked for
+        ("wrong_position", np.int64),
+        ("wrong_site", np.int64),
+        ("wrong_actor", np.int64),
+        ("wrong_n", np.int64),
+    ],
+    align=True,
+)
+
+
+@njit
+def _read(tape, site, actor, n):
+    """Value float64 of the next entry, -1.0 if it is not that of this draw."""
+    entries, cursor = tape
+    position = cursor.position
+    if position < cursor.end and cursor.num_wrong == 0:
+        entry = entries[position]
+        cursor.position = position + 1
+        if entry.site == site and entry.actor == actor and entry.n == n:
+            return np.float64(entry.value)
+    if cursor.num_wrong == 0:
+        cursor.wrong_position = position
+        cursor.wrong_site = site
+        cursor.wrong_actor = actor
+        cursor.wrong_n = n
+    cursor.num_wrong += 1
+    return -1.0
+
+
+@njit
+def _index(rng, tape, site, actor, n):
+    if tape is None:
+        return integers(rng, n)
+    else:
+        index = np.int64(_read(tape, site, actor, n))
+        return index if 0 <= index < n else np.int64(0)
+
+
+@njit
+def _unit(rng, tape, site, actor):
+    if tape is None:
+        return uniform(rng)
+    else:
+        value = _read(tape, site, actor, 0)
+        return max(value, 0.0)
+
+
+@njit
+def _unused(rng, tape, site, actor):
+    if tape is not None:
+        _read(tape, site, actor, 0)
+
+
+@njit
+def _cell(rng, tape, actor, variant, own):
+    n = NUM_CELLS[variant, own]
+    if tape is None:
+        value = uniform(rng)
+        cell = np.int64(0)
+        while cell < n - 1 and value >= CELL_CUMULATIVE[variant, own, cell]:
+            cell += 1
+        return cell
+    else:
+        cell = np.int64(_read(tape, FSM_ACTION, actor, n))
+        return cell if 0 <= cell < n else np.int64(0)
+
+
+@njit
+def _pid(rng, tape, actor):
+    if tape is None:
+        return integers(rng, MAX_PID_STEP) + 1
+    else:
+        value = np.int64(_read(tape, PID, actor, MAX_PID_STEP))
+        return value if 1 <= value <= MAX_PID_STEP else np.int64(1)
+
+
+@njit
+def _decoy(rng, tape, site, actor, possible, n):
+    if tape is None:
+        index = integers(rng, n)
+        for decoy in range(NUM_DECOYS):
+            if (possible >> decoy) & 1:
+                if index == 0:
+                    return np.int64(decoy)
+                index -= 1
+        return np.int64(NUM_DECOYS - 1)
+    else:
+        decoy = np.int64(_read(tape, site, actor, n))
+        is_possible = 0 <= decoy < NUM_DECOYS and (possible >> decoy) & 1 == 1
+        return decoy if is_possible else np.int64(NUM_DECOYS - 1)
+
+
+@njit
+def draw_index(chance, site, actor, n):
+    """Draw an int64, uniform in [0, n)."""
+    return _index(chance[0], chance[1], site, actor, n)
+
+
+@njit
+def draw_unit(chance, site, actor):
+    """Draw a float64, uniform in [0, 1)."""
+    return _unit(chance[0], chance[1], site, actor)
+
+
+@njit
+def draw_unused(chance, site, actor):
+    """Pass over a draw that changes nothing: it is on tapes only."""
+    _unused(chance[0], chance[1], site, actor)
+
+
+@njit
+def draw_cell(chance, actor, variant, own):
+    """Draw which of the filled cells of a state of a red variant is taken, int64 (SPEC_RED 7.5)."""
+    return _cell(chance[0], chance[1], actor, variant, own)
+
+
+@njit
+def draw_pid_step(chance, actor):
+    """Draw the distance int64 of a new process id from the largest one, 1..9."""
+    return _pid(chance[0], chance[1], actor)
+
+
+@njit
+def draw_decoy(chance, site, actor, possible, n):
+    """Draw one of the n decoys in the set `possible` int64."""
+    return _decoy(chance[0], chance[1], site, actor, possible, n)

@@ -1,0 +1,279 @@
+"""One step of the simulator, in the order of SPEC 4; for compiled code.
+
+`apply` is the step, given where draws come from (see `draws`). `reset` and `step` are the kernels
+that `vecenv.jit` runs: they draw from the game's own stream.
+"""
+
+import numpy as np
+from numba import njit
+
+from vecenv.cage.challenge4.rules.bits import count
+from vecenv.cage.challenge4.rules.blue import blue_effects, submit
+from vecenv.cage.challenge4.rules.codes import (
+    ABSTRACT,
+    ACCESS_REWARD,
+    DROPPED,
+    FAILED,
+    FULL,
+    GREEN_ALLOWED,
+    IMPACT,
+    IMPACT_REWARD,
+    INACTIVE,
+    KIND_A,
+    NO_EXPLOIT,
+    NONE,
+    NUM_BLUE,
+    NUM_HOSTS,
+    NUM_RED,
+    NUM_SUBNETS,
+    NUM_ZONES,
+    OT,
+    OT_RUNNING,
+    RED_TICKS,
+    SUCCEEDED,
+    UNKNOWN,
+    WORK_REWARD,
+)
+from vecenv.cage.challenge4.rules.generator import generate
+from vecenv.cage.challenge4.rules.green import (
+    choose_greens,
+    draw_quiet,
+    greens_by_exception,
+    greens_one_by_one,
+    num_servers_in,
+)
+from vecenv.cage.challenge4.rules.red_actions import red_action
+from vecenv.cage.challenge4.rules.red_agent import choose, digest
+from vecenv.cage.challenge4.rules.sessions import (
+    add_session,
+    check_sessions,
+    find_session,
+    offer,
+    reassign,
+)
+
+_WORK, _ACCESS, _IMPACTS, _COST = 0, 1, 2, 3
+
+
+@njit
+def begin(state, start_host):
+    """Set the state in which an episode begins, but for the network and known subnets."""
+    state.t = state.phase = state.overflow = state.reward = state.quiet_greens = 0
+    for part in range(4):
+        state.reward_parts[part] = 0
+    for zone in range(NUM_ZONES):
+        state.blocks[zone] = 0
+    for subnet in range(NUM_SUBNETS):
+        state.red_hosts[subnet] = state.degraded[subnet] = state.phished[subnet] = 0
+        state.process_events[subnet] = state.connection_events[subnet] = 0
+        state.work_failed[subnet] = state.access_failed[subnet] = state.barred[subnet] = 0
+        for phase in range(3):
+            allowed = GREEN_ALLOWED[phase, subnet]
+            state.num_destinations[phase, subnet] = num_servers_in(state, allowed)
+    for agent in range(NUM_BLUE):
+        state.blue_family[agent] = state.blue_target[agent] = state.blue_source[agent] = 0
+        state.blue_left[agent] = state.messages[agent] = 0
+        state.blue_success[agent] = UNKNOWN
+    for agent in range(NUM_RED):
+        _begin_red(state, agent)
+    for host in range(NUM_HOSTS):
+        services = np.int64(state.services[host])
+        level = FULL if services else 0
+        state.svc[host] = level | (OT_RUNNING if services & OT else 0)
+        state.decoys[host] = state.decoy_order[host] = state.green[host] = 0
+        state.max_pid[host] = state.num_vsftpd[host] = 0
+        for decoy in range(4):
+            state.decoy_pid[host, decoy] = 0
+    _clear_pools(state)
+    add_session(state, 0, start_host, KIND_A | ABSTRACT, 0)
+    offer(state, 0, 0)
+    state.active[0] = 1
+
+
+@njit
+def _begin_red(state, agent):
+    state.choice_type[agent] = INACTIVE
+    state.choice_target[agent] = state.choice_session[agent] = NONE
+    state.busy_type[agent] = state.busy_target[agent] = state.busy_session[agent] = NONE
+    state.done_type[agent] = state.done_target[agent] = state.done_success[agent] = NONE
+    state.busy_left[agent] = 0
+    state.red_exploit[agent] = NO_EXPLOIT
+    state.found_ports[agent] = state.found_name[agent] = state.found_links[agent] = 0
+    state.active[agent] = state.has_digested[agent] = state.gained[agent] = state.lost[agent] = 0
+    state.num_sessions[agent] = state.num_memory[agent] = state.num_offered[agent] = 0
+    state.num_table[agent] = state.num_handed[agent] = 0
+    for host in range(NUM_HOSTS):
+        state.fsm[agent, host] = 0
+
+
+@njit
+def _clear_pools(state):
+    """Leave nothing of an earlier episode in the unused parts of lists."""
+    state.num_foreign = state.num_suspicious = state.num_old_vsftpd = 0
+    for agent in range(NUM_RED):
+        for index in range(state.table.shape[1]):
+            state.table[agent, index] = 0
+        for index in range(state.session_ident.shape[1]):
+            state.session_ident[agent, index] = state.session_host[agent, index] = 0
+            state.session_flags[agent, index] = state.session_pid[agent, index] = 0
+        for index in range(state.memory_ident.shape[1]):
+            state.memory_ident[agent, index] = state.memory_host[agent, index] = 0
+            state.memory_ports[agent, index] = 0
+        for index in range(state.offered.shape[1]):
+            state.offered[agent, index] = 0
+        for index in range(state.handed.shape[1]):
+            state.handed[agent, index] = 0
+    for index in range(state.suspicious_pid.shape[0]):
+        state.suspicious_pid[index] = state.suspicious_host[index] = 0
+    for index in range(state.old_vsftpd_pid.shape[0]):
+        state.old_vsftpd_pid[index] = state.old_vsftpd_host[index] = 0
+
+
+@njit
+def _choose_red(state, agent, chance, rules):
+    """Let an agent digest what it has seen, and choose (SPEC 4.2, SPEC_RED 7.4)."""
+    kind, target, ident = np.int64(INACTIVE), np.int64(NONE), np.int64(NONE)
+    if state.active[agent]:
+        digest(state, agent)
+        kind = np.int64(NONE)
+        if state.busy_left[agent] == 0:
+            kind, target, ident = choose(state, agent, chance, rules)
+    state.choice_type[agent] = kind
+    state.choice_target[agent] = target
+    state.choice_session[agent] = ident
+    if kind < INACTIVE and state.busy_left[agent] == 0:
+        state.busy_type[agent] = kind
+        state.busy_target[agent] = target
+        state.busy_session[agent] = ident
+        state.busy_left[agent] = RED_TICKS[kind]
+
+
+@njit
+def _tick_red(state, agent):
+    """Count an agent's action down; what is due is filtered by its session (SPEC 4.3, 4.4)."""
+    state.done_type[agent] = state.done_target[agent] = state.done_success[agent] = NONE
+    state.red_exploit[agent] = NO_EXPLOIT
+    state.found_ports[agent] = state.found_name[agent] = state.found_links[agent] = 0
+    left = np.int64(state.busy_left[agent])
+    if left == 0:
+        return
+    state.busy_left[agent] = left - 1
+    if left > 1:
+        return
+    state.done_type[agent] = state.busy_type[agent]
+    state.done_target[agent] = state.busy_target[agent]
+    is_there = find_session(state, agent, np.int64(state.busy_session[agent])) >= 0
+    state.done_success[agent] = FAILED if is_there else DROPPED
+
+
+@njit
+def _act_red(state, agent, chance):
+    """Carry out an agent's action, if one is due that was not dropped."""
+    if state.done_type[agent] == NONE or state.done_success[agent] == DROPPED:
+        return
+    kind, target = np.int64(state.done_type[agent]), np.int64(state.done_target[agent])
+    ident = np.int64(state.busy_session[agent])
+    if red_action(state, agent, kind, target, ident, chance):
+        state.done_success[agent] = SUCCEEDED
+
+
+@njit
+def _count_reward(state, cost):
+    """Add up the reward of the step (SPEC 9)."""
+    phase = np.int64(state.phase)
+    work = access = impacts = np.int64(0)
+    for subnet in range(NUM_SUBNETS):
+        if state.work_failed[subnet]:
+            work += WORK_REWARD[phase, subnet] * count(np.int64(state.work_failed[subnet]))
+        if state.access_failed[subnet]:
+            access += ACCESS_REWARD[phase, subnet] * count(np.int64(state.access_failed[subnet]))
+    for agent in range(NUM_RED):
+        if state.done_type[agent] == IMPACT and state.active[agent]:
+            impacts += IMPACT_REWARD[phase, np.int64(state.done_target[agent]) >> 4]
+    state.reward_parts[_WORK] = work
+    state.reward_parts[_ACCESS] = access
+    state.reward_parts[_IMPACTS] = impacts
+    state.reward_parts[_COST] = cost
+    state.reward = work + access + impacts + cost
+
+
+@njit
+def _greens(state, rng, tape, rules):
+    """Let all green users act; on a tape, their choices have been drawn."""
+    if tape is None:
+        if rules.greens_one_by_one:
+            greens_one_by_one(state, (rng, tape), rules)
+        else:
+            greens_by_exception(state, rng, rules)
+    else:
+        greens_one_by_one(state, (rng, tape), rules)
+
+
+@njit
+def _choose_greens(state, rng, tape, rules):
+    if tape is None:
+        if rules.greens_one_by_one:
+            choose_greens(state, (rng, tape))
+    else:
+        choose_greens(state, (rng, tape))
+
+
+@njit
+def phase_at(t, rules):
+    """Phase int64 of the step after `t` int64 steps (SPEC 1.6)."""
+    return np.int64(t >= rules.second_phase) + np.int64(t >= rules.third_phase)
+
+
+@njit
+def apply(state, actions, chance, rules):
+    """Play one step.
+
+    Args:
+        state: STATE_DTYPE record, changed in place.
+        actions: Integers (10,): what the five blue agents do, then their messages (bit i is element
+            i).
+        chance: Where draws come from: (rng, None) or (rng, tape), see `draws`.
+        rules: Record of `options.compile_rules`.
+    """
+    state.phase = phase_at(np.int64(state.t), rules)
+    for subnet in range(NUM_SUBNETS):
+        state.process_events[subnet] = state.connection_events[subnet] = 0
+        state.work_failed[subnet] = state.access_failed[subnet] = 0
+    cost = np.int64(0)
+    for agent in range(NUM_BLUE):
+        cost += submit(state, agent, np.int64(actions[agent]))
+        state.messages[agent] = np.int64(actions[NUM_BLUE + agent]) & 255
+    _choose_greens(state, chance[0], chance[1], rules)
+    for agent in range(NUM_RED):
+        _choose_red(state, agent, chance, rules)
+        _tick_red(state, agent)
+    blue_effects(state, chance)
+    _greens(state, chance[0], chance[1], rules)
+    for agent in range(NUM_RED):
+        _act_red(state, agent, chance)
+    reassign(state)
+    for agent in range(NUM_RED):
+        is_active = state.num_sessions[agent] > 0
+        state.active[agent] = is_active
+        if is_active:
+            check_sessions(state, agent, chance)
+        else:  # what an inactive agent has seen is lost
+            state.gained[agent] = 0
+    state.t = np.int64(state.t) + 1
+    _count_reward(state, cost)
+
+
+@njit
+def reset(state, rng, rules):
+    """Begin an episode on a network that is drawn (SPEC 2)."""
+    start_host = generate(state, rng)
+    begin(state, start_host)
+    state.quiet_greens = draw_quiet(rng, rules)
+
+
+@njit
+def step(state, actions, rng, rules):
+    """Play one step with the game's own draws; all agents' episode is over after S - 1 steps."""
+    apply(state, actions, (rng, None), rules)
+    is_over = np.int64(state.t) >= rules.steps - 1
+    return float(state.reward), is_over, is_over

@@ -1,0 +1,272 @@
+"""Green users (SPEC 6): one by one, or by exception.
+
+Most users do nothing that anybody sees: their work succeeds, their access succeeds, or they sleep.
+If nothing could fail, a user would do something only with a false alarm or by opening a phishing
+mail: with the same small probability p each step, independently. So the number of users until the
+next such one is geometric; `quiet_greens` counts it down, over steps too. What that user does may
+turn out to fail. Each of the other users fails at an access with the probability
+
+    P(access) * P(no alarm) * P(destination blocked) / (1 - p)
+
+and at its work with the one made likewise; both are 0 for most. Together that is the law of drawing
+one user after the other, in about a word for each user who can fail.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from vecenv.cage.challenge4.rules.bits import count, has, nth
+from vecenv.cage.challenge4.rules.codes import (
+    ACCESS_ALARM,
+    ACCESS_DEST,
+    ACCESS_DONE,
+    ACCESS_FAILED,
+    ACCESS_SERVICE,
+    DECOY_SHIFT,
+    FIRST_GREEN_ACTOR,
+    FIRST_SERVER,
+    FULL,
+    GREEN_ACTION,
+    GREEN_ALLOWED,
+    GREEN_SLEPT,
+    LEVEL,
+    LEVEL_BITS,
+    LOCAL_WORK,
+    NUM_DECOYS,
+    NUM_SUBNETS,
+    WORK_ALARM,
+    WORK_DONE,
+    WORK_FAILED,
+    WORK_PHISH,
+    WORK_RELIABILITY,
+    WORK_SERVICE,
+)
+from vecenv.cage.challenge4.rules.draws import draw_index, draw_unit
+from vecenv.cage.challenge4.rules.processes import note_connection, note_process, num_genuine
+from vecenv.cage.challenge4.rules.sessions import phish
+from vecenv.jit.random import integers, next_word, uniform
+
+_HALF = np.uint64(32)
+_LOW_HALF = np.uint64(0xFFFFFFFF)
+_WORD = 2.0**32
+_NEVER = 2**31 - 1
+
+
+@njit
+def num_servers_in(state, subnets):
+    """Number int64 of server hosts in a set int64 of subnets."""
+    num = np.int64(0)
+    while subnets:
+        num += np.int64(state.num_servers[nth(subnets, 0)])
+        subnets &= subnets - 1
+    return num
+
+
+@njit
+def nth_server_in(state, subnets, n):
+    """The n-th server host int64 in a set int64 of subnets, in host order."""
+    while subnets:
+        subnet = nth(subnets, 0)
+        num = np.int64(state.num_servers[subnet])
+        if n < num:
+            return subnet * 16 + FIRST_SERVER + n
+        n -= num
+        subnets &= subnets - 1
+    return np.int64(0)
+
+
+@njit
+def service_level(state, host, index):
+    """Level int64 of the service that a user's work draws (SPEC 6.2)."""
+    word, genuine = np.int64(state.svc[host]), num_genuine(state, host)
+    if index < genuine:
+        return word & LEVEL_BITS
+    decoy = (np.int64(state.decoy_order[host]) >> (2 * (index - genuine))) & 3
+    return (word >> (DECOY_SHIFT + 3 * decoy)) & LEVEL_BITS
+
+
+@njit
+def num_services(state, host):
+    """Number int64 of services that a user's work draws from."""
+    return num_genuine(state, host) + count(np.int64(state.decoys[host]))
+
+
+@njit
+def _fail_work(state, host):
+    subnet = host >> 4
+    state.work_failed[subnet] = np.int64(state.work_failed[subnet]) | (1 << (host & 15))
+
+
+@njit
+def _fail_access(state, host, destination):
+    subnet = host >> 4
+    state.access_failed[subnet] = np.int64(state.access_failed[subnet]) | (1 << (host & 15))
+    note_connection(state, destination)
+
+
+@njit
+def choose_greens(state, chance):
+    """Draw what every green user does (SPEC 6.1), into `green`."""
+    actor = np.int64(FIRST_GREEN_ACTOR)
+    for subnet in range(NUM_SUBNETS):
+        for k in range(np.int64(state.num_users[subnet])):
+            state.green[subnet * 16 + k] = draw_index(chance, GREEN_ACTION, actor, 3)
+            actor += 1
+
+
+@njit
+def greens_one_by_one(state, chance, rules):
+    """Carry out what `choose_greens` drew (SPEC 6.2, 6.3); `green` becomes the results."""
+    actor = np.int64(FIRST_GREEN_ACTOR)
+    for subnet in range(NUM_SUBNETS):
+        for k in range(np.int64(state.num_users[subnet])):
+            host = np.int64(subnet * 16 + k)
+            choice = np.int64(state.green[host])
+            if choice == LOCAL_WORK:
+                state.green[host] = _work(state, host, chance, actor, rules)
+            elif choice == ACCESS_SERVICE:
+                state.green[host] = _access(state, host, chance, actor, rules)
+            else:
+                state.green[host] = GREEN_SLEPT
+            actor += 1
+
+
+@njit
+def _work(state, host, chance, actor, rules):
+    """LocalWork of the user of a host; return the result int64."""
+    index = draw_index(chance, WORK_SERVICE, actor, num_services(state, host))
+    reliability = LEVEL * service_level(state, host, index)
+    if draw_index(chance, WORK_RELIABILITY, actor, 100) >= reliability:
+        _fail_work(state, host)
+        return np.int64(WORK_FAILED)
+    if draw_unit(chance, WORK_ALARM, actor) < rules.alarm_rate:
+        note_process(state, host)
+    if draw_unit(chance, WORK_PHISH, actor) < rules.phishing_rate:
+        phish(state, host, chance, actor)
+    return np.int64(WORK_DONE)
+
+
+@njit
+def _access(state, host, chance, actor, rules):
+    """AccessService of the user of a host; return the result int64."""
+    subnet = host >> 4
+    num = np.int64(state.num_destinations[state.phase, subnet])
+    index = draw_index(chance, ACCESS_DEST, actor, num)
+    destination = nth_server_in(state, GREEN_ALLOWED[state.phase, subnet], index)
+    if has(np.int64(state.barred[subnet]), destination >> 4):
+        _fail_access(state, host, destination)
+        return np.int64(ACCESS_FAILED)
+    if draw_unit(chance, ACCESS_ALARM, actor) < rules.alarm_rate:
+        note_connection(state, destination)
+    return np.int64(ACCESS_DONE)
+
+
+# --- by exception ---
+
+
+@njit
+def draw_quiet(rng, rules):
+    """Draw how many quiet users there are until the next one that does something, int64."""
+    if rules.quiet_scale == 0.0:
+        return np.int64(_NEVER)
+    gap = math.log(1.0 - uniform(rng)) * rules.quiet_scale
+    return np.int64(min(gap, float(_NEVER)))
+
+
+@njit
+def _work_failure(state, host):
+    """Probability float64 that the service which a user's work draws fails it (SPEC 6.2)."""
+    word, decoys = np.int64(state.svc[host]), np.int64(state.decoys[host])
+    genuine = num_genuine(state, host)
+    num, levels = genuine + count(decoys), genuine * (word & LEVEL_BITS)
+    for decoy in range(NUM_DECOYS):
+        if has(decoys, decoy):
+            levels += (word >> (DECOY_SHIFT + 3 * decoy)) & LEVEL_BITS
+    return 1.0 - levels / (FULL * num)
+
+
+@njit
+def _not_quiet(state, host, blocked, rng, rules):
+    """Draw what a user does about whom it is known that it does something, or would.
+
+    `blocked` is the set int64 of subnets to which its access fails.
+    """
+    share = uniform(rng)
+    subnet, bit = host >> 4, 1 << (host & 15)
+    if share < rules.share_access:
+        index = integers(rng, np.int64(state.num_destinations[state.phase, subnet]))
+        destination = nth_server_in(state, GREEN_ALLOWED[state.phase, subnet], index)
+        if has(blocked, destination >> 4):
+            _fail_access(state, host, destination)
+        else:
+            note_connection(state, destination)
+        return
+    if np.int64(state.degraded[subnet]) & bit and uniform(rng) < _work_failure(state, host):
+        _fail_work(state, host)
+        return
+    if share < rules.share_alarm:  # with or without phishing
+        note_process(state, host)
+    if share >= rules.share_phish:  # with or without an alarm
+        state.phished[subnet] = np.int64(state.phished[subnet]) | bit
+
+
+@njit
+def _draw_failures(state, subnet, users, blocked, rng, rules):
+    """Draw which of the users of a subnet fail, of those that have been quiet.
+
+    Args:
+        users: Set int64.
+        blocked: Set int64 of subnets to which their access fails.
+    """
+    num_blocked = num_servers_in(state, blocked)
+    num = np.int64(state.num_destinations[state.phase, subnet])
+    access = rules.access_failure * num_blocked / num
+    degraded = np.int64(state.degraded[subnet])
+    access_bound = np.int64(access * _WORD)
+    failed, left = np.int64(0), users if blocked else users & degraded
+    while left:
+        k = nth(left, 0)
+        left &= left - 1
+        word = next_word(rng)
+        number = np.int64(word >> _HALF)
+        if number < access_bound:
+            failed |= 1 << k
+            index = (np.int64(word & _LOW_HALF) * num_blocked) >> 32
+            note_connection(state, nth_server_in(state, blocked, index))
+        elif has(degraded, k):
+            host = np.int64(subnet * 16 + k)
+            share = access + rules.work_failure * _work_failure(state, host)
+            if number < np.int64(share * _WORD):
+                _fail_work(state, host)
+    state.access_failed[subnet] = np.int64(state.access_failed[subnet]) | failed
+
+
+@njit
+def greens_by_exception(state, rng, rules):
+    """Draw and carry out what all green users do; the law is that of one by one."""
+    quiet = np.int64(state.quiet_greens)
+    any_phished = np.int64(0)
+    for subnet in range(NUM_SUBNETS):
+        size = np.int64(state.num_users[subnet])
+        users = (np.int64(1) << size) - 1
+        state.phished[subnet] = 0
+        blocked = np.int64(state.barred[subnet])
+        if blocked:
+            blocked &= GREEN_ALLOWED[state.phase, subnet]
+        quiet_users = users
+        while quiet < size:
+            quiet_users &= ~(1 << quiet)
+            _not_quiet(state, np.int64(subnet * 16) + quiet, blocked, rng, rules)
+            quiet += 1 + draw_quiet(rng, rules)
+        quiet -= size
+        if blocked or np.int64(state.degraded[subnet]) & users:
+            _draw_failures(state, subnet, quiet_users, blocked, rng, rules)
+        any_phished |= np.int64(state.phished[subnet])
+    state.quiet_greens = min(quiet, _NEVER)
+    if any_phished:
+        for subnet in range(NUM_SUBNETS):
+            for k in range(np.int64(state.num_users[subnet])):
+                if has(np.int64(state.phished[subnet]), k):
+                    phish(state, np.int64(subnet * 16 + k), (rng, None), 0)
