@@ -138,8 +138,9 @@ def test_another_job_that_was_interrupted_is_not_what_the_next_step_does(num_thr
     envs = ready_envs(num_threads=num_threads)
     describe = envs._runner._describe_step
     envs._runner._describe_step = interrupting(describe, before=True)
+    envs.observe()
     with pytest.raises(KeyboardInterrupt):
-        envs.observe()
+        envs.step(SECOND)
     envs.step(SECOND)
     assert equal(without_returns(envs.state_dict()), new)
     envs.close()

@@ -56,6 +56,7 @@ class Fixed(NamedTuple):
     no_actions: np.ndarray  # (0, *action_shape) of the action space's dtype
 
 
+_OTHER_JOB = -1  # of `_step_parts`
 _NO_IDS = np.zeros(0, dtype=np.int64)
 _NO_MASKS = np.zeros((0, 0), dtype=np.bool_)
 
@@ -180,7 +181,8 @@ class CompiledRunner:
         self._end_ns = 0  # end of the last job that was split
         self._may_wake = False
         self.is_cut = False
-        # Parts of the next step; 0 if the record of the job has to be tidied up before.
+        # Parts of the next step; 0 if the record of the job has to be tidied up before, _OTHER_JOB
+        # if it is whole and of another job.
         self._step_parts = 0
         self._describe_step()
 
@@ -218,6 +220,8 @@ class CompiledRunner:
                 return self._do_alone(actions, obs, rewards, terminations, truncations)
             if parts == 0:  # after an exception
                 self._tidy_up()
+            elif parts == _OTHER_JOB:
+                self._describe_step()
             return self._do(actions, obs, rewards, terminations, truncations)
         finally:
             self._free[0] = None
@@ -256,7 +260,7 @@ class CompiledRunner:
             self._step_parts = 0  # until the record is that of a step again
             self._describe(op, num_rows, env_ids, masks)
             num_ended = self._do(actions, *outputs, env_ids, masks)
-            self._describe_step()
+            self._step_parts = _OTHER_JOB  # another such job may follow, of `recv`
             return num_ended
         finally:
             self._free[0] = None
