@@ -42,6 +42,12 @@ if TYPE_CHECKING:
         make_policy,
     )
     from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
+    from vecenv.cage.challenge4.replay import (
+        TraceDifference,
+        TraceError,
+        TraceReplay,
+        replay_traces,
+    )
     from vecenv.cage.evaluation import Cell, Evaluation
     from vecenv.cage.identity import RULES_VERSION
 
@@ -70,6 +76,9 @@ __all__ = [
     "Scenario",
     "ScenarioError",
     "Service",
+    "TraceDifference",
+    "TraceError",
+    "TraceReplay",
     "TrafficRule",
     "action_index",
     "blue_actions",
@@ -82,6 +91,7 @@ __all__ = [
     "make_policy",
     "play_episode",
     "replay_episodes",
+    "replay_traces",
     "save_defender",
     "save_episode_gif",
 ]
@@ -96,6 +106,7 @@ _MODULES = {
     "challenge2.play.playing": ("evaluate", "play_episode", "save_episode_gif"),
     "challenge2.play.policies": ("BatchedPolicy", "BluePolicy", "find_policy", "make_policy"),
     "challenge2.replay": ("RecordedStep", "Replay", "replay_episodes"),
+    "challenge4.replay": ("TraceDifference", "TraceError", "TraceReplay", "replay_traces"),
     "evaluation": ("Cell", "Evaluation"),
     "identity": ("RULES_VERSION",),
 }
