@@ -28,8 +28,7 @@ from torch.distributions import Categorical, Independent, Normal
 from torch.nn import functional as F
 
 from buffers import RolloutBuffer
-from vecenv import VecEnv
-from vecenv.agents import AgentGroup, AgentsVecEnv, make_vec_agents
+from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv, make_vec_agents
 from vecenv.learn import Adam, EvaluationResult, Gradient, Run, RunError, evaluate
 
 
@@ -76,15 +75,15 @@ class Agent(nn.Module):
         super().__init__()
         self.space, self.num_agents = group.single_observation_space, group.num_agents
         self.action_space: Any = group.single_action_space
-        self.is_discrete = isinstance(self.action_space, Discrete)
-        if not self.is_discrete and not isinstance(self.action_space, Box):
+        self.is_discrete = isinstance(group.single_action_space, Discrete)
+        if not isinstance(group.single_action_space, Discrete | Box):
             raise SystemExit(
                 f"{options.env}: {group.agents[0]} acts in {self.action_space}, expected Discrete "
                 "or Box; use a wrapper"
             )
         self.indicator, self.has_state = options.indicator, state_size > 0
         num_inputs = num_features(self.space) + (group.num_agents if options.indicator else 0)
-        num_outputs = self.action_space.n if self.is_discrete else math.prod(self.action_space.shape)
+        num_outputs = int(getattr(self.action_space, "n", math.prod(self.action_space.shape)))
         self.actor = mlp(num_inputs, *options.hidden, num_outputs, gain=0.01)
         self.critic = mlp(num_inputs + state_size, *options.hidden, 1, gain=1.0)
         if not self.is_discrete:
@@ -269,16 +268,15 @@ class Trainer:
     def __init__(
         self,
         options: Options,
-        envs: AgentsVecEnv | VecEnv,
+        envs: AgentsVecEnv | AgentRowsVecEnv,
         plans: Mapping[str, Any] | None = None,
     ) -> None:
         self.options, self.envs, self.steps, self.num_updates = options, envs, 0, 0
-        groups: dict[str, AgentGroup] = envs.groups  # pyright: ignore[reportAttributeAccessIssue]
-        self.num_rows = sum(group.num_envs for group in groups.values())
+        self.num_rows = sum(group.num_envs for group in envs.groups.values())
         obs = self.reset(options.seed)
         self.learners = {
             name: Learner(group, self.state, options, (plans or {}).get(name))
-            for name, group in groups.items()
+            for name, group in envs.groups.items()
         }
         for name, learner in self.learners.items():
             learner.rollout.start(obs[name])
@@ -287,7 +285,7 @@ class Trainer:
         """Reset all games; return observations by group."""
         obs, _ = self.envs.reset(seed=seed)
         self.state = self.look()
-        return {next(iter(self.envs.groups)): obs} if isinstance(self.envs, VecEnv) else obs
+        return {self.envs.group.name: obs} if isinstance(self.envs, AgentRowsVecEnv) else obs
 
     def look(self) -> Tensor | None:
         """Return the games' states (G, S) for a central critic."""
@@ -297,9 +295,9 @@ class Trainer:
 
     def step(self, actions: dict[str, np.ndarray], slots: dict[str, Any]) -> None:
         """Step all games into the rollouts."""
-        if isinstance(self.envs, VecEnv):  # of the rows of one group
-            ((name, slot),) = slots.items()
-            self.envs.step(actions[name], out=slot)
+        if isinstance(self.envs, AgentRowsVecEnv):  # one group: an ordinary vector env of its rows
+            name = self.envs.group.name
+            self.envs.step(actions[name], out=slots[name])
         else:
             self.envs.step(actions, out=slots)
         self.state = self.look()
@@ -378,8 +376,8 @@ class Trainer:
 
 def evaluate_agents(learners: Mapping[str, Learner], options: Options) -> EvaluationResult:
     """Play the likeliest actions; the return of a game is the sum of its agents' rewards."""
-    envs: Any = make_envs(options, min(100, options.eval_games))
-    games = envs.agents.games if isinstance(envs, VecEnv) else envs.games
+    envs = make_envs(options, min(100, options.eval_games))
+    games = envs.agents.games if isinstance(envs, AgentRowsVecEnv) else envs.games
 
     def act(columns: dict[str, Any]) -> dict[str, np.ndarray]:
         actions = {}
@@ -404,7 +402,7 @@ def flat(obs: Any) -> Any:
     return obs.flatten(0, 1)
 
 
-def make_envs(options: Options, num_games: int) -> Any:
+def make_envs(options: Options, num_games: int) -> AgentsVecEnv | AgentRowsVecEnv:
     """Make the games that the options describe: a `VecEnv` of rows if they have one group."""
     env_kwargs: Any = options.env_kwargs
     if options.policies == "agent":
