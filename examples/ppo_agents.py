@@ -179,8 +179,9 @@ def features(space: Any, obs: Any) -> Tensor:
         return obs.flatten(1).float()
     sizes = np.ravel(space.n if isinstance(space, Discrete) else space.nvec).tolist()
     pairs = zip(obs.reshape(len(obs), -1).long().unbind(1), np.ravel(space.start), strict=True)
-    ones = [F.one_hot(x - int(a), n) for (x, a), n in zip(pairs, sizes, strict=True)]
-    return torch.cat(ones, 1).float()
+    # Dead agents see zeros, which need not be choices.
+    places = [(x - int(start)).clamp(min=0) for x, start in pairs]
+    return torch.cat([F.one_hot(x, n) for x, n in zip(places, sizes, strict=True)], 1).float()
 
 
 # ------------------------------------------------------------------------------ training
