@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,14 +35,15 @@ def make_vec_agents(
 
     Args:
         env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
-            name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these.
+            name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
+            the `EnvKernels` of a compiled game.
         num_games: How many games; 1 if not given, or the length of the list.
         backend: See `vecenv.make_vec`; an env there is a game here.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
         groups: Which agents form a group; None for those of equal spaces. See `group_agents`.
         central_state: Whether `envs.state()` returns the games' central state.
         vector_kwargs: Further arguments of the vector env's class.
-        **env_kwargs: For the game's constructor.
+        **env_kwargs: For the game's constructor; of kernels, for `JitVectorEnv`.
 
     Returns:
         A `VecEnv` of rows if there is one group, else an `AgentsVecEnv`.
@@ -50,23 +52,45 @@ def make_vec_agents(
         TypeError: `env` is none of the above.
         EnvCreationError: Making a game failed.
     """
-    factories = _read_factories(env, num_games, env_kwargs)
-    makers = [
-        functools.partial(_make_game, factory, groups, central_state) for factory in factories
-    ]
-    games = make_vec(
-        makers,
-        backend=backend,
-        autoreset_mode=autoreset_mode,
-        vector_kwargs=vector_kwargs,
-    )
+    if _is_kernels(env):
+        if groups is not None:
+            raise ValueError(f"{env.name} is compiled with its groups; leave out groups")
+        if backend not in ("auto", "jit"):
+            raise ValueError(f"{env.name} is compiled and got backend {backend!r}; use 'jit'")
+        options = {**(vector_kwargs or {}), **env_kwargs}
+        if autoreset_mode is not None:
+            options["autoreset_mode"] = autoreset_mode
+        games: Any = _make_compiled(env, num_games, options)
+    else:
+        factories = _read_factories(env, num_games, env_kwargs)
+        makers = [
+            functools.partial(_make_game, factory, groups, central_state) for factory in factories
+        ]
+        games = make_vec(
+            makers,
+            backend=backend,
+            autoreset_mode=autoreset_mode,
+            vector_kwargs=vector_kwargs,
+        )
     try:
-        members = games.get_attr("members")[0]
+        members = games.members if _is_kernels(env) else games.get_attr("members")[0]
         agents = AgentsVecEnv(games, members)
         return AgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
     except BaseException:
         games.close()
         raise
+
+
+def _is_kernels(env: Any) -> bool:
+    """Whether these are the kernels of a compiled game; loads no compiler."""
+    kernels = sys.modules.get("vecenv.jit.kernels")
+    return kernels is not None and isinstance(env, kernels.EnvKernels)
+
+
+def _make_compiled(kernels: Any, num_games: int | None, options: dict[str, Any]) -> Any:
+    from vecenv.agents.compiled import CompiledGames  # loads the compiler
+
+    return CompiledGames(kernels, 1 if num_games is None else num_games, **options)
 
 
 def _make_game(factory: Callable[..., Any], groups: Grouping, central_state: bool) -> GameEnv:
