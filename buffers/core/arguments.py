@@ -41,6 +41,7 @@ __all__ = [
 
 MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
 
+_MAX_DEPTH = 64  # dimensions that NumPy's arrays can have
 _BOOL = np.dtype(np.bool_)
 _FLAGS = ("terminations", "truncations")
 _COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
@@ -96,6 +97,7 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
         return given
     try:
         if not isinstance(given, torch.Tensor):
+            _check_depth(name, given)
             return np.asarray(given)
         if not given.is_cpu:
             check_place(name, given, device)
@@ -109,6 +111,18 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
             f"{name} must be an array or a tensor, got {type(given).__name__}: {error}"
         ) from None
     return array
+
+
+def _check_depth(name: str, given: Any) -> None:
+    """Raise BufferMisuseError for lists within lists without end, of which NumPy counts 2**64."""
+    inner = given
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(inner, (list, tuple)) or not inner:
+            return
+        inner = inner[0]
+    raise BufferMisuseError(
+        f"{name} is a {type(given).__name__} nested more than {_MAX_DEPTH} deep, expected an array"
+    )
 
 
 def as_tensor(name: str, given: Any) -> torch.Tensor:
@@ -253,10 +267,8 @@ def _count_rows(rewards: Any) -> int:
     Raises:
         BufferMisuseError: They are no single axis.
     """
-    try:
-        shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else np.shape(rewards)
-    except ValueError as error:
-        raise BufferMisuseError(f"rewards must be an array or a tensor: {error}") from None
+    read = rewards if isinstance(rewards, torch.Tensor) else as_array("rewards", rewards)
+    shape = tuple(read.shape)
     if len(shape) != 1:
         raise BufferMisuseError(
             f"rewards has shape {shape}, expected (K,): one number per transition"

@@ -210,7 +210,19 @@ class ReplayBuffer(SavedBuffer):
             BufferMisuseError: More final observations than there is room for, which a CUDA graph
                 reads; see `reserve_final_obs`. Nothing was changed.
         """
-        if self._add_rows is not None and not extras:
+        # Only arrays go to Numba unread: a list that contains itself ends the interpreter there.
+        if (
+            self._add_rows is not None
+            and not extras
+            and obs.__class__
+            is next_obs.__class__
+            is actions.__class__
+            is rewards.__class__
+            is terminations.__class__
+            is truncations.__class__
+            is np.ndarray
+            and (env_ids is None or env_ids.__class__ is np.ndarray)
+        ):
             try:
                 if self._add_rows(
                     self._table,
