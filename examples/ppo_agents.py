@@ -28,7 +28,8 @@ from torch.distributions import Categorical, Independent, Normal
 from torch.nn import functional as F
 
 from buffers import RolloutBuffer
-from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv, make_vec_agents
+from vecenv import make_vec_agents
+from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
 from vecenv.learn import Adam, Gradient, Run, RunError
 
 
