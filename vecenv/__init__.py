@@ -26,6 +26,7 @@ from vecenv.sync import SyncVectorEnv
 from vecenv.workers.env import AsyncVectorEnv
 
 if TYPE_CHECKING:
+    from vecenv.agents.make import make_vec_agents
     from vecenv.check import CheckReport, VectorEnvCheckError, check_vector_env
     from vecenv.ray.env import RayVectorEnv
 
@@ -55,6 +56,7 @@ __all__ = [
     "WorkerDiedError",
     "check_vector_env",
     "make_vec",
+    "make_vec_agents",
     "mask_width",
     "sample_actions",
 ]
@@ -66,6 +68,7 @@ _LATE = {
     "RayVectorEnv": "vecenv.ray.env",
     "VectorEnvCheckError": "vecenv.check",
     "check_vector_env": "vecenv.check",
+    "make_vec_agents": "vecenv.agents.make",
 }
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "RolloutBatch",
     "normalize_advantages",
     "read_split",
+    "sharing",
     "split_evenly",
 ]
 
@@ -75,6 +76,12 @@ def split_evenly(count: int, parts: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+def sharing(columns: Mapping[str, Column], games: Mapping[str, torch.Tensor]) -> int:
+    """How many rows of a rollout's columns share one of the game columns (T, N / A, ...)."""
+    num_envs = columns["actions"].tensor.shape[1]
+    return next((num_envs // tensor.shape[1] for tensor in games.values()), 1)
+
+
 class MinibatchSampler:
     """Shuffles row indices and gathers rows.
 
@@ -85,6 +92,7 @@ class MinibatchSampler:
         extras: Tensors (T, N, ...) of the columns that the user added.
         rows: int64 (T * N,), the row indices to draw from; owned by the caller, shuffled here.
         seed: For the shuffling; None takes entropy of the system.
+        games: Tensors (T, N / A, ...) of those with one row for A of the others', a game's agents.
     """
 
     def __init__(
@@ -95,17 +103,22 @@ class MinibatchSampler:
         extras: Mapping[str, torch.Tensor],
         rows: Column,
         seed: int | None,
+        *,
+        games: Mapping[str, torch.Tensor],
     ):
         self._space = observation_space
         self._is_nested = isinstance(observation_space, Dict | Tuple)
-        self._num_obs, self._extras = len(obs), list(extras)
+        self._num_obs, self._extras = len(obs), [*extras, *games]
         tensors = [column.tensor for column in (*obs, *(columns[name] for name in _OTHERS))]
-        self._sources = [tensor.flatten(0, 1) for tensor in (*tensors, *extras.values())]
+        tensors += [*extras.values(), *games.values()]
+        self._sources = [tensor.flatten(0, 1) for tensor in tensors]
         self._advantages_at = len(obs) + _OTHERS.index("advantages")
         self._rows = rows
         self._num_rows = rows.spec.shape[0]
         is_host = rows.tensor.device.type == "cpu" and not rows.is_twofold
-        self._batches = BatchPool(self._sources, is_host=is_host)
+        self._batches = BatchPool(
+            self._sources, is_host=is_host, num_shared=len(games), sharing=sharing(columns, games)
+        )
         self._block_rows = min(self._num_rows, _BLOCK_BYTES // max(1, self._batches.row_bytes))
         self._orders = BatchPool([rows.tensor], is_host=is_host)
         weights = torch.ones((), device=rows.tensor.device).expand(self._num_rows)

@@ -1,0 +1,637 @@
+"""Vector envs of games with several agents, whose results are rows of agents.
+
+A game is an env with several agents. The agents of equal spaces are a group, and a group has one
+row per game and agent: row `game * num_agents + k` is the k-th agent of that game. Games are
+stepped by a vector env of any backend, one env per game; its observations are columns per group
+(see `vecenv.agents.grouping`), and rows are these columns with games and agents as one axis: the
+same memory. So a group's rows are written by workers and kernels where the caller wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from vecenv.agents.game import COMMON
+from vecenv.agents.grouping import (
+    ALIVE,
+    OBS,
+    REWARDS,
+    STATE,
+    TERMINATIONS,
+    TRUNCATIONS,
+    VALID,
+    Members,
+)
+from vecenv.core.actions import ActionBatcher
+from vecenv.core.base import StepSlot, VecEnv
+from vecenv.core.errors import ActionTypeError, SlotError
+from vecenv.core.rows import ObservationRows
+from vecenv.core.seeding import Seed
+from vecenv.core.slots import slot_rows
+from vecenv.core.spaces import BatchedSpaces
+
+__all__ = ["AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv"]
+
+_FLAGS = (TERMINATIONS, TRUNCATIONS)
+
+
+class AgentSlot(NamedTuple):
+    """Memory for the results of one step of a group's rows; see `vecenv.StepSlot`.
+
+    Attributes:
+        obs: (num_envs, *obs_shape) of the group's space, nested as the space is.
+        rewards: float32 or float64 (num_envs,).
+        terminations: bool (num_envs,).
+        truncations: bool (num_envs,).
+        valid: bool (num_envs,): the agent of this row acted in this step; None if not wanted.
+    """
+
+    obs: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    valid: np.ndarray | None = None
+
+
+class AgentBatch(NamedTuple):
+    """Results of the games that `recv` hands back, in the order in which they became ready.
+
+    Of an `AgentsVecEnv` all but `game_ids` are dicts by group; B is then the number of games times
+    the agents of that group.
+
+    Attributes:
+        obs: (B, *obs_shape).
+        rewards: float64 (B,).
+        terminations: bool (B,).
+        truncations: bool (B,).
+        infos: Batched infos with B rows.
+        env_ids: int64 (B,), the rows.
+        valid: bool (B,): the agent acted in this step.
+        game_ids: int64, the games.
+    """
+
+    obs: Any
+    rewards: Any
+    terminations: Any
+    truncations: Any
+    infos: dict[str, Any]
+    env_ids: Any
+    valid: Any
+    game_ids: np.ndarray
+
+
+class AgentGroup:
+    """The agents of equal spaces in all games, one row each, as buffers and policies take them.
+
+    Attributes:
+        name: Name of the group.
+        agents: Names of its agents in a game.
+        num_agents: How many these are.
+        num_games: Number of games.
+        num_envs: Number of rows, num_games * num_agents; row game * num_agents + k is agent k's.
+        single_observation_space, observation_space: Of one agent; of all rows.
+        single_action_space, action_space: Likewise.
+        autoreset_mode: Of the games.
+        alive: bool (num_envs,), whose actions the next step takes. The env's memory, always the
+            latest.
+        valid: bool (num_envs,), who acted in the latest step. The env's memory.
+    """
+
+    def __init__(self, name: str, members: Members, games: VecEnv) -> None:
+        self.name, self.agents = name, members.agents
+        self.num_agents, self.num_games = len(members.agents), games.num_envs
+        self.num_envs = self.num_agents * self.num_games
+        self.single_observation_space = members.observation_space
+        self.observation_space = batch_space(members.observation_space, self.num_envs)
+        self.single_action_space: Space[Any] = members.action_space
+        self.action_space = batch_space(members.action_space, self.num_envs)
+        self.autoreset_mode = games.autoreset_mode
+        self.alive = np.zeros(self.num_envs, np.bool_)
+        self.valid = np.zeros(self.num_envs, np.bool_)
+        self.allocate = games.allocate
+        self.checks = ActionBatcher(self.single_action_space, self.action_space, self.num_envs)
+        self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
+        self._own: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"AgentGroup({self.name!r}, {self.num_games} games x {list(self.agents)})"
+
+    def rows(self, game_ids: Any = None) -> np.ndarray:
+        """Return the rows of these games (all for None), int64 (B * num_agents,)."""
+        if game_ids is None:
+            return np.arange(self.num_envs)
+        games = np.asarray(game_ids, np.int64)
+        return (games[:, None] * self.num_agents + np.arange(self.num_agents)).reshape(-1)
+
+    def row(self, game: int, agent: Any) -> int:
+        """Return the row of an agent, given by its name, in a game."""
+        if agent not in self.agents:
+            raise ValueError(f"group {self.name!r} has no agent {agent!r}; it has {self.agents}")
+        return game * self.num_agents + self.agents.index(agent)
+
+    def games_actions(self, actions: Any, game_ids: np.ndarray | None) -> np.ndarray:
+        """Check actions, one per row, and return them as (B, num_agents, ...).
+
+        NaN of agents that are not alive passes, since their actions are ignored.
+        """
+        rows = None if game_ids is None else self.rows(game_ids)
+        array = np.asarray(actions)
+        alive = self.alive if rows is None else self.alive[rows]
+        if array.dtype.kind == "f" and array.shape[:1] == alive.shape and not alive.all():
+            array = np.where(alive.reshape(-1, *[1] * (array.ndim - 1)), array, array.dtype.type(0))
+        array = self.checks.check(array, rows)
+        return array.reshape(-1, self.num_agents, *array.shape[1:])
+
+    def slot(self, out: Any) -> StepRowsOf:
+        """Check the caller's slot; return its plain arrays."""
+        rows = slot_rows(out, self._rows, self.num_envs)
+        valid = getattr(out, "valid", None)
+        if valid is not None and (
+            not isinstance(valid, np.ndarray)
+            or valid.shape != (self.num_envs,)
+            or valid.dtype != np.bool_
+        ):
+            raise SlotError(f"out.valid must be bool ({self.num_envs},), got {valid!r}")
+        return StepRowsOf(
+            rows.obs.batch(), rows.rewards, rows.terminations, rows.truncations, valid
+        )
+
+    def own_columns(self) -> dict[str, Any]:
+        """Return memory for the columns of all games, allocated once."""
+        if self._own is None:
+            shape = (self.num_games, self.num_agents)
+            flags = {
+                name: self.allocate(shape, np.int8)
+                for name in (TERMINATIONS, TRUNCATIONS, VALID, ALIVE)
+            }
+            self._own = {REWARDS: self.allocate(shape, np.float64), **flags}
+        return self._own
+
+    def own_obs(self) -> Any:
+        """Return memory for the observations of all rows, allocated once."""
+        own = self.own_columns()
+        if OBS not in own:
+            space, count = self.single_observation_space, self.num_envs
+            own[OBS] = ObservationRows.make(space, count, self.allocate).batch()
+        return own[OBS]
+
+    def take(self, columns: dict[str, Any], rows: np.ndarray | slice) -> None:
+        """Note who acted and who acts next, in these rows."""
+        self.alive[rows] = columns[ALIVE].reshape(-1)
+        self.valid[rows] = columns[VALID].reshape(-1)
+
+
+class StepRowsOf(NamedTuple):
+    """The arrays of a slot, checked and plain."""
+
+    obs: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    valid: np.ndarray | None
+
+
+class AgentsVecEnv:
+    """Games with several groups of agents, stepped together.
+
+    Actions, results and slots are dicts by group. Seeds, `reset_mask` and `send` count games.
+
+    Args:
+        games: Vector env of `GameEnv`s, or one with observations and actions like theirs.
+        members: The groups of one game.
+
+    Attributes:
+        games: That vector env. It is this one's: step it through here only.
+        groups: The groups by name.
+        num_games: Number of games.
+        autoreset_mode: When games are reset.
+        timing: Where the time goes, see `VecEnv`; an env is a game.
+    """
+
+    def __init__(self, games: VecEnv, members: Mapping[str, Members]) -> None:
+        self.games = games
+        self.groups = {name: AgentGroup(name, found, games) for name, found in members.items()}
+        self.num_games = games.num_envs
+        self.autoreset_mode = games.autoreset_mode
+        self.metadata = games.metadata
+        self.render_mode = games.render_mode
+        self.timing = games.timing
+        self._is_same_step = games.autoreset_mode is AutoresetMode.SAME_STEP
+        self._state: np.ndarray | None = None
+        self._game_results = tuple(
+            games.allocate((self.num_games,), dtype) for dtype in (np.float64, np.bool_, np.bool_)
+        )
+
+    def __repr__(self) -> str:
+        return f"AgentsVecEnv({self.num_games} games, {list(self.groups.values())})"
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self.games.closed
+
+    @property
+    def alive(self) -> dict[str, np.ndarray]:
+        """Who acts next, bool (num_envs,) by group: the env's memory, always the latest."""
+        return {name: group.alive for name, group in self.groups.items()}
+
+    @property
+    def valid(self) -> dict[str, np.ndarray]:
+        """Who acted in the latest step, bool (num_envs,) by group: the env's memory."""
+        return {name: group.valid for name, group in self.groups.items()}
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Reset all games, or those of `options["reset_mask"]`, bool (num_games,).
+
+        Args:
+            seed: None, an integer s (game g gets s + g), or a list with one per game.
+            options: See `VecEnv.reset`.
+
+        Returns:
+            Observations of all rows and infos of the games that were reset, by group.
+        """
+        obs, infos = self.games.reset(seed=seed, options=options)
+        for name, group in self.groups.items():
+            group.take(obs[name], slice(None))
+        if STATE in obs:
+            self._state = obs[STATE]
+        return self._rows_of(obs), self._infos_of(infos, self.num_games)
+
+    def step(
+        self, actions: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], ...]:
+        """Step every game once.
+
+        Args:
+            actions: By group, one action per row. Those of agents that are not alive are ignored.
+            out: By group, where its results are written (see `AgentSlot`); groups that are not in
+                it get new arrays.
+
+        Returns:
+            obs, rewards float64, terminations bool, truncations bool, by group one row per agent,
+            and infos by group.
+
+        Raises:
+            ActionError: A group's actions are missing or wrong. Nothing was stepped.
+            SlotError: `out` cannot be written into. Nothing was stepped.
+        """
+        checked = self._checked(actions, None)
+        if out is None:
+            results = self.games.step(checked)
+            return self._results(*results, slots={})
+        if unknown := [name for name in out if name not in self.groups]:
+            raise SlotError(f"out has the groups {unknown}, the env {list(self.groups)}")
+        slots = {name: self.groups[name].slot(slot) for name, slot in out.items()}
+        columns: dict[str, Any] = {}
+        for name, group in self.groups.items():
+            rows = slots[name].obs if name in slots else group.own_obs()
+            columns[name] = {
+                **group.own_columns(),
+                OBS: _as_games(rows, self.num_games, group.num_agents),
+            }
+        if self._state is not None:
+            columns[STATE] = self._state
+        results = self.games.step(checked, out=StepSlot(columns, *self._game_results))
+        return self._results(*results, slots=slots)
+
+    def send(self, actions: Mapping[str, Any], game_ids: Any = None) -> None:
+        """Start stepping some games; `actions` has, by group, one action per row of these."""
+        ids = None if game_ids is None else np.asarray(game_ids)
+        self.games.send(self._checked(actions, ids), game_ids)
+
+    def recv(
+        self,
+        min_games: int | None = None,
+        timeout: float | None = None,
+        *,
+        max_games: int | None = None,
+    ) -> AgentBatch:
+        """Hand back whole games that are ready first, see `VecEnv.recv`."""
+        batch = self.games.recv(min_games, timeout, max_envs=max_games)
+        ids = batch.env_ids
+        obs, rewards, terminations, truncations, infos = self._results(
+            batch.obs,
+            batch.rewards,
+            batch.terminations,
+            batch.truncations,
+            batch.infos,
+            slots={},
+            game_ids=ids,
+        )
+        rows = {name: group.rows(ids) for name, group in self.groups.items()}
+        valid = {name: group.valid[rows[name]] for name, group in self.groups.items()}
+        return AgentBatch(obs, rewards, terminations, truncations, infos, rows, valid, ids)
+
+    def state(self) -> np.ndarray:
+        """Return the latest central state of every game, (num_games, ...), the caller's.
+
+        Raises:
+            ValueError: The env was not made with `central_state=True`.
+        """
+        if self._state is None:
+            raise ValueError("no central state: make the env with central_state=True, and reset it")
+        return self._state.copy()
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        """Return zeroed memory, the caller's, that the games are written into without a copy."""
+        return self.games.allocate(shape, dtype)
+
+    def render(self) -> tuple[Any, ...]:
+        """Return what each game renders."""
+        return self.games.render()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state of the games, see `VecEnv.state_dict`."""
+        notes = {name: [g.alive.copy(), g.valid.copy()] for name, g in self.groups.items()}
+        return {"games": self.games.state_dict(), "groups": notes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.games.load_state_dict(state["games"])
+        for name, (alive, valid) in state["groups"].items():
+            self.groups[name].alive[:], self.groups[name].valid[:] = alive, valid
+
+    def close(self) -> None:
+        """Close the games; may be called twice."""
+        self.games.close()
+
+    def _checked(self, actions: Any, game_ids: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Return the actions by group as (B, num_agents, ...), checked."""
+        if not isinstance(actions, Mapping) or actions.keys() != self.groups.keys():
+            came = list(actions) if isinstance(actions, Mapping) else type(actions).__name__
+            raise ActionTypeError(
+                f"actions must be a dict with the groups {list(self.groups)}, got {came}"
+            )
+        return {
+            name: group.games_actions(actions[name], game_ids)
+            for name, group in self.groups.items()
+        }
+
+    def _results(
+        self,
+        obs: dict[str, Any],
+        game_rewards: np.ndarray,
+        game_terminations: np.ndarray,
+        game_truncations: np.ndarray,
+        infos: dict[str, Any],
+        *,
+        slots: Mapping[str, StepRowsOf],
+        game_ids: np.ndarray | None = None,
+    ) -> tuple[dict[str, Any], ...]:
+        """Return results of games as rows by group, and note who is alive."""
+        is_over = game_terminations | game_truncations
+        ended = np.flatnonzero(is_over) if is_over.any() else None
+        found: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
+        finals = infos.pop("final_obs", None) if ended is not None else None
+        infos.pop("_final_obs", None)
+        rows_infos = self._infos_of(infos, len(is_over))
+        for name, group in self.groups.items():
+            columns = obs[name]
+            rows = slice(None) if game_ids is None else group.rows(game_ids)
+            was_alive = group.alive[rows].reshape(-1, group.num_agents)
+            if ended is not None:
+                if finals is not None:
+                    self._take_finals(group, columns, ended, finals, rows_infos)
+                self._cut(columns, ended, was_alive)
+            group.take(columns, rows)
+            slot = slots.get(name)
+            if slot is None:
+                flags = [columns[flag].reshape(-1).astype(np.bool_) for flag in _FLAGS]
+                values = (_as_rows(columns[OBS]), columns[REWARDS].reshape(-1), *flags)
+            else:
+                slot.rewards[:] = columns[REWARDS].reshape(-1)
+                slot.terminations[:] = columns[TERMINATIONS].reshape(-1)
+                slot.truncations[:] = columns[TRUNCATIONS].reshape(-1)
+                if slot.valid is not None:
+                    slot.valid[:] = columns[VALID].reshape(-1)
+                values = (slot.obs, slot.rewards, slot.terminations, slot.truncations)
+            for part, value in zip(found, values, strict=True):
+                part[name] = value
+        if STATE in obs:
+            if game_ids is None or self._state is None:
+                self._state = obs[STATE]
+            else:
+                self._state[game_ids] = obs[STATE]
+        return *found, rows_infos
+
+    def _take_finals(
+        self,
+        group: AgentGroup,
+        columns: dict[str, Any],
+        ended: np.ndarray,
+        finals: np.ndarray,
+        rows_infos: dict[str, Any],
+    ) -> None:
+        """Take the results of games that ended and were reset from their final observations."""
+        count = len(finals) * group.num_agents
+        final_obs, is_final = np.full(count, None, object), np.zeros(count, np.bool_)
+        for game in ended.tolist():
+            final = finals[game][group.name]
+            for column in (REWARDS, TERMINATIONS, TRUNCATIONS, VALID):
+                columns[column][game] = final[column]
+            for k in np.flatnonzero(final[TERMINATIONS] | final[TRUNCATIONS]).tolist():
+                row = game * group.num_agents + k
+                final_obs[row], is_final[row] = _agent_row(final[OBS], k), True
+        infos = rows_infos.setdefault(group.name, {})
+        infos["final_obs"], infos["_final_obs"] = final_obs, is_final
+
+    def _cut(self, columns: dict[str, Any], ended: np.ndarray, was_alive: np.ndarray) -> None:
+        """Truncate agents of games that ended without an end of theirs, as after a fault."""
+        flags = columns[TERMINATIONS][ended] | columns[TRUNCATIONS][ended]
+        for game in ended[~flags.any(axis=1)].tolist():
+            columns[TRUNCATIONS][game] |= was_alive[game]
+            columns[VALID][game] |= was_alive[game]
+
+    def _rows_of(self, obs: dict[str, Any]) -> dict[str, Any]:
+        return {name: _as_rows(obs[name][OBS]) for name in self.groups}
+
+    def _infos_of(self, infos: dict[str, Any], num_games: int) -> dict[str, Any]:
+        """Return the infos of games by group, with a row per agent, and the games' own."""
+        found: dict[str, Any] = {}
+        for key, value in infos.items():
+            if key in self.groups and isinstance(value, dict):
+                rows = num_games * self.groups[key].num_agents
+                found[key] = {
+                    inner: array.reshape(rows, *array.shape[2:])
+                    for inner, array in value.items()
+                    if not inner.startswith("__") and isinstance(array, np.ndarray)
+                }
+            elif key == COMMON or not key.startswith("_"):
+                found[key] = value
+        return found
+
+
+class AgentRowsVecEnv(VecEnv):
+    """One group of agents as a `VecEnv`: what buffers, learners and adapters take as it is.
+
+    `num_envs` is the number of rows, games times agents. Seeds count games, and so do `send` and
+    `recv`; `options["reset_mask"]` has an entry per game, or per row with equal entries in a game.
+
+    Args:
+        agents: Games with one group.
+
+    Attributes:
+        agents: These. Step them through here only.
+        group: The group.
+        groups: `{name: group}`.
+        num_games: Number of games.
+        alive, valid: See `AgentGroup`.
+    """
+
+    def __init__(self, agents: AgentsVecEnv) -> None:
+        if len(agents.groups) != 1:
+            raise ValueError(
+                f"the agents form the groups {list(agents.groups)}; rows of one vector env need "
+                "one: pad=True pads their spaces to be equal"
+            )
+        (group,) = agents.groups.values()
+        spaces = BatchedSpaces(
+            group.single_observation_space,
+            group.observation_space,
+            group.single_action_space,
+            group.action_space,
+        )
+        self._set_up(
+            group.num_envs, spaces, agents.autoreset_mode, agents.metadata, agents.render_mode
+        )
+        self.agents, self.group, self.groups = agents, group, agents.groups
+        self.num_games, self.alive, self.valid = agents.num_games, group.alive, group.valid
+        self.timing = agents.timing
+
+    def __repr__(self) -> str:
+        return f"AgentRowsVecEnv({self.group!r})"
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all games, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
+        obs, infos = self.agents.reset(seed=seed, options=self._games_options(options))
+        return obs[self.group.name], self._own_infos(infos)
+
+    def step(self, actions: Any, *, out: Any = None) -> Any:
+        """Step every game once, see `VecEnv.step`; `out` may have `valid`, bool (num_envs,)."""
+        name = self.group.name
+        if out is not None and type(out) is not self._slot_type:
+            self._check_slot_mode(out)
+        slots = None if out is None else {name: out}
+        obs, rewards, terminations, truncations, infos = self.agents.step(
+            {name: actions}, out=slots
+        )
+        if out is not None:
+            return out.obs, out.rewards, out.terminations, out.truncations, self._own_infos(infos)
+        return (
+            obs[name],
+            rewards[name],
+            terminations[name],
+            truncations[name],
+            self._own_infos(infos),
+        )
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Start stepping some games.
+
+        Args:
+            actions: One action per row of these games.
+            env_ids: Ids of games; None for all.
+        """
+        self.agents.send({self.group.name: actions}, env_ids)
+
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        max_envs: int | None = None,
+    ) -> AgentBatch:
+        """Hand back whole games that are ready first; `min_envs` and `max_envs` count games."""
+        batch = self.agents.recv(min_envs, timeout, max_games=max_envs)
+        name = self.group.name
+        return AgentBatch(
+            batch.obs[name],
+            batch.rewards[name],
+            batch.terminations[name],
+            batch.truncations[name],
+            self._own_infos(batch.infos),
+            batch.env_ids[name],
+            batch.valid[name],
+            batch.game_ids,
+        )
+
+    def state(self) -> np.ndarray:
+        """Return the latest central state of every game, see `AgentsVecEnv.state`."""
+        return self.agents.state()
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        """Return zeroed memory, the caller's, that the games are written into without a copy."""
+        return self.agents.allocate(shape, dtype)
+
+    def render(self) -> tuple[Any, ...]:
+        """Return what each game renders."""
+        return self.agents.render()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state of the games, see `VecEnv.state_dict`."""
+        return self.agents.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.agents.load_state_dict(state)
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the games; may be called twice."""
+        self.agents.close()
+        self.closed = True
+
+    def _own_infos(self, infos: dict[str, Any]) -> dict[str, Any]:
+        own = infos.pop(self.group.name, {})
+        return {**infos, **own}
+
+    def _games_options(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return options whose `reset_mask` has an entry per game."""
+        mask = None if options is None else options.get("reset_mask")
+        if not isinstance(mask, np.ndarray) or mask.shape != (self.num_envs,):
+            return options
+        games = mask.reshape(self.num_games, -1)
+        if (games != games[:, :1]).any():
+            game = int(np.flatnonzero((games != games[:, :1]).any(axis=1))[0])
+            raise ValueError(
+                f"options['reset_mask'] resets some agents of game {game} and not others; games "
+                "are reset whole: give it an entry per game, or equal entries in a game"
+            )
+        assert options is not None
+        return {**options, "reset_mask": games[:, 0].copy()}
+
+
+def _as_rows(batch: Any) -> Any:
+    """Make the first two axes, games and agents, one: views."""
+    if isinstance(batch, dict):
+        return {key: _as_rows(part) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(map(_as_rows, batch))
+    return batch.reshape(-1, *batch.shape[2:])
+
+
+def _as_games(batch: Any, num_games: int, num_agents: int) -> Any:
+    """Split the first axis, rows, into games and agents: views."""
+    if isinstance(batch, dict):
+        return {key: _as_games(part, num_games, num_agents) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_as_games(part, num_games, num_agents) for part in batch)
+    return batch.reshape(num_games, num_agents, *batch.shape[1:])
+
+
+def _agent_row(obs: Any, k: int) -> Any:
+    """Return a copy of one agent's observation of a game's batch."""
+    if isinstance(obs, dict):
+        return {key: _agent_row(part, k) for key, part in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(_agent_row(part, k) for part in obs)
+    return obs[k].copy()

@@ -1,0 +1,190 @@
+"""Which agents form a group, what a group is called, and how a game is laid out in arrays.
+
+A *game* is one env with several agents. A *group* holds those of its agents that have equal spaces.
+A vector env of games returns one Dict observation per game: for each group its columns, in which
+entry k is the group's k-th agent. Rows of agents are these columns with the first two axes, games
+and agents, made one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector.utils import batch_space
+
+__all__ = [
+    "ALIVE",
+    "OBS",
+    "REWARDS",
+    "STATE",
+    "TERMINATIONS",
+    "TRUNCATIONS",
+    "VALID",
+    "Grouping",
+    "Members",
+    "columns_space",
+    "group_agents",
+]
+
+# Columns of a group, and the one of the game.
+OBS, REWARDS, TERMINATIONS, TRUNCATIONS = "obs", "rewards", "terminations", "truncations"
+VALID, ALIVE = "valid", "alive"
+STATE = "state"  # is no name of a group
+
+Grouping = Mapping[str, Sequence[Any]] | Callable[[Any], str] | None
+
+
+class Members(NamedTuple):
+    """A group of a game.
+
+    Attributes:
+        agents: Names, as the game has them, in the order of the rows.
+        observation_space: Of one agent.
+        action_space: Of one agent.
+    """
+
+    agents: tuple[Any, ...]
+    observation_space: Space
+    action_space: Space
+
+
+def group_agents(
+    agents: Sequence[Any],
+    observation_spaces: Mapping[Any, Space],
+    action_spaces: Mapping[Any, Space],
+    groups: Grouping = None,
+) -> dict[str, Members]:
+    """Group agents of equal spaces.
+
+    Args:
+        agents: Names of all agents that a game may have.
+        observation_spaces: Of each agent.
+        action_spaces: Of each agent.
+        groups: The agents of each group, by its name; or a function from an agent to the name of
+            its group. None puts agents of equal spaces together; a group is then called as its
+            agents are without their numbers if these agree, as in "piston" for "piston_0", ..., and
+            "agents" otherwise.
+
+    Returns:
+        Groups in the order in which their first agents come in `agents`.
+
+    Raises:
+        ValueError: An agent is in no group, in two, or unknown; or the spaces of a group differ.
+    """
+    if not agents:
+        raise ValueError("the game has no agents")
+    if len(set(agents)) != len(agents):
+        raise ValueError(f"the game names agents twice: {list(agents)}")
+    if groups is None:
+        chosen = _equal_spaces(agents, observation_spaces, action_spaces)
+    else:
+        chosen = _chosen(agents, groups)
+    found = {}
+    for name, members in chosen.items():
+        first = members[0]
+        for agent in members:
+            same = observation_spaces[agent] == observation_spaces[first]
+            if not same or action_spaces[agent] != action_spaces[first]:
+                raise ValueError(
+                    f"group {name!r}: agent {agent!r} has the spaces {observation_spaces[agent]} "
+                    f"and {action_spaces[agent]}, agent {first!r} {observation_spaces[first]} and "
+                    f"{action_spaces[first]}; agents of a group have equal spaces (pad=True pads)"
+                )
+        _require_arrays(first, observation_spaces[first], action_spaces[first])
+        found[name] = Members(tuple(members), observation_spaces[first], action_spaces[first])
+    return found
+
+
+def columns_space(groups: Mapping[str, Members], state_space: Space | None = None) -> Dict:
+    """Return the observation space of a game, as the module says."""
+    parts: dict[str, Space] = {}
+    for name, members in groups.items():
+        count = len(members.agents)
+        flags = {column: MultiBinary(count) for column in (TERMINATIONS, TRUNCATIONS, VALID, ALIVE)}
+        parts[name] = Dict(
+            {
+                OBS: batch_space(members.observation_space, count),
+                REWARDS: Box(-np.inf, np.inf, (count,), np.float64),
+                **flags,
+            }
+        )
+    if state_space is not None:
+        parts[STATE] = state_space
+    return Dict(parts)
+
+
+def _equal_spaces(
+    agents: Sequence[Any],
+    observation_spaces: Mapping[Any, Space],
+    action_spaces: Mapping[Any, Space],
+) -> dict[str, list[Any]]:
+    alike: list[list[Any]] = []
+    for agent in agents:
+        for members in alike:
+            same = observation_spaces[agent] == observation_spaces[members[0]]
+            if same and action_spaces[agent] == action_spaces[members[0]]:
+                members.append(agent)
+                break
+        else:
+            alike.append([agent])
+    named: dict[str, list[Any]] = {}
+    for members in alike:
+        stems = {re.sub(r"[_\-\s]*\d*$", "", str(agent)) for agent in members}
+        stem = stems.pop() if len(stems) == 1 else ""
+        base = name = stem or "agents"
+        count = 1
+        while name in named or name == STATE:
+            count += 1
+            name = f"{base}_{count}"
+        named[name] = members
+    return named
+
+
+def _chosen(agents: Sequence[Any], groups: Any) -> dict[str, list[Any]]:
+    named: dict[str, list[Any]] = {}
+    if callable(groups):
+        for agent in agents:
+            named.setdefault(groups(agent), []).append(agent)
+    else:
+        named = {name: list(members) for name, members in groups.items()}
+    places: dict[Any, str] = {}
+    for name, members in named.items():
+        if not isinstance(name, str) or name == STATE:
+            raise ValueError(f"{name!r} is no name of a group; take a str other than {STATE!r}")
+        if not members:
+            raise ValueError(f"group {name!r} has no agents")
+        for agent in members:
+            if agent not in agents:
+                raise ValueError(f"group {name!r} has agent {agent!r}; the game has {list(agents)}")
+            if agent in places:
+                raise ValueError(f"agent {agent!r} is in {places[agent]!r} and in {name!r}")
+            places[agent] = name
+    if missing := [agent for agent in agents if agent not in places]:
+        raise ValueError(f"agents {missing} are in no group")
+    return named
+
+
+def _require_arrays(agent: Any, observation_space: Space, action_space: Space) -> None:
+    """Refuse spaces without fixed shape: rows of agents are rows of arrays."""
+    if not _is_arrays(observation_space):
+        raise ValueError(
+            f"agent {agent!r} observes {observation_space}; expected Box, Discrete, MultiDiscrete, "
+            "MultiBinary, or Dict and Tuple of these"
+        )
+    if not isinstance(action_space, Box | Discrete | MultiDiscrete | MultiBinary):
+        raise ValueError(
+            f"agent {agent!r} acts in {action_space}; expected Box, Discrete, MultiDiscrete or "
+            "MultiBinary"
+        )
+
+
+def _is_arrays(space: Space) -> bool:
+    if isinstance(space, Dict | Tuple):
+        parts = space.spaces.values() if isinstance(space, Dict) else space.spaces
+        return all(map(_is_arrays, parts))
+    return isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary)
