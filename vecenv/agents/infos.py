@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["repeat_infos", "rows_of_infos", "shelve"]
+__all__ = ["GIVEN", "repeat_infos", "rows_of_infos", "shelve"]
 
-_GIVEN = "given:"
+GIVEN = "given:"
 
 
 def shelve(infos: dict[str, Any]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def shelve(infos: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for key, value in infos.items():
-        name = f"{_GIVEN}{key[1:]}" if key[:1] == "_" and key[1:] in infos else key
+        name = f"{GIVEN}{key[1:]}" if key[:1] == "_" and key[1:] in infos else key
         found[name] = shelve(value) if isinstance(value, dict) else value
     return found
 
@@ -43,7 +43,7 @@ def rows_of_infos(infos: dict[str, Any]) -> dict[str, Any]:
     for key, value in infos.items():
         if key[:1] == "_" and key[1:] in infos:
             continue
-        name = f"_{key.removeprefix(_GIVEN)}" if key.startswith(_GIVEN) else key
+        name = f"_{key.removeprefix(GIVEN)}" if key.startswith(GIVEN) else key
         if isinstance(value, dict):
             found[name] = rows_of_infos(value)
         else:

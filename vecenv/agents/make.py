@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import pkgutil
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -43,9 +44,9 @@ def make_vec_agents(
 
     Args:
         env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
-            name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these.
-            An AEC env of a game that can be played in parallel is converted; others, in which
-            agents take turns, are refused.
+            name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
+            the `EnvKernels` of a compiled game. An AEC env of a game that can be played in parallel
+            is converted; others, in which agents take turns, are refused.
         num_games: How many games; 1 if not given, or the length of the list.
         backend: See `vecenv.make_vec`; an env there is a game here.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
@@ -62,7 +63,7 @@ def make_vec_agents(
             it has taken it.
         agent_spaces: For such games, the observation space and the action space of every agent.
         vector_kwargs: Further arguments of the vector env's class.
-        **env_kwargs: For the game's constructor.
+        **env_kwargs: For the game's constructor; of kernels, for `JitVectorEnv`.
 
     Returns:
         A `VecEnv` of rows if there is one group, else an `AgentsVecEnv`.
@@ -74,25 +75,45 @@ def make_vec_agents(
         EnvCreationError: Making a game failed: it has no `possible_agents`, agents take turns, or
             its agents' spaces fit no group; says what to do.
     """
-    factories = _read_factories(env, num_games, env_kwargs)
-    options = {
-        "groups": groups,
-        "pad": pad,
-        "agent_indicator": agent_indicator,
-        "central_state": central_state,
-        "max_agents": max_agents,
-        "agent_spaces": agent_spaces,
-    }
-    makers = [_Maker(factory, index, options) for index, factory in enumerate(factories)]
+    if _is_kernels(env):
+        unused = {
+            "groups": groups is not None,
+            "pad": pad,
+            "agent_indicator": agent_indicator,
+            "max_agents": max_agents is not None,
+            "agent_spaces": agent_spaces is not None,
+        }
+        if given := [name for name, is_given in unused.items() if is_given]:
+            raise ValueError(
+                f"{env.name} is compiled with its groups and got {', '.join(given)}, which is for "
+                "games in Python"
+            )
+        if backend not in ("auto", "jit"):
+            raise ValueError(f"{env.name} is compiled and got backend {backend!r}; use 'jit'")
+        compiled = {**(vector_kwargs or {}), **env_kwargs}
+        if autoreset_mode is not None:
+            compiled["autoreset_mode"] = autoreset_mode
+        games: Any = _make_compiled(env, num_games, compiled)
+    else:
+        factories = _read_factories(env, num_games, env_kwargs)
+        options = {
+            "groups": groups,
+            "pad": pad,
+            "agent_indicator": agent_indicator,
+            "central_state": central_state,
+            "max_agents": max_agents,
+            "agent_spaces": agent_spaces,
+        }
+        makers = [_Maker(factory, index, options) for index, factory in enumerate(factories)]
+        try:
+            games = make_vec(
+                makers, backend=backend, autoreset_mode=autoreset_mode, vector_kwargs=vector_kwargs
+            )
+        except Exception as error:
+            error.add_note("An env here is a game of several agents.")
+            raise
     try:
-        games = make_vec(
-            makers, backend=backend, autoreset_mode=autoreset_mode, vector_kwargs=vector_kwargs
-        )
-    except Exception as error:
-        error.add_note("An env here is a game of several agents.")
-        raise
-    try:
-        members = _same_members(games.get_attr("members"))  # type: ignore[attr-defined]
+        members = games.members if _is_kernels(env) else _same_members(games.get_attr("members"))
         agents = AgentsVecEnv(games, members, mask_infos=mask_infos)
         return AgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
     except BaseException:
@@ -158,6 +179,18 @@ def _is_same(one: Members, other: Members) -> bool:
     if one.allowed is None or other.allowed is None:
         return one.allowed is other.allowed
     return np.array_equal(one.allowed, other.allowed)
+
+
+def _is_kernels(env: Any) -> bool:
+    """Whether these are the kernels of a compiled game; loads no compiler."""
+    kernels = sys.modules.get("vecenv.jit.kernels")
+    return kernels is not None and isinstance(env, kernels.EnvKernels)
+
+
+def _make_compiled(kernels: Any, num_games: int | None, options: dict[str, Any]) -> Any:
+    from vecenv.agents.compiled import CompiledGames  # loads the compiler
+
+    return CompiledGames(kernels, 1 if num_games is None else num_games, **options)
 
 
 def _read_factories(
