@@ -11,7 +11,6 @@ import vecenv.agents.game
 from vecenv import VectorEnvCheckError, check_vector_env, make_vec_agents
 from vecenv.agents import AgentsVecEnv
 
-
 TAG = functools.partial(Tag, forgets=True)
 RUNNERS = functools.partial(runners, forgets=True)
 
