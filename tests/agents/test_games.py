@@ -1,6 +1,7 @@
 """Vector envs of agents beside bare games, on every backend; what the rows are."""
 
 import functools
+import gc
 
 import numpy as np
 import pytest
@@ -74,6 +75,16 @@ def test_rows_are_the_same_as_dicts_by_group():
             )
     rows.close()
     dicts.close()
+
+
+def test_games_stay_open_when_only_their_rows_are_gone():
+    rows = make_vec_agents(runners, 1, backend="sync")
+    agents = rows.agents
+    del rows
+    gc.collect()
+    assert not agents.closed
+    agents.reset()
+    agents.close()
 
 
 def test_rows_step_by_sends_that_count_games():

@@ -732,6 +732,9 @@ class AgentRowsVecEnv(VecEnv):
         self.agents.close()
         self.closed = True
 
+    def __del__(self) -> None:
+        """Leave the games to whoever still has `agents`; they close themselves."""
+
     def _own_infos(self, infos: dict[str, Any]) -> dict[str, Any]:
         """Return infos with a row per agent; each has its game's beside its own."""
         own = infos.pop(self.group.name, {})
