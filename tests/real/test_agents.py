@@ -91,6 +91,20 @@ def test_other_games_do_as_bare_games(name, where, by, mode):
     play(factory(name), 2, num_steps, by=by, autoreset_mode=mode, **WHERE[where])
 
 
+@pytest.mark.parametrize("name", ["padded", "stacked"])
+def test_supersuit_s_wrappers_do_as_bare_ones(name):
+    supersuit = pytest.importorskip("supersuit")
+    make = factory("speaker_listener" if name == "padded" else "spread")
+
+    def wrapped():
+        game = make()
+        if name == "padded":
+            return supersuit.pad_action_space_v0(supersuit.pad_observations_v0(game))
+        return supersuit.frame_stack_v1(game, 2)
+
+    play(wrapped, 2, 30, backend="sync")
+
+
 def test_agents_of_real_games_die_before_their_game():
     num_ends, num_early = play(factory("knights"), 2, 200, backend="sync")
     assert num_ends > 0 and num_early > 20
