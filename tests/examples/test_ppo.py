@@ -497,6 +497,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
     assert state["steps"] == scalars_of(tmp_path)[-1]["steps"] > 300
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path):
     options = ["--total-steps", "3000", "--save", "here", "--eval-episodes", "2", "--compile"]
     options += ["off", "--env-kwargs", "max_episode_steps", "12", "--wrappers"]
