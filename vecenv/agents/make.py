@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
@@ -36,7 +37,7 @@ def make_vec_agents(
     Args:
         env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
             name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
-            the `EnvKernels` of a compiled game.
+            the `EnvKernels` of a compiled game, or its id, such as "Pursuit-v0", "module:id" too.
         num_games: How many games; 1 if not given, or the length of the list.
         backend: See `vecenv.make_vec`; an env there is a game here.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
@@ -52,15 +53,13 @@ def make_vec_agents(
         TypeError: `env` is none of the above.
         EnvCreationError: Making a game failed.
     """
-    if _is_kernels(env):
+    games: Any
+    if is_compiled := _is_compiled(env):
         if groups is not None:
-            raise ValueError(f"{env.name} is compiled with its groups; leave out groups")
+            raise ValueError("a compiled game has its own groups; leave out groups")
         if backend not in ("auto", "jit"):
-            raise ValueError(f"{env.name} is compiled and got backend {backend!r}; use 'jit'")
-        options = {**(vector_kwargs or {}), **env_kwargs}
-        if autoreset_mode is not None:
-            options["autoreset_mode"] = autoreset_mode
-        games: Any = _make_compiled(env, num_games, options)
+            raise ValueError(f"the game is compiled and got backend {backend!r}; use 'jit'")
+        games = _make_compiled(env, num_games, autoreset_mode, vector_kwargs, env_kwargs)
     else:
         factories = _read_factories(env, num_games, env_kwargs)
         makers = [
@@ -73,7 +72,7 @@ def make_vec_agents(
             vector_kwargs=vector_kwargs,
         )
     try:
-        members = games.members if _is_kernels(env) else games.get_attr("members")[0]
+        members = games.members if is_compiled else games.get_attr("members")[0]
         agents = AgentsVecEnv(games, members)
         return AgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
     except BaseException:
@@ -81,16 +80,36 @@ def make_vec_agents(
         raise
 
 
-def _is_kernels(env: Any) -> bool:
-    """Whether these are the kernels of a compiled game; loads no compiler."""
-    kernels = sys.modules.get("vecenv.jit.kernels")
+def _is_compiled(env: Any) -> bool:
+    """Whether these are kernels, or the id of a vector env in Gymnasium's registry."""
+    if isinstance(env, str):
+        return ":" in env or env in gym.registry
+    kernels = sys.modules.get("vecenv.jit.kernels")  # loads no compiler
     return kernels is not None and isinstance(env, kernels.EnvKernels)
 
 
-def _make_compiled(kernels: Any, num_games: int | None, options: dict[str, Any]) -> Any:
+def _make_compiled(
+    env: Any,
+    num_games: int | None,
+    autoreset_mode: str | AutoresetMode | None,
+    vector_kwargs: Mapping[str, Any] | None,
+    env_kwargs: dict[str, Any],
+) -> Any:
     from vecenv.agents.compiled import CompiledGames  # loads the compiler
 
-    return CompiledGames(kernels, 1 if num_games is None else num_games, **options)
+    envs: Any = make_vec(
+        env,
+        num_games,
+        backend="jit",
+        autoreset_mode=autoreset_mode,
+        vector_kwargs=vector_kwargs,
+        **env_kwargs,
+    )
+    try:
+        return CompiledGames(envs)
+    except BaseException:
+        envs.close()
+        raise
 
 
 def _make_game(factory: Callable[..., Any], groups: Grouping, central_state: bool) -> GameEnv:
