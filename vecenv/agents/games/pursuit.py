@@ -6,8 +6,8 @@ at random. An evader is caught if pursuers are on all open cells beside it (or, 
 each time: that is how `pursuit_v5` does as a parallel env, and rewards are summed up in its order,
 so that they are equal to the last bit.
 
-Positions count from the corner of a grid with a margin, which is outside the map and looks as
-buildings do.
+Cells are numbered row by row, in a grid with a margin that is outside the map and looks as
+buildings do; agents see whole rows of counts in it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
+from vecenv.jit.copying import copy_numbers
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import AgentsOf
 from vecenv.jit.kernels import EnvKernels, pack_record
@@ -26,10 +27,9 @@ from vecenv.jit.random import integers, uniform
 
 __all__ = ["PursuitOptions", "PursuitVectorEnv", "pursuit_kernels", "pursuit_params"]
 
-WALL, PURSUER, EVADER = 0, 1, 2  # channels of the grid: counts on each cell
-DX = np.array([-1, 1, 0, 0, 0])  # by action; the first four are also the cells beside a cell
-DY = np.array([0, 0, 1, -1, 0])
-STAY = 4
+WALL, PURSUER, EVADER = 0, 1, 2  # what is counted on each cell
+NUM_COUNTS = 3
+MOVES = ((-1, 0), (1, 0), (0, 1), (0, -1), (0, 0))  # (x, y) by action; four go to a cell beside
 MAX_TRIES = 10_000  # to place an agent as the rules want; then it is where the last try was
 MAX_AGENTS = 128  # of a kind; counts are bytes, and NumPy adds up more of them in another order
 
@@ -56,63 +56,65 @@ class PursuitOptions(NamedTuple):
 def reset(state, rng, params):
     """Place pursuers and evaders, each not beside another one of their kind."""
     state.num_cycles = 0
-    state.num_evaders = state.evader_x.shape[0]
-    grid = state.grid
-    for y in range(grid.shape[0]):
-        for x in range(grid.shape[1]):
-            grid[y, x, WALL] = params.walls[y, x]
-            grid[y, x, PURSUER] = 0
-            grid[y, x, EVADER] = 0
+    state.num_evaders = state.evader.shape[0]
+    for k in range(state.grid.shape[0]):
+        state.grid[k] = params.empty_grid[k]
     window = params.constraint_window
     x_start, y_start = uniform(rng) * (1.0 - window), uniform(rng) * (1.0 - window)
-    x_low = params.margin + int(params.x_size * x_start)
-    y_low = params.margin + int(params.y_size * y_start)
-    x_high = params.margin + int(params.x_size * (x_start + window))
-    y_high = params.margin + int(params.y_size * (y_start + window))
-    place(state.pursuer_x, state.pursuer_y, PURSUER, x_low, x_high, y_low, y_high, grid, rng)
-    place(state.evader_x, state.evader_y, EVADER, x_low, x_high, y_low, y_high, grid, rng)
+    x_low, x_high = int(params.x_size * x_start), int(params.x_size * (x_start + window))
+    y_low, y_high = int(params.y_size * y_start), int(params.y_size * (y_start + window))
+    place(state.pursuer, PURSUER, x_low, x_high, y_low, y_high, state.grid, rng, params)
+    place(state.evader, EVADER, x_low, x_high, y_low, y_high, state.grid, rng, params)
 
 
 @njit
-def place(xs, ys, channel, x_low, x_high, y_low, y_high, grid, rng):
+def place(cells, kind, x_low, x_high, y_low, y_high, grid, rng, params):
     """Place all agents of a kind in a window of the map."""
-    for k in range(xs.shape[0]):
-        x, y = 0, 0
+    for k in range(cells.shape[0]):
+        cell = np.uint32(0)
         for _ in range(MAX_TRIES):
             x = x_low + integers(rng, x_high - x_low)
             y = y_low + integers(rng, y_high - y_low)
-            if is_free(x, y, xs, ys, k, grid):
+            cell = params.first_cell + np.uint32(y * params.row_cells + x)
+            if is_free(cell, cells, k, grid, params):
                 break
-        xs[k], ys[k] = x, y
-        grid[y, x, channel] += 1
+        cells[k] = cell
+        grid[NUM_COUNTS * cell + kind] += 1
 
 
 @njit
-def is_free(x, y, xs, ys, num_placed, grid):
+def is_free(cell, cells, num_placed, grid, params):
     """Whether a cell is open, and none of those placed are on it or beside it."""
-    if grid[y, x, WALL] != 0:
+    if grid[NUM_COUNTS * cell + WALL] != 0:
         return False
-    for other in range(num_placed):
-        if abs(xs[other] - x) + abs(ys[other] - y) <= 1:
+    for k in range(num_placed):
+        if is_near(cells[k], cell, params):
             return False
     return True
 
 
+@njit
+def is_near(one, other, params):
+    """Whether two cells are the same, or beside each other."""
+    away = abs(np.int64(one) - np.int64(other))
+    return away == 0 or away == 1 or away == params.row_cells
+
+
 def step(state, actions, rng, params):
     """Move the pursuers, remove the evaders they have caught, move the others."""
-    num_pursuers = state.pursuer_x.shape[0]
+    grid, pursuer, evader = state.grid, state.pursuer, state.evader
+    num_pursuers = pursuer.shape[0]
     for k in range(num_pursuers):
-        state.num_tagged[k] = num_beside(state, k, params)
-        state.has_caught[k] = 0
+        state.earned[k] = tag_reward(pursuer[k], grid, params) / num_pursuers
     for k in range(num_pursuers):
-        move(state.pursuer_x, state.pursuer_y, k, actions[k], state.grid, PURSUER)
-        state.num_tagged[k] = num_beside(state, k, params)
+        pursuer[k] = move(pursuer[k], PURSUER, actions[k], grid, params)
+        state.earned[k] = tag_reward(pursuer[k], grid, params) / num_pursuers
         if k + 1 == num_pursuers:
             remove_caught(state, params)
-        pay(state, k + 1 == num_pursuers, params)
+        pay(state, params)
     if not params.freeze_evaders:
         for k in range(state.num_evaders):
-            move(state.evader_x, state.evader_y, k, integers(rng, 5), state.grid, EVADER)
+            evader[k] = move(evader[k], EVADER, integers(rng, len(MOVES)), grid, params)
     state.num_cycles += 1
     if state.num_cycles >= params.max_cycles:
         return 0.0, False, True
@@ -120,72 +122,65 @@ def step(state, actions, rng, params):
 
 
 @njit
-def move(xs, ys, k, action, grid, channel):
-    """Move an agent by a cell, unless that is a building or outside."""
-    old_x, old_y = xs[k], ys[k]
-    x, y = old_x + DX[action], old_y + DY[action]
-    if grid[y, x, WALL] == 0:
-        grid[old_y, old_x, channel] -= 1
-        grid[y, x, channel] += 1
-        xs[k], ys[k] = x, y
+def move(cell, kind, action, grid, params):
+    """Move an agent by a cell, unless that is a building or outside; return where it is."""
+    to = params.after[cell, action]
+    grid[NUM_COUNTS * cell + kind] -= 1
+    grid[NUM_COUNTS * to + kind] += 1
+    return to
 
 
 @njit
-def num_beside(state, k, params):
-    """Count the evaders beside a pursuer; where that is outside, those on its own cell."""
-    grid, margin = state.grid, params.margin
-    x, y = state.pursuer_x[k], state.pursuer_y[k]
-    last_x, last_y = grid.shape[1] - 1 - margin, grid.shape[0] - 1 - margin
-    return (
-        np.int64(grid[y, max(x - 1, margin), EVADER])
-        + grid[y, min(x + 1, last_x), EVADER]
-        + grid[min(y + 1, last_y), x, EVADER]
-        + grid[max(y - 1, margin), x, EVADER]
-    )
+def tag_reward(cell, grid, params):
+    """Reward of a pursuer for the evaders beside it; where that is outside, on its own cell."""
+    num_tagged = 0
+    for k in range(4):
+        num_tagged += grid[NUM_COUNTS * params.beside[cell, k] + EVADER]
+    return params.tag_reward * num_tagged
 
 
 @njit
 def remove_caught(state, params):
-    """Remove evaders that are caught, and note by which pursuers; the others stay in order."""
-    grid, left = state.grid, 0
+    """Remove evaders that are caught, the others stay in order; reward all for the last move."""
+    pursuer, evader, left = state.pursuer, state.evader, 0
+    num_pursuers = pursuer.shape[0]
+    for k in range(num_pursuers):
+        state.has_caught[k] = 0
     for k in range(state.num_evaders):
-        x, y = state.evader_x[k], state.evader_y[k]
-        if params.surround:
-            reach = 1
-            num_around = (
-                np.int64(grid[y, x - 1, PURSUER] > 0)
-                + (grid[y, x + 1, PURSUER] > 0)
-                + (grid[y + 1, x, PURSUER] > 0)
-                + (grid[y - 1, x, PURSUER] > 0)
-            )
-            is_caught = num_around == params.num_open[y, x]
+        cell = evader[k]
+        if is_caught(cell, state.grid, params):
+            state.grid[NUM_COUNTS * cell + EVADER] -= 1
+            for j in range(num_pursuers):
+                if is_near(pursuer[j], cell, params) and (pursuer[j] == cell) != params.surround:
+                    state.has_caught[j] = 1
         else:
-            reach = 0
-            is_caught = grid[y, x, PURSUER] >= params.n_catch
-        if is_caught:
-            grid[y, x, EVADER] -= 1
-            for pursuer in range(state.pursuer_x.shape[0]):
-                away = abs(state.pursuer_x[pursuer] - x) + abs(state.pursuer_y[pursuer] - y)
-                if away == reach:
-                    state.has_caught[pursuer] = 1
-        else:
-            state.evader_x[left], state.evader_y[left] = x, y
+            evader[left] = cell
             left += 1
     state.num_evaders = left
+    for k in range(num_pursuers):
+        state.earned[k] += params.catch_reward * state.has_caught[k]
+        state.earned[k] += params.urgency_reward
 
 
 @njit
-def pay(state, is_last, params):
-    """Reward all pursuers after one of them, perhaps the last, has moved."""
-    num_pursuers, earned = state.num_tagged.shape[0], state.earned
-    for k in range(num_pursuers):
-        earned[k] = params.tag_reward * state.num_tagged[k] / num_pursuers
-        if is_last:
-            earned[k] += params.catch_reward * state.has_caught[k]
-            earned[k] += params.urgency_reward
-    mean = sum_as_numpy(earned) / num_pursuers
-    for k in range(num_pursuers):
-        state.rewards[k] += params.local_ratio * earned[k] + (1.0 - params.local_ratio) * mean
+def is_caught(cell, grid, params):
+    """Whether pursuers are on all open cells beside an evader; or enough of them on its own."""
+    if not params.surround:
+        return grid[NUM_COUNTS * cell + PURSUER] >= params.n_catch
+    for k in range(4):
+        beside = NUM_COUNTS * params.beside[cell, k]
+        if grid[beside + PURSUER] == 0 and grid[beside + WALL] == 0:
+            return False
+    return True
+
+
+@njit
+def pay(state, params):
+    """Pay all pursuers what they have earned by the move of one of them, a part of it shared."""
+    earned, rewards = state.earned, state.rewards
+    mean = sum_as_numpy(earned) / earned.shape[0]
+    for k in range(earned.shape[0]):
+        rewards[k] += params.local_ratio * earned[k] + (1.0 - params.local_ratio) * mean
 
 
 @njit
@@ -205,35 +200,41 @@ def sum_as_numpy(values):
     return total
 
 
-def observe(state, agent, out, params):
-    """Write the cells around a pursuer: buildings, pursuers, evaders."""
-    size = out.shape[0]
-    reach = (size - 1) // 2
-    top, left = state.pursuer_y[agent] - reach, state.pursuer_x[agent] - reach
-    for y in range(2 * reach + 1):
-        for x in range(2 * reach + 1):
-            for channel in range(3):
-                out[y, x, channel] = state.grid[top + y, left + x, channel]
-    for k in range(size):  # of an even size, the last row and column are never seen
-        for last in range(2 * reach + 1, size):
-            out[last, k, WALL] = out[k, last, WALL] = 1.0
-            out[last, k, PURSUER] = out[k, last, PURSUER] = 0.0
-            out[last, k, EVADER] = out[k, last, EVADER] = 0.0
+def _observer(size: int) -> Any:
+    """Return the kernel `observe` for this `obs_range`; compiled code is faster if it knows it."""
+    num_seen = 2 * ((size - 1) // 2) + 1  # of an even size, the last row and column are never seen
+    row_numbers, num_in_row = NUM_COUNTS * size, NUM_COUNTS * num_seen
+
+    def observe(state, agent, out, params):
+        """Write what is on the cells around a pursuer."""
+        flat = out.reshape(size * row_numbers)
+        for y in range(num_seen):
+            left = state.pursuer[agent] - params.corner + y * params.row_cells
+            copy_numbers(state.grid, NUM_COUNTS * left, flat, y * row_numbers, num_in_row)
+        for k in range(size):
+            for last in range(num_seen, size):
+                out[last, k, WALL] = out[k, last, WALL] = 1.0
+                out[last, k, PURSUER] = out[k, last, PURSUER] = 0.0
+                out[last, k, EVADER] = out[k, last, EVADER] = 0.0
+
+    return observe
 
 
 def draw(state, params):
     """Draw the map: buildings dark, what pursuers see tinted, pursuers red, evaders blue."""
     margin, size = int(params.margin), 16
-    grid = state.grid[margin : len(state.grid) - margin, margin : state.grid.shape[1] - margin]
-    picture = np.full((*grid.shape[:2], 3), 245, np.uint8)
-    for x, y in zip(state.pursuer_x - margin, state.pursuer_y - margin, strict=True):
+    grid = state.grid.reshape(-1, int(params.row_cells), NUM_COUNTS)
+    grid = grid[margin : len(grid) - margin, margin : grid.shape[1] - margin]
+    picture = np.full(grid.shape, 245, np.uint8)
+    for cell in state.pursuer.tolist():
+        y, x = (place - margin for place in divmod(cell, int(params.row_cells)))
         reach = int(params.reach)
         seen = picture[max(y - reach, 0) : y + reach + 1, max(x - reach, 0) : x + reach + 1]
         seen[:] = (255, 226, 196)
     picture[grid[..., WALL] > 0] = (90, 90, 90)
     picture = picture.repeat(size, axis=0).repeat(size, axis=1)
-    for channel, inset, colour in ((EVADER, 3, (40, 90, 200)), (PURSUER, 5, (200, 40, 40))):
-        for y, x in np.argwhere(grid[..., channel] > 0):
+    for kind, inset, colour in ((EVADER, 3, (40, 90, 200)), (PURSUER, 5, (200, 40, 40))):
+        for y, x in np.argwhere(grid[..., kind] > 0):
             cell = picture[y * size : (y + 1) * size, x * size : (x + 1) * size]
             cell[inset:-inset, inset:-inset] = colour
     return picture
@@ -242,23 +243,19 @@ def draw(state, params):
 @functools.lru_cache(maxsize=32)
 def pursuit_kernels(options: PursuitOptions) -> EnvKernels:
     """Return the kernels of games of this size; other options are parameters."""
-    margin = _margin(options)
-    grid_shape = (options.y_size + 2 * margin, options.x_size + 2 * margin, 3)
-    size = options.obs_range
+    margin, size = _margin(options), options.obs_range
+    num_cells = (options.y_size + 2 * margin) * (options.x_size + 2 * margin)
     most = max(options.n_pursuers, options.n_evaders)
     return EnvKernels(
         name="Pursuit-v0",
         state_dtype=[
             ("num_cycles", np.int32),
-            ("num_evaders", np.int32),
-            ("pursuer_x", np.int32, (options.n_pursuers,)),
-            ("pursuer_y", np.int32, (options.n_pursuers,)),
-            ("evader_x", np.int32, (options.n_evaders,)),
-            ("evader_y", np.int32, (options.n_evaders,)),
-            ("num_tagged", np.int32, (options.n_pursuers,)),  # evaders beside each pursuer
-            ("has_caught", np.int8, (options.n_pursuers,)),
+            ("num_evaders", np.int32),  # that are left: the first of `evader`
+            ("pursuer", np.uint32, (options.n_pursuers,)),  # their cells
+            ("evader", np.uint32, (options.n_evaders,)),
             ("earned", np.float64, (options.n_pursuers,)),
-            ("grid", np.uint8, grid_shape),
+            ("has_caught", np.int8, (options.n_pursuers,)),
+            ("grid", np.uint8, (num_cells * NUM_COUNTS,)),
         ],
         groups={
             "pursuer": AgentsOf(
@@ -267,31 +264,48 @@ def pursuit_kernels(options: PursuitOptions) -> EnvKernels:
         },
         reset=reset,
         step=step,
-        observe=observe,
+        observe=_observer(size),
         render=draw,
     )
 
 
 def pursuit_params(options: PursuitOptions) -> Any:
-    """Return the parameters of the kernels."""
-    margin = _margin(options)
-    walls = rectangle(options.x_size, options.y_size)
+    """Return the parameters of the kernels: numbers, and tables of the cells."""
+    margin, reach = _margin(options), (options.obs_range - 1) // 2
+    building = rectangle(options.x_size, options.y_size)
+    walls = np.pad(building, margin, constant_values=1)
+    is_inside = np.pad(np.ones_like(building), margin)
+    row_cells = walls.shape[1]
+    empty_grid = np.zeros((walls.size, NUM_COUNTS), np.uint8)
+    empty_grid[:, WALL] = walls.reshape(-1)
+    cells = np.arange(walls.size)
+    after = np.zeros((walls.size, len(MOVES)), np.uint32)
+    beside = np.zeros((walls.size, 4), np.uint32)
+    for action, (dx, dy) in enumerate(MOVES):
+        to = np.clip(cells + dx + dy * row_cells, 0, walls.size - 1)
+        after[:, action] = np.where(walls.reshape(-1)[to] == 0, to, cells)
+        if action < 4:
+            beside[:, action] = np.where(is_inside.reshape(-1)[to] != 0, to, cells)
     return pack_record(
         margin=margin,
+        reach=reach,
+        row_cells=np.uint32(row_cells),
+        first_cell=np.uint32(margin * row_cells + margin),
+        corner=np.uint32(reach * row_cells + reach),  # from it to an agent, of what that sees
+        empty_grid=empty_grid.reshape(-1),
+        after=after,  # where each action leads from each cell
+        beside=beside,  # the cells beside each cell; it itself where these are outside
         x_size=options.x_size,
         y_size=options.y_size,
         max_cycles=options.max_cycles,
         local_ratio=1.0 - float(options.shared_reward),
         n_catch=options.n_catch,
-        freeze_evaders=options.freeze_evaders,
+        freeze_evaders=bool(options.freeze_evaders),
         tag_reward=float(options.tag_reward),
         catch_reward=float(options.catch_reward),
         urgency_reward=float(options.urgency_reward),
-        surround=options.surround,
+        surround=bool(options.surround),
         constraint_window=float(options.constraint_window),
-        reach=(options.obs_range - 1) // 2,
-        walls=np.pad(walls, margin, constant_values=1),
-        num_open=np.pad(num_open_beside(walls), margin),
     )
 
 
@@ -300,21 +314,6 @@ def rectangle(x_size: int, y_size: int) -> np.ndarray:
     x, y = np.arange(x_size) / x_size, np.arange(y_size) / y_size
     inside_x, inside_y = (x > 0.3) & (x < 1.0 - 0.3), (y > 0.2) & (y < 1.0 - 0.2)
     return (inside_y[:, None] & inside_x).astype(np.int8)
-
-
-def num_open_beside(walls: np.ndarray) -> np.ndarray:
-    """Return how many pursuers surround an evader on each cell, int8 (y_size, x_size).
-
-    As in `pursuit_v5`, a building counts as open in the first row and column of the map.
-    """
-    y_size, x_size = walls.shape
-    found = np.zeros_like(walls)
-    for y, x in np.ndindex(walls.shape):
-        found[y, x] = 4 - (x in (0, x_size - 1)) - (y in (0, y_size - 1))
-        for dx, dy in zip(DX[:STAY], DY[:STAY], strict=True):
-            if 0 < x + dx < x_size and 0 < y + dy < y_size:
-                found[y, x] -= walls[y + dy, x + dx]
-    return found
 
 
 def _margin(options: PursuitOptions) -> int:
@@ -340,12 +339,11 @@ class PursuitVectorEnv(JitVectorEnv):
         )
 
     def _check_states(self, states: np.ndarray) -> None:
-        margin = _margin(self.options)
+        is_open = pursuit_params(self.options).empty_grid[WALL::NUM_COUNTS] == 0
         for kind in ("pursuer", "evader"):
-            for axis, size in (("x", self.options.x_size), ("y", self.options.y_size)):
-                places = states[f"{kind}_{axis}"]
-                if places.min() < margin or places.max() >= margin + size:
-                    raise ValueError(f"state['states'] has {kind}s outside the map of Pursuit-v0")
+            cells = states[kind]
+            if cells.max() >= len(is_open) or not is_open[cells].all():
+                raise ValueError(f"state['states'] has {kind}s outside the map of Pursuit-v0")
         num_evaders = states["num_evaders"]
         if num_evaders.min() < 0 or num_evaders.max() > self.options.n_evaders:
             raise ValueError("state['states'] has an impossible number of evaders of Pursuit-v0")
