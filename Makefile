@@ -61,7 +61,7 @@ test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray  ## the tests that need
 test-adapters: $(VENV)/.python  ## the tests of the adapters, against the real libraries
 	test -d .venv-adapters || $(RUN) -m venv .venv-adapters
 	.venv-adapters/bin/python -m pip install --quiet "$$(grep ^torch== constraints.txt)" \
-		-e ".[test,sb3,torchrl,tianshou,minari]"
+		-e ".[test,sb3,torchrl,tianshou,minari,agents]"
 	OMP_NUM_THREADS=1 .venv-adapters/bin/python -m pytest -m "not learn" $(PYTEST_ARGS) tests/adapters
 
 # In an environment of its own too: what these envs need does not go with constraints.txt.
