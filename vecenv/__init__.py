@@ -90,6 +90,12 @@ _gymnasium.register(
     vector_entry_point="vecenv.cage:Cage2VectorEnv",
     disable_env_checker=True,
 )
+_gymnasium.register(
+    id="Cage4-v0",
+    entry_point="vecenv.cage:Cage4Env",
+    vector_entry_point="vecenv.cage:Cage4VectorEnv",
+    disable_env_checker=True,
+)
 _gymnasium.register(id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv")
 _gymnasium.register(
     id="Synthetic-v0", entry_point="vecenv.synthetic:SyntheticEnv", disable_env_checker=True
