@@ -26,6 +26,7 @@ __all__ = [
     "MinibatchSampler",
     "RolloutBatch",
     "normalize_advantages",
+    "read_split",
     "sharing",
     "split_evenly",
 ]
@@ -147,20 +148,9 @@ class MinibatchSampler:
                 T * N.
             BufferMemoryError: Memory for the batches is missing.
         """
-        if (num_minibatches is None) == (batch_size is None):
-            raise BufferMisuseError(
-                "give either num_minibatches or batch_size, got "
-                f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
-            )
-        name = "batch_size" if num_minibatches is None else "num_minibatches"
-        number = check_count(name, batch_size if num_minibatches is None else num_minibatches)
-        if number > self._num_rows:
-            raise BufferMisuseError(
-                f"{name} is {number}, but the rollout has {self._num_rows} transitions; "
-                "make it smaller"
-            )
-        other = -(-self._num_rows // number)
-        size, most = (number, other) if num_minibatches is None else (other, number)
+        size, most = read_split(
+            num_minibatches, batch_size, self._num_rows, "transitions; make it smaller"
+        )
         (self._padded_orders if fixed else self._orders).reserve(
             size * most if fixed else self._num_rows
         )
@@ -248,6 +238,33 @@ class MinibatchSampler:
         obs = build_tree(self._space, columns[: self._num_obs])
         extras = dict(zip(self._extras, columns[begin:end], strict=True))
         return RolloutBatch(obs, *columns[self._num_obs : begin], *columns[end:], extras=extras)
+
+
+def read_split(
+    num_minibatches: int | None, batch_size: int | None, num_items: int, limit: str
+) -> tuple[int, int]:
+    """Return the size of batches and the most that there can be, from the one that was given.
+
+    Args:
+        num_minibatches: How many; None if the size is given.
+        batch_size: Of each; None if the number is given.
+        num_items: In all.
+        limit: What items are, and what to do if there are too few, for messages.
+
+    Raises:
+        BufferMisuseError: Not exactly one is given, or it is no integer from 1 to `num_items`.
+    """
+    if (num_minibatches is None) == (batch_size is None):
+        raise BufferMisuseError(
+            "give either num_minibatches or batch_size, got "
+            f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
+        )
+    name = "batch_size" if num_minibatches is None else "num_minibatches"
+    number = check_count(name, batch_size if num_minibatches is None else num_minibatches)
+    if number > num_items:
+        raise BufferMisuseError(f"{name} is {number}, but the rollout has {num_items} {limit}")
+    other = -(-num_items // number)
+    return (number, other) if num_minibatches is None else (other, number)
 
 
 def normalize_advantages(

@@ -18,7 +18,7 @@ from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.spaces import build_tree
 from buffers.rollout.kernels import collect_sequences, lay_out_sequences, pad_batches, shuffle
-from buffers.rollout.minibatches import normalize_advantages, sharing
+from buffers.rollout.minibatches import normalize_advantages, read_split, sharing
 from buffers.rollout.pool import BatchPool, PassCounter
 
 __all__ = ["RolloutSequenceBatch", "SequencePlan", "SequenceSampler"]
@@ -135,21 +135,12 @@ class SequenceSampler:
                 f"length is {steps}, but the rollout has {num_steps} steps; make it smaller, or "
                 "leave it out for sequences of all steps"
             )
-        if (num_minibatches is None) == (batch_size is None):
-            raise BufferMisuseError(
-                "give either num_minibatches or batch_size, got "
-                f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
-            )
-        name = "batch_size" if num_minibatches is None else "num_minibatches"
-        number = check_count(name, batch_size if num_minibatches is None else num_minibatches)
-        num_sequences = -(-num_steps // steps) * num_envs
-        if number > num_sequences:
-            raise BufferMisuseError(
-                f"{name} is {number}, but the rollout has {num_sequences} sequences of {steps} "
-                "steps; make it smaller, or the sequences shorter"
-            )
-        other = -(-num_sequences // number)
-        size, most = (number, other) if num_minibatches is None else (other, number)
+        size, most = read_split(
+            num_minibatches,
+            batch_size,
+            -(-num_steps // steps) * num_envs,
+            f"sequences of {steps} steps; make it smaller, or the sequences shorter",
+        )
         self._orders.reserve(most * steps * size)
         self._batches.reserve(steps * size)
         if self._states is not None:

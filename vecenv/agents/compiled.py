@@ -21,6 +21,7 @@ from vecenv.agents.grouping import (
     Members,
     columns_space,
 )
+from vecenv.agents.infos import GIVEN
 from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ObservationError
 from vecenv.core.seeding import Seed
@@ -258,7 +259,7 @@ class CompiledGames(VecEnv):
             is_final[ended] = has_ended = flags[:, group.agent_ids]
             rows = self._obs_of(final, group)[has_ended]
             objects[is_final] = np.fromiter(rows, object, count=len(rows))
-            rest[name] = {"final_obs": objects, "_final_obs": is_final}
+            rest[name] = {"final_obs": objects, f"{GIVEN}final_obs": is_final}
         return rest
 
     def _obs_of(self, obs: np.ndarray, group: GroupLayout) -> np.ndarray:
