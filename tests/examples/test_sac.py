@@ -225,6 +225,21 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed):
         assert torch.equal(a, b)
 
 
+def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    sac.main(options_for(tmp_path))
+
+    class Other(sac.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.more = torch.nn.Parameter(torch.zeros(1))
+
+    monkeypatch.setattr(sac, "Agent", Other)
+    with pytest.raises(SystemExit, match=r"does not fit agent: it has no more, which"):
+        sac.main(options_for(tmp_path, resume=True))
+    with pytest.raises(SystemExit, match="has a run already"):
+        sac.main(options_for(tmp_path))
+
+
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
 def test_update_ratio_is_kept(tmp_path, ratio):
     with Run(tmp_path, {}) as run:
