@@ -40,10 +40,10 @@ ppo: Any = import_module("ppo_agents")  # the example, whose folder comes first 
 MODULES = {"spread": "mpe2.simple_spread_v3", "pursuit": "pettingzoo.sisl.pursuit_v5"}
 COMPILED = {"pursuit": "vecenv:Pursuit-v0", "spread": "vecenv:Spread-v0"}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "spread": {"total_steps": 300_000},
-    "pursuit": {"total_steps": 400_000, "num_epochs": 4, "num_minibatches": 8},
+    "spread": {"total_steps": 150_000},
+    "pursuit": {"total_steps": 120_000, "num_epochs": 4, "num_minibatches": 8},
 }
-GAMES = {"spread": 100, "pursuit": 20}  # of the evaluation
+GAMES = {"spread": 100, "pursuit": 8}  # of the evaluation
 LEARNERS = ("ippo", "mappo", "sb3", "ippo, compiled")
 Act = Callable[[np.ndarray, bool], np.ndarray]  # observations (A, ...) -> actions (A,)
 

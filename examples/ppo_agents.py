@@ -28,8 +28,9 @@ from torch.distributions import Categorical, Independent, Normal
 from torch.nn import functional as F
 
 from buffers import RolloutBuffer
-from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv, make_vec_agents
-from vecenv.learn import Adam, EvaluationResult, Gradient, Run, RunError, evaluate
+from vecenv import make_vec_agents
+from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
+from vecenv.learn import Adam, Gradient, Run, RunError
 
 
 @dataclass
@@ -44,12 +45,12 @@ class Options:
     num_steps: int = 128  # steps of each game between two updates
     num_epochs: int = 8  # passes over the rollout in an update
     num_minibatches: int = 4  # gradient steps in a pass
-    learning_rate: float = 1e-3  # of Adam at the start; it falls linearly to 0
-    gamma: float = 0.99  # discount
+    learning_rate: float = 2e-3  # of Adam at the start; it falls linearly to 0
+    gamma: float = 0.95  # discount
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
     clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
     value_weight: float = 0.5  # of the squared error of the values in the loss
-    entropy_weight: float = 0.01  # of the entropy bonus in the loss
+    entropy_weight: float = 0.0  # of the entropy bonus in the loss
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
     hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
     seed: int = 1  # the same seed gives the same curve
@@ -89,11 +90,12 @@ class Agent(nn.Module):
         if not self.is_discrete:
             self.log_std = nn.Parameter(torch.zeros(num_outputs))
 
-    def features(self, obs: Any, who: Tensor) -> Tensor:
-        """Return a vector (B, F) for each observation, of agent `who` (B,) of the group."""
+    def features(self, obs: Any, rows: Tensor | None = None) -> Tensor:
+        """Return a vector (B, F) for each observation; `rows` if they are not those of a step."""
         found = features(self.space, obs)
-        if self.indicator:
-            found = torch.cat([found, F.one_hot(who, self.num_agents)], 1)
+        if self.indicator:  # rows are steps, games and agents, in this order
+            rows = torch.arange(len(found)) if rows is None else rows
+            found = torch.cat([found, F.one_hot(rows % self.num_agents, self.num_agents)], 1)
         return found
 
     def policy(self, obs: Any, features: Tensor) -> Categorical | Independent:
@@ -125,8 +127,7 @@ class Agent(nn.Module):
 
 def ppo_loss(agent: Agent, batch: Any, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch, a mean over rows, and other means over rows to look at."""
-    # Rows of a rollout are steps, games and agents, in this order.
-    features = agent.features(batch.obs, batch.indices % agent.num_agents)
+    features = agent.features(batch.obs, batch.indices)
     policy = agent.policy(batch.obs, features)
     values = agent.value(features, batch.extras.get("state"))
     log_ratio = policy.log_prob(batch.actions) - batch.log_probs
@@ -184,6 +185,13 @@ def features(space: Any, obs: Any) -> Tensor:
     return torch.cat([F.one_hot(x, n) for x, n in zip(places, sizes, strict=True)], 1).float()
 
 
+def tensors(obs: Any) -> Any:
+    """Return a nest of arrays as one of tensors over the same memory."""
+    if isinstance(obs, Mapping):
+        return {name: tensors(part) for name, part in obs.items()}
+    return torch.from_numpy(obs)
+
+
 # ------------------------------------------------------------------------------ training
 
 
@@ -191,10 +199,14 @@ class Learner:
     """The policy of a group, and what it learns from: the rows of its agents in all games."""
 
     def __init__(
-        self, group: AgentGroup, state: Tensor | None, options: Options, plan: dict[str, Any] | None
+        self,
+        group: AgentGroup,
+        state: Tensor | None,
+        options: Options,
+        num_updates: int,
+        plan: dict[str, Any] | None = None,
     ) -> None:
         self.options, self.num_agents = options, group.num_agents
-        self.who = torch.arange(group.num_envs) % group.num_agents
         self.agent = Agent(group, 0 if state is None else state.shape[1], options)
         columns = {} if state is None else {"state": Box(-np.inf, np.inf, state.shape[1:])}
         self.rollout = RolloutBuffer(
@@ -210,12 +222,11 @@ class Learner:
             game_columns=columns,  # stored once for all agents of a game
             agents_per_game=group.num_agents,
         )
-        num_calls = options.total_steps // (options.num_games * options.num_steps)
         self.gradient = Gradient(
             self.agent,
             partial(ppo_loss, options=options),
             compile=options.compile,
-            num_calls=num_calls * options.num_epochs * options.num_minibatches,
+            num_calls=num_updates * options.num_epochs * options.num_minibatches,
             plan=plan,
             log=lambda text: print(f"{group.name}: {text}"),
         )
@@ -229,13 +240,19 @@ class Learner:
     def act(self, t: int, state: Tensor | None) -> np.ndarray:
         """Draw the actions of step t, one per row; those of dead agents are ignored."""
         agent, obs = self.agent, self.rollout.obs_at(t)
-        features = agent.features(obs, self.who)
+        features = agent.features(obs)
         policy = agent.policy(obs, features)
         actions = policy.sample()
         put = {"log_probs": policy.log_prob(actions), "values": self.values(features, state)}
         if state is not None:
             put["state"] = state
         return agent.to_env(self.rollout.put(t, actions=actions, **put))
+
+    def likeliest(self, obs: Any) -> np.ndarray:
+        """Return the likeliest action for each row of observations, of any number of games."""
+        rows = tensors(obs)
+        policy = self.agent.policy(rows, self.agent.features(rows))
+        return self.agent.to_env(policy.mode.numpy())
 
     def values(self, features: Tensor, state: Tensor | None) -> Tensor:
         """Return values of all rows, of which those of a game share its state."""
@@ -246,7 +263,7 @@ class Learner:
         """Make the gradient steps of an update; return means over them of the loss's scalars."""
         rollout, options, found = self.rollout, self.options, list[dict[str, Tensor]]()
         with torch.inference_mode():
-            last = self.agent.features(rollout.obs_at(rollout.num_steps), self.who)
+            last = self.agent.features(rollout.obs_at(rollout.num_steps))
             rollout.compute_advantages(self.values(last, state))
         for _ in range(options.num_epochs):
             batches = rollout.minibatches(
@@ -269,14 +286,15 @@ class Trainer:
     def __init__(
         self,
         options: Options,
-        envs: AgentsVecEnv | AgentRowsVecEnv,
+        envs: AgentsVecEnv,
         plans: Mapping[str, Any] | None = None,
     ) -> None:
         self.options, self.envs, self.steps, self.num_updates = options, envs, 0, 0
         self.num_rows = sum(group.num_envs for group in envs.groups.values())
         obs = self.reset(options.seed)
+        num_updates = options.total_steps // (self.num_rows * options.num_steps)
         self.learners = {
-            name: Learner(group, self.state, options, (plans or {}).get(name))
+            name: Learner(group, self.state, options, num_updates, (plans or {}).get(name))
             for name, group in envs.groups.items()
         }
         for name, learner in self.learners.items():
@@ -286,7 +304,7 @@ class Trainer:
         """Reset all games; return observations by group."""
         obs, _ = self.envs.reset(seed=seed)
         self.state = self.look()
-        return {self.envs.group.name: obs} if isinstance(self.envs, AgentRowsVecEnv) else obs
+        return obs
 
     def look(self) -> Tensor | None:
         """Return the games' states (G, S) for a central critic."""
@@ -294,21 +312,14 @@ class Trainer:
             return None
         return torch.from_numpy(self.envs.state()).flatten(1).float()
 
-    def step(self, actions: dict[str, np.ndarray], slots: dict[str, Any]) -> None:
-        """Step all games into the rollouts."""
-        if isinstance(self.envs, AgentRowsVecEnv):  # one group: an ordinary vector env of its rows
-            name = self.envs.group.name
-            self.envs.step(actions[name], out=slots[name])
-        else:
-            self.envs.step(actions, out=slots)
-        self.state = self.look()
-
     @torch.inference_mode()
     def collect(self) -> None:
         """Step all games `num_steps` times."""
         for t in range(self.options.num_steps):
             actions = {k: learner.act(t, self.state) for k, learner in self.learners.items()}
-            self.step(actions, {k: learner.rollout.slot(t) for k, learner in self.learners.items()})
+            slots = {k: learner.rollout.slot(t) for k, learner in self.learners.items()}
+            self.envs.step(actions, out=slots)
+            self.state = self.look()
 
     def update(self) -> dict[str, float]:
         """Collect a rollout and learn from it; return scalars by group."""
@@ -375,49 +386,45 @@ class Trainer:
         run.save({**self.parts(), **counts}, score=score)
 
 
-def evaluate_agents(learners: Mapping[str, Learner], options: Options) -> EvaluationResult:
-    """Play the likeliest actions; the return of a game is the sum of its agents' rewards."""
-    envs = make_envs(options, min(100, options.eval_games))
-    games = envs.agents.games if isinstance(envs, AgentRowsVecEnv) else envs.games
+@torch.inference_mode()
+def evaluate_agents(learners: Mapping[str, Learner], options: Options) -> np.ndarray:
+    """Play each of some games once, with the likeliest actions.
 
-    def act(columns: dict[str, Any]) -> dict[str, np.ndarray]:
-        actions = {}
-        for name, learner in learners.items():
-            agent, obs = learner.agent, flat(columns[name]["obs"])
-            who = torch.arange(games.num_envs * agent.num_agents) % agent.num_agents
-            chosen = agent.policy(obs, agent.features(obs, who)).mode
-            chosen = agent.to_env(chosen.numpy())
-            actions[name] = chosen.reshape(-1, agent.num_agents, *chosen.shape[1:])
-        return actions
-
-    try:
-        return evaluate(act, games, options.eval_games, seed=1_000_000 + options.seed)
-    finally:
-        envs.close()
-
-
-def flat(obs: Any) -> Any:
-    """Make games and agents, the first two axes, one axis of rows."""
-    if isinstance(obs, Mapping):
-        return {name: flat(part) for name, part in obs.items()}
-    return obs.flatten(0, 1)
+    Returns:
+        float64 (eval_games, groups): the sums of the rewards of all agents of a group.
+    """
+    envs = make_envs(options, options.eval_games)
+    returns = np.zeros((envs.num_games, len(learners)))
+    goes_on = np.ones(envs.num_games, np.bool_)
+    obs, _ = envs.reset(seed=1_000_000 + options.seed)
+    while goes_on.any():
+        actions = {name: learner.likeliest(obs[name]) for name, learner in learners.items()}
+        obs, rewards, *_ = envs.step(actions)
+        earned = [rewards[name].reshape(envs.num_games, -1).sum(1) for name in learners]
+        returns[goes_on] += np.stack(earned, 1)[goes_on]
+        alive = [group.alive.reshape(envs.num_games, -1) for group in envs.groups.values()]
+        goes_on &= np.concatenate(alive, 1).any(1)
+    envs.close()
+    return returns
 
 
-def make_envs(options: Options, num_games: int) -> AgentsVecEnv | AgentRowsVecEnv:
-    """Make the games that the options describe: a `VecEnv` of rows if they have one group."""
+def make_envs(options: Options, num_games: int) -> AgentsVecEnv:
+    """Make the games that the options describe."""
     env_kwargs: Any = options.env_kwargs
     if options.policies == "agent":
         env_kwargs = {**env_kwargs, "groups": str}  # each agent a group of its own name
     if options.critic == "central":
         env_kwargs = {**env_kwargs, "central_state": True}
     workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
-    return make_vec_agents(
+    envs = make_vec_agents(
         options.env, num_games, backend=options.backend, vector_kwargs=workers, **env_kwargs
     )
+    # One group is an ordinary vector env of its rows; here all goes by group.
+    return envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
 
 
-def main(options: Options) -> EvaluationResult:
-    """Train, save, evaluate and report."""
+def main(options: Options) -> dict[str, dict[str, float]]:
+    """Train, save, evaluate and report; return means and halves of their intervals by group."""
     torch.set_num_threads(options.torch_threads)
     torch.manual_seed(options.seed)
     changeable = {"total_steps", "save", "save_every", "eval_games", "overwrite", "num_workers"}
@@ -440,14 +447,19 @@ def main(options: Options) -> EvaluationResult:
         trainer.train(run)
         envs.close()
         run.draw_curve(f"{options.env}, seed {options.seed}")
-        result = evaluate_agents(trainer.learners, options)
-        run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
-    num_agents = trainer.num_rows // options.num_games
-    print(
-        f"{options.env}, seed {options.seed}: all {num_agents} agents of a game {result} of games; "
-        f"{result.mean / num_agents:.2f} an agent; {run.seconds:.0f} s, see {options.save}"
-    )
-    return result
+        returns = evaluate_agents(trainer.learners, options)
+        means, spreads = returns.mean(0), returns.std(0, ddof=1) / len(returns) ** 0.5
+        found = zip(trainer.learners, means.tolist(), spreads.tolist(), strict=True)
+        found = {name: {"mean": mean, "ci95": 1.96 * spread} for name, mean, spread in found}
+        run.write_json("evaluation", found)
+    print(f"{options.env}, seed {options.seed}: {run.seconds:.0f} s, see {options.save}")
+    for name, result in found.items():
+        count = envs.groups[name].num_agents
+        print(
+            f"{name}: {count} agents return {result['mean']:.1f} ± {result['ci95']:.1f} (95 %) "
+            f"over {options.eval_games} games, {result['mean'] / count:.2f} each"
+        )
+    return found
 
 
 if __name__ == "__main__":

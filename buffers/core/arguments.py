@@ -35,6 +35,7 @@ __all__ = [
     "read_row_ids",
     "read_steps",
     "read_tensor",
+    "read_valid",
     "resolve_device",
     "tree_leaves",
 ]
@@ -362,6 +363,15 @@ def read_row_ids(
             f"{num_envs}"
         )
     return ids
+
+
+def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) -> np.ndarray:
+    """Which of some rows acted, so that they are transitions: bool (K,), nobody else's.
+
+    Raises:
+        BufferMisuseError: Something else was given.
+    """
+    return np.array(read_array("valid", valid, (num_rows,), _BOOL, device), np.bool_)
 
 
 def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:

@@ -7,14 +7,13 @@ import inspect
 import os
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import from_dtype, njit
 from numba import types as numba_types
-from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaExperimentalFeatureWarning
 
 from vecenv.core.masks import mask_width
@@ -23,6 +22,7 @@ from vecenv.jit import driver, episodes
 from vecenv.jit.driver import JOB_DTYPE
 from vecenv.jit.episodes import NO_LIMIT, RUN_DTYPE
 from vecenv.jit.failures import ARGUMENTS, explain
+from vecenv.jit.games import GameLayout, as_njit, game_kernels
 from vecenv.jit.interpreted import calls_users_code, interpretable, try_out
 from vecenv.jit.kernels import EnvKernels
 
@@ -36,6 +36,12 @@ _KERNEL_NAMES = {
     "observe": "env_observe",
     "action_mask": "env_mask",
 }  # in the templates
+GAME_ARGUMENTS = {
+    "reset": ("state", "rng"),
+    "step": ("state", "actions", "rng"),
+    "observe": ("state", "agent", "out"),
+    "action_mask": ("state", "agent", "out"),
+}  # of the kernels of a game, as its author writes them
 
 
 class Loop(NamedTuple):
@@ -74,14 +80,18 @@ def bind_loop(
     is_compiled = not debug and not is_jit_off()
     constants = _constants(kernels, None if params is None else params.dtype)
     functions = {name: getattr(kernels, name) for name in ARGUMENTS}
+    own = functions
+    if kernels.groups is not None:
+        functions = game_kernels(GameLayout.of(kernels.groups), own)
     key = fingerprint([*functions.values(), *constants.values()]), is_compiled
     if (known := _loops.get(key)) is not None:
         if dry_run and is_compiled:
             _try_out(known, kernels, params, max_episode_steps)
         return known
-    for name, function in functions.items():
-        if function is not None:
-            _check_arguments(kernels, name, function, params is not None)
+    for name, function in own.items():
+        for one in function.values() if isinstance(function, Mapping) else [function]:
+            if one is not None:
+                _check_arguments(kernels, name, one, params is not None)
     functions["action_mask"] = functions["action_mask"] or episodes.no_mask
     run_rows = _bound_scope(functions, constants, lambda function: function)["run_rows"]
     has_python = not is_compiled or calls_users_code(run_rows)  # bundled kernels are not tried out
@@ -123,7 +133,7 @@ def _constants(kernels: EnvKernels, params_dtype: np.dtype | None) -> dict[str, 
 
 def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[str, Any]) -> Any:
     """Compile `attend` for these kernels, or load it from disk."""
-    compiled = {name: _as_njit(function) for name, function in functions.items()}
+    compiled = {name: as_njit(function) for name, function in functions.items()}
     scope = _bound_scope(compiled, constants, lambda function: njit(function, inline="always"))
     attend = cached_njit(_rebound(driver.attend, scope), nogil=True)
     try:
@@ -196,11 +206,6 @@ def _bound_scope(
     return scope
 
 
-def _as_njit(function: Any) -> Any:
-    """Compile a plain function; a division by zero gives inf or NaN, as kernels must not raise."""
-    return function if isinstance(function, Dispatcher) else njit(function, error_model="numpy")
-
-
 def _rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
     """Copy a template so that it reads its global names from `scope`."""
     template = getattr(template, "py_func", template)
@@ -211,7 +216,8 @@ def _rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
 
 def _check_arguments(kernels: EnvKernels, name: str, function: Any, has_params: bool) -> None:
     """Refuse a kernel that can't be called with the arguments of the loop."""
-    expected = (*ARGUMENTS[name], *(("params",) if has_params else ()))
+    arguments = (ARGUMENTS if kernels.groups is None else GAME_ARGUMENTS)[name]
+    expected = (*arguments, *(("params",) if has_params else ()))
     signature = inspect.signature(getattr(function, "py_func", function))
     try:
         signature.bind(*expected)

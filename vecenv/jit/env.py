@@ -216,6 +216,11 @@ class JitVectorEnv(VecEnv):
         return self._runs["episode_length"]
 
     @property
+    def episode_over(self) -> np.ndarray:
+        """Whether an env's episode has ended and it was not reset since, bool (num_envs,): live."""
+        return self._runs["episode_over"]
+
+    @property
     def final_obs(self) -> np.ndarray:
         """Final observations (num_envs, *obs_shape) where an episode ended in the last step.
 

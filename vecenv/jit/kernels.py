@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,12 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
+from vecenv.jit.games import AgentsOf, GameLayout, with_columns
+
 __all__ = ["EnvKernels", "as_record", "draw", "pack_record"]
 
+_PER_AGENT = ("observe", "action_mask")  # kernels that groups may have their own of
+_LEFT_OUT: Any = None  # by a game, which has groups instead, or by mistake
 _ARRAY_SPACES = (Box, Discrete, MultiBinary, MultiDiscrete)
 
 
@@ -42,35 +46,76 @@ class EnvKernels:
             gets a copy of the record and returns a picture, uint8 (height, width, 3), or a text.
 
     `rng` is drawn from with the functions of `vecenv.jit.random`.
+
+    A game with several agents has `groups` instead of the spaces, and is made by
+    `make_vec_agents`. Agents are numbered in the order of the groups. Its functions are
+
+    - `reset(state, rng)`, `step(state, actions, rng)`: of the game. With one group `actions` is
+      (A, *action_shape), with several a tuple of these. `step` returns what every agent that acted
+      gets: a reward, and whether all agents end. What single agents get is written into the state,
+      which has these fields, one entry per agent: `rewards`, zero before each step,
+      `terminations` and `truncations`, likewise, and `alive`, one before each reset: agents that
+      end are not alive any more, and one that is set alive comes into the game;
+    - `observe(state, agent, out)` and `action_mask(state, agent, out)`: of one agent that is alive
+      or has just ended. Either may be a dict of functions by group.
+
+    Further attributes of a game:
+        groups: `AgentsOf` by the name of the group.
     """
 
     state_dtype: Any
-    observation_space: Space
-    action_space: Space
-    reset: Callable[..., Any]
-    step: Callable[..., Any]
-    observe: Callable[..., Any]
-    action_mask: Callable[..., Any] | None = None
+    observation_space: Space = _LEFT_OUT
+    action_space: Space = _LEFT_OUT
+    reset: Callable[..., Any] = _LEFT_OUT
+    step: Callable[..., Any] = _LEFT_OUT
+    observe: Any = None
+    action_mask: Any = None
     name: str = "compiled env"
     render: Callable[..., Any] | None = None
+    groups: Mapping[str, AgentsOf] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_dtype", _state_dtype(self.state_dtype))
+        if self.groups is not None:
+            self._lay_out(GameLayout.of(self.groups))
         _check_space("observation_space", self.observation_space)
         _check_space("action_space", self.action_space)
         for name in ("reset", "step", "observe"):
-            if not callable(getattr(self, name)):
-                raise TypeError(f"{name} must be a function, got {getattr(self, name)!r}")
+            self._check_function(name)
         if self.render is not None and not callable(self.render):
             raise TypeError(f"render must be a function or None, got {self.render!r}")
         if self.action_mask is not None:
-            if not callable(self.action_mask):
-                raise TypeError(f"action_mask must be a function or None, got {self.action_mask!r}")
+            self._check_function("action_mask")
             if not isinstance(self.action_space, Discrete | MultiDiscrete):
                 raise TypeError(
                     "action_mask needs a Discrete or MultiDiscrete action space, got "
                     f"{self.action_space}"
                 )
+
+    def _lay_out(self, layout: GameLayout) -> None:
+        """Set the spaces and the state record of a game."""
+        object.__setattr__(self, "state_dtype", with_columns(self.state_dtype, layout.num_agents))
+        for name in ("observation_space", "action_space"):
+            space, given = getattr(layout, name), getattr(self, name)
+            if given is not None and given != space:
+                raise ValueError(
+                    f"{name} is given beside groups, which have their own; leave it out"
+                )
+            object.__setattr__(self, name, space)
+
+    def _check_function(self, name: str) -> None:
+        """Refuse a kernel that is no function, and of a game no dict of functions by group."""
+        found = getattr(self, name)
+        if self.groups is not None and isinstance(found, Mapping) and name in _PER_AGENT:
+            if found.keys() == self.groups.keys() and all(map(callable, found.values())):
+                return
+            raise TypeError(
+                f"{name} must be a function, or one for each of the groups {list(self.groups)}, "
+                f"got {dict(found)!r}"
+            )
+        if not callable(found):
+            wanted = "a function or None" if name == "action_mask" else "a function"
+            raise TypeError(f"{name} must be {wanted}, got {found!r}")
 
 
 def _state_dtype(fields: Any) -> np.dtype:

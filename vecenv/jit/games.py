@@ -1,0 +1,436 @@
+"""Games with several agents as compiled envs: agents in groups, and their kernels made one env's.
+
+The author's kernels are about one game. `game_kernels` makes of them the kernels of an ordinary
+compiled env, whose observation is one array with a row per agent and whose action is one array with
+an entry per agent. What happens to each agent is noted in fields of the state record (`COLUMNS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.vector.utils import batch_space
+from numba import njit
+from numba.core.dispatcher import Dispatcher
+
+from vecenv.core.masks import can_be_masked, mask_width
+
+__all__ = ["COLUMNS", "AgentsOf", "GameLayout", "as_njit", "game_kernels", "with_columns"]
+
+# Fields that are added to the state record, one entry per agent in the order of the groups.
+COLUMNS = {
+    "rewards": np.dtype(np.float64),  # of the latest step
+    "terminations": np.dtype(np.int8),
+    "truncations": np.dtype(np.int8),
+    "valid": np.dtype(np.int8),  # the agent acted in the latest step
+    "alive": np.dtype(np.int8),  # it acts in the next one
+    "observes": np.dtype(np.int8),  # it has an observation now: alive, or has just ended
+}
+_SPACES = (Box, Discrete, MultiBinary, MultiDiscrete)
+
+
+class AgentsOf(NamedTuple):
+    """A group of agents of equal spaces.
+
+    Attributes:
+        agents: Their names, or how many there are: 2 of a group "cat" are "cat_0" and "cat_1".
+        observation_space: Of one agent: Box, Discrete, MultiDiscrete or MultiBinary.
+        action_space: Of one agent, likewise.
+    """
+
+    agents: Sequence[str] | int
+    observation_space: Space
+    action_space: Space
+
+
+class GroupLayout(NamedTuple):
+    """A group, and where it is in the arrays of a game.
+
+    Attributes:
+        agents: Names.
+        observation_space, action_space: Of one agent.
+        first: Number of its first agent among all of the game.
+        obs_start, action_start, mask_start: Where it begins in these arrays, if they are flat.
+        obs_shape, action_shape: Of one agent.
+        mask_width: Of one agent; 0 if its actions can't be masked.
+    """
+
+    agents: tuple[str, ...]
+    observation_space: Space
+    action_space: Space
+    first: int
+    obs_start: int
+    action_start: int
+    mask_start: int
+    obs_shape: tuple[int, ...]
+    action_shape: tuple[int, ...]
+    mask_width: int
+
+    @property
+    def agent_ids(self) -> slice:
+        """Numbers of its agents."""
+        return slice(self.first, self.first + len(self.agents))
+
+    @property
+    def obs(self) -> slice:
+        """Its part of a flat observation."""
+        size = len(self.agents) * int(np.prod(self.obs_shape))
+        return slice(self.obs_start, self.obs_start + size)
+
+    @property
+    def actions(self) -> slice:
+        """Its part of a flat action."""
+        size = len(self.agents) * int(np.prod(self.action_shape))
+        return slice(self.action_start, self.action_start + size)
+
+    @property
+    def masks(self) -> slice:
+        """Its part of a mask."""
+        return slice(self.mask_start, self.mask_start + len(self.agents) * self.mask_width)
+
+
+class GameLayout(NamedTuple):
+    """How a game is laid out in arrays.
+
+    Attributes:
+        groups: By name.
+        num_agents: Of all groups.
+        observation_space: Of one game: (A, *shape) of a single group, else flat (sum,).
+        action_space: Likewise.
+    """
+
+    groups: dict[str, GroupLayout]
+    num_agents: int
+    observation_space: Space
+    action_space: Space
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the arrays of a game are flat, as there are several groups."""
+        return len(self.groups) > 1
+
+    @classmethod
+    def of(cls, groups: Mapping[str, AgentsOf]) -> GameLayout:
+        """Lay out these groups.
+
+        Raises:
+            TypeError, ValueError: They can't be laid out; names the group.
+        """
+        if not isinstance(groups, Mapping) or not groups:
+            raise TypeError(
+                f"groups must be a dict of AgentsOf by the group's name, got {groups!r}"
+            )
+        found: dict[str, GroupLayout] = {}
+        places: dict[str, str] = {}
+        first = obs_start = action_start = mask_start = 0
+        for name, given in groups.items():
+            agents = _agent_names(name, given)
+            for agent in agents:
+                if agent in places:
+                    raise ValueError(f"agent {agent!r} is in {places[agent]!r} and in {name!r}")
+                places[agent] = name
+            obs_shape = _shape(name, "observation_space", given.observation_space)
+            action_shape = _shape(name, "action_space", given.action_space)
+            is_masked = can_be_masked(given.action_space) and not isinstance(
+                given.action_space, MultiBinary
+            )
+            width = mask_width(given.action_space) if is_masked else 0
+            found[name] = GroupLayout(
+                agents,
+                given.observation_space,
+                given.action_space,
+                first,
+                obs_start,
+                action_start,
+                mask_start,
+                obs_shape,
+                action_shape,
+                width,
+            )
+            first += len(agents)
+            obs_start += len(agents) * int(np.prod(obs_shape))
+            action_start += len(agents) * int(np.prod(action_shape))
+            mask_start += len(agents) * width
+        obs_space = _joined("observe", [(g.observation_space, g.agents) for g in found.values()])
+        action_space = _joined("act in", [(g.action_space, g.agents) for g in found.values()])
+        return cls(found, first, obs_space, action_space)
+
+
+def _agent_names(group: str, given: Any) -> tuple[str, ...]:
+    if not isinstance(group, str) or not group or group == "state":
+        raise ValueError(f"{group!r} is no name of a group; take a str other than 'state'")
+    if not isinstance(given, AgentsOf):
+        raise TypeError(
+            f"group {group!r} must be AgentsOf(agents, observation_space, action_space), "
+            f"got {given!r}"
+        )
+    agents = given.agents
+    if isinstance(agents, int) and not isinstance(agents, bool):
+        agents = [f"{group}_{k}" for k in range(agents)]
+    elif isinstance(agents, str) or not isinstance(agents, Sequence):
+        raise TypeError(f"group {group!r}: agents must be their names or a number, got {agents!r}")
+    if not agents:
+        raise ValueError(f"group {group!r} has no agents")
+    if len(set(agents)) != len(agents):
+        raise ValueError(f"group {group!r} names agents twice: {list(agents)}")
+    return tuple(agents)
+
+
+def _shape(group: str, what: str, space: Any) -> tuple[int, ...]:
+    if not isinstance(space, _SPACES):
+        raise TypeError(
+            f"group {group!r}: {what} must be a Box, Discrete, MultiDiscrete or MultiBinary "
+            f"space, got {space!r}"
+        )
+    if space.shape is None or 0 in space.shape:
+        raise ValueError(f"group {group!r}: {what} {space} has no elements")
+    return space.shape
+
+
+def _joined(verb: str, parts: list[tuple[Space, tuple[str, ...]]]) -> Space:
+    """Return the space of what all agents observe, or do."""
+    spaces: list[Any] = [_batched(space, len(agents)) for space, agents in parts]
+    if len(spaces) == 1:
+        return spaces[0]
+    if all(isinstance(space, MultiDiscrete) for space in spaces):
+        return MultiDiscrete(
+            np.concatenate([space.nvec.reshape(-1) for space in spaces]),
+            start=np.concatenate([space.start.reshape(-1) for space in spaces]),
+        )
+    dtypes = {str(space.dtype) for space in spaces}
+    if len(dtypes) > 1 or not all(isinstance(space, Box) for space in spaces):
+        raise ValueError(
+            f"the groups {verb} {', '.join(str(space) for space, _ in parts)}; what all agents of "
+            "a compiled game observe is one array, and so is what they do: give all groups Box "
+            "spaces of one dtype, or all of them Discrete and MultiDiscrete spaces"
+        )
+    return Box(
+        np.concatenate([space.low.reshape(-1) for space in spaces]),
+        np.concatenate([space.high.reshape(-1) for space in spaces]),
+        dtype=spaces[0].dtype,
+    )
+
+
+def _batched(space: Space, count: int) -> Space:
+    """Batch a space; a MultiDiscrete one stays one, as masks need, and is a Box of Gymnasium's."""
+    if isinstance(space, MultiDiscrete):
+        return MultiDiscrete(np.stack([space.nvec] * count), start=np.stack([space.start] * count))
+    return batch_space(space, count)
+
+
+def with_columns(dtype: np.dtype, num_agents: int) -> np.dtype:
+    """Return a state record with the fields of `COLUMNS`; unchanged if it has them already."""
+    columns = {name: np.dtype((base, (num_agents,))) for name, base in COLUMNS.items()}
+    taken = [name for name in COLUMNS if name in (dtype.names or ())]
+    if taken:
+        if all(dtype.fields[name][0] == columns[name] for name in taken) and len(taken) == len(  # type: ignore[index]
+            columns
+        ):
+            return dtype
+        raise ValueError(
+            f"state_dtype has fields {taken}, which a game with groups has already: one entry per "
+            f"agent, {', '.join(COLUMNS)}; call yours something else"
+        )
+    names, formats, offsets = [], [], []
+    for name in dtype.names or ():
+        field = dtype.fields[name]  # type: ignore[index]
+        names.append(name)
+        formats.append(field[0])
+        offsets.append(field[1])
+    end = dtype.itemsize
+    for name, column in columns.items():
+        end = -(-end // column.base.itemsize) * column.base.itemsize
+        names.append(name)
+        formats.append(column)
+        offsets.append(end)
+        end += column.itemsize
+    size = -(-end // 8) * 8
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": size},
+        align=dtype.isalignedstruct,
+    )
+
+
+def as_njit(function: Any) -> Any:
+    """Compile a plain function; a division by zero gives inf or NaN, as kernels must not raise."""
+    return function if isinstance(function, Dispatcher) else njit(function, error_model="numpy")
+
+
+def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return kernels `reset`, `step`, `observe` and `action_mask` of one env that is this game.
+
+    Args:
+        layout: Of the game.
+        own: The author's kernels by these names; `observe` and `action_mask` may be dicts by
+            group, and `action_mask` None.
+    """
+    groups = list(layout.groups.items())
+
+    def of_group(kernel: Any, name: str) -> Any:
+        return as_njit(kernel[name] if isinstance(kernel, Mapping) else kernel)
+
+    observers = [
+        (_flat_observer if layout.is_flat else _observer)(of_group(own["observe"], name), group)
+        for name, group in groups
+    ]
+    masks: Callable[..., Any] | None = None
+    if own["action_mask"] is not None:
+        maskers = [_masker(of_group(own["action_mask"], name), group) for name, group in groups]
+        masks = _all_of(maskers)
+    split = _splitter([group for _, group in groups]) if layout.is_flat else _as_it_is
+    return {
+        "reset": _reset(as_njit(own["reset"]), layout.num_agents),
+        "step": _step(as_njit(own["step"]), split, layout.num_agents),
+        "observe": _all_of(observers),
+        "action_mask": masks,
+    }
+
+
+def _reset(own_reset: Any, num_agents: int) -> Callable[..., None]:
+    def reset(state, rng, *params):
+        # The columns of a step stay: in SAME_STEP mode the game is reset in the step that ended it.
+        for k in range(num_agents):
+            state.alive[k] = 1
+        own_reset(state, rng, *params)
+        for k in range(num_agents):
+            state.observes[k] = state.alive[k]
+
+    return reset
+
+
+def _step(own_step: Any, split: Any, num_agents: int) -> Callable[..., tuple[float, bool, bool]]:
+    def step(state, actions, rng, *params):
+        for k in range(num_agents):
+            state.valid[k] = state.alive[k]
+            state.rewards[k] = 0.0
+            state.terminations[k] = 0
+            state.truncations[k] = 0
+        reward, terminated, truncated = own_step(state, split(actions), rng, *params)
+        total, any_left, any_cut = 0.0, False, False
+        for k in range(num_agents):
+            if state.valid[k] == 0:  # dead, or it has just come
+                state.rewards[k] = 0.0
+                state.terminations[k] = 0
+                state.truncations[k] = 0
+                if terminated or truncated:
+                    state.alive[k] = 0
+                state.observes[k] = state.alive[k]
+            else:
+                state.rewards[k] += reward
+                total += state.rewards[k]
+                if terminated:
+                    state.terminations[k] = 1
+                if truncated:
+                    state.truncations[k] = 1
+                if state.terminations[k] == 0 and state.truncations[k] == 0 and state.alive[k] == 0:
+                    state.truncations[k] = 1  # left without a word: no end of its own
+                if state.terminations[k] != 0 or state.truncations[k] != 0:
+                    state.alive[k] = 0
+                    any_cut |= state.terminations[k] == 0
+                state.observes[k] = 1
+            any_left |= state.alive[k] != 0
+        return total, not any_left and not any_cut, not any_left and any_cut
+
+    return step
+
+
+def _observer(observe: Any, group: GroupLayout) -> Callable[..., None]:
+    """Return a kernel that observes for the only group of a game; `out` is (A, *obs_shape)."""
+    count = len(group.agents)
+    row = _row_of_numbers if group.obs_shape == () else _row_of_arrays
+
+    def observe_group(state, out, *params):
+        for k in range(count):
+            if state.observes[k] != 0:
+                observe(state, k, row(out, k), *params)
+            else:
+                row(out, k)[:] = 0
+
+    return as_njit(observe_group)
+
+
+def _flat_observer(observe: Any, group: GroupLayout) -> Callable[..., None]:
+    """Return a kernel that observes for one of several groups; `out` is flat, of all groups."""
+    count, first, start = len(group.agents), group.first, group.obs_start
+    shape, size = group.obs_shape or (1,), int(np.prod(group.obs_shape))
+
+    def observe_group(state, out, *params):
+        for k in range(count):
+            rows = out[start + k * size : start + (k + 1) * size]
+            if state.observes[first + k] != 0:
+                observe(state, first + k, rows.reshape(shape), *params)
+            else:
+                rows[:] = 0
+
+    return as_njit(observe_group)
+
+
+def _masker(mask: Any, group: GroupLayout) -> Callable[..., None]:
+    count, first, start, width = (
+        len(group.agents),
+        group.first,
+        group.mask_start,
+        group.mask_width,
+    )
+
+    def mask_group(state, out, *params):
+        for k in range(count):
+            row = out[start + k * width : start + (k + 1) * width]
+            if state.alive[first + k] != 0:
+                mask(state, first + k, row, *params)
+            else:
+                row[:] = True  # its action does not matter
+
+    return as_njit(mask_group)
+
+
+def _all_of(kernels: list[Any]) -> Any:
+    """Return a kernel that calls all of these."""
+    if len(kernels) == 1:
+        return kernels[0]
+    first, rest = kernels[0], _all_of(kernels[1:])
+
+    def both(state, out, *params):
+        first(state, out, *params)
+        rest(state, out, *params)
+
+    return as_njit(both)
+
+
+def _splitter(groups: list[GroupLayout]) -> Any:
+    """Return a function from the flat actions of a game to a tuple of them by group."""
+    group, rest = groups[0], groups[1:]
+    start, stop = group.actions.start, group.actions.stop
+    shape = (len(group.agents), *group.action_shape)
+
+    def own_part(actions):
+        return (actions[start:stop].reshape(shape),)
+
+    own = as_njit(own_part)
+    if not rest:
+        return own
+    others = _splitter(rest)
+
+    def split(actions):
+        return own(actions) + others(actions)
+
+    return as_njit(split)
+
+
+@njit
+def _as_it_is(actions):
+    return actions
+
+
+@njit
+def _row_of_numbers(out, k):
+    return out[k : k + 1]
+
+
+@njit
+def _row_of_arrays(out, k):
+    return out[k]
