@@ -67,8 +67,16 @@ class OddSpaces(Drift):
             self.observation_space = Dict(a=Box(-1, 1, (2,)))
 
 
-gym.register("SacDrift-v0", Drift)
-gym.register("SacOddSpaces-v0", OddSpaces, disable_env_checker=True)
+@pytest.fixture(scope="module", autouse=True)
+def envs_are_registered():
+    """Only meanwhile: workers of other tests would load them, and torch with them."""
+    gym.register("SacDrift-v0", Drift)
+    gym.register("SacOddSpaces-v0", OddSpaces, disable_env_checker=True)
+    yield
+    for env_id in ("SacDrift-v0", "SacOddSpaces-v0"):
+        gym.registry.pop(env_id)
+
+
 SMALL = {
     "env_id": "SacDrift-v0",
     "num_envs": 3,
