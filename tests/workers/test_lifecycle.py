@@ -341,7 +341,7 @@ envs.reset()
 print(*found, spec.entry_point is heavy_envs.Heavy)
 envs.close()
 """
-    assert printed(code) == "False Heavy True True".split()
+    assert printed(code) == ["False", "Heavy", "True", "True"]
 
 
 SERVED = """
