@@ -5,9 +5,10 @@
 
 "two bare loops" are two processes that step half of the games each, by dicts, and know nothing of
 each other: more than any vector env with two processes can do, since these wait for each other.
-"first ready" receives and sends a quarter of the games at a time. Actions are drawn beforehand; games that end are reset at once, which is timed and not counted.
-SuperSuit's are `pettingzoo_env_to_vec_env_v1` and `concat_vec_envs_v1` with 0 and 2 CPUs; agents
-that die need `black_death_v3` there.
+"first ready" receives and sends a quarter of the games at a time. Actions are drawn beforehand;
+games that end are reset at once, which is timed and not counted. SuperSuit's are
+`pettingzoo_env_to_vec_env_v1` and `concat_vec_envs_v1` with 0 and 2 CPUs; agents that die need
+`black_death_v3` there.
 """
 
 from __future__ import annotations
