@@ -76,9 +76,18 @@ class CompiledGames(VecEnv):
         self._set_up(num_games, spaces, envs.autoreset_mode, envs.metadata, envs.render_mode)
         self.timing = envs.timing
         self._is_same_step = envs.autoreset_mode is AutoresetMode.SAME_STEP
-        self._flat = np.zeros((num_games, *(kernels.action_space.shape or ())))
+        # Actions of several groups are joined here.
+        self._flat = np.zeros((num_games if self._layout.is_flat else 0, 0))
         if self._layout.is_flat:
-            self._flat = self._flat.astype(kernels.action_space.dtype)
+            shape = (num_games, *(kernels.action_space.shape or ()))
+            self._flat = np.zeros(shape, kernels.action_space.dtype)
+        states = np.asarray(envs.states)
+        self._fields = {name: states[name] for name in _NOTED}  # live views, (num_games, A)
+        self._noted = {
+            name: {column: field[:, group.agent_ids] for column, field in self._fields.items()}
+            for name, group in self._groups
+        }
+        self._over = envs.episode_over
 
     def __repr__(self) -> str:
         return f"CompiledGames({self.envs.kernels.name}, {self.num_envs} games)"
@@ -114,7 +123,7 @@ class CompiledGames(VecEnv):
         if reset_mask is not None:
             options = {**(options or {}), "reset_mask": reset_mask}
         obs, infos = self.envs.reset(seed=seed, options=options)
-        states = self.envs.states
+        states = self._fields
         chosen = slice(None) if reset_mask is None else reset_mask
         for name in _OF_THE_STEP:
             states[name][chosen] = 0
@@ -159,7 +168,7 @@ class CompiledGames(VecEnv):
             self._refuse(error, actions, env_ids)
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
-        over = self.envs.episode_over.copy()
+        over = self._over.copy()
         batch = self.envs.recv(count, timeout, max_envs=count)
         ids = batch.env_ids
         ended = batch.terminations | batch.truncations
@@ -170,15 +179,14 @@ class CompiledGames(VecEnv):
         """Return which games are reset by the next step instead of being stepped, if any is."""
         if self._is_same_step:
             return None
-        over = self.envs.episode_over
-        return over.copy() if over.any() else None
+        return self._over.copy() if self._over.any() else None
 
     def _flat_actions(self, actions: Any, env_ids: np.ndarray | None) -> np.ndarray:
         """Return the actions of all agents of a game as one array.
 
         Those of agents that are not alive become a valid one: the kernels see what is allowed.
         """
-        alive = self.envs.states[ALIVE]
+        alive = self._fields[ALIVE]
         if env_ids is not None:
             alive = alive[env_ids]
         all_alive = alive.all()
@@ -200,7 +208,7 @@ class CompiledGames(VecEnv):
 
     def _refuse(self, error: ActionError, actions: Any, env_ids: np.ndarray | None) -> NoReturn:
         """Raise ActionError that names the agent."""
-        alive = self.envs.states[ALIVE]
+        alive = self._fields[ALIVE]
         for name, group in self._groups:
             array = np.asarray(actions[name])
             for row in range(len(array)):
@@ -232,7 +240,7 @@ class CompiledGames(VecEnv):
         Returns:
             The infos, with final observations by group.
         """
-        states = self.envs.states
+        states = self._fields
         if was_over is not None and was_over.any():
             games = np.flatnonzero(was_over) if env_ids is None else env_ids[was_over]
             for name in _OF_THE_STEP:
@@ -268,11 +276,10 @@ class CompiledGames(VecEnv):
         self, obs: np.ndarray, env_ids: np.ndarray | None, out: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Return the columns of these games, or write them into `out`."""
-        states = self.envs.states
         found = {}
         for name, group in self._groups:
             own = self._obs_of(obs, group)
-            noted = {column: states[column][:, group.agent_ids] for column in _NOTED}
+            noted = self._noted[name]
             if out is None:
                 rows = slice(None) if env_ids is None else env_ids
                 found[name] = {
