@@ -98,10 +98,12 @@ check-wheel: $(VENV)/.python  ## build wheel and sdist, install and try the whee
 	$(RUN) -m build --outdir dist .
 	$(PYTHON) -m venv build/wheel/venv || { $(PYTHON) -m venv --clear --without-pip build/wheel/venv && \
 		$(PYTHON) -m pip --python build/wheel/venv/bin/python install pip; }
+	build/wheel/venv/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/*.whl)"
+	cd build/wheel && venv/bin/python -c "import buffers" 2>&1 | grep 'not installed: pip install "vecenv\[torch\]"'
+	cd build/wheel && venv/bin/vecenv evaluate --policy defender --episodes 50
 	build/wheel/venv/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[demo]" pytest
 	build/wheel/venv/bin/python -m pip check
 	cd build/wheel && venv/bin/python ../../examples/cage2_demo.py --total-steps 100000 --episodes 50
-	cd build/wheel && venv/bin/vecenv evaluate --policy defender --episodes 50
 	cd build/wheel && venv/bin/python -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider -W error --doctest-modules \
 		-o doctest_optionflags="NORMALIZE_WHITESPACE ELLIPSIS" --pyargs vecenv buffers
 

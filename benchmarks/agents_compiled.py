@@ -1,4 +1,4 @@
-"""Speed of the compiled games of several agents, and of the same games of PettingZoo in a bare loop.
+"""Speed of the compiled games of several agents, and of PettingZoo's in a bare loop.
 
     python benchmarks/agents_compiled.py                          # pursuit, then spread
     python benchmarks/agents_compiled.py --games 64 1024 --threads 1 --env pursuit

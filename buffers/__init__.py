@@ -5,6 +5,14 @@ Works with any Gymnasium vector env; nothing here knows what an environment is.
 
 from __future__ import annotations
 
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":  # torch is there, and lacks something
+        raise
+    _needed = 'buffers needs torch, which is not installed: pip install "vecenv[torch]"'
+    raise ModuleNotFoundError(_needed, name="torch") from None
+
 from buffers.core.batches import Batch
 from buffers.core.errors import BufferMemoryError, BufferMisuseError, CheckpointError
 from buffers.core.generator import restore_generator

@@ -15,6 +15,7 @@ from buffers.core.arguments import (
     read_array,
     read_distinct_ids,
     read_nest,
+    read_valid,
     tree_leaves,
 )
 from buffers.core.errors import BufferMisuseError
@@ -35,6 +36,10 @@ class TransitionWriter:
     - SAME_STEP: the next observation of a step that ended is `infos["final_obs"]`; the one returned
       begins the next episode.
     - DISABLED: `reset` tells which environments were reset, and what they observed then.
+
+    Where rows are agents that die before their game ends, or come later, `valid` says which of them
+    acted in a step; the others are left out, and what an agent does after it was dead begins a new
+    episode. An agent that ends while its game goes on ended with the observation in its row.
 
     All it keeps is copied, so vector envs may reuse their memory (`copy=False`).
 
@@ -138,6 +143,8 @@ class TransitionWriter:
         terminations: Any,
         truncations: Any,
         infos: Mapping[str, Any],
+        *,
+        valid: Any = None,
         **extras: Any,
     ) -> None:
         """Write a step of all environments.
@@ -149,6 +156,8 @@ class TransitionWriter:
             terminations: bool (N,).
             truncations: bool (N,).
             infos: For `final_obs`, under SAME_STEP.
+            valid: bool (N,), the rows that acted in this step; None for all but those that only
+                reset.
             extras: The extra columns of the buffer, (N, ...), of the same rows as `actions`.
 
         Raises:
@@ -162,7 +171,8 @@ class TransitionWriter:
             )
         actions = self._read_actions(actions, self.num_envs)
         columns = _read_extras(extras, self.num_envs)
-        self._write(None, actions, columns, (obs, rewards, terminations, truncations, infos))
+        result = obs, rewards, terminations, truncations, infos
+        self._write(None, actions, columns, result, valid)
 
     def sent(self, actions: Any, env_ids: Any = None, **extras: Any) -> None:
         """Take note of actions that were sent.
@@ -204,12 +214,13 @@ class TransitionWriter:
             kept[name] = kept[name].astype(np.result_type(kept[name], column), copy=False)
             kept[name][ids] = column
 
-    def received(self, batch: Any, **extras: Any) -> None:
+    def received(self, batch: Any, *, valid: Any = None, **extras: Any) -> None:
         """Write what `recv` returned for some environments.
 
         Args:
             batch: Has `obs`, `rewards`, `terminations`, `truncations`, `infos` with B rows, and
                 `env_ids` int (B,).
+            valid: bool (B,), as in `step`; None takes the attribute `valid` of the batch, if any.
             extras: Extra columns of the buffer that were not given to `sent`, (B, ...), of the rows
                 of the batch.
 
@@ -225,7 +236,8 @@ class TransitionWriter:
         result = batch.obs, batch.rewards, batch.terminations, batch.truncations, batch.infos
         columns = _read_extras(extras, len(ids))
         columns |= {name: column[ids] for name, column in self._sent_extras.items()}
-        self._write(ids, self._actions[ids], columns, result)
+        valid = getattr(batch, "valid", None) if valid is None else valid
+        self._write(ids, self._actions[ids], columns, result, valid)
         self._is_sent[ids] = False
 
     def _write(
@@ -234,6 +246,7 @@ class TransitionWriter:
         actions: np.ndarray,
         extras: dict[str, np.ndarray],
         result: tuple,
+        valid: Any,
     ) -> None:
         """Add the rows that are transitions, then remember the observations."""
         ids = self._all if env_ids is None else env_ids
@@ -243,12 +256,14 @@ class TransitionWriter:
         rewards = read_array("rewards", rewards, (count,), np.dtype(np.float64))
         terminations = read_array("terminations", terminations, (count,), np.dtype(np.bool_))
         truncations = read_array("truncations", truncations, (count,), np.dtype(np.bool_))
-        self._require_reset(ids)
-        over = terminations | truncations
-        following = self._successors(leaves, over, ids, infos)
-        was_over = self._is_over[ids]
-        if was_over.any():  # NEXT_STEP: these rows only reset
-            rows = np.flatnonzero(~was_over)
+        over, is_left = terminations | truncations, self._is_over[ids]
+        is_valid = None if valid is None else read_valid(valid, count)
+        self._require_reset(ids, is_valid)
+        if is_valid is not None:
+            over, is_left = over & is_valid, is_left | ~is_valid
+        following, goes_on = self._successors(leaves, over, ids, infos, is_valid is not None)
+        if is_left.any():  # NEXT_STEP: the row only resets; or an agent that is dead
+            rows = np.flatnonzero(~is_left)
             columns = (rewards[rows], terminations[rows], truncations[rows])
             following = [leaf[rows] for leaf in following]
             extras = {name: column[rows] for name, column in extras.items()}
@@ -259,8 +274,14 @@ class TransitionWriter:
         where = slice(None) if env_ids is None else env_ids
         for target, leaf in zip(self._obs, leaves, strict=True):
             target[where] = leaf
+        if self.autoreset_mode is SAME_STEP:
+            over = goes_on  # these agents are not to act before their game was reset
+        elif self.autoreset_mode is DISABLED:
+            over = over | self._is_over[ids]
         # Under NEXT_STEP the row that resets has no flags, so this also clears the mark.
-        self._is_over[where] = over & (self.autoreset_mode is not SAME_STEP)
+        self._is_over[where] = over
+        if is_valid is not None and self._cut is not None and not is_valid.all():
+            self._cut(ids[~is_valid])
 
     def _add_rows(
         self,
@@ -293,16 +314,26 @@ class TransitionWriter:
         over: np.ndarray,
         ids: np.ndarray,
         infos: Mapping[str, Any],
-    ) -> list[np.ndarray]:
-        """The true next observations: under SAME_STEP the final ones where episodes ended."""
+        has_agents: bool,
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """The true next observations: under SAME_STEP the final ones where episodes ended.
+
+        Returns:
+            The leaves; and bool (B,), agents that ended while their game goes on: their row has the
+            final observation itself.
+        """
+        goes_on = np.zeros(len(ids), np.bool_)
         if self.autoreset_mode is not SAME_STEP or not over.any():
-            return leaves
-        finals = infos.get("final_obs")
+            return leaves, goes_on
+        finals, is_given = infos.get("final_obs"), infos.get("_final_obs")
         following = [target[: len(ids)] for target in self._next]
         for target, leaf in zip(following, leaves, strict=True):
             np.copyto(target, leaf)
         for row in np.flatnonzero(over).tolist():
             final = _row_of(finals, row)
+            if has_agents and (final is None or not (is_given is None or is_given[row])):
+                goes_on[row] = True
+                continue
             if final is None:
                 raise BufferMisuseError(
                     f"the episode of env {ids[row]} ended, but infos['final_obs'] has nothing for "
@@ -311,20 +342,28 @@ class TransitionWriter:
             values = tree_leaves(self._space, final, "infos['final_obs']")
             for target, leaf, value in zip(following, self._leaves, values, strict=True):
                 target[row] = read_array("final_obs", value, leaf.shape, leaf.dtype)
-        return following
+        return following, goes_on
 
-    def _require_reset(self, ids: np.ndarray) -> None:
+    def _require_reset(self, ids: np.ndarray, is_valid: np.ndarray | None) -> None:
         unknown = ids[~self._is_known[ids]]
         if len(unknown):
             raise BufferMisuseError(
                 f"the observations envs {unknown.tolist()} began with are not known; call "
                 "reset(obs) with what envs.reset returned first"
             )
-        if self.autoreset_mode is DISABLED and self._is_over[ids].any():
-            stuck = ids[self._is_over[ids]].tolist()
+        if self.autoreset_mode is NEXT_STEP:
+            return
+        is_stuck = self._is_over[ids] if is_valid is None else self._is_over[ids] & is_valid
+        if is_stuck.any() and self.autoreset_mode is DISABLED:
             raise BufferMisuseError(
-                f"the episodes of envs {stuck} have ended and autoreset is disabled; call "
-                "reset(obs, mask) with what envs.reset returned after resetting them"
+                f"the episodes of envs {ids[is_stuck].tolist()} have ended and autoreset is "
+                "disabled; call reset(obs, mask) with what envs.reset returned after resetting them"
+            )
+        if is_stuck.any():
+            raise BufferMisuseError(
+                f"the agents in rows {ids[is_stuck].tolist()} ended in their last step and act "
+                "again, so their game was reset in it, but infos['final_obs'] had nothing for "
+                "them; with autoreset SAME_STEP pass the infos of the step as they are"
             )
 
     def _read_ids(self, env_ids: Any) -> np.ndarray:

@@ -95,9 +95,7 @@ _gymnasium.register(id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole
 _gymnasium.register(
     id="Pursuit-v0", vector_entry_point="vecenv.agents.games.pursuit:PursuitVectorEnv"
 )
-_gymnasium.register(
-    id="Spread-v0", vector_entry_point="vecenv.agents.games.spread:SpreadVectorEnv"
-)
+_gymnasium.register(id="Spread-v0", vector_entry_point="vecenv.agents.games.spread:SpreadVectorEnv")
 _gymnasium.register(
     id="Synthetic-v0", entry_point="vecenv.synthetic:SyntheticEnv", disable_env_checker=True
 )

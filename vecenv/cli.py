@@ -158,6 +158,40 @@ def _watch_cage(policy: str, gif: Path | None, fps: float, options: dict[str, An
     return 0
 
 
+def replay(
+    files: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    *,
+    how: Literal["both", "batch", "singly"] = "both",
+    max_differences: int = 20,
+) -> int:
+    """Play recorded episodes of CAGE Challenge 4 and print every field that comes out differently.
+
+    The exit status is 1 if there is any, 2 if a file is damaged.
+
+    Args:
+        files: Traces of the documented format, .npz.
+        how: All in lockstep, one by one, or first the one and then the other.
+        max_differences: An episode is left once it has so many.
+    """
+    from vecenv.cage import replay_traces
+
+    if not files:
+        raise ValueError("files is empty, expected at least one trace")
+    for batch in {"both": (True, False), "batch": (True,), "singly": (False,)}[how]:
+        result = replay_traces(files, batch=batch, max_differences=max_differences)
+        for difference in result.differences:
+            print(difference)
+        print(
+            f"{'in a batch' if batch else 'one by one'}: {result.num_episodes} episodes, "
+            f"{result.num_steps} steps, {result.num_compared} fields compared, "
+            f"{len(result.differences)} differ"
+        )
+        if result.differences:
+            return 1
+    return 0
+
+
 def check(
     env: EnvName,
     /,
@@ -303,6 +337,7 @@ def main(args: Sequence[str] | None = None) -> int:
     commands = {
         "evaluate": evaluate,
         "watch": watch,
+        "replay": replay,
         "check": check,
         "compare": compare,
         "trace": trace,

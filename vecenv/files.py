@@ -158,13 +158,15 @@ def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:
         np.savez(file, **arrays)
 
 
-def read_npz(path: str | Path) -> dict[str, np.ndarray]:
+def read_npz(path: str | Path, *, max_bytes: int | None = None) -> dict[str, np.ndarray]:
     """Read a file of arrays that may have been written by anybody.
 
-    Nothing in it is executed, and it takes no more memory than the file has bytes.
+    Nothing in it is executed, and it takes no more memory than the file has bytes, or `max_bytes`.
 
     Args:
-        path: The file, of `numpy.savez` (not compressed) with arrays of numbers, bools or strings.
+        path: The file, of `numpy.savez` with arrays of numbers, bools or strings.
+        max_bytes: Size of all arrays up to which the file may be one of `savez_compressed`; None:
+            it must not be compressed.
 
     Returns:
         The arrays by name, writable.
@@ -176,16 +178,17 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
         raise ValueError(f"{path} is no archive of arrays, but a folder, a device or a pipe")
     with Path(path).open("rb") as file:
-        left = os.fstat(file.fileno()).st_size
+        left = os.fstat(file.fileno()).st_size if max_bytes is None else max_bytes
         arrays = {}
         try:
             with zipfile.ZipFile(file) as archive:
                 for member in archive.infolist():
                     left -= member.file_size
-                    if member.compress_type != zipfile.ZIP_STORED:
+                    if max_bytes is None and member.compress_type != zipfile.ZIP_STORED:
                         raise ValueError(f"{member.filename!r:.99} is compressed")
                     if left < 0:
-                        raise ValueError("its parts are larger than the file")
+                        bound = "the file" if max_bytes is None else f"{max_bytes} bytes"
+                        raise ValueError(f"its parts are larger than {bound}")
                     name = member.filename.removesuffix(".npy")
                     if name in arrays or name == member.filename:
                         raise ValueError(f"{member.filename!r:.99} is no array, or is there twice")

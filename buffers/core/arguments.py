@@ -35,12 +35,14 @@ __all__ = [
     "read_row_ids",
     "read_steps",
     "read_tensor",
+    "read_valid",
     "resolve_device",
     "tree_leaves",
 ]
 
 MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
 
+_MAX_DEPTH = 64  # dimensions that NumPy's arrays can have
 _BOOL = np.dtype(np.bool_)
 _FLAGS = ("terminations", "truncations")
 _COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
@@ -96,6 +98,7 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
         return given
     try:
         if not isinstance(given, torch.Tensor):
+            _check_depth(name, given)
             return np.asarray(given)
         if not given.is_cpu:
             check_place(name, given, device)
@@ -109,6 +112,18 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
             f"{name} must be an array or a tensor, got {type(given).__name__}: {error}"
         ) from None
     return array
+
+
+def _check_depth(name: str, given: Any) -> None:
+    """Raise BufferMisuseError for lists within lists without end, of which NumPy counts 2**64."""
+    inner = given
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(inner, (list, tuple)) or not inner:
+            return
+        inner = inner[0]
+    raise BufferMisuseError(
+        f"{name} is a {type(given).__name__} nested more than {_MAX_DEPTH} deep, expected an array"
+    )
 
 
 def as_tensor(name: str, given: Any) -> torch.Tensor:
@@ -253,10 +268,8 @@ def _count_rows(rewards: Any) -> int:
     Raises:
         BufferMisuseError: They are no single axis.
     """
-    try:
-        shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else np.shape(rewards)
-    except ValueError as error:
-        raise BufferMisuseError(f"rewards must be an array or a tensor: {error}") from None
+    read = rewards if isinstance(rewards, torch.Tensor) else as_array("rewards", rewards)
+    shape = tuple(read.shape)
     if len(shape) != 1:
         raise BufferMisuseError(
             f"rewards has shape {shape}, expected (K,): one number per transition"
@@ -350,6 +363,15 @@ def read_row_ids(
             f"{num_envs}"
         )
     return ids
+
+
+def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) -> np.ndarray:
+    """Which of some rows acted, so that they are transitions: bool (K,), nobody else's.
+
+    Raises:
+        BufferMisuseError: Something else was given.
+    """
+    return np.array(read_array("valid", valid, (num_rows,), _BOOL, device), np.bool_)
 
 
 def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:

@@ -78,12 +78,15 @@ def action_leaf(space: Space) -> Leaf:
     return space_leaves(space, "actions")[0]
 
 
-def extra_leaves(extra_columns: Mapping[str, Space] | None, taken: Set[str]) -> list[Leaf]:
+def extra_leaves(
+    extra_columns: Mapping[str, Space] | None, taken: Set[str], what: str = "extra column"
+) -> list[Leaf]:
     """The extra columns of a buffer, each a single array under its name.
 
     Args:
         extra_columns: Names and spaces, from the user; None for none.
         taken: Names that the buffer, its methods or its batches use themselves.
+        what: Names them in messages.
 
     Raises:
         BufferMisuseError: A name is taken or no identifier, or a space is no single array.
@@ -92,13 +95,13 @@ def extra_leaves(extra_columns: Mapping[str, Space] | None, taken: Set[str]) -> 
     for name, space in (extra_columns or {}).items():
         if not isinstance(name, str) or name in taken or not name.isidentifier():
             raise BufferMisuseError(
-                f"extra column {name!r} has a name that is taken or is no identifier; choose one "
+                f"{what} {name!r} has a name that is taken or is no identifier; choose one "
                 f"other than {sorted(taken)}"
             )
         found = space_leaves(space, name)
         if len(found) != 1 or found[0].path != name:
             raise BufferMisuseError(
-                f"extra column {name!r} has the space {space}, expected Box, Discrete, "
+                f"{what} {name!r} has the space {space}, expected Box, Discrete, "
                 "MultiDiscrete or MultiBinary; give one column for each array"
             )
         leaves += found

@@ -17,6 +17,7 @@ from buffers.core.arguments import (
     read_episode,
     read_number,
     read_steps,
+    read_valid,
     resolve_device,
 )
 from buffers.core.checkpoint import Block
@@ -228,7 +229,7 @@ class EpisodicReplayBuffer(SavedBuffer):
             fields[path][count] = array[0]
         self._storage.insert(np.array([count]))
 
-    def add(self, env_ids: Any = None, **columns: Any) -> None:
+    def add(self, env_ids: Any = None, *, valid: Any = None, **columns: Any) -> None:
         """Append one step to the open episode of each of some environments.
 
         A step with `terminations` or `truncations` ends its episode, which then is stored. An
@@ -236,6 +237,8 @@ class EpisodicReplayBuffer(SavedBuffer):
 
         Args:
             env_ids: int (B,), distinct; None for all environments in order.
+            valid: bool (B,), the rows to store, as of agents that acted; None for all. The episode
+                of an environment that is left out is cut, if it is open, as by `cut_episodes`.
             columns: `obs`, `next_obs` (B, *obs_shape), nested like the space, `actions` (B,
                 *action_shape), `rewards`, `terminations`, `truncations` (B,), the extra columns
                 (B, ...) and, if wanted, `boundaries` bool (B,). Copied.
@@ -245,10 +248,15 @@ class EpisodicReplayBuffer(SavedBuffer):
                 next_obs; nothing was changed.
             BufferMemoryError: Memory for open episodes is missing; nothing was changed.
         """
-        self._append(env_ids, read_steps(columns, self._row, self.device, {"boundaries"}))
+        arrays = read_steps(columns, self._row, self.device, {"boundaries"})
+        count = len(arrays["rewards"])
+        is_valid = None if valid is None else read_valid(valid, count, self.device)
+        self._append(env_ids, arrays, is_valid)
 
     @exclusive
-    def _append(self, env_ids: Any, arrays: dict[str, np.ndarray]) -> None:
+    def _append(
+        self, env_ids: Any, arrays: dict[str, np.ndarray], is_valid: np.ndarray | None
+    ) -> None:
         count = len(arrays["rewards"])
         opened = self._opened(env_ids, count)
         ids = np.arange(count) if env_ids is None else env_ids
@@ -259,6 +267,11 @@ class EpisodicReplayBuffer(SavedBuffer):
                 "env, or env_ids with one id per step"
             )
         arrays.setdefault("boundaries", np.zeros(count, np.bool_))
+        left = ids[:0]
+        if is_valid is not None:
+            arrays = {path: array[is_valid] for path, array in arrays.items()}
+            ids, left, count = ids[is_valid], ids[~is_valid], int(is_valid.sum())
+            left = left[opened.lengths[left] > 0]
         for path, field in opened.fields.items():
             if path in arrays:  # the header is not
                 field[:count] = arrays[path]
@@ -267,6 +280,8 @@ class EpisodicReplayBuffer(SavedBuffer):
         opened.check_continuity(ids)
         ends = opened.prepare(ids, arrays["terminations"] | arrays["truncations"])
         self._open, self.num_envs = opened, opened.num_envs
+        if len(left):
+            opened.close(left)
         opened.append(ids)
         if len(ends):
             opened.close(ends)

@@ -18,6 +18,7 @@ from buffers.core.arguments import (
     read_distinct_ids,
     read_row_ids,
     read_steps,
+    read_valid,
     resolve_device,
 )
 from buffers.core.errors import BufferMemoryError, BufferMisuseError
@@ -185,6 +186,7 @@ class ReplayBuffer(SavedBuffer):
         terminations: Any = None,
         truncations: Any = None,
         env_ids: Any = None,
+        valid: Any = None,
         **extras: Any,
     ) -> None:
         """Add K transitions, any number of them; all are copied.
@@ -201,6 +203,9 @@ class ReplayBuffer(SavedBuffer):
             truncations: bool (K,).
             env_ids: int (K,), where each row comes from. None if the rows are whole steps of all
                 environments in order, or the buffer keeps no track of them.
+            valid: bool (K,), the rows to store, as of agents that acted; None for all. In a row
+                that is left out its environment has no episode: what was open is cut, as by
+                `cut_episodes`, and its next row begins another.
             extras: The extra columns, (K, ...).
 
         Raises:
@@ -210,7 +215,20 @@ class ReplayBuffer(SavedBuffer):
             BufferMisuseError: More final observations than there is room for, which a CUDA graph
                 reads; see `reserve_final_obs`. Nothing was changed.
         """
-        if self._add_rows is not None and not extras:
+        # Only arrays go to Numba unread: a list that contains itself ends the interpreter there.
+        if (
+            self._add_rows is not None
+            and not extras
+            and valid is None
+            and obs.__class__
+            is next_obs.__class__
+            is actions.__class__
+            is rewards.__class__
+            is terminations.__class__
+            is truncations.__class__
+            is np.ndarray
+            and (env_ids is None or env_ids.__class__ is np.ndarray)
+        ):
             try:
                 if self._add_rows(
                     self._table,
@@ -236,17 +254,34 @@ class ReplayBuffer(SavedBuffer):
             "truncations": truncations,
         }
         given = {name: column for name, column in columns.items() if column is not None}
-        self._add_checked({**given, **extras}, env_ids)
+        self._add_checked({**given, **extras}, env_ids, valid)
 
-    def _add_checked(self, columns: Mapping[str, Any], env_ids: Any) -> None:
+    def _add_checked(self, columns: Mapping[str, Any], env_ids: Any, valid: Any) -> None:
         arrays = read_steps(columns, self._storage.layout, self.device)
-        num_envs = self.num_envs or 0
-        ids = read_row_ids(env_ids, len(arrays["rewards"]), num_envs, self.device)
-        self._write(arrays, ids if num_envs else self._no_ids)
+        count, num_envs = len(arrays["rewards"]), self.num_envs or 0
+        ids = read_row_ids(env_ids, count, num_envs, self.device)
+        ids = ids if num_envs else self._no_ids
+        if valid is None:
+            self._write(arrays, ids)
+            return
+        is_valid = read_valid(valid, count, self.device)
+        arrays = {path: array[is_valid] for path, array in arrays.items()}
+        if not num_envs:
+            self._write(arrays, ids)
+            return
+        ids = ids if len(ids) else np.arange(count) % num_envs
+        stops, cuts = _gaps(ids, is_valid)
+        self._write(arrays, ids[is_valid], stops[is_valid], cuts)
 
     @exclusive
-    def _write(self, arrays: Mapping[str, np.ndarray], ids: np.ndarray) -> None:
-        self._storage.write(arrays, ids)
+    def _write(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        ids: np.ndarray,
+        stops: np.ndarray | None = None,
+        cuts: np.ndarray | None = None,
+    ) -> None:
+        self._storage.write(arrays, ids, stops, cuts)
 
     def cut_episodes(self, env_ids: Any = None) -> None:
         """Say that environments were reset, or left, before their episodes ended.
@@ -450,3 +485,27 @@ class ReplayBuffer(SavedBuffer):
             kept.add_slots(0)
         if storage.staging is not None:
             storage.staging.refresh()
+
+
+def _gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where rows that are left out interrupt environments.
+
+    Args:
+        env_ids: int64 (K,).
+        is_valid: bool (K,).
+
+    Returns:
+        bool (K,), rows whose environment's next row here is left out; and the environments whose
+        first row here is left out.
+
+    >>> stops, cuts = _gaps(np.array([0, 1, 0, 1]), np.array([True, False, False, True]))
+    >>> stops.tolist(), cuts.tolist()
+    ([True, False, False, False], [1])
+    """
+    order = np.argsort(env_ids, kind="stable")
+    ids, is_out = env_ids[order], ~is_valid[order]
+    is_first = np.ones(len(ids), np.bool_)
+    is_first[1:] = ids[1:] != ids[:-1]
+    stops = np.zeros(len(ids), np.bool_)
+    stops[order[:-1]] = is_out[1:] & ~is_first[1:]
+    return stops, ids[is_first & is_out]

@@ -48,7 +48,7 @@ _GRAIN = 16  # of the stride: the largest item torch has
 # Columns, attributes of batches, the field of the buffer's own, and what no method takes by name.
 _TAKEN = frozenset((
     "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "env_ids", "indices",
-    "discounts", "weights", "extras", "memory", "size", "link", "self",
+    "discounts", "weights", "extras", "memory", "size", "link", "self", "valid",
 ))  # fmt: skip
 
 

@@ -65,26 +65,37 @@ class ReplayStorage:
             sizes["staging"] = self.staging.nbytes
         return sizes
 
-    def write(self, arrays: Mapping[str, np.ndarray], env_ids: np.ndarray) -> None:
+    def write(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        env_ids: np.ndarray,
+        stops: np.ndarray | None = None,
+        cuts: np.ndarray | None = None,
+    ) -> None:
         """Write checked transitions.
 
         Args:
             arrays: (K, ...) by path, C-contiguous, of the dtypes of the layout.
             env_ids: int64 (K,), or (0,) for whole steps.
+            stops: bool (K,), rows after which another episode begins besides those with a flag.
+            cuts: int64 (C,), environments whose episodes are cut before.
 
         Raises:
             BufferMemoryError: There is no memory for more final observations, or for staging a
                 larger add than before; nothing was changed.
         """
         count = len(arrays["rewards"])
+        if count and self.successors is not None:
+            self.successors.reserve(count)
+        if count and self.staging is not None:
+            self.staging.reserve(count)
+        if cuts is not None:
+            mark_cut(self.state, cuts)
         if not count:
             return
-        if self.successors is not None:
-            self.successors.reserve(count)
-        if self.staging is not None:
-            self.staging.reserve(count)
         rows, befores, envs = np.empty((3, count), np.int64)
         is_over = arrays["terminations"] | arrays["truncations"]
+        is_over = is_over if stops is None else is_over | stops
         place_rows(self.state, env_ids, is_over, rows, befores, envs)
         if self.successors is not None:
             codes = self.successors.keep(arrays, rows, befores, envs)

@@ -29,6 +29,7 @@ from buffers.core.state import (
 from buffers.rollout.gae import check_discounts, fill_advantages_torch
 from buffers.rollout.kernels import (
     UNWRITTEN,
+    UNWRITTEN_FLAG,
     are_all_finite,
     collect_rows,
     fill_advantages,
@@ -79,6 +80,12 @@ class RolloutBuffer(StatefulBuffer):
     `set_final_values`. To leave out more rows set elements of `valid_pages` to False before
     `compute_advantages`.
 
+    Where a row is an agent of a game, agents die before their game ends, and others come later. The
+    environment then writes into `slot(t).valid` which rows acted in step t; the others are no
+    transitions. Every step of a rollout must have it, or none. The value of the observation an
+    agent's life was cut off with is that of the next row, unless its game was reset in that step,
+    as under SAME_STEP: then give it to `set_final_values`.
+
     With a device other than the CPU the environment still writes into host pages (pinned, unless
     `allocate` supplied them). `obs_at` enqueues the copy of one row, `compute_advantages` that of
     rewards and flags; `put` and `env_actions` wait for the device, as the environment needs the
@@ -99,7 +106,7 @@ class RolloutBuffer(StatefulBuffer):
         final_values: float32 (T, N), or None under NEXT_STEP.
         advantages: float32 (T, N).
         returns: float32 (T, N), advantages + values.
-        extras: The extra columns by name, (T, N, ...).
+        extras: The extra columns by name, (T, N, ...); and game columns, (T, N / A, ...).
 
     Args:
         num_steps: T.
@@ -118,6 +125,10 @@ class RolloutBuffer(StatefulBuffer):
             (shape, dtype) for observations, actions, rewards and flags. None for own memory.
         extra_columns: Names and spaces of further values per step, such as costs: `put` writes
             them, batches have them in `extras`.
+        game_columns: The same of values that a game's agents share, such as its state for a central
+            critic: stored once per game, (T, N / agents_per_game, ...), and given so to `put`;
+            batches have in `extras` for every row those of its game.
+        agents_per_game: So many neighbouring rows of a step are one game.
         staged: Keep host pages apart from the tensors on the CPU too, to test what other devices
             do.
 
@@ -154,11 +165,16 @@ class RolloutBuffer(StatefulBuffer):
         seed: int | None = None,
         allocate: Allocate | None = None,
         extra_columns: Mapping[str, Space] | None = None,
+        game_columns: Mapping[str, Space] | None = None,
+        agents_per_game: int | None = None,
         staged: bool = False,
     ):
         gamma, gae_lambda = check_discounts(gamma, gae_lambda)
         spaces = observation_space, action_space
-        layout = plan_rollout(num_steps, num_envs, *spaces, autoreset_mode, extra_columns)
+        layout = plan_rollout(
+            num_steps, num_envs, *spaces, autoreset_mode, extra_columns,
+            game_columns=game_columns, agents_per_game=agents_per_game,
+        )  # fmt: skip
         _check_mode_of_owner(allocate, layout)
         self.num_steps, self.num_envs = layout.num_steps, layout.num_envs
         self.observation_space, self.action_space = observation_space, action_space
@@ -183,6 +199,7 @@ class RolloutBuffer(StatefulBuffer):
             storage.extras,
             storage.columns["rows"],
             seed,
+            games=storage.games,
         )
         self._sequence_samplers: dict[tuple[str, ...], SequenceSampler] = {}
         self._is_computed = self._is_counted = False
@@ -190,7 +207,8 @@ class RolloutBuffer(StatefulBuffer):
         self._remember(
             RolloutBuffer, num_steps, num_envs, observation_space, action_space,
             autoreset_mode=autoreset_mode, gamma=gamma, gae_lambda=gae_lambda, device=device,
-            extra_columns=extra_columns, staged=staged,
+            extra_columns=extra_columns, game_columns=game_columns,
+            agents_per_game=agents_per_game, staged=staged,
         )  # fmt: skip
 
     def _name_tensors(self) -> None:
@@ -208,7 +226,7 @@ class RolloutBuffer(StatefulBuffer):
         self.final_values = storage.tensor("final_values") if uses_final else None
         self.advantages = storage.tensor("advantages")
         self.returns = storage.tensor("returns")
-        self.extras = storage.extras
+        self.extras = {**storage.extras, **storage.games}
 
     def _name_rows(self) -> None:
         self._obs_rows = self._storage.obs_rows
@@ -234,6 +252,8 @@ class RolloutBuffer(StatefulBuffer):
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         extra_columns: Mapping[str, Space] | None = None,
+        game_columns: Mapping[str, Space] | None = None,
+        agents_per_game: int | None = None,
         staged: bool = False,
     ) -> int:
         """Bytes the constructor would allocate, batches not included; allocates nothing.
@@ -243,7 +263,10 @@ class RolloutBuffer(StatefulBuffer):
         69677056
         """
         spaces = observation_space, action_space
-        layout = plan_rollout(num_steps, num_envs, *spaces, autoreset_mode, extra_columns)
+        layout = plan_rollout(
+            num_steps, num_envs, *spaces, autoreset_mode, extra_columns,
+            game_columns=game_columns, agents_per_game=agents_per_game,
+        )  # fmt: skip
         return layout.nbytes(staged)
 
     @property
@@ -254,6 +277,7 @@ class RolloutBuffer(StatefulBuffer):
     def memory(self) -> dict[str, int]:
         """Bytes held now by name of column, host and device together, and by "minibatches"."""
         sizes = {name: column.nbytes for name, column in self._storage.columns.items()}
+        sizes["valid"] += self._storage.written_valid.nbytes
         samplers = self._sampler, *self._sequence_samplers.values()
         return {**sizes, "minibatches": sum(sampler.nbytes for sampler in samplers)}
 
@@ -323,6 +347,11 @@ class RolloutBuffer(StatefulBuffer):
         the flags of the steps before t, which must have been made. NEXT_STEP: the observation after
         the one that ended the episode. DISABLED: as if envs were reset right after the end.
 
+        Where the env writes `slot(t).valid`, also the rows that did not act in the step before:
+        those that begin to act in this step, and those that still do not. Under SAME_STEP and
+        DISABLED an agent that was truncated observes the end of its life, unless
+        `set_final_values` was given the value of that.
+
         Args:
             t: 0 to T; T for the values of the last observations.
 
@@ -348,6 +377,13 @@ class RolloutBuffer(StatefulBuffer):
             np.logical_or(*flags, out=pages["is_first"][t])
         elif t > 0:
             pages["is_first"][t] = pages["over_before"]
+        acted = self._storage.written_valid.written_row(t - 1) if t > 0 else None
+        if acted is not None:
+            is_first = pages["is_first"][t]
+            if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
+                np.logical_and(pages["truncations"][t - 1], pages["has_final"][t - 1], out=is_first)
+                is_first |= pages["terminations"][t - 1]
+            is_first |= ~acted
 
     def _read_obs(self, obs: Any) -> list[np.ndarray]:
         layout = self._layout
@@ -389,7 +425,8 @@ class RolloutBuffer(StatefulBuffer):
                 without changing kind. Like the others a tensor or an array; gradients are dropped.
             log_probs: float (N,), logarithms of the probabilities (densities) of the actions.
             values: float (N,), estimated values of the observations.
-            extras: Extra columns by name, (N, ...), all of them or some.
+            extras: Extra columns by name, (N, ...), all of them or some; and game columns, one row
+                per game.
 
         Returns:
             The actions as a NumPy view (N, *action_shape) of the host pages, for the environment.
@@ -439,8 +476,8 @@ class RolloutBuffer(StatefulBuffer):
             if column is None:
                 declared = f"only {sorted(self.extras)}" if self.extras else "and none was declared"
                 raise BufferMisuseError(
-                    f"there is no extra column {name!r}, {declared}; name it in extra_columns of "
-                    "the constructor"
+                    f"there is no extra column {name!r}, {declared}; name it in extra_columns or "
+                    "game_columns of the constructor"
                 )
             read[name] = read_tensor(name, given, column.shape[1:], column.dtype)
         return read
@@ -556,6 +593,7 @@ class RolloutBuffer(StatefulBuffer):
         self._require_final_values()
         self._clear_policy_marks()
         self.values[-1].copy_(last)
+        self._fill_final_values()
         if self._staged:
             self._fill_on_device()
         else:
@@ -582,15 +620,32 @@ class RolloutBuffer(StatefulBuffer):
     def _require_final_values(self) -> None:
         if self.final_values is None:
             return
+        if self._has_written_valid():
+            self._require_final_values_of_games()
+            return
         names = ("terminations", "truncations", "valid", "has_final")
         row = int(first_missing_final(*(self._flags[name].reshape(-1) for name in names)))
         if row >= 0:
-            t, env_id = divmod(row, self.num_envs)
-            raise BufferMisuseError(
-                f"env {env_id} was truncated in step {t}, but the value of its final observation "
-                f"is missing; call set_final_values({t}, [{env_id}], values) with the value of "
-                f"infos['final_obs'][{env_id}] (under DISABLED: of the observation before reset)"
-            )
+            raise _missing_final(*divmod(row, self.num_envs))
+
+    def _require_final_values_of_games(self) -> None:
+        """The same where an agent's final observation is the next row, if its game goes on.
+
+        An agent that acts in the next step again was in a game that was reset, so that its next row
+        has another observation; in the last step that is not known.
+        """
+        pages, acts = self._pages, self._storage.written_valid.allocated()
+        is_cut = pages["truncations"] & ~pages["terminations"] & self.valid_pages
+        missing = np.argwhere((is_cut & ~pages["has_final"])[:-1] & acts[1:])
+        if len(missing):
+            raise _missing_final(*missing[0].tolist())
+
+    def _fill_final_values(self) -> None:
+        """Take the next rows' values for those that were not given, if agents' games go on."""
+        if self.final_values is None or not self._has_written_valid():
+            return
+        is_given = torch.from_numpy(self._pages["has_final"]).to(self.device)
+        torch.where(is_given, self.final_values, self.values[1:], out=self.final_values)
 
     @exclusive
     def episodes(self) -> EpisodeStats:
@@ -708,16 +763,17 @@ class RolloutBuffer(StatefulBuffer):
         self._require_computed("sequences")
         names = (initial_states,) if isinstance(initial_states, str) else tuple(initial_states)
         for name in names:
-            if name not in self.extras:
+            if name not in self._storage.extras:
                 raise BufferMisuseError(
                     f"initial_states has {name!r}, expected names of extra columns, which are "
-                    f"{sorted(self.extras)}; name it in extra_columns of the constructor"
+                    f"{sorted(self._storage.extras)}; name it in extra_columns of the constructor"
                 )
         sampler = self._sequence_samplers.get(names)
         if sampler is None:
             storage = self._storage
             sampler = self._sequence_samplers[names] = SequenceSampler(
-                self.observation_space, storage.obs, storage.columns, self.extras, names,
+                self.observation_space, storage.obs, storage.columns, storage.extras,
+                names, games=storage.games,
                 valid=self._flags["valid"], generator=self._sampler.generator,
             )  # fmt: skip
         plan = sampler.plan(num_minibatches, batch_size, length, normalizes=normalize_advantages)
@@ -761,12 +817,31 @@ class RolloutBuffer(StatefulBuffer):
             )
 
     def _mark_valid(self) -> None:
-        """Clear `valid` in the dead steps of NEXT_STEP; elements the user cleared stay so."""
+        """Clear `valid` in dead steps; elements the user cleared stay so."""
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             flags = self._flags
             mark_dead_steps(
                 flags["terminations"], flags["truncations"], flags["over_before"], flags["valid"]
             )
+        if self._has_written_valid():
+            self.valid_pages &= self._storage.written_valid.allocated()
+
+    def _has_written_valid(self) -> bool:
+        """Whether the env has written which rows acted.
+
+        Raises:
+            BufferMisuseError: In some steps only, or of some envs.
+        """
+        flags = self._storage.written_valid.flags
+        if flags is None:
+            return False
+        unwritten = flags == UNWRITTEN_FLAG
+        if unwritten.any() and not unwritten.all():
+            raise BufferMisuseError(
+                f"{_missing_rows(unwritten)} no valid, but others have; an env that writes into "
+                "slot(t).valid must write all its rows in every step"
+            )
+        return not unwritten.any()
 
     def _require_policy_outputs(self, method: str) -> None:
         """Raise unless every step went through `put`, or was written into the columns directly.
@@ -780,7 +855,11 @@ class RolloutBuffer(StatefulBuffer):
         )
         if 0 in self._has_policy:
             # Values are needed in dead steps too, as those of final observations.
-            is_needed = {"log_probs": self.valid_pages, "values": np.ones_like(self.valid_pages)}
+            is_valued = np.ones_like(self.valid_pages)
+            if self._has_written_valid():
+                is_valued[:] = self.valid_pages
+                is_valued[1:] |= self.valid_pages[:-1]
+            is_needed = {"log_probs": self.valid_pages, "values": is_valued}
             for (name, needed), bits in zip(
                 is_needed.items(), self._storage.policy_bits, strict=True
             ):
@@ -832,6 +911,7 @@ class RolloutBuffer(StatefulBuffer):
         pages = {name: column.copied_pages() for name, column in columns}
         return {
             "columns": pages,
+            "written_valid": self._storage.written_valid.flags,
             **marks,
             "counts": counts,
             "shuffle": self._sampler.generator.words,
@@ -840,6 +920,8 @@ class RolloutBuffer(StatefulBuffer):
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         for name, pages in state["columns"].items():
             self._storage.columns[name].take_copied_pages(pages)
+        if state["written_valid"] is not None:
+            self._storage.written_valid.allocated().view(np.uint8)[:] = state["written_valid"]
         self._has_policy[:] = state["has_policy"]
         self._is_uploaded[:] = state["is_uploaded"]
         for name, marks in state["has_extras"].items():
@@ -938,6 +1020,15 @@ def _check_mode_of_owner(allocate: Allocate | None, layout: RolloutLayout) -> No
             f"autoreset_mode is {layout.autoreset_mode.value!r}, but {type(envs).__name__}, whose "
             f"allocate was given, has {mode.value!r}; pass autoreset_mode=envs.autoreset_mode"
         )
+
+
+def _missing_final(t: int, env_id: int) -> BufferMisuseError:
+    """The error for a truncated episode without the value of its final observation."""
+    return BufferMisuseError(
+        f"env {env_id} was truncated in step {t}, but the value of its final observation "
+        f"is missing; call set_final_values({t}, [{env_id}], values) with the value of "
+        f"infos['final_obs'][{env_id}] (under DISABLED: of the observation before reset)"
+    )
 
 
 def _with_first(state: Mapping[str, Any], mode: AutoresetMode) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ __all__ = [
     "ADVANTAGE_EPSILON",
     "NARROW_ENVS",
     "UNWRITTEN",
+    "UNWRITTEN_FLAG",
     "advantage_row",
     "are_all_finite",
     "collect_rows",
@@ -39,6 +40,7 @@ __all__ = [
 # Bits of a float32 that has not been written yet: a NaN that no computation gives. Async vector
 # envs mark rewards in `step(out=)` likewise, so that what a dead worker leaves is told apart too.
 UNWRITTEN = 0x7FC5EED1
+UNWRITTEN_FLAG = 2  # the same of flags, which are 0 or 1
 
 # Up to this many environments the flat form is quicker than one call per row (measured, float32).
 NARROW_ENVS = 96

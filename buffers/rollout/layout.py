@@ -42,6 +42,8 @@ class RolloutLayout(NamedTuple):
     obs_leaves: list[Leaf]
     action: Leaf
     extras: list[Leaf]
+    games: list[Leaf]  # of the columns with one row per game
+    agents_per_game: int  # rows of a step that share one of these
     autoreset_mode: AutoresetMode
     columns: list[ColumnSpec]
 
@@ -62,12 +64,16 @@ def plan_rollout(
     action_space: Space,
     autoreset_mode: AutoresetMode | str,
     extra_columns: Mapping[str, Space] | None = None,
+    *,
+    game_columns: Mapping[str, Space] | None = None,
+    agents_per_game: int | None = None,
 ) -> RolloutLayout:
     """Plan the columns of a rollout buffer.
 
     Raises:
         BufferMisuseError: A size that is no positive integer, a space that has no arrays of fixed
-            size, an unknown autoreset mode, a name of an extra column that is taken.
+            size, an unknown autoreset mode, a name of an extra column that is taken, a number of
+            agents that does not divide that of envs.
     """
     num_steps = check_count("num_steps", num_steps)
     num_envs = check_count("num_envs", num_envs)
@@ -81,11 +87,18 @@ def plan_rollout(
         raise BufferMisuseError(f"observation_space {observation_space} holds no array at all")
     action = action_leaf(action_space)
     extras = extra_leaves(extra_columns, _TAKEN)
+    agents = _read_agents(num_envs, game_columns, agents_per_game)
+    taken = _TAKEN | {leaf.path for leaf in extras}
+    games = extra_leaves(game_columns, taken, "game column")
     mode = parse_autoreset_mode(autoreset_mode)
     columns = _rollout_columns(num_steps, num_envs, leaves, action)
     columns += [
         ColumnSpec(leaf.path, (num_steps, num_envs, *leaf.shape), leaf.dtype, "device")
         for leaf in extras
+    ]
+    columns += [
+        ColumnSpec(leaf.path, (num_steps, num_envs // agents, *leaf.shape), leaf.dtype, "device")
+        for leaf in games
     ]
     if mode is not AutoresetMode.NEXT_STEP:
         columns += [
@@ -93,8 +106,28 @@ def plan_rollout(
             ColumnSpec("has_final", (num_steps, num_envs), _BOOL, "host"),
         ]
     return RolloutLayout(
-        num_steps, num_envs, observation_space, leaves, action, extras, mode, columns
+        num_steps, num_envs, observation_space, leaves, action, extras, games, agents, mode, columns
     )
+
+
+def _read_agents(
+    num_envs: int, game_columns: Mapping[str, Space] | None, agents_per_game: int | None
+) -> int:
+    """How many rows of a step are one game."""
+    if agents_per_game is None:
+        if game_columns:
+            raise BufferMisuseError(
+                "game_columns needs agents_per_game, the number of agents whose rows share one of "
+                "a game column; pass it too"
+            )
+        return 1
+    agents = check_count("agents_per_game", agents_per_game)
+    if num_envs % agents:
+        raise BufferMisuseError(
+            f"agents_per_game is {agents}, which does not divide num_envs = {num_envs}; expected "
+            "num_envs to be the number of games times that of agents of each"
+        )
+    return agents
 
 
 def _rollout_columns(

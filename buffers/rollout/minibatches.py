@@ -26,6 +26,8 @@ __all__ = [
     "MinibatchSampler",
     "RolloutBatch",
     "normalize_advantages",
+    "read_split",
+    "sharing",
     "split_evenly",
 ]
 
@@ -74,6 +76,12 @@ def split_evenly(count: int, parts: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+def sharing(columns: Mapping[str, Column], games: Mapping[str, torch.Tensor]) -> int:
+    """How many rows of a rollout's columns share one of the game columns (T, N / A, ...)."""
+    num_envs = columns["actions"].tensor.shape[1]
+    return next((num_envs // tensor.shape[1] for tensor in games.values()), 1)
+
+
 class MinibatchSampler:
     """Shuffles row indices and gathers rows.
 
@@ -84,6 +92,7 @@ class MinibatchSampler:
         extras: Tensors (T, N, ...) of the columns that the user added.
         rows: int64 (T * N,), the row indices to draw from; owned by the caller, shuffled here.
         seed: For the shuffling; None takes entropy of the system.
+        games: Tensors (T, N / A, ...) of those with one row for A of the others', a game's agents.
     """
 
     def __init__(
@@ -94,17 +103,22 @@ class MinibatchSampler:
         extras: Mapping[str, torch.Tensor],
         rows: Column,
         seed: int | None,
+        *,
+        games: Mapping[str, torch.Tensor],
     ):
         self._space = observation_space
         self._is_nested = isinstance(observation_space, Dict | Tuple)
-        self._num_obs, self._extras = len(obs), list(extras)
+        self._num_obs, self._extras = len(obs), [*extras, *games]
         tensors = [column.tensor for column in (*obs, *(columns[name] for name in _OTHERS))]
-        self._sources = [tensor.flatten(0, 1) for tensor in (*tensors, *extras.values())]
+        tensors += [*extras.values(), *games.values()]
+        self._sources = [tensor.flatten(0, 1) for tensor in tensors]
         self._advantages_at = len(obs) + _OTHERS.index("advantages")
         self._rows = rows
         self._num_rows = rows.spec.shape[0]
         is_host = rows.tensor.device.type == "cpu" and not rows.is_twofold
-        self._batches = BatchPool(self._sources, is_host=is_host)
+        self._batches = BatchPool(
+            self._sources, is_host=is_host, num_shared=len(games), sharing=sharing(columns, games)
+        )
         self._block_rows = min(self._num_rows, _BLOCK_BYTES // max(1, self._batches.row_bytes))
         self._orders = BatchPool([rows.tensor], is_host=is_host)
         weights = torch.ones((), device=rows.tensor.device).expand(self._num_rows)
@@ -134,20 +148,9 @@ class MinibatchSampler:
                 T * N.
             BufferMemoryError: Memory for the batches is missing.
         """
-        if (num_minibatches is None) == (batch_size is None):
-            raise BufferMisuseError(
-                "give either num_minibatches or batch_size, got "
-                f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
-            )
-        name = "batch_size" if num_minibatches is None else "num_minibatches"
-        number = check_count(name, batch_size if num_minibatches is None else num_minibatches)
-        if number > self._num_rows:
-            raise BufferMisuseError(
-                f"{name} is {number}, but the rollout has {self._num_rows} transitions; "
-                "make it smaller"
-            )
-        other = -(-self._num_rows // number)
-        size, most = (number, other) if num_minibatches is None else (other, number)
+        size, most = read_split(
+            num_minibatches, batch_size, self._num_rows, "transitions; make it smaller"
+        )
         (self._padded_orders if fixed else self._orders).reserve(
             size * most if fixed else self._num_rows
         )
@@ -235,6 +238,33 @@ class MinibatchSampler:
         obs = build_tree(self._space, columns[: self._num_obs])
         extras = dict(zip(self._extras, columns[begin:end], strict=True))
         return RolloutBatch(obs, *columns[self._num_obs : begin], *columns[end:], extras=extras)
+
+
+def read_split(
+    num_minibatches: int | None, batch_size: int | None, num_items: int, limit: str
+) -> tuple[int, int]:
+    """Return the size of batches and the most that there can be, from the one that was given.
+
+    Args:
+        num_minibatches: How many; None if the size is given.
+        batch_size: Of each; None if the number is given.
+        num_items: In all.
+        limit: What items are, and what to do if there are too few, for messages.
+
+    Raises:
+        BufferMisuseError: Not exactly one is given, or it is no integer from 1 to `num_items`.
+    """
+    if (num_minibatches is None) == (batch_size is None):
+        raise BufferMisuseError(
+            "give either num_minibatches or batch_size, got "
+            f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
+        )
+    name = "batch_size" if num_minibatches is None else "num_minibatches"
+    number = check_count(name, batch_size if num_minibatches is None else num_minibatches)
+    if number > num_items:
+        raise BufferMisuseError(f"{name} is {number}, but the rollout has {num_items} {limit}")
+    other = -(-num_items // number)
+    return (number, other) if num_minibatches is None else (other, number)
 
 
 def normalize_advantages(

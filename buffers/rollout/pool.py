@@ -100,10 +100,20 @@ class BatchPool:
     Args:
         columns: Tensors (K, ...), like which the copies are.
         is_host: Whether they are on the CPU; other devices have an allocator that does it.
+        num_shared: So many columns, the last ones, have one row for several of the others'.
+        sharing: For so many: (K // sharing, ...).
     """
 
-    def __init__(self, columns: Sequence[torch.Tensor], *, is_host: bool):
+    def __init__(
+        self,
+        columns: Sequence[torch.Tensor],
+        *,
+        is_host: bool,
+        num_shared: int = 0,
+        sharing: int = 1,
+    ):
         self._columns, self._is_host = columns, is_host
+        self._sharing = [1] * (len(columns) - num_shared) + [sharing] * num_shared
         self.row_bytes = sum(column.element_size() * column[0].numel() for column in columns)
         self._capacity = 0
         self._kept: list[_Pages] = []
@@ -139,11 +149,16 @@ class BatchPool:
 
     def gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """The rows int64 (B,) of all columns, in memory of their own."""
-        select, targets = torch.index_select, self.take(len(rows))
+        select, targets, places = torch.index_select, self.take(len(rows)), [rows]
+        if self._sharing[-1] == 1:
+            places *= len(self._columns)
+        else:
+            shared = rows // self._sharing[-1]
+            places = [rows if sharing == 1 else shared for sharing in self._sharing]
         if targets is None:
-            return [select(column, 0, rows) for column in self._columns]
-        for column, target in zip(self._columns, targets, strict=True):
-            select(column, 0, rows, out=target)
+            return [select(c, 0, own) for c, own in zip(self._columns, places, strict=True)]
+        for column, target, own in zip(self._columns, targets, places, strict=True):
+            select(column, 0, own, out=target)
         return targets
 
     def _check(self, capacity: int) -> None:

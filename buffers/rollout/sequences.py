@@ -18,7 +18,7 @@ from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.spaces import build_tree
 from buffers.rollout.kernels import collect_sequences, lay_out_sequences, pad_batches, shuffle
-from buffers.rollout.minibatches import normalize_advantages
+from buffers.rollout.minibatches import normalize_advantages, read_split, sharing
 from buffers.rollout.pool import BatchPool, PassCounter
 
 __all__ = ["RolloutSequenceBatch", "SequencePlan", "SequenceSampler"]
@@ -69,6 +69,7 @@ class SequenceSampler:
         columns: All columns by name, of which the other fields of the batches are taken.
         extras: Tensors (T, N, ...) of the columns that the user added.
         initial_states: Names of those of which batches have only what was before their first step.
+        games: Tensors (T, N / A, ...) of those with one row for A of the others', a game's agents.
         valid: uint8 (T, N), the host pages.
         generator: For the shuffling.
     """
@@ -81,6 +82,7 @@ class SequenceSampler:
         extras: Mapping[str, torch.Tensor],
         initial_states: Sequence[str],
         *,
+        games: Mapping[str, torch.Tensor],
         valid: np.ndarray,
         generator: HostGenerator,
     ):
@@ -89,12 +91,15 @@ class SequenceSampler:
         self._extras = [name for name in extras if name not in initial_states]
         self._valid, self._generator = valid, generator
         tensors = [column.tensor for column in (*obs, *(columns[name] for name in _OTHERS))]
-        tensors += [extras[name] for name in self._extras]
+        tensors += [*(extras[name] for name in self._extras), *games.values()]
+        self._extras += games
         sources = [tensor.flatten(0, 1) for tensor in tensors]
         rows = columns["rows"]
         self._device = rows.tensor.device
         is_host = self._device.type == "cpu" and not rows.is_twofold
-        self._batches = BatchPool(sources, is_host=is_host)
+        self._batches = BatchPool(
+            sources, is_host=is_host, num_shared=len(games), sharing=sharing(columns, games)
+        )
         states = [extras[name].flatten(0, 1) for name in self._initial]
         self._states = BatchPool(states, is_host=is_host) if states else None
         ones = torch.ones((), device=self._device).expand(valid.size)
@@ -130,21 +135,12 @@ class SequenceSampler:
                 f"length is {steps}, but the rollout has {num_steps} steps; make it smaller, or "
                 "leave it out for sequences of all steps"
             )
-        if (num_minibatches is None) == (batch_size is None):
-            raise BufferMisuseError(
-                "give either num_minibatches or batch_size, got "
-                f"num_minibatches={num_minibatches!r}, batch_size={batch_size!r}"
-            )
-        name = "batch_size" if num_minibatches is None else "num_minibatches"
-        number = check_count(name, batch_size if num_minibatches is None else num_minibatches)
-        num_sequences = -(-num_steps // steps) * num_envs
-        if number > num_sequences:
-            raise BufferMisuseError(
-                f"{name} is {number}, but the rollout has {num_sequences} sequences of {steps} "
-                "steps; make it smaller, or the sequences shorter"
-            )
-        other = -(-num_sequences // number)
-        size, most = (number, other) if num_minibatches is None else (other, number)
+        size, most = read_split(
+            num_minibatches,
+            batch_size,
+            -(-num_steps // steps) * num_envs,
+            f"sequences of {steps} steps; make it smaller, or the sequences shorter",
+        )
         self._orders.reserve(most * steps * size)
         self._batches.reserve(steps * size)
         if self._states is not None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any, NamedTuple
+from weakref import WeakMethod
 
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from buffers.core.columns import Allocate, allocate_columns, foreach_copy
+from buffers.core.columns import Allocate, Column, ColumnSpec, allocate_columns, foreach_copy
 from buffers.core.spaces import build_tree
 from buffers.rollout.gae import GaeInputs
-from buffers.rollout.kernels import UNWRITTEN
+from buffers.rollout.kernels import UNWRITTEN, UNWRITTEN_FLAG
 from buffers.rollout.layout import RolloutLayout
 
-__all__ = ["RolloutSlot", "RolloutStorage"]
+__all__ = ["RolloutSlot", "RolloutStorage", "WrittenValid"]
 
 _ADVICE = "use fewer steps or envs, or smaller observations"
 _POLICY_FLOATS = ("log_probs", "values")
@@ -26,6 +28,11 @@ class RolloutSlot(NamedTuple):
 
     Its attribute `autoreset_mode` is that of the buffer: `step(out=)` of vecenv's vector envs
     refuses a slot of another mode than their own.
+
+    Its attribute `valid`, bool (N,), is for envs of which not all rows act in every step, as those
+    with agents that die: which rows acted in this step, so that their reward, flags and next
+    observation are a transition. Such an env writes all elements in every step. The memory is
+    allocated when the attribute is first read; other envs leave it alone.
     """
 
     obs: Any  # (N, *obs_shape), nested like the observation space
@@ -35,26 +42,115 @@ class RolloutSlot(NamedTuple):
 
     autoreset_mode = None
 
+    @property
+    def valid(self) -> np.ndarray:
+        """Where to write which rows acted in this step, bool (N,)."""
+        raise AttributeError("this slot belongs to no buffer, so it has no memory for valid")
+
+
+class _StepSlot(RolloutSlot):
+    _written_valid: WrittenValid
+    _t: int
+
+    @property
+    def valid(self) -> np.ndarray:
+        return self._written_valid.row(self._t)
+
 
 # The mode stands in the class, so that looking at it costs a step nothing.
-class _NextStepSlot(RolloutSlot):
-    __slots__ = ()
+class _NextStepSlot(_StepSlot):
     autoreset_mode = AutoresetMode.NEXT_STEP
 
 
-class _SameStepSlot(RolloutSlot):
-    __slots__ = ()
+class _SameStepSlot(_StepSlot):
     autoreset_mode = AutoresetMode.SAME_STEP
 
 
-class _DisabledSlot(RolloutSlot):
-    __slots__ = ()
+class _DisabledSlot(_StepSlot):
     autoreset_mode = AutoresetMode.DISABLED
 
 
 _SLOT_CLASSES = {
     made.autoreset_mode: made for made in (_NextStepSlot, _SameStepSlot, _DisabledSlot)
 }
+
+
+class WrittenValid:
+    """Which rows acted in each step, as envs with agents write it; allocated when first asked for.
+
+    What is not written is marked, as rewards are: it is told apart from what was, and nothing of an
+    earlier rollout is taken for it.
+
+    Args:
+        num_steps: T.
+        num_envs: N.
+        device: As in `RolloutStorage`, like the next two.
+        staged: See above.
+        allocate: See above; that of a vector env is used only while this exists.
+
+    Attributes:
+        flags: uint8 (T, N): 0, 1, or `UNWRITTEN_FLAG`. None before anyone asked.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        device: torch.device,
+        *,
+        staged: bool,
+        allocate: Allocate | None,
+    ):
+        self._spec = ColumnSpec("valid", (num_steps, num_envs), np.dtype(np.bool_), "host", True)
+        self._device, self._staged = device, staged
+        # The buffer does not keep the vector env alive.
+        is_method = isinstance(allocate, MethodType)
+        self._allocate: Any = WeakMethod(allocate) if is_method else lambda: allocate
+        self._column: Column | None = None
+        self._rows: list[np.ndarray] = []
+        self.flags: np.ndarray | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return 0 if self._column is None else self._column.nbytes
+
+    def row(self, t: int) -> np.ndarray:
+        """Where step t is written, bool (N,).
+
+        Raises:
+            BufferMemoryError: It is the first to be asked for, and memory for all is missing.
+        """
+        if not self._rows:
+            self._rows = list(self.allocated())
+        return self._rows[t]
+
+    def allocated(self) -> np.ndarray:
+        """All rows, bool (T, N)."""
+        if self._column is None:
+            num_steps, num_envs = self._spec.shape
+            self._column = allocate_columns(
+                f"which of {num_envs} rows act in {num_steps} steps",
+                [self._spec],
+                self._device,
+                staged=self._staged,
+                allocate=self._allocate(),
+                advice=_ADVICE,
+            )["valid"]
+            self.flags = self._column.host.view(np.uint8)
+            self.mark()
+        return self._column.host
+
+    def mark(self) -> None:
+        """Mark all as not written yet."""
+        if self.flags is not None:
+            self.flags.fill(UNWRITTEN_FLAG)
+
+    def written_row(self, t: int) -> np.ndarray | None:
+        """Which rows acted in step t, bool (N,); None if the env does not say, or has not yet."""
+        if self.flags is None or self.flags[t, 0] == UNWRITTEN_FLAG:
+            return None
+        return self.allocated()[t]
 
 
 class RolloutStorage:
@@ -70,9 +166,11 @@ class RolloutStorage:
         obs_pages: Their pages.
         obs_rows: T + 1 nests of tensors (N, *obs_shape) on the device.
         slots: T slots of host pages.
+        written_valid: What envs with agents write into the slots' `valid`.
         policy_rows: T triples (actions, log_probs, values) of tensors on the device.
         extras: The tensors (T, N, ...) of the extra columns by name, on the device.
-        extra_rows: T views of each of them, by name.
+        games: The tensors (T, G, ...) of the game columns by name, on the device.
+        extra_rows: T views of each of both, by name.
         reward_bits: The rewards' host pages as int32 (T, N).
         policy_bits: The tensors `log_probs` (T, N) and `values` (T + 1, N) as int32.
         action_pages: T NumPy arrays (N, *action_shape) of host pages.
@@ -105,6 +203,9 @@ class RolloutStorage:
         }
         self.flags = {n: a.view(np.uint8) for n, a in self.pages.items() if a.dtype == np.bool_}
         self._layout = layout
+        self.written_valid = WrittenValid(
+            layout.num_steps, layout.num_envs, device, staged=staged, allocate=allocate
+        )
         self._make_views()
 
     def _make_views(self) -> None:
@@ -127,12 +228,15 @@ class RolloutStorage:
             )
             for t in range(num_steps)
         ]
+        for t, slot in enumerate(self.slots):
+            slot._written_valid, slot._t = self.written_valid, t
         fields = (columns[name].rows() for name in ("actions", "log_probs", "values"))
         self.policy_rows = list(zip(*fields, strict=False))  # values has one row more
         self.action_pages = list(columns["actions"].host)
         self._first_rows = columns["is_first"].rows()
         self.extras = {leaf.path: columns[leaf.path].tensor for leaf in self._layout.extras}
-        self.extra_rows = {name: columns[name].rows() for name in self.extras}
+        self.games = {leaf.path: columns[leaf.path].tensor for leaf in self._layout.games}
+        self.extra_rows = {name: columns[name].rows() for name in (*self.extras, *self.games)}
         self.reward_bits = rewards.view(np.int32)
         self.policy_bits = [columns[name].tensor.view(torch.int32) for name in _POLICY_FLOATS]
         if self.is_staged:
@@ -157,8 +261,9 @@ class RolloutStorage:
             pages[t] = leaf
 
     def mark_rewards(self) -> None:
-        """Mark all rewards as not written yet; they read as NaN."""
+        """Mark all rewards as not written yet; they read as NaN. So too which rows acted."""
         self.reward_bits.fill(UNWRITTEN)
+        self.written_valid.mark()
 
     def mark_policy_outputs(self) -> None:
         """Mark log_probs and values as not written yet; they read as NaN."""

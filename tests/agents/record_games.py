@@ -65,7 +65,8 @@ def play(game, options, num_steps):
             rows.append((actions, *env.step(actions)))
         obs = rows[-1][1]
     names = ("actions", "obs", "rewards", "terminations", "truncations")
-    return {name: np.stack(column) for name, column in zip(names, zip(*rows, strict=True))}
+    columns = map(np.stack, zip(*rows, strict=True))
+    return dict(zip(names, columns, strict=True))
 
 
 if __name__ == "__main__":
@@ -76,4 +77,3 @@ if __name__ == "__main__":
             arrays["obs"] = arrays["obs"].astype(np.uint8)
             arrays["actions"] = arrays["actions"].astype(np.int8)
         np.savez_compressed(GOLDEN / f"{name}.npz", **arrays)
-        print(name, int(arrays["terminations"].sum()), int(arrays["truncations"].sum()))

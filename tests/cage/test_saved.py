@@ -1,11 +1,9 @@
 """Policies from files, read and evaluated without torch."""
 
 import json
-import subprocess
 import sys
 import zipfile
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +14,6 @@ from gymnasium.spaces import Box, Discrete
 from vecenv.cage import cage2_scenario, evaluate, find_policy
 from vecenv.cage.saved import save_network
 from vecenv.files import load_arrays, save_arrays
-
-ROOT = Path(__file__).parents[2]
 
 
 def save_policy(path, num_inputs=52, num_actions=145, hidden=(8, 6), normalize=False, **changes):
@@ -158,7 +154,7 @@ def test_models_of_stable_baselines3_play(tmp_path, monkeypatch, library, name, 
     assert result.total == -30
     assert ("action_masks" in model.options) == (name == "MaskablePPO")
     model.observation_space = Box(0, 1, (4,))
-    with pytest.raises(ValueError, match="a policy for 4 inputs and 145 actions, expected 52 or"):
+    with pytest.raises(ValueError, match="for 4 inputs and 145 actions, expected 52 and 145"):
         find_policy(path)
 
 
@@ -223,16 +219,3 @@ def test_files_of_another_kind_are_refused_by_name(tmp_path):
         save_policy(path, *sizes)
         with pytest.raises(ValueError, match=f"{sizes[0]} inputs and {sizes[1]} actions, expected"):
             find_policy(path)
-
-
-def test_torch_is_not_needed(tmp_path):
-    path = tmp_path / "policy.npz"
-    save_policy(path)
-    script = (
-        "import sys\nfrom vecenv.cage import evaluate\n"
-        f"evaluate({str(path)!r}, episodes=2, red_agents='sleep')\n"
-        "print('torch' in sys.modules)"
-    )
-    command = [sys.executable, "-c", script]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"

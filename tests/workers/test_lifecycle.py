@@ -2,9 +2,11 @@
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -358,6 +360,36 @@ def test_what_envs_start_ends_with_their_worker(way, context, ignores):
     assert wait_until_gone(pids, 10) == []
     process.kill()
     process.communicate()
+
+
+class Parent(FaultyEnv):
+    def ends_of_children(self):
+        """Exit codes of a fork and of a program that were sent SIGTERM."""
+        fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        fork.start()
+        program = subprocess.Popen(["sleep", "60"])
+        codes = []
+        for child in (fork, program):
+            child.terminate()
+            child.join(10) if child is fork else child.wait(10)
+            codes.append(child.exitcode if child is fork else child.returncode)
+        return codes
+
+
+def test_workers_stay_when_everybody_is_sent_sigterm():
+    """As by job schedulers: the caller saves, for which it needs its envs."""
+    pool = AsyncVectorEnv([Parent] * 2, num_workers=2)
+    pool.reset()
+    pids = pool.call("pid")
+    for _ in range(3):
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        pool.step([FINE, FINE])
+    assert pool.call("pid") == pids
+    assert pool.call("ends_of_children") == ([-signal.SIGTERM] * 2,) * 2
+    pool.step_async([HANG, HANG])
+    pool.close(timeout=0.1)
+    assert wait_until_gone(pids, 5) == []
 
 
 def test_a_worker_without_children_has_no_watcher():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,12 +15,14 @@ from vecenv.agents.grouping import (
     ALIVE,
     OBS,
     REWARDS,
+    STATE,
     TERMINATIONS,
     TRUNCATIONS,
     VALID,
     Members,
     columns_space,
 )
+from vecenv.agents.infos import GIVEN
 from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ObservationError
 from vecenv.core.seeding import Seed
@@ -39,6 +41,7 @@ class CompiledGames(VecEnv):
 
     Args:
         envs: A vector env of games, whose kernels have `groups`.
+        central_state: Whether the central state is a column "state" of the observation.
 
     Attributes:
         envs: That; it has statistics, `states` and `final_obs` of the games. Step it through here
@@ -46,7 +49,7 @@ class CompiledGames(VecEnv):
         members: The groups.
     """
 
-    def __init__(self, envs: JitVectorEnv) -> None:
+    def __init__(self, envs: JitVectorEnv, *, central_state: bool = False) -> None:
         kernels = envs.kernels
         if kernels.groups is None:
             raise TypeError(
@@ -60,7 +63,10 @@ class CompiledGames(VecEnv):
             name: Members(group.agents, group.observation_space, group.action_space)
             for name, group in self._groups
         }
-        obs_space = columns_space(self.members)
+        self._state_writer = None
+        if central_state:
+            self._state_writer = _checked_writer(envs)
+        obs_space = columns_space(self.members, kernels.state_space if central_state else None)
         action_space = Dict(
             {
                 name: batch_space(group.action_space, len(group.agents))
@@ -263,7 +269,7 @@ class CompiledGames(VecEnv):
             is_final[ended] = has_ended = flags[:, group.agent_ids]
             rows = self._obs_of(final, group)[has_ended]
             objects[is_final] = np.fromiter(rows, object, count=len(rows))
-            rest[name] = {"final_obs": objects, "_final_obs": is_final}
+            rest[name] = {"final_obs": objects, f"{GIVEN}final_obs": is_final}
         return rest
 
     def _obs_of(self, obs: np.ndarray, group: GroupLayout) -> np.ndarray:
@@ -276,7 +282,7 @@ class CompiledGames(VecEnv):
         self, obs: np.ndarray, env_ids: np.ndarray | None, out: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Return the columns of these games, or write them into `out`."""
-        found = {}
+        found: dict[str, Any] = {}
         for name, group in self._groups:
             own = self._obs_of(obs, group)
             noted = self._noted[name]
@@ -291,7 +297,32 @@ class CompiledGames(VecEnv):
                 out[name][OBS][...] = own
             for column, array in noted.items():
                 out[name][column][...] = array
-        return found if out is None else out
+        if out is not None:
+            found = out
+        if self._state_writer is not None:
+            states = self.envs.states if env_ids is None else self.envs.states[env_ids]
+            space = self.envs.kernels.state_space
+            assert space is not None
+            if STATE not in found:
+                found[STATE] = np.zeros((len(states), *(space.shape or ())), space.dtype)
+            self._state_writer(states, found[STATE])
+        return found
+
+
+def _checked_writer(envs: JitVectorEnv) -> Callable[..., None]:
+    """Return the function that writes the central states of games."""
+    kernels = envs.kernels
+    if kernels.central_state is None:
+        raise ValueError(
+            f"{kernels.name} has no central state: give its EnvKernels central_state=..., a "
+            "function (state, out), and its state_space"
+        )
+    if envs.autoreset_mode is AutoresetMode.SAME_STEP:
+        raise ValueError(
+            "the central state in which a compiled game ends is lost in SAME_STEP mode, which "
+            "resets the game in the same call; use NEXT_STEP or DISABLED with central_state=True"
+        )
+    return envs.state_writer()
 
 
 _FINAL = ("final_obs", "final_info")

@@ -9,15 +9,13 @@ same memory. So a group's rows are written by workers and kernels where the call
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from vecenv.agents.game import COMMON
 from vecenv.agents.grouping import (
     ALIVE,
     OBS,
@@ -28,17 +26,30 @@ from vecenv.agents.grouping import (
     VALID,
     Members,
 )
+from vecenv.agents.infos import repeat_infos, rows_of_infos
+from vecenv.agents.masks import GroupMasks
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.base import StepSlot, VecEnv
-from vecenv.core.errors import ActionTypeError, SlotError
-from vecenv.core.rows import ObservationRows
+from vecenv.core.errors import (
+    ActionError,
+    ActionTypeError,
+    EnvStateError,
+    ObservationError,
+    SlotError,
+)
+from vecenv.core.infos import take_infos
+from vecenv.core.masks import MASK_KEY, can_be_masked, mask_sizes
+from vecenv.core.rows import ObservationRows, check_slot_array
 from vecenv.core.seeding import Seed
-from vecenv.core.slots import slot_rows
+from vecenv.core.slots import FLAG_DTYPES, slot_rows
 from vecenv.core.spaces import BatchedSpaces
 
 __all__ = ["AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv"]
 
+_NONE = np.empty(0, np.int64)  # of games
+_OF_STEP = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID)
 _FLAGS = (TERMINATIONS, TRUNCATIONS)
+_MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
 
 
 class AgentSlot(NamedTuple):
@@ -116,6 +127,8 @@ class AgentGroup:
         self.valid = np.zeros(self.num_envs, np.bool_)
         self.allocate = games.allocate
         self.checks = ActionBatcher(self.single_action_space, self.action_space, self.num_envs)
+        self.masks = GroupMasks(members, self.num_games)
+        self._allowed = members.allowed
         self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
         self._own: dict[str, Any] | None = None
 
@@ -135,29 +148,99 @@ class AgentGroup:
             raise ValueError(f"group {self.name!r} has no agent {agent!r}; it has {self.agents}")
         return game * self.num_agents + self.agents.index(agent)
 
+    @property
+    def has_action_masks(self) -> bool:
+        """Whether `action_masks` has something to return; see `vecenv.VecEnv`."""
+        return self.masks.is_there
+
+    def action_masks(self, rows: Any = None, *, out: np.ndarray | None = None) -> np.ndarray:
+        """Return which actions the agents may take next: 0 or 1 per action.
+
+        Masks are those that came with the latest observations or infos; after an autoreset they are
+        the new game's. Those of agents that are not alive are all 1. Masks that are a part of the
+        observations are read from the arrays that `reset`, `step` or `recv` returned last.
+
+        Args:
+            rows: Which rows, integer (B,); None for all.
+            out: int8 or bool (B, width) to write into; None for a new array.
+
+        Returns:
+            int8 (B, width) as `vecenv.VecEnv.action_masks` has it.
+
+        Raises:
+            NoActionMaskError: The agents give no masks; says what a game has to provide.
+            ActionMaskError: A mask is missing, allows nothing, or does not fit the action space;
+                names game and agent.
+            SlotError: `out` cannot be written into.
+        """
+        ids = slice(None) if rows is None else np.asarray(rows, np.int64)
+        masks = self.masks.read(self.alive, ids)
+        if out is None:
+            return masks
+        check_slot_array("masks", out, masks.shape, _MASK_DTYPES)
+        out[...] = masks
+        return out
+
     def games_actions(self, actions: Any, game_ids: np.ndarray | None) -> np.ndarray:
         """Check actions, one per row, and return them as (B, num_agents, ...).
 
         NaN of agents that are not alive passes, since their actions are ignored.
+
+        Raises:
+            ActionError: Wrong count, shape or dtype; of an agent that is alive NaN, or an action
+                that padding has added. Names game and agent.
         """
-        rows = None if game_ids is None else self.rows(game_ids)
+        rows = np.arange(self.num_envs) if game_ids is None else self.rows(game_ids)
         array = np.asarray(actions)
-        alive = self.alive if rows is None else self.alive[rows]
-        if array.dtype.kind == "f" and array.shape[:1] == alive.shape and not alive.all():
-            array = np.where(alive.reshape(-1, *[1] * (array.ndim - 1)), array, array.dtype.type(0))
-        array = self.checks.check(array, rows)
+        if array.ndim and len(array) < len(rows):
+            raise ActionError(
+                f"the actions of group {self.name!r} are {len(array)}, expected {len(rows)}: one "
+                f"per row, {len(rows) // self.num_agents} games times {self.num_agents} agents; "
+                f"there is none for {self._named(rows[len(array)])}"
+            )
+        alive = self.alive[rows]
+        if array.dtype.kind == "f" and array.shape[:1] == alive.shape:
+            is_nan = np.isnan(array).reshape(len(rows), -1).any(axis=1)
+            if is_nan.any():
+                if (wrong := is_nan & alive).any():
+                    raise ActionError(
+                        f"the action of {self._named(rows[wrong][0])} is {array[wrong][0]}; "
+                        f"{self.single_action_space} has no NaN"
+                    )
+                array = np.where(is_nan.reshape(-1, *[1] * (array.ndim - 1)), 0, array)
+                array = array.astype(self.single_action_space.dtype, copy=False)
+        try:
+            array = self.checks.check(array, None if game_ids is None else rows)
+        except ActionError as error:
+            raise type(error)(f"group {self.name!r}: {error}") from None
+        if self._allowed is not None:
+            self._refuse_padding(array, rows, alive)
         return array.reshape(-1, self.num_agents, *array.shape[1:])
+
+    def _refuse_padding(self, actions: np.ndarray, rows: np.ndarray, alive: np.ndarray) -> None:
+        """Refuse actions that agents have only in the padded space."""
+        assert self._allowed is not None
+        sizes = mask_sizes(self.single_action_space)
+        chosen = (actions - getattr(self.single_action_space, "start", 0)).reshape(len(rows), -1)
+        is_inside = (chosen >= 0) & (chosen < sizes)
+        places = np.concatenate([[0], np.cumsum(sizes)[:-1]]) + np.where(is_inside, chosen, 0)
+        has = np.take_along_axis(self._allowed[rows % self.num_agents], places, axis=1) & is_inside
+        if (wrong := alive & ~has.all(axis=1)).any():
+            raise ActionError(
+                f"{self._named(rows[wrong][0])} got the action {actions[wrong][0]}, which it does "
+                "not have: padding has added it; draw actions with `action_masks()`"
+            )
+
+    def _named(self, row: Any) -> str:
+        game, k = divmod(int(row), self.num_agents)
+        return f"game {game}, agent {self.agents[k]!r}"
 
     def slot(self, out: Any) -> StepRowsOf:
         """Check the caller's slot; return its plain arrays."""
         rows = slot_rows(out, self._rows, self.num_envs)
         valid = getattr(out, "valid", None)
-        if valid is not None and (
-            not isinstance(valid, np.ndarray)
-            or valid.shape != (self.num_envs,)
-            or valid.dtype != np.bool_
-        ):
-            raise SlotError(f"out.valid must be bool ({self.num_envs},), got {valid!r}")
+        if valid is not None:
+            valid = check_slot_array("valid", valid, (self.num_envs,), FLAG_DTYPES)
         return StepRowsOf(
             rows.obs.batch(), rows.rewards, rows.terminations, rows.truncations, valid
         )
@@ -181,10 +264,11 @@ class AgentGroup:
             own[OBS] = ObservationRows.make(space, count, self.allocate).batch()
         return own[OBS]
 
-    def take(self, columns: dict[str, Any], rows: np.ndarray | slice) -> None:
-        """Note who acted and who acts next, in these rows."""
+    def take(self, columns: dict[str, Any], infos: dict[str, Any], rows: Any) -> None:
+        """Note who acted, who acts next, and with which masks, in these rows."""
         self.alive[rows] = columns[ALIVE].reshape(-1)
         self.valid[rows] = columns[VALID].reshape(-1)
+        self.masks.note(_as_rows(columns[OBS]), infos, rows, self.alive)
 
 
 class StepRowsOf(NamedTuple):
@@ -205,6 +289,8 @@ class AgentsVecEnv:
     Args:
         games: Vector env of `GameEnv`s, or one with observations and actions like theirs.
         members: The groups of one game.
+        mask_infos: Whether every reset and step reports infos[group]["action_mask"], of groups
+            whose actions can be masked.
 
     Attributes:
         games: That vector env. It is this one's: step it through here only.
@@ -214,15 +300,17 @@ class AgentsVecEnv:
         timing: Where the time goes, see `VecEnv`; an env is a game.
     """
 
-    def __init__(self, games: VecEnv, members: Mapping[str, Members]) -> None:
+    def __init__(
+        self, games: VecEnv, members: Mapping[str, Members], *, mask_infos: bool = False
+    ) -> None:
         self.games = games
+        self.mask_infos = mask_infos
         self.groups = {name: AgentGroup(name, found, games) for name, found in members.items()}
         self.num_games = games.num_envs
         self.autoreset_mode = games.autoreset_mode
         self.metadata = games.metadata
         self.render_mode = games.render_mode
         self.timing = games.timing
-        self._is_same_step = games.autoreset_mode is AutoresetMode.SAME_STEP
         self._state: np.ndarray | None = None
         self._game_results = tuple(
             games.allocate((self.num_games,), dtype) for dtype in (np.float64, np.bool_, np.bool_)
@@ -258,12 +346,22 @@ class AgentsVecEnv:
         Returns:
             Observations of all rows and infos of the games that were reset, by group.
         """
-        obs, infos = self.games.reset(seed=seed, options=options)
+        obs, infos = self._call(self.games.reset, seed=seed, options=options)
+        found = self._infos_of(infos, self.num_games)
+        mask = None if options is None else options.get("reset_mask")
         for name, group in self.groups.items():
-            group.take(obs[name], slice(None))
+            part = found.get(name, {})
+            if mask is None:
+                group.take(obs[name], part, slice(None))
+            else:
+                games = np.flatnonzero(mask)
+                rows = group.rows(games)
+                group.take(_taken(obs[name], games), take_infos(part, rows), rows)
         if STATE in obs:
             self._state = obs[STATE]
-        return self._rows_of(obs), self._infos_of(infos, self.num_games)
+        if self.mask_infos:
+            self._add_masks(found, None)
+        return self._rows_of(obs), found
 
     def step(
         self, actions: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
@@ -285,8 +383,7 @@ class AgentsVecEnv:
         """
         checked = self._checked(actions, None)
         if out is None:
-            results = self.games.step(checked)
-            return self._results(*results, slots={})
+            return self._results(*self._call(self.games.step, checked), slots={})
         if unknown := [name for name in out if name not in self.groups]:
             raise SlotError(f"out has the groups {unknown}, the env {list(self.groups)}")
         slots = {name: self.groups[name].slot(slot) for name, slot in out.items()}
@@ -299,13 +396,13 @@ class AgentsVecEnv:
             }
         if self._state is not None:
             columns[STATE] = self._state
-        results = self.games.step(checked, out=StepSlot(columns, *self._game_results))
-        return self._results(*results, slots=slots)
+        slot = StepSlot(columns, *self._game_results)
+        return self._results(*self._call(self.games.step, checked, out=slot), slots=slots)
 
     def send(self, actions: Mapping[str, Any], game_ids: Any = None) -> None:
         """Start stepping some games; `actions` has, by group, one action per row of these."""
         ids = None if game_ids is None else np.asarray(game_ids)
-        self.games.send(self._checked(actions, ids), game_ids)
+        self._call(self.games.send, self._checked(actions, ids), game_ids)
 
     def recv(
         self,
@@ -315,7 +412,7 @@ class AgentsVecEnv:
         max_games: int | None = None,
     ) -> AgentBatch:
         """Hand back whole games that are ready first, see `VecEnv.recv`."""
-        batch = self.games.recv(min_games, timeout, max_envs=max_games)
+        batch = self._call(self.games.recv, min_games, timeout, max_envs=max_games)
         ids = batch.env_ids
         obs, rewards, terminations, truncations, infos = self._results(
             batch.obs,
@@ -346,18 +443,41 @@ class AgentsVecEnv:
 
     def render(self) -> tuple[Any, ...]:
         """Return what each game renders."""
-        return self.games.render()
+        return self._call(self.games.render)
+
+    def render_game(self, game: int) -> Any:
+        """Return what one game renders; the others are not asked.
+
+        Raises:
+            IndexError: There is no such game.
+        """
+        if not 0 <= game < self.num_games:
+            raise IndexError(f"game is {game}, expected 0 to {self.num_games - 1}")
+        if not hasattr(self.games, "call"):  # compiled games, which are drawn from arrays
+            return self.render()[game]
+        return self._call(self.games.call, "render_if", game)[game]  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the games, see `VecEnv.state_dict`."""
-        notes = {name: [g.alive.copy(), g.valid.copy()] for name, g in self.groups.items()}
-        return {"games": self.games.state_dict(), "groups": notes}
+        notes = {
+            name: (group.alive.copy(), group.valid.copy(), group.masks.state())
+            for name, group in self.groups.items()
+        }
+        central = None if self._state is None else self._state.copy()
+        return {"games": self._call(self.games.state_dict), "groups": notes, "central": central}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.games.load_state_dict(state["games"])
-        for name, (alive, valid) in state["groups"].items():
-            self.groups[name].alive[:], self.groups[name].valid[:] = alive, valid
+        if state["groups"].keys() != self.groups.keys():
+            raise EnvStateError(
+                f"the state has the groups {list(state['groups'])}, the env {list(self.groups)}"
+            )
+        self._call(self.games.load_state_dict, state["games"])
+        for name, (alive, valid, masks) in state["groups"].items():
+            group = self.groups[name]
+            group.alive[:], group.valid[:] = alive, valid
+            group.masks.restore(*masks)
+        self._state = None if state["central"] is None else state["central"].copy()
 
     def close(self) -> None:
         """Close the games; may be called twice."""
@@ -388,83 +508,92 @@ class AgentsVecEnv:
     ) -> tuple[dict[str, Any], ...]:
         """Return results of games as rows by group, and note who is alive."""
         is_over = game_terminations | game_truncations
-        ended = np.flatnonzero(is_over) if is_over.any() else None
+        ended = np.flatnonzero(is_over) if is_over.any() else _NONE
+        lost = _lost(infos) if len(ended) and infos else _NONE
+        finals = infos.pop("final_obs", None) if infos else None
+        if finals is not None:
+            infos.pop("_final_obs", None)
         found: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
-        finals = infos.pop("final_obs", None) if ended is not None else None
-        infos.pop("_final_obs", None)
-        rows_infos = self._infos_of(infos, len(is_over))
+        rows_infos = self._infos_of(infos, len(is_over)) if infos else {}
         for name, group in self.groups.items():
             columns = obs[name]
             rows = slice(None) if game_ids is None else group.rows(game_ids)
-            was_alive = group.alive[rows].reshape(-1, group.num_agents)
-            if ended is not None:
-                if finals is not None:
-                    self._take_finals(group, columns, ended, finals, rows_infos)
-                self._cut(columns, ended, was_alive)
-            group.take(columns, rows)
-            slot = slots.get(name)
-            if slot is None:
-                flags = [columns[flag].reshape(-1).astype(np.bool_) for flag in _FLAGS]
-                values = (_as_rows(columns[OBS]), columns[REWARDS].reshape(-1), *flags)
-            else:
-                slot.rewards[:] = columns[REWARDS].reshape(-1)
-                slot.terminations[:] = columns[TERMINATIONS].reshape(-1)
-                slot.truncations[:] = columns[TRUNCATIONS].reshape(-1)
-                if slot.valid is not None:
-                    slot.valid[:] = columns[VALID].reshape(-1)
-                values = (slot.obs, slot.rewards, slot.terminations, slot.truncations)
-            for part, value in zip(found, values, strict=True):
+            if len(ended):
+                own = rows_infos.setdefault(name, {})
+                _end_games(columns, ended, lost, group.alive[rows], own, finals, name)
+                if not own:
+                    del rows_infos[name]
+            group.take(columns, rows_infos.get(name, {}), rows)
+            for part, value in zip(found, _values(columns, slots.get(name)), strict=True):
                 part[name] = value
         if STATE in obs:
-            if game_ids is None or self._state is None:
-                self._state = obs[STATE]
-            else:
-                self._state[game_ids] = obs[STATE]
+            self._take_state(obs[STATE], game_ids)
+            if finals is not None:
+                states, is_final = np.full(len(finals), None, object), np.zeros(len(finals), bool)
+                for game in ended.tolist():
+                    states[game], is_final[game] = np.array(finals[game][STATE]), True
+                rows_infos["final_state"], rows_infos["_final_state"] = states, is_final
+        if self.mask_infos:
+            self._add_masks(rows_infos, game_ids)
         return *found, rows_infos
 
-    def _take_finals(
-        self,
-        group: AgentGroup,
-        columns: dict[str, Any],
-        ended: np.ndarray,
-        finals: np.ndarray,
-        rows_infos: dict[str, Any],
-    ) -> None:
-        """Take the results of games that ended and were reset from their final observations."""
-        count = len(finals) * group.num_agents
-        final_obs, is_final = np.full(count, None, object), np.zeros(count, np.bool_)
-        for game in ended.tolist():
-            final = finals[game][group.name]
-            for column in (REWARDS, TERMINATIONS, TRUNCATIONS, VALID):
-                columns[column][game] = final[column]
-            for k in np.flatnonzero(final[TERMINATIONS] | final[TRUNCATIONS]).tolist():
-                row = game * group.num_agents + k
-                final_obs[row], is_final[row] = _agent_row(final[OBS], k), True
-        infos = rows_infos.setdefault(group.name, {})
-        infos["final_obs"], infos["_final_obs"] = final_obs, is_final
+    def _take_state(self, state: np.ndarray, game_ids: np.ndarray | None) -> None:
+        if game_ids is None or self._state is None:
+            self._state = state
+        else:
+            self._state[game_ids] = state
 
-    def _cut(self, columns: dict[str, Any], ended: np.ndarray, was_alive: np.ndarray) -> None:
-        """Truncate agents of games that ended without an end of theirs, as after a fault."""
-        flags = columns[TERMINATIONS][ended] | columns[TRUNCATIONS][ended]
-        for game in ended[~flags.any(axis=1)].tolist():
-            columns[TRUNCATIONS][game] |= was_alive[game]
-            columns[VALID][game] |= was_alive[game]
+    def _add_masks(self, rows_infos: dict[str, Any], game_ids: np.ndarray | None) -> None:
+        """Put the masks of the agents into their infos."""
+        for name, group in self.groups.items():
+            if can_be_masked(group.single_action_space):
+                rows = None if game_ids is None else group.rows(game_ids)
+                own = rows_infos.setdefault(name, {})
+                own[MASK_KEY] = group.action_masks(rows)
+                own[f"_{MASK_KEY}"] = np.ones(len(own[MASK_KEY]), np.bool_)
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the games; errors name the game, and the agent if it is known."""
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            game = vars(error).get("env_index")
+            who = "An env here is a game of several agents"
+            if isinstance(game, int):
+                who = f"Env {game} is game {game}, with the agents {self._agent_names()}"
+                if isinstance(error, ObservationError):
+                    sign = "," if error.problem.startswith("agent ") else ""
+                    error.args = (f"game {game}{sign} {error.problem}",)
+            error.add_note(f"{who}.")
+            raise
+
+    def _agent_names(self) -> str:
+        names = [agent for group in self.groups.values() for agent in group.agents]
+        shown = ", ".join(map(repr, names[:6]))
+        return shown if len(names) <= 6 else f"{shown}, ... ({len(names)})"
 
     def _rows_of(self, obs: dict[str, Any]) -> dict[str, Any]:
         return {name: _as_rows(obs[name][OBS]) for name in self.groups}
 
     def _infos_of(self, infos: dict[str, Any], num_games: int) -> dict[str, Any]:
-        """Return the infos of games by group, with a row per agent, and the games' own."""
+        """Return the infos of games by group, with a row per agent, and the games' own.
+
+        What the games' last infos are ("final_info") is in each group's infos.
+        """
         found: dict[str, Any] = {}
         for key, value in infos.items():
             if key in self.groups and isinstance(value, dict):
-                rows = num_games * self.groups[key].num_agents
-                found[key] = {
-                    inner: array.reshape(rows, *array.shape[2:])
-                    for inner, array in value.items()
-                    if not inner.startswith("__") and isinstance(array, np.ndarray)
-                }
-            elif key == COMMON or not key.startswith("_"):
+                found[key] = rows_of_infos(value)
+            elif key == "final_info" and isinstance(value, dict):
+                rest = self._infos_of(value, num_games)
+                for name, group in self.groups.items():
+                    if (final := rest.pop(name, None)) is not None:
+                        own = found.setdefault(name, {})
+                        own["final_info"] = final
+                        own["_final_info"] = np.repeat(infos["_final_info"], group.num_agents)
+                if rest:
+                    found[key], found[f"_{key}"] = rest, infos["_final_info"]
+            elif key[1:] not in self.groups and key != "_final_info":
                 found[key] = value
         return found
 
@@ -544,7 +673,7 @@ class AgentRowsVecEnv(VecEnv):
         """
         self.agents.send({self.group.name: actions}, env_ids)
 
-    def recv(
+    def recv(  # type: ignore[override]  # of more fields than a StepBatch
         self,
         min_envs: int | None = None,
         timeout: float | None = None,
@@ -565,6 +694,15 @@ class AgentRowsVecEnv(VecEnv):
             batch.game_ids,
         )
 
+    @property
+    def has_action_masks(self) -> bool:
+        """Whether `action_masks` has something to return; see `VecEnv`."""
+        return self.group.has_action_masks
+
+    def action_masks(self, env_ids: Any = None, *, out: np.ndarray | None = None) -> np.ndarray:
+        """Return which actions the agents may take next, see `AgentGroup.action_masks`."""
+        return self.group.action_masks(env_ids, out=out)
+
     def state(self) -> np.ndarray:
         """Return the latest central state of every game, see `AgentsVecEnv.state`."""
         return self.agents.state()
@@ -576,6 +714,10 @@ class AgentRowsVecEnv(VecEnv):
     def render(self) -> tuple[Any, ...]:
         """Return what each game renders."""
         return self.agents.render()
+
+    def render_game(self, game: int) -> Any:
+        """Return what one game renders, see `AgentsVecEnv.render_game`."""
+        return self.agents.render_game(game)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the games, see `VecEnv.state_dict`."""
@@ -591,8 +733,12 @@ class AgentRowsVecEnv(VecEnv):
         self.closed = True
 
     def _own_infos(self, infos: dict[str, Any]) -> dict[str, Any]:
+        """Return infos with a row per agent; each has its game's beside its own."""
         own = infos.pop(self.group.name, {})
-        return {**infos, **own}
+        games = repeat_infos(infos, self.group.num_agents) if infos else {}
+        if "final_info" in games and "final_info" in own:
+            own["final_info"] = {**games["final_info"], **own["final_info"]}
+        return {**games, **own}
 
     def _games_options(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return options whose `reset_mask` has an entry per game."""
@@ -608,6 +754,83 @@ class AgentRowsVecEnv(VecEnv):
             )
         assert options is not None
         return {**options, "reset_mask": games[:, 0].copy()}
+
+
+def _lost(infos: dict[str, Any]) -> np.ndarray:
+    """Return the games that were replaced after a fault, so that their results are old ones."""
+    found = infos.get("_restarts")
+    if found is None:
+        found = infos.get("final_info", {}).get("_restarts")
+    return _NONE if found is None else np.flatnonzero(found)
+
+
+def _values(columns: dict[str, Any], slot: StepRowsOf | None) -> tuple[Any, ...]:
+    """Return a group's results as rows: the slot's arrays if there is one."""
+    if slot is None:
+        flags = [columns[flag].reshape(-1).astype(np.bool_) for flag in _FLAGS]
+        return (_as_rows(columns[OBS]), columns[REWARDS].reshape(-1), *flags)
+    slot.rewards[:] = columns[REWARDS].reshape(-1)
+    slot.terminations[:] = columns[TERMINATIONS].reshape(-1)
+    slot.truncations[:] = columns[TRUNCATIONS].reshape(-1)
+    if slot.valid is not None:
+        slot.valid[:] = columns[VALID].reshape(-1)
+    return slot.obs, slot.rewards, slot.terminations, slot.truncations
+
+
+def _end_games(  # noqa: PLR0917
+    columns: dict[str, Any],
+    ended: np.ndarray,
+    lost: np.ndarray,
+    was_alive: np.ndarray,
+    infos: dict[str, Any],
+    finals: np.ndarray | None,
+    name: str,
+) -> None:
+    """Bring the columns of games that have ended into order.
+
+    Games that were reset in this step have their last results in `finals`. Those that ended without
+    an end of any agent were replaced after a fault, and have no results of this step, or were
+    truncated from outside, as by a wrapper: all their agents are truncated.
+    """
+    if finals is not None:
+        for game in ended.tolist():
+            for column in _OF_STEP:
+                columns[column][game] = finals[game][name][column]
+    for column in _OF_STEP:
+        columns[column][lost] = 0
+    was_alive = was_alive.reshape(columns[VALID].shape)
+    flags = columns[TERMINATIONS][ended] | columns[TRUNCATIONS][ended]
+    for game in ended[~flags.any(axis=1)].tolist():
+        columns[TRUNCATIONS][game] |= was_alive[game]
+        columns[VALID][game] |= was_alive[game]
+        if finals is None:
+            columns[ALIVE][game] = 0
+    if finals is not None:
+        infos["final_obs"], infos["_final_obs"] = _final_rows(columns, ended, finals, name)
+
+
+def _final_rows(
+    columns: dict[str, Any], ended: np.ndarray, finals: np.ndarray, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the final observations of agents that ended, objects (rows,), and who has one."""
+    num_agents = columns[VALID].shape[1]
+    final_obs = np.full(len(finals) * num_agents, None, object)
+    is_final = np.zeros(len(final_obs), np.bool_)
+    for game in ended.tolist():
+        is_over = columns[TERMINATIONS][game] | columns[TRUNCATIONS][game]
+        for k in np.flatnonzero(is_over).tolist():
+            row = game * num_agents + k
+            final_obs[row], is_final[row] = _agent_row(finals[game][name][OBS], k), True
+    return final_obs, is_final
+
+
+def _taken(batch: Any, games: np.ndarray) -> Any:
+    """Return the entries of some games: copies."""
+    if isinstance(batch, dict):
+        return {key: _taken(part, games) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_taken(part, games) for part in batch)
+    return batch[games]
 
 
 def _as_rows(batch: Any) -> Any:

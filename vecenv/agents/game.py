@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import Space
 from gymnasium.spaces import Dict
 from gymnasium.vector.utils import batch_space
 
 from vecenv.agents.grouping import (
     ALIVE,
+    COMMON,
     OBS,
     REWARDS,
     STATE,
@@ -22,13 +25,16 @@ from vecenv.agents.grouping import (
     columns_space,
     group_agents,
 )
+from vecenv.agents.infos import shelve
+from vecenv.agents.padding import fit_action, fit_mask, fit_obs
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info
+from vecenv.core.masks import MASK_KEY
 from vecenv.core.rows import ObservationRows
 
-__all__ = ["COMMON", "GameEnv"]
+__all__ = ["NAME_KEY", "GameEnv"]
 
-COMMON = "common"  # key of infos that are the game's, PettingZoo's convention
+NAME_KEY = "agent"  # of infos: the name of an agent that has just taken a seat
 
 
 class GameEnv(gym.Env):
@@ -48,25 +54,35 @@ class GameEnv(gym.Env):
         game: The `ParallelEnv`, or anything with its methods.
         groups: See `group_agents`.
         central_state: Whether the game's `state()` is a column "state" of the observation.
+        pad: See `group_agents`.
+        agent_indicator: See `group_agents`.
+        max_agents: For games without `possible_agents`, whose agents come with names of their own:
+            how many there are at most at a time. Each takes the first seat that is free and keeps
+            it; its name is in its info, as "agent", when it has taken it.
+        agent_spaces: For such games, the observation space and the action space of every agent.
+        index: The number of this game among others.
 
     Raises:
         ValueError: The game can't be laid out in groups; says what is wrong.
     """
 
-    def __init__(self, game: Any, *, groups: Grouping = None, central_state: bool = False) -> None:
-        names = getattr(game, "possible_agents", None)
-        if not names:
-            raise ValueError(
-                f"{game} has no `possible_agents`, which say how many rows a game has; wrap it in "
-                "a class that has"
-            )
-        agents = list(names)
-        self.game = game
+    def __init__(
+        self,
+        game: Any,
+        *,
+        groups: Grouping = None,
+        central_state: bool = False,
+        pad: bool = False,
+        agent_indicator: bool = False,
+        max_agents: int | None = None,
+        agent_spaces: tuple[Space, Space] | None = None,
+        index: int = 0,
+    ) -> None:
+        self.game, self.index = game, index
+        agents, observed, acted = _declared(game, max_agents, agent_spaces)
+        self._is_open = max_agents is not None  # agents have seats, not places of their own
         self.members = group_agents(
-            agents,
-            {agent: game.observation_space(agent) for agent in agents},
-            {agent: game.action_space(agent) for agent in agents},
-            groups,
+            agents, observed, acted, groups, pad=pad, agent_indicator=agent_indicator
         )
         state_space = _state_space(game) if central_state else None
         self.observation_space = columns_space(self.members, state_space)
@@ -78,85 +94,97 @@ class GameEnv(gym.Env):
         )
         self.metadata = dict(getattr(game, "metadata", None) or {})
         self.render_mode = getattr(game, "render_mode", None)
-        self._columns = {name: _Columns(members) for name, members in self.members.items()}
-        self._seats = {
-            agent: (name, columns, k)
+        self._columns = {
+            name: _Columns(members, observed, acted, agent_indicator)
+            for name, members in self.members.items()
+        }
+        seats = {
+            agent: _Seat(agent, name, columns, k)
             for name, columns in self._columns.items()
             for k, agent in enumerate(columns.members.agents)
         }
-        self._obs = {name: columns.arrays for name, columns in self._columns.items()}
-        self._with_state = central_state
-        self._acting: list[tuple[Any, str, _Columns, int]] = []
+        self._free = [seats[agent] for agent in agents] if self._is_open else []
+        self._seats: dict[Any, _Seat] = {} if self._is_open else seats
+        self._obs = {name: columns.arrays() for name, columns in self._columns.items()}
+        self._state: np.ndarray | None = None
+        if state_space is not None:
+            self._state = np.zeros(state_space.shape or (), state_space.dtype)
+        self._acting: list[_Seat] = []
         self._acting_names: list[Any] = []
+        self._left: list[Any] = []  # agents that ended in the latest step and have seats
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is made of the rest."""
+        return {name: value for name, value in vars(self).items() if name != "_obs"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._obs = {name: columns.arrays() for name, columns in self._columns.items()}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reset the game."""
         result = self.game.reset(seed=seed, options=options)
-        try:
-            observations, infos = result
-        except (TypeError, ValueError):
-            raise ObservationError(
-                f"returned {_short(result)} from reset, expected (observations, infos)"
-            ) from None
+        observations, infos = _parts(result, "reset", ("observations", "infos"))
         for columns in self._columns.values():
             columns.clear()
+        self._free_seats(list(self._seats))
         self._seat(list(self.game.agents))
         if not self._acting:
             raise ObservationError("has no agents after reset: `agents` is empty")
-        for agent, _, columns, k in self._acting:
-            columns.write(k, agent, observations)
-        return self._observed(), self._batched_infos(infos)
+        for seat in self._acting:
+            seat.columns.write(seat, observations)
+        self._refuse_strangers("observations", observations, len(self._acting))
+        return self._observed(), self._batched_infos(infos, self._acting)
 
     def step(
-        self, actions: dict[str, Any]
+        self, action: dict[str, Any]
     ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Step the game with the actions of the agents that are alive."""
         acted = self._acting
-        result = self.game.step({agent: actions[name][k] for agent, name, _, k in acted})
-        try:
-            observations, rewards, terminations, truncations, infos = result
-        except (TypeError, ValueError):
-            raise ObservationError(
-                f"returned {_short(result)} from step, expected the dicts (observations, rewards, "
-                "terminations, truncations, infos)"
-            ) from None
+        result = self.game.step({seat.agent: seat.action(action) for seat in acted})
+        observations, rewards, terminations, truncations, infos = _parts(result, "step", _RESULTS)
         for columns in self._columns.values():
             columns.begin_step()
+        if self._left:
+            self._free_seats(self._left)
         left = self.game.agents
-        total, is_cut, any_ended = 0.0, False, False
-        for agent, _, columns, k in acted:
+        total, is_cut = 0.0, False
+        ended: list[Any] = []
+        for seat in acted:
+            agent, _, columns, k = seat
             try:
                 reward = rewards[agent]
                 terminated, truncated = terminations[agent], truncations[agent]
             except KeyError:
                 raise _incomplete(agent, rewards, terminations, truncations) from None
-            columns.rewards[k] = reward
+            columns.write_reward(k, agent, reward)
             total += columns.rewards[k]
             columns.valid[k] = 1
             if terminated or truncated or agent not in left:
-                any_ended = True
+                ended.append(agent)
                 # One that has left without a word has not reached an end of its own.
                 columns.terminations[k] = bool(terminated)
                 columns.truncations[k] = bool(truncated) or not terminated
                 is_cut |= not terminated
-                columns.finish(k, agent, observations)
+                columns.finish(seat, observations)
             else:
-                columns.write(k, agent, observations)
-        if any_ended or left != self._acting_names:
-            ended = {
-                agent
-                for agent, _, columns, k in acted
-                if columns.terminations[k] or columns.truncations[k]
-            }
+                columns.write(seat, observations)
+        joined: Sequence[_Seat] = ()
+        if ended or left != self._acting_names:
             before = set(self._acting_names)
             self._seat([agent for agent in left if agent not in ended])
-            for agent, _, columns, k in self._acting:
-                if agent not in before:
-                    columns.write(k, agent, observations)
+            joined = [seat for seat in self._acting if seat.agent not in before]
+            for seat in joined:
+                seat.columns.write(seat, observations)
+            if self._is_open:
+                self._left = ended
+        if len(observations) > len(acted) or len(rewards) > len(acted):
+            self._refuse_strangers("observations", observations, len(acted))
+            self._refuse_strangers("rewards", rewards, len(acted))
         is_over = not self._acting
-        infos = self._batched_infos(infos) if infos else {}
+        infos = self._batched_infos(infos, joined) if infos or joined else {}
         return self._observed(), total, is_over and not is_cut, is_over and is_cut, infos
 
     def _seat(self, agents: list[Any]) -> None:
@@ -167,62 +195,172 @@ class GameEnv(gym.Env):
         self._acting = []
         for agent in agents:
             if (seat := self._seats.get(agent)) is None:
-                raise ObservationError(
-                    f"has the agent {agent!r}, which is none of its possible_agents "
-                    f"{list(self._seats)}"
-                )
-            name, columns, k = seat
-            columns.alive[k] = 1
-            self._acting.append((agent, name, columns, k))
+                seat = self._take_seat(agent)
+            seat.columns.alive[seat.k] = 1
+            self._acting.append(seat)
+
+    def _take_seat(self, agent: Any) -> _Seat:
+        if not self._is_open:
+            raise ObservationError(
+                f"has the agent {agent!r}, which is none of its possible_agents {list(self._seats)}"
+            )
+        if not self._free:
+            raise ObservationError(
+                f"has the agent {agent!r} beside {list(self._seats)}, more than "
+                f"max_agents={len(self._seats)}; an agent that ends keeps its seat for that step"
+            )
+        seat = self._free.pop(0)._replace(agent=agent)
+        self._seats[agent] = seat
+        return seat
+
+    def _free_seats(self, agents: list[Any]) -> None:
+        """Free the seats of agents that are gone, if agents have seats."""
+        if self._is_open:
+            self._free += [self._seats.pop(agent) for agent in agents]
+            self._free.sort(key=lambda seat: seat.k)
+            self._left = []
+
+    def _refuse_strangers(self, what: str, found: Mapping[Any, Any], most: int) -> None:
+        """Refuse results of agents that the game has never declared."""
+        if len(found) > most:
+            for agent in found:
+                if agent not in self._seats and agent != COMMON:
+                    raise ObservationError(
+                        f"returned {what} of {agent!r}, which is none of its agents "
+                        f"{list(self._seats)}"
+                    )
 
     def _observed(self) -> dict[str, Any]:
-        if self._with_state:
-            return {**self._obs, STATE: self.game.state()}
-        return self._obs
+        if self._state is None:
+            return self._obs
+        state = np.asarray(self.game.state())
+        if state.shape != self._state.shape:
+            raise ObservationError(
+                f"returned a central state of shape {state.shape}, expected {self._state.shape} "
+                "as its state_space says"
+            )
+        self._state[...] = state
+        return {**self._obs, STATE: self._state}
 
-    def _batched_infos(self, infos: Any) -> dict[str, Any]:
+    def _batched_infos(self, infos: Any, joined: Sequence[_Seat]) -> dict[str, Any]:
         """Return the agents' infos by group, batched over its agents, and the game's."""
-        batched: dict[str, Any] = {}
         if not isinstance(infos, dict):
             raise ObservationError(f"returned infos {_short(infos)}, expected a dict by agent")
+        batched: dict[str, Any] = {}
+        common: Any = None
         for agent, info in infos.items():
             if not info:
                 continue
             if (seat := self._seats.get(agent)) is not None:
-                name, columns, k = seat
-                add_info(batched.setdefault(name, {}), info, k, len(columns.members.agents))
+                self._add_info(batched, seat, info)
             elif agent == COMMON:
-                batched[COMMON] = info
+                common = info
             else:
                 raise ObservationError(
-                    f"returned infos of {agent!r}, which is none of its possible_agents "
-                    f"{list(self._seats)}"
+                    f"returned infos of {agent!r}, which is none of its agents {list(self._seats)}"
                 )
-        return batched
+        if self._is_open:
+            for seat in joined:
+                self._add_info(batched, seat, {NAME_KEY: str(seat.agent)})
+        found = {name: shelve(part) for name, part in batched.items()}
+        if common is not None:
+            found[COMMON] = common
+        return found
+
+    @staticmethod
+    def _add_info(batched: dict[str, Any], seat: _Seat, info: Any) -> None:
+        agent, name, columns, k = seat
+        fit = columns.mask_fits[k]
+        if fit is not None and MASK_KEY in info:
+            info = {**info, MASK_KEY: fit(info[MASK_KEY])}
+        try:
+            add_info(batched.setdefault(name, {}), info, k, len(columns.members.agents))
+        except ValueError as error:
+            raise ObservationError(
+                f"agent {agent!r} returned infos that don't fit: {error}"
+            ) from None
 
     def render(self) -> Any:
         """Return what the game renders."""
         return self.game.render()
+
+    def render_if(self, index: int) -> Any:
+        """Return what the game renders if it is the one of this index; else None."""
+        return self.game.render() if index == self.index else None
 
     def close(self) -> None:
         """Close the game."""
         self.game.close()
 
 
+class _Seat(NamedTuple):
+    """Where an agent's results are: row `k` of a group's columns."""
+
+    agent: Any
+    group: str
+    columns: _Columns
+    k: int
+
+    def action(self, actions: dict[str, Any]) -> Any:
+        """Return this agent's action, the game's to keep."""
+        action = actions[self.group][self.k]
+        fit = self.columns.action_fits[self.k]
+        if fit is not None:
+            return fit(action)
+        return action.copy() if action.__class__ is np.ndarray else action
+
+
 class _Columns:
     """The arrays of one group of one game."""
 
-    def __init__(self, members: Members) -> None:
+    def __init__(
+        self,
+        members: Members,
+        observed: Mapping[Any, Space],
+        acted: Mapping[Any, Space],
+        agent_indicator: bool,
+    ) -> None:
         self.members = members
         count = len(members.agents)
-        self.rows = ObservationRows.make(members.observation_space, count)
         self.rewards = np.zeros(count, np.float64)
         self.terminations = np.zeros(count, np.int8)
         self.truncations = np.zeros(count, np.int8)
         self.valid = np.zeros(count, np.int8)
         self.alive = np.zeros(count, np.int8)
-        self._zeros = _leaves(self.rows.batch())
-        self.arrays = {
+        self._spaces = [(observed[agent], acted[agent]) for agent in members.agents]
+        self._agent_indicator = agent_indicator
+        self._bind(ObservationRows.make(members.observation_space, count))
+
+    def _bind(self, rows: ObservationRows) -> None:
+        """Make what observations, actions and masks go through."""
+        members = self.members
+        self.rows = rows
+        self._leaves = _leaves(rows.batch())
+        self.action_fits = [fit_action(acted, members.action_space) for _, acted in self._spaces]
+        self.mask_fits = [fit_mask(acted, members.action_space) for _, acted in self._spaces]
+        self._obs_fits = [
+            _fit_with_indicator(members, observed, k)
+            if self._agent_indicator
+            else fit_obs(observed, members.observation_space)
+            for k, (observed, _) in enumerate(self._spaces)
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep the arrays; functions and views are made again."""
+        made = ("rows", "_leaves", "action_fits", "mask_fits", "_obs_fits")
+        state = {name: value for name, value in vars(self).items() if name not in made}
+        return {**state, "_kept": [leaf.copy() for leaf in self._leaves]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = state.pop("_kept")
+        vars(self).update(state)
+        self._bind(ObservationRows.make(self.members.observation_space, len(self.rewards)))
+        for leaf, values in zip(self._leaves, kept, strict=True):
+            leaf[...] = values
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the columns by name."""
+        return {
             OBS: self.rows.batch(),
             REWARDS: self.rewards,
             TERMINATIONS: self.terminations,
@@ -233,7 +371,7 @@ class _Columns:
 
     def clear(self) -> None:
         """Set everything to zero."""
-        for leaf in self._zeros:
+        for leaf in self._leaves:
             leaf[...] = 0
         self.begin_step()
         self.alive[:] = 0
@@ -242,37 +380,118 @@ class _Columns:
         """Set to zero what a step does not write for each agent."""
         if self.terminations.any() or self.truncations.any():
             ended = np.flatnonzero(self.terminations | self.truncations)
-            for leaf in self._zeros:
+            for leaf in self._leaves:
                 leaf[ended] = 0
             self.terminations[:] = 0
             self.truncations[:] = 0
         self.rewards[:] = 0
         self.valid[:] = 0
 
-    def write(self, k: int, agent: Any, observations: Any) -> None:
+    def write_reward(self, k: int, agent: Any, reward: Any) -> None:
+        """Write the reward of an agent: whatever is one number."""
+        try:
+            self.rewards[k] = reward
+        except (TypeError, ValueError):
+            array = np.asarray(reward)
+            if array.size != 1 or array.dtype.kind not in "biuf":
+                raise ObservationError(
+                    f"agent {agent!r} got the reward {_short(reward)}, expected one number"
+                ) from None
+            self.rewards[k] = array.item()
+
+    def write(self, seat: _Seat, observations: Any) -> None:
         """Write the observation of an agent."""
+        agent, k = seat.agent, seat.k
         try:
             obs = observations[agent]
-        except KeyError:
+        except (KeyError, TypeError):
             raise ObservationError(
-                f"returned no observation of agent {agent!r}, which is alive; got those of "
-                f"{list(observations)}"
+                f"agent {agent!r} is alive and got no observation; there are those of "
+                f"{_names(observations)}"
             ) from None
         try:
+            fit = self._obs_fits[k]
+            if fit is not None:
+                obs = fit(obs)
             self.rows.target[self.rows.keys[k]] = obs
-        except (TypeError, ValueError, AttributeError, OverflowError, LookupError):
+        except (TypeError, ValueError, AttributeError, OverflowError, LookupError) as error:
             try:
+                if isinstance(error, ObservationError):
+                    raise
                 self.rows.write(k, obs)
-            except ObservationError as error:
-                raise ObservationError(f"agent {agent!r}: {error}") from None
+            except ObservationError as found:
+                raise ObservationError(f"agent {agent!r} {found.problem}") from None
 
-    def finish(self, k: int, agent: Any, observations: Any) -> None:
+    def finish(self, seat: _Seat, observations: Any) -> None:
         """Write the last observation of an agent, if there is one."""
-        if agent in observations and observations[agent] is not None:
-            self.write(k, agent, observations)
+        if seat.agent in observations and observations[seat.agent] is not None:
+            self.write(seat, observations)
         else:
-            for leaf in self._zeros:
-                leaf[k] = 0
+            for leaf in self._leaves:
+                leaf[seat.k] = 0
+
+
+_RESULTS = ("observations", "rewards", "terminations", "truncations", "infos")
+
+
+def _fit_with_indicator(members: Members, observed: Any, k: int) -> Callable[[Any], Any]:
+    """Return a function that pads an observation and appends who observes it."""
+    size, dtype = members.observation_space.shape[0], members.observation_space.dtype  # type: ignore[index]
+    (length,) = observed.shape
+    indicator = np.zeros(len(members.agents), dtype)
+    indicator[k] = 1
+
+    def fit(obs: Any) -> np.ndarray:
+        values = np.asarray(obs)
+        if values.shape != (length,):
+            raise ObservationError(
+                f"returned an observation of shape {values.shape}, expected {(length,)} "
+                f"({observed}); correct the env or its observation_space"
+            )
+        row = np.zeros(size, dtype)
+        row[:length] = values
+        row[-len(indicator) :] = indicator
+        return row
+
+    return fit
+
+
+def _declared(
+    game: Any, max_agents: int | None, agent_spaces: tuple[Space, Space] | None
+) -> tuple[list[Any], dict[Any, Space], dict[Any, Space]]:
+    """Return the agents of a game, or its seats, and their spaces."""
+    agents = list(getattr(game, "possible_agents", None) or ())
+    if agents:
+        if max_agents is not None or agent_spaces is not None:
+            raise ValueError(
+                f"{game} has possible_agents and spaces of its own; max_agents and agent_spaces "
+                "are for games without"
+            )
+        return (
+            agents,
+            {agent: game.observation_space(agent) for agent in agents},
+            {agent: game.action_space(agent) for agent in agents},
+        )
+    if max_agents is None or agent_spaces is None:
+        raise ValueError(
+            f"{game} has no `possible_agents`, which say how many rows a game has; pass "
+            "max_agents=, the most that there are at a time, and agent_spaces=(observation_space, "
+            "action_space)"
+        )
+    if isinstance(max_agents, bool) or not isinstance(max_agents, int) or max_agents < 1:
+        raise ValueError(f"max_agents is {max_agents!r}, expected an integer of at least 1")
+    seats = [f"agent_{k}" for k in range(max_agents)]
+    return seats, dict.fromkeys(seats, agent_spaces[0]), dict.fromkeys(seats, agent_spaces[1])
+
+
+def _parts(result: Any, call: str, names: tuple[str, ...]) -> Any:
+    """Return what a game returned, or say what it should have."""
+    is_right = isinstance(result, tuple | list) and len(result) == len(names)
+    if not is_right or not all(hasattr(part, "keys") for part in result[:-1]):
+        raise ObservationError(
+            f"returned {_short(result)} from {call}, expected the dicts ({', '.join(names)})"
+        )
+    return result
 
 
 def _leaves(batch: Any) -> list[np.ndarray]:
@@ -294,9 +513,13 @@ def _incomplete(agent: Any, *dicts: Any) -> ObservationError:
     for name, found in zip(("rewards", "terminations", "truncations"), dicts, strict=True):
         if agent not in found:
             return ObservationError(
-                f"returned no {name} of agent {agent!r}, which acted; got those of {list(found)}"
+                f"agent {agent!r} acted and is not in the {name}, which has {_names(found)}"
             )
     raise AssertionError(agent)
+
+
+def _names(found: Any) -> str:
+    return str(list(found)) if hasattr(found, "keys") else _short(found)
 
 
 def _short(value: Any) -> str:

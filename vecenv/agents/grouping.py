@@ -17,8 +17,11 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector.utils import batch_space
 
+from vecenv.agents.padding import allowed_actions, pad_action_space, pad_observation_space
+
 __all__ = [
     "ALIVE",
+    "COMMON",
     "OBS",
     "REWARDS",
     "STATE",
@@ -34,9 +37,11 @@ __all__ = [
 # Columns of a group, and the one of the game.
 OBS, REWARDS, TERMINATIONS, TRUNCATIONS = "obs", "rewards", "terminations", "truncations"
 VALID, ALIVE = "valid", "alive"
-STATE = "state"  # is no name of a group
+# No names of groups: the game's central state, and its infos, as PettingZoo calls them.
+STATE, COMMON = "state", "common"
 
 Grouping = Mapping[str, Sequence[Any]] | Callable[[Any], str] | None
+_ALL = "agents"  # name of a group whose agents are called differently
 
 
 class Members(NamedTuple):
@@ -46,11 +51,14 @@ class Members(NamedTuple):
         agents: Names, as the game has them, in the order of the rows.
         observation_space: Of one agent.
         action_space: Of one agent.
+        allowed: Of padded actions, which of them each agent has: bool (A, width), a row as a mask
+            is (see `vecenv.VecEnv.action_masks`); None if all have all.
     """
 
     agents: tuple[Any, ...]
     observation_space: Space
     action_space: Space
+    allowed: np.ndarray | None = None
 
 
 def group_agents(
@@ -58,6 +66,9 @@ def group_agents(
     observation_spaces: Mapping[Any, Space],
     action_spaces: Mapping[Any, Space],
     groups: Grouping = None,
+    *,
+    pad: bool = False,
+    agent_indicator: bool = False,
 ) -> dict[str, Members]:
     """Group agents of equal spaces.
 
@@ -69,6 +80,9 @@ def group_agents(
             its group. None puts agents of equal spaces together; a group is then called as its
             agents are without their numbers if these agree, as in "piston" for "piston_0", ..., and
             "agents" otherwise.
+        pad: Pad the spaces of a group to be equal; None for `groups` then is one group of all.
+        agent_indicator: Append to observations, which must be vectors, which agent of its group
+            observes: 1 at its place, 0 at the others'.
 
     Returns:
         Groups in the order in which their first agents come in `agents`.
@@ -80,7 +94,9 @@ def group_agents(
         raise ValueError("the game has no agents")
     if len(set(agents)) != len(agents):
         raise ValueError(f"the game names agents twice: {list(agents)}")
-    if groups is None:
+    if groups is None and pad:
+        chosen = {_stem(agents): list(agents)}
+    elif groups is None:
         chosen = _equal_spaces(agents, observation_spaces, action_spaces)
     else:
         chosen = _chosen(agents, groups)
@@ -88,15 +104,20 @@ def group_agents(
     for name, members in chosen.items():
         first = members[0]
         for agent in members:
-            same = observation_spaces[agent] == observation_spaces[first]
-            if not same or action_spaces[agent] != action_spaces[first]:
-                raise ValueError(
-                    f"group {name!r}: agent {agent!r} has the spaces {observation_spaces[agent]} "
-                    f"and {action_spaces[agent]}, agent {first!r} {observation_spaces[first]} and "
-                    f"{action_spaces[first]}; agents of a group have equal spaces (pad=True pads)"
-                )
-        _require_arrays(first, observation_spaces[first], action_spaces[first])
-        found[name] = Members(tuple(members), observation_spaces[first], action_spaces[first])
+            _require_arrays(agent, observation_spaces[agent], action_spaces[agent])
+        if pad:
+            observed = {agent: observation_spaces[agent] for agent in members}
+            acted = {agent: action_spaces[agent] for agent in members}
+            observation_space = pad_observation_space(observed)
+            action_space = pad_action_space(acted)
+            allowed = allowed_actions(list(acted.values()), action_space)
+        else:
+            _require_equal(name, members, observation_spaces, action_spaces)
+            observation_space, action_space = observation_spaces[first], action_spaces[first]
+            allowed = None
+        if agent_indicator:
+            observation_space = _with_indicator(name, observation_space, len(members))
+        found[name] = Members(tuple(members), observation_space, action_space, allowed)
     return found
 
 
@@ -134,19 +155,52 @@ def _equal_spaces(
             alike.append([agent])
     named: dict[str, list[Any]] = {}
     for members in alike:
-        stems = {re.sub(r"[_\-\s]*\d*$", "", str(agent)) for agent in members}
-        stem = stems.pop() if len(stems) == 1 else ""
-        base = name = stem or "agents"
+        base = name = _stem(members)
         count = 1
-        while name in named or name == STATE:
+        while name in named:
             count += 1
             name = f"{base}_{count}"
         named[name] = members
     return named
 
 
+def _stem(agents: Sequence[Any]) -> str:
+    """Return how agents are called without their numbers, if these agree."""
+    stems = {re.sub(r"[_\-\s]*\d*$", "", str(agent)) for agent in agents}
+    stem = stems.pop() if len(stems) == 1 else ""
+    return stem if stem and stem not in (STATE, COMMON) else _ALL
+
+
+def _require_equal(
+    name: str,
+    members: Sequence[Any],
+    observation_spaces: Mapping[Any, Space],
+    action_spaces: Mapping[Any, Space],
+) -> None:
+    first = members[0]
+    for agent in members:
+        same = observation_spaces[agent] == observation_spaces[first]
+        if not same or action_spaces[agent] != action_spaces[first]:
+            raise ValueError(
+                f"group {name!r}: agent {agent!r} has the spaces {observation_spaces[agent]} "
+                f"and {action_spaces[agent]}, agent {first!r} {observation_spaces[first]} and "
+                f"{action_spaces[first]}; agents of a group have equal spaces (pad=True pads)"
+            )
+
+
+def _with_indicator(name: str, space: Space, count: int) -> Box:
+    if not isinstance(space, Box) or len(space.shape) != 1 or space.dtype.kind != "f":
+        raise ValueError(
+            f"agent_indicator=True appends numbers to observations that are vectors of floats; "
+            f"those of group {name!r} are {space}"
+        )
+    low = np.concatenate([space.low, np.zeros(count, space.dtype)])
+    high = np.concatenate([space.high, np.ones(count, space.dtype)])
+    return Box(low, high, dtype=space.dtype.type)
+
+
 def _chosen(agents: Sequence[Any], groups: Any) -> dict[str, list[Any]]:
-    named: dict[str, list[Any]] = {}
+    named: dict[Any, list[Any]] = {}
     if callable(groups):
         for agent in agents:
             named.setdefault(groups(agent), []).append(agent)
@@ -154,8 +208,10 @@ def _chosen(agents: Sequence[Any], groups: Any) -> dict[str, list[Any]]:
         named = {name: list(members) for name, members in groups.items()}
     places: dict[Any, str] = {}
     for name, members in named.items():
-        if not isinstance(name, str) or name == STATE:
-            raise ValueError(f"{name!r} is no name of a group; take a str other than {STATE!r}")
+        if not isinstance(name, str) or name in (STATE, COMMON):
+            raise ValueError(
+                f"{name!r} is no name of a group; take a str other than {STATE!r} and {COMMON!r}"
+            )
         if not members:
             raise ValueError(f"group {name!r} has no agents")
         for agent in members:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
+import pkgutil
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
-from vecenv.agents.grouping import Grouping
+from vecenv.agents.grouping import Grouping, Members
 from vecenv.core.importing import import_module
 from vecenv.make import make_vec
 
@@ -28,7 +32,12 @@ def make_vec_agents(
     backend: str = "auto",
     autoreset_mode: str | AutoresetMode | None = None,
     groups: Grouping = None,
+    pad: bool = False,
+    agent_indicator: bool = False,
     central_state: bool = False,
+    mask_infos: bool = False,
+    max_agents: int | None = None,
+    agent_spaces: tuple[Space, Space] | None = None,
     vector_kwargs: Mapping[str, Any] | None = None,
     **env_kwargs: Any,
 ) -> AgentsVecEnv | AgentRowsVecEnv:
@@ -37,12 +46,24 @@ def make_vec_agents(
     Args:
         env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
             name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
-            the `EnvKernels` of a compiled game, or its id, such as "Pursuit-v0", "module:id" too.
+            the `EnvKernels` of a compiled game, or its id such as "Pursuit-v0" or "module:id". An
+            AEC env of a game that can be played in parallel is converted; others, in which agents
+            take turns, are refused.
         num_games: How many games; 1 if not given, or the length of the list.
         backend: See `vecenv.make_vec`; an env there is a game here.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
-        groups: Which agents form a group; None for those of equal spaces. See `group_agents`.
+        groups: Which agents form a group: their names by the group's, or a function from an agent
+            to the name of its group. None for those of equal spaces.
+        pad: Pad the spaces of a group, and without `groups` those of all agents, to be equal:
+            observations with zeros, Discrete actions with more numbers, which masks forbid.
+        agent_indicator: Append to observations, which must be vectors, which agent of its group
+            observes (one-hot), for policies that agents share.
         central_state: Whether `envs.state()` returns the games' central state.
+        mask_infos: Whether every reset and step reports infos["action_mask"].
+        max_agents: For games without `possible_agents`: how many agents there are at most at a
+            time. An agent takes the first free row and keeps it; `infos["agent"]` has its name when
+            it has taken it.
+        agent_spaces: For such games, the observation space and the action space of every agent.
         vector_kwargs: Further arguments of the vector env's class.
         **env_kwargs: For the game's constructor; of kernels, for `JitVectorEnv`.
 
@@ -51,40 +72,123 @@ def make_vec_agents(
 
     Raises:
         TypeError: `env` is none of the above.
-        EnvCreationError: Making a game failed.
+        ValueError: No such id, with the nearest; games of different agents.
+        ModuleNotFoundError: A module that is needed is not installed; says how to install it.
+        EnvCreationError: Making a game failed: it has no `possible_agents`, agents take turns, or
+            its agents' spaces fit no group; says what to do.
     """
+    is_compiled = _is_compiled(env)
     games: Any
-    if is_compiled := _is_compiled(env):
-        if groups is not None:
-            raise ValueError("a compiled game has its own groups; leave out groups")
+    if is_compiled:
+        unused = {
+            "groups": groups is not None,
+            "pad": pad,
+            "agent_indicator": agent_indicator,
+            "max_agents": max_agents is not None,
+            "agent_spaces": agent_spaces is not None,
+        }
+        if given := [name for name, is_given in unused.items() if is_given]:
+            raise ValueError(
+                f"a compiled game has groups of its own and got {', '.join(given)}, which is for "
+                "games in Python"
+            )
         if backend not in ("auto", "jit"):
             raise ValueError(f"the game is compiled and got backend {backend!r}; use 'jit'")
-        games = _make_compiled(env, num_games, autoreset_mode, vector_kwargs, env_kwargs)
+        games = _make_compiled(
+            env, num_games, autoreset_mode, vector_kwargs, env_kwargs, central_state
+        )
     else:
         factories = _read_factories(env, num_games, env_kwargs)
-        makers = [
-            functools.partial(_make_game, factory, groups, central_state) for factory in factories
-        ]
-        games = make_vec(
-            makers,
-            backend=backend,
-            autoreset_mode=autoreset_mode,
-            vector_kwargs=vector_kwargs,
-        )
+        options = {
+            "groups": groups,
+            "pad": pad,
+            "agent_indicator": agent_indicator,
+            "central_state": central_state,
+            "max_agents": max_agents,
+            "agent_spaces": agent_spaces,
+        }
+        makers = [_Maker(factory, index, options) for index, factory in enumerate(factories)]
+        try:
+            games = make_vec(
+                makers, backend=backend, autoreset_mode=autoreset_mode, vector_kwargs=vector_kwargs
+            )
+        except Exception as error:
+            error.add_note("An env here is a game of several agents.")
+            raise
     try:
-        members = games.members if is_compiled else games.get_attr("members")[0]
-        agents = AgentsVecEnv(games, members)
+        members = games.members if is_compiled else _same_members(games.get_attr("members"))
+        agents = AgentsVecEnv(games, members, mask_infos=mask_infos)
         return AgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
     except BaseException:
         games.close()
         raise
 
 
+class _Maker:
+    """Makes one game; what a vector env calls."""
+
+    def __init__(self, factory: Callable[..., Any], index: int, options: dict[str, Any]) -> None:
+        self._factory, self._index, self._options = factory, index, options
+
+    def __repr__(self) -> str:
+        return f"which makes game {self._index} by {self._factory!r}"
+
+    def __call__(self) -> GameEnv:
+        game = self._factory()
+        try:
+            return GameEnv(_as_parallel(game), index=self._index, **self._options)
+        except BaseException:
+            if hasattr(game, "close"):
+                game.close()
+            raise
+
+
+def _as_parallel(game: Any) -> Any:
+    """Return a game that is stepped with the actions of all agents at a time."""
+    if not callable(getattr(game, "agent_iter", None)):
+        if not callable(getattr(game, "step", None)) or not hasattr(game, "reset"):
+            raise TypeError(f"expected a ParallelEnv, got {type(game).__name__} {game!r}")
+        return game
+    if not (getattr(game, "metadata", None) or {}).get("is_parallelizable", False):
+        raise TypeError(
+            f"in {game} agents take turns (it is an AEC env, and its metadata do not say "
+            "is_parallelizable); vector envs step the agents of a game at the same time: take a "
+            "ParallelEnv"
+        )
+    return importlib.import_module("pettingzoo.utils.conversions").aec_to_parallel(game)
+
+
+def _same_members(found: Sequence[Mapping[str, Members]]) -> Mapping[str, Members]:
+    """Return the groups of the games, which must be the same."""
+    first = found[0]
+    for game, other in enumerate(found):
+        same = list(other) == list(first) and all(
+            _is_same(own, first[name]) for name, own in other.items()
+        )
+        if not same:
+            shown = [
+                {name: list(own.agents) for name, own in one.items()} for one in (other, first)
+            ]
+            raise ValueError(
+                f"game {game} has the agents {shown[0]} by group, game 0 {shown[1]}; games of a "
+                "vector env have the same agents"
+            )
+    return first
+
+
+def _is_same(one: Members, other: Members) -> bool:
+    if one[:3] != other[:3]:
+        return False
+    if one.allowed is None or other.allowed is None:
+        return one.allowed is other.allowed
+    return np.array_equal(one.allowed, other.allowed)
+
+
 def _is_compiled(env: Any) -> bool:
-    """Whether these are kernels, or the id of a vector env in Gymnasium's registry."""
+    """Whether these are kernels, or an id in Gymnasium's registry; loads no compiler."""
     if isinstance(env, str):
         return ":" in env or env in gym.registry
-    kernels = sys.modules.get("vecenv.jit.kernels")  # loads no compiler
+    kernels = sys.modules.get("vecenv.jit.kernels")
     return kernels is not None and isinstance(env, kernels.EnvKernels)
 
 
@@ -94,6 +198,7 @@ def _make_compiled(
     autoreset_mode: str | AutoresetMode | None,
     vector_kwargs: Mapping[str, Any] | None,
     env_kwargs: dict[str, Any],
+    central_state: bool,
 ) -> Any:
     from vecenv.agents.compiled import CompiledGames  # loads the compiler
 
@@ -106,14 +211,10 @@ def _make_compiled(
         **env_kwargs,
     )
     try:
-        return CompiledGames(envs)
+        return CompiledGames(envs, central_state=central_state)
     except BaseException:
         envs.close()
         raise
-
-
-def _make_game(factory: Callable[..., Any], groups: Grouping, central_state: bool) -> GameEnv:
-    return GameEnv(factory(), groups=groups, central_state=central_state)
 
 
 def _read_factories(
@@ -122,8 +223,11 @@ def _read_factories(
     if isinstance(env, Sequence) and not isinstance(env, str):
         if num_games is not None and num_games != len(env):
             raise ValueError(f"num_games is {num_games}, but {len(env)} factories were given")
+        if not env:
+            raise ValueError("env is an empty list, expected at least one factory")
         return [_factory(one, kwargs) for one in env]
-    if num_games is not None and (isinstance(num_games, bool) or num_games < 1):
+    is_count = isinstance(num_games, int | np.integer) and not isinstance(num_games, bool)
+    if num_games is not None and (not is_count or num_games < 1):
         raise ValueError(f"num_games is {num_games!r}, expected an integer of at least 1")
     return [_factory(env, kwargs)] * (1 if num_games is None else num_games)
 
@@ -131,9 +235,9 @@ def _read_factories(
 def _factory(env: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
     if isinstance(env, str):
         if "/" in env:
+            _require_registered(env)
             return functools.partial(_make_registered, env, **kwargs)
-        module = import_module(env)
-        return functools.partial(_parallel_env(module), **kwargs)
+        return functools.partial(_parallel_env(_module(env)), **kwargs)
     if isinstance(env, types.ModuleType):
         return functools.partial(_parallel_env(env), **kwargs)
     if callable(env):
@@ -143,13 +247,70 @@ def _factory(env: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
     )
 
 
+def _module(name: str) -> types.ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        root = name.partition(".")[0]
+        if error.name == root:
+            raise ModuleNotFoundError(
+                f"env is {name!r}, but there is no module {root!r}; PettingZoo's games are in "
+                "the packages pettingzoo and mpe2: pip install 'vecenv[agents]'",
+                name=root,
+            ) from None
+        if error.name != name:
+            raise  # something that the module needs
+        parent = import_module(name.rpartition(".")[0])
+        known = [found.name for found in pkgutil.iter_modules(getattr(parent, "__path__", []))]
+        near = difflib.get_close_matches(name.rpartition(".")[2], known, 3) or known[:8]
+        raise ModuleNotFoundError(
+            f"env is {name!r}, but {parent.__name__} has no such module; it has {', '.join(near)}",
+            name=name,
+        ) from None
+
+
 def _parallel_env(module: Any) -> Callable[..., Any]:
-    found = getattr(module, "parallel_env", None)
-    if found is None:
+    found = getattr(module, "parallel_env", None) or getattr(module, "env", None)
+    if not callable(found):
         raise TypeError(f"module {module.__name__} has no parallel_env")
     return found
 
 
+def _pettingzoo(name: str) -> Any:
+    try:
+        return importlib.import_module("pettingzoo")
+    except ModuleNotFoundError as error:
+        if error.name != "pettingzoo":
+            raise
+        raise ModuleNotFoundError(
+            f"{name!r} is an id of PettingZoo, which is not installed: pip install "
+            "'vecenv[agents]'",
+            name="pettingzoo",
+        ) from None
+
+
+def _require_registered(name: str) -> None:
+    """Refuse an id that PettingZoo does not know, and say which are near."""
+    pettingzoo = _pettingzoo(name)
+    if not hasattr(pettingzoo, "parallel_registry"):
+        raise ModuleNotFoundError(
+            f"{name!r} is an id of PettingZoo's registry, which came with version 1.27; installed "
+            f"is {pettingzoo.__version__}: pip install 'vecenv[agents]', or give the module"
+        )
+    try:
+        pettingzoo.spec("parallel", name)
+    except Exception as error:  # of classes of its own
+        if name in pettingzoo.aec_registry:
+            raise ValueError(
+                f"in {name!r} agents take turns (it is an AEC env); vector envs step the agents of "
+                "a game at the same time"
+            ) from None
+        known = sorted(pettingzoo.parallel_registry)
+        near = difflib.get_close_matches(name, known, 3, 0.5) or known
+        raise ValueError(
+            f"PettingZoo has no {name!r} ({type(error).__name__}); it has {', '.join(near)}"
+        ) from None
+
+
 def _make_registered(name: str, **kwargs: Any) -> Any:
-    pettingzoo = importlib.import_module("pettingzoo")
-    return pettingzoo.make("parallel", name, **kwargs)
+    return _pettingzoo(name).make("parallel", name, **kwargs)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vecenv.cage.challenge2.env import Cage2Env, Cage2VectorEnv
+    from vecenv.cage.challenge2.network.choices import blue_choices
     from vecenv.cage.challenge2.network.scenario import (
         FIRST_HOST,
         NEXT_HOST,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         cage2_scenario,
     )
     from vecenv.cage.challenge2.network.state import decode
-    from vecenv.cage.challenge2.play.blue_memory import BlueMemory, blue_choices
+    from vecenv.cage.challenge2.play.blue_memory import BlueMemory
     from vecenv.cage.challenge2.play.defender import DefenderPolicy, load_defender, save_defender
     from vecenv.cage.challenge2.play.playing import evaluate, play_episode, save_episode_gif
     from vecenv.cage.challenge2.play.policies import (
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
         make_policy,
     )
     from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
+    from vecenv.cage.challenge4.replay import (
+        TraceDifference,
+        TraceError,
+        TraceReplay,
+        replay_traces,
+    )
     from vecenv.cage.evaluation import Cell, Evaluation
     from vecenv.cage.identity import RULES_VERSION
 
@@ -69,6 +76,9 @@ __all__ = [
     "Scenario",
     "ScenarioError",
     "Service",
+    "TraceDifference",
+    "TraceError",
+    "TraceReplay",
     "TrafficRule",
     "action_index",
     "blue_actions",
@@ -81,6 +91,7 @@ __all__ = [
     "make_policy",
     "play_episode",
     "replay_episodes",
+    "replay_traces",
     "save_defender",
     "save_episode_gif",
 ]
@@ -89,11 +100,13 @@ _SCENARIO = "challenge2.network.scenario"  # of all names that are not in this t
 _MODULES = {
     "challenge2.env": ("Cage2Env", "Cage2VectorEnv"),
     "challenge2.network.state": ("decode",),
-    "challenge2.play.blue_memory": ("BlueMemory", "blue_choices"),
+    "challenge2.network.choices": ("blue_choices",),
+    "challenge2.play.blue_memory": ("BlueMemory",),
     "challenge2.play.defender": ("DefenderPolicy", "load_defender", "save_defender"),
     "challenge2.play.playing": ("evaluate", "play_episode", "save_episode_gif"),
     "challenge2.play.policies": ("BatchedPolicy", "BluePolicy", "find_policy", "make_policy"),
     "challenge2.replay": ("RecordedStep", "Replay", "replay_episodes"),
+    "challenge4.replay": ("TraceDifference", "TraceError", "TraceReplay", "replay_traces"),
     "evaluation": ("Cell", "Evaluation"),
     "identity": ("RULES_VERSION",),
 }

@@ -56,17 +56,20 @@ class ObservationError(ValueError):
     Args:
         problem: What is wrong, as the rest of a sentence that begins with the env.
         env_id: Which env, as whoever raises this counts them.
+
+    Attributes:
+        problem: What is wrong.
     """
 
     def __init__(self, problem: str, env_id: int | None = None) -> None:
-        self._problem = problem
+        self.problem = problem
         super().__init__(problem if env_id is None else f"env {env_id} {problem}")
         self._names_env = env_id is not None
 
     def name_env(self, env_id: int) -> None:
         """Say which env it was for somebody who counts them otherwise, as in a chunk of many."""
         if self._names_env:
-            self.args = (f"env {env_id} {self._problem}",)
+            self.args = (f"env {env_id} {self.problem}",)
 
 
 class SlotError(ValueError):

@@ -24,7 +24,9 @@ __all__ = [
     "LatestMasks",
     "MaskInfos",
     "can_be_masked",
+    "flat_mask",
     "has_mask_part",
+    "mask_sizes",
     "mask_width",
     "no_masks",
     "none_allowed",
@@ -36,7 +38,7 @@ _GIVEN_KEY = f"_{MASK_KEY}"
 METHODS = ("action_masks", "action_mask")  # of single envs, the first that is there
 
 
-def _sizes(space: Space) -> np.ndarray:
+def mask_sizes(space: Space) -> np.ndarray:
     """Return how many values each part of an action has, int64 (K,); K = 1 for Discrete.
 
     Raises:
@@ -64,7 +66,7 @@ def mask_width(space: Space) -> int:
         >>> mask_width(Discrete(6)), mask_width(MultiDiscrete([3, 4]))
         (6, 7)
     """
-    return int(_sizes(space).sum())
+    return int(mask_sizes(space).sum())
 
 
 def can_be_masked(space: Space) -> bool:
@@ -94,7 +96,7 @@ def sample_actions(
         >>> sample_actions(Discrete(3, start=5), np.array([[0, 0, 1], [1, 0, 0]]), rng)
         array([7, 5])
     """
-    space, sizes = single_action_space, _sizes(single_action_space)
+    space, sizes = single_action_space, mask_sizes(single_action_space)
     width = int(sizes.sum())
     masks = np.asarray(masks)
     if masks.ndim != 2 or masks.shape[1] != width:
@@ -165,7 +167,7 @@ class MaskInfos(Wrapper):
             or mask.shape != (self._width,)
             or mask.dtype != np.int8
         ):
-            mask = _flat_mask(mask, self._width, self.env.action_space)
+            mask = flat_mask(mask, self._width, self.env.action_space)
         return {**info, MASK_KEY: mask}
 
     def _ask(self) -> Any:
@@ -187,7 +189,7 @@ def _how_to(width: int) -> str:
     )
 
 
-def _flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
+def flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
     """Return one env's mask as int8 (width,).
 
     Masks of MultiDiscrete actions may be tuples of one mask per part, as `sample(mask=)` of
@@ -352,7 +354,7 @@ class LatestMasks:
         else:
             for row in np.flatnonzero(needed).tolist():
                 try:
-                    bits[row] = _flat_mask(values[row], width, self._space)
+                    bits[row] = flat_mask(values[row], width, self._space)
                 except ActionMaskError as error:
                     if is_over[row]:
                         needed[row] = False

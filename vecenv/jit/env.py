@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from vecenv.jit.episodes import (
     SAME_STEP,
     STEP,
 )
+from vecenv.jit.games import state_writer
 from vecenv.jit.kernels import EnvKernels, as_record, draw
 from vecenv.jit.runner import CompiledRunner, Fixed, PythonRunner
 
@@ -265,6 +266,19 @@ class JitVectorEnv(VecEnv):
         """Write masks, bool (B, width); return how many allow nothing though they should."""
         arrays = {} if env_ids is None else {"env_ids": env_ids}
         return self._run_without_actions(MASK, len(masks), masks=masks, **arrays)
+
+    def state_writer(self) -> Callable[[np.ndarray, np.ndarray], None]:
+        """Return a function that writes the central states of records (B,) into an array (B, ...).
+
+        Of games with a `central_state` kernel, see `EnvKernels`.
+        """
+        write: Any = state_writer(self.kernels.central_state, debug=self._runner.is_python)
+        params = () if self._params is None else (self._params.view(np.recarray)[0],)
+
+        def write_states(states: np.ndarray, out: np.ndarray) -> None:
+            write(states, out, *params)
+
+        return write_states
 
     def _require_masks(self) -> None:
         if self.kernels.action_mask is None:

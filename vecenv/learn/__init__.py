@@ -3,6 +3,14 @@
 `import vecenv` does not import this package, which imports torch.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":  # torch is there, and lacks something
+        raise
+    _needed = 'vecenv.learn needs torch, which is not installed: pip install "vecenv[torch]"'
+    raise ModuleNotFoundError(_needed, name="torch") from None
+
 from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint
 from vecenv.learn.curve import draw_curve
 from vecenv.learn.evaluation import EvaluationResult, evaluate

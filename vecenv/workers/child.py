@@ -58,7 +58,7 @@ class ChildSetup(NamedTuple):
 
 
 def set_up_child(setup: ChildSetup, name: str) -> Family:
-    """Leave Ctrl-C to the caller, end with it, and be a process of its own for the libraries.
+    """Leave signals to the caller, end with it, and be a process of its own for the libraries.
 
     Otherwise envs would use the caller's connections to managers, their queues would believe that
     the threads that write them out are there, and the caller's processes would pass for theirs.
@@ -71,8 +71,8 @@ def set_up_child(setup: ChildSetup, name: str) -> Family:
         The processes that envs will start.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and then closes us
-    for number in (signal.SIGTERM, signal.SIGCHLD):  # what the caller does is not for our envs
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what the caller does is not for our envs
+    _leave_sigterm_to_caller()
     end_with_caller(setup.caller_pid, is_child_of_main_thread=setup.is_own_child)
     family = Family()
     # Workers are processes of `multiprocess`, of which the standard library knows nothing.
@@ -82,6 +82,21 @@ def set_up_child(setup: ChildSetup, name: str) -> Family:
     multiprocessing.process._children = set()  # type: ignore[attr-defined]
     multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]
     return family
+
+
+def _leave_sigterm_to_caller() -> None:
+    """Stay when SIGTERM comes: job schedulers send it to all processes, and the caller saves first.
+
+    A function, because programs that envs start would inherit that a signal is ignored.
+    """
+    owner = os.getpid()
+
+    def stay(number: int, frame: Any) -> None:
+        if os.getpid() != owner:  # a fork that an env has made
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGTERM, stay)
 
 
 def end_child() -> None:

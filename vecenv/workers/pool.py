@@ -263,16 +263,20 @@ class WorkerPool:
             self.send(worker, nothing)
         for worker, process in enumerate(self.processes):
             if process is not None and worker not in waiting:
-                process.terminate()
+                process.kill()
         self.stop(deadline)
 
     def stop(self, deadline: Deadline) -> None:
-        """Wait for the processes' end until the deadline, then end them by signals."""
+        """Wait for the processes' end until the deadline, then end them by signals.
+
+        Envs may have handlers of SIGTERM. It does nothing else, so without time it is left out.
+        """
         if not self.is_owner:
             return
+        ends = [("terminate", _GRACE_S), ("kill", None)][deadline.is_over :]
         started = [process for process in self.processes if process is not None]
         self._drain_until_end(started, deadline)
-        for end, grace_s in (("terminate", _GRACE_S), ("kill", None)):
+        for end, grace_s in ends:
             alive = [process for process in started if process.is_alive()]
             for process in alive:
                 getattr(process, end)()

@@ -169,7 +169,7 @@ class Process:
         return self._exit_code
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask it to end: of what envs may have handlers for, see `set_up_child`."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:

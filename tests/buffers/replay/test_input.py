@@ -240,3 +240,39 @@ def test_views_of_the_buffers_own_rows_can_be_added(is_nested):
     if is_nested:
         assert (leaf(batch.obs, "b") == 4).all() and (leaf(batch.next_obs, "b") == 2).all()
     assert batch.actions.tolist() == [5]
+
+
+_SELF_CONTAINING = """
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from buffers import (
+    BufferMisuseError, PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer,
+)
+
+flags = np.zeros(2, bool)
+good = {"obs": np.ones((2, 3), np.float32), "next_obs": np.ones((2, 3), np.float32),
+        "actions": np.ones(2, int), "rewards": np.ones(2, np.float32),
+        "terminations": flags, "truncations": flags, "env_ids": np.arange(2)}
+looped, twice, boxed = [], [[], []], np.zeros(2, object)
+looped.append(looped)
+twice[0].append(twice), twice[1].append(twice)
+boxed[0] = boxed
+for cls in (SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer):
+    buffer = cls(10, Box(-1, 1, (3,)), Discrete(2), num_envs=2)
+    buffer.add(**good)
+    for name in good:
+        for bad in (looped, (looped,), twice, boxed):
+            try:
+                buffer.add(**{**good, name: bad})
+            except BufferMisuseError as error:
+                assert name in str(error), error
+            else:
+                raise SystemExit(f"{cls.__name__} takes {name}={bad}")
+    assert len(buffer) == 2
+print("done")
+"""
+
+
+def test_what_contains_itself_is_refused_and_ends_nothing():
+    """Numba, asked first, looked into such lists until the stack ended."""
+    assert printed(_SELF_CONTAINING, kind="buffers") == ["done"]

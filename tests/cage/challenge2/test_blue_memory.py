@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+from cage.challenge2.harbour import HARBOUR
 
 from vecenv.cage import BlueMemory, Cage2VectorEnv, blue_actions, blue_choices, cage2_scenario
 from vecenv.cage.challenge2.network.state import host_bits
+from vecenv.fingerprint import is_jit_off
 
-NUM_ENVS = 40
+NUM_ENVS = 8 if is_jit_off() else 40
 
 
 def play(red_agent, num_steps, *, seed=1, restores=True):
@@ -104,3 +106,43 @@ def test_forgetting_some_episodes_leaves_the_others():
     assert (after[begins] == fresh[begins]).all() and (after[~begins] == before[~begins]).all()
     memory.forget()
     assert (memory.features(np.zeros((NUM_ENVS, 52))) == fresh).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"green": True, "episode_length": [30, 50]}])
+@pytest.mark.parametrize("scenario", [cage2_scenario(), HARBOUR], ids=["cage2", "harbour"])
+def test_envs_that_remember_are_the_plain_ones_beside_a_memory(scenario, options):
+    options = {"red_agent": "mixed", "scenario": scenario, "autoreset_mode": "Disabled", **options}
+    plain = Cage2VectorEnv(NUM_ENVS, **options)
+    envs = Cage2VectorEnv(NUM_ENVS, observation="memory", **options)
+    memory, rng = BlueMemory(NUM_ENVS, scenario), np.random.default_rng(1)
+    assert envs.single_action_space.n == len(memory.choices)
+    bits, obs = (made.reset(seed=1)[0] for made in (plain, envs))
+    for _ in range(100):
+        assert (obs == memory.features(bits)).all() and envs.observation_space.contains(obs)
+        assert (envs.action_masks() == ~memory.useless()).all()
+        assert (np.round(obs[:, memory.step_column] * 100) == plain.true_state["step"]).all()
+        choices = rng.integers(0, len(memory.choices), NUM_ENVS)
+        bits, *expected, _ = plain.step(memory.act(choices))
+        obs, *found, _ = envs.step(choices)
+        memory.note(bits)
+        for one, other in zip(found, expected, strict=True):
+            assert (one == other).all()
+        if (over := expected[2]).any():
+            memory.forget(over)
+            bits, obs = (made.reset(options={"reset_mask": over})[0] for made in (plain, envs))
+    envs.close()
+    plain.close()
+
+
+def test_envs_that_remember_go_on_from_a_state_and_want_fractions():
+    envs, others = (Cage2VectorEnv(4, observation="memory", red_agent="mixed") for _ in range(2))
+    envs.reset(seed=1)
+    actions = np.random.default_rng(1).integers(0, 44, (20, 4))
+    for row in actions:
+        envs.step(row)
+    others.load_state_dict(envs.state_dict())
+    for row in actions:
+        for one, other in zip(envs.step(row)[:4], others.step(row)[:4], strict=True):
+            assert (one == other).all()
+    with pytest.raises(ValueError, match="obs_dtype is int8, expected a floating one"):
+        Cage2VectorEnv(1, observation="memory", obs_dtype=np.int8)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from cage.golden import FOLDER4
 
-from vecenv.cage.challenge4.replay import TraceError, replay_traces
+from vecenv.cage import TraceError, replay_traces
+from vecenv.cli import main
 
 TRACES = ["mix_fsm_100", "stress_phish_120", "mix_discovery_120"]
 PATHS = [FOLDER4 / f"{name}.npz" for name in TRACES]
@@ -76,19 +77,64 @@ def test_other_actions_than_the_recorded_ones_differ(tmp_path):
     assert {"obs", "blocks", "blue_family"} <= fields
 
 
-def test_damaged_files_are_refused(tmp_path):
-    def refuse(match, change):
-        with pytest.raises(TraceError, match=match):
-            replay_traces([changed(tmp_path, "mix_fsm_100", change)])
+DAMAGES = {
+    "has no steps of blue_action": lambda arrays: arrays.pop("blue_action"),
+    "lacks fsm_log": lambda arrays: arrays.pop("fsm_log"),
+    "lacks reward": lambda arrays: arrays.pop("reward"),
+    "tape_val has shape": lambda arrays: arrays.update(tape_val=np.zeros(3)),
+    "obs4 has shape": lambda arrays: arrays.update(obs4=arrays["obs4"][:-1]),
+    "svc is float64, expected integers": lambda arrays: arrays.update(svc=arrays["svc"] * 1.0),
+    "tape_val is int64": lambda a: a.update(tape_val=a["tape_val"].astype(int)),
+    "tape_off does not": lambda arrays: arrays["tape_off"].__setitem__(4, 1 << 30),
+    "sess_off does not": lambda arrays: arrays["sess_off"].__setitem__(0, -4),
+    "start_host is 136": lambda arrays: arrays["net_red_start_host"].__setitem__((), 136),
+    "net_exists": lambda arrays: arrays["net_exists"].__setitem__(slice(None), 0),
+    "agent that knows none": lambda arrays: arrays["net_red_known_subnets"].__setitem__(2, 0),
+    "red must be one of": lambda arrays: arrays.update(meta_red=np.array("b_line")),
+    "phishing_rate must be": lambda arrays: arrays.update(meta_phish=np.array(np.nan)),
+    "has 99 steps, expected at most 49": lambda arrays: arrays.update(meta_steps=np.array(50)),
+    "header": lambda arrays: arrays.update(reward=np.array([{}] * 99)),  # a pickle
+    "larger than": lambda arrays: arrays.update(net_base_pid=np.zeros(1 << 27, np.int64)),
+}
 
-    refuse("blue_action has shape None", lambda arrays: arrays.pop("blue_action"))
-    refuse("tape_val has shape", lambda arrays: arrays.update(tape_val=np.zeros(3)))
-    refuse("tape_off", lambda arrays: arrays["tape_off"].__setitem__(4, 1 << 30))
-    refuse("start_host is 136", lambda arrays: arrays["net_red_start_host"].__setitem__((), 136))
-    refuse("net_exists", lambda arrays: arrays["net_exists"].__setitem__(slice(None), 0))
-    (tmp_path / "text.npz").write_text("no archive")
-    with pytest.raises(TraceError, match="no trace"):
-        replay_traces([tmp_path / "text.npz"])
+
+@pytest.mark.parametrize("match", DAMAGES)
+def test_damaged_files_are_refused(tmp_path, match):
+    path = changed(tmp_path, "mix_fsm_100", DAMAGES[match])
+    with pytest.raises(TraceError, match=f"changed.npz.*{match}"):
+        replay_traces([path])
+
+
+def test_files_of_another_kind_are_refused(tmp_path):
+    whole = (FOLDER4 / "mix_fsm_100.npz").read_bytes()
+    wrong = {"text": b"no archive", "empty": b"", "half": whole[: len(whole) // 2]}
+    wrong["bit"] = whole[:20000] + bytes([whole[20000] ^ 1]) + whole[20001:]
+    for name, content in wrong.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(TraceError, match="no trace of CAGE Challenge 4"):
+            replay_traces([tmp_path / name])
+    with pytest.raises(FileNotFoundError):
+        replay_traces([tmp_path / "none.npz"])
+    with pytest.raises(TraceError, match="a folder"):
+        replay_traces([tmp_path])
+    with pytest.raises(ValueError, match="max_differences is 0"):
+        replay_traces(PATHS, max_differences=0)
+
+
+def test_the_command_prints_differences_and_says_so_by_its_status(tmp_path, capsys):
+    def change(arrays):
+        arrays["reward"][7] -= 1
+
+    assert main(["replay", str(PATHS[0])]) == 0
+    assert "batch: 1 episodes, 99 steps, 3" in capsys.readouterr().out
+    path = changed(tmp_path, "mix_fsm_100", change)
+    assert main(["replay", str(PATHS[1]), str(path), "--how", "singly"]) == 1
+    out = capsys.readouterr().out
+    assert f"{path}: step 7: reward: expected -1, got 0\n" in out
+    assert "2 episodes, 219 steps" in out and "1 differ" in out
+    path.write_bytes(b"")
+    assert main(["replay", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_values_out_of_range_on_a_tape_stay_inside(tmp_path):

@@ -31,6 +31,7 @@ from vecenv.cage.challenge2.options import (
     read_scenario,
     read_step_infos,
 )
+from vecenv.cage.challenge2.remembering import add_choices
 from vecenv.cage.challenge2.rules.codes import (
     MAX_HOSTS,
     NONE,
@@ -75,7 +76,8 @@ class Cage2VectorEnv(JitVectorEnv):
             version. Scores under different rules are not comparable.
         scenario: Other tables, with rules of their own.
         observation: "bits": the original's 52 values 0 and 1; "extended": these, and what blue may
-            remember; see `kernels.observation_space`.
+            remember, see `kernels.observation_space`; "memory": what a `BlueMemory` remembers, 152
+            values, with its 44 choices for actions.
         green: Whether a green agent scans hosts at random; the challenge has none.
         obs_dtype: Of the observations.
         step_infos: Names of STEP_INFOS that infos report for every step, as arrays.
@@ -157,8 +159,10 @@ class Cage2VectorEnv(JitVectorEnv):
             self.scenario,
             red_agents=agents,
             green=bool(green),
-            tracks_scans=observation == "extended",
+            tracks_scans=observation != "bits",
         )
+        if observation == "memory":
+            tables = add_choices(tables, self.scenario)
         if len(self._lengths) == 1:
             return kernels, tables
         return with_drawn_lengths(kernels), add_lengths(tables, self._lengths)

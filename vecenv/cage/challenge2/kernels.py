@@ -10,8 +10,8 @@ from gymnasium.spaces import Box, Discrete
 
 from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
 from vecenv.cage.challenge2.network.state import STATE_DTYPE
-from vecenv.cage.challenge2.network.tables import TABLES_DTYPE
 from vecenv.cage.challenge2.options import MAX_LENGTHS
+from vecenv.cage.challenge2.remembering import memory_space, with_memory
 from vecenv.cage.challenge2.rules import dynamics
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST, LENGTH_SLOT, MAX_DECOYS
 from vecenv.cage.challenge2.rules.observation import observe, observe_extended
@@ -27,19 +27,9 @@ __all__ = [
     "with_drawn_lengths",
 ]
 
-OBSERVATIONS = ("bits", "extended")
+OBSERVATIONS = ("bits", "extended", "memory")
 LENGTH_FIELD = "length_index"  # the field of the state that says which length an episode has drawn
 _SCANNED_LAST = 2
-# The new fields come first: Numba takes a record that another one begins with for its subtype, and
-# would run code compiled for the one with the other.
-_DRAWING_DTYPE = np.dtype(
-    [
-        ("num_lengths", np.int64),
-        ("lengths", np.uint16, (MAX_LENGTHS,)),
-        *((name, TABLES_DTYPE[name]) for name in TABLES_DTYPE.names or ()),
-    ],
-    align=True,
-)
 # Equal envs share their code: steps by custom red policy, kernels that draw lengths by step.
 _steps: dict[Any, Any] = {}
 _drawing: dict[Any, tuple[Any, Any]] = {}
@@ -52,18 +42,21 @@ def observation_space(
 
     Args:
         scenario: With H hosts.
-        observation: "bits", the original's 4 * H values 0 and 1; or "extended": these, the scan
+        observation: "bits", the original's 4 * H values 0 and 1; "extended": these, the scan
             memory (0, 1 scanned, 2 scanned last) and number of decoys of each host, and whether
-            B_line, Meander and no red fit what was seen; 6 * H + 3 values.
+            B_line, Meander and no red fit what was seen, 6 * H + 3 values; or "memory": a row of
+            `BlueMemory.features`.
         dtype: Of the arrays.
 
     Raises:
-        ValueError: Unknown observation.
+        ValueError: Unknown observation, or a dtype that can't show it.
     """
     if observation not in OBSERVATIONS:
         raise ValueError(
             f"observation must be one of {', '.join(OBSERVATIONS)}; got {observation!r}"
         )
+    if observation == "memory":
+        return memory_space(scenario, dtype)
     num_hosts = len(scenario.hosts)
     high = np.ones(BITS_PER_HOST * num_hosts, dtype)
     if observation == "extended":
@@ -81,9 +74,13 @@ def cage_kernels(
 ) -> EnvKernels:
     """Return the kernels of the simulator; its `params` are what `compile_tables` makes.
 
+    Those that show the "memory" take the numbers of `blue_choices` for actions, and need the tables
+    that `add_choices` returns.
+
     Args:
         scenario: The tables that `compile_tables` is given too.
-        observation: See `observation_space`. "extended" needs tables with `tracks_scans`.
+        observation: See `observation_space`. "extended" and "memory" need tables with
+            `tracks_scans`.
         dtype: Of the observations.
         red_policy: What red does in envs whose agent is CUSTOM: an `njit` function `(state, rng,
             tables) -> (kind of red action, target)`. It should look only at what red knows:
@@ -97,10 +94,9 @@ def cage_kernels(
         raise TypeError(f"red_policy must be an njit function or None, got {red_policy!r}")
     if red_policy not in _steps:
         _steps[red_policy] = dynamics.step if red_policy is None else dynamics.step_with(red_policy)
-    space = observation_space(scenario, observation, dtype)
-    return EnvKernels(
+    kernels = EnvKernels(
         STATE_DTYPE,
-        space,
+        observation_space(scenario, observation, dtype),
         Discrete(len(blue_actions(scenario))),
         dynamics.reset,
         _steps[red_policy],
@@ -108,12 +104,20 @@ def cage_kernels(
         dynamics.action_mask,
         name=scenario.name,
     )
+    return with_memory(kernels, scenario) if observation == "memory" else kernels
 
 
 def add_lengths(tables: Any, lengths: Sequence[int]) -> np.record:
     """Return the tables with the lengths that episodes draw from, uniformly."""
-    array = np.zeros(1, _DRAWING_DTYPE).view(np.recarray)
-    for name in TABLES_DTYPE.names or ():
+    # The new fields come first: Numba takes a record that another one begins with for its subtype,
+    # and would run code compiled for the one with the other.
+    dtype = [
+        ("num_lengths", np.int64),
+        ("lengths", np.uint16, (MAX_LENGTHS,)),
+        *((name, tables.dtype[name]) for name in tables.dtype.names),
+    ]
+    array = np.zeros(1, np.dtype(dtype, align=True)).view(np.recarray)
+    for name in tables.dtype.names:
         array[name][0] = tables[name]
     array["num_lengths"] = len(lengths)
     array["lengths"][0, : len(lengths)] = lengths

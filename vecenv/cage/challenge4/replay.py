@@ -6,7 +6,6 @@ network, blue's actions and messages, the tape of all random draws, and everythi
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +34,7 @@ from vecenv.cage.challenge4.rules.codes import (
     NUM_ZONES,
     OBS_LENGTH,
     OBS_LENGTHS,
+    PHISHING_RATE,
     SITE_NAMES,
     STEALTH,
     SUCCEEDED,
@@ -42,10 +42,11 @@ from vecenv.cage.challenge4.rules.codes import (
 from vecenv.cage.challenge4.rules.draws import CURSOR_DTYPE, TAPE_DTYPE
 from vecenv.cage.challenge4.rules.dynamics import apply, begin
 from vecenv.cage.challenge4.rules.observation import observe
+from vecenv.files import read_npz
 from vecenv.fingerprint import cached_njit
 from vecenv.jit.random import RNG_DTYPE
 
-__all__ = ["Difference", "TraceError", "replay_traces"]
+__all__ = ["TraceDifference", "TraceError", "TraceReplay", "replay_traces"]
 
 HOSTS = np.arange(NUM_HOSTS)
 SPEC_IDS = (HOSTS // HOSTS_PER_SUBNET) * 17 + 1 + HOSTS % HOSTS_PER_SUBNET  # of our hosts
@@ -56,7 +57,7 @@ class TraceError(ValueError):
     """A file is no trace of the documented format."""
 
 
-class Difference(NamedTuple):
+class TraceDifference(NamedTuple):
     """A field that came out differently."""
 
     path: str
@@ -100,55 +101,108 @@ def observe_rows(states, obs, rules):
         observe(states[row], obs[row], rules[row])
 
 
+_STEPS, _AFTER, _DRAWS, _SESSIONS, _ROWS = "steps", "steps + 1", "draws", "sessions", "rows"
+_INTEGERS, _NUMBERS, _STRING = "iu", "f", "U"
+_MAX_BYTES = 1 << 29  # of a trace in memory; 499 steps take 2 MB
+
+
+def _fields() -> dict[str, tuple[str, tuple[Any, ...]]]:
+    """Kinds of dtypes and shapes of the arrays of a trace; words stand for lengths."""
+    hosts, zones, red, blue = NUM_SPEC_HOSTS, NUM_ZONES, NUM_RED, NUM_BLUE
+    shapes: dict[tuple[Any, ...], str] = {
+        (): "meta_steps net_red_start_host",
+        (_STEPS,): "reward phase",
+        (_STEPS, blue): "blue_action blue_msg blue_family blue_left blue_success",
+        (_STEPS, 4): "reward_parts",
+        (_STEPS, 3, zones): "fail_counts",
+        (_STEPS, zones): "blocks",
+        (_STEPS, hosts): "green events svc decoys n_vsftpd max_pid",
+        (_STEPS, red): "red_choice red_target red_session red_busy red_left red_done "
+        "red_done_target red_success red_exploit red_active known_subnets",
+        (_STEPS, red, hosts): "fsm",
+        (_AFTER,): "tape_off sess_off",
+        (_AFTER, blue - 1, OBS_LENGTHS[0]): "obs",
+        (_AFTER, OBS_LENGTHS[4]): "obs4",
+        (_DRAWS,): "tape_site tape_actor tape_n",
+        (_SESSIONS,): "sess_agent sess_ident sess_host sess_flags sess_pid",
+        (_ROWS, 3): "fsm_log space_log sus_log",
+        (_ROWS, 5): "scan_log",
+        (hosts,): "net_exists net_services",
+        (red,): "net_red_known_subnets",
+        (NUM_ACTIONS[0],): "mask0 mask1 mask2 mask3",
+        (NUM_ACTIONS[4],): "mask4",
+    }
+    fields = {name: (_INTEGERS, shape) for shape, names in shapes.items() for name in names.split()}
+    return fields | {"tape_val": (_NUMBERS, (_DRAWS,)), "meta_red": (_STRING, ())}
+
+
+_FIELDS = _fields()
+
+
 class Trace:
     """One recorded episode: `arrays` by name, and its length."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                self.arrays: dict[str, np.ndarray] = {name: file[name] for name in file.files}
-        except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-            raise TraceError(f"{path} is no trace of CAGE Challenge 4: {error}") from error
-        self._check()
-        self.num_steps = len(self.arrays["blue_action"])
-        self.options = Cage4Options(
-            steps=int(self.arrays["meta_steps"]),
-            red=str(self.arrays["meta_red"]),
-            phishing_rate=float(self.arrays["meta_phish"]),
-        )
+            self.arrays = read_npz(path, max_bytes=_MAX_BYTES)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            cause = error.__cause__ or error
+            raise TraceError(f"{path} is no trace of CAGE Challenge 4: {cause}") from error
+        self._check_fields()
+        self._check_values()
+        rate = self.arrays.get("meta_phish", np.array(PHISHING_RATE))
+        try:
+            self.options = Cage4Options(
+                steps=int(self.arrays["meta_steps"]),
+                red=str(self.arrays["meta_red"]),
+                phishing_rate=float(rate),
+            )
+        except (TypeError, ValueError) as error:
+            raise TraceError(f"{path}: {error}") from error
+        if self.num_steps >= self.options.steps:
+            raise TraceError(
+                f"{path}: blue_action has {self.num_steps} steps, expected at most "
+                f"{self.options.steps - 1} as meta_steps is {self.options.steps}"
+            )
 
-    def _check(self) -> None:
-        """Raise TraceError unless what is played is there, and in range."""
+    def _check_fields(self) -> None:
+        """Raise TraceError unless all that is documented is there, in its shape and kind."""
         arrays = self.arrays
-        num_steps = len(arrays["blue_action"]) if "blue_action" in arrays else 0
-        num_draws = len(arrays["tape_site"]) if "tape_site" in arrays else 0
-        shapes = {
-            "blue_action": (num_steps, NUM_BLUE),
-            "blue_msg": (num_steps, NUM_BLUE),
-            "tape_off": (num_steps + 1,),
-            "tape_site": (num_draws,),
-            "tape_actor": (num_draws,),
-            "tape_n": (num_draws,),
-            "tape_val": (num_draws,),
-            "net_exists": (NUM_SPEC_HOSTS,),
-            "net_services": (NUM_SPEC_HOSTS,),
-            "net_red_start_host": (),
-            "net_red_known_subnets": (NUM_RED,),
-            "meta_steps": (),
-            "meta_red": (),
-            "meta_phish": (),
+        self.num_steps = _length(arrays, "blue_action")
+        lengths = {
+            _STEPS: self.num_steps,
+            _AFTER: self.num_steps + 1,
+            _DRAWS: _length(arrays, "tape_site"),
+            _SESSIONS: _length(arrays, "sess_agent"),
         }
-        for name, shape in shapes.items():
-            found = arrays[name].shape if name in arrays else None
-            if found != shape or num_steps == 0:
+        if not self.num_steps:
+            raise TraceError(
+                f"{self.path} has no steps of blue_action; is this a trace of CAGE Challenge 4?"
+            )
+        for name, (kinds, shape) in _FIELDS.items():
+            lengths[_ROWS] = _length(arrays, name)
+            expected = tuple(lengths.get(part, part) for part in shape)
+            if name not in arrays:
+                raise TraceError(f"{self.path} lacks {name}, expected an array {expected}")
+            array = arrays[name]
+            if array.shape != expected:
                 raise TraceError(
-                    f"{self.path}: {name} has shape {found}, expected {shape}; "
-                    "is this a trace of CAGE Challenge 4?"
+                    f"{self.path}: {name} has shape {array.shape}, expected {expected}"
                 )
-        offsets = arrays["tape_off"]
-        if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > num_draws:
-            raise TraceError(f"{self.path}: tape_off does not ascend from 0 to {num_draws}")
+            if array.dtype.kind not in kinds:
+                known = {_INTEGERS: "integers", _NUMBERS: "floats", _STRING: "a string"}[kinds]
+                raise TraceError(f"{self.path}: {name} is {array.dtype}, expected {known}")
+
+    def _check_values(self) -> None:
+        """Raise TraceError unless what is played is in range."""
+        arrays = self.arrays
+        for name, size in (("tape_off", "tape_site"), ("sess_off", "sess_agent")):
+            offsets, num = arrays[name], len(arrays[size])
+            if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > num:
+                raise TraceError(f"{self.path}: {name} does not ascend from 0 to {num}")
         exists = arrays["net_exists"][SPEC_IDS].reshape(NUM_SUBNETS, -1).astype(bool)
         users, servers = exists[:, :FIRST_SERVER], exists[:, FIRST_SERVER:]
         for part in (users, servers):  # those there are come first
@@ -157,6 +211,8 @@ class Trace:
         start = int(arrays["net_red_start_host"])
         if start not in SPEC_IDS or not arrays["net_exists"][start]:
             raise TraceError(f"{self.path}: net_red_start_host is {start}, no host of the network")
+        if not (arrays["net_red_known_subnets"] & 255).all():
+            raise TraceError(f"{self.path}: net_red_known_subnets has an agent that knows none")
 
     def set_network(self, state: Any) -> int:
         """Write the network into a state record; return red agent 0's host."""
@@ -166,8 +222,13 @@ class Trace:
         state["num_users"] = exists[:, :FIRST_SERVER].sum(axis=1)
         state["num_servers"] = exists[:, FIRST_SERVER:].sum(axis=1)
         state["services"] = self.arrays["net_services"][SPEC_IDS] & 31
-        state["known_subnets"] = self.arrays["net_red_known_subnets"]
+        state["known_subnets"] = self.arrays["net_red_known_subnets"] & 255
         return int(np.flatnonzero(int(self.arrays["net_red_start_host"]) == SPEC_IDS)[0])
+
+
+def _length(arrays: Mapping[str, np.ndarray], name: str) -> int:
+    """Return how many rows an array has, 0 if it is not there."""
+    return len(arrays[name]) if name in arrays and arrays[name].ndim else 0
 
 
 class _Player:
@@ -185,7 +246,7 @@ class _Player:
         self.actions = np.zeros((num, 2 * NUM_BLUE), np.int64)
         self.obs = np.zeros((num, OBS_LENGTH), np.uint8)
         self.entries, self.starts = _join_tapes(traces)
-        self.differences: list[Difference] = []
+        self.differences: list[TraceDifference] = []
         self.num_compared = 0
         self.logs = [_Logs(trace.arrays) for trace in traces]
 
@@ -259,7 +320,7 @@ class _Player:
         self.num_compared += 1
         if not np.array_equal(expected, got):
             path = self.traces[row].path
-            self.differences.append(Difference(path, step, name, expected, got))
+            self.differences.append(TraceDifference(path, step, name, expected, got))
 
     def _check_tape(self, row: int, step: int) -> None:
         """All draws of the step, and no other, must have been used."""
@@ -279,7 +340,7 @@ class _Player:
         else:
             return
         path = self.traces[row].path
-        self.differences.append(Difference(path, step, "tape", there, got))
+        self.differences.append(TraceDifference(path, step, "tape", there, got))
         self.is_on[row] = False  # nothing that follows means anything
 
 
@@ -294,7 +355,8 @@ def _join_tapes(traces: list[Trace]) -> tuple[np.ndarray, np.ndarray]:
     starts = np.cumsum([0, *sizes])[:-1]
     entries = np.zeros(sum(sizes), TAPE_DTYPE)
     for name, source in (("site", "site"), ("actor", "actor"), ("n", "n"), ("value", "val")):
-        entries[name] = np.concatenate([trace.arrays[f"tape_{source}"] for trace in traces])
+        with np.errstate(over="ignore"):
+            entries[name] = np.concatenate([trace.arrays[f"tape_{source}"] for trace in traces])
     return entries.view(np.recarray), starts
 
 
@@ -472,35 +534,46 @@ class _Logs:
         }
 
 
-class ReplayResult(NamedTuple):
-    """What a replay found."""
+class TraceReplay(NamedTuple):
+    """What a replay found.
 
-    differences: list[Difference]
+    Attributes:
+        differences: Fields that came out differently, see `TraceDifference`.
+        num_episodes: Files that were played.
+        num_steps: Steps in them.
+        num_compared: Fields that were compared.
+    """
+
+    differences: list[TraceDifference]
     num_episodes: int
     num_steps: int
-    num_compared: int  # fields
+    num_compared: int
 
 
 def replay_traces(
     paths: Iterable[str | Path], *, batch: bool = True, max_differences: int = 20
-) -> ReplayResult:
-    """Play recorded episodes through the simulator and compare every field of every step.
+) -> TraceReplay:
+    """Play recorded episodes of CAGE Challenge 4 and compare every field of every step.
 
     Args:
-        paths: Files of the documented format.
+        paths: Files of the format of the golden traces.
         batch: Whether all are played in lockstep, in one array of states; else one by one.
         max_differences: An episode is left once it has so many differences, or draws differently.
 
     Raises:
         TraceError: A file is damaged, or something else.
+        OSError: A file can't be read.
     """
+    if max_differences < 1:
+        raise ValueError(f"max_differences is {max_differences}, expected at least 1")
     traces = [Trace(path) for path in paths]
     groups = [traces] if batch else [[trace] for trace in traces]
-    result = ReplayResult([], len(traces), sum(trace.num_steps for trace in traces), 0)
-    for group in groups:
-        if group:
-            player = _Player(group, max_differences)
-            player.play()
-            result.differences.extend(player.differences)
-            result = result._replace(num_compared=result.num_compared + player.num_compared)
-    return result
+    differences: list[TraceDifference] = []
+    num_compared = 0
+    for group in filter(None, groups):
+        player = _Player(group, max_differences)
+        player.play()
+        differences += player.differences
+        num_compared += player.num_compared
+    num_steps = sum(trace.num_steps for trace in traces)
+    return TraceReplay(differences, len(traces), num_steps, num_compared)

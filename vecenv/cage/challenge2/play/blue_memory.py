@@ -6,92 +6,22 @@ simulator as well.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from vecenv.cage.challenge2.network.scenario import (
-    Decoy,
-    Host,
-    Scenario,
-    action_index,
-    cage2_scenario,
-)
+from vecenv.cage.challenge2.network.choices import blue_choices
+from vecenv.cage.challenge2.network.scenario import Scenario, cage2_scenario
 from vecenv.cage.challenge2.network.state import host_bits
 from vecenv.cage.challenge2.network.tables import compile_tables
-from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST
+from vecenv.cage.challenge2.rules.codes import (
+    BITS_PER_HOST,
+    EARLY_STEPS,
+    EPISODE_LENGTHS,
+    FIRST_EXPLOIT_STEP,
+    MANY_EXPLOITS,
+    OPENING_STEPS,
+)
 
-__all__ = ["BlueMemory", "Choice", "blue_choices"]
-
-_BOUNDS = (30, 50, 100)  # lengths that episodes of the challenge have
-_OPENING = 6  # steps in which the attacker gives itself away
-_FIRST_EXPLOIT = 3  # step of B_line's; Meander scans the whole subnet before it
-_EARLY = 10
-_MANY = 4  # exploits seen since the last Restore; more count as this
-
-
-class Choice(NamedTuple):
-    """Something that blue may choose to do.
-
-    Attributes:
-        name: "Sleep", "Analyse", "Remove", "Restore", or "Decoy": place the next decoy.
-        host: Name of the host; None for Sleep.
-        actions: Numbers of the env's actions it stands for: one, or for "Decoy" one per decoy of
-            the host, in the order in which they are placed.
-    """
-
-    name: str
-    host: str | None
-    actions: tuple[int, ...]
-
-
-def blue_choices(scenario: Scenario) -> tuple[Choice, ...]:
-    """Return what a blue agent chooses from: Sleep, and four things on hosts that can fall.
-
-    Decoys are placed in the order of red's preference for the exploits they catch; only those count
-    that a fresh host takes, and of two that open the same port the first.
-
-    Example:
-        >>> choices = blue_choices(cage2_scenario())
-        >>> len(choices), choices[-1].name, choices[-1].host, choices[0].actions
-        (44, 'Decoy', 'User3', (0,))
-    """
-    hosts = [host for host in scenario.hosts if _can_fall(host, scenario)]
-    choices = [Choice("Sleep", None, (action_index(scenario, "Sleep"),))]
-    for name in ("Analyse", "Remove", "Restore"):
-        choices += [Choice(name, h.name, (action_index(scenario, name, h.name),)) for h in hosts]
-    for host in hosts:
-        decoys = _decoys_in_order(host, scenario)
-        if decoys:
-            actions = tuple(action_index(scenario, decoy.name, host.name) for decoy in decoys)
-            choices.append(Choice("Decoy", host.name, actions))
-    return tuple(choices)
-
-
-def _can_fall(host: Host, scenario: Scenario) -> bool:
-    """Whether red does not hold the host from the start, and some exploit works on it."""
-    offered = {(service.port, service.process) for service in host.services}
-    return host.name != scenario.foothold and any(
-        (exploit.port, exploit.process) in offered
-        and not (exploit.is_brute_force and host.brute_force_user is None)
-        for exploit in scenario.exploits
-    )
-
-
-def _decoys_in_order(host: Host, scenario: Scenario) -> list[Decoy]:
-    """Return the decoys that a fresh host takes, those first that catch what red likes best."""
-    rank = {(e.port, e.process): number for number, e in enumerate(scenario.exploits)}
-    in_use = {service.port for service in host.services}
-    found = [
-        decoy
-        for decoy in scenario.decoys
-        if decoy.os in (None, host.os)
-        and decoy.checks not in in_use
-        and decoy.opens not in in_use
-        and (decoy.opens, decoy.process) in rank
-    ]
-    found.sort(key=lambda decoy: rank[decoy.opens, decoy.process])
-    return [d for k, d in enumerate(found) if d.opens not in {other.opens for other in found[:k]}]
+__all__ = ["BlueMemory"]
 
 
 class BlueMemory:
@@ -107,6 +37,7 @@ class BlueMemory:
     Attributes:
         choices: What there is to choose from.
         num_features: Length F of a row of features.
+        step_column: Which of these is the number of steps made, as a fraction of 100.
     """
 
     def __init__(self, num_envs: int, scenario: Scenario | None = None) -> None:
@@ -141,7 +72,8 @@ class BlueMemory:
         self._is_direct = np.zeros(num_envs, dtype=np.bool_)  # Meander would not do this
         self._step = np.zeros(num_envs, dtype=np.int64)
         self._chosen = np.zeros(num_envs, dtype=np.int64)
-        self.num_features = self._num_bits + 7 * num_hosts + 2 + 2 + 2 * (len(_BOUNDS) - 1) + 1
+        self.step_column = self._num_bits + 7 * num_hosts + 2
+        self.num_features = self.step_column + 2 * len(EPISODE_LENGTHS) + 1
 
     def forget(self, begins: np.ndarray | None = None) -> None:
         """Forget the episodes of all envs, or of those where `begins` bool (N,) holds."""
@@ -185,8 +117,8 @@ class BlueMemory:
         self._step += 1
         num_first = (self._seen_scanned & self._first_hosts).sum(axis=1)
         is_astray = (num_first > 1) | (is_active & ~self._plan_hosts).any(axis=1)
-        self._is_wandering |= is_astray & (self._step <= _OPENING)
-        is_early = (is_exploit & self._first_hosts).any(axis=1) & (self._step <= _FIRST_EXPLOIT)
+        self._is_wandering |= is_astray & (self._step <= OPENING_STEPS)
+        is_early = (is_exploit & self._first_hosts).any(axis=1) & (self._step <= FIRST_EXPLOIT_STEP)
         self._is_direct |= is_early
 
     def _note_own(self) -> None:
@@ -219,19 +151,19 @@ class BlueMemory:
             self._placed / 2,
             self._num_decoys - self._placed == 0,
             self._num_exploits > 0,
-            np.minimum(self._num_exploits, _MANY) / 2,
+            np.minimum(self._num_exploits, MANY_EXPLOITS) / 2,
             self._is_stale,
         ):
             out[:, at : at + self._num_hosts] = columns
             at += self._num_hosts
         out[:, at] = self._is_wandering
         out[:, at + 1] = self._is_direct
-        out[:, at + 2] = step / _BOUNDS[-1]
-        out[:, at + 3] = np.minimum(step, _EARLY) / _EARLY
+        out[:, at + 2] = step / EPISODE_LENGTHS[-1]
+        out[:, at + 3] = np.minimum(step, EARLY_STEPS) / EARLY_STEPS
         at += 4
-        for bound in _BOUNDS[:-1]:
+        for bound in EPISODE_LENGTHS[:-1]:
             out[:, at] = step < bound
             out[:, at + 1] = np.maximum(bound - step, 0) / bound
             at += 2
-        out[:, at] = np.maximum(_BOUNDS[-1] - step, 0) / _BOUNDS[-1]
+        out[:, at] = np.maximum(EPISODE_LENGTHS[-1] - step, 0) / EPISODE_LENGTHS[-1]
         return out

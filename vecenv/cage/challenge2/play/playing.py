@@ -22,12 +22,12 @@ from vecenv.cage.challenge2.options import (
     red_agent_name,
 )
 from vecenv.cage.challenge2.play.policies import BatchedPolicy, Policy, find_policy
+from vecenv.cage.challenge2.rules.codes import EPISODE_LENGTHS
 from vecenv.cage.challenge2.view.snapshot import Snapshot
 from vecenv.cage.evaluation import Cell, Evaluation, cell_of, sum_of
 
 __all__ = ["Player", "cell_seed", "evaluate", "play_episode", "save_episode_gif"]
 
-EPISODE_LENGTHS = (30, 50, 100)
 EVALUATED_AGENTS = ("b_line", "meander", "sleep")
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from vecenv.cage.challenge2.kernels import OBSERVATIONS, observation_space
+from vecenv.cage.challenge2.network.choices import blue_choices
 from vecenv.cage.challenge2.network.scenario import (
     Scenario,
     action_index,
@@ -331,11 +332,13 @@ def _observation_of(path: str, scenario: Scenario, shape: Any, num_actions: Any)
         ValueError: See above.
     """
     shapes = {observation_space(scenario, name).shape: name for name in OBSERVATIONS}
-    if shape not in shapes or num_actions != len(blue_actions(scenario)):
+    num_choices = {name: len(blue_actions(scenario)) for name in OBSERVATIONS}
+    num_choices["memory"] = len(blue_choices(scenario))
+    if shape not in shapes or num_actions != num_choices[shapes[shape]]:
         inputs = shape[0] if shape is not None and len(shape) == 1 else shape
+        known = [f"{wanted[0]} and {num_choices[name]}" for wanted, name in shapes.items()]
         raise ValueError(
             f"{path} is a policy for {inputs} inputs and {num_actions} actions, expected "
-            f"{' or '.join(str(known[0]) for known in shapes)} inputs and "
-            f"{len(blue_actions(scenario))} actions: it was trained in another env"
+            f"{', '.join(known)}: it was trained in another env"
         )
     return shapes[shape]

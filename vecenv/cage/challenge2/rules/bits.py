@@ -7,6 +7,8 @@ mixture of signed and unsigned, which it would turn into floating point.
 import numpy as np
 from numba import njit
 
+from vecenv.cage.bits import nth_members_of_bytes
+
 ZERO = np.uint64(0)
 ONE = np.uint64(1)
 TWO = np.uint64(2)
@@ -25,18 +27,7 @@ _EIGHT_PER_HALF = np.uint64(0x000000FF000000FF)
 _SIXTEEN = np.uint64(0xFFFF)
 _THREE, _SIX, _TWELVE, _TWENTY_FOUR = np.uint64(3), np.uint64(6), np.uint64(12), np.uint64(24)
 _EVERY_BYTE = np.uint64(0x0101010101010101)
-
-
-def _nth_member_table():
-    """uint8 (256, 8): position of the n-th set bit of a byte; 0 where there is none."""
-    table = np.zeros((256, 8), np.uint8)
-    for byte in range(256):
-        members = [bit for bit in range(8) if byte >> bit & 1]
-        table[byte, : len(members)] = members
-    return table
-
-
-_NTH_MEMBER = _nth_member_table()
+_NTH_MEMBER = nth_members_of_bytes(np.uint8)
 
 
 @njit(forceinline=True)

@@ -51,6 +51,13 @@ BITS_PER_HOST = 4
 MANY_EVENTS, SHELL_SEEN, DECOY_PLACED = 0b00100, 0b01000, 0b10000
 MANY = 3  # events, or distinct ports, that look like a scan
 
+# What a blue agent remembers, see `BlueMemory`.
+EPISODE_LENGTHS = (30, 50, 100)  # that episodes of the challenge have
+OPENING_STEPS = 6  # in which the attacker gives itself away
+FIRST_EXPLOIT_STEP = 3  # B_line's; Meander scans the whole subnet before it
+EARLY_STEPS = 10
+MANY_EXPLOITS = 4  # seen since the last Restore; more count as this
+
 # What `red_exploit` and the like hold when there was none.
 NONE = -1
 

@@ -3,19 +3,10 @@
 import numpy as np
 from numba import njit
 
+from vecenv.cage.bits import nth_members_of_bytes
+
 _MEMBERS_OF_BYTE = np.array([bin(byte).count("1") for byte in range(256)], np.int64)
-
-
-def _nth_member_table():
-    """int64 (256, 8): position of the n-th set bit of a byte; 0 where there is none."""
-    table = np.zeros((256, 8), np.int64)
-    for byte in range(256):
-        members = [bit for bit in range(8) if byte >> bit & 1]
-        table[byte, : len(members)] = members
-    return table
-
-
-_NTH_MEMBER = _nth_member_table()
+_NTH_MEMBER = nth_members_of_bytes(np.int64)
 
 
 @njit

@@ -1,0 +1,466 @@
+"""PPO for games with several agents: IPPO, or MAPPO with a central critic.
+
+    python examples/ppo_agents.py --env mpe2.simple_spread_v3
+    python examples/ppo_agents.py --env mpe2.simple_spread_v3 --critic central
+
+Agents of equal spaces are a group; each group has a policy, a rollout and an optimizer of its own.
+Change what stands between the first two lines of dashes, `Agent` and `ppo_loss`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from rich.progress import Progress
+from torch import Tensor, nn
+from torch.distributions import Categorical, Independent, Normal
+from torch.nn import functional as F
+
+from buffers import RolloutBuffer
+from vecenv import make_vec_agents
+from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
+from vecenv.learn import Adam, Gradient, Run, RunError
+
+
+@dataclass
+class Options:
+    env: str = "mpe2.simple_spread_v3"  # what make_vec_agents takes: an id, or a module
+    env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the game
+    critic: Literal["own", "central"] = "own"  # sees what its agent does, or the game's state, too
+    policies: Literal["group", "agent"] = "group"  # one for agents of equal spaces, or one for each
+    indicator: bool = False  # tell a group's policy which of its agents it acts for
+    total_steps: int = 300_000  # steps of agents to train for, at most; 0 evaluates only
+    num_games: int = 8  # games stepped side by side
+    num_steps: int = 128  # steps of each game between two updates
+    num_epochs: int = 8  # passes over the rollout in an update
+    num_minibatches: int = 4  # gradient steps in a pass
+    learning_rate: float = 2e-3  # of Adam at the start; it falls linearly to 0
+    gamma: float = 0.95  # discount
+    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
+    value_weight: float = 0.5  # of the squared error of the values in the loss
+    entropy_weight: float = 0.0  # of the entropy bonus in the loss
+    max_grad_norm: float = 0.5  # longer gradients are shortened to this
+    hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
+    seed: int = 1  # the same seed gives the same curve
+    backend: str = "auto"  # of the games, see vecenv.make_vec
+    num_workers: int | None = None  # processes for the games (async)
+    compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
+    torch_threads: int = 1  # of torch
+    eval_games: int = 100  # games of the deterministic policies at the end
+    save: Path = Path("runs_agents")  # folder for checkpoints, learning curve and scalars
+    save_every: int = 200_000  # steps of agents between two checkpoints
+    resume: bool = False  # go on from the last checkpoint in that folder
+    overwrite: bool = False  # or delete an earlier run in it
+    tensorboard: bool = False  # write scalars for TensorBoard
+
+
+# ------------------------------------------------------------------------------ what to change
+
+
+class Agent(nn.Module):
+    """Actor and critic that the agents of a group share: a tanh network each."""
+
+    def __init__(self, group: AgentGroup, state_size: int, options: Options) -> None:
+        super().__init__()
+        self.space, self.num_agents = group.single_observation_space, group.num_agents
+        self.action_space: Any = group.single_action_space
+        self.is_discrete = isinstance(group.single_action_space, Discrete)
+        if not isinstance(group.single_action_space, Discrete | Box):
+            raise SystemExit(
+                f"{options.env}: {group.agents[0]} acts in {self.action_space}, expected Discrete "
+                "or Box; use a wrapper"
+            )
+        self.indicator, self.has_state = options.indicator, state_size > 0
+        num_inputs = num_features(self.space) + (group.num_agents if options.indicator else 0)
+        num_outputs = int(getattr(self.action_space, "n", math.prod(self.action_space.shape)))
+        self.actor = mlp(num_inputs, *options.hidden, num_outputs, gain=0.01)
+        self.critic = mlp(num_inputs + state_size, *options.hidden, 1, gain=1.0)
+        if not self.is_discrete:
+            self.log_std = nn.Parameter(torch.zeros(num_outputs))
+
+    def features(self, obs: Any, rows: Tensor | None = None) -> Tensor:
+        """Return a vector (B, F) for each observation; `rows` if they are not those of a step."""
+        found = features(self.space, obs)
+        if self.indicator:  # rows are steps, games and agents, in this order
+            rows = torch.arange(len(found)) if rows is None else rows
+            found = torch.cat([found, F.one_hot(rows % self.num_agents, self.num_agents)], 1)
+        return found
+
+    def policy(self, obs: Any, features: Tensor) -> Categorical | Independent:
+        """Return the distribution of actions; possible are those of `obs["action_mask"]`."""
+        outputs = self.actor(features)
+        if not self.is_discrete:
+            normal = Normal(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
+            return Independent(normal, 1, validate_args=False)
+        if isinstance(obs, Mapping) and "action_mask" in obs:
+            outputs = outputs.masked_fill(obs["action_mask"] == 0, -1e9)
+        return Categorical(logits=outputs, validate_args=False)
+
+    def value(self, features: Tensor, state: Tensor | None) -> Tensor:
+        """Return values (B,); a central critic sees the game's state (B, S) besides."""
+        if self.has_state:
+            assert state is not None
+            features = torch.cat([features, state], 1)
+        return self.critic(features).squeeze(1)
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Turn actions, which begin at 0 or are unbounded, into those that the game takes."""
+        space = self.action_space
+        return (
+            actions + space.start
+            if self.is_discrete
+            else np.clip(actions.reshape(-1, *space.shape), space.low, space.high)
+        )
+
+
+def ppo_loss(agent: Agent, batch: Any, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of a minibatch, a mean over rows, and other means over rows to look at."""
+    features = agent.features(batch.obs, batch.indices)
+    policy = agent.policy(batch.obs, features)
+    values = agent.value(features, batch.extras.get("state"))
+    log_ratio = policy.log_prob(batch.actions) - batch.log_probs
+    ratio = log_ratio.exp()
+    gain = batch.advantages * ratio
+    clipped = batch.advantages * ratio.clamp(1 - options.clip, 1 + options.clip)
+    rows = {
+        "policy_loss": -torch.minimum(gain, clipped),
+        "value_loss": (values - batch.returns).square(),
+        "entropy": policy.entropy(),
+        "approx_kl": ratio - 1 - log_ratio,
+    }
+    loss = rows["policy_loss"] + options.value_weight * rows["value_loss"]
+    loss = loss - options.entropy_weight * rows["entropy"]
+    share = batch.weights / batch.weights.sum()  # rows that only fill a batch up count nothing
+    return (loss * share).sum(), {k: (row.detach() * share).sum() for k, row in rows.items()}
+
+
+# ------------------------------------------------------------------------------ its parts
+
+
+def mlp(*widths: int, gain: float) -> nn.Sequential:
+    """Return linear layers with tanh between them, orthogonal to begin with."""
+    layers: list[nn.Module] = []
+    for number, (a, b) in enumerate(pairwise(widths), 2):
+        layer = nn.Linear(a, b)
+        nn.init.orthogonal_(layer.weight, gain if number == len(widths) else 2**0.5)
+        nn.init.zeros_(layer.bias)
+        layers += [layer, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def num_features(space: Any) -> int:
+    """Return how many numbers `features` makes of an observation."""
+    if isinstance(space, Dict):
+        return sum(num_features(part) for name, part in space.items() if name != "action_mask")
+    if isinstance(space, Discrete | MultiDiscrete):
+        return int(np.sum(space.n if isinstance(space, Discrete) else space.nvec))
+    if isinstance(space, Box | MultiBinary):
+        return math.prod(space.shape)
+    raise SystemExit(f"an observation is {space}, expected arrays or a Dict of them; use a wrapper")
+
+
+def features(space: Any, obs: Any) -> Tensor:
+    """Return observations (B, ...) as vectors float32 (B, F): choices as a one and zeros."""
+    if isinstance(space, Dict):
+        parts = [(part, obs[name]) for name, part in space.items() if name != "action_mask"]
+        return torch.cat([features(part, numbers) for part, numbers in parts], 1)
+    if not isinstance(space, Discrete | MultiDiscrete):
+        return obs.flatten(1).float()
+    sizes = np.ravel(space.n if isinstance(space, Discrete) else space.nvec).tolist()
+    pairs = zip(obs.reshape(len(obs), -1).long().unbind(1), np.ravel(space.start), strict=True)
+    # Dead agents see zeros, which need not be choices.
+    places = [(x - int(start)).clamp(min=0) for x, start in pairs]
+    return torch.cat([F.one_hot(x, n) for x, n in zip(places, sizes, strict=True)], 1).float()
+
+
+def tensors(obs: Any) -> Any:
+    """Return a nest of arrays as one of tensors over the same memory."""
+    if isinstance(obs, Mapping):
+        return {name: tensors(part) for name, part in obs.items()}
+    return torch.from_numpy(obs)
+
+
+# ------------------------------------------------------------------------------ training
+
+
+class Learner:
+    """The policy of a group, and what it learns from: the rows of its agents in all games."""
+
+    def __init__(
+        self,
+        group: AgentGroup,
+        state: Tensor | None,
+        options: Options,
+        num_updates: int,
+        plan: dict[str, Any] | None = None,
+    ) -> None:
+        self.options, self.num_agents = options, group.num_agents
+        self.agent = Agent(group, 0 if state is None else state.shape[1], options)
+        columns = {} if state is None else {"state": Box(-np.inf, np.inf, state.shape[1:])}
+        self.rollout = RolloutBuffer(
+            options.num_steps,
+            group.num_envs,
+            group.single_observation_space,
+            group.single_action_space,
+            autoreset_mode=group.autoreset_mode,
+            gamma=options.gamma,
+            gae_lambda=options.gae_lambda,
+            seed=options.seed,
+            allocate=group.allocate,
+            game_columns=columns,  # stored once for all agents of a game
+            agents_per_game=group.num_agents,
+        )
+        self.gradient = Gradient(
+            self.agent,
+            partial(ppo_loss, options=options),
+            compile=options.compile,
+            num_calls=num_updates * options.num_epochs * options.num_minibatches,
+            plan=plan,
+            log=lambda text: print(f"{group.name}: {text}"),
+        )
+        self.optimizer = Adam(
+            self.gradient.parameters(),
+            lr=options.learning_rate,
+            eps=1e-5,
+            max_grad_norm=options.max_grad_norm,
+        )
+
+    def act(self, t: int, state: Tensor | None) -> np.ndarray:
+        """Draw the actions of step t, one per row; those of dead agents are ignored."""
+        agent, obs = self.agent, self.rollout.obs_at(t)
+        features = agent.features(obs)
+        policy = agent.policy(obs, features)
+        actions = policy.sample()
+        put = {"log_probs": policy.log_prob(actions), "values": self.values(features, state)}
+        if state is not None:
+            put["state"] = state
+        return agent.to_env(self.rollout.put(t, actions=actions, **put))
+
+    def likeliest(self, obs: Any) -> np.ndarray:
+        """Return the likeliest action for each row of observations, of any number of games."""
+        rows = tensors(obs)
+        policy = self.agent.policy(rows, self.agent.features(rows))
+        return self.agent.to_env(policy.mode.numpy())
+
+    def values(self, features: Tensor, state: Tensor | None) -> Tensor:
+        """Return values of all rows, of which those of a game share its state."""
+        each = None if state is None else state.repeat_interleave(self.num_agents, 0)
+        return self.agent.value(features, each)
+
+    def learn(self, state: Tensor | None) -> dict[str, float]:
+        """Make the gradient steps of an update; return means over them of the loss's scalars."""
+        rollout, options, found = self.rollout, self.options, list[dict[str, Tensor]]()
+        with torch.inference_mode():
+            last = self.agent.features(rollout.obs_at(rollout.num_steps))
+            rollout.compute_advantages(self.values(last, state))
+        for _ in range(options.num_epochs):
+            batches = rollout.minibatches(
+                options.num_minibatches, fixed=True, normalize_advantages=True
+            )
+            for batch in batches:
+                found.append(self.gradient(batch))
+                self.optimizer.step()
+        return {k: float(torch.stack([x[k] for x in found]).mean()) for k in found[0]}
+
+
+class Trainer:
+    """Plays the games and lets each group learn from its rows.
+
+    Attributes:
+        steps: Steps made by agents; those of dead ones do not count.
+        learners: By group.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        envs: AgentsVecEnv,
+        plans: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.options, self.envs, self.steps, self.num_updates = options, envs, 0, 0
+        self.num_rows = sum(group.num_envs for group in envs.groups.values())
+        obs = self.reset(options.seed)
+        num_updates = options.total_steps // (self.num_rows * options.num_steps)
+        self.learners = {
+            name: Learner(group, self.state, options, num_updates, (plans or {}).get(name))
+            for name, group in envs.groups.items()
+        }
+        for name, learner in self.learners.items():
+            learner.rollout.start(obs[name])
+
+    def reset(self, seed: int) -> dict[str, Any]:
+        """Reset all games; return observations by group."""
+        obs, _ = self.envs.reset(seed=seed)
+        self.state = self.look()
+        return obs
+
+    def look(self) -> Tensor | None:
+        """Return the games' states (G, S) for a central critic."""
+        if self.options.critic == "own":
+            return None
+        return torch.from_numpy(self.envs.state()).flatten(1).float()
+
+    @torch.inference_mode()
+    def collect(self) -> None:
+        """Step all games `num_steps` times."""
+        for t in range(self.options.num_steps):
+            actions = {k: learner.act(t, self.state) for k, learner in self.learners.items()}
+            slots = {k: learner.rollout.slot(t) for k, learner in self.learners.items()}
+            self.envs.step(actions, out=slots)
+            self.state = self.look()
+
+    def update(self) -> dict[str, float]:
+        """Collect a rollout and learn from it; return scalars by group."""
+        left, scalars = max(0.0, 1 - self.steps / self.options.total_steps), dict[str, float]()
+        self.collect()
+        self.episodes = list[float]()
+        for name, learner in self.learners.items():
+            learner.optimizer.param_groups[0]["lr"] = self.options.learning_rate * left
+            returns = learner.rollout.episodes().returns.tolist()
+            means = learner.learn(self.state)
+            self.steps += learner.rollout.num_valid
+            learner.rollout.advance()
+            if returns:
+                scalars[f"{name}/episodic_return"] = sum(returns) / len(returns)
+            scalars |= {f"{name}/{key}": value for key, value in means.items()}
+            self.episodes += returns
+        self.num_updates += 1
+        return scalars
+
+    def train(self, run: Run) -> None:
+        """Update while another rollout fits into the steps, and until a signal says to stop."""
+        options, begin = self.options, time.perf_counter()
+        if (saved := run.restore(self.parts())) is not None:
+            self.steps, self.num_updates = saved["steps"], saved["num_updates"]
+            self.state = saved["state"]
+            if run.not_restored:
+                obs = self.reset(options.seed + self.steps)
+                for name, learner in self.learners.items():
+                    learner.rollout.start(obs[name])
+        before = self.steps
+        with Progress(refresh_per_second=4) as progress:
+            task = progress.add_task(options.env, total=options.total_steps)
+            while self.steps + self.num_rows * options.num_steps <= options.total_steps:
+                if run.should_stop:
+                    progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
+                    break
+                try:
+                    scalars = self.update()
+                except FloatingPointError as error:
+                    where = f"update {self.num_updates + 1}, after {self.steps} steps: {error}"
+                    raise SystemExit(f"{where}; {run.folder} keeps the checkpoint before") from None
+                run.add_episodes(self.steps, self.episodes)
+                recent = run.recent_return(100)
+                speed = (self.steps - before) / (time.perf_counter() - begin)
+                text = f"{options.env}: return of an agent {recent:.1f}, {speed:.0f} steps/s"
+                progress.update(task, completed=self.steps, description=text)
+                run.log(self.steps, scalars | {"SPS": speed})
+                if run.is_due(self.steps):
+                    self.save(run, score=recent)
+        self.save(run)
+
+    def parts(self) -> dict[str, Any]:
+        """Return what a checkpoint restores."""
+        parts: dict[str, Any] = {"envs": self.envs}
+        for name, learner in self.learners.items():
+            parts[f"{name}/agent"], parts[f"{name}/optimizer"] = learner.agent, learner.optimizer
+            parts[f"{name}/rollout"] = learner.rollout
+        return parts
+
+    def save(self, run: Run, score: float | None = None) -> None:
+        """Write a checkpoint, after how gradients are computed, which a resumed run keeps."""
+        run.write_json("gradients", {k: lea.gradient.plan for k, lea in self.learners.items()})
+        counts = {"steps": self.steps, "num_updates": self.num_updates, "state": self.state}
+        run.save({**self.parts(), **counts}, score=score)
+
+
+@torch.inference_mode()
+def evaluate_agents(learners: Mapping[str, Learner], options: Options) -> np.ndarray:
+    """Play each of some games once, with the likeliest actions.
+
+    Returns:
+        float64 (eval_games, groups): the sums of the rewards of all agents of a group.
+    """
+    envs = make_envs(options, options.eval_games)
+    returns = np.zeros((envs.num_games, len(learners)))
+    goes_on = np.ones(envs.num_games, np.bool_)
+    obs, _ = envs.reset(seed=1_000_000 + options.seed)
+    while goes_on.any():
+        actions = {name: learner.likeliest(obs[name]) for name, learner in learners.items()}
+        obs, rewards, *_ = envs.step(actions)
+        earned = [rewards[name].reshape(envs.num_games, -1).sum(1) for name in learners]
+        returns[goes_on] += np.stack(earned, 1)[goes_on]
+        alive = [group.alive.reshape(envs.num_games, -1) for group in envs.groups.values()]
+        goes_on &= np.concatenate(alive, 1).any(1)
+    envs.close()
+    return returns
+
+
+def make_envs(options: Options, num_games: int) -> AgentsVecEnv:
+    """Make the games that the options describe."""
+    env_kwargs: Any = options.env_kwargs
+    if options.policies == "agent":
+        env_kwargs = {**env_kwargs, "groups": str}  # each agent a group of its own name
+    if options.critic == "central":
+        env_kwargs = {**env_kwargs, "central_state": True}
+    workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
+    envs = make_vec_agents(
+        options.env, num_games, backend=options.backend, vector_kwargs=workers, **env_kwargs
+    )
+    # One group is an ordinary vector env of its rows; here all goes by group.
+    return envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
+
+
+def main(options: Options) -> dict[str, dict[str, float]]:
+    """Train, save, evaluate and report; return means and halves of their intervals by group."""
+    torch.set_num_threads(options.torch_threads)
+    torch.manual_seed(options.seed)
+    changeable = {"total_steps", "save", "save_every", "eval_games", "overwrite", "num_workers"}
+    try:
+        run = Run(
+            options.save,
+            options,
+            options.resume,
+            may_change={*changeable, "tensorboard"},
+            save_every=options.save_every,
+            tensorboard=options.tensorboard,
+            overwrite=options.overwrite,
+        )
+    except (OSError, RunError) as error:
+        raise SystemExit(f"{error}: choose another folder with --save") from None
+    with run:
+        envs = make_envs(options, options.num_games)
+        plans = run.read_json("gradients") if options.resume else None
+        trainer = Trainer(options, envs, plans)
+        trainer.train(run)
+        envs.close()
+        run.draw_curve(f"{options.env}, seed {options.seed}")
+        returns = evaluate_agents(trainer.learners, options)
+        means, spreads = returns.mean(0), returns.std(0, ddof=1) / len(returns) ** 0.5
+        found = zip(trainer.learners, means.tolist(), spreads.tolist(), strict=True)
+        found = {name: {"mean": mean, "ci95": 1.96 * spread} for name, mean, spread in found}
+        run.write_json("evaluation", found)
+    print(f"{options.env}, seed {options.seed}: {run.seconds:.0f} s, see {options.save}")
+    for name, result in found.items():
+        count = envs.groups[name].num_agents
+        print(
+            f"{name}: {count} agents return {result['mean']:.1f} ± {result['ci95']:.1f} (95 %) "
+            f"over {options.eval_games} games, {result['mean'] / count:.2f} each"
+        )
+    return found
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

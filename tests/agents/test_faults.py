@@ -1,0 +1,191 @@
+"""Games that raise, hang, die or return nonsense: named by game and agent, and survived."""
+
+import functools
+
+import numpy as np
+import pytest
+from agents.games import (
+    DIE,
+    GROW,
+    HANG,
+    LACK,
+    NO_DICTS,
+    NO_REWARD,
+    ODD_REWARD,
+    RAISE,
+    STRANGER,
+    Faulty,
+    Tag,
+    Turns,
+    runners,
+)
+from equality import assert_same
+
+from vecenv import (
+    EnvCreationError,
+    ObservationError,
+    StepTimeoutError,
+    WorkerDiedError,
+    make_vec_agents,
+)
+
+TWO = {"num_workers": 2, "threads_per_worker": 1}
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def make_envs(num_games=4, *, backend="async", length=100, **options):
+        options.setdefault("vector_kwargs", TWO if backend == "async" else None)
+        envs = make_vec_agents(
+            functools.partial(Faulty, length), num_games, backend=backend, **options
+        )
+        made.append(envs)
+        return envs
+
+    yield make_envs
+    for envs in made:
+        games = envs.agents.games
+        games.close(terminate=True) if hasattr(games, "num_workers") else games.close()
+
+
+def actions(game, k, action, num_games=4):
+    chosen = np.zeros(2 * num_games, int)
+    chosen[2 * game + k] = action
+    return chosen
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (LACK, r"game 3, agent 'bot_1' is alive and got no observation; .*\['bot_0'\]"),
+        (STRANGER, r"game 3 returned observations of 'bot_9', which is none of its agents"),
+        (GROW, r"game 3, agent 'bot_1' returned an observation of shape \(3,\) .*shape \(2,\)"),
+        (NO_REWARD, r"game 3, agent 'bot_1' acted and is not in the rewards, which has \['bot_0'"),
+        (ODD_REWARD, r"game 3, agent 'bot_1' got the reward 'much', expected one number"),
+        (NO_DICTS, r"game 3 returned \(\[\{.* from step, expected the dicts \(observations, re"),
+    ],
+)
+def test_nonsense_names_game_and_agent(make, backend, action, message):
+    envs = make(backend=backend)
+    envs.reset(seed=0)
+    envs.step(np.zeros(8, int))
+    with pytest.raises(ObservationError, match=f"^{message}") as raised:
+        envs.step(actions(3, 1, action))
+    assert "Env 3 is game 3, with the agents 'bot_0', 'bot_1'." in raised.value.__notes__
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("by", ["step", "send"])
+def test_a_game_that_raises_is_named(make, backend, by):
+    envs = make(backend=backend)
+    envs.reset(seed=0)
+    with pytest.raises(KeyError, match="bot_1 has no such arm") as raised:
+        if by == "step":
+            envs.step(actions(2, 1, RAISE))
+        else:
+            envs.send(actions(0, 1, RAISE)[:2], [2])
+            envs.recv()
+    assert "Env 2 is game 2, with the agents 'bot_0', 'bot_1'." in raised.value.__notes__
+
+
+def test_a_game_that_is_killed_or_hangs_is_told_of(make):
+    envs = make()
+    envs.reset()
+    with pytest.raises(WorkerDiedError, match="SIGKILL") as raised:
+        envs.step(actions(2, 1, DIE))
+    assert "An env here is a game of several agents." in raised.value.__notes__
+    envs = make(vector_kwargs={**TWO, "timeout": 0.3})
+    envs.reset()
+    with pytest.raises(StepTimeoutError, match="env 2"):
+        envs.step(actions(2, 1, HANG))
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("action", [RAISE, LACK, STRANGER, DIE, HANG])
+def test_others_go_on_and_the_game_that_failed_is_truncated(make, action, mode):
+    options = {**TWO, "on_error": "restart"}
+    if action == HANG:
+        options["timeout"] = 1.0
+    envs = make(vector_kwargs=options, autoreset_mode=mode)
+    envs.reset(seed=0)
+    for _ in range(3):
+        obs, rewards, *_ = envs.step(np.zeros(8, int))
+        assert (rewards == 1).all()
+    obs, rewards, terminations, truncations, infos = envs.step(actions(2, 1, action))
+    # With the process that was killed its other game, 3, is gone too.
+    lost = np.repeat([False, False, True, action in (DIE, HANG)], 2)
+    assert_same(truncations, lost)
+    assert not terminations.any()
+    assert envs.valid.all()
+    assert_same(rewards, np.where(lost, 0.0, 1.0))
+    is_same = mode == "SameStep"
+    assert_same(envs.alive, np.ones(8, bool) if is_same else ~lost)
+    assert (obs[~lost] == 4).all()
+    reasons = infos["final_info"] if is_same else infos
+    assert (reasons["restarts"][lost] == 1).all()
+    if is_same:
+        assert_same(infos["_final_obs"], lost)
+        assert all(infos["final_obs"][row].shape == (2,) for row in np.flatnonzero(lost))
+        assert (obs[lost] == 0).all()
+    obs, rewards, terminations, truncations, _ = envs.step(np.zeros(8, int))
+    assert not (terminations | truncations).any()
+    assert envs.alive.all()
+    if is_same:
+        assert_same(obs[:, 0], np.where(lost, 1, 5).astype(np.float32))
+        assert envs.valid.all()
+    else:
+        assert_same(envs.valid, ~lost)
+        assert_same(obs[:, 0], np.where(lost, 0, 5).astype(np.float32))
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_game_without_agents_at_reset_is_refused(backend):
+    factories = [Faulty, functools.partial(Faulty, num_agents_at_reset=0)]
+    envs = make_vec_agents(factories, backend=backend, vector_kwargs=None)
+    with pytest.raises(ObservationError, match=r"^game 1 has no agents after reset"):
+        envs.reset()
+    envs.close()
+
+
+def test_games_in_which_agents_take_turns_are_refused():
+    with pytest.raises(EnvCreationError, match=r"in turns_v0 agents take turns.*ParallelEnv"):
+        make_vec_agents(Turns, backend="sync")
+
+
+@pytest.mark.parametrize(
+    ("env", "kind", "message"),
+    [
+        (3, TypeError, "env must be an id, a module with parallel_env, or a factory"),
+        ([], ValueError, "env is an empty list"),
+        (
+            "no_such_package.env_v1",
+            ModuleNotFoundError,
+            r"no module 'no_such_package'.*pip install",
+        ),
+        ("agents.gamez", ModuleNotFoundError, "agents has no such module; it has games"),
+        ("agents.games", TypeError, "module agents.games has no parallel_env"),
+        (lambda: 3, EnvCreationError, "expected a ParallelEnv, got int 3"),
+    ],
+)
+def test_what_is_no_game_is_refused(env, kind, message):
+    with pytest.raises(kind, match=message):
+        make_vec_agents(env, backend="sync")
+
+
+@pytest.mark.parametrize("num_games", [0, True, 1.5])
+def test_wrong_numbers_of_games_are_refused(num_games):
+    with pytest.raises(ValueError, match="expected an integer of at least 1"):
+        make_vec_agents(runners, num_games, backend="sync")
+
+
+def test_a_central_state_needs_a_space():
+    def game():
+        found = Tag()
+        del found.state_space
+        return found
+
+    with pytest.raises(EnvCreationError, match="has no `state_space`, which central_state=True"):
+        make_vec_agents(game, backend="sync", central_state=True)

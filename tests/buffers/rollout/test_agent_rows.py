@@ -1,0 +1,456 @@
+"""Rows of agents that die and come: what is learned from, against lists of the agents' lives."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from agent_games import DISABLED, MODES, NEXT_STEP, SAME_STEP, AgentGames
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buffers import BufferMisuseError, RolloutBuffer
+
+GAMMA, LAMBDA = 0.9, 0.8
+OBS, ACTIONS = Box(-np.inf, np.inf, (1,), np.float32), Discrete(5)
+ANY = -np.inf, np.inf
+DEAD = 1e5  # what the critic makes of a dead agent's observation: it must show nowhere
+
+
+def remember(state, obs):
+    """What a policy with memory has after an observation; its value of it too."""
+    return 0.5 * state + np.where(obs == 0.0, DEAD, np.sin(obs))
+
+
+class Learner:
+    """Collects rollouts of agents' rows with a policy that has memory.
+
+    Args:
+        games: Where steps come from.
+        num_steps: T.
+        options: Of the buffer.
+    """
+
+    def __init__(self, games, num_steps, **options):
+        self.games = games
+        self.rollout = RolloutBuffer(
+            num_steps, games.num_envs, OBS, ACTIONS, autoreset_mode=games.mode, gamma=GAMMA,
+            gae_lambda=LAMBDA, seed=1, extra_columns={"hidden": Box(*ANY, (), np.float64)},
+            game_columns={"state": Box(*ANY, (2,), np.float64)}, agents_per_game=games.agents,
+            **options,
+        )  # fmt: skip
+        self.rollout.start(games.obs)
+        self.memory = np.zeros(games.num_envs)
+        self.begin = 0  # first step of the rollout
+
+    def values(self, t):
+        """Values of the observations before step t; the memory moves on."""
+        obs = self.rollout.obs_at(t).numpy()[:, 0].astype(float)
+        self.before = np.where(self.rollout.is_first_at(t).numpy(), 0.0, self.memory)
+        self.memory = remember(self.before, obs)
+        return self.memory.astype(np.float32)
+
+    def collect(self):
+        rollout, games = self.rollout, self.games
+        self.begin = games.t + 1
+        for t in range(rollout.num_steps):
+            values = self.values(t)
+            state = np.stack([np.arange(games.num_games), np.full(games.num_games, t)], axis=1)
+            rollout.put(
+                t, actions=np.full(games.num_envs, t % 5), log_probs=-values, values=values,
+                hidden=self.before, state=state,
+            )  # fmt: skip
+            self.write(t, games.step())
+        memory = self.memory
+        rollout.compute_advantages(self.values(rollout.num_steps))
+        self.memory = memory  # the next rollout begins with the same observations
+
+    def write(self, t, step):
+        rollout, games, slot = self.rollout, self.games, self.rollout.slot(t)
+        slot.obs[:], slot.rewards[:], slot.valid[:] = step.obs, step.rewards, step.valid
+        slot.terminations[:], slot.truncations[:] = step.terminations, step.truncations
+        if step.has_final.any():
+            finals = remember(self.memory, step.final_obs[:, 0])[step.has_final]
+            rollout.set_final_values(t, step.has_final, finals.astype(np.float32))
+        if games.mode == DISABLED and games.over.any():
+            ended = games.reset_rows & (step.terminations | step.truncations)
+            finals = remember(self.memory, step.obs[:, 0])[ended]
+            rollout.set_final_values(t, ended, finals.astype(np.float32))
+            rollout.write_obs(t + 1, games.reset())
+
+
+def values_of(life):
+    """Values of a life's observations, one by one; of the last next_obs too."""
+    memory, values = 0.0, []
+    for obs in [*(step.obs for step in life), life[-1].next_obs]:
+        memory = float(remember(memory, obs))
+        values.append(memory)
+    return values
+
+
+def model_of(games, begin, num_steps):
+    """Valid rows, advantages and returns (T, N) by loops, and where the lives begin."""
+    shape = num_steps, games.num_envs
+    valid, firsts = np.zeros(shape, bool), np.zeros(shape, bool)
+    advantages, returns = np.zeros((2, *shape))
+    for row, lives in enumerate(games.lives):
+        for life in lives:
+            values = values_of(life)
+            firsts[[s.t - begin for s in life[:1] if 0 <= s.t - begin < num_steps], row] = True
+            following = 0.0
+            for k in reversed(range(len(life))):
+                step = life[k]
+                if not 0 <= step.t - begin < num_steps:
+                    continue
+                delta = step.reward - values[k]
+                if not step.terminated:
+                    delta += GAMMA * values[k + 1]
+                following = delta + (0.0 if step.is_over else GAMMA * LAMBDA * following)
+                place = step.t - begin, row
+                valid[place] = True
+                advantages[place], returns[place] = following, following + values[k]
+    return valid, advantages, returns, firsts
+
+
+def ended_lives(games, begin, num_steps):
+    """Returns and lengths of the lives that ended in some steps, by time, then by row."""
+    found = [
+        (life[-1].t, row, sum(step.reward for step in life), len(life))
+        for row, lives in enumerate(games.lives)
+        for life in lives
+        if life[-1].is_over and begin <= life[-1].t < begin + num_steps
+    ]
+    return [(total, length) for _, _, total, length in sorted(found)]
+
+
+def check(learner):
+    """A rollout that was collected, against the lives."""
+    rollout, games = learner.rollout, learner.games
+    model = model_of(games, learner.begin, rollout.num_steps)
+    valid, advantages, returns, firsts = model
+    assert (rollout.valid.numpy() == valid).all()
+    assert rollout.num_valid == valid.sum()
+    np.testing.assert_allclose(rollout.advantages.numpy(), advantages, rtol=1e-4, atol=1e-4)
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    np.testing.assert_allclose(rollout.returns.numpy()[valid], returns[valid], **close)
+    stats = rollout.episodes()
+    expected = ended_lives(games, learner.begin, rollout.num_steps)
+    assert stats.lengths.tolist() == [length for _, length in expected]
+    np.testing.assert_allclose(stats.returns, [total for total, _ in expected], **close)
+    for t in range(rollout.num_steps):
+        assert (rollout.is_first_at(t).numpy()[valid[t]] == firsts[t][valid[t]]).all()
+    check_batches(rollout, games, valid)
+
+
+def check_batches(rollout, games, valid):
+    """Batches have the valid rows once each, and the game columns of their games."""
+    rows = np.flatnonzero(valid).tolist()
+    for fixed in (False, True):
+        seen = []
+        for batch in rollout.minibatches(
+            min(3, valid.size), fixed=fixed, normalize_advantages=True
+        ):
+            own = torch.ones(len(batch)) if batch.weights is None else batch.weights
+            is_own = own > 0
+            seen += batch.indices[is_own].tolist()
+            assert valid.reshape(-1)[batch.indices.numpy()].all()
+            raw = rollout.advantages.flatten()[batch.indices[is_own]].double()
+            deviation = raw.std() if len(raw) > 1 else torch.tensor(0.0)
+            expected = (raw - raw.mean()) / (deviation + 1e-8)
+            if len(raw) > 1 and deviation > 1e-2:
+                found = batch.advantages[is_own].double()
+                torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+            check_states(batch, games)
+        assert sorted(seen) == rows
+    seen = []
+    length = min(3, rollout.num_steps)
+    number = min(2, -(-rollout.num_steps // length) * rollout.num_envs)
+    for batch in rollout.sequences(number, length=length, initial_states=["hidden"]):
+        seen += batch.indices[batch.weights > 0].tolist()
+        check_states(batch, games)
+        memory = batch.initial_states["hidden"].numpy()
+        for obs, is_first, values, weights in zip(
+            batch.obs, batch.is_first, batch.values, batch.weights, strict=True
+        ):
+            memory = remember(np.where(is_first, 0.0, memory), obs.numpy()[:, 0].astype(float))
+            is_own = (weights > 0).numpy()
+            np.testing.assert_allclose(memory[is_own], values.numpy()[is_own], rtol=1e-5)
+    assert sorted(seen) == rows
+
+
+def check_states(batch, games):
+    t, row = torch.div(batch.indices, games.num_envs, rounding_mode="floor"), batch.indices
+    game = torch.div(row % games.num_envs, games.agents, rounding_mode="floor")
+    assert batch.extras["state"].equal(torch.stack([game, t], dim=-1).double())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    mode=st.sampled_from(MODES),
+    num_games=st.integers(1, 4),
+    agents=st.integers(1, 4),
+    num_steps=st.integers(1, 12),
+    seed=st.integers(0, 2**32 - 1),
+    staged=st.booleans(),
+)
+def test_rollouts_learn_from_what_agents_did_and_nothing_else(
+    mode, num_games, agents, num_steps, seed, staged
+):
+    learner = Learner(AgentGames(mode, num_games, agents, seed), num_steps, staged=staged)
+    for _ in range(3):
+        learner.collect()
+        check(learner)
+        learner.rollout.advance()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_many_rows_too(mode):
+    learner = Learner(AgentGames(mode, 40, 3, 1), 16)  # the other form of the kernel
+    for _ in range(2):
+        learner.collect()
+        check(learner)
+        learner.rollout.advance()
+
+
+def filled(rollout, valid=None, terminations=False, truncations=False):
+    """Fill all steps; valid (T, N) if given."""
+    num_envs = rollout.num_envs
+    for t in range(rollout.num_steps):
+        zeros = torch.zeros(num_envs)
+        rollout.put(t, actions=zeros.long(), log_probs=zeros, values=zeros + t)
+        slot = rollout.slot(t)
+        slot.obs[:], slot.rewards[:] = 0.0, 1.0
+        slot.terminations[:] = np.broadcast_to(terminations, (rollout.num_steps, num_envs))[t]
+        slot.truncations[:] = np.broadcast_to(truncations, (rollout.num_steps, num_envs))[t]
+        if valid is not None:
+            slot.valid[:] = valid[t]
+    return rollout
+
+
+def made(mode=NEXT_STEP, num_steps=4, num_envs=3, **options):
+    rollout = RolloutBuffer(num_steps, num_envs, OBS, ACTIONS, autoreset_mode=mode, **options)
+    rollout.start(np.zeros((num_envs, 1), np.float32))
+    return rollout
+
+
+def test_valid_is_allocated_when_it_is_first_read_and_from_the_given_memory():
+    taken = []
+
+    def allocate(shape, dtype):
+        taken.append((shape, np.dtype(dtype)))
+        return np.zeros(shape, dtype)
+
+    rollout = made(allocate=allocate)
+    before, nbytes = list(taken), rollout.nbytes
+    filled(rollout).compute_advantages(torch.zeros(3))
+    assert taken == before
+    rollout.advance()
+    slot = rollout.slot(0)
+    assert slot.valid.dtype == np.bool_
+    assert slot.valid.shape == (3,)
+    assert slot.valid is slot.valid
+    assert taken == [*before, ((4, 3), np.dtype(bool))]
+    assert rollout.nbytes == nbytes + 12
+    assert np.shares_memory(slot.valid, rollout.slot(0).valid)
+    assert not np.shares_memory(slot.valid, rollout.valid_pages)
+
+
+def test_an_env_that_does_not_write_valid_is_read_as_before():
+    ends = np.zeros((4, 3), bool)
+    ends[1] = True
+    plain, looked_at = filled(made(), terminations=ends), made()
+    assert all(looked_at.slot(t).valid.shape == (3,) for t in range(4))  # as a debugger might
+    filled(looked_at, terminations=ends)
+    for rollout in (plain, looked_at):
+        rollout.compute_advantages(torch.zeros(3))
+    assert looked_at.valid.equal(plain.valid)
+    assert looked_at.valid[2].tolist() == [False] * 3
+    assert looked_at.advantages.equal(plain.advantages)
+    for t in range(5):
+        assert looked_at.is_first_at(t).equal(plain.is_first_at(t))
+
+
+def test_valid_of_an_earlier_rollout_is_not_read():
+    valid = np.ones((4, 3), bool)
+    valid[:, 1] = False
+    rollout = filled(made(), valid)
+    rollout.compute_advantages(torch.zeros(3))
+    assert rollout.num_valid == 8
+    rollout.advance()
+    filled(rollout).compute_advantages(torch.zeros(3))  # another env: it knows of no such thing
+    assert rollout.num_valid == 12
+    rollout.advance()
+    filled(rollout, ~valid).compute_advantages(torch.zeros(3))
+    assert rollout.num_valid == 4
+
+
+@pytest.mark.parametrize("method", ["compute_advantages", "episodes", "advance"])
+def test_valid_that_is_written_in_part_is_refused_with_step_and_rows(method):
+    rollout = filled(made(), np.ones((4, 3), bool))
+    for t in range(4):
+        rollout.slot(t)
+    filled(rollout)  # written again
+    rollout._storage.written_valid.mark()
+    for t in (0, 1, 3):
+        rollout.slot(t).valid[:] = True
+    rollout.slot(2).valid[1] = True
+    arguments = [torch.zeros(3)] if method == "compute_advantages" else []
+    with pytest.raises(BufferMisuseError, match=r"envs 0, 2 in step 2 have no valid, but others"):
+        getattr(rollout, method)(*arguments)
+    rollout.slot(2).valid[:] = [True, False, True]
+    getattr(rollout, method)(*arguments)
+
+
+def test_rows_that_the_user_leaves_out_stay_left_out_beside_those_that_did_not_act():
+    valid = np.ones((4, 3), bool)
+    valid[2:, 0] = False
+    rollout = filled(made(), valid)
+    rollout.valid_pages[1, 2] = False
+    rollout.compute_advantages(torch.zeros(3))
+    expected = valid.copy()
+    expected[1, 2] = False
+    assert (rollout.valid.numpy() == expected).all()
+    assert rollout.is_first_at(2).tolist() == [False] * 3  # the agent's life went on
+
+
+@pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
+def test_a_missing_final_value_of_a_game_that_was_reset_is_named(mode):
+    ends, valid = np.zeros((4, 3), bool), np.ones((4, 3), bool)
+    ends[1, [0, 2]] = True
+    valid[2:, 0] = False  # its game goes on without it; the other one's was reset
+    rollout = filled(made(mode), valid, truncations=ends)
+    with pytest.raises(BufferMisuseError, match=r"env 2 was truncated in step 1.*call set_final"):
+        rollout.compute_advantages(torch.zeros(3))
+    rollout.set_final_values(1, [2], [7.0])
+    rollout.compute_advantages(torch.zeros(3))
+    assert rollout.final_values[1, [0, 2]].tolist() == [2.0, 7.0]  # that of the next row, V = t
+    rollout.values[2] = 9.0
+    rollout.compute_advantages(torch.zeros(3))  # again, after values have changed
+    assert rollout.final_values[1, [0, 2]].tolist() == [9.0, 7.0]
+
+
+def test_a_cut_life_in_the_last_step_is_worth_what_the_last_observation_is():
+    ends = np.zeros((4, 3), bool)
+    ends[3, 0] = True
+    rollout = filled(made(SAME_STEP, gamma=1.0, gae_lambda=1.0), np.ones((4, 3), bool), False, ends)
+    rollout.compute_advantages(torch.tensor([5.0, 6.0, 7.0]))
+    assert rollout.returns[3].tolist() == [6.0, 7.0, 8.0]
+
+
+def test_values_of_the_dead_need_not_be_written():
+    valid = np.ones((4, 3), bool)
+    valid[1:, 1], valid[:2, 2] = False, False
+    ends = np.zeros((4, 3), bool)
+    ends[0, 1] = True
+    rollout = made()
+    for t in range(4):
+        slot = rollout.slot(t)
+        slot.obs[:], slot.rewards[:], slot.terminations[:], slot.valid[:] = 0, 1, ends[t], valid[t]
+        slot.truncations[:] = False
+        rows = np.flatnonzero(valid[t] | (ends[t - 1] if t else False))
+        rollout.log_probs[t, rows] = -1.0
+        rollout.values[t, rows if t < 3 else rows[:1]] = 0.5
+    with pytest.raises(BufferMisuseError, match="envs 2 in step 3 have no values"):
+        rollout.compute_advantages(torch.zeros(3))
+    rollout.values[3, 2] = 0.5
+    rollout.compute_advantages(torch.zeros(3))
+    assert rollout.values.isfinite().all()
+
+
+def test_nobody_acted_at_all():
+    rollout = filled(made(), np.zeros((4, 3), bool))
+    rollout.compute_advantages(torch.zeros(3))
+    assert rollout.num_valid == 0
+    assert not rollout.advantages.any()
+    assert list(rollout.minibatches(2)) == list(rollout.minibatches(2, fixed=True)) == []
+    assert list(rollout.sequences(2)) == []
+    assert rollout.episodes().lengths.tolist() == []
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))])
+def test_copies_know_which_rows_acted(copied):
+    games = AgentGames(SAME_STEP, 3, 2, 5)
+    learner = Learner(games, 6)
+    for t in range(3):
+        learner.rollout.put(
+            t, actions=np.zeros(6, int), log_probs=np.zeros(6), values=learner.values(t),
+            hidden=learner.before, state=np.zeros((3, 2)),
+        )  # fmt: skip
+        learner.write(t, games.step())
+    other = copied(learner.rollout)
+    for t in range(4):
+        assert other.is_first_at(t).equal(learner.rollout.is_first_at(t))
+    assert (other.slot(2).valid == learner.rollout.slot(2).valid).all()
+    assert not np.shares_memory(other.slot(2).valid, learner.rollout.slot(2).valid)
+
+
+def test_states_between_rollouts_go_on():
+    games = AgentGames(NEXT_STEP, 3, 3, 2)
+    learner = Learner(games, 7)
+    learner.collect()
+    learner.rollout.advance()
+    saved = learner.rollout.state_dict()
+    other = Learner(AgentGames(NEXT_STEP, 3, 3, 2), 7)
+    other.rollout.load_state_dict(saved)
+    other.games, other.memory = games, learner.memory
+    other.collect()
+    check(other)
+
+
+def test_the_buffer_does_not_keep_the_vector_env_that_allocates():
+    class Envs:
+        def allocate(self, shape, dtype):
+            return np.zeros(shape, dtype)
+
+    rollout = made(allocate=Envs().allocate)
+    slot = rollout.slot(0)
+    assert slot.valid.shape == (3,)  # of the buffer's own memory, as the envs are gone
+
+
+def test_game_columns_are_stored_once_per_game():
+    spaces = OBS, ACTIONS
+    options = {"game_columns": {"state": Box(-1, 1, (10,))}, "agents_per_game": 4}
+    rollout = RolloutBuffer(5, 8, *spaces, autoreset_mode=SAME_STEP, **options)
+    assert rollout.extras["state"].shape == (5, 2, 10)
+    assert rollout.memory()["state"] == 5 * 2 * 10 * 4
+    sizes = [
+        RolloutBuffer.nbytes_for(5, 8, *spaces, autoreset_mode=SAME_STEP, **given)
+        for given in (options, {})
+    ]
+    assert sizes[0] - sizes[1] == 5 * 2 * 10 * 4
+    assert rollout.nbytes == sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"game_columns": {"s": OBS}}, "game_columns needs agents_per_game"),
+        ({"agents_per_game": 4}, "agents_per_game is 4, which does not divide num_envs = 6"),
+        ({"agents_per_game": 0}, "agents_per_game must be a positive integer"),
+        ({"game_columns": {"obs": OBS}, "agents_per_game": 2}, "game column 'obs' has a name"),
+        (
+            {"game_columns": {"s": OBS}, "extra_columns": {"s": OBS}, "agents_per_game": 2},
+            "game column 's' has a name that is taken",
+        ),
+    ],
+)
+def test_game_columns_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(BufferMisuseError, match=message):
+        RolloutBuffer(4, 6, OBS, ACTIONS, autoreset_mode=NEXT_STEP, **options)
+
+
+def test_game_columns_have_a_row_per_game_and_are_no_initial_states():
+    rollout = made(num_envs=6, game_columns={"s": OBS}, agents_per_game=3)
+    with pytest.raises(BufferMisuseError, match=r"s has shape \(6, 1\), expected \(2, 1\)"):
+        rollout.put(0, s=np.zeros((6, 1)))
+    rollout.put(0, s=np.zeros((2, 1)))
+    with pytest.raises(BufferMisuseError, match="steps 1, 2, 3 have no s, but others have"):
+        filled(rollout).compute_advantages(torch.zeros(6))
+    rollout.extras["s"][:] = 3.0
+    for t in range(4):
+        rollout.put(t, s=np.zeros((2, 1)))
+    rollout.compute_advantages(torch.zeros(6))
+    with pytest.raises(BufferMisuseError, match=r"initial_states has 's', expected names of extra"):
+        rollout.sequences(1, initial_states="s")

@@ -1,0 +1,336 @@
+"""examples/ppo_agents.py: gradients with agents that die, masks, groups, resuming, a toy solved."""
+
+import importlib.util
+import signal
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+from vecenv.learn import load_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "ppo_agents.py"
+SMALL = {"num_games": 3, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2, "compile": "off"}
+
+
+def load_example():
+    spec = importlib.util.spec_from_file_location("ppo_agents_example", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ppo_agents_example"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+ppo = load_example()
+
+
+class Game:
+    """Agents draw their observations, earn what they chose, and die one by one."""
+
+    spaces = Box(-1, 1, (3,), np.float32), Discrete(4, start=2)
+
+    def __init__(self, num_agents=3, mortal=True, truncates=True):
+        self.possible_agents = [f"unit_{k}" for k in range(num_agents)]
+        self.mortal, self.truncates = mortal, truncates
+        self.state_space = Box(-1, 1, (2, 3), np.float32)
+
+    def observation_space(self, agent):
+        return self.spaces[0]
+
+    def action_space(self, agent):
+        return self.spaces[1]
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.agents, self.time = list(self.possible_agents), 0
+        self.draw()
+        return {agent: self.observe(agent) for agent in self.agents}, {}
+
+    def draw(self):
+        self.seen = self.rng.uniform(-1, 1, (2, 3)).astype(np.float32)
+
+    def observe(self, agent):
+        return self.seen[0] * (1 + self.possible_agents.index(agent)) / 5
+
+    def state(self):
+        return self.seen
+
+    def step(self, actions):
+        acted = list(self.agents)
+        assert set(actions) == set(acted)
+        self.time += 1
+        self.draw()
+        rewards = {agent: self.reward(agent, actions[agent]) for agent in acted}
+        dies = [agent for agent in acted if self.mortal and self.rng.random() < 0.2]
+        is_late = self.time == 7
+        cut = dict.fromkeys(acted, is_late and self.truncates)
+        ends = {agent: not cut[agent] and (is_late or agent in dies) for agent in acted}
+        self.agents = [agent for agent in acted if not ends[agent] and not cut[agent]]
+        observations = {agent: self.observe(agent) for agent in acted}
+        return observations, rewards, ends, cut, {}
+
+    def reward(self, agent, action):
+        assert action in self.action_space(agent)
+        return float(action) * (1 + self.possible_agents.index(agent)) + float(self.seen[1, 0])
+
+    def close(self):
+        pass
+
+
+class Varied(Game):
+    """Three kinds of spaces: masks, choices and numbers; and a box of actions."""
+
+    def observation_space(self, agent):
+        numbers = Box(-2, 2, (2, 2), np.float32)
+        kinds = {
+            "unit_0": Dict({"action_mask": Box(0, 1, (3,), np.int8), "numbers": numbers}),
+            "unit_1": Dict({"action_mask": Box(0, 1, (3,), np.int8), "numbers": numbers}),
+            "unit_2": MultiDiscrete([2, 3], start=[1, 0]),
+        }
+        return kinds[agent]
+
+    def action_space(self, agent):
+        return Box(-0.5, np.float32([0.5, 1]), (2,)) if agent == "unit_2" else Discrete(3)
+
+    def observe(self, agent):
+        if agent == "unit_2":
+            return np.array([1 + self.rng.integers(2), self.rng.integers(3)])
+        self.masks = {**getattr(self, "masks", {}), agent: np.int8([1, 0, 1])}
+        return {"action_mask": self.masks[agent], "numbers": np.ones((2, 2), np.float32)}
+
+    def reward(self, agent, action):
+        assert action in self.action_space(agent)
+        assert agent == "unit_2" or action != 1, "it is masked"
+        return 1.0
+
+
+class Roles(Game):
+    """All see the same; agent k earns 1 by choosing k."""
+
+    spaces = Box(0, 1, (1,), np.float32), Discrete(2)
+
+    def __init__(self):
+        super().__init__(num_agents=2, mortal=False)
+
+    def observe(self, agent):
+        return np.ones(1, np.float32)
+
+    def reward(self, agent, action):
+        return float(action == self.possible_agents.index(agent))
+
+
+@pytest.fixture
+def as_module(monkeypatch):
+    """A module of games, as `--env` names it."""
+
+    def make(game):
+        module = types.ModuleType("a_game")
+        module.parallel_env = game
+        monkeypatch.setitem(sys.modules, "a_game", module)
+        return "a_game"
+
+    return make
+
+
+def make_trainer(game, **changes):
+    options = ppo.Options(**{"env": "a_game", "backend": "sync", **SMALL, **changes})
+    torch.manual_seed(options.seed)
+    envs = ppo.make_envs(options, options.num_games)
+    return ppo.Trainer(options, envs)
+
+
+def lives(factory, trainer, learner):
+    """Yield what each agent saw, did and earned in a life, played again without any vector env.
+
+    Yields:
+        obs, states (L + 1, ...), actions, rewards (L,), who, terminated.
+    """
+    rollout, num_agents = learner.rollout, learner.num_agents
+    for number in range(trainer.options.num_games):
+        game = factory()
+        obs, _ = game.reset(seed=trainer.options.seed + number)
+        state, open_lives = game.state(), {}
+        resets_next = False
+        for t in range(trainer.options.num_steps):
+            if resets_next:
+                obs, _ = game.reset()
+                state, resets_next = game.state(), False
+                continue
+            rows = {agent: number * num_agents + game.possible_agents.index(agent) for agent in obs}
+            actions = {agent: int(rollout.actions[t, rows[agent]]) for agent in game.agents}
+            for agent, action in actions.items():
+                life = open_lives.setdefault(agent, ([obs[agent]], [state], [], []))
+                life[2].append(action)
+            sent = {agent: action + 2 for agent, action in actions.items()}
+            obs, rewards, ends, cuts, _ = game.step(sent)
+            state = game.state()
+            for agent in actions:
+                seen, states, _, earned = open_lives[agent]
+                seen.append(obs[agent])
+                states.append(state)
+                earned.append(rewards[agent])
+                if ends[agent] or cuts[agent]:
+                    who = game.possible_agents.index(agent)
+                    yield *open_lives.pop(agent), who, ends[agent]
+            resets_next = not game.agents
+        for agent, life in open_lives.items():
+            yield *life, game.possible_agents.index(agent), False
+
+
+def living_rows(trainer, learner):
+    """All steps of living agents, with advantages and returns by hand, one life after the other."""
+    agent, options = learner.agent, trainer.options
+    columns = {name: [] for name in ("obs", "states", "actions", "advantages", "returns", "who")}
+    for obs, states, actions, rewards, who, terminated in lives(Game, trainer, learner):
+        seen = torch.from_numpy(np.stack(obs))
+        state = torch.from_numpy(np.stack(states)).flatten(1)
+        features = agent.features(seen, torch.full((len(seen),), who))
+        values = agent.value(features, state).detach().double().tolist()
+        values[-1] *= not terminated
+        advantage, advantages = 0.0, []
+        for t in reversed(range(len(rewards))):
+            delta = rewards[t] + options.gamma * values[t + 1] - values[t]
+            advantage = delta + options.gamma * options.gae_lambda * advantage
+            advantages.insert(0, advantage)
+        columns["obs"].append(seen[:-1])
+        columns["states"].append(state[:-1])
+        columns["actions"].append(torch.tensor(actions))
+        columns["advantages"].append(torch.tensor(advantages))
+        columns["returns"].append(torch.tensor(advantages) + torch.tensor(values[:-1]))
+        columns["who"].append(torch.full((len(rewards),), who))
+    return {name: torch.cat(parts) for name, parts in columns.items()}
+
+
+@pytest.mark.parametrize("critic", ["own", "central"])
+def test_gradients_are_those_of_the_living_alone(critic, as_module):
+    env = as_module(Game)
+    changes = {"critic": critic, "indicator": True, "num_games": 5, "num_steps": 40}
+    trainer = make_trainer(Game, env=env, num_epochs=0, **changes)
+    learner, options = trainer.learners["unit"], trainer.options
+    agent = learner.agent
+    with torch.no_grad():  # so that policy and values depend on what they see
+        for parameter in agent.parameters():
+            parameter.add_(torch.randn_like(parameter) / 3)
+    trainer.collect()
+    with torch.inference_mode():
+        last = agent.features(learner.rollout.obs_at(40))
+        learner.rollout.compute_advantages(learner.values(last, trainer.state))
+    (batch,) = learner.rollout.minibatches(1, fixed=True)
+    scalars = learner.gradient(batch)
+    found = [parameter.grad.clone() for parameter in agent.parameters()]
+
+    rows = living_rows(trainer, learner)
+    count = len(rows["who"])
+    assert count == learner.rollout.num_valid < 5 * 3 * 40 - 100, "many are dead"
+    features = agent.features(rows["obs"], rows["who"])
+    policy = agent.policy(rows["obs"], features)
+    log_probs = policy.log_prob(rows["actions"])
+    values = agent.value(features, rows["states"])
+    ratio = (log_probs - log_probs.detach()).exp()
+    squares = (values - rows["returns"].float()).square()
+    loss = options.value_weight * squares - ratio * rows["advantages"].float()
+    loss = (loss - options.entropy_weight * policy.entropy()).mean()
+    expected = torch.autograd.grad(loss, list(agent.parameters()))
+    torch.testing.assert_close(scalars["loss"], loss.detach(), rtol=1e-4, atol=1e-5)
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("policies", ["group", "agent"])
+def test_groups_of_other_spaces_learn_side_by_side(policies, as_module, tmp_path):
+    """With masks, choices as observations, and a box of actions."""
+    names = {"group": ["unit", "unit_2"], "agent": ["unit_0", "unit_1", "unit_2"]}[policies]
+    changes = {"policies": policies, "critic": "central", "total_steps": 300, "eval_games": 3}
+    options = ppo.Options(
+        env=as_module(Varied), save=tmp_path, backend="sync", **{**SMALL, **changes}
+    )
+    result = ppo.main(options)
+    assert list(result) == names
+    assert all(1 <= found["mean"] <= 7 * len(names) for found in result.values())
+    state = load_checkpoint(tmp_path / "checkpoint" / "last.npz")["state"]
+    assert [key.split("/")[0] for key in state if key.endswith("/agent")] == names
+    assert 150 < state["steps"] <= 300
+
+
+def test_each_policy_changes_and_steps_of_dead_agents_do_not_count(as_module):
+    trainer = make_trainer(Game, env=as_module(Game), policies="agent")
+    before = {
+        name: [parameter.detach().clone() for parameter in learner.agent.parameters()]
+        for name, learner in trainer.learners.items()
+    }
+    for _ in range(2):
+        trainer.update()
+    for name, learner in trainer.learners.items():
+        pairs = zip(before[name], learner.agent.parameters(), strict=True)
+        assert not any(old.equal(new) for old, new in pairs), name
+    assert 0 < trainer.steps < 2 * 3 * 3 * 16 - 50
+
+
+def test_a_central_critic_sees_the_state_of_its_game(as_module):
+    trainer = make_trainer(Game, env=as_module(Game), critic="central")
+    learner = trainer.learners["unit"]
+    trainer.collect()
+    learner.rollout.compute_advantages(torch.zeros(9))
+    seen = 0
+    for batch in learner.rollout.minibatches(4, fixed=True):
+        share = (1 + batch.indices % 3)[:, None] / 5
+        torch.testing.assert_close(batch.obs, batch.extras["state"][:, :3] * share)
+        seen += int(batch.weights.sum())
+    assert seen == learner.rollout.num_valid
+    assert learner.rollout.extras["state"].shape == (16, 3, 6), "stored once for a game"
+
+
+def flat(state, where=""):
+    """The leaves of a nest by their places, arrays as bytes."""
+    if isinstance(state, dict | list | tuple):
+        items = state.items() if isinstance(state, dict) else enumerate(state)
+        return {k: v for key, item in items for k, v in flat(item, f"{where}/{key}").items()}
+    if torch.is_tensor(state) or isinstance(state, np.ndarray):
+        state = np.asarray(state).tobytes()
+    return {where: state}
+
+
+@pytest.mark.parametrize("game", [Game, Varied], ids=["one group", "two groups"])
+def test_a_stopped_run_goes_on_bit_for_bit(game, as_module, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))  # of the key that signs checkpoints
+    shared = {"env": as_module(game), "backend": "sync", "critic": "central", "total_steps": 600}
+    shared |= {**SMALL, "eval_games": 3}
+    through = ppo.main(ppo.Options(save=tmp_path / "through", **shared))
+
+    update = ppo.Trainer.update
+
+    def stop(trainer):
+        if trainer.num_updates == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return update(trainer)
+
+    monkeypatch.setattr(ppo.Trainer, "update", stop)
+    ppo.main(ppo.Options(save=tmp_path / "stopped", **shared))
+    resumed = ppo.main(ppo.Options(save=tmp_path / "stopped", resume=True, **shared))
+    states = [
+        flat(load_checkpoint(tmp_path / name / "checkpoint" / "last.npz")["state"])
+        for name in ("through", "stopped")
+    ]
+    assert states[0]["/num_updates"] > 3, "the run was stopped after two"
+    assert [k for k, v in states[0].items() if states[1][k] != v and "envs" not in k] == []
+    assert through == resumed
+
+
+@pytest.mark.learn
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"indicator": True}, {"policies": "agent"}, {}], ids=str)
+def test_roles_are_learned_where_the_policy_can_tell_agents_apart(changes, as_module, tmp_path):
+    options = ppo.Options(
+        env=as_module(Roles), save=tmp_path, backend="sync", total_steps=8000, compile="off",
+        num_steps=32, eval_games=10, **changes,
+    )  # fmt: skip
+    result = ppo.main(options)
+    mean = sum(found["mean"] for found in result.values())
+    assert mean == (14 if changes else 7), "both are right in all 7 steps, or one of the two"

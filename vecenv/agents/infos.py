@@ -1,0 +1,71 @@
+"""Infos of agents on their way through a vector env of games, and back as rows of agents.
+
+A game's infos of a group are batched over its agents: an array (A, ...) per key, and who has given
+it, bool (A,). A vector env batches these once more over games and adds masks of its own, under the
+names that the first masks would have; so they travel under another name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["GIVEN", "repeat_infos", "rows_of_infos", "shelve"]
+
+GIVEN = "given:"
+
+
+def shelve(infos: dict[str, Any]) -> dict[str, Any]:
+    """Return the batched infos of a game's group with the names of masks changed.
+
+    Example:
+        >>> sorted(shelve({"speed": np.ones(2), "_speed": np.array([True, False])}))
+        ['given:speed', 'speed']
+    """
+    found: dict[str, Any] = {}
+    for key, value in infos.items():
+        name = f"{GIVEN}{key[1:]}" if key[:1] == "_" and key[1:] in infos else key
+        found[name] = shelve(value) if isinstance(value, dict) else value
+    return found
+
+
+def rows_of_infos(infos: dict[str, Any]) -> dict[str, Any]:
+    """Return what a vector env has made of `shelve`d infos as batched infos of rows.
+
+    Args:
+        infos: Per key an array (games, A, ...), with masks (games,) that are left out.
+
+    Returns:
+        Per key an array (games * A, ...) and a mask, as Gymnasium batches infos.
+    """
+    found: dict[str, Any] = {}
+    for key, value in infos.items():
+        if key[:1] == "_" and key[1:] in infos:
+            continue
+        name = f"_{key.removeprefix(GIVEN)}" if key.startswith(GIVEN) else key
+        if isinstance(value, dict):
+            found[name] = rows_of_infos(value)
+        else:
+            found[name] = _one_axis(value)
+    return found
+
+
+def repeat_infos(infos: dict[str, Any], num_agents: int) -> dict[str, Any]:
+    """Return infos of games as infos of rows: each agent has its game's."""
+    return {
+        key: repeat_infos(value, num_agents)
+        if isinstance(value, dict)
+        else np.repeat(value, num_agents, axis=0)
+        for key, value in infos.items()
+    }
+
+
+def _one_axis(array: np.ndarray) -> np.ndarray:
+    """Make the first two axes one, also where each game's array is an object."""
+    if array.dtype != object or array.ndim > 1:
+        return array.reshape(-1, *array.shape[2:])
+    given = [value for value in array if isinstance(value, np.ndarray)]
+    first = given[0]
+    empty = np.full_like(first, None) if first.dtype == object else np.zeros_like(first)
+    return np.concatenate([v if isinstance(v, np.ndarray) else empty for v in array])

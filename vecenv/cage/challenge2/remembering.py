@@ -1,0 +1,256 @@
+"""Kernels of envs that show what blue remembers, and are given its choices, as a `BlueMemory`.
+
+`with_memory` wraps the kernels of the simulator: a step takes the number of a choice, and the
+observation is a row of `BlueMemory.features`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from numba import njit
+
+from vecenv.cage.challenge2.network.choices import blue_choices
+from vecenv.cage.challenge2.network.scenario import Scenario
+from vecenv.cage.challenge2.network.state import STATE_DTYPE
+from vecenv.cage.challenge2.network.tables import TABLES_DTYPE
+from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, every_fourth
+from vecenv.cage.challenge2.rules.codes import (
+    ANALYSE,
+    BITS_PER_HOST,
+    DECOY,
+    EARLY_STEPS,
+    EPISODE_LENGTHS,
+    FIRST_EXPLOIT_STEP,
+    HOST_BITS,
+    MANY_EXPLOITS,
+    MAX_ACTIONS,
+    MAX_DECOYS,
+    MAX_HOSTS,
+    OPENING_STEPS,
+    REMOVE,
+    RESTORE,
+    SLEEP,
+)
+from vecenv.cage.challenge2.rules.observation import write_bits
+from vecenv.jit.kernels import EnvKernels
+
+__all__ = ["add_choices", "memory_space", "with_memory"]
+
+# In both records the new fields come first: Numba takes a record that another one begins with for
+# its subtype, and would run code compiled for the one with the other.
+_STATE_DTYPE = np.dtype(
+    [
+        ("exploits_seen", np.uint8, (MAX_HOSTS,)),  # since the last Restore; saturates
+        ("is_stale", np.uint16),  # hosts changed by blue since it last saw them scanned
+        ("is_wandering", np.uint8),  # B_line would not do this
+        ("is_direct", np.uint8),  # Meander would not do this
+        *((name, STATE_DTYPE[name]) for name in STATE_DTYPE.names or ()),
+    ],
+    align=True,
+)
+_TABLES_DTYPE = np.dtype(
+    [
+        ("num_choices", np.uint16),
+        ("choice_kind", np.uint8, (MAX_ACTIONS,)),  # DECOY stands for all decoys
+        ("choice_host", np.uint8, (MAX_ACTIONS,)),
+        ("choice_actions", np.uint8, (MAX_ACTIONS, MAX_DECOYS + 1)),  # 0 where there is none
+        ("num_placeable", np.uint8, (MAX_HOSTS,)),  # decoys that a host takes
+        *((name, TABLES_DTYPE[name]) for name in TABLES_DTYPE.names or ()),
+    ],
+    align=True,
+)
+_KINDS = {"Sleep": SLEEP, "Analyse": ANALYSE, "Remove": REMOVE, "Restore": RESTORE, "Decoy": DECOY}
+_COLUMNS_PER_HOST = 7
+_FLAGS = 2  # whether red begins as only B_line does, or as B_line does not
+_STEP_COLUMNS = 2 * len(EPISODE_LENGTHS) + 1
+_LAST_LENGTH = np.float64(EPISODE_LENGTHS[-1])
+_SHORTER_LENGTHS = np.array(EPISODE_LENGTHS[:-1], np.float64)
+_EARLY = np.float64(EARLY_STEPS)
+_OPENING, _FIRST_EXPLOIT = np.uint64(OPENING_STEPS), np.uint64(FIRST_EXPLOIT_STEP)
+_MANY = np.uint64(MANY_EXPLOITS)
+_MAX_DECOYS = np.uint64(MAX_DECOYS)
+_RESTORE, _DECOY = np.uint64(RESTORE), np.uint64(DECOY)
+_LAST_STEP = 65535  # where the state's counter saturates
+# Equal envs share their code: by the step kernel of the simulator.
+_steps: dict[Any, Any] = {}
+_resets: dict[Any, Any] = {}
+
+
+def memory_space(scenario: Scenario, dtype: Any = np.float32) -> Box:
+    """Return the space of a row of `BlueMemory.features`.
+
+    Raises:
+        ValueError: The dtype is not a floating one, which halves and hundredths need.
+    """
+    if np.dtype(dtype).kind != "f":
+        raise ValueError(
+            f"obs_dtype is {np.dtype(dtype)}, expected a floating one such as float32: the "
+            "observation 'memory' has fractions in it"
+        )
+    num_hosts, num_shorter = len(scenario.hosts), len(EPISODE_LENGTHS) - 1
+    per_host = [1, 1, MAX_DECOYS / 2, 1, 1, MANY_EXPLOITS / 2, 1]
+    high = [1.0] * (BITS_PER_HOST * num_hosts)
+    high += [value for value in per_host for _ in range(num_hosts)]
+    high += [1.0] * _FLAGS + [_LAST_STEP / EPISODE_LENGTHS[-1], 1.0] + [1.0] * (2 * num_shorter + 1)
+    return Box(np.zeros(len(high), dtype), np.array(high, dtype), dtype=dtype)
+
+
+def add_choices(tables: Any, scenario: Scenario) -> np.record:
+    """Return the tables of `compile_tables` with blue's choices, which `with_memory` needs."""
+    array = np.zeros(1, _TABLES_DTYPE).view(np.recarray)
+    for name in TABLES_DTYPE.names or ():
+        array[name][0] = tables[name]
+    record, choices = array[0], blue_choices(scenario)
+    record.num_choices = len(choices)
+    for number, choice in enumerate(choices):
+        record.choice_kind[number] = _KINDS[choice.name]
+        record.choice_actions[number, : len(choice.actions)] = choice.actions
+        if choice.host is not None:
+            host = record.choice_host[number] = scenario.host_index(choice.host)
+            if choice.name == "Decoy":
+                record.num_placeable[host] = len(choice.actions)
+    array.flags.writeable = False
+    return array[0]
+
+
+def with_memory(kernels: EnvKernels, scenario: Scenario) -> EnvKernels:
+    """Return kernels that take blue's choices and show what it remembers.
+
+    Args:
+        kernels: Those of the simulator, but for their observation space, which is `memory_space`;
+            the new ones need what `add_choices` returns as params, of tables with `tracks_scans`.
+        scenario: The one they are for.
+    """
+    if kernels.step not in _steps:
+        _steps[kernels.step] = _make_step(kernels.step)
+    if kernels.reset not in _resets:
+        _resets[kernels.reset] = _make_reset(kernels.reset)
+    return EnvKernels(
+        _STATE_DTYPE,
+        kernels.observation_space,
+        Discrete(len(blue_choices(scenario))),
+        _resets[kernels.reset],
+        _steps[kernels.step],
+        observe_memory,
+        choice_mask,
+        name=kernels.name,
+    )
+
+
+def _make_reset(core_reset: Any) -> Any:
+    @njit
+    def reset_and_forget(state, rng, tables):
+        core_reset(state, rng, tables)
+        for host in range(MAX_HOSTS):
+            state.exploits_seen[host] = ZERO
+        state.is_stale = state.is_wandering = state.is_direct = ZERO
+
+    return reset_and_forget
+
+
+def _make_step(core_step: Any) -> Any:
+    @njit
+    def choose(state, choice, rng, tables):
+        index = np.uint64(choice)
+        kind = host = action = ZERO
+        if index < tables.num_choices:
+            kind = np.uint64(tables.choice_kind[index])
+            host = np.uint64(tables.choice_host[index]) & HOST_BITS
+            number = num_placed(state, host) if kind == _DECOY else ZERO
+            action = np.uint64(tables.choice_actions[index, min(number, _MAX_DECOYS)])
+        note_own(state, kind, host, tables)
+        result = core_step(state, np.int64(action), rng, tables)
+        note_red(state, tables)
+        return result
+
+    return choose
+
+
+@njit(forceinline=True)
+def num_placed(state, host):
+    """Number uint64 of decoys in place on host uint64, which blue knows as it has placed them."""
+    return count(np.uint64(state.decoys[host]))
+
+
+@njit
+def note_own(state, kind, host, tables):
+    """Take in what blue is about to do to host uint64."""
+    is_changed = kind == _RESTORE
+    if kind == _RESTORE:
+        state.exploits_seen[host] = ZERO
+    elif kind == _DECOY:
+        is_changed = num_placed(state, host) < np.uint64(tables.num_placeable[host])
+    if is_changed:
+        state.is_stale = np.uint64(state.is_stale) | (ONE << host)
+
+
+@njit
+def note_red(state, tables):
+    """Take in what blue has seen in the step that was made."""
+    bits = np.uint64(state.obs_bits)
+    active, exploited = every_fourth(bits), every_fourth(bits >> ONE)
+    first_hosts, step = np.uint64(tables.plan_first_hosts), np.uint64(state.step)
+    state.is_stale = np.uint64(state.is_stale) & ~(active & ~exploited)
+    for index in range(min(np.uint64(tables.num_hosts), np.uint64(MAX_HOSTS))):
+        host = np.uint64(index)
+        seen = np.uint64(state.exploits_seen[host])
+        state.exploits_seen[host] = min(seen + ((exploited >> host) & ONE), _MANY)
+    if step <= _OPENING:
+        is_off_plan = (active & ~np.uint64(tables.plan_hosts)) != ZERO
+        if is_off_plan or count(np.uint64(state.seen_scanned) & first_hosts) > ONE:
+            state.is_wandering = ONE
+    if step <= _FIRST_EXPLOIT and (exploited & first_hosts) != ZERO:
+        state.is_direct = ONE
+
+
+@njit
+def observe_memory(state, out, tables):
+    """Write a row of `BlueMemory.features`."""
+    num_hosts = min(np.uint64(tables.num_hosts), np.uint64(MAX_HOSTS))
+    start = num_hosts * np.uint64(BITS_PER_HOST)
+    per_host = num_hosts * np.uint64(_COLUMNS_PER_HOST)
+    if np.uint64(out.shape[0]) < start + per_host + np.uint64(_FLAGS + _STEP_COLUMNS):
+        return
+    write_bits(np.uint64(state.obs_bits), start, out)
+    scanned, last = np.uint64(state.seen_scanned), np.uint64(state.seen_last)
+    stale = np.uint64(state.is_stale)
+    for index in range(num_hosts):
+        host = np.uint64(index)
+        at = start + host
+        placed, exploits = num_placed(state, host), np.uint64(state.exploits_seen[host])
+        out[at] = (scanned >> host) & ONE
+        out[at + num_hosts] = (last >> host) & ONE
+        at += num_hosts + num_hosts
+        out[at] = placed / 2.0
+        out[at + num_hosts] = placed == np.uint64(tables.num_placeable[host])
+        at += num_hosts + num_hosts
+        out[at] = exploits > ZERO
+        out[at + num_hosts] = exploits / 2.0
+        out[at + num_hosts + num_hosts] = (stale >> host) & ONE
+    at = start + per_host
+    step = np.float64(state.step)
+    out[at] = state.is_wandering
+    out[at + ONE] = state.is_direct
+    at += np.uint64(_FLAGS)
+    out[at] = step / _LAST_LENGTH
+    out[at + ONE] = min(step, _EARLY) / _EARLY
+    at += np.uint64(2)
+    for index in range(_SHORTER_LENGTHS.shape[0]):
+        length = _SHORTER_LENGTHS[index]
+        out[at] = step < length
+        out[at + ONE] = max(length - step, 0.0) / length
+        at += np.uint64(2)
+    out[at] = max(_LAST_LENGTH - step, 0.0) / _LAST_LENGTH
+
+
+@njit
+def choice_mask(state, out, tables):
+    """Write which choices are of use, bool (choices,): not decoys on hosts that have all theirs."""
+    for index in range(min(out.shape[0], tables.num_choices)):
+        choice = np.uint64(index)
+        host = np.uint64(tables.choice_host[choice]) & HOST_BITS
+        is_full = num_placed(state, host) >= np.uint64(tables.num_placeable[host])
+        out[index] = not (is_full and np.uint64(tables.choice_kind[choice]) == _DECOY)
