@@ -25,7 +25,7 @@ from vecenv.agents import AgentSlot
 
 IDS = {"pursuit": "Pursuit-v0", "spread": "Spread-v0"}
 NUM_BATCHES = 32
-BARE_STEPS = {"pursuit": 200, "spread": 500}
+BARE_STEPS = {"pursuit": 60, "spread": 300}
 AGENT_STEPS = 400_000  # of a compiled round
 
 

@@ -45,8 +45,18 @@ def assert_as_recorded(name, arrays, row, found):
         np.testing.assert_array_equal(own, arrays[part][row])
 
 
-@pytest.mark.parametrize("debug", [False, True], ids=["compiled", "python"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "debug"),
+    [
+        *((name, True) for name in CASES),
+        *((name, False) for name in ("pursuit_small", "spread")),
+        # Each of these is compiled for itself.
+        *(
+            pytest.param(name, False, marks=pytest.mark.slow)
+            for name in ("pursuit", "pursuit_crowd", "spread_pushed")
+        ),
+    ],
+)
 def test_games_are_as_recorded(name, debug):
     arrays = dict(np.load(GOLDEN / f"{name}.npz"))
     envs = make(name, 1, CASES[name][1], debug=debug)
@@ -91,7 +101,7 @@ def test_games_are_those_of_pettingzoo(name, case):
 
 
 def test_central_states_show_the_whole_map():
-    envs = make_vec_agents("Pursuit-v0", 2, central_state=True)
+    envs = make_vec_agents("Pursuit-v0", 2, central_state=True, vector_kwargs={"debug": True})
     obs, _ = envs.reset(seed=0)
     for _ in range(20):
         obs, *_ = envs.step(hunt(obs, np.random.default_rng(0)))
