@@ -10,6 +10,7 @@ from gymnasium import Space
 from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
+from numba.np.numpy_support import carray
 
 from vecenv.agents.grouping import (
     ALIVE,
@@ -23,16 +24,20 @@ from vecenv.agents.grouping import (
     columns_space,
 )
 from vecenv.agents.infos import GIVEN
+from vecenv.core.atomics import pointer
 from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ObservationError
+from vecenv.core.masks import MASK_KEY
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces
+from vecenv.fingerprint import cached_njit, is_jit_off
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import GameLayout, GroupLayout
 
 __all__ = ["CompiledGames"]
 
-_NOTED = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID, ALIVE)  # fields of the state record
+# Fields of the state record; all but the first follow each other there.
+_NOTED = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID, ALIVE)
 _OF_THE_STEP = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID)
 
 
@@ -93,7 +98,17 @@ class CompiledGames(VecEnv):
             name: {column: field[:, group.agent_ids] for column, field in self._fields.items()}
             for name, group in self._groups
         }
+        # Where `_collect` finds these fields: address, bytes of a record, offsets, agents.
+        rewards_at, flags_at = (states.dtype.fields[name][1] for name in _NOTED[:2])
+        self._places = (
+            states.ctypes.data,
+            states.dtype.itemsize,
+            rewards_at,
+            flags_at,
+            self._layout.num_agents,
+        )
         self._over = envs.episode_over
+        self._all_alive = False  # whether all agents of all games are known to be
 
     def __repr__(self) -> str:
         return f"CompiledGames({self.envs.kernels.name}, {self.num_envs} games)"
@@ -113,6 +128,7 @@ class CompiledGames(VecEnv):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        self._all_alive = False
         self.envs.load_state_dict(state)
         self._calls.mark_reset()
 
@@ -139,7 +155,7 @@ class CompiledGames(VecEnv):
                 f"game {int(np.argmax(is_empty))} of {self.envs.kernels.name} has no agents after "
                 "reset: the kernel `reset` has set `state.alive` to 0 for all of them"
             )
-        return self._columns(obs, None, None), infos
+        return self._columns(obs, None, None), self._with_masks(infos, None)
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         envs = self.envs
@@ -155,6 +171,7 @@ class CompiledGames(VecEnv):
         except ActionError as error:
             self._refuse(error, actions, None)
         infos = self._settle(was_over, terminations | truncations, infos, None)
+        infos = self._with_masks(infos, None)
         if out is None:
             return self._columns(obs, None, None), rewards, terminations, truncations, infos
         if slot is None:
@@ -178,8 +195,25 @@ class CompiledGames(VecEnv):
         batch = self.envs.recv(count, timeout, max_envs=count)
         ids = batch.env_ids
         ended = batch.terminations | batch.truncations
-        infos = self._settle(over[ids], ended, batch.infos, ids)
+        infos = self._with_masks(self._settle(over[ids], ended, batch.infos, ids), ids)
         return batch._replace(obs=self._columns(batch.obs, ids, None), infos=infos)
+
+    def _with_masks(self, infos: dict[str, Any], env_ids: np.ndarray | None) -> dict[str, Any]:
+        """Return infos with the action masks of the agents, if the game has them."""
+        if not self.envs.has_action_masks:
+            return infos
+        masks = self.envs.action_masks(env_ids)
+        for name, group in self._groups:
+            shape = (len(masks), len(group.agents))
+            infos = {
+                **infos,
+                name: {
+                    **infos.get(name, {}),
+                    MASK_KEY: masks[:, group.masks].reshape(*shape, group.mask_width),
+                    f"{GIVEN}{MASK_KEY}": np.ones(shape, np.bool_),
+                },
+            }
+        return infos
 
     def _games_over(self, env_ids: np.ndarray | None) -> np.ndarray | None:
         """Return which games are reset by the next step instead of being stepped, if any is."""
@@ -195,7 +229,7 @@ class CompiledGames(VecEnv):
         alive = self._fields[ALIVE]
         if env_ids is not None:
             alive = alive[env_ids]
-        all_alive = alive.all()
+        all_alive = self._all_alive or alive.all()
         parts = {}
         for name, group in self._groups:
             part = np.asarray(actions[name])
@@ -286,19 +320,28 @@ class CompiledGames(VecEnv):
         for name, group in self._groups:
             own = self._obs_of(obs, group)
             noted = self._noted[name]
-            if out is None:
-                rows = slice(None) if env_ids is None else env_ids
-                found[name] = {
-                    OBS: own,
-                    **{column: array[rows].copy() for column, array in noted.items()},
-                }
+            if env_ids is not None:
+                found[name] = {column: array[env_ids] for column, array in noted.items()}
+                found[name][OBS] = own
                 continue
-            if self._layout.is_flat:
-                out[name][OBS][...] = own
-            for column, array in noted.items():
-                out[name][column][...] = array
+            if out is None:
+                columns = {column: np.empty(a.shape, a.dtype) for column, a in noted.items()}
+                found[name] = {OBS: own, **columns}
+            else:
+                columns = out[name]
+                if self._layout.is_flat:
+                    columns[OBS][...] = own
+            if is_jit_off():
+                for column, array in noted.items():
+                    columns[column][...] = array
+            else:
+                noted = tuple(columns[column] for column in _NOTED)
+                _collect(self._places, group.first, noted)
         if out is not None:
             found = out
+        self._all_alive = env_ids is None and all(
+            found[name][ALIVE].all() for name, _ in self._groups
+        )
         if self._state_writer is not None:
             states = self.envs.states if env_ids is None else self.envs.states[env_ids]
             space = self.envs.kernels.state_space
@@ -328,11 +371,36 @@ def _checked_writer(envs: JitVectorEnv) -> Callable[..., None]:
 _FINAL = ("final_obs", "final_info")
 
 
-def _valid_action(space: Space) -> Any:
+@cached_njit
+def _collect(places, first, columns):
+    """Copy what is noted of a group's agents from all records into columns.
+
+    Args:
+        places: Address of the records, bytes of one, where in it the rewards of all agents are and
+            where their flags, in the order of the columns, and the number of all agents.
+        first: Number of the group's first agent.
+        columns: Rewards float64 (G, A), terminations int8 (G, A), truncations, valid and alive
+            likewise; written.
+    """
+    address, record_bytes, rewards_at, flags_at, num_agents = places
+    rewards, terminations, truncations, valid, alive = columns
+    for game in range(rewards.shape[0]):
+        record = address + game * record_bytes
+        earned = carray(pointer(record + rewards_at), (num_agents,), np.float64)
+        flags = carray(pointer(record + flags_at), (4, num_agents), np.int8)
+        for k in range(rewards.shape[1]):
+            rewards[game, k] = earned[first + k]
+            terminations[game, k] = flags[0, first + k]
+            truncations[game, k] = flags[1, first + k]
+            valid[game, k] = flags[2, first + k]
+            alive[game, k] = flags[3, first + k]
+
+
+def _valid_action(space: Any) -> Any:
     """Return an action of a space, to stand for one that does not matter."""
     if hasattr(space, "start"):
-        return space.start  # type: ignore[attr-defined]
-    return np.clip(0, space.low, space.high) if hasattr(space, "low") else 0  # type: ignore[attr-defined]
+        return space.start
+    return np.clip(0, space.low, space.high) if hasattr(space, "low") else 0
 
 
 def _is_valid(space: Space, action: Any) -> bool:
