@@ -214,7 +214,11 @@ def test_all_agents_of_a_game_are_one_in_a_vector_env_of_arrays():
     [
         ({"groups": {}}, TypeError, "groups must be a dict of AgentsOf"),
         ({"groups": {"a": 3}}, TypeError, "group 'a' must be AgentsOf"),
-        ({"observation_space": Discrete(3)}, ValueError, "observation_space is given beside groups"),
+        (
+            {"observation_space": Discrete(3)},
+            ValueError,
+            "is given beside groups",
+        ),
         ({"observe": {"walkers": len}}, TypeError, "one for each of the groups"),
         ({"observe": None}, TypeError, "observe must be a function, got None"),
         ({"state_dtype": [("alive", np.int8)]}, ValueError, "state_dtype has fields"),
@@ -261,5 +265,5 @@ def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line():
     def observe(state, agent, out):
         out[0, 0] = state.plce[agent, 0]
 
-    with pytest.raises(KernelCompileError, match="no field .plce.; the state has place"):
+    with pytest.raises(KernelCompileError, match="no field 'plce'; the state has place"):
         make(dataclasses.replace(WALK, observe=observe))

@@ -29,7 +29,7 @@ from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ObservationError
 from vecenv.core.masks import MASK_KEY
 from vecenv.core.seeding import Seed
-from vecenv.core.spaces import BatchedSpaces
+from vecenv.core.spaces import BatchedSpaces, batch_thinly
 from vecenv.fingerprint import cached_njit, is_jit_off
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import GameLayout, GroupLayout
@@ -80,9 +80,9 @@ class CompiledGames(VecEnv):
         )
         spaces = BatchedSpaces(
             obs_space,
-            batch_space(obs_space, num_games),
+            batch_thinly(obs_space, num_games),
             action_space,
-            batch_space(action_space, num_games),
+            batch_thinly(action_space, num_games),
         )
         self._set_up(num_games, spaces, envs.autoreset_mode, envs.metadata, envs.render_mode)
         self.timing = envs.timing

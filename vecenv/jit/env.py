@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, logger
+from gymnasium import logger
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
 
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import StepBatch, StepResult, VecEnv
@@ -21,7 +19,7 @@ from vecenv.core.errors import NoActionMaskError
 from vecenv.core.masks import MASK_KEY, none_allowed
 from vecenv.core.rows import aligned_zeros, check_slot_array
 from vecenv.core.seeding import Seed
-from vecenv.core.spaces import BatchedSpaces
+from vecenv.core.spaces import BatchedSpaces, batch_thinly
 from vecenv.files import read_entry
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
@@ -595,25 +593,11 @@ def _with_rendering(
 def _batched_spaces(kernels: EnvKernels, num_envs: int) -> BatchedSpaces:
     obs_space, action_space = kernels.observation_space, kernels.action_space
     return BatchedSpaces(
-        obs_space, _batched(obs_space, num_envs), action_space, _batched(action_space, num_envs)
+        obs_space,
+        batch_thinly(obs_space, num_envs),
+        action_space,
+        batch_thinly(action_space, num_envs),
     )
-
-
-def _batched(space: Space, num_envs: int) -> Space:
-    """Batch a space like Gymnasium, but keep the bounds of one env only: views of them serve all.
-
-    Gymnasium's arrays take ten bytes for each float32 of an observation.
-    """
-    batched = batch_space(space, num_envs)
-    names: tuple[str, ...] = ()
-    if isinstance(batched, Box):
-        names = ("low", "high", "bounded_below", "bounded_above")
-    elif isinstance(batched, MultiDiscrete):
-        names = ("nvec", "start")
-    for name in names:
-        array = getattr(batched, name)
-        setattr(batched, name, np.broadcast_to(array[0].copy(), array.shape))
-    return batched
 
 
 def _check_kernels(kernels: Any) -> None:
