@@ -212,10 +212,9 @@ def _observer(size: int) -> Any:
 
     def observe(state, agent, out, params):
         """Write what is on the cells around a pursuer."""
-        flat = out.reshape(size * row_numbers)
         for y in range(num_seen):
             left = state.pursuer[agent] - params.corner + y * params.row_cells
-            copy_numbers(state.grid, NUM_COUNTS * left, flat, y * row_numbers, num_in_row)
+            copy_numbers(state.grid, NUM_COUNTS * left, out, y * row_numbers, num_in_row)
         for k in range(size):
             for last in range(num_seen, size):
                 out[last, k, WALL] = out[k, last, WALL] = 1.0
