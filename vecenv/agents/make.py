@@ -22,7 +22,7 @@ from vecenv.agents.grouping import Grouping, Members
 from vecenv.core.importing import import_module
 from vecenv.make import make_vec
 
-__all__ = ["make_vec_agents"]
+__all__ = ["check_name", "make_game", "make_vec_agents"]
 
 
 def make_vec_agents(
@@ -122,6 +122,25 @@ def make_vec_agents(
     except BaseException:
         games.close()
         raise
+
+
+def check_name(name: str) -> None:
+    """Refuse a name of a game that there is not.
+
+    Raises:
+        ValueError, ModuleNotFoundError, TypeError: See `make_vec_agents`.
+    """
+    _factory(name, {})
+
+
+def make_game(env: Any, **env_kwargs: Any) -> GameEnv:
+    """Make a single game as an env of columns.
+
+    Args:
+        env: See `make_vec_agents`, but no list and no kernels.
+        **env_kwargs: For the game's constructor.
+    """
+    return _Maker(_factory(env, env_kwargs), 0, {})()
 
 
 class _Maker:
