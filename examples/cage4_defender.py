@@ -58,6 +58,7 @@ class Options:
     clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
     entropy_weight: float = 0.01  # of the entropy bonus at the start; it falls to a tenth
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
+    temperature: float = 1.0  # of the saved policy's draws; 0 plays the likeliest choices
     share: float = 0.2  # of the rewards that other agents' subnets cause
     eval_episodes: int = 1000
     seed: int = 1
@@ -65,6 +66,7 @@ class Options:
     torch_threads: int = 1
     save: Path = Path("runs/cage4_defender")  # folder for policy, table, checkpoints and curve
     save_every: int = 300_000  # game steps between checkpoints
+    load: Path | None = None  # defender.npz of an earlier run to begin with
     resume: bool = False  # go on from the last checkpoint in the folder
     overwrite: bool = False  # delete an earlier run in the folder
 
@@ -119,6 +121,13 @@ class Defender(nn.Module):
         own = {name: x for name, x in self.named_parameters() if not name.startswith("critic")}
         return {name: x.detach().numpy().copy() for name, x in own.items()}
 
+    def take_over(self, weights: dict[str, np.ndarray]) -> None:
+        """Take over a policy that was saved."""
+        own = dict(self.named_parameters())
+        with torch.no_grad():
+            for name, array in weights.items():
+                own[name].copy_(torch.from_numpy(array))
+
 
 def ppo_loss(agent: Defender, batch: Any, clip: float) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch of decisions of both groups, a mean over them."""
@@ -142,7 +151,7 @@ class Trainer:
 
     def __init__(self, options: Options, plan: dict[str, Any] | None = None) -> None:
         self.options, count = options, options.num_games
-        self.envs = Cage4VectorEnv(count, autoreset_mode="Disabled", num_threads=1)
+        self.envs = Cage4VectorEnv(count, messages=True, autoreset_mode="Disabled", num_threads=1)
         self.memory = Cage4Memory(count)
         self.begin_episodes(options.seed)
         num_truths = self.truths().shape[2]
@@ -165,6 +174,7 @@ class Trainer:
         shape = (NUM_STEPS, count, NUM_AGENTS)
         self.rewards, self.is_free = np.zeros(shape, np.float32), np.zeros(shape, bool)
         self.totals = np.zeros(count)
+        self.silence = np.zeros((count, NUM_AGENTS), np.int64)  # messages, which nobody sends
 
     def make_columns(self, num_agents: int, size: int, num_truths: int) -> dict[str, Tensor]:
         """Return memory for all decisions that agents of a group may make in a rollout."""
@@ -262,7 +272,7 @@ class Trainer:
                 columns["log_probs"][:] = log_probs.gather(1, chosen[:, None])[:, 0]
                 choices[games, first + agents] = chosen.numpy()
             actions = memory.act(choices)
-            self.obs, rewards, *_ = self.envs.step(actions)
+            self.obs, rewards, *_ = self.envs.step(np.concatenate([actions, self.silence], 1))
             self.rewards[step] = self.told_rewards(actions)
             self.totals += rewards
             memory.note(self.envs.agent_obs(self.obs))
@@ -383,10 +393,14 @@ def main(options: Options) -> float:
         raise SystemExit(f"{error}: choose another folder with --save") from None
     with run:
         trainer = Trainer(options, run.read_json("gradient") if options.resume else None)
+        if options.load is not None:
+            trainer.agent.take_over(Cage4Player(options.load).weights)
         trainer.train(run)
         path = options.save / "defender.npz"
         steps = trainer.update * NUM_STEPS * options.num_games
-        save_cage4_defender(path, trainer.agent.weights(), steps=steps, seed=options.seed)
+        save_cage4_defender(
+            path, trainer.agent.weights(), steps=steps, temperature=options.temperature
+        )
         run.draw_curve(f"CAGE Challenge 4, seed {options.seed}", BASELINES)
         name = f"defender, {steps:,} steps"
         result = evaluate_cage4(Cage4Player(path), episodes=options.eval_episodes, name=name)

@@ -23,6 +23,10 @@ from vecenv.make import make_vec
 
 __all__ = ["make_vec_agents"]
 
+# Games of this package: modules with `compiled_game`, which returns kernels and options, and
+# `parallel_env`, the same game in Python's hands.
+_OWN_GAMES = {"Cage4-v0": "vecenv.cage.challenge4.parallel"}
+
 
 def make_vec_agents(
     env: Any,
@@ -43,7 +47,8 @@ def make_vec_agents(
     """Make a vector env of games with several agents.
 
     Args:
-        env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
+        env: An id of a game of this package, "Cage4-v0"; a PettingZoo registry id such as
+            "sisl/pursuit-v5", a module with `parallel_env`, its
             name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
             the `EnvKernels` of a compiled game. An AEC env of a game that can be played in parallel
             is converted; others, in which agents take turns, are refused.
@@ -75,6 +80,13 @@ def make_vec_agents(
         EnvCreationError: Making a game failed: it has no `possible_agents`, agents take turns, or
             its agents' spaces fit no group; says what to do.
     """
+    if isinstance(env, str) and (name := env.removeprefix("vecenv:")) in _OWN_GAMES:
+        game = import_module(_OWN_GAMES[name])
+        if backend in ("auto", "jit"):
+            env, env_kwargs = game.compiled_game(pad=pad, **env_kwargs)
+        else:
+            env, env_kwargs = game, {"pad": pad, **env_kwargs}
+        pad = False  # the game pads
     if _is_kernels(env):
         unused = {
             "groups": groups is not None,

@@ -323,6 +323,9 @@ class Cage4Player:
 
     Args:
         path: File that `examples/cage4_defender.py` has saved.
+        temperature: 0 plays the likeliest choices, 1 draws choices with the probabilities that were
+            learnt, numbers between sharpen these; None takes what the file says, or 0.
+        seed: Of these draws.
 
     Raises:
         ValueError: The file holds something else.
@@ -338,9 +341,11 @@ class Cage4Player:
                 observations = env.step(actions)
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self, path: str | Path, temperature: float | None = None, seed: int | None = 0
+    ) -> None:
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
                 self.weights = {
                     name.removeprefix("weights."): file[name].astype(np.float32)
                     for name in file.files
@@ -354,6 +359,11 @@ class Cage4Player:
         wrong = _wrong_weights(self.weights)
         if wrong:
             raise ValueError(f"{path} is no defender of CAGE Challenge 4: {wrong}")
+        given = self.facts.get("temperature", 0.0) if temperature is None else temperature
+        if not 0 <= given < np.inf:
+            raise ValueError(f"temperature is {given!r}, expected a number of at least 0")
+        self.temperature = float(given)
+        self._rng = np.random.default_rng(seed)
         self._memory: Cage4Memory | None = None
 
     def reset(self, masks: Sequence[Any]) -> None:
@@ -389,6 +399,8 @@ class Cage4Player:
             )
             bad = useless[:, first:last].reshape(len(logits), -1)
             logits[:, :-1][bad] = -np.inf
+            if self.temperature:
+                logits += self.temperature * self._rng.gumbel(size=logits.shape)
             choices[:, group] = logits.argmax(axis=1).reshape(memory.num_games, -1)
         actions = memory.act(choices)
         return actions if np.ndim(observations[0]) == 2 else actions[0]
