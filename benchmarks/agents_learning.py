@@ -70,8 +70,7 @@ def train_example(options: Any) -> Act:
 
     @torch.inference_mode()
     def act(obs: np.ndarray, draws: bool) -> np.ndarray:
-        rows = torch.from_numpy(obs)
-        policy = learner.agent.policy(rows, learner.agent.features(rows, torch.arange(len(rows))))
+        policy = learner.agent.policy(learner.agent.features(torch.from_numpy(obs)))
         return (policy.sample() if draws else policy.mode).numpy()
 
     return act

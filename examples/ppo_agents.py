@@ -98,14 +98,14 @@ class Agent(nn.Module):
             found = torch.cat([found, F.one_hot(rows % self.num_agents, self.num_agents)], 1)
         return found
 
-    def policy(self, obs: Any, features: Tensor) -> Categorical | Independent:
-        """Return the distribution of actions; possible are those of `obs["action_mask"]`."""
+    def policy(self, features: Tensor, mask: Tensor | None = None) -> Categorical | Independent:
+        """Return the distribution of actions; choices are possible where `mask` is not 0."""
         outputs = self.actor(features)
         if not self.is_discrete:
             normal = Normal(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
             return Independent(normal, 1, validate_args=False)
-        if isinstance(obs, Mapping) and "action_mask" in obs:
-            outputs = outputs.masked_fill(obs["action_mask"] == 0, -1e9)
+        if mask is not None:
+            outputs = outputs.masked_fill(mask == 0, -1e9)
         return Categorical(logits=outputs, validate_args=False)
 
     def value(self, features: Tensor, state: Tensor | None) -> Tensor:
@@ -128,7 +128,7 @@ class Agent(nn.Module):
 def ppo_loss(agent: Agent, batch: Any, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch, a mean over rows, and other means over rows to look at."""
     features = agent.features(batch.obs, batch.indices)
-    policy = agent.policy(batch.obs, features)
+    policy = agent.policy(features, batch.extras.get("action_mask"))
     values = agent.value(features, batch.extras.get("state"))
     log_ratio = policy.log_prob(batch.actions) - batch.log_probs
     ratio = log_ratio.exp()
@@ -185,6 +185,11 @@ def features(space: Any, obs: Any) -> Tensor:
     return torch.cat([F.one_hot(x, n) for x, n in zip(places, sizes, strict=True)], 1).float()
 
 
+def masks_of(group: AgentGroup) -> Tensor | None:
+    """Return which actions the agents of all rows may take next, int8 (B, n), if games say so."""
+    return torch.from_numpy(group.action_masks()) if group.has_action_masks else None
+
+
 def tensors(obs: Any) -> Any:
     """Return a nest of arrays as one of tensors over the same memory."""
     if isinstance(obs, Mapping):
@@ -206,9 +211,11 @@ class Learner:
         num_updates: int,
         plan: dict[str, Any] | None = None,
     ) -> None:
-        self.options, self.num_agents = options, group.num_agents
+        self.options, self.group, self.num_agents = options, group, group.num_agents
         self.agent = Agent(group, 0 if state is None else state.shape[1], options)
-        columns = {} if state is None else {"state": Box(-np.inf, np.inf, state.shape[1:])}
+        masks = masks_of(group)
+        columns = {} if masks is None else {"action_mask": MultiBinary(masks.shape[1])}
+        states = {} if state is None else {"state": Box(-np.inf, np.inf, state.shape[1:])}
         self.rollout = RolloutBuffer(
             options.num_steps,
             group.num_envs,
@@ -219,7 +226,8 @@ class Learner:
             gae_lambda=options.gae_lambda,
             seed=options.seed,
             allocate=group.allocate,
-            game_columns=columns,  # stored once for all agents of a game
+            extra_columns=columns,
+            game_columns=states,  # stored once for all agents of a game
             agents_per_game=group.num_agents,
         )
         self.gradient = Gradient(
@@ -240,18 +248,19 @@ class Learner:
     def act(self, t: int, state: Tensor | None) -> np.ndarray:
         """Draw the actions of step t, one per row; those of dead agents are ignored."""
         agent, obs = self.agent, self.rollout.obs_at(t)
-        features = agent.features(obs)
-        policy = agent.policy(obs, features)
+        features, masks = agent.features(obs), masks_of(self.group)
+        policy = agent.policy(features, masks)
         actions = policy.sample()
         put = {"log_probs": policy.log_prob(actions), "values": self.values(features, state)}
+        if masks is not None:
+            put["action_mask"] = masks
         if state is not None:
             put["state"] = state
         return agent.to_env(self.rollout.put(t, actions=actions, **put))
 
-    def likeliest(self, obs: Any) -> np.ndarray:
-        """Return the likeliest action for each row of observations, of any number of games."""
-        rows = tensors(obs)
-        policy = self.agent.policy(rows, self.agent.features(rows))
+    def likeliest(self, group: AgentGroup, obs: Any) -> np.ndarray:
+        """Return the likeliest action for each row of such a group, in any number of games."""
+        policy = self.agent.policy(self.agent.features(tensors(obs)), masks_of(group))
         return self.agent.to_env(policy.mode.numpy())
 
     def values(self, features: Tensor, state: Tensor | None) -> Tensor:
@@ -398,7 +407,8 @@ def evaluate_agents(learners: Mapping[str, Learner], options: Options) -> np.nda
     goes_on = np.ones(envs.num_games, np.bool_)
     obs, _ = envs.reset(seed=1_000_000 + options.seed)
     while goes_on.any():
-        actions = {name: learner.likeliest(obs[name]) for name, learner in learners.items()}
+        pairs = zip(learners.values(), envs.groups.items(), strict=True)
+        actions = {k: learner.likeliest(group, obs[k]) for learner, (k, group) in pairs}
         obs, rewards, *_ = envs.step(actions)
         earned = [rewards[name].reshape(envs.num_games, -1).sum(1) for name in learners]
         returns[goes_on] += np.stack(earned, 1)[goes_on]

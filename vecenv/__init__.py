@@ -97,6 +97,11 @@ _gymnasium.register(
     disable_env_checker=True,
 )
 _gymnasium.register(id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv")
+# Games with several agents, for make_vec_agents; make_vec makes all agents of a game one.
+_gymnasium.register(
+    id="Pursuit-v0", vector_entry_point="vecenv.agents.games.pursuit:PursuitVectorEnv"
+)
+_gymnasium.register(id="Spread-v0", vector_entry_point="vecenv.agents.games.spread:SpreadVectorEnv")
 _gymnasium.register(
     id="Synthetic-v0", entry_point="vecenv.synthetic:SyntheticEnv", disable_env_checker=True
 )

@@ -230,7 +230,7 @@ def test_gradients_are_those_of_the_living_alone(critic, as_module):
     count = len(rows["who"])
     assert count == learner.rollout.num_valid < 5 * 3 * 40 - 100, "many are dead"
     features = agent.features(rows["obs"], rows["who"])
-    policy = agent.policy(rows["obs"], features)
+    policy = agent.policy(features)
     log_probs = policy.log_prob(rows["actions"])
     values = agent.value(features, rows["states"])
     ratio = (log_probs - log_probs.detach()).exp()

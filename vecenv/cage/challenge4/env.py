@@ -126,7 +126,7 @@ class Cage4VectorEnv(JitVectorEnv):
         """Return a picture of each game, uint8 (height, width, 3)."""
         from vecenv.cage.challenge4.view.picture import draw_state
 
-        return tuple(draw_state(state, self.options).to_array() for state in self.states)
+        return tuple(draw_state(state, self.options.steps).to_array() for state in self.states)
 
 
 class Cage4Env(Env[np.ndarray, np.ndarray]):

@@ -8,7 +8,6 @@ import numpy as np
 
 from vecenv.cage.canvas import Canvas
 from vecenv.cage.challenge4.network.names import host_name
-from vecenv.cage.challenge4.options import Cage4Options
 from vecenv.cage.challenge4.rules.codes import (
     ADM,
     ALLOW,
@@ -60,15 +59,15 @@ _ZONE_WIDTH, _ZONE_HEIGHT, _GAP, _TOP = 236, 214, 8, 56
 _CELL, _HOST = 36, 28
 
 
-def draw_state(state: Any, options: Cage4Options) -> Canvas:
+def draw_state(state: Any, steps: int) -> Canvas:
     """Draw a game as it stands.
 
     Args:
         state: STATE_DTYPE record.
-        options: Of the game.
+        steps: The options' number of steps; an episode has one less.
     """
     canvas = Canvas(_WIDTH, _HEIGHT, _PAPER)
-    _draw_head(canvas, state, options)
+    _draw_head(canvas, state, steps)
     levels = _session_levels(state)
     for zone, (column, row) in _PLACES.items():
         left = 16 + column * (_ZONE_WIDTH + _GAP)
@@ -78,8 +77,8 @@ def draw_state(state: Any, options: Cage4Options) -> Canvas:
     return canvas
 
 
-def _draw_head(canvas: Canvas, state: Any, options: Cage4Options) -> None:
-    x = canvas.text(16, 20, f"step {int(state['t'])} of {options.steps - 1}", _INK, size=16)
+def _draw_head(canvas: Canvas, state: Any, steps: int) -> None:
+    x = canvas.text(16, 20, f"step {int(state['t'])} of {steps - 1}", _INK, size=16)
     phase = int(state["phase"])
     note = ("", ", zone A counts most", ", zone B counts most")[phase]
     x = canvas.pill(x + 14, 20, f"phase {phase}{note}", "#ffffff", _INK, size=12)
