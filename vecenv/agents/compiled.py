@@ -118,6 +118,23 @@ class CompiledGames(VecEnv):
         """The state records of the games (num_games,): a live view."""
         return self.envs.states
 
+    def mask_source(self, name: str) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Return a function from rows of a group, int64 (B,), to their action masks (B, width).
+
+        None if the game has no kernel `action_mask`, or the group's actions can't be masked.
+        """
+        group = dict(self._groups)[name]
+        if not self.envs.has_action_masks or not group.mask_width:
+            return None
+
+        def masks_of(rows: np.ndarray) -> np.ndarray:
+            games, agents = np.divmod(rows, len(group.agents))
+            chosen, places = np.unique(games, return_inverse=True)
+            own = self.envs.action_masks(chosen)[:, group.masks]
+            return own.reshape(len(chosen), len(group.agents), -1)[places, agents]
+
+        return masks_of
+
     def render(self) -> tuple[Any, ...] | None:
         """Return what `kernels.render` draws of each game."""
         return self.envs.render()

@@ -318,6 +318,9 @@ class AgentsVecEnv:
         self.games = games
         self.mask_infos = mask_infos
         self.groups = {name: AgentGroup(name, found, games) for name, found in members.items()}
+        if (source_of := getattr(games, "mask_source", None)) is not None:
+            for name, group in self.groups.items():
+                group.masks.source = source_of(name)
         self.num_games = games.num_envs
         self.autoreset_mode = games.autoreset_mode
         self.metadata = games.metadata

@@ -24,6 +24,10 @@ from vecenv.make import make_vec
 
 __all__ = ["check_name", "make_game", "make_vec_agents"]
 
+# Games of this package: modules with `compiled_game`, which returns kernels and options, and
+# `parallel_env`, the same game in Python's hands.
+_OWN_GAMES = {"Cage4-v0": "vecenv.cage.challenge4.parallel"}
+
 
 def make_vec_agents(
     env: Any,
@@ -46,9 +50,9 @@ def make_vec_agents(
     Args:
         env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
             name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
-            the `EnvKernels` of a compiled game, or its id such as "Pursuit-v0" or "module:id". An
-            AEC env of a game that can be played in parallel is converted; others, in which agents
-            take turns, are refused.
+            the `EnvKernels` of a compiled game, or its id, such as "Pursuit-v0", "module:id" too,
+            or "Cage4-v0". An AEC env of a game that can be played in parallel is converted;
+            others, in which agents take turns, are refused.
         num_games: How many games; 1 if not given, or the length of the list.
         backend: See `vecenv.make_vec`; an env there is a game here.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
@@ -77,6 +81,13 @@ def make_vec_agents(
         EnvCreationError: Making a game failed: it has no `possible_agents`, agents take turns, or
             its agents' spaces fit no group; says what to do.
     """
+    if isinstance(env, str) and (name := env.removeprefix("vecenv:")) in _OWN_GAMES:
+        game = import_module(_OWN_GAMES[name])
+        if backend in ("auto", "jit"):
+            env, env_kwargs = game.compiled_game(pad=pad, **env_kwargs)
+        else:
+            env, env_kwargs = game, {"pad": pad, **env_kwargs}
+        pad = False  # the game pads
     is_compiled = _is_compiled(env)
     games: Any
     if is_compiled:
