@@ -138,7 +138,7 @@ def play(options: Any, act: Act, draws: bool, num_games: int) -> float:
         total += rewards[name].reshape(num_games, -1)[goes_on].sum()
         goes_on &= group.alive.reshape(num_games, -1).any(1)
     envs.close()
-    return total / group.num_envs
+    return float(total / group.num_envs)
 
 
 def measure(env: str, learner: str, seed: int) -> dict[str, Any]:
