@@ -39,7 +39,7 @@ help:  ## list the targets
 demo: $(VENV)/.installed-demo  ## train a CAGE 2 defender, compare it with others, film it
 	$(RUN) examples/cage2_demo.py $(DEMO_ARGS)
 
-cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard, half an hour
+cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard, ten minutes
 	$(RUN) examples/cage2_defender.py $(CAGE2_ARGS)
 
 test: $(VENV)/.installed-test  ## the fast tests and the doctests
@@ -61,7 +61,7 @@ test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray  ## the tests that need
 test-adapters: $(VENV)/.python  ## the tests of the adapters, against the real libraries
 	test -d .venv-adapters || $(RUN) -m venv .venv-adapters
 	.venv-adapters/bin/python -m pip install --quiet "$$(grep ^torch== constraints.txt)" \
-		-e ".[test,sb3,torchrl,tianshou,minari]"
+		-e ".[test,sb3,torchrl,tianshou,minari,agents]"
 	OMP_NUM_THREADS=1 .venv-adapters/bin/python -m pytest -m "not learn" $(PYTEST_ARGS) tests/adapters
 
 # In an environment of its own too: what these envs need does not go with constraints.txt.

@@ -15,34 +15,31 @@ import time
 
 import numpy as np
 
-from vecenv.cage.challenge4.games import Cage4Games
-from vecenv.cage.challenge4.kernels import CAGE4
-from vecenv.cage.challenge4.options import Cage4Options
-from vecenv.cage.challenge4.rules.codes import NUM_BLUE
+from vecenv.cage.challenge4.env import Cage4VectorEnv
+from vecenv.cage.challenge4.rules.codes import NUM_BLUE, SLEEPS
 from vecenv.jit.episodes import RUN_DTYPE
 
 _ORIGINAL = {"untouched": 30.2, "unread work left out": 79.7}  # steps/s of its reference runs
 _NUM_BATCHES = 50
 
 
-def draw_actions(games: Cage4Games, rng: np.random.Generator, policy: str) -> np.ndarray:
-    """Draw batches of actions int64 (B, G, 10), uniformly over the mask; messages are zero."""
-    actions = np.zeros((_NUM_BATCHES, games.num_games, 2 * NUM_BLUE), np.int64)
-    actions[:, :, :NUM_BLUE] = [49, 49, 49, 49, 145]
+def draw_actions(games: Cage4VectorEnv, rng: np.random.Generator, policy: str) -> np.ndarray:
+    """Draw batches of actions int64 (B, G, 5), uniformly over the mask."""
+    actions = np.zeros((_NUM_BATCHES, games.num_envs, NUM_BLUE), np.int64)
+    actions[:, :, :NUM_BLUE] = SLEEPS
     if policy == "random":
-        for agent, mask in enumerate(games.masks):
+        for agent, mask in enumerate(games.agent_masks()):
             order = np.argsort(~mask, axis=1, kind="stable")
-            ranks = rng.integers(0, mask.sum(axis=1), (_NUM_BATCHES, games.num_games))
+            ranks = rng.integers(0, mask.sum(axis=1), (_NUM_BATCHES, games.num_envs))
             actions[:, :, agent] = np.take_along_axis(order[None], ranks[..., None], 2)[..., 0]
     return actions
 
 
-def time_episode(games: Cage4Games, actions: np.ndarray, num_steps: int) -> float:
+def time_episode(games: Cage4VectorEnv, actions: np.ndarray, num_steps: int) -> float:
     """Play an episode of all games; return the seconds that its steps took."""
-    envs = games.envs
     begin = time.perf_counter()
     for step in range(num_steps):
-        envs.step(actions[step % _NUM_BATCHES])
+        games.step(actions[step % _NUM_BATCHES])
     return time.perf_counter() - begin
 
 
@@ -56,22 +53,22 @@ def main() -> None:
         "--one-by-one", action="store_true", help="draw every green user for itself"
     )
     args = parser.parse_args()
-    options = Cage4Options(greens_one_by_one=args.one_by_one)
     begin = time.perf_counter()
-    games = Cage4Games(args.games, seed=0, options=options, num_threads=args.threads)
-    games.envs.step(draw_actions(games, np.random.default_rng(0), "sleep")[0])
+    games = Cage4VectorEnv(args.games, greens_one_by_one=args.one_by_one, num_threads=args.threads)
+    games.reset(seed=0)
+    games.step(draw_actions(games, np.random.default_rng(0), "sleep")[0])
     print(f"first reset and step: {time.perf_counter() - begin:.1f} s")
-    rng, rates, num_steps = np.random.default_rng(1), [], options.steps - 1
+    rng, rates, num_steps = np.random.default_rng(1), [], games.options.steps - 1
     reset_seconds = []
     for episode in range(args.episodes + 1):
         begin = time.perf_counter()
-        games.reset(episode)
+        games.reset(seed=episode)
         reset_seconds.append((time.perf_counter() - begin) / args.games)
         seconds = time_episode(games, draw_actions(games, rng, args.policy), num_steps)
         rates.append(num_steps * args.games / seconds)
     rates = sorted(rates[1:])
     median = statistics.median(rates)
-    num_bytes = CAGE4.state_dtype.itemsize + RUN_DTYPE.itemsize
+    num_bytes = games.states.dtype.itemsize + RUN_DTYPE.itemsize
     print(
         f"{args.games} games, {args.threads} threads, {args.policy}: {median:,.0f} game steps/s "
         f"({rates[0]:,.0f} to {rates[-1]:,.0f}, {args.episodes} episodes of all games), "

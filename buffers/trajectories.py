@@ -32,7 +32,7 @@ __all__ = ["TrajectoryBuffer", "TrajectoryStats"]
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
 _FLAGS = ("terminations", "truncations")
 _BUILT_IN = ("actions", "rewards", *_FLAGS)
-_TAKEN = frozenset(("obs", "next_obs", "env_ids", "self", *_BUILT_IN))
+_TAKEN = frozenset(("obs", "next_obs", "env_ids", "self", "valid", *_BUILT_IN))
 
 
 class TrajectoryStats(NamedTuple):
@@ -201,7 +201,8 @@ class TrajectoryBuffer(Rebuilt):
             trajectories: One dict per worker: `obs` (T, *obs_shape), nested like the space,
                 `actions` (T, *action_shape), `rewards`, `terminations`, `truncations` (T,) and the
                 extra columns (T, ...); arrays, or tensors on the CPU or on `device`. T may differ
-                and may be 0. Copied.
+                and may be 0. Copied. With `valid` bool (T,) only the steps where it is True, as of
+                an agent that acted.
 
         Returns:
             The number of steps and the mean of their rewards (0 for none).
@@ -233,7 +234,9 @@ class TrajectoryBuffer(Rebuilt):
         """For each column, in the order of the storage, the tensors of all trajectories."""
         columns: list[list[torch.Tensor]] = [[] for _ in self._leaves]
         for number, trajectory in enumerate(trajectories):
-            if not isinstance(trajectory, Mapping) or trajectory.keys() != self._keys:
+            valid = trajectory.get("valid") if isinstance(trajectory, Mapping) else None
+            keys = self._keys if valid is None else self._keys | {"valid"}
+            if not isinstance(trajectory, Mapping) or trajectory.keys() != keys:
                 got = (
                     sorted(trajectory, key=str)
                     if isinstance(trajectory, Mapping)
@@ -246,6 +249,8 @@ class TrajectoryBuffer(Rebuilt):
             values = [obs] if self._is_flat else tree_leaves(self.observation_space, obs, "obs")
             values += [trajectory[name] for name in self._others]
             steps = _count(trajectory["rewards"])
+            name = f"trajectory {number}: valid"
+            chosen = None if valid is None else read_tensor(name, valid, (steps,), torch.bool)
             for index, value in enumerate(values):
                 fits = (
                     type(value) is torch.Tensor
@@ -254,6 +259,7 @@ class TrajectoryBuffer(Rebuilt):
                     and value.device == self.device
                 )
                 tensor = value if fits else self._convert(number, index, value, steps)
+                tensor = tensor if chosen is None else tensor[chosen.to(tensor.device)]
                 columns[index].append(tensor)
         return columns
 

@@ -2,8 +2,8 @@
 
     python examples/cage2_demo.py
 
-It learns with examples/ppo.py from the 52 bits of the observation, in episodes against B_line and
-against Meander. Ctrl-C ends the training early and keeps the policy.
+It learns as examples/cage2_defender.py does, but for a minute. Ctrl-C ends the training early and
+keeps the policy.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import cage2_defender
 import ppo
 import tyro
 from rich.box import SIMPLE_HEAD
@@ -25,8 +26,8 @@ RIVALS = ("sleep", "random", "react-restore")
 
 @dataclass
 class Options:
-    total_steps: int = 10_000_000  # env steps to train for, about two minutes on two cores
-    num_envs: int = 256  # envs stepped side by side
+    total_steps: int = 5_000_000  # env steps to train for, less than a minute on two cores
+    num_envs: int = 128  # envs stepped side by side
     seed: int = 1  # of training, evaluation and the film
     episodes: int = 1000  # per cell of the table; the challenge plays 1000
     save: Path = Path("runs/cage2")  # folder for the policy, its learning curve and the film
@@ -75,17 +76,15 @@ def main(options: Options) -> None:
     console.print(
         f"training {options.total_steps} steps against B_line and Meander (Ctrl-C ends it)"
     )
-    settings = ppo.Options(
-        env_id="vecenv:Cage2-v0",
+    settings = cage2_defender.Options(
         total_steps=options.total_steps,
         num_envs=options.num_envs,
         seed=options.seed,
         save=options.save,
-        masks=False,
         overwrite=True,
-        env_kwargs={"red_agent": "mixed"},
     )
-    ppo.main(settings, baselines_of(scores))
+    settings, baselines = cage2_defender.with_env(settings), baselines_of(scores)
+    ppo.main(settings, baselines | cage2_defender.WINNER, cage2_defender.Trainer)
     trained = str(options.save / "policy.npz")
     with console.status("evaluating the policy") as status:
         given = {"episodes": options.episodes, "seed": options.seed, "name": "trained"}

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LinearLR
 
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv, make_vec
-from vecenv.learn import Adam, EvaluationResult, Gradient, Run, evaluate, load_checkpoint
+from vecenv.learn import Adam, EvaluationResult, Gradient, Run, RunError, evaluate, load_checkpoint
 
 
 @dataclass
@@ -57,6 +57,7 @@ class Options:
     save: Path = Path("runs/dqn")  # folder of the run: options, metrics, checkpoint, curve
     save_every: int = 0  # env steps between checkpoints; 0: at the end, or when stopped
     resume: bool = False  # go on from the checkpoint in that folder
+    overwrite: bool = False  # or delete an earlier run in it
     tensorboard: bool = False  # write scalars for TensorBoard
     profile: bool = False  # report after the training where its time went
 
@@ -293,7 +294,7 @@ class Trainer:
         return evaluate(act, options.env_id, episodes, **settings)
 
     def save(self, run: Run, score: float | None = None) -> None:
-        run.write_json("plan", self.gradient.plan)
+        run.write_json("gradient", self.gradient.plan)
         run.save({name: getattr(self, name) for name in (*PARTS, *NUMBERS)}, score=score)
 
     def restore(self, run: Run) -> None:
@@ -320,21 +321,26 @@ def main(options: Options) -> EvaluationResult:
     torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
     torch.manual_seed(options.seed)
     settings: Any = {"save_every": options.save_every, "tensorboard": options.tensorboard}
-    settings["may_change"] = "save_every", "tensorboard", "profile"
+    settings["overwrite"] = options.overwrite
+    settings["may_change"] = *settings, "profile"
     title = f"{options.env_id}, seed {options.seed}"
-    with Run(options.save, options, options.resume, **settings) as run:
-        given: Any = {"backend": options.backend, **options.env_kwargs}
-        envs = make_vec(options.env_id, options.num_envs, autoreset_mode="SameStep", **given)
-        trainer = Trainer(options, envs, run.read_json("plan"), log=print)
-        if options.profile:
-            envs.timing.enable()
-        trainer.run(run)
-        if options.profile:
-            print(envs.timing.report())
-        envs.close()
-        made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
-        print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")
-        run.draw_curve(title)
+    try:
+        with Run(options.save, options, options.resume, **settings) as run:
+            plan = run.read_json("gradient") if options.resume else None
+            given: Any = {"backend": options.backend, **options.env_kwargs}
+            envs = make_vec(options.env_id, options.num_envs, autoreset_mode="SameStep", **given)
+            trainer = Trainer(options, envs, plan, log=print)
+            if options.profile:
+                envs.timing.enable()
+            trainer.run(run)
+            if options.profile:
+                print(envs.timing.report())
+            envs.close()
+            made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
+            print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")
+            run.draw_curve(title)
+    except (RunError, FloatingPointError) as error:
+        raise SystemExit(str(error)) from None
     best = options.save / "checkpoint" / "best.npz"
     if best.exists():  # DQN forgets: the last policy may be a bad one
         trainer.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -55,6 +56,7 @@ class Options:
     clip_values: float | None = None  # nor does changing a value by more than this
     value_weight: float = 1.0  # of half the squared error of the values in the loss
     entropy_weight: float = 0.0  # of the entropy bonus in the loss
+    entropy_falls: bool = False  # that weight falls linearly to 0, as the learning rate does
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
     hidden: tuple[int, ...] = (64, 64)  # units of the tanh layers, of actor and critic each
     recurrent: Literal["no", "gru", "lstm"] = "no"  # a memory between observations and networks
@@ -87,6 +89,8 @@ class Options:
 class Agent(nn.Module):
     """Actor and critic: on numbers a tanh network each, on images heads of one convolutional."""
 
+    entropy_weight: Tensor
+
     def __init__(self, envs: VecEnv, options: Options) -> None:
         super().__init__()
         space: Any = envs.single_observation_space
@@ -110,6 +114,8 @@ class Agent(nn.Module):
         if not self.is_discrete:
             self.log_std = nn.Parameter(torch.zeros(len(self.sizes)))
         self.returns = Moments()
+        # It may change, and a compiled loss would have to be compiled anew for another constant.
+        self.register_buffer("entropy_weight", torch.tensor(options.entropy_weight), False)
         kinds = f"hidden {options.hidden}, normalize {options.normalize}"
         if options.recurrent != "no":
             kinds += f", {options.recurrent} {options.memory_size}"
@@ -211,7 +217,7 @@ def ppo_loss(agent: Agent, batch: Any, options: Options) -> tuple[Tensor, dict[s
     entropies = policy.entropy().view_as(batch.returns)
     loss = rows["policy_loss"] + options.value_weight * rows["value_loss"]
     if options.entropy_weight:
-        loss = loss - options.entropy_weight * entropies
+        loss = loss - agent.entropy_weight * entropies
     rows |= {"entropy": entropies, "approx_kl": ratio - 1 - log_ratio}
     rows |= {"clipfrac": (gain > clipped).float()}
     share = batch.weights / batch.weights.sum()  # rows that only fill a batch up count nothing
@@ -431,6 +437,8 @@ class Trainer:
         options, agent, rollout = self.options, self.agent, self.rollout
         left = max(0.0, 1 - self.steps / options.total_steps)
         self.optimizer.param_groups[0]["lr"] = options.learning_rate * left
+        if options.entropy_falls:
+            agent.entropy_weight.fill_(options.entropy_weight * left)
         self.collect()
         with self.envs.timing.phase("learner"):
             self.episodes = rollout.episodes().returns.tolist()
@@ -612,7 +620,11 @@ def evaluate_agent(envs: VecEnv, agent: Agent, options: Options) -> EvaluationRe
     return evaluate(act, envs, options.eval_episodes, seed=seed, device=options.device)
 
 
-def main(options: Options, baselines: dict[str, float] | None = None) -> EvaluationResult:
+def main(
+    options: Options,
+    baselines: dict[str, float] | None = None,
+    trainer_type: type[Trainer] = Trainer,
+) -> EvaluationResult:
     """Train, save, evaluate and report.
 
     The learning curve has a line at each of `baselines`, returns of other policies by their names.
@@ -635,7 +647,7 @@ def main(options: Options, baselines: dict[str, float] | None = None) -> Evaluat
         require_writable(options.save / "policy.npz")
     except (OSError, RunError) as error:
         raise SystemExit(f"{error}: choose another folder with --save") from None
-    with run:
+    with run, refusing():
         envs = make_envs(options, options.num_envs)
         agent = Agent(envs, options).to(options.device)
         # CAGE 2 envs: the tables and rules that they play by.
@@ -643,7 +655,7 @@ def main(options: Options, baselines: dict[str, float] | None = None) -> Evaluat
         if options.load is not None:
             load_agent(options.load, agent, identity)
         plan = run.read_json("gradient") if options.resume else None
-        trainer = Trainer(options, envs, agent, plan)
+        trainer = trainer_type(options, envs, agent, plan)
         if options.profile:
             envs.timing.enable()
         trainer.train(run)
@@ -659,6 +671,15 @@ def main(options: Options, baselines: dict[str, float] | None = None) -> Evaluat
     name = f"{options.env_id}, seed {options.seed}"
     print(f"{name}: {result}; {run.seconds:.0f} s, see {options.save}")
     return result
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """End the program with a sentence where a checkpoint does not fit, or can't be written."""
+    try:
+        yield
+    except RunError as error:
+        raise SystemExit(str(error)) from None
 
 
 def make_envs(options: Options, num_envs: int) -> VecEnv:

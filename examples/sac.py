@@ -21,7 +21,7 @@ from torch.distributions import Normal
 
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv, make_vec
-from vecenv.learn import Adam, EvaluationResult, Gradient, Run, evaluate
+from vecenv.learn import Adam, EvaluationResult, Gradient, Run, RunError, evaluate
 
 
 @dataclass
@@ -53,6 +53,7 @@ class Options:
     save: Path = Path("runs/sac")  # folder of the run: options, metrics, checkpoint, curve
     save_every: int = 0  # env steps between checkpoints; 0: at the end, or when stopped
     resume: bool = False  # go on from the checkpoint in that folder
+    overwrite: bool = False  # or delete an earlier run in it
     tensorboard: bool = False  # write scalars for TensorBoard
     profile: bool = False  # report after the training where its time went
 
@@ -312,7 +313,7 @@ class Trainer:
         self.save(run)
 
     def save(self, run: Run) -> None:
-        run.write_json("plan", self.gradient.plan)
+        run.write_json("gradient", self.gradient.plan)
         run.save({**self.parts(), **{name: getattr(self, name) for name in NUMBERS}})
 
     def restore(self, run: Run) -> None:
@@ -344,21 +345,26 @@ def main(options: Options) -> EvaluationResult:
     torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
     torch.manual_seed(options.seed)
     settings: Any = {"save_every": options.save_every, "tensorboard": options.tensorboard}
-    settings["may_change"] = "total_steps", "save_every", "eval_episodes", "tensorboard", "profile"
+    settings["overwrite"] = options.overwrite
+    settings["may_change"] = "total_steps", "eval_episodes", *settings, "profile"
     title = f"{options.env_id}, seed {options.seed}"
-    with Run(options.save, options, options.resume, **settings) as run:
-        given: Any = {"backend": options.backend, **options.env_kwargs}
-        envs = make_vec(options.env_id, options.num_envs, autoreset_mode="SameStep", **given)
-        trainer = Trainer(options, envs, run.read_json("plan"), log=print)
-        if options.profile:
-            envs.timing.enable()
-        trainer.run(run)
-        if options.profile:
-            print(envs.timing.report())
-        envs.close()
-        made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
-        print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")
-        run.draw_curve(title)
+    try:
+        with Run(options.save, options, options.resume, **settings) as run:
+            plan = run.read_json("gradient") if options.resume else None
+            given: Any = {"backend": options.backend, **options.env_kwargs}
+            envs = make_vec(options.env_id, options.num_envs, autoreset_mode="SameStep", **given)
+            trainer = Trainer(options, envs, plan, log=print)
+            if options.profile:
+                envs.timing.enable()
+            trainer.run(run)
+            if options.profile:
+                print(envs.timing.report())
+            envs.close()
+            made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
+            print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")
+            run.draw_curve(title)
+    except (RunError, FloatingPointError) as error:
+        raise SystemExit(str(error)) from None
 
     def act(obs: Tensor) -> np.ndarray:
         return trainer.to_env(trainer.agent.act(obs.float()).cpu().numpy())

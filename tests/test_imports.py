@@ -15,7 +15,7 @@ NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
 LEARN = "vecenv/learn/"  # imports torch; nothing else in `vecenv` imports it
 # Installed by an extra or not at all: inside functions of the one module that needs it.
 OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}
-OPTIONAL |= {"stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}
+OPTIONAL |= {"pettingzoo", "stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}
 # Whose names users import from there.
 PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.files", "vecenv.jit", "vecenv.jit.random"}
 PUBLIC_ROOMS |= {"vecenv.agents", "vecenv.learn"}

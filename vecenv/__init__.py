@@ -90,7 +90,18 @@ _gymnasium.register(
     vector_entry_point="vecenv.cage:Cage2VectorEnv",
     disable_env_checker=True,
 )
+_gymnasium.register(
+    id="Cage4-v0",
+    entry_point="vecenv.cage:Cage4Env",
+    vector_entry_point="vecenv.cage:Cage4VectorEnv",
+    disable_env_checker=True,
+)
 _gymnasium.register(id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv")
+# Games with several agents, for make_vec_agents; make_vec makes all agents of a game one.
+_gymnasium.register(
+    id="Pursuit-v0", vector_entry_point="vecenv.agents.games.pursuit:PursuitVectorEnv"
+)
+_gymnasium.register(id="Spread-v0", vector_entry_point="vecenv.agents.games.spread:SpreadVectorEnv")
 _gymnasium.register(
     id="Synthetic-v0", entry_point="vecenv.synthetic:SyntheticEnv", disable_env_checker=True
 )

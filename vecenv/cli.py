@@ -1,4 +1,4 @@
-"""The command `vecenv`: play and watch CAGE 2 policies; check, compare and trace vector envs."""
+"""The command `vecenv`: play and watch CAGE policies; check, compare and trace vector envs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Rules = Literal["faithful", "debugged"]
 Observation = Literal["bits", "extended"]
 EnvName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 
-_DESCRIPTION = """Check, compare and trace Gymnasium's vector envs; play and watch CAGE 2 policies.
+_DESCRIPTION = """Check, compare and trace Gymnasium's vector envs; play and watch CAGE policies.
 
 `vecenv COMMAND --help` says more about a command, `vecenv --version` which version this is."""
 
@@ -37,55 +37,94 @@ _USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, Gymna
 def evaluate(
     *,
     policy: str,
+    challenge: Literal[2, 4] = 2,
     episodes: int = 1000,
     seed: int = 0,
     rules: Rules = "faithful",
-    red_agents: tuple[str, ...] = ("b_line", "meander", "sleep"),
+    red_agents: tuple[str, ...] | None = None,
     observation: Observation | None = None,
     green: bool = False,
     json: Path | None = None,
 ) -> int:
-    """Let a CAGE 2 policy play the challenge's nine cells and print the table of its scores.
+    """Let a policy play CAGE Challenge 2 or 4 by the challenge's protocol; print its scores.
 
     Args:
-        policy: sleep, random, react-remove, react-restore, obs-remove, obs-restore, defender (the
-            trained one that comes along); a file with a saved policy, of examples/ppo.py,
-            examples/cage2_defender.py or stable-baselines3; or module:object, a policy of your own.
-        episodes: Per cell.
+        policy: sleep, random, defender (the trained one that comes along); of Challenge 2
+            react-remove, react-restore, obs-remove, obs-restore, of Challenge 4 react-restore,
+            react-remove, decoy-restore; a file with a saved policy, of examples/ppo.py,
+            examples/cage2_defender.py, examples/cage4_defender.py or stable-baselines3; or
+            module:object, a policy of your own.
+        challenge: Which.
+        episodes: How many; of Challenge 2 per cell.
         seed: Of the episodes.
-        rules: Scores under different rules are not comparable.
-        red_agents: Rows of the table: b_line, meander, sleep, mixed, or module:function, a red
-            agent of your own.
-        observation: What the policy sees; by default what it was trained with.
-        green: With the green agent, which the challenge does not have.
+        rules: Of Challenge 2. Scores under different rules are not comparable.
+        red_agents: Of Challenge 2, rows of the table: b_line, meander, sleep, mixed, or
+            module:function, a red agent of your own. Of Challenge 4 one of fsm, discovery, sleep,
+            module:function.
+        observation: Of Challenge 2, what the policy sees; by default what it was trained with.
+        green: Of Challenge 2, with the green agent, which the challenge does not have.
         json: File to write the numbers to.
     """
-    from vecenv.cage.challenge2.play.playing import EPISODE_LENGTHS
-    from vecenv.cage.challenge2.play.playing import evaluate as play_all
-
     if json is not None:
         require_writable(json)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar, _warnings_in_one_line():
-        first = f"{policy} (the first time ever the simulator is compiled, 15 s)"
-        task = bar.add_task(first, total=len(EPISODE_LENGTHS) * len(red_agents))
-        result = play_all(
-            policy,
-            episodes=episodes,
-            seed=seed,
-            rules=rules,
-            red_agents=red_agents,
-            observation=observation,
-            green=green,
-            on_cell=lambda cell: bar.update(task, advance=1, description=policy),
-        )
+        if challenge == 4:
+            if rules != "faithful" or observation is not None or green:
+                raise ValueError("rules, observation and green are of Challenge 2; leave them out")
+            result = _evaluate_cage4(policy, episodes, seed, red_agents or ("fsm",), bar)
+        else:
+            agents = red_agents or ("b_line", "meander", "sleep")
+            options = {"rules": rules, "observation": observation, "green": green}
+            result = _evaluate_cage2(policy, episodes, seed, agents, options, bar)
     Console().print(result.table())
     if json is not None:
         result.to_json(json)
         print(f"numbers: {json}")
     return 0
+
+
+def _evaluate_cage2(
+    policy: str,
+    episodes: int,
+    seed: int,
+    red_agents: tuple[str, ...],
+    options: dict[str, Any],
+    bar: Progress,
+) -> Any:
+    from vecenv.cage.challenge2.play.playing import EPISODE_LENGTHS
+    from vecenv.cage.challenge2.play.playing import evaluate as play_all
+
+    first = f"{policy} (the first time ever the simulator is compiled, 15 s)"
+    task = bar.add_task(first, total=len(EPISODE_LENGTHS) * len(red_agents))
+    return play_all(
+        policy,
+        episodes=episodes,
+        seed=seed,
+        red_agents=red_agents,
+        on_cell=lambda cell: bar.update(task, advance=1, description=policy),
+        **options,
+    )
+
+
+def _evaluate_cage4(
+    policy: str, episodes: int, seed: int, red_agents: tuple[str, ...], bar: Progress
+) -> Any:
+    from vecenv.cage import evaluate_cage4
+
+    if len(red_agents) != 1:
+        raise ValueError(f"red_agents has {len(red_agents)} names, expected one in Challenge 4")
+    first = f"{policy} (the first time ever the simulator is compiled, 30 s)"
+    task = bar.add_task(first, total=499 * episodes)
+    return evaluate_cage4(
+        policy,
+        episodes=episodes,
+        seed=seed,
+        red=red_agents[0],
+        on_step=lambda count: bar.update(task, advance=count, description=policy),
+    )
 
 
 def watch(

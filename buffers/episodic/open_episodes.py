@@ -72,6 +72,19 @@ class OpenEpisodes:
         )
         return sum(array.nbytes for array in arrays)
 
+    @property
+    def _chains(self) -> tuple[np.ndarray, ...]:
+        """The rows of all open episodes and how they are linked, as kernels take them."""
+        return (
+            self._free,
+            self._num_free,
+            self._pool,
+            self._previous,
+            self._last_rows,
+            self.lengths,
+            self._last_next_obs,
+        )
+
     def check_continuity(self, env_ids: np.ndarray) -> None:
         """Raise BufferMisuseError if an env's `obs` is not its last `next_obs`.
 
@@ -113,18 +126,7 @@ class OpenEpisodes:
     def append(self, env_ids: np.ndarray) -> None:
         """Append the rows in `fields` and `next_fields` to the open episodes of some envs."""
         count = len(env_ids)
-        link_steps(
-            env_ids,
-            self._incoming[:count],
-            self._incoming_next[:count],
-            self._free,
-            self._num_free,
-            self._pool,
-            self._previous,
-            self._last_rows,
-            self.lengths,
-            self._last_next_obs,
-        )
+        link_steps(env_ids, self._incoming[:count], self._incoming_next[:count], *self._chains)
 
     def close(self, env_ids: np.ndarray) -> None:
         """Move the open episodes of some envs, with one step at least each, to the storage."""
@@ -132,18 +134,8 @@ class OpenEpisodes:
         self._reserve_staging(lengths)
         for part in _split(lengths + 1, _CHUNK_ROWS):
             self._storage.reserve(0)  # waits until the last block has left
-            collect_episodes(
-                env_ids[part],
-                HEADER_WORDS,
-                self._free,
-                self._num_free,
-                self._pool,
-                self._previous,
-                self._last_rows,
-                self.lengths,
-                self._last_next_obs,
-                self._storage.staging,
-            )
+            staging = self._storage.staging
+            collect_episodes(env_ids[part], HEADER_WORDS, *self._chains, staging)
             self._storage.insert(lengths[part])
 
     def _reserve_staging(self, lengths: np.ndarray) -> None:

@@ -50,6 +50,28 @@ def test_trajectories_lie_one_behind_the_other(as_tensors):
     assert stats.mean_reward == 0
 
 
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_steps_in_which_an_agent_did_not_act_are_left_out(as_tensors):
+    buffer = make_buffer()
+    trajectories = [make_trajectory(n, n, as_tensors) for n in (5, 4, 3)]
+    valid = [np.array([True, False, True, True, False]), None, np.zeros(3, bool)]
+    for trajectory, own in zip(trajectories, valid, strict=True):
+        if own is not None:
+            trajectory["valid"] = torch.from_numpy(own) if as_tensors else own
+    stats = buffer.update(trajectories)
+    assert buffer.offsets.tolist() == [0, 3, 7, 7]
+    for name in make_trajectory(1):
+        first, second = (np.asarray(trajectory[name]) for trajectory in trajectories[:2])
+        expected = np.concatenate([first[valid[0]], second])
+        assert buffer[name].flatten().tolist() == expected.flatten().tolist()
+    assert stats.mean_reward == pytest.approx(buffer.rewards.mean().item(), rel=1e-6)
+    with pytest.raises(BufferMisuseError, match=r"trajectory 0: valid has shape \(4,\), expected"):
+        buffer.update([{**make_trajectory(3), "valid": np.ones(4, bool)}])
+    with pytest.raises(BufferMisuseError, match=r"trajectory 0: valid has dtype .*float64"):
+        buffer.update([{**make_trajectory(3), "valid": np.ones(3)}])
+    assert len(buffer) == 7
+
+
 def test_memory_doubles_at_least_and_stays_otherwise():
     buffer = make_buffer(10)
     capacities = []

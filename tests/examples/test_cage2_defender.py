@@ -1,9 +1,12 @@
 """The trainer of the leaderboard's defender, for a few updates."""
 
+import json
+import signal
 from importlib import import_module
 
 import numpy as np
 import pytest
+import torch
 
 from vecenv.cage import evaluate, load_defender
 from vecenv.fingerprint import is_jit_off
@@ -15,56 +18,87 @@ if is_jit_off():
 @pytest.fixture
 def example(monkeypatch):
     monkeypatch.syspath_prepend("examples")
-    return import_module("cage2_defender")
+    before = torch.get_num_threads()
+    yield import_module("cage2_defender")
+    torch.set_num_threads(before)
 
 
 def options_of(example, folder, **changed):
-    given = {"total_steps": 2 * 100 * 8, "num_envs": 8, "eval_episodes": 2, "save": folder}
+    given = {"total_steps": 2 * 101 * 8, "num_envs": 8, "eval_episodes": 2, "save": folder}
     return example.Options(**{**given, "num_minibatches": 2, "compile": "off", **changed})
 
 
 def test_training_leaves_policy_curve_and_table(example, tmp_path, capsys):
     folder = tmp_path / "run"
-    total = example.main(options_of(example, folder))
-    names = {"defender.npz", "curve.png", "evaluation.json"}
-    assert {file.name for file in folder.iterdir()} == names
+    found = example.main(options_of(example, folder))
+    names = {"policy.npz", "defender.npz", "curve.png", "evaluation.json", "options.json"}
+    assert names < {file.name for file in folder.iterdir()}
     again = evaluate(str(folder / "defender.npz"), episodes=2)
-    assert again.total == total and again.observation == "bits"
-    assert "1,600 steps" in capsys.readouterr().out
+    assert again.total == found.total and again.observation == "bits"
+    assert json.loads((folder / "evaluation.json").read_text())["total"] == found.total
+    assert "defender.npz" in capsys.readouterr().out
+    assert example.evaluate(str(folder / "policy.npz"), episodes=2).observation == "bits"
 
 
 def test_training_goes_on_from_a_saved_policy(example, tmp_path):
     example.main(options_of(example, tmp_path / "a"))
-    example.main(
-        options_of(example, tmp_path / "b", total_steps=0, load=tmp_path / "a" / "defender.npz")
-    )
+    loaded = {"total_steps": 0, "load": tmp_path / "a" / "policy.npz"}
+    example.main(options_of(example, tmp_path / "b", **loaded))
     first, second = (load_defender(tmp_path / x / "defender.npz").layers for x in "ab")
     for (weight, bias), (other_weight, other_bias) in zip(first, second, strict=True):
         assert (weight == other_weight).all() and (bias == other_bias).all()
 
 
 def test_ctrl_c_keeps_what_was_learnt(example, tmp_path, monkeypatch, capsys):
-    def stop(trainer, left):
-        raise KeyboardInterrupt
+    learn = example.Trainer.learn
 
-    monkeypatch.setattr(example.Trainer, "learn", stop)
+    def interrupted(trainer):
+        signal.raise_signal(signal.SIGINT)
+        return learn(trainer)
+
+    monkeypatch.setattr(example.Trainer, "learn", interrupted)
     example.main(options_of(example, tmp_path))
-    assert "Interrupted" in capsys.readouterr().err
+    assert "stopped after 800 steps" in capsys.readouterr().out
     assert (tmp_path / "defender.npz").exists()
+    monkeypatch.undo()
+    example.main(options_of(example, tmp_path, resume=True))
+    assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == 2
 
 
-def test_early_rewards_count_as_often_as_the_challenge_counts_them(example, tmp_path):
-    trainer = example.Trainer(options_of(example, tmp_path))
-    trainer.collect()
-    returns = trainer.rewards.cumsum(0).mean(1)
-    score = returns[29] + returns[49] + returns[99]
-    weighted = (trainer.rewards * trainer.weights[:, None]).sum(0).mean()
-    np.testing.assert_allclose([weighted, trainer.curve[-1][1]], score, rtol=1e-5)
+def trainer_of(example, folder, num_steps=101):
+    options = example.with_env(options_of(example, folder, num_steps=num_steps))
+    envs = example.ppo.make_envs(options, options.num_envs)
+    return example.Trainer(options, envs, example.ppo.Agent(envs, options))
 
 
-def test_too_few_steps_and_a_folder_that_cannot_be_made_are_refused(example, tmp_path):
-    with pytest.raises(SystemExit, match="less than one rollout, 800"):
-        example.main(options_of(example, tmp_path, total_steps=799))
+@pytest.mark.parametrize("num_steps", [101, 70])
+def test_early_rewards_count_as_often_as_the_challenge_counts_them(example, tmp_path, num_steps):
+    trainer = trainer_of(example, tmp_path, num_steps)
+    step, num_ends = np.zeros(8, int), 0
+    for _ in range(3):
+        trainer.collect()
+        rollout = trainer.rollout
+        given, over = rollout.rewards.clone().numpy(), rollout.truncations.clone().numpy()
+        trainer.compute_advantages()
+        for t in range(num_steps):
+            counts = [sum(step < length for length in (30, 50, 100)) for step in step]
+            expected = given[t] * counts / 3
+            np.testing.assert_allclose(rollout.rewards[t], expected, rtol=1e-6)
+            step = np.where(step == 100, 0, step + 1)  # the step after the last one resets
+        assert (rollout.terminations.numpy() == over).all() and not rollout.truncations.any()
+        last = rollout.terminations & rollout.valid
+        found = (rollout.returns - rollout.rewards)[last]
+        assert (found.abs() < 1e-5).all()  # nothing after the last step counts
+        num_ends += int(last.sum())
+        rollout.advance()
+    assert num_ends == 8 * (3 * num_steps // 101)
+    trainer.envs.close()
+
+
+def test_a_folder_that_cannot_be_made_or_has_a_run_is_refused(example, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(SystemExit, match="choose another folder with --save"):
         example.main(options_of(example, tmp_path / "file" / "run"))
+    example.main(options_of(example, tmp_path / "run"))
+    with pytest.raises(SystemExit, match="has a run already"):
+        example.main(options_of(example, tmp_path / "run"))

@@ -66,6 +66,7 @@ def test_steps_take_their_time_by_the_clock_of_the_thread():
     assert env.cpu_ns == pytest.approx(6e6, rel=0.1)
 
 
+@pytest.mark.slow
 def test_all_figures_come_from_one_call(capsys, tmp_path):
     path = tmp_path / "stepping.png"
     found = example.main(example.Options(copies=(2, 1), out=path, **QUICK))

@@ -123,6 +123,21 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
         assert torch.equal(a, b)
 
 
+def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    dqn.main(dqn.Options(save=tmp_path, **SMALL))
+
+    class Other(dqn.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.more = torch.nn.Parameter(torch.zeros(1))
+
+    monkeypatch.setattr(dqn, "Agent", Other)
+    with pytest.raises(SystemExit, match=r"does not fit agent: it has no more, which"):
+        dqn.main(dqn.Options(save=tmp_path, resume=True, **SMALL))
+    with pytest.raises(SystemExit, match="has a run already"):
+        dqn.main(dqn.Options(save=tmp_path, **SMALL))
+
+
 def test_other_spaces_are_refused(tmp_path):
     with pytest.raises(
         SystemExit, match=r"Pendulum-v1 has the spaces .*expected \(Box, Discrete\)"

@@ -420,6 +420,21 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, env_id, monkeypatc
         np.testing.assert_array_equal(found[name], tensor, err_msg=name)
 
 
+def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    main(tmp_path)
+
+    class Other(ppo.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.more = torch.nn.Parameter(torch.zeros(1))
+
+    monkeypatch.setattr(ppo, "Agent", Other)
+    with pytest.raises(SystemExit, match=r"does not fit agent: it has no more, which"):
+        main(tmp_path, resume=True)
+    with pytest.raises(SystemExit, match="has a run already"):
+        main(tmp_path)
+
+
 def test_an_earlier_run_is_not_overwritten_unless_asked(tmp_path):
     main(tmp_path)
     with pytest.raises(SystemExit, match=r"has a run already.*--resume"):
@@ -497,6 +512,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_pat
     assert state["steps"] == scalars_of(tmp_path)[-1]["steps"] > 300
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path):
     options = ["--total-steps", "3000", "--save", "here", "--eval-episodes", "2", "--compile"]
     options += ["off", "--env-kwargs", "max_episode_steps", "12", "--wrappers"]

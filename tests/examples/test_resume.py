@@ -20,10 +20,39 @@ PPO = [
     *("ppo.py", "--total-steps", f"{NUM_UPDATES * 128}", "--num-envs", "4", "--num-steps", "32"),
     *("--save-every", "1000", "--eval-episodes", "2", "--normalize"),
 ]
+SAC = [
+    *("sac.py", "--total-steps", "30000", "--num-envs", "4", "--learning-starts", "400"),
+    *(
+        "--update-ratio",
+        "0.1",
+        "--batch-size",
+        "32",
+        "--hidden",
+        "32",
+        "32",
+        "--save-every",
+        "1500",
+    ),
+    *("--capacity", "5000", "--eval-episodes", "2", "--compile", "off"),
+]
+DQN = [
+    *("dqn.py", "--total-steps", "150000", "--num-envs", "4", "--learning-starts", "400"),
+    *("--update-ratio", "0.02", "--batch-size", "32", "--hidden", "32", "--save-every", "8000"),
+    *("--capacity", "5000", "--eval-episodes", "2", "--compile", "off"),
+]
+DEFENDER = [
+    *("cage2_defender.py", "--total-steps", f"{NUM_UPDATES * 404}", "--num-envs", "4"),
+    *("--save-every", "3000", "--num-minibatches", "2", "--eval-episodes", "2"),
+]
 CASES = {
     "ppo, jit": [*PPO, "--env-id", "JitCartPole-v1", "--compile", "off"],
     "ppo, sync": [*PPO, "--env-id", "CartPole-v1", "--backend", "sync", "--compile", "off"],
     "ppo, compiled": [*PPO, "--env-id", "JitCartPole-v1", "--compile", "on"],
+    "sac, sync": [*SAC, "--env-id", "Pendulum-v1", "--backend", "sync"],
+    "dqn, jit": [*DQN, "--env-id", "JitCartPole-v1", "--prioritized", "--n-step", "3"],
+    "dqn, sync": [*DQN, "--env-id", "CartPole-v1", "--backend", "sync"],
+    "cage2_defender": [*DEFENDER, "--compile", "off"],
+    "cage2_defender, compiled": [*DEFENDER, "--compile", "on"],
 }
 
 

@@ -67,8 +67,16 @@ class OddSpaces(Drift):
             self.observation_space = Dict(a=Box(-1, 1, (2,)))
 
 
-gym.register("SacDrift-v0", Drift)
-gym.register("SacOddSpaces-v0", OddSpaces, disable_env_checker=True)
+@pytest.fixture(scope="module", autouse=True)
+def envs_are_registered():
+    """Only meanwhile: workers of other tests would load them, and torch with them."""
+    gym.register("SacDrift-v0", Drift)
+    gym.register("SacOddSpaces-v0", OddSpaces, disable_env_checker=True)
+    yield
+    for env_id in ("SacDrift-v0", "SacOddSpaces-v0"):
+        gym.registry.pop(env_id)
+
+
 SMALL = {
     "env_id": "SacDrift-v0",
     "num_envs": 3,
@@ -223,6 +231,21 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed):
     assert [state["num_updates"] for state in states] == [90, 90]
     for a, b in zip(*(state["agent"].values() for state in states), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    sac.main(options_for(tmp_path))
+
+    class Other(sac.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.more = torch.nn.Parameter(torch.zeros(1))
+
+    monkeypatch.setattr(sac, "Agent", Other)
+    with pytest.raises(SystemExit, match=r"does not fit agent: it has no more, which"):
+        sac.main(options_for(tmp_path, resume=True))
+    with pytest.raises(SystemExit, match="has a run already"):
+        sac.main(options_for(tmp_path))
 
 
 @pytest.mark.parametrize("ratio", [0.5, 2.0])

@@ -5,7 +5,7 @@ import pytest
 from fuzz import calls
 
 
-@pytest.mark.parametrize("kind", ["replay", "sync"])
+@pytest.mark.parametrize("kind", [pytest.param("replay", marks=pytest.mark.slow), "sync"])
 def test_a_few_hostile_calls(kind, tmp_path, monkeypatch):
     """The same ones every time, so that a failure is one of the change that was made."""
     monkeypatch.setitem(calls.sys.modules, "ray", calls.fake_ray())

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from fuzz import forks
 
 from vecenv import AsyncVectorEnv, VecEnv
@@ -12,6 +13,7 @@ def test_a_few_forks():
     assert sum(map(forks.run_case, (0, 1))) >= 10
 
 
+@pytest.mark.slow
 def test_a_call_that_a_fork_is_not_refused_is_found(monkeypatch, capfd):
     monkeypatch.setattr(AsyncVectorEnv, "allocate", VecEnv.allocate)
     pid = os.fork()

@@ -139,8 +139,9 @@ def assert_equal(gradient, batch, tolerance=1e-4):
         assert float(found[name]) == pytest.approx(float(value), rel=tolerance, abs=tolerance), name
 
 
+@pytest.mark.slow
 def test_compiled_weighted_rows_in_two_threads_have_the_gradient_of_autograd():
-    """The one graph of the fast suite: everything that a compiled gradient can come to at once."""
+    """The first graph of all: everything that a compiled gradient can come to at once."""
     agent, said = make_agent(), []
     weights = torch.rand(ROWS, generator=torch.Generator().manual_seed(1)) + 0.5
 

@@ -310,6 +310,40 @@ envs.close()
     assert printed(code) == ["[5.]", "(False,)"]
 
 
+def test_an_id_registered_with_a_class_is_imported_when_it_is_made(tmp_path):
+    """One of a module that imports much would make every worker import it."""
+    (tmp_path / "heavy_envs.py").write_text(
+        """
+import colorsys  # stands for torch
+import gymnasium as gym
+from workers.faulty_envs import FaultyEnv
+class Heavy(FaultyEnv):
+    def __init__(self): super().__init__(3)
+"""
+    )
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import gymnasium as gym
+import heavy_envs
+from workers.faulty_envs import FaultyEnv
+from vecenv.workers.env import AsyncVectorEnv
+gym.register("Heavy-v0", heavy_envs.Heavy, disable_env_checker=True)
+class Spy(FaultyEnv):
+    def modules(self):
+        import sys
+        before = "colorsys" in sys.modules
+        env = gym.make("Heavy-v0")
+        return before, type(env.unwrapped).__name__, "colorsys" in sys.modules, env.spec
+envs = AsyncVectorEnv([lambda: Spy(5)], num_workers=1, threads_per_worker=1, context="spawn")
+envs.reset()
+*found, spec = envs.call("modules")[0]
+print(*found, spec.entry_point is heavy_envs.Heavy)
+envs.close()
+"""
+    assert printed(code) == ["False", "Heavy", "True", "True"]
+
+
 SERVED = """
 import os, signal, sys, time
 from functools import partial

@@ -18,7 +18,7 @@ METHODS = ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserv
 
 LIBRARIES = [
     (multiprocessing, "fork"),
-    (multiprocessing, "spawn"),
+    pytest.param(multiprocessing, "spawn", marks=pytest.mark.slow),
     pytest.param(multiprocess, "spawn", marks=pytest.mark.slow),
     pytest.param(multiprocess, "forkserver", marks=pytest.mark.slow),
 ]
@@ -91,6 +91,7 @@ class Maker:
         return [self.__make] * 2
 
 
+@pytest.mark.slow
 def test_factories_are_pickled_by_cloudpickle_all_the_same():
     import torch  # not above: spawned workers of the other tests import this module
 

@@ -530,6 +530,7 @@ def drill(in_env, in_caller, how, folder):
     assert run_script(DRILL, in_env, in_caller, how, folder=folder) == "done\n"
 
 
+@pytest.mark.slow
 def test_a_caller_that_has_run_a_backward_pass(tmp_path):
     """The threads of PyTorch are not there in a fork, which waits for them."""
     drill("torch", "torch", "AsyncVectorEnv of one worker", tmp_path)

@@ -42,6 +42,10 @@ class SB3VecEnv(_Base):
     "TimeLimit.truncated" and, from `monitor`, "episode"; the first info of the next episode is
     `reset_infos[i]`. Elsewhere `infos[i]` is the env's info, often empty. All are the caller's.
 
+    Rows of agents (`make_vec_agents` with one group) share one policy. SB3 can't leave rows out, so
+    it also learns from those of agents that are not alive: zeros without reward, as an episode of
+    their own that ends when the agent comes back, and of which no "episode" is reported.
+
     Args:
         envs: Vector env in autoreset mode SAME_STEP whose observations are the caller's to keep;
             closed together with this one.
@@ -76,6 +80,9 @@ class SB3VecEnv(_Base):
         self._started = time.time()
         self._actions: Any = None
         self._is_reset = False
+        # Of agents, who acted in the latest step and who acts next; None for others.
+        self._valid = getattr(envs.unwrapped, "valid", None)
+        self._alive = getattr(envs.unwrapped, "alive", None)
         self._is_binary = isinstance(envs.single_action_space, spaces.MultiBinary)
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
         self.metadata = {**(envs.metadata or {}), **self.metadata}
@@ -84,7 +91,9 @@ class SB3VecEnv(_Base):
 
     def reset(self) -> Any:
         """Reset all envs with what `seed` and `set_options` left; return the observations."""
-        seeds: Any = None if all(seed is None for seed in self._seeds) else list(self._seeds)
+        count = getattr(self.envs.unwrapped, "num_games", self.num_envs)  # seeds count games
+        chosen = self._seeds[:count]
+        seeds: Any = None if all(seed is None for seed in chosen) else list(chosen)
         obs, infos = self.envs.reset(seed=seeds, options=self._shared_options())
         self._is_reset = True
         self.reset_infos = split_infos(infos, self.num_envs)
@@ -119,14 +128,21 @@ class SB3VecEnv(_Base):
             actions = np.asarray(actions, self.action_space.dtype)
         obs, rewards, terminations, truncations, infos = self.envs.step(actions)
         dones = terminations | truncations
+        has_come = None
+        if self._valid is not None and self._alive is not None:
+            has_come = self._alive & ~self._valid
+            dones |= has_come
         if self.monitor:
             self._returns += rewards
-            self._lengths += 1
+            self._lengths += 1 if self._valid is None else self._valid
         going_on = {name: value for name, value in infos.items() if name not in _FINAL}
         rows = split_infos(going_on, self.num_envs) if going_on else [{} for _ in dones]
         ended = np.flatnonzero(dones)
         if len(ended):
-            self._end_episodes(infos, ended, terminations, rows)
+            if has_come is None:
+                self._end_episodes(infos, ended, terminations, rows)
+            else:
+                self._end_agents(infos, obs, ended, terminations, rows)
         return obs, rewards.astype(np.float32), dones, rows
 
     def _end_episodes(
@@ -157,6 +173,36 @@ class SB3VecEnv(_Base):
             info["terminal_observation"] = final_obs[i]
             info["TimeLimit.truncated"] = not terminations[i]
             rows[i] = info
+
+    def _end_agents(
+        self,
+        infos: dict[str, Any],
+        obs: Any,
+        ended: np.ndarray,
+        terminations: np.ndarray,
+        rows: list[dict[str, Any]],
+    ) -> None:
+        """Do what `_end_episodes` does for agents.
+
+        The final observation of an agent is in the infos only if its game was reset in this step.
+        If it has ended before its game, `obs` has it, and its last info is in `rows`; where an
+        agent comes back, what ends are the zeros of its absence.
+        """
+        assert self._valid is not None
+        num_rows = self.num_envs
+        given = infos.get("_final_obs", np.zeros(num_rows, np.bool_))
+        has_come = ~self._valid[ended]
+        final_obs = np.full(num_rows, None, object)
+        for i, is_zero in zip(ended.tolist(), has_come.tolist(), strict=True):
+            final_obs[i] = infos["final_obs"][i] if given[i] else _row(obs, i, is_zero=is_zero)
+        is_over = terminations.copy()
+        is_over[ended[has_come]] = True  # nothing is to be expected of zeros
+        self._end_episodes({**infos, "final_obs": final_obs}, ended, is_over, rows)
+        for i in ended[has_come].tolist():
+            rows[i].pop("episode", None)
+        for i in ended[~has_come & ~given[ended]].tolist():
+            rows[i] = {**self.reset_infos[i], **rows[i]}
+            self.reset_infos[i] = {}
 
     def _episodes(self, ended: np.ndarray) -> list[dict[str, Any]]:
         """Return what `Monitor` would say of the episodes that ended, and begin new ones."""
@@ -268,6 +314,12 @@ def make_sb3_env(
     except BaseException:
         envs.close()
         raise
+
+
+def _row(batch: Any, i: int, *, is_zero: bool) -> Any:
+    if isinstance(batch, dict):
+        return {key: _row(part, i, is_zero=is_zero) for key, part in batch.items()}
+    return np.zeros_like(batch[i]) if is_zero else batch[i].copy()
 
 
 def _check(envs: VectorEnv) -> None:

@@ -28,7 +28,6 @@ from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import GameLayout, GroupLayout
-from vecenv.jit.kernels import EnvKernels
 
 __all__ = ["CompiledGames"]
 
@@ -40,23 +39,22 @@ class CompiledGames(VecEnv):
     """Many compiled games of one kind; see `GameEnv` for what a game returns.
 
     Args:
-        kernels: The kind of game, with `groups`.
-        num_games: Number of games.
-        **options: For `JitVectorEnv`.
+        envs: A vector env of games, whose kernels have `groups`.
 
     Attributes:
-        envs: The `JitVectorEnv`, an env of which is a game: its statistics, `states`,
-            `final_obs`. Step it through here only.
+        envs: That; it has statistics, `states` and `final_obs` of the games. Step it through here
+            only.
         members: The groups.
     """
 
-    def __init__(self, kernels: EnvKernels, num_games: int = 1, **options: Any) -> None:
-        if not isinstance(kernels, EnvKernels) or kernels.groups is None:
+    def __init__(self, envs: JitVectorEnv) -> None:
+        kernels = envs.kernels
+        if kernels.groups is None:
             raise TypeError(
-                "kernels must be EnvKernels with groups of agents, got "
-                f"{getattr(kernels, 'name', kernels)!r}; envs without groups are made by make_vec"
+                f"{kernels.name} has no groups of agents: give its EnvKernels groups=..., or make "
+                "it with make_vec"
             )
-        self.envs = JitVectorEnv(kernels, num_games, **options)
+        self.envs, num_games = envs, envs.num_envs
         self._layout = GameLayout.of(kernels.groups)
         self._groups = list(self._layout.groups.items())
         self.members = {
@@ -76,7 +74,6 @@ class CompiledGames(VecEnv):
             action_space,
             batch_space(action_space, num_games),
         )
-        envs = self.envs
         self._set_up(num_games, spaces, envs.autoreset_mode, envs.metadata, envs.render_mode)
         self.timing = envs.timing
         self._is_same_step = envs.autoreset_mode is AutoresetMode.SAME_STEP

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
@@ -45,8 +46,9 @@ def make_vec_agents(
     Args:
         env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
             name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
-            the `EnvKernels` of a compiled game. An AEC env of a game that can be played in parallel
-            is converted; others, in which agents take turns, are refused.
+            the `EnvKernels` of a compiled game, or its id, such as "Pursuit-v0", "module:id" too.
+            An AEC env of a game that can be played in parallel is converted; others, in which
+            agents take turns, are refused.
         num_games: How many games; 1 if not given, or the length of the list.
         backend: See `vecenv.make_vec`; an env there is a game here.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
@@ -75,25 +77,24 @@ def make_vec_agents(
         EnvCreationError: Making a game failed: it has no `possible_agents`, agents take turns, or
             its agents' spaces fit no group; says what to do.
     """
-    if _is_kernels(env):
+    games: Any
+    if is_compiled := _is_compiled(env):
         unused = {
             "groups": groups is not None,
             "pad": pad,
             "agent_indicator": agent_indicator,
+            "central_state": central_state,
             "max_agents": max_agents is not None,
             "agent_spaces": agent_spaces is not None,
         }
         if given := [name for name, is_given in unused.items() if is_given]:
             raise ValueError(
-                f"{env.name} is compiled with its groups and got {', '.join(given)}, which is for "
+                f"the game is compiled with its groups and got {', '.join(given)}, which is for "
                 "games in Python"
             )
         if backend not in ("auto", "jit"):
-            raise ValueError(f"{env.name} is compiled and got backend {backend!r}; use 'jit'")
-        compiled = {**(vector_kwargs or {}), **env_kwargs}
-        if autoreset_mode is not None:
-            compiled["autoreset_mode"] = autoreset_mode
-        games: Any = _make_compiled(env, num_games, compiled)
+            raise ValueError(f"the game is compiled and got backend {backend!r}; use 'jit'")
+        games = _make_compiled(env, num_games, autoreset_mode, vector_kwargs, env_kwargs)
     else:
         factories = _read_factories(env, num_games, env_kwargs)
         options = {
@@ -113,7 +114,7 @@ def make_vec_agents(
             error.add_note("An env here is a game of several agents.")
             raise
     try:
-        members = games.members if _is_kernels(env) else _same_members(games.get_attr("members"))
+        members = games.members if is_compiled else _same_members(games.get_attr("members"))
         agents = AgentsVecEnv(games, members, mask_infos=mask_infos)
         return AgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
     except BaseException:
@@ -181,16 +182,36 @@ def _is_same(one: Members, other: Members) -> bool:
     return np.array_equal(one.allowed, other.allowed)
 
 
-def _is_kernels(env: Any) -> bool:
-    """Whether these are the kernels of a compiled game; loads no compiler."""
-    kernels = sys.modules.get("vecenv.jit.kernels")
+def _is_compiled(env: Any) -> bool:
+    """Whether these are kernels, or the id of a vector env in Gymnasium's registry."""
+    if isinstance(env, str):
+        return ":" in env or env in gym.registry
+    kernels = sys.modules.get("vecenv.jit.kernels")  # loads no compiler
     return kernels is not None and isinstance(env, kernels.EnvKernels)
 
 
-def _make_compiled(kernels: Any, num_games: int | None, options: dict[str, Any]) -> Any:
+def _make_compiled(
+    env: Any,
+    num_games: int | None,
+    autoreset_mode: str | AutoresetMode | None,
+    vector_kwargs: Mapping[str, Any] | None,
+    env_kwargs: dict[str, Any],
+) -> Any:
     from vecenv.agents.compiled import CompiledGames  # loads the compiler
 
-    return CompiledGames(kernels, 1 if num_games is None else num_games, **options)
+    envs: Any = make_vec(
+        env,
+        num_games,
+        backend="jit",
+        autoreset_mode=autoreset_mode,
+        vector_kwargs=vector_kwargs,
+        **env_kwargs,
+    )
+    try:
+        return CompiledGames(envs)
+    except BaseException:
+        envs.close()
+        raise
 
 
 def _read_factories(

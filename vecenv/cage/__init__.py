@@ -42,13 +42,18 @@ if TYPE_CHECKING:
         make_policy,
     )
     from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
+    from vecenv.cage.challenge4.env import Cage4Env, Cage4VectorEnv
+    from vecenv.cage.challenge4.parallel import Cage4ParallelEnv
+    from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player
+    from vecenv.cage.challenge4.play.playing import Cage4Evaluation, evaluate_cage4
+    from vecenv.cage.challenge4.play.policies import Cage4Policy
     from vecenv.cage.challenge4.replay import (
         TraceDifference,
         TraceError,
         TraceReplay,
         replay_traces,
     )
-    from vecenv.cage.evaluation import Cell, Evaluation
+    from vecenv.cage.evaluation import Cell, Estimate, Evaluation
     from vecenv.cage.identity import RULES_VERSION
 
 __all__ = [
@@ -61,9 +66,17 @@ __all__ = [
     "BluePolicy",
     "Cage2Env",
     "Cage2VectorEnv",
+    "Cage4Env",
+    "Cage4Evaluation",
+    "Cage4Memory",
+    "Cage4ParallelEnv",
+    "Cage4Player",
+    "Cage4Policy",
+    "Cage4VectorEnv",
     "Cell",
     "Decoy",
     "DefenderPolicy",
+    "Estimate",
     "Evaluation",
     "Exploit",
     "Host",
@@ -86,6 +99,7 @@ __all__ = [
     "cage2_scenario",
     "decode",
     "evaluate",
+    "evaluate_cage4",
     "find_policy",
     "load_defender",
     "make_policy",
@@ -106,8 +120,13 @@ _MODULES = {
     "challenge2.play.playing": ("evaluate", "play_episode", "save_episode_gif"),
     "challenge2.play.policies": ("BatchedPolicy", "BluePolicy", "find_policy", "make_policy"),
     "challenge2.replay": ("RecordedStep", "Replay", "replay_episodes"),
+    "challenge4.env": ("Cage4Env", "Cage4VectorEnv"),
+    "challenge4.parallel": ("Cage4ParallelEnv",),
+    "challenge4.play.player": ("Cage4Memory", "Cage4Player"),
+    "challenge4.play.playing": ("Cage4Evaluation", "evaluate_cage4"),
+    "challenge4.play.policies": ("Cage4Policy",),
     "challenge4.replay": ("TraceDifference", "TraceError", "TraceReplay", "replay_traces"),
-    "evaluation": ("Cell", "Evaluation"),
+    "evaluation": ("Cell", "Estimate", "Evaluation"),
     "identity": ("RULES_VERSION",),
 }
 # Pickles of envs and scenarios from before, and specs in Minari's datasets, name these modules.

@@ -20,10 +20,32 @@ from rich.text import Text
 from vecenv.cage.identity import RULES_VERSION
 from vecenv.files import write_text
 
-__all__ = ["Cell", "Evaluation", "cell_of", "sum_of"]
+__all__ = ["Cell", "Estimate", "Evaluation", "cell_of", "estimate", "interval", "sum_of"]
 
 _Z95 = 1.959964  # two-sided 95 % point of the normal distribution
 _AGENT_TITLES = {"b_line": "B_line", "meander": "Meander", "sleep": "Sleep", "mixed": "mixed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over episodes.
+
+    Attributes:
+        mean: Of the episodes.
+        sd: Their standard deviation (ddof 1).
+        ci95: Half of the width of the 95 % confidence interval of the mean, from the normal
+            distribution.
+    """
+
+    mean: float
+    sd: float
+    ci95: float
+
+
+def estimate(totals: np.ndarray) -> Estimate:
+    """Return the estimate of a mean from one number per episode, at least two."""
+    sd = float(totals.std(ddof=1))
+    return Estimate(float(totals.mean()), sd, _Z95 * sd / math.sqrt(len(totals)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +161,12 @@ class Evaluation:
         table.add_column("sum", justify="right", style="bold", no_wrap=True)
         for agent in agents:
             row = [self.cell(agent, length) for length in lengths]
-            shown = [_interval(cell.mean, cell.ci95) for cell in row]
+            shown = [interval(cell.mean, cell.ci95) for cell in row]
             name = Text(_AGENT_TITLES.get(agent, agent))  # no markup, as names are the user's
-            table.add_row(name, *shown, _interval(*sum_of(row)))
+            table.add_row(name, *shown, interval(*sum_of(row)))
         table.add_section()
         blank = [""] * len(lengths)
-        table.add_row("total", *blank, _interval(self.total, self.total_ci95), style="bold")
+        table.add_row("total", *blank, interval(self.total, self.total_ci95), style="bold")
         return table
 
     def __rich__(self) -> Table:
@@ -159,9 +181,8 @@ class Evaluation:
 
 def cell_of(agent: str, length: int, totals: np.ndarray) -> Cell:
     """Return the cell of the total rewards of some episodes, float64 (episodes,)."""
-    sd = float(totals.std(ddof=1))
-    ci95 = _Z95 * sd / math.sqrt(len(totals))
-    return Cell(agent, length, len(totals), float(totals.mean()), sd, ci95)
+    found = estimate(totals)
+    return Cell(agent, length, len(totals), found.mean, found.sd, found.ci95)
 
 
 def sum_of(cells: Sequence[Cell]) -> tuple[float, float]:
@@ -190,6 +211,7 @@ def _check_plain(result: Evaluation, *cells: Cell) -> None:
         raise ValueError("some of its cells are missing")
 
 
-def _interval(mean: float, ci95: float) -> str:
+def interval(mean: float, ci95: float) -> str:
+    """Return a mean and half of its confidence interval as tables show them."""
     digits = 2 if abs(mean) < 100 else 1
     return f"{mean:.{digits}f} ± {ci95:.{digits}f}"

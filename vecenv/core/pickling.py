@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import os
 import pickle
@@ -54,17 +55,46 @@ def dump_registry() -> bytes:
     specs = []
     for spec in list(gymnasium.registry.values()):  # which another thread may add to
         with contextlib.suppress(Exception):  # pickling runs code of users' classes
-            specs.append(cloudpickle.dumps(spec))
+            late, entries = copy.copy(spec), {}
+            for name in ("entry_point", "vector_entry_point"):
+                if callable(entry := getattr(spec, name)):
+                    entries[name] = cloudpickle.dumps(entry)
+                    setattr(late, name, None)
+            specs.append((cloudpickle.dumps(late), entries))
     return dumps(specs)
+
+
+class _LateEntryPoint:
+    """An env's class or factory that is imported when it is asked for: most ids never are.
+
+    Otherwise one id that was registered with a class of a module that imports torch would make
+    every worker import torch.
+    """
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return loads(self._pickled)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_pickled" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return getattr(loads(self._pickled), name)
+
+    def __reduce__(self) -> Any:
+        return loads, (self._pickled,)  # elsewhere it is itself again
 
 
 def load_registry(registry: bytes) -> None:
     """Register the env ids of `dump_registry` in this process, too."""
     import gymnasium
 
-    for pickled_spec in loads(registry):
+    for pickled_spec, entries in loads(registry):
         with contextlib.suppress(Exception):  # of a module that is not here: not of these envs
             spec = loads(pickled_spec)
+            for name, pickled_entry in entries.items():
+                setattr(spec, name, _LateEntryPoint(pickled_entry))
             gymnasium.registry.setdefault(spec.id, spec)
 
 

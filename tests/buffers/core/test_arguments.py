@@ -298,6 +298,7 @@ print(taken > 500 and refused > 2000)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_every_number_in_every_call_is_taken_or_refused_and_ends_nothing():
     """As `sample_stacks(8, 2**63)`, which ended the interpreter, and n_step=2**31, which hung."""

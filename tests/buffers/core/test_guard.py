@@ -238,7 +238,7 @@ def test_a_call_from_within_a_call_is_refused_and_says_what_to_do():
 def test_an_interrupt_in_an_exclusive_call_leaves_the_buffer_free():
     buffer = KINDS["nested"]()
 
-    def interrupted(arrays, ids):
+    def interrupted(*arguments):
         raise KeyboardInterrupt
 
     write, buffer._storage.write = buffer._storage.write, interrupted

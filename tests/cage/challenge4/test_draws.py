@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from cage.challenge4.free_run import phase_sums, play, z_score
+from cage.challenge4.lockstep import Games
 from cage.golden import FOLDER4
 
-from vecenv.cage.challenge4.games import Cage4Games
 from vecenv.cage.challenge4.options import Cage4Options
+from vecenv.cage.challenge4.play.playing import play_episodes
 from vecenv.cage.challenge4.rules import codes
 
 REFERENCE = json.loads((FOLDER4 / "reference_returns.json").read_text())
@@ -28,7 +28,7 @@ def chi2(counts, shares):
 
 
 def test_networks_are_drawn_as_the_original_draws_them():
-    states = Cage4Games(4000, seed=0).envs.states
+    states = Games(4000, seed=0).envs.states
     users, servers = states["num_users"], states["num_servers"]
     assert chi2(np.bincount(users.ravel())[3:], [1] * 8) < 4 and users.min() == 3
     assert chi2(np.bincount(servers.ravel())[1:], [1] * 6) < 4 and servers.min() == 1
@@ -45,12 +45,18 @@ def test_networks_are_drawn_as_the_original_draws_them():
     assert (start // 16 == codes.CON).all() and exists[np.arange(4000), start].all()
 
 
+def z_score(sample, theirs_mean, theirs_sd, theirs_n):
+    """Difference of two means in standard errors."""
+    error = np.sqrt(sample.var(ddof=1) / len(sample) + theirs_sd**2 / theirs_n)
+    return (sample.mean() - theirs_mean) / error if error > 0 else 0.0
+
+
 def count_greens(one_by_one, num_games, num_steps, seed):
     """Counts by subnet of what greens do on degraded hosts and with blocks, red asleep."""
     options = Cage4Options(
         steps=500, red="sleep", phishing_rate=0.04, alarm_rate=0.03, greens_one_by_one=one_by_one
     )
-    games = Cage4Games(num_games, seed=seed, options=options)
+    games = Games(num_games, seed=seed, options=options)
     states, rng = games.envs.states, np.random.default_rng(seed)
     blocks = np.zeros((num_games, 9), np.uint16)
     for to in range(8):
@@ -98,7 +104,7 @@ def test_greens_by_exception_do_what_greens_one_by_one_do():
 
 def test_no_rates_mean_no_alarms_and_no_phishing():
     options = Cage4Options(steps=60, red="sleep", phishing_rate=0, alarm_rate=0)
-    games = Cage4Games(20, seed=0, options=options)
+    games = Games(20, seed=0, options=options)
     for _ in range(59):
         games.step(np.tile([49, 49, 49, 49, 145], (20, 1)))
         assert not games.envs.states["process_events"].any()
@@ -111,9 +117,9 @@ def test_no_rates_mean_no_alarms_and_no_phishing():
 @pytest.mark.parametrize(("red", "policy"), CELLS)
 def test_mean_returns_match_the_original_and_its_twin(red, policy):
     block = REFERENCE["policies" if red == "fsm" else "policies_discovery_variant"][policy]
-    episodes = play(policy, 1000, seed=1, red=red)
-    assert episodes.overflows == {}
-    returns, phases = episodes.rewards.sum(axis=0), phase_sums(episodes.rewards)
+    episodes = play_episodes(policy, 1000, seed=1, red=red)
+    assert episodes.overflowed == {}
+    returns, phases = episodes.rewards.sum(axis=0), episodes.phases
     theirs, twin = block["original"], block["twin"]
     assert abs(z_score(returns, theirs["mean"], theirs["sd"], theirs["n"])) < 3.5
     assert abs(z_score(returns, twin["mean"], twin["sd"], twin["n"])) < 3.5

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from cage.challenge4.lockstep import Games, play
 
-from vecenv.cage.challenge4.games import Cage4Games
 from vecenv.cage.challenge4.options import Cage4Options
 from vecenv.cage.challenge4.play.policies import make_policy
 from vecenv.cage.challenge4.rules import codes
@@ -12,17 +12,9 @@ SHORT = Cage4Options(steps=40)
 SLEEPS = [49, 49, 49, 49, 145]
 
 
-def trajectory(games, num_steps, policy="random", seed=3):
-    act, seen = make_policy(policy, seed), [games.obs.copy()]
-    for _ in range(num_steps):
-        games.step(act(games))
-        seen.append(np.concatenate([games.obs, games.rewards[:, None]], axis=1))
-    return seen
-
-
 def test_a_game_depends_on_its_seed_alone():
-    many = Cage4Games(6, seed=10, options=SHORT, num_threads=2)
-    one = Cage4Games(1, seed=13, options=SHORT)
+    many = Games(6, seed=10, options=SHORT, num_threads=2)
+    one = Games(1, seed=13, options=SHORT)
     assert (many.obs[3] == one.obs[0]).all() and (many.masks[4][3] == one.masks[4][0]).all()
     rng = np.random.default_rng(0)
     for _ in range(60):  # over the end of an episode
@@ -35,15 +27,16 @@ def test_a_game_depends_on_its_seed_alone():
 
 
 def test_a_reset_leaves_nothing_behind():
-    games = Cage4Games(4, seed=1, options=Cage4Options(steps=40, phishing_rate=0.3))
+    games = Games(4, seed=1, options=Cage4Options(steps=40, phishing_rate=0.3))
     fresh = games.envs.states.tobytes()
-    trajectory(games, 35)
+    for _ in play(games, make_policy("random", 3), 35):
+        pass
     games.reset(seed=1)
     assert games.envs.states.tobytes() == fresh
 
 
 def test_an_episode_has_one_step_less_than_its_steps():
-    games = Cage4Games(2, seed=0, options=SHORT)
+    games = Games(2, seed=0, options=SHORT)
     ends = []
     for _ in range(80):
         games.step([SLEEPS] * 2)
@@ -52,7 +45,7 @@ def test_an_episode_has_one_step_less_than_its_steps():
 
 
 def test_messages_arrive_in_the_same_step():
-    games = Cage4Games(1, seed=0, options=SHORT)
+    games = Games(1, seed=0, options=SHORT)
     games.step([SLEEPS], [[1, 2, 4, 8, 128]])
     bits = games.agent_obs(2)[0, -32:].reshape(4, 8)
     assert (bits << np.arange(8)).sum(axis=1).tolist() == [1, 2, 8, 128]
@@ -61,7 +54,7 @@ def test_messages_arrive_in_the_same_step():
 
 
 def test_masked_actions_act_as_sleep():
-    games, asleep = (Cage4Games(8, seed=5, options=SHORT) for _ in range(2))
+    games, asleep = (Games(8, seed=5, options=SHORT) for _ in range(2))
     masked = np.tile(SLEEPS, (8, 1))
     for agent, mask in enumerate(games.masks):
         has_any = ~mask.all(axis=1)
@@ -83,7 +76,7 @@ def test_masked_actions_act_as_sleep():
     ],
 )
 def test_actions_that_do_not_exist_are_refused(actions, messages, match):
-    games = Cage4Games(1, seed=0, options=SHORT)
+    games = Games(1, seed=0, options=SHORT)
     with pytest.raises(ValueError, match=match):
         games.step(actions, messages)
 
@@ -146,10 +139,8 @@ def bits(masks):
 @pytest.mark.parametrize("policy", ["random", "decoy_restore"])
 def test_invariants_of_any_episode(red, policy):
     options = Cage4Options(steps=200, red=red, phishing_rate=0.05)
-    games = Cage4Games(5, seed=2, options=options)
-    act = make_policy(policy, 1)
-    for step in range(199):
-        games.step(act(games))
+    games = Games(5, seed=2, options=options)
+    for step, _ in enumerate(play(games, make_policy(policy, 1), 199)):
         if step % 7 == 0:
             check(games.envs.states)
     if red == "sleep":
@@ -159,8 +150,8 @@ def test_invariants_of_any_episode(red, policy):
 @pytest.mark.parametrize("red", ["fsm", "discovery"])
 def test_rules_run_as_plain_python_with_every_index_checked(red):
     options = Cage4Options(steps=24, red=red, phishing_rate=0.3)
-    compiled = Cage4Games(2, seed=4, options=options)
-    plain = Cage4Games(2, seed=4, options=options, debug=True)
+    compiled = Games(2, seed=4, options=options)
+    plain = Games(2, seed=4, options=options, debug=True)
     rng = np.random.default_rng(1)
     for _ in range(30):
         actions = rng.integers(0, codes.NUM_ACTIONS, (2, 5))

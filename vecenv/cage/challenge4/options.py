@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from vecenv.cage.challenge4.rules.codes import ALARM_RATE, PHISHING_RATE, RED_VARIANTS
+from vecenv.core.importing import import_object
+from vecenv.jit.games import as_njit
 from vecenv.jit.kernels import pack_record
 
 __all__ = ["Cage4Options", "compile_rules"]
@@ -21,7 +25,11 @@ class Cage4Options:
 
     Attributes:
         steps: The constructor argument S of the original. An episode has S - 1 steps.
-        red: "fsm" the default red agent, "discovery" the variant, "sleep" one that does nothing.
+        red: "fsm" the default red agent, "discovery" the variant, "sleep" one that does nothing; or
+            a compiled function `(state, agent, rng)` of one's own, or its "module:function". It is
+            called for an agent that has sessions and is not busy, and returns three integers: what
+            to do (a code of `rules.codes`), the host, or the subnet of DISCOVER, and the id of a
+            session on offer. What the agent does not know makes it wait.
         phishing_rate: Probability that a green user's work opens a phishing mail.
         alarm_rate: Probability that a green user's work or access raises a false alarm.
         greens_one_by_one: Whether every green user is drawn for itself, as the original does, which
@@ -29,20 +37,31 @@ class Cage4Options:
     """
 
     steps: int = 500
-    red: str = "fsm"
+    red: str | Callable[..., Any] = "fsm"
     phishing_rate: float = PHISHING_RATE
     alarm_rate: float = ALARM_RATE
     greens_one_by_one: bool = False
 
     def __post_init__(self) -> None:
-        if not _MIN_STEPS <= self.steps <= _MAX_STEPS:
-            raise ValueError(f"steps must be {_MIN_STEPS}..{_MAX_STEPS}, got {self.steps}")
-        if self.red not in RED_VARIANTS:
-            raise ValueError(f"red must be one of {', '.join(RED_VARIANTS)}, got {self.red!r}")
+        is_count = isinstance(self.steps, int | np.integer) and not isinstance(self.steps, bool)
+        if not is_count or not _MIN_STEPS <= self.steps <= _MAX_STEPS:
+            raise ValueError(f"steps must be {_MIN_STEPS}..{_MAX_STEPS}, got {self.steps!r}")
+        if isinstance(self.red, str) and ":" in self.red:
+            object.__setattr__(self, "red", import_object("red", self.red))
+        if not callable(self.red) and self.red not in RED_VARIANTS:
+            raise ValueError(
+                f"red must be one of {', '.join(RED_VARIANTS)}, a compiled function or its "
+                f"'module:function', got {self.red!r}"
+            )
         for name in ("phishing_rate", "alarm_rate"):
             rate = getattr(self, name)
-            if not 0 <= rate <= 1:
+            if isinstance(rate, str) or not 0 <= rate <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {rate!r}")
+
+    @property
+    def own_red(self) -> Callable[..., Any] | None:
+        """The red agent of one's own, compiled; None if it is one of the challenge's."""
+        return as_njit(self.red) if callable(self.red) else None
 
 
 def compile_rules(options: Cage4Options) -> np.record:
@@ -64,7 +83,7 @@ def compile_rules(options: Cage4Options) -> np.record:
         steps=np.int64(steps),
         second_phase=np.int64(second_phase),
         third_phase=np.int64(second_phase + length + (rest == 2)),
-        red_variant=np.int64(RED_VARIANTS.index(options.red)),
+        red_variant=np.int64(0 if callable(options.red) else RED_VARIANTS.index(options.red)),
         greens_one_by_one=np.int64(options.greens_one_by_one),
         phishing_rate=float(phishing),
         alarm_rate=float(alarm),

@@ -25,6 +25,7 @@ USER_BITS = (1 << MAX_USERS) - 1
 
 # --- agents (SPEC 1.1) ---
 NUM_BLUE, NUM_RED = 5, 6
+AGENT_NAMES = tuple(f"blue_agent_{agent}" for agent in range(NUM_BLUE))
 BLUE_SUBNETS = ((RZA,), (OZA,), (RZB,), (OZB,), (ADM, OFF, PUB))  # in alphabetical order
 RED_OF_SUBNET = np.array([1, 2, 3, 4, 0, 5, 5, 5], np.int64)
 RED_SUBNETS = np.array([1 << CON, 1 << RZA, 1 << OZA, 1 << RZB, 1 << OZB, 0b11100000], np.int64)
@@ -94,6 +95,7 @@ BLUE_TICKS = np.array([1, 1, 2, 3, 5, 1, 1, 2], np.int64)
 FAILED, SUCCEEDED, UNKNOWN, IN_PROGRESS, DROPPED = 0, 1, 2, 3, 4
 NUM_ACTIONS = (82, 82, 82, 82, 242)
 MAX_ACTIONS = 242
+SLEEPS = (49, 49, 49, 49, 145)  # index of Sleep of each agent
 OBS_LENGTHS = (92, 92, 92, 92, 210)
 OBS_STARTS = (0, 92, 184, 276, 368)
 OBS_LENGTH = 578

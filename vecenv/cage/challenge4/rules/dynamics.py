@@ -43,7 +43,7 @@ from vecenv.cage.challenge4.rules.green import (
     num_servers_in,
 )
 from vecenv.cage.challenge4.rules.red_actions import red_action
-from vecenv.cage.challenge4.rules.red_agent import choose, digest
+from vecenv.cage.challenge4.rules.red_agent import checked_choice, choose, digest
 from vecenv.cage.challenge4.rules.sessions import (
     add_session,
     check_sessions,
@@ -130,14 +130,17 @@ def _clear_pools(state):
 
 
 @njit
-def _choose_red(state, agent, chance, rules):
+def _choose_red(state, agent, chance, rules, own_red):
     """Let an agent digest what it has seen, and choose (SPEC 4.2, SPEC_RED 7.4)."""
     kind, target, ident = np.int64(INACTIVE), np.int64(NONE), np.int64(NONE)
     if state.active[agent]:
         digest(state, agent)
         kind = np.int64(NONE)
         if state.busy_left[agent] == 0:
-            kind, target, ident = choose(state, agent, chance, rules)
+            if own_red is None:
+                kind, target, ident = choose(state, agent, chance, rules)
+            else:
+                kind, target, ident = checked_choice(state, agent, own_red(state, agent, chance[0]))
     state.choice_type[agent] = kind
     state.choice_target[agent] = target
     state.choice_session[agent] = ident
@@ -225,7 +228,7 @@ def phase_at(t, rules):
 
 
 @njit
-def apply(state, actions, chance, rules):
+def apply(state, actions, chance, rules, own_red=None):
     """Play one step.
 
     Args:
@@ -234,6 +237,7 @@ def apply(state, actions, chance, rules):
             i).
         chance: Where draws come from: (rng, None) or (rng, tape), see `draws`.
         rules: Record of `options.compile_rules`.
+        own_red: Who chooses for red, instead of `red_agent.choose`; or None.
     """
     state.phase = phase_at(np.int64(state.t), rules)
     for subnet in range(NUM_SUBNETS):
@@ -245,7 +249,7 @@ def apply(state, actions, chance, rules):
         state.messages[agent] = np.int64(actions[NUM_BLUE + agent]) & 255
     _choose_greens(state, chance[0], chance[1], rules)
     for agent in range(NUM_RED):
-        _choose_red(state, agent, chance, rules)
+        _choose_red(state, agent, chance, rules, own_red)
         _tick_red(state, agent)
     blue_effects(state, chance)
     _greens(state, chance[0], chance[1], rules)
@@ -272,8 +276,24 @@ def reset(state, rng, rules):
 
 
 @njit
-def step(state, actions, rng, rules):
-    """Play one step with the game's own draws; all agents' episode is over after S - 1 steps."""
-    apply(state, actions, (rng, None), rules)
+def _end(state, rules):
+    """Return the reward of the step, and whether all agents' episode is over, after S - 1 steps."""
     is_over = np.int64(state.t) >= rules.steps - 1
     return float(state.reward), is_over, is_over
+
+
+def step_kernel(read, own_red=None):
+    """Return a kernel that plays one step with the game's own draws.
+
+    Args:
+        read: Compiled function from the env's action to ten int64, see `apply`.
+        own_red: Compiled function `(state, agent, rng)` that chooses for red; None for the
+            challenge's red agents.
+    """
+
+    @njit
+    def step(state, actions, rng, rules):
+        apply(state, read(actions), (rng, None), rules, own_red)
+        return _end(state, rules)
+
+    return step

@@ -21,6 +21,7 @@ from vecenv.cage.challenge4.rules.codes import (
     NAME_KNOWN,
     NEXT_STATE,
     NONE,
+    NUM_HOSTS,
     NUM_SUBNETS,
     OFFERED_FULL,
     RD,
@@ -30,6 +31,8 @@ from vecenv.cage.challenge4.rules.codes import (
     STATE_BITS,
     STATE_WEIGHT,
     SUCCEEDED,
+    UNKNOWN_HOST,
+    WITHDRAW,
     F,
     K,
     U,
@@ -235,3 +238,24 @@ def choose(state, agent, chance, rules):
         target = nth(subnets, draw_index(chance, FSM_SUBNET, actor, count(subnets)))
     offered = draw_index(chance, FSM_SESSION, actor, np.int64(state.num_offered[agent]))
     return kind, target, np.int64(state.offered[agent, offered])
+
+
+@njit
+def checked_choice(state, agent, choice):
+    """Return the choice of a red agent of one's own, or NONE thrice if it can't be played.
+
+    Args:
+        choice: Three integers: kind; host, or subnet of DISCOVER; id of a session on offer.
+    """
+    kind, target, ident = np.int64(choice[0]), np.int64(choice[1]), np.int64(choice[2])
+    is_offered = False
+    for index in range(np.int64(state.num_offered[agent])):
+        is_offered |= state.offered[agent, index] == ident
+    is_known = False
+    if kind == DISCOVER:
+        is_known = 0 <= target < 8 and has(np.int64(state.known_subnets[agent]), target)
+    elif 0 < kind < WITHDRAW and 0 <= target < NUM_HOSTS:
+        is_known = np.int64(state.fsm[agent, target]) & STATE_BITS != UNKNOWN_HOST
+    if not is_offered or not is_known:
+        return np.int64(NONE), np.int64(NONE), np.int64(NONE)
+    return kind, target, ident

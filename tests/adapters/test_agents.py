@@ -1,0 +1,172 @@
+"""Rows of agents in SB3, and one game as a PettingZoo `ParallelEnv`."""
+
+import functools
+
+import numpy as np
+import pytest
+from agents.games import Masked, Tag, runners
+from equality import assert_same
+
+from vecenv import make_vec_agents
+from vecenv.adapters.sb3 import SB3VecEnv
+
+
+def rows(factory=runners, num_games=2, **options):
+    options.setdefault("autoreset_mode", "SameStep")
+    return make_vec_agents(factory, num_games, backend="sync", **options)
+
+
+def test_sb3_gets_whole_episodes_of_each_agent_and_of_its_absence():
+    """Between two `dones` of a row lies the life of an agent, or zeros."""
+    pytest.importorskip("stable_baselines3")
+    envs = SB3VecEnv(rows())
+    plain = rows()
+    envs.seed(3)
+    obs = envs.reset()
+    plain.reset(seed=[3, 4])
+    lives = np.zeros(6)
+    rng = np.random.default_rng(0)
+    num_lives = num_absences = 0
+    for _ in range(60):
+        actions = rng.integers(0, 4, 6)
+        before = plain.alive.copy()
+        expected = plain.step(actions)
+        obs, _, dones, infos = envs.step(actions)
+        assert_same(obs, expected[0])
+        lives += expected[1]
+        has_ended = (expected[2] | expected[3]) & plain.valid
+        has_come = plain.alive & ~plain.valid
+        assert_same(dones, has_ended | has_come)
+        for i in range(6):
+            info = infos[i]
+            assert ("terminal_observation" in info) == dones[i]
+            if has_ended[i]:
+                num_lives += 1
+                assert info["episode"]["r"] == pytest.approx(lives[i], abs=1e-5)
+                assert info["TimeLimit.truncated"] == (not expected[2][i])
+                is_given = expected[4].get("_final_obs", np.zeros(6, bool))[i]
+                final = expected[4]["final_obs"][i] if is_given else obs[i]
+                np.testing.assert_array_equal(info["terminal_observation"], final)
+                lives[i] = 0
+            elif has_come[i]:
+                num_absences += 1
+                assert not before[i] and "episode" not in info
+                assert not info["TimeLimit.truncated"]
+                assert not info["terminal_observation"].any()
+    assert num_lives > 20 and num_absences > 10
+    envs.close()
+    plain.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sb3_learns_with_agents_that_share_a_policy():
+    sb3 = pytest.importorskip("stable_baselines3")
+    envs = SB3VecEnv(rows())
+    sb3.PPO("MlpPolicy", envs, n_steps=16, batch_size=32, device="cpu", seed=0).learn(200)
+    envs.close()
+    masked = SB3VecEnv(rows(functools.partial(Masked, "infos")))
+    masked.reset()
+    assert np.stack(masked.env_method("action_masks")).shape == (4, 4)
+    masked.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["Disabled", "NextStep"])
+def test_pettingzoo_s_own_test_passes_for_a_single_game(backend, mode):
+    pytest.importorskip("pettingzoo")
+    from pettingzoo import ParallelEnv
+    from pettingzoo.test import parallel_api_test
+
+    from vecenv.adapters.pettingzoo import GameView
+
+    factory = functools.partial(Tag, late=False)
+    view = GameView(make_vec_agents(factory, backend=backend, autoreset_mode=mode))
+    assert isinstance(view, ParallelEnv)
+    parallel_api_test(view, num_cycles=60)
+    view.close()
+    view.close()
+
+
+def test_a_view_gives_what_the_game_gives():
+    pytest.importorskip("pettingzoo")
+    from vecenv.adapters.pettingzoo import GameView
+
+    view = GameView(
+        make_vec_agents(Tag, backend="sync", autoreset_mode="Disabled", central_state=True)
+    )
+    game = Tag()
+    rng = np.random.default_rng(0)
+    for seed in (4, None, None):
+        found, wanted = view.reset(seed=seed), game.reset(seed=seed)
+        while game.agents:
+            assert view.agents == game.agents
+            for agent in game.agents:
+                np.testing.assert_array_equal(found[0][agent], wanted[0][agent])
+                assert (found[-1].get(agent) or {}).keys() == (wanted[-1].get(agent) or {}).keys()
+            assert found[-1].get("common") == wanted[-1].get("common")
+            assert_same(view.state(), game.state())
+            assert view.render() == game.render()
+            actions = {
+                agent: rng.integers(4)
+                if "runner" in agent
+                else rng.uniform(-1, 1, 2).astype(np.float32)
+                for agent in game.agents
+            }
+            acted = list(game.agents)
+            found, wanted = view.step(actions), game.step(actions)
+            for agent in acted:
+                assert found[1][agent] == wanted[1][agent]
+                assert found[2][agent] == wanted[2][agent]
+        assert view.agents == []
+        assert view.step({}) == ({}, {}, {}, {}, {})
+    assert view.state_space == game.state_space
+    view.reset()
+    with pytest.raises(ValueError, match=r"but no action of \['runner_0'"):
+        view.step({"catcher_0": np.zeros(2, np.float32)})
+    view.close()
+
+
+def test_views_of_several_games_are_refused():
+    pytest.importorskip("pettingzoo")
+    from vecenv.adapters.pettingzoo import GameView
+
+    for envs, message in [
+        (rows(), "envs has 2 games, expected one"),
+        (rows(num_games=1), 'pass autoreset_mode="Disabled"'),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            GameView(envs)
+        envs.close()
+    with pytest.raises(TypeError, match="envs is Tag, expected what make_vec_agents returns"):
+        GameView(Tag())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchrl_takes_a_view():
+    pytest.importorskip("pettingzoo")
+    torchrl = pytest.importorskip("torchrl.envs")
+    from vecenv.adapters.pettingzoo import GameView
+
+    factory = functools.partial(runners, late=False, infos=False)
+    view = GameView(make_vec_agents(factory, backend="sync", autoreset_mode="Disabled"))
+    env = torchrl.PettingZooWrapper(view, use_mask=True)
+    rollout = env.rollout(5)
+    assert rollout["runner", "observation"].shape[1:] == (3, 3)
+    env.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rllib_takes_a_view():
+    pytest.importorskip("pettingzoo")
+    wrapper = pytest.importorskip("ray.rllib.env.wrappers.pettingzoo_env")
+    from vecenv.adapters.pettingzoo import GameView
+
+    factory = functools.partial(runners, late=False)
+    view = GameView(make_vec_agents(factory, backend="sync", autoreset_mode="Disabled"))
+    env = wrapper.ParallelPettingZooEnv(view)
+    obs, _ = env.reset(seed=1)
+    assert set(obs) == set(view.agents)
+    terminations = env.step(dict.fromkeys(obs, 0))[2]
+    assert "__all__" in terminations
+    env.close()

@@ -1,0 +1,50 @@
+"""Games that are played in lockstep, all agents of a game by one row of actions."""
+
+import dataclasses
+
+import numpy as np
+
+from vecenv.cage.challenge4.env import Cage4VectorEnv, overflows, vectors_of
+from vecenv.cage.challenge4.options import Cage4Options
+
+
+class Games:
+    """`Cage4VectorEnv` with what the latest step returned kept in arrays."""
+
+    def __init__(self, num_games, *, seed=None, options=None, **vector_options):
+        chosen = dataclasses.asdict(options or Cage4Options())
+        self.envs = Cage4VectorEnv(num_games, messages=True, **chosen, **vector_options)
+        self.num_games = num_games
+        self.reset(seed)
+
+    def reset(self, seed=None):
+        self.obs = self.envs.reset(seed=seed)[0]
+        self.rewards, self.is_over = np.zeros(self.num_games), np.zeros(self.num_games, bool)
+
+    def step(self, actions, messages=None):
+        sent = np.zeros((self.num_games, 5), int) if messages is None else messages
+        both = np.concatenate([actions, sent], axis=1)
+        self.obs, self.rewards, self.is_over, truncations, _ = self.envs.step(both)
+        assert (truncations == self.is_over).all()
+
+    def agent_obs(self, agent):
+        return vectors_of(self.obs)[agent]
+
+    @property
+    def masks(self):
+        return self.envs.agent_masks()
+
+    @property
+    def overflows(self):
+        return overflows(self.envs.states)
+
+    def close(self):
+        self.envs.close()
+
+
+def play(games, policy, num_steps):
+    """Let a policy play from the beginning of an episode; yield after each step."""
+    policy.reset(games.masks)
+    for _ in range(num_steps):
+        games.step(policy.act(vectors_of(games.obs)))
+        yield games

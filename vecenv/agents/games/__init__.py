@@ -1,0 +1,1 @@
+"""Bundled compiled games with several agents."""

@@ -1,0 +1,186 @@
+"""CAGE Challenge 4 as Gymnasium's envs, in which one agent plays all of blue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Env
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode
+
+from vecenv.cage.challenge4.kernels import team_kernels
+from vecenv.cage.challenge4.options import Cage4Options, compile_rules
+from vecenv.cage.challenge4.rules.codes import NUM_ACTIONS, OBS_LENGTHS, OBS_STARTS, OVERFLOW_NAMES
+from vecenv.jit.env import JitVectorEnv
+
+__all__ = ["Cage4Env", "Cage4VectorEnv", "overflows", "vectors_of"]
+
+METADATA = {"render_modes": ["rgb_array"], "render_fps": 4}
+
+
+class Cage4VectorEnv(JitVectorEnv):
+    """Many games of CAGE Challenge 4, with one agent for all of blue.
+
+    For one agent per row, see `vecenv.make_vec_agents`: ``make_vec_agents("Cage4-v0", 64)``. What a
+    game does depends on its seed and its actions only. The true state is `states`, live records.
+
+    Args:
+        num_envs: How many games.
+        messages: Whether actions have a message of 8 bits for each agent, too. Without, none is
+            sent, as in the challenge's own evaluation.
+        steps, red, phishing_rate, alarm_rate, greens_one_by_one: See `Cage4Options`.
+        autoreset_mode: "NextStep", "SameStep" or "Disabled".
+        num_threads: At most so many threads; None for one per processor.
+        episode_infos: Whether infos["episode"] reports returns and lengths of ended episodes.
+        mask_infos: Whether infos["action_mask"] has what `action_masks` returns.
+        render_mode: "rgb_array" or None.
+        debug: Whether kernels run as plain Python, with every index checked: slowly.
+
+    Raises:
+        TypeError, ValueError: An argument is not what it should be; the message names it.
+
+    Example:
+        >>> envs = Cage4VectorEnv(2, debug=True)
+        >>> obs, _ = envs.reset(seed=0)
+        >>> obs.shape, [vectors.shape for vectors in vectors_of(obs)][3:]
+        ((2, 578), [(2, 92), (2, 210)])
+        >>> obs, rewards, *_ = envs.step([[49, 49, 49, 49, 145]] * 2)
+        >>> rewards.shape, envs.states["phase"]
+        ((2,), array([0, 0], dtype=uint8))
+        >>> envs.close()
+    """
+
+    metadata: dict[str, Any] = METADATA
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        messages: bool = False,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        num_threads: int | None = None,
+        episode_infos: bool = False,
+        mask_infos: bool = False,
+        render_mode: str | None = None,
+        debug: bool = False,
+        **options: Any,
+    ) -> None:
+        self.options = Cage4Options(**options)
+        super().__init__(
+            team_kernels(messages, self.options.own_red),
+            num_envs,
+            params=compile_rules(self.options),
+            autoreset_mode=autoreset_mode,
+            num_threads=num_threads,
+            episode_infos=episode_infos,
+            mask_infos=mask_infos,
+            render_mode=render_mode,
+            debug=debug,
+            dry_run=False,
+        )
+
+    def agent_masks(self) -> list[np.ndarray]:
+        """Return which actions do something, of each agent bool (num_envs, 82) or (.., 242).
+
+        They stay the same through an episode.
+        """
+        masks = self.action_masks().view(np.bool_)
+        stops = np.cumsum(NUM_ACTIONS)
+        return np.split(masks[:, : stops[-1]], stops[:-1], axis=1)
+
+    def render(self) -> tuple[Any, ...]:
+        """Return a picture of each game, uint8 (height, width, 3)."""
+        from vecenv.cage.challenge4.view.picture import draw_state
+
+        return tuple(draw_state(state, self.options).to_array() for state in self.states)
+
+
+class Cage4Env(Env[np.ndarray, np.ndarray]):
+    """One game of CAGE Challenge 4, with one agent for all of blue; see `Cage4VectorEnv`.
+
+    Args:
+        render_mode: "rgb_array" or None.
+        **options: `messages` and the rest, as for `Cage4VectorEnv`.
+    """
+
+    metadata: dict[str, Any] = METADATA
+
+    def __init__(self, render_mode: str | None = None, **options: Any) -> None:
+        self._envs = Cage4VectorEnv(
+            1,
+            autoreset_mode=AutoresetMode.DISABLED,
+            num_threads=1,
+            render_mode=render_mode,
+            **options,
+        )
+        self.render_mode = render_mode
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
+        self._is_over = True
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode on a new network.
+
+        Returns:
+            The observation uint8 (578,), and infos with "action_mask".
+        """
+        super().reset(seed=seed)
+        obs, _ = self._envs.reset(seed=seed)
+        self._is_over = False
+        return obs[0].copy(), {"action_mask": self.action_masks()}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Play one step; the action is an index for each agent, int (5,)."""
+        if self._is_over:
+            raise ResetNeeded("the episode is over, or has not begun; call reset")
+        obs, rewards, terminations, truncations, _ = self._envs.step(np.asarray(action)[None])
+        self._is_over = bool(terminations[0] or truncations[0])
+        return (
+            obs[0].copy(),
+            float(rewards[0]),
+            bool(terminations[0]),
+            bool(truncations[0]),
+            {"action_mask": self.action_masks()},
+        )
+
+    def action_masks(self) -> np.ndarray:
+        """Return which actions do something, int8 (570,), of one agent after the other."""
+        return self._envs.action_masks()[0].copy()
+
+    @property
+    def state(self) -> np.record:
+        """The true state: a live record."""
+        return self._envs.states[0]
+
+    def render(self) -> Any:
+        """Return a picture, uint8 (height, width, 3)."""
+        return self._envs.render()[0]
+
+    def close(self) -> None:
+        """Close it; may be called twice."""
+        self._envs.close()
+
+
+def vectors_of(obs: np.ndarray) -> list[np.ndarray]:
+    """Return what each agent sees, views (N, 92) or (N, 210) of obs (N, 578)."""
+    return [
+        obs[:, start : start + length]
+        for start, length in zip(OBS_STARTS, OBS_LENGTHS, strict=True)
+    ]
+
+
+def overflows(states: np.ndarray) -> dict[str, int]:
+    """Count games that have outgrown a capacity in this episode; such a game is not exact.
+
+    Args:
+        states: `Cage4VectorEnv.states`.
+
+    Returns:
+        Numbers of games by capacity; empty if there is none.
+    """
+    flags = states["overflow"]
+    counts = {name: int((flags >> bit & 1).sum()) for bit, name in enumerate(OVERFLOW_NAMES)}
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,264 @@
+"""One game of CAGE Challenge 4 as a PettingZoo `ParallelEnv`, and how `make_vec_agents` makes many.
+
+The agents' names, spaces, padding, labels and infos are those of the original's flat wrapper. This
+module does not import PettingZoo: the class has the methods of a `ParallelEnv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
+
+from vecenv.cage.challenge4.env import METADATA, Cage4VectorEnv, vectors_of
+from vecenv.cage.challenge4.kernels import PADDED, game_kernels, vector_space
+from vecenv.cage.challenge4.network.names import action_labels
+from vecenv.cage.challenge4.options import Cage4Options, compile_rules
+from vecenv.cage.challenge4.rules.codes import (
+    AGENT_NAMES,
+    MAX_ACTIONS,
+    MESSAGE_BITS,
+    NUM_ACTIONS,
+    NUM_BLUE,
+    OBS_LENGTHS,
+    SLEEPS,
+)
+
+__all__ = ["Cage4ParallelEnv", "compiled_game", "parallel_env"]
+
+
+class Cage4ParallelEnv:
+    """One game, with the interface of PettingZoo's `ParallelEnv`.
+
+    Agents are "blue_agent_0" to "blue_agent_4". Observations are int64 vectors (92,), (210,) of
+    agent 4; an action is an index. Agents that are left out of the actions sleep. An agent with
+    `get_action(observation, action_space)`, as the original's evaluation calls them, plays here.
+
+    Args:
+        pad_spaces: Whether all vectors have 210 values, with zeros appended, and all agents 242
+            actions, of which those they do not have are Sleep.
+        render_mode: "rgb_array" or None.
+        batched: For `make_vec_agents`: observations are uint8 of a Box space, and `messages` says
+            whether actions are pairs of an index and a message of 8 bits.
+        messages: See above.
+        debug: Whether the rules run as plain Python, with every index checked: slowly.
+        **options: `steps`, `red`, `phishing_rate`, `alarm_rate`, `greens_one_by_one`.
+
+    Attributes:
+        possible_agents, agents: Names.
+
+    Example:
+        >>> env = Cage4ParallelEnv(steps=10, debug=True)
+        >>> observations, infos = env.reset(seed=0)
+        >>> observations["blue_agent_4"].shape, env.action_space("blue_agent_4")
+        ((210,), Discrete(242))
+        >>> env.action_labels("blue_agent_0")[16:18]
+        ['Monitor', 'Remove restricted_zone_a_subnet_server_host_0']
+        >>> observations, rewards, terminations, truncations, infos = env.step({})
+        >>> rewards["blue_agent_0"]
+        0.0
+    """
+
+    metadata: dict[str, Any] = {**METADATA, "name": "Cage4-v0", "is_parallelizable": True}
+
+    def __init__(
+        self,
+        *,
+        pad_spaces: bool = False,
+        render_mode: str | None = None,
+        batched: bool = False,
+        messages: bool = False,
+        debug: bool = False,
+        **options: Any,
+    ) -> None:
+        self.possible_agents = list(AGENT_NAMES)
+        self.agents: list[str] = []
+        self.render_mode = render_mode
+        self._pad, self._is_batched, self._pairs = pad_spaces, batched, messages
+        self._envs = Cage4VectorEnv(
+            1,
+            messages=True,
+            autoreset_mode="Disabled",
+            num_threads=1,
+            render_mode=render_mode,
+            debug=debug,
+            **options,
+        )
+        self._sizes = [MAX_ACTIONS] * NUM_BLUE if pad_spaces else list(NUM_ACTIONS)
+        self._spaces = {name: self._space_of(k) for k, name in enumerate(AGENT_NAMES)}
+        self._action_spaces: dict[str, Space[Any]] = {
+            name: MultiDiscrete([size, 1 << MESSAGE_BITS]) if messages else Discrete(size)
+            for name, size in zip(AGENT_NAMES, self._sizes, strict=True)
+        }
+        self._actions = np.zeros((1, 2 * NUM_BLUE), np.int64)
+        self._masks: dict[str, np.ndarray] = {}
+
+    def _space_of(self, agent: int) -> Space[Any]:
+        length = PADDED if self._pad else OBS_LENGTHS[agent]
+        if self._is_batched:
+            return vector_space((0,), length)
+        return MultiDiscrete([3] + [2] * (length - 1))
+
+    def observation_space(self, agent: str) -> Any:
+        """Return what an agent observes: MultiDiscrete, as in the original."""
+        return self._spaces[_known(agent)]
+
+    def action_space(self, agent: str) -> Any:
+        """Return what an agent can do: Discrete(82), Discrete(242) of agent 4 or padded."""
+        return self._action_spaces[_known(agent)]
+
+    def action_labels(self, agent: str) -> list[str]:
+        """Return what each action of an agent does, in the original's words.
+
+        Labels of traffic lack the addresses in parentheses that the original adds. After the first
+        reset, labels of hosts that are not there begin with "[Invalid]".
+        """
+        index = AGENT_NAMES.index(_known(agent))
+        mask = self._masks.get(agent)
+        labels = action_labels(index, mask)
+        return labels + ["[Padding] Sleep"] * (self._sizes[index] - len(labels))
+
+    def action_mask(self, agent: str) -> list[bool]:
+        """Return which actions of an agent do something; they stay through an episode."""
+        return self._masks[_known(agent)].tolist()
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Begin an episode on a new network.
+
+        Returns:
+            Observations and infos by agent; each info has "action_mask", bool.
+        """
+        obs, _ = self._envs.reset(seed=seed)
+        self.agents = list(AGENT_NAMES)
+        for name, mask, size in zip(
+            AGENT_NAMES, self._envs.agent_masks(), self._sizes, strict=True
+        ):
+            self._masks[name] = np.zeros(size, np.bool_)
+            self._masks[name][: mask.shape[1]] = mask[0]
+        return self._observations(obs), self._infos()
+
+    def step(
+        self, actions: Mapping[str, Any], messages: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], ...]:
+        """Play one step.
+
+        Args:
+            actions: Indices by agent; what the mask forbids acts as Sleep. Those of agents that are
+                left out are Sleep.
+            messages: By agent 8 bits, an array of 0 and 1 or bools; zeros of the others.
+
+        Returns:
+            Observations, rewards (the same for all), terminations, truncations and infos by agent.
+
+        Raises:
+            ValueError: An agent is unknown, an action out of range, or a message of other shape.
+            gymnasium.error.ResetNeeded: The episode is over, or has not begun.
+        """
+        if not self.agents:
+            raise ResetNeeded("the episode is over, or has not begun; call reset")
+        row = self._actions[0]
+        row[:NUM_BLUE] = SLEEPS
+        row[NUM_BLUE:] = 0
+        for name, action in actions.items():
+            self._read(name, action, row)
+        for name, message in (messages or {}).items():
+            row[NUM_BLUE + AGENT_NAMES.index(_known(name))] = _bits(name, message)
+        obs, rewards, terminations, truncations, _ = self._envs.step(self._actions)
+        reward, terminated = float(rewards[0]), bool(terminations[0])
+        truncated = bool(truncations[0])
+        if terminated or truncated:
+            self.agents = []
+        return (
+            self._observations(obs),
+            dict.fromkeys(AGENT_NAMES, reward),
+            dict.fromkeys(AGENT_NAMES, terminated),
+            dict.fromkeys(AGENT_NAMES, truncated),
+            self._infos(),
+        )
+
+    def _read(self, name: str, action: Any, row: np.ndarray) -> None:
+        """Write an agent's action, and its message, into the row of all."""
+        agent = AGENT_NAMES.index(_known(name))
+        if not self._action_spaces[name].contains(np.asarray(action, np.int64)):
+            raise ValueError(
+                f"the action of {name} is {action!r}, expected one of {self._action_spaces[name]}"
+            )
+        index, *message = np.ravel(action).tolist()
+        row[agent] = index if index < NUM_ACTIONS[agent] else SLEEPS[agent]
+        if message:
+            row[NUM_BLUE + agent] = message[0]
+
+    @property
+    def true_state(self) -> np.record:
+        """The true state: a live record, see `network.state`."""
+        return self._envs.states[0]
+
+    def render(self) -> Any:
+        """Return a picture, uint8 (height, width, 3); None without a render mode."""
+        return None if self.render_mode is None else self._envs.render()[0]
+
+    def close(self) -> None:
+        """Close it; may be called twice."""
+        self._envs.close()
+
+    @property
+    def unwrapped(self) -> Cage4ParallelEnv:
+        """The env itself."""
+        return self
+
+    @property
+    def num_agents(self) -> int:
+        """Number of agents that act next."""
+        return len(self.agents)
+
+    @property
+    def max_num_agents(self) -> int:
+        """Five."""
+        return NUM_BLUE
+
+    def _observations(self, obs: np.ndarray) -> dict[str, np.ndarray]:
+        found = {}
+        dtype = np.uint8 if self._is_batched else np.int64
+        for name, vector in zip(AGENT_NAMES, vectors_of(obs), strict=True):
+            found[name] = np.zeros(PADDED if self._pad else vector.shape[1], dtype)
+            found[name][: vector.shape[1]] = vector[0]
+        return found
+
+    def _infos(self) -> dict[str, dict[str, Any]]:
+        return {name: {"action_mask": mask.copy()} for name, mask in self._masks.items()}
+
+
+def _known(agent: Any) -> str:
+    if agent not in AGENT_NAMES:
+        raise ValueError(f"there is no agent {agent!r}, expected one of {', '.join(AGENT_NAMES)}")
+    return agent
+
+
+def _bits(name: str, message: Any) -> int:
+    bits = np.asarray(message)
+    if not MultiBinary(MESSAGE_BITS).contains(bits.astype(np.int8)) or (bits != bits % 2).any():
+        raise ValueError(f"the message of {name} is {message!r}, expected {MESSAGE_BITS} bits")
+    return int((bits.astype(np.int64) << np.arange(MESSAGE_BITS)).sum())
+
+
+# --- many games at a time, for `make_vec_agents` ---
+
+
+def compiled_game(
+    *, pad: bool = False, messages: bool = False, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Return the kernels of a game, and options of the vector env that steps many."""
+    chosen = Cage4Options(**options)
+    kernels = game_kernels(bool(pad), bool(messages), chosen.own_red)
+    return kernels, {"params": compile_rules(chosen), "dry_run": False}
+
+
+def parallel_env(*, pad: bool = False, **options: Any) -> Cage4ParallelEnv:
+    """Return one game with the spaces of `compiled_game`."""
+    return Cage4ParallelEnv(pad_spaces=pad, batched=True, **options)

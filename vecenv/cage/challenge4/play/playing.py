@@ -1,0 +1,274 @@
+"""Let a policy play whole episodes of CAGE Challenge 4, for a score or to look at."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vecenv.cage.challenge4.env import Cage4VectorEnv, overflows, vectors_of
+from vecenv.cage.challenge4.play.policies import find_policy
+from vecenv.cage.challenge4.rules.codes import MESSAGE_BITS, NUM_ACTIONS, NUM_BLUE
+from vecenv.cage.evaluation import Estimate, estimate, interval
+from vecenv.core.errors import ActionError
+from vecenv.files import write_text
+
+__all__ = ["CAUSES", "Cage4Evaluation", "Episodes", "evaluate_cage4", "play_episodes", "play_game"]
+
+CAUSES = ("local_work", "access_service", "impact", "action_cost")
+_TITLES = ("LocalWork fails", "AccessService fails", "Impact", "Restore")
+NUM_PHASES = 3
+_BATCH = 250  # games played side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Cage4Evaluation:
+    """What `evaluate_cage4` found; prints as a table.
+
+    Attributes:
+        policy: What the policy is called.
+        red: The red agent.
+        steps: The original's S; an episode has S - 1 steps.
+        episodes: How many were played.
+        seed: Of the first one; episode i has seed + i.
+        score: What the challenge's own script reports: rewards but the last step's, S - 2 of them.
+        total: All rewards, the return.
+        phases: The return by phase.
+        causes: The return by cause, see `CAUSES`.
+        overflowed: Games that outgrew a capacity of the simulator, by capacity; these are not
+            exact.
+    """
+
+    policy: str
+    red: str
+    steps: int
+    episodes: int
+    seed: int
+    score: Estimate
+    total: Estimate
+    phases: tuple[Estimate, ...]
+    causes: dict[str, Estimate]
+    overflowed: dict[str, int]
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return all of it as JSON, and write it to a file if a path is given.
+
+        The estimate `total` is called "return" there.
+        """
+        fields = asdict(self)
+        fields["return"] = fields.pop("total")
+        text = json.dumps(fields, indent=2)
+        if path is not None:
+            write_text(path, text + "\n")
+        return text
+
+    def table(self) -> Table:
+        """Return a table for `rich` to print: mean ± half of the 95 % confidence interval."""
+        title = f"{self.policy} against {self.red}: {self.episodes} episodes of {self.steps} steps"
+        table = Table(title=Text(title), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        table.add_column("", no_wrap=True)
+        table.add_column("mean", justify="right", no_wrap=True)
+        table.add_column("deviation", justify="right", no_wrap=True)
+
+        def row(name: str, found: Estimate, style: str | None = None) -> None:
+            shown = interval(found.mean, found.ci95), f"{found.sd:.1f}"
+            table.add_row(Text(name), *shown, style=style)
+
+        row(f"score ({self.steps - 2} rewards)", self.score, "bold")
+        row(f"return ({self.steps - 1} rewards)", self.total)
+        table.add_section()
+        for phase, found in enumerate(self.phases):
+            row(f"phase {phase}", found)
+        table.add_section()
+        for title, name in zip(_TITLES, CAUSES, strict=True):
+            row(title, self.causes[name])
+        return table
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=100, color_system=None, legacy_windows=False)
+        with console.capture() as capture:
+            console.print(self.table())
+        return capture.get().rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """Episodes that were played.
+
+    Attributes:
+        rewards: float64 (steps, N).
+        phases: float64 (N, 3), rewards by phase.
+        causes: float64 (N, 4), rewards by cause.
+        sessions: int64 (N, 6), of each red agent at the end.
+        overflowed: See `Cage4Evaluation`.
+    """
+
+    rewards: np.ndarray
+    phases: np.ndarray
+    causes: np.ndarray
+    sessions: np.ndarray
+    overflowed: dict[str, int]
+
+
+def play_game(policy: Any, envs: Cage4VectorEnv, seed: int | None) -> Iterator[np.ndarray]:
+    """Play one episode in every env; yield the rewards (N,) of each step.
+
+    Args:
+        policy: See `policies`.
+        envs: With messages, and without autoreset.
+        seed: Of game 0.
+    """
+    obs, _ = envs.reset(seed=seed)
+    policy.reset([mask.copy() for mask in envs.agent_masks()])
+    is_over = False
+    while not is_over:
+        # Every observation is an array of its own, which the policy may keep.
+        obs, rewards, terminations, _, _ = envs.step(_read(policy.act(vectors_of(obs)), len(obs)))
+        is_over = bool(terminations.all())
+        yield rewards
+
+
+def _read(answer: Any, num: int) -> np.ndarray:
+    """Return what a policy said as actions int64 (N, 10)."""
+    indices, messages = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+    actions = np.zeros((num, 2 * NUM_BLUE), np.int64)
+    for name, given, start, highs in (
+        ("actions", indices, 0, np.array(NUM_ACTIONS)),
+        ("messages", messages, NUM_BLUE, np.full(NUM_BLUE, 1 << MESSAGE_BITS)),
+    ):
+        if given is None:
+            continue
+        array = np.asarray(given)
+        if array.shape != (num, NUM_BLUE) or array.dtype.kind not in "iub":
+            raise ActionError(
+                f"the policy returned {name} of {array.dtype} {array.shape}, expected integers "
+                f"({num}, {NUM_BLUE}), one per game and agent"
+            )
+        wrong = (array < 0) | (array >= highs)
+        if wrong.any():
+            game, agent = np.argwhere(wrong)[0]
+            raise ActionError(
+                f"the policy's {name} have {array[game, agent]} for agent {agent} of game {game}, "
+                f"expected 0 to {highs[agent] - 1}"
+            )
+        actions[:, start : start + NUM_BLUE] = array
+    return actions
+
+
+def play_episodes(
+    policy: Any,
+    episodes: int,
+    *,
+    seed: int = 0,
+    num_threads: int | None = None,
+    on_step: Callable[[int], Any] | None = None,
+    **options: Any,
+) -> Episodes:
+    """Let a policy play episodes, side by side; episode i has seed + i.
+
+    Args:
+        policy: See `policies.find_policy`.
+        episodes: How many.
+        seed: Of the first one.
+        num_threads: At most so many threads.
+        on_step: Called after each step with the number of game steps made, to show progress.
+        **options: See `Cage4Options`.
+    """
+    player = find_policy(policy, seed)
+    parts = []
+    overflowed: dict[str, int] = {}
+    for start in range(0, episodes, _BATCH):
+        size = min(_BATCH, episodes - start)
+        envs = Cage4VectorEnv(
+            size, messages=True, autoreset_mode="Disabled", num_threads=num_threads, **options
+        )
+        try:
+            rewards, phases, causes = [], np.zeros((size, NUM_PHASES)), np.zeros((size, 4))
+            for reward in play_game(player, envs, seed + start):
+                rewards.append(reward)
+                phases[np.arange(size), envs.states["phase"]] += reward
+                causes += envs.states["reward_parts"]
+                if on_step is not None:
+                    on_step(size)
+            sessions = envs.states["num_sessions"].astype(np.int64)
+            for name, count in overflows(envs.states).items():
+                overflowed[name] = overflowed.get(name, 0) + count
+        finally:
+            envs.close()
+        parts.append((np.array(rewards), phases, causes, sessions))
+    rewards = np.concatenate([part[0] for part in parts], axis=1)
+    phases, causes, sessions = (np.concatenate([p[i] for p in parts]) for i in (1, 2, 3))
+    return Episodes(rewards, phases, causes, sessions, overflowed)
+
+
+def evaluate_cage4(
+    policy: Any,
+    *,
+    episodes: int = 1000,
+    seed: int = 0,
+    name: str | None = None,
+    num_threads: int | None = None,
+    on_step: Callable[[int], Any] | None = None,
+    **options: Any,
+) -> Cage4Evaluation:
+    """Let a policy play CAGE Challenge 4 by the challenge's protocol.
+
+    Args:
+        policy: "sleep", "random", "react-restore", "react-remove", "decoy-restore", "defender" (the
+            trained one), a file with a saved defender, "module:object", an object with
+            `reset(masks)` and `act(observations)`, or a function of observations and masks.
+        episodes: How many, at least 2.
+        seed: Of the first one; the same gives the same numbers, if the policy does not draw.
+        name: What to call the policy.
+        num_threads: At most so many threads.
+        on_step: Called after each step with the number of game steps made, to show progress.
+        **options: `steps`, `red`, `phishing_rate`, `alarm_rate`, see `Cage4Options`.
+
+    Raises:
+        TypeError, ValueError: An argument is not what it should be; the message names it.
+        ActionError: The policy returned something that is not one index per game and agent.
+
+    Example:
+        >>> result = evaluate_cage4("sleep", episodes=4, steps=30)
+        >>> result.episodes, result.causes["action_cost"].mean
+        (4, 0.0)
+    """
+    for argument, value, least in (("episodes", episodes, 2), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{argument} is {value!r}, expected an integer of at least {least}")
+    found = play_episodes(
+        policy, episodes, seed=seed, num_threads=num_threads, on_step=on_step, **options
+    )
+    red = options.get("red", "fsm")
+    return Cage4Evaluation(
+        policy=name or _name_of(policy),
+        red=red if isinstance(red, str) else _name_of(red),
+        steps=int(options.get("steps", 500)),
+        episodes=episodes,
+        seed=seed,
+        score=estimate(found.rewards[:-1].sum(axis=0)),
+        total=estimate(found.rewards.sum(axis=0)),
+        phases=tuple(estimate(column) for column in found.phases.T),
+        causes={
+            name: estimate(column) for name, column in zip(CAUSES, found.causes.T, strict=True)
+        },
+        overflowed=found.overflowed,
+    )
+
+
+def _name_of(policy: Any) -> str:
+    if isinstance(policy, str | Path):
+        return str(policy)
+    return getattr(policy, "__name__", type(policy).__name__)

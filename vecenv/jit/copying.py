@@ -1,0 +1,67 @@
+"""Copies of many numbers in few instructions, for kernels whose observations are most of the work.
+
+In a loop that reads one array and writes another, the compiler must expect that each write changes
+what is read next, and so copies number by number. `copy_numbers` reads all before it writes any.
+"""
+
+from typing import Any, cast
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import overload
+
+__all__ = ["copy_numbers"]
+
+# Called without the first argument of the definition, which type checkers don't know.
+intrinsic = cast("Any", numba_intrinsic)
+
+
+def copy_numbers(source, source_start, target, target_start, count):
+    """Copy `count` numbers from one array to another, both with one axis; no index is checked.
+
+    It is fast if `count` is a constant: a literal, or a global or closed-over variable.
+    """
+    for k in range(count):
+        target[target_start + k] = source[source_start + k]
+
+
+@overload(copy_numbers, prefer_literal=True)
+def _copy_numbers(source, source_start, target, target_start, count):
+    if isinstance(count, types.IntegerLiteral) and _can_convert(source.dtype, target.dtype):
+
+        def copy_at_once(source, source_start, target, target_start, count):
+            _copy_vector(source, source_start, target, target_start, count)
+
+        return copy_at_once
+    return copy_numbers
+
+
+def _can_convert(given: Any, wanted: Any) -> bool:
+    return given == wanted or (
+        isinstance(given, types.Integer) and wanted in (types.float32, types.float64)
+    )
+
+
+@intrinsic(prefer_literal=True)
+def _copy_vector(typingctx, source, source_start, target, target_start, count):
+    """Copy through one vector; the processor's are narrower, and LLVM splits it."""
+
+    def codegen(context, builder, signature, args):
+        given, wanted = source.dtype, target.dtype
+        addresses = []
+        for array_type, array, start in ((source, args[0], args[1]), (target, args[2], args[3])):
+            vector = ir.VectorType(context.get_data_type(array_type.dtype), count.literal_value)
+            first = context.make_array(array_type)(context, builder, array).data
+            place = cgutils.gep(builder, first, start)
+            addresses.append((builder.bitcast(place, vector.as_pointer()), vector))
+        (place, _), (to, vector) = addresses
+        numbers = builder.load(place, align=given.bitwidth // 8)
+        if given != wanted:
+            convert = builder.sitofp if given.signed else builder.uitofp
+            numbers = convert(numbers, vector)
+        builder.store(numbers, to, align=wanted.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.none(source, types.intp, target, types.intp, count), codegen
