@@ -9,8 +9,8 @@ what its agent does; "mappo", whose critic sees the game's state besides; and "s
 stable-baselines3 over SuperSuit's vector env of agents. All get the settings of `SETTINGS`: games,
 steps between updates, epochs, minibatches, learning rate falling linearly to 0, discounts,
 clipping, entropy, orthogonal 64-64 tanh networks for actor and critic each, Adam with eps 1e-5.
-"... compiled" is the same on the compiled env of the same rules, for stable-baselines3 through
-`vecenv.adapters.sb3` instead of SuperSuit.
+"... compiled" is the same on the compiled env of the same rules, which SuperSuit gets as a
+`GameView`, one for each game.
 
 Then the policy plays each of some games once, from the same seeds for all; actions are the
 likeliest ones, or drawn. The return is an agent's, its mean over agents and games.
@@ -37,7 +37,7 @@ import torch
 from measure import machine, markdown_table
 
 from vecenv import make_vec_agents
-from vecenv.adapters.sb3 import SB3VecEnv
+from vecenv.adapters.pettingzoo import GameView
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 ppo: Any = import_module("ppo_agents")  # the example, whose folder comes first now
@@ -108,17 +108,25 @@ def train_sb3(options: Any) -> Act:
 
 
 def rows_for_sb3(options: Any) -> Any:
-    """Return agents' rows as a vector env of stable-baselines3, seeded."""
-    if options.backend == "jit":
-        envs = make_vec_agents(options.env, options.num_games, autoreset_mode="SameStep")
-        envs.reset(seed=options.seed)  # seeds count games, stable-baselines3's count rows
-        return SB3VecEnv(envs)  # pyright: ignore[reportArgumentType]
+    """Return agents' rows as SuperSuit's vector env for stable-baselines3, seeded."""
     supersuit: Any = import_module("supersuit")
-    env = import_module(options.env).parallel_env(**options.env_kwargs)
-    rows = supersuit.pettingzoo_env_to_vec_env_v1(env)
-    games = supersuit.concat_vec_envs_v1(
-        rows, options.num_games, num_cpus=0, base_class="stable_baselines3"
-    )
+    if options.backend == "jit":
+        vector: Any = import_module("supersuit.vector")
+        wrapper: Any = import_module("supersuit.vector.sb3_vector_wrapper")
+        made = [
+            make_vec_agents(options.env, 1, autoreset_mode="Disabled")
+            for _ in range(options.num_games)
+        ]
+        views = [vector.MarkovVectorEnv(GameView(envs)) for envs in made]
+        spaces = views[0].observation_space, views[0].action_space
+        games = vector.ConcatVecEnv([lambda view=view: view for view in views], *spaces)
+        games = wrapper.SB3VecEnvWrapper(games)
+    else:
+        env = import_module(options.env).parallel_env(**options.env_kwargs)
+        rows = supersuit.pettingzoo_env_to_vec_env_v1(env)
+        games = supersuit.concat_vec_envs_v1(
+            rows, options.num_games, num_cpus=0, base_class="stable_baselines3"
+        )
     # Copies of one env draw alike, until they are reset with seeds of their own.
     for number, game in enumerate(games.venv.vec_envs):
         game.par_env.reset(seed=options.seed + number)
@@ -145,6 +153,11 @@ def measure(env: str, learner: str, seed: int) -> dict[str, Any]:
     """Train one case and play its policy."""
     torch.manual_seed(seed)
     options = options_of(env, learner, seed)
+    if options.backend == "jit":  # compile, or load what was
+        envs = ppo.make_envs(options, 1)
+        envs.reset(seed=0)
+        envs.step({name: group.action_space.sample() for name, group in envs.groups.items()})
+        envs.close()
     begin = time.process_time()
     act = train_sb3(options) if learner.startswith("sb3") else train_example(options)
     seconds = time.process_time() - begin
