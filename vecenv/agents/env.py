@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector.utils import batch_space
 
 from vecenv.agents.grouping import (
     ALIVE,
@@ -42,7 +41,7 @@ from vecenv.core.masks import MASK_KEY, can_be_masked, mask_sizes
 from vecenv.core.rows import ObservationRows, check_slot_array
 from vecenv.core.seeding import Seed
 from vecenv.core.slots import FLAG_DTYPES, slot_rows
-from vecenv.core.spaces import BatchedSpaces
+from vecenv.core.spaces import BatchedSpaces, batch_thinly
 
 __all__ = ["AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv"]
 
@@ -119,9 +118,9 @@ class AgentGroup:
         self.num_agents, self.num_games = len(members.agents), games.num_envs
         self.num_envs = self.num_agents * self.num_games
         self.single_observation_space = members.observation_space
-        self.observation_space = batch_space(members.observation_space, self.num_envs)
+        self.observation_space = batch_thinly(members.observation_space, self.num_envs)
         self.single_action_space: Space[Any] = members.action_space
-        self.action_space = batch_space(members.action_space, self.num_envs)
+        self.action_space = batch_thinly(members.action_space, self.num_envs)
         self.autoreset_mode = games.autoreset_mode
         self.alive = np.zeros(self.num_envs, np.bool_)
         self.valid = np.zeros(self.num_envs, np.bool_)
@@ -319,6 +318,9 @@ class AgentsVecEnv:
         self.games = games
         self.mask_infos = mask_infos
         self.groups = {name: AgentGroup(name, found, games) for name, found in members.items()}
+        if (source_of := getattr(games, "mask_source", None)) is not None:
+            for name, group in self.groups.items():
+                group.masks.source = source_of(name)
         self.num_games = games.num_envs
         self.autoreset_mode = games.autoreset_mode
         self.metadata = games.metadata
