@@ -141,7 +141,7 @@ def ppo_loss(agent: Defender, batch: Any, clip: float) -> tuple[Tensor, dict[str
         entropies.append(-(all_log_probs.exp() * all_log_probs.clamp(min=-50)).sum())
         errors.append((agent.critic(part["truths"])[:, 0] - part["returns"]).square().sum())
         count += len(ratio)
-    gain, entropy, error = sum(gains) / count, sum(entropies) / count, sum(errors) / count
+    gain, entropy, error = (torch.stack(x).sum() / count for x in (gains, entropies, errors))
     loss = error / 2 - gain - agent.entropy_weight * entropy
     return loss, {"entropy": entropy.detach(), "value_error": error.detach()}
 
