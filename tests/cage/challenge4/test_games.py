@@ -8,6 +8,7 @@ from cage.challenge4.lockstep import Games, play
 from vecenv.cage.challenge4.options import Cage4Options
 from vecenv.cage.challenge4.play.policies import make_policy
 from vecenv.cage.challenge4.rules import codes
+from vecenv.jit.random import integers
 
 SHORT = Cage4Options(steps=40)
 SLEEPS = [49, 49, 49, 49, 145]
@@ -112,3 +113,24 @@ def test_rules_run_as_plain_python_with_every_index_checked(red):
         plain.step(actions)
         assert (compiled.obs == plain.obs).all() and (compiled.rewards == plain.rewards).all()
     assert compiled.envs.states.tobytes() == plain.envs.states.tobytes()
+
+
+def scanning_red(state, agent, rng):
+    """Scan the first known host; then ask for what does not exist."""
+    if state.t < 10:
+        return codes.AGGRESSIVE, state.table[agent, 0], state.offered[agent, 0]
+    return codes.EXPLOIT, 7, 200 + integers(rng, 2)
+
+
+@pytest.mark.parametrize(
+    "debug", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["plain", "compiled"]
+)
+def test_a_red_agent_of_ones_own_plays(debug):
+    games = Games(2, seed=0, options=Cage4Options(steps=20, red=scanning_red), debug=debug)
+    for step in range(19):
+        games.step([SLEEPS] * 2)
+        states = games.envs.states
+        assert (states["choice_type"][:, 0] == (codes.AGGRESSIVE if step < 10 else 255)).all()
+        assert (states["done_success"][:, 0] == (codes.SUCCEEDED if step < 10 else 255)).all()
+    assert (states["num_memory"][:, 0] == 1).all()
+    games.close()
