@@ -9,10 +9,11 @@ what its agent does; "mappo", whose critic sees the game's state besides; and "s
 stable-baselines3 over SuperSuit's vector env of agents. All get the settings of `SETTINGS`: games,
 steps between updates, epochs, minibatches, learning rate falling linearly to 0, discounts,
 clipping, entropy, orthogonal 64-64 tanh networks for actor and critic each, Adam with eps 1e-5.
-"ippo, compiled" trains on the compiled env of the same rules, and is played on the original.
+"... compiled" is the same on the compiled env of the same rules, which SuperSuit gets as a
+`GameView`, one for each game.
 
-Then the policy plays games of the original env from the same seeds, one game after the other;
-actions are the likeliest ones, or drawn. The return is an agent's, its mean over agents and games.
+Then the policy plays each of some games once, from the same seeds for all; actions are the
+likeliest ones, or drawn. The return is an agent's, its mean over agents and games.
 
 Seconds are of processor time, of this one process with one torch thread, envs and learning; so that
 they can be compared on a machine that does other things as well.
@@ -21,6 +22,7 @@ they can be compared on a machine that does other things as well.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -34,18 +36,21 @@ import numpy as np
 import torch
 from measure import machine, markdown_table
 
+from vecenv import make_vec_agents
+from vecenv.adapters.pettingzoo import GameView
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 ppo: Any = import_module("ppo_agents")  # the example, whose folder comes first now
 
 MODULES = {"spread": "mpe2.simple_spread_v3", "pursuit": "pettingzoo.sisl.pursuit_v5"}
-COMPILED = {"pursuit": "vecenv:Pursuit-v0", "spread": "vecenv:Spread-v0"}
+COMPILED = {"pursuit": "Pursuit-v0", "spread": "Spread-v0"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "spread": {"total_steps": 150_000},
-    "pursuit": {"total_steps": 120_000, "num_epochs": 4, "num_minibatches": 8},
+    "pursuit": {"total_steps": 300_000, "num_steps": 32, "num_epochs": 4},
 }
-GAMES = {"spread": 100, "pursuit": 8}  # of the evaluation
-LEARNERS = ("ippo", "mappo", "sb3", "ippo, compiled")
-Act = Callable[[np.ndarray, bool], np.ndarray]  # observations (A, ...) -> actions (A,)
+GAMES = {"spread": 100, "pursuit": 20}  # of the evaluation
+LEARNERS = ("ippo", "mappo", "sb3", "ippo, compiled", "sb3, compiled")
+Act = Callable[[np.ndarray, bool], np.ndarray]  # observations (B, ...) -> actions (B,)
 
 
 def options_of(env: str, learner: str, seed: int) -> Any:
@@ -78,16 +83,8 @@ def train_example(options: Any) -> Act:
 
 def train_sb3(options: Any) -> Act:
     """Train stable-baselines3's PPO with the same options; return its policy."""
-    supersuit: Any = import_module("supersuit")
     model_class: Any = import_module("stable_baselines3").PPO
-    env = import_module(options.env).parallel_env(**options.env_kwargs)
-    rows = supersuit.pettingzoo_env_to_vec_env_v1(env)
-    games = supersuit.concat_vec_envs_v1(
-        rows, options.num_games, num_cpus=0, base_class="stable_baselines3"
-    )
-    # Copies of one env draw alike, until they are reset with seeds of their own.
-    for number, game in enumerate(games.venv.vec_envs):
-        game.par_env.reset(seed=options.seed + number)
+    games = rows_for_sb3(options)
     size = games.num_envs * options.num_steps
     hidden = list(options.hidden)
     model = model_class(
@@ -110,38 +107,64 @@ def train_sb3(options: Any) -> Act:
     return lambda obs, draws: model.predict(obs, deterministic=not draws)[0]
 
 
-def play(env: str, act: Act, draws: bool, num_games: int) -> list[float]:
-    """Return the mean return of an agent in each of some games."""
-    game = import_module(MODULES[env]).parallel_env()
-    found = []
-    for number in range(num_games):
-        torch.manual_seed(number)
-        obs, _ = game.reset(seed=1_000_000 + number)
-        agents, total = list(game.agents), 0.0
-        while game.agents:
-            actions = act(np.stack([obs[agent] for agent in agents]), draws)
-            obs, rewards, *_ = game.step(dict(zip(agents, actions.tolist(), strict=True)))
-            total += sum(rewards.values())
-        found.append(total / len(agents))
-    return found
+def rows_for_sb3(options: Any) -> Any:
+    """Return agents' rows as SuperSuit's vector env for stable-baselines3, seeded."""
+    supersuit: Any = import_module("supersuit")
+    if options.backend == "jit":
+        vector: Any = import_module("supersuit.vector")
+        wrapper: Any = import_module("supersuit.vector.sb3_vector_wrapper")
+        made = [
+            make_vec_agents(options.env, 1, autoreset_mode="Disabled")
+            for _ in range(options.num_games)
+        ]
+        views = [vector.MarkovVectorEnv(GameView(envs)) for envs in made]
+        spaces = views[0].observation_space, views[0].action_space
+        games = vector.ConcatVecEnv([lambda view=view: view for view in views], *spaces)
+        games = wrapper.SB3VecEnvWrapper(games)
+    else:
+        env = import_module(options.env).parallel_env(**options.env_kwargs)
+        rows = supersuit.pettingzoo_env_to_vec_env_v1(env)
+        games = supersuit.concat_vec_envs_v1(
+            rows, options.num_games, num_cpus=0, base_class="stable_baselines3"
+        )
+    # Copies of one env draw alike, until they are reset with seeds of their own.
+    for number, game in enumerate(games.venv.vec_envs):
+        game.par_env.reset(seed=options.seed + number)
+    return games
+
+
+def play(options: Any, act: Act, draws: bool, num_games: int) -> float:
+    """Play each of some games once; return the mean return of an agent."""
+    torch.manual_seed(options.seed)
+    options = dataclasses.replace(options, critic="own")
+    envs = ppo.make_envs(options, num_games)
+    ((name, group),) = envs.groups.items()
+    obs, _ = envs.reset(seed=1_000_000)
+    total, goes_on = 0.0, np.ones(num_games, np.bool_)
+    while goes_on.any():
+        obs, rewards, *_ = envs.step({name: act(obs[name], draws)})
+        total += rewards[name].reshape(num_games, -1)[goes_on].sum()
+        goes_on &= group.alive.reshape(num_games, -1).any(1)
+    envs.close()
+    return float(total / group.num_envs)
 
 
 def measure(env: str, learner: str, seed: int) -> dict[str, Any]:
     """Train one case and play its policy."""
     torch.manual_seed(seed)
     options = options_of(env, learner, seed)
+    if options.backend == "jit":  # compile, or load what was
+        envs = ppo.make_envs(options, 1)
+        envs.reset(seed=0)
+        envs.step({name: group.action_space.sample() for name, group in envs.groups.items()})
+        envs.close()
     begin = time.process_time()
-    act = train_sb3(options) if learner == "sb3" else train_example(options)
+    act = train_sb3(options) if learner.startswith("sb3") else train_example(options)
     seconds = time.process_time() - begin
-    returns = {kind: play(env, act, kind == "drawn", GAMES[env]) for kind in ("drawn", "likeliest")}
-    return {
-        "env": env,
-        "learner": learner,
-        "seed": seed,
-        "steps": options.total_steps,
-        "seconds": seconds,
-        **{kind: statistics.mean(found) for kind, found in returns.items()},
-    }
+    kinds = ("drawn", "likeliest")
+    returns = {kind: play(options, act, kind == "drawn", GAMES[env]) for kind in kinds}
+    found = {"env": env, "learner": learner, "seed": seed, "steps": options.total_steps}
+    return {**found, "seconds": seconds, **returns}
 
 
 def table(results: Iterable[dict[str, Any]]) -> str:

@@ -22,7 +22,7 @@ from vecenv.agents.grouping import Grouping, Members
 from vecenv.core.importing import import_module
 from vecenv.make import make_vec
 
-__all__ = ["make_vec_agents"]
+__all__ = ["check_name", "make_game", "make_vec_agents"]
 
 # Games of this package: modules with `compiled_game`, which returns kernels and options, and
 # `parallel_env`, the same game in Python's hands.
@@ -88,24 +88,26 @@ def make_vec_agents(
         else:
             env, env_kwargs = game, {"pad": pad, **env_kwargs}
         pad = False  # the game pads
+    is_compiled = _is_compiled(env)
     games: Any
-    if is_compiled := _is_compiled(env):
+    if is_compiled:
         unused = {
             "groups": groups is not None,
             "pad": pad,
             "agent_indicator": agent_indicator,
-            "central_state": central_state,
             "max_agents": max_agents is not None,
             "agent_spaces": agent_spaces is not None,
         }
         if given := [name for name, is_given in unused.items() if is_given]:
             raise ValueError(
-                f"the game is compiled with its groups and got {', '.join(given)}, which is for "
+                f"a compiled game has groups of its own and got {', '.join(given)}, which is for "
                 "games in Python"
             )
         if backend not in ("auto", "jit"):
             raise ValueError(f"the game is compiled and got backend {backend!r}; use 'jit'")
-        games = _make_compiled(env, num_games, autoreset_mode, vector_kwargs, env_kwargs)
+        games = _make_compiled(
+            env, num_games, autoreset_mode, vector_kwargs, env_kwargs, central_state
+        )
     else:
         factories = _read_factories(env, num_games, env_kwargs)
         options = {
@@ -131,6 +133,25 @@ def make_vec_agents(
     except BaseException:
         games.close()
         raise
+
+
+def check_name(name: str) -> None:
+    """Refuse a name of a game that there is not.
+
+    Raises:
+        ValueError, ModuleNotFoundError, TypeError: See `make_vec_agents`.
+    """
+    _factory(name, {})
+
+
+def make_game(env: Any, **env_kwargs: Any) -> GameEnv:
+    """Make a single game as an env of columns.
+
+    Args:
+        env: See `make_vec_agents`, but no list and no kernels.
+        **env_kwargs: For the game's constructor.
+    """
+    return _Maker(_factory(env, env_kwargs), 0, {})()
 
 
 class _Maker:
@@ -194,10 +215,10 @@ def _is_same(one: Members, other: Members) -> bool:
 
 
 def _is_compiled(env: Any) -> bool:
-    """Whether these are kernels, or the id of a vector env in Gymnasium's registry."""
+    """Whether these are kernels, or an id in Gymnasium's registry; loads no compiler."""
     if isinstance(env, str):
         return ":" in env or env in gym.registry
-    kernels = sys.modules.get("vecenv.jit.kernels")  # loads no compiler
+    kernels = sys.modules.get("vecenv.jit.kernels")
     return kernels is not None and isinstance(env, kernels.EnvKernels)
 
 
@@ -207,6 +228,7 @@ def _make_compiled(
     autoreset_mode: str | AutoresetMode | None,
     vector_kwargs: Mapping[str, Any] | None,
     env_kwargs: dict[str, Any],
+    central_state: bool,
 ) -> Any:
     from vecenv.agents.compiled import CompiledGames  # loads the compiler
 
@@ -219,7 +241,7 @@ def _make_compiled(
         **env_kwargs,
     )
     try:
-        return CompiledGames(envs)
+        return CompiledGames(envs, central_state=central_state)
     except BaseException:
         envs.close()
         raise
