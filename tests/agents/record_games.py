@@ -28,8 +28,8 @@ CASES = {
     ),
     "pursuit_crowd": (
         FedPursuit,
-        {"n_pursuers": 20, "n_evaders": 20, "obs_range": 5, "constraint_window": 0.8},
-        40,
+        {"n_pursuers": 20, "n_evaders": 20, "obs_range": 5, "constraint_window": 0.7},
+        70,
     ),
     "spread": (FedSpread, {}, 60),
     "spread_pushed": (

@@ -98,7 +98,8 @@ class CompiledGames(VecEnv):
             for name, group in self._groups
         }
         # Where `_collect` finds these fields: address, bytes of a record, offsets, agents.
-        rewards_at, flags_at = (states.dtype.fields[name][1] for name in _NOTED[:2])
+        fields = states.dtype.fields or {}
+        rewards_at, flags_at = (fields[name][1] for name in _NOTED[:2])
         self._places = (
             states.ctypes.data,
             states.dtype.itemsize,

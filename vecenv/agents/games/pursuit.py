@@ -173,8 +173,8 @@ def is_caught(cell, grid, params):
     if not params.surround:
         return grid[NUM_COUNTS * cell + PURSUER] >= params.n_catch
     for k in range(4):
-        beside = NUM_COUNTS * params.beside[cell, k]
-        if grid[beside + PURSUER] == 0 and grid[beside + WALL] == 0:
+        around = NUM_COUNTS * params.around[cell, k]
+        if grid[around + PURSUER] == 0 and grid[around + WALL] == 0:
             return False
     return True
 
@@ -295,11 +295,13 @@ def pursuit_params(options: PursuitOptions) -> Any:
     empty_grid[:, WALL] = walls.reshape(-1)
     cells = np.arange(walls.size)
     after = np.zeros((walls.size, len(MOVES)), np.uint32)
+    around = np.zeros((walls.size, 4), np.uint32)
     beside = np.zeros((walls.size, 4), np.uint32)
     for action, (dx, dy) in enumerate(MOVES):
         to = np.clip(cells + dx + dy * row_cells, 0, walls.size - 1)
         after[:, action] = np.where(walls.reshape(-1)[to] == 0, to, cells)
         if action < 4:
+            around[:, action] = to
             beside[:, action] = np.where(is_inside.reshape(-1)[to] != 0, to, cells)
     return pack_record(
         margin=margin,
@@ -309,7 +311,8 @@ def pursuit_params(options: PursuitOptions) -> Any:
         corner=np.uint32(reach * row_cells + reach),  # from it to an agent, of what that sees
         empty_grid=empty_grid.reshape(-1),
         after=after,  # where each action leads from each cell
-        beside=beside,  # the cells beside each cell; it itself where these are outside
+        around=around,  # the four cells beside each cell
+        beside=beside,  # likewise, but the cell itself where they are outside the map
         x_size=options.x_size,
         y_size=options.y_size,
         max_cycles=options.max_cycles,

@@ -1,0 +1,39 @@
+"""copy_numbers does the same at once, number by number and in Python."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from vecenv.jit.copying import copy_numbers
+
+COUNT = 21
+
+
+@njit
+def copy_constant(source, target):
+    """Copy a number of numbers that is known when this is compiled."""
+    copy_numbers(source, 3, target, 7, COUNT)
+
+
+@njit
+def copy_some(source, target, count):
+    """Copy a number of numbers that is not."""
+    copy_numbers(source, 3, target, 7, count)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [(np.uint8, np.float32), (np.int16, np.float64), (np.float32, np.float32)],
+)
+def test_copies_are_the_same_however_they_are_made(given, wanted):
+    source = np.random.default_rng(0).integers(0, 200, 40).astype(given) - given(100)
+    expected = np.zeros((3, 4, 3), wanted)
+    expected.reshape(-1)[7 : 7 + COUNT] = source[3 : 3 + COUNT]
+    for copy in (
+        copy_constant,
+        lambda source, target: copy_some(source, target, COUNT),
+        copy_constant.py_func,
+    ):
+        target = np.zeros((3, 4, 3), wanted)
+        copy(source, target)
+        np.testing.assert_array_equal(target, expected)
