@@ -7,6 +7,8 @@ PYTHON ?= python3
 DEMO_ARGS ?=
 # Options of `make cage2`; `make cage2 CAGE2_ARGS=--help` lists them.
 CAGE2_ARGS ?=
+# Options of `make cage4`.
+CAGE4_ARGS ?=
 # Options of the fuzzers; `make fuzz FUZZ_ARGS=--help` lists them.
 FUZZ_ARGS ?=
 # Processes that `make test` runs at a time; 0 for one that a debugger can stop.
@@ -30,7 +32,7 @@ export PIP_ROOT_USER_ACTION := ignore
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cage2 test test-slow fuzz test-gpu test-ray test-adapters test-real coverage lint format \
+.PHONY: help demo cage2 cage4 test test-slow fuzz test-gpu test-ray test-adapters test-real coverage lint format \
 	format-check typecheck docs check-wheel check-lowest bench against constraints clean
 
 help:  ## list the targets
@@ -41,6 +43,9 @@ demo: $(VENV)/.installed-demo  ## train a CAGE 2 defender, compare it with other
 
 cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard, ten minutes
 	$(RUN) examples/cage2_defender.py $(CAGE2_ARGS)
+
+cage4: $(VENV)/.installed-demo  ## train a defender for CAGE 4, half an hour
+	$(RUN) examples/cage4_defender.py $(CAGE4_ARGS)
 
 test: $(VENV)/.installed-test  ## the fast tests and the doctests
 	$(PYTEST) -n $(JOBS) -m "$(FAST)"

@@ -141,7 +141,7 @@ def ppo_loss(agent: Defender, batch: Any, clip: float) -> tuple[Tensor, dict[str
         entropies.append(-(all_log_probs.exp() * all_log_probs.clamp(min=-50)).sum())
         errors.append((agent.critic(part["truths"])[:, 0] - part["returns"]).square().sum())
         count += len(ratio)
-    gain, entropy, error = sum(gains) / count, sum(entropies) / count, sum(errors) / count
+    gain, entropy, error = (torch.stack(x).sum() / count for x in (gains, entropies, errors))
     loss = error / 2 - gain - agent.entropy_weight * entropy
     return loss, {"entropy": entropy.detach(), "value_error": error.detach()}
 
@@ -341,7 +341,7 @@ class Trainer:
         """Train and show how it goes, until done or Ctrl-C."""
         parts = {"agent": self.agent, "optimizer": self.optimizer}
         if (found := run.restore(parts)) is not None:
-            self.update = found["update"]
+            self.update = found["steps"] // (NUM_STEPS * self.options.num_games)
         note = TextColumn("return {task.fields[score]:.1f}, KEEP -193.7")
         columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
         per_update, minutes = NUM_STEPS * self.options.num_games, int(run.seconds // 60)
@@ -366,9 +366,9 @@ class Trainer:
                     progress.console.print(f"{about}, {minutes} min gone, {left:.0f} to go")
                 if run.is_due(steps):
                     run.write_json("gradient", self.gradient.plan)
-                    run.save({**parts, "update": self.update}, score=score)
+                    run.save({**parts, "steps": steps}, score=score)
             run.write_json("gradient", self.gradient.plan)
-            run.save({**parts, "update": self.update})
+            run.save({**parts, "steps": self.update * per_update})
             if run.should_stop:
                 progress.console.print(f"Stopped; to go on: {run.resume_command}")
 

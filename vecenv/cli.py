@@ -142,15 +142,15 @@ def watch(
     gif: Path | None = None,
     fps: float = 2.0,
 ) -> int:
-    """Show an env, CAGE 2 or another, in the terminal or as an animated picture.
+    """Show an env, CAGE 2, CAGE 4 or another, in the terminal or as an animated picture.
 
     Args:
         env: Registered id, also "module:id", or "module:name" of a factory or of EnvKernels.
-        policy: For CAGE 2 as for `evaluate`; for other envs "random" (the default) or
+        policy: For CAGE 2 and 4 as for `evaluate`; for other envs "random" (the default) or
             "module:function", a function from observations (1, ...) to actions (1, ...).
         env_kwargs: For envs other than CAGE 2, such as size=5.
         red_agent: Who attacks in CAGE 2: b_line, meander, sleep, mixed, or module:function.
-        steps: How many, or the length of the episode of CAGE 2.
+        steps: How many, or the length of the episode of CAGE 2; of CAGE 4 at most 499.
         seed: Of the episode.
         rules: Of CAGE 2, as for `evaluate`.
         observation: Of CAGE 2, as for `evaluate`.
@@ -160,6 +160,8 @@ def watch(
     """
     if not fps > 0:
         raise ValueError(f"fps is {fps!r}, expected a positive number")
+    if env.rpartition(":")[2] == "Cage4-v0":
+        return _watch_cage4(policy, gif, fps, steps, seed)
     if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
         from vecenv.watching import show
 
@@ -175,6 +177,22 @@ def watch(
         "green": green,
     }
     return _watch_cage(policy, gif, fps, options)
+
+
+def _watch_cage4(policy: str | None, gif: Path | None, fps: float, steps: int, seed: int) -> int:
+    """Write the first steps of an episode of CAGE 4 as an animated picture."""
+    from itertools import islice
+
+    from vecenv.cage.canvas import require_gif, save_gif
+    from vecenv.cage.challenge4.play.playing import episode_pictures
+
+    if gif is None or policy is None:
+        raise ValueError("of CAGE 4 there are pictures: pass --policy defender --gif episode.gif")
+    require_gif(gif)
+    with _warnings_in_one_line():
+        save_gif(islice(episode_pictures(policy, seed=seed), steps), gif, fps=fps)
+    print(f"animation: {gif}")
+    return 0
 
 
 def _watch_cage(policy: str, gif: Path | None, fps: float, options: dict[str, Any]) -> int:

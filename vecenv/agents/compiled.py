@@ -27,7 +27,6 @@ from vecenv.agents.infos import GIVEN
 from vecenv.core.atomics import pointer
 from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ObservationError
-from vecenv.core.masks import MASK_KEY
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces, batch_thinly
 from vecenv.fingerprint import cached_njit, is_jit_off
@@ -173,7 +172,7 @@ class CompiledGames(VecEnv):
                 f"game {int(np.argmax(is_empty))} of {self.envs.kernels.name} has no agents after "
                 "reset: the kernel `reset` has set `state.alive` to 0 for all of them"
             )
-        return self._columns(obs, None, None), self._with_masks(infos, None)
+        return self._columns(obs, None, None), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         envs = self.envs
@@ -189,7 +188,6 @@ class CompiledGames(VecEnv):
         except ActionError as error:
             self._refuse(error, actions, None)
         infos = self._settle(was_over, terminations | truncations, infos, None)
-        infos = self._with_masks(infos, None)
         if out is None:
             return self._columns(obs, None, None), rewards, terminations, truncations, infos
         if slot is None:
@@ -213,25 +211,8 @@ class CompiledGames(VecEnv):
         batch = self.envs.recv(count, timeout, max_envs=count)
         ids = batch.env_ids
         ended = batch.terminations | batch.truncations
-        infos = self._with_masks(self._settle(over[ids], ended, batch.infos, ids), ids)
+        infos = self._settle(over[ids], ended, batch.infos, ids)
         return batch._replace(obs=self._columns(batch.obs, ids, None), infos=infos)
-
-    def _with_masks(self, infos: dict[str, Any], env_ids: np.ndarray | None) -> dict[str, Any]:
-        """Return infos with the action masks of the agents, if the game has them."""
-        if not self.envs.has_action_masks:
-            return infos
-        masks = self.envs.action_masks(env_ids)
-        for name, group in self._groups:
-            shape = (len(masks), len(group.agents))
-            infos = {
-                **infos,
-                name: {
-                    **infos.get(name, {}),
-                    MASK_KEY: masks[:, group.masks].reshape(*shape, group.mask_width),
-                    f"{GIVEN}{MASK_KEY}": np.ones(shape, np.bool_),
-                },
-            }
-        return infos
 
     def _games_over(self, env_ids: np.ndarray | None) -> np.ndarray | None:
         """Return which games are reset by the next step instead of being stepped, if any is."""

@@ -144,6 +144,14 @@ def test_agents_with_get_action_play():
     env.close()
 
 
+@pytest.mark.parametrize("pad", [False, True])
+def test_pettingzoo_s_own_test_passes(pad):
+    testing = pytest.importorskip("pettingzoo.test")
+    env = Cage4ParallelEnv(steps=STEPS, pad_spaces=pad)
+    testing.parallel_api_test(env, num_cycles=100)
+    env.close()
+
+
 def test_labels_say_what_actions_do():
     env = Cage4ParallelEnv(steps=STEPS, pad_spaces=True)
     labels = env.action_labels("blue_agent_4")

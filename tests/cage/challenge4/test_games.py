@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from cage.challenge4.invariants import check
 from cage.challenge4.lockstep import Games, play
 
 from vecenv.cage.challenge4.options import Cage4Options
 from vecenv.cage.challenge4.play.policies import make_policy
 from vecenv.cage.challenge4.rules import codes
+from vecenv.jit.random import integers
 
 SHORT = Cage4Options(steps=40)
 SLEEPS = [49, 49, 49, 49, 145]
@@ -87,54 +89,6 @@ def test_options_out_of_range_are_refused():
             Cage4Options(**wrong)
 
 
-def check(states):
-    """What holds after every step."""
-    exists = bits(states["exists"])
-    sizes = states["num_sessions"]
-    for state in states:
-        for agent in range(codes.NUM_RED):
-            size = state["num_sessions"][agent]
-            idents, hosts = (
-                state["session_ident"][agent, :size],
-                state["session_host"][agent, :size],
-            )
-            assert len(set(idents)) == size and (size == 0 or 0 in idents)
-            assert (codes.RED_OF_SUBNET[hosts >> 4] == agent).all()
-            table = state["table"][agent, : state["num_table"][agent]]
-            assert len(set(table)) == len(table) and (state["fsm"][agent, table] & 15 != 0).all()
-            offered = state["offered"][agent, : state["num_offered"][agent]]
-            assert len(set(offered)) == len(offered)
-    for row, state in enumerate(states):
-        held = {
-            int(host)
-            for agent in range(codes.NUM_RED)
-            for host in state["session_host"][agent, : state["num_sessions"][agent]]
-        }
-        assert held == set(np.flatnonzero(bits(state["red_hosts"])))
-        assert exists[row, list(held)].all()
-    assert ((states["active"] == 1) == (sizes > 0)).all()
-    assert (states["reward"] <= 0).all() and (states["overflow"] == 0).all()
-    assert (states["decoys"][exists == 0] == 0).all() and (states["svc"][exists == 0] == 0).all()
-    levels = states["svc"] & 7
-    assert (levels <= codes.FULL).all()
-    degraded = np.zeros(exists.shape, bool)
-    for decoy in range(codes.NUM_DECOYS):
-        level = states["svc"] >> (4 + 3 * decoy) & 7
-        is_there = states["decoys"] >> decoy & 1 == 1
-        assert (is_there | (states["decoy_pid"][..., decoy] == 0)).all()
-        degraded |= is_there & (level < codes.FULL)
-    degraded |= (exists == 1) & (levels < codes.FULL)
-    assert (bits(states["degraded"]) == degraded).all()
-    ways = states["blocks"][:, :8, None] >> np.arange(8) & 1
-    barred = ((ways | ways.transpose(0, 2, 1)) << np.arange(8)).sum(axis=2)
-    assert (states["barred"] == barred).all()
-
-
-def bits(masks):
-    spread = masks.astype(np.int64)[..., None] >> np.arange(16) & 1
-    return spread.reshape(*masks.shape[:-1], 128)
-
-
 @pytest.mark.parametrize("red", ["fsm", "discovery", "sleep"])
 @pytest.mark.parametrize("policy", ["random", "decoy_restore"])
 def test_invariants_of_any_episode(red, policy):
@@ -159,3 +113,24 @@ def test_rules_run_as_plain_python_with_every_index_checked(red):
         plain.step(actions)
         assert (compiled.obs == plain.obs).all() and (compiled.rewards == plain.rewards).all()
     assert compiled.envs.states.tobytes() == plain.envs.states.tobytes()
+
+
+def scanning_red(state, agent, rng):
+    """Scan the first known host; then ask for what does not exist."""
+    if state.t < 10:
+        return codes.AGGRESSIVE, state.table[agent, 0], state.offered[agent, 0]
+    return codes.EXPLOIT, 7, 200 + integers(rng, 2)
+
+
+@pytest.mark.parametrize(
+    "debug", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["plain", "compiled"]
+)
+def test_a_red_agent_of_ones_own_plays(debug):
+    games = Games(2, seed=0, options=Cage4Options(steps=20, red=scanning_red), debug=debug)
+    for step in range(19):
+        games.step([SLEEPS] * 2)
+        states = games.envs.states
+        assert (states["choice_type"][:, 0] == (codes.AGGRESSIVE if step < 10 else 255)).all()
+        assert (states["done_success"][:, 0] == (codes.SUCCEEDED if step < 10 else 255)).all()
+    assert (states["num_memory"][:, 0] == 1).all()
+    games.close()

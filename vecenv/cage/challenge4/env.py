@@ -119,7 +119,9 @@ class Cage4VectorEnv(JitVectorEnv):
         out[:, :, 1] = ACCESS_REWARD[phase] * np.bitwise_count(states["access_failed"])
         games, agents = np.nonzero((states["done_type"] == IMPACT) & (states["active"] > 0))
         zones = states["done_target"][games, agents] // HOSTS_PER_SUBNET
-        np.add.at(out, (games, zones, 2), IMPACT_REWARD[phase[games], zones])
+        impacts: np.ndarray = out[:, :, 2]
+        places: Any = (games, zones)
+        np.add.at(impacts, places, IMPACT_REWARD[phase[games], zones])
         return out
 
     def render(self) -> tuple[Any, ...]:

@@ -275,7 +275,8 @@ def defender_logits(
 
 def _wrong_weights(weights: dict[str, np.ndarray]) -> str:
     """Return what is wrong with the weights of a defender, "" if nothing is."""
-    width = len(weights["host.weight"]) if np.ndim(weights.get("host.weight")) == 2 else 0
+    first = weights.get("host.weight", np.zeros(0))
+    width = len(first) if first.ndim == 2 else 0
     inputs = {
         "host": (width, NUM_HOST_FEATURES),
         "unit": (width, NUM_UNIT_FEATURES),

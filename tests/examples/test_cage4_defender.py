@@ -1,0 +1,82 @@
+"""The trainer of the defender of CAGE Challenge 4, for a few updates."""
+
+import json
+import signal
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+
+from vecenv.cage import Cage4Player, evaluate_cage4
+from vecenv.cage.challenge4.play.player import defender_logits
+from vecenv.fingerprint import is_jit_off
+from vecenv.learn import load_checkpoint
+
+if is_jit_off():
+    pytest.skip("takes too long without compiled code", allow_module_level=True)
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.syspath_prepend("examples")
+    before = torch.get_num_threads()
+    yield import_module("cage4_defender")
+    torch.set_num_threads(before)
+
+
+def options_of(example, folder, **changed):
+    given = {"total_steps": 2 * 499 * 2, "num_games": 2, "minibatch": 200, "save": folder}
+    return example.Options(**{**given, "eval_episodes": 2, "compile": "off", "width": 8, **changed})
+
+
+@pytest.mark.slow
+def test_training_leaves_policy_curve_and_table(example, tmp_path, capsys):
+    found = example.main(options_of(example, tmp_path))
+    names = {"defender.npz", "curve.png", "evaluation.json", "options.json", "metrics.jsonl"}
+    assert names < {file.name for file in tmp_path.iterdir()}
+    again = evaluate_cage4(Cage4Player(tmp_path / "defender.npz"), episodes=2)
+    assert again.score.mean == found
+    assert json.loads((tmp_path / "evaluation.json").read_text())["score"]["mean"] == found
+    assert "defender.npz" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_where_it_was(example, tmp_path, monkeypatch, capsys):
+    example.main(options_of(example, tmp_path / "through"))
+    learn = example.Trainer.learn
+
+    def interrupted(trainer, left):
+        signal.raise_signal(signal.SIGINT)
+        return learn(trainer, left)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(example.Trainer, "learn", interrupted)
+        example.main(options_of(example, tmp_path / "stopped"))
+    assert "to go on" in capsys.readouterr().err
+    example.main(options_of(example, tmp_path / "stopped", resume=True))
+    states = [
+        load_checkpoint(tmp_path / name / "checkpoint" / "last.npz")["state"]
+        for name in ("through", "stopped")
+    ]
+    assert [state["steps"] for state in states] == [1996, 1996]
+    first, second = (Cage4Player(tmp_path / x / "defender.npz") for x in ("through", "stopped"))
+    for name, weights in first.weights.items():
+        np.testing.assert_array_equal(weights, second.weights[name])
+
+
+def test_the_player_computes_what_the_network_does(example):
+    agent = example.Defender(example.Options(width=8), 5)
+    torch.nn.init.normal_(agent.act.weight)
+    torch.nn.init.normal_(agent.rest.weight)
+    hosts, units = torch.rand(6, 3, 16, 19), torch.rand(6, 3, 40)
+    useless = torch.zeros(6, 168, dtype=torch.bool)
+    expected = agent.log_probs(hosts, units, useless).detach().numpy()
+    logits = defender_logits(agent.weights(), hosts.numpy(), units.numpy())
+    found = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_less_than_one_rollout_is_refused(example, tmp_path):
+    with pytest.raises(SystemExit, match="less than one rollout, 998"):
+        example.main(options_of(example, tmp_path, total_steps=10))
