@@ -1,4 +1,4 @@
-"""Convert what ppo.py and sac.py saved with torch before: convert_policy.py runs/policy.pt"""
+"""Convert what ppo.py saved with torch at first, to evaluate it: convert_policy.py policy.pt"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from vecenv.files import save_arrays
 
 @dataclass
 class Options:
-    file: tyro.conf.Positional[Path]  # policy.pt or sac.pt of an earlier version
+    file: tyro.conf.Positional[Path]  # policy.pt of the first version
     out: Path | None = None  # file to write; by default the same name with the ending .npz
 
 
@@ -22,7 +22,7 @@ def main(options: Options) -> Path:
     except Exception as error:  # torch.load has many
         raise SystemExit(f"{options.file} can't be read by torch: {error}") from None
     if not isinstance(saved, dict) or not {"kind", "tensors"} <= set(saved):
-        raise SystemExit(f"{options.file} is no file that ppo.py or sac.py has saved")
+        raise SystemExit(f"{options.file} is no policy that ppo.py has saved")
     out = options.file.with_suffix(".npz") if options.out is None else options.out
     save_arrays(out, saved)
     print(out)

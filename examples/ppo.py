@@ -214,12 +214,12 @@ def ppo_loss(agent: Agent, batch: Any, options: Options) -> tuple[Tensor, dict[s
         change = (values - batch.values).clamp(-options.clip_values, options.clip_values)
         errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
     rows = {"policy_loss": -torch.minimum(gain, clipped), "value_loss": errors / 2}
-    entropies = policy.entropy().view_as(batch.returns)
     loss = rows["policy_loss"] + options.value_weight * rows["value_loss"]
+    rows["entropy"] = -batch.log_probs  # of the policy that acted: a mean over its own actions
     if options.entropy_weight:
-        loss = loss - agent.entropy_weight * entropies
-    rows |= {"entropy": entropies, "approx_kl": ratio - 1 - log_ratio}
-    rows |= {"clipfrac": (gain > clipped).float()}
+        rows["entropy"] = policy.entropy().view_as(batch.returns)
+        loss = loss - agent.entropy_weight * rows["entropy"]
+    rows |= {"approx_kl": ratio - 1 - log_ratio, "clipfrac": (gain > clipped).float()}
     share = batch.weights / batch.weights.sum()  # rows that only fill a batch up count nothing
     return (loss * share).sum(), {k: (row.detach() * share).sum() for k, row in rows.items()}
 
@@ -567,11 +567,8 @@ class Trainer:
     def save(self, run: Run, parts: dict[str, Any], score: float | None = None) -> None:
         """Write a checkpoint, after how gradients are computed, which a resumed run keeps."""
         run.write_json("gradient", self.gradient.plan)
-        run.save({**parts, **self.counts()}, score=score)
-
-    def counts(self) -> dict[str, Any]:
-        """Return what a checkpoint has beside the parts."""
-        return {"steps": self.steps, "num_updates": self.num_updates, "memory": self.state}
+        counts = {"steps": self.steps, "num_updates": self.num_updates, "memory": self.state}
+        run.save({**parts, **counts}, score=score)
 
 
 class Actor:

@@ -285,7 +285,8 @@ def compare(
 
     Args:
         env: Registered id, also "module:id", or "module:factory". Synthetic-v0 has the proportions
-            that its arguments set.
+            that its arguments set. "agents:NAME" is a game with several agents, NAME a module with
+            parallel_env or an id of PettingZoo's.
         num_envs: Numbers of envs.
         backends: Which.
         env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).

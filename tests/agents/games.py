@@ -20,10 +20,20 @@ class Tag:
     metadata = {"name": "tag", "render_modes": ["ansi"]}
     render_mode = "ansi"
 
-    def __init__(self, num_runners=3, length=9, with_catcher=True, late=True, infos=True):
+    def __init__(
+        self,
+        num_runners=3,
+        length=9,
+        with_catcher=True,
+        late=True,
+        infos=True,
+        leaves=True,
+        forgets=False,
+    ):
         self.runners = [f"runner_{k}" for k in range(num_runners)]
         self.possible_agents = self.runners + (["catcher_0"] if with_catcher else [])
-        self.length, self.late, self.with_infos = length, late, infos
+        self.length, self.late, self.with_infos, self.leaves = length, late, infos, leaves
+        self.forgets = forgets  # so that a seed alone says what comes
         self.num_games = 0
         self.agents = []
         self.rng = np.random.default_rng(0)
@@ -43,7 +53,7 @@ class Tag:
 
     def reset(self, seed=None, options=None):
         if seed is not None:
-            self.rng = np.random.default_rng([seed, self.num_games])
+            self.rng = np.random.default_rng([seed, 0 if self.forgets else self.num_games])
         self.num_games += 1
         self.count = 0
         self.options = options
@@ -79,6 +89,8 @@ class Tag:
         is_over = self.count >= self.length
         acted, dead = self.agents, {a for a in self.agents if self.rng.random() < 0.15}
         leavers = {a for a in self.agents if a not in dead and self.rng.random() < 0.05}
+        if not self.leaves:
+            leavers = set()
         if self.waiting and self.rng.random() < 0.4:
             acted, self.waiting = [*acted, *self.waiting], []
             acted = [agent for agent in self.possible_agents if agent in acted]

@@ -1,13 +1,16 @@
 """Compiled games with several agents are the games that `GameEnv` makes of the same rules."""
 
+import dataclasses
 import functools
 
 import numpy as np
 import pytest
-from agents.toy_games import CHASE, WALK, PythonGame
+from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
+from gymnasium.spaces import Box, Discrete
 
-from vecenv import make_vec_agents
+from vecenv import ActionError, ObservationError, make_vec, make_vec_agents
 from vecenv.agents import AgentRowsVecEnv, AgentSlot
+from vecenv.jit import AgentsOf, KernelCompileError
 
 MODES = ("NextStep", "SameStep", "Disabled")
 GAMES = 3
@@ -114,3 +117,153 @@ def slot_of(group):
         np.zeros(rows, bool),
         np.zeros(rows, bool),
     )
+
+
+def play_by_step(envs, actions):
+    return [envs.step(one) for one in actions]
+
+
+def test_games_sent_one_by_one_go_as_those_stepped_together():
+    rng = np.random.default_rng(1)
+    batches = [
+        {"cat": rng.integers(0, 3, GAMES * 2), "mouse": rng.integers(0, [3, 2], (GAMES * 3, 2))}
+        for _ in range(30)
+    ]
+    together, alone = make(CHASE, max_steps=8), make(CHASE, max_steps=8)
+    together.reset(seed=2)
+    alone.reset(seed=2)
+    for batch in batches:
+        expected = together.step(batch)
+        for game in (2, 0, 1):
+            ids = np.array([game])
+            rows = {name: group.rows(ids) for name, group in alone.groups.items()}
+            alone.send({name: batch[name][own] for name, own in rows.items()}, ids)
+        for game in (2, 0, 1):
+            received = alone.recv(1, max_games=1)
+            assert received.game_ids.tolist() == [game]
+            for name, own in received.env_ids.items():
+                for part, whole in zip(received[:4], expected[:4], strict=True):
+                    np.testing.assert_array_equal(part[name], whole[name][own])
+                np.testing.assert_array_equal(received.valid[name], together.valid[name][own])
+    for name in together.groups:
+        np.testing.assert_array_equal(alone.alive[name], together.alive[name])
+
+
+def test_saved_games_go_on_as_they_were():
+    envs, rng = make(CHASE, max_steps=8), np.random.default_rng(1)
+    envs.reset(seed=2)
+    for _ in range(5):
+        envs.step(random_actions(envs, rng))
+    saved = envs.state_dict()
+    actions = [random_actions(envs, rng) for _ in range(12)]
+    for batch in actions:
+        batch["cat"] %= 3
+        batch["mouse"] %= 2
+    expected = play_by_step(envs, actions)
+    envs.load_state_dict(saved)
+    for one, other in zip(play_by_step(envs, actions), expected, strict=True):
+        assert_same(envs, envs, one, other)
+
+
+def test_masks_are_those_of_the_agents():
+    envs = make(dataclasses.replace(CHASE, action_mask=mask), mask_infos=True)
+    _, infos = envs.reset(seed=2)
+    for _ in range(30):
+        masks = {name: group.action_masks() for name, group in envs.groups.items()}
+        assert masks["cat"].shape == (GAMES * 2, 3)
+        assert masks["mouse"].shape == (GAMES * 3, 5)
+        np.testing.assert_array_equal(infos["cat"]["action_mask"], masks["cat"])
+        cells = envs.games.envs.states.cell[:, :NUM_CATS].reshape(-1)
+        expected = ~((cells == 0) & envs.alive["cat"])
+        np.testing.assert_array_equal(masks["cat"][:, 0], expected)
+        assert masks["mouse"].all()
+        *_, infos = envs.step({"cat": np.zeros(6, int), "mouse": np.ones((9, 2), int)})
+
+
+def test_an_impossible_action_names_game_and_agent_and_steps_nothing():
+    envs = make(CHASE)
+    envs.reset(seed=2)
+    before = envs.games.envs.states.copy()
+    cats, mice = np.zeros(6, int), np.ones((9, 2), int)
+    mice[7, 1] = 5
+    with pytest.raises(ActionError, match=r"'mouse_1' \(group 'mouse'\) of game 2 is \[1 5\]"):
+        envs.step({"cat": cats, "mouse": mice})
+    np.testing.assert_array_equal(before, envs.games.envs.states)
+
+
+def test_a_game_without_agents_after_reset_is_refused():
+    def leave_all(state, rng):
+        for k in range(3):
+            state.alive[k] = 0
+
+    envs = make(dataclasses.replace(WALK, reset=leave_all), vector_kwargs={"debug": True})
+    with pytest.raises(ObservationError, match="game 0 of Walk has no agents after reset"):
+        envs.reset(seed=0)
+
+
+def test_all_agents_of_a_game_are_one_in_a_vector_env_of_arrays():
+    envs = make_vec(WALK, 4, backend="jit", debug=True)
+    obs, _ = envs.reset(seed=0)
+    assert obs.shape == (4, 3, 2, 2)
+    obs, rewards, *_ = envs.step(np.zeros((4, 3, 2), np.float32))
+    np.testing.assert_array_equal(rewards, envs.states.rewards.sum(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"groups": {}}, TypeError, "groups must be a dict of AgentsOf"),
+        ({"groups": {"a": 3}}, TypeError, "group 'a' must be AgentsOf"),
+        (
+            {"observation_space": Discrete(3)},
+            ValueError,
+            "is given beside groups",
+        ),
+        ({"observe": {"walkers": len}}, TypeError, "one for each of the groups"),
+        ({"observe": None}, TypeError, "observe must be a function, got None"),
+        ({"state_dtype": [("alive", np.int8)]}, ValueError, "state_dtype has fields"),
+        ({"central_state": len}, TypeError, "come with state_space"),
+        (
+            {
+                "groups": {
+                    "a": AgentsOf(1, Box(0, 1, (2,), np.float32), Discrete(2)),
+                    "b": AgentsOf(1, Box(0, 1, (2,), np.float64), Discrete(2)),
+                },
+                "observation_space": None,
+                "action_space": None,
+                "state_dtype": [("place", np.float64)],
+            },
+            ValueError,
+            "give all groups Box spaces of one dtype",
+        ),
+        (
+            {
+                "groups": {
+                    "a": AgentsOf(["x"], Discrete(2), Discrete(2)),
+                    "b": AgentsOf(["x"], Discrete(2), Discrete(2)),
+                }
+            },
+            ValueError,
+            "agent 'x' is in 'a' and in 'b'",
+        ),
+    ],
+)
+def test_wrong_kinds_of_game_are_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        dataclasses.replace(WALK, **changes)
+
+
+def test_kernels_that_fit_no_game_are_refused():
+    def observe(state, out):
+        out[0] = 0.0
+
+    with pytest.raises(TypeError, match=r"kernel observe.* must take \(state, agent, out\)"):
+        make(dataclasses.replace(WALK, observe=observe))
+
+
+def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line():
+    def observe(state, agent, out):
+        out[0, 0] = state.plce[agent, 0]
+
+    with pytest.raises(KernelCompileError, match="no field 'plce'; the state has place"):
+        make(dataclasses.replace(WALK, observe=observe))

@@ -1,6 +1,7 @@
 """Vector envs of agents beside bare games, on every backend; what the rows are."""
 
 import functools
+import gc
 
 import numpy as np
 import pytest
@@ -21,9 +22,20 @@ WORKERS = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("by", ["step", "out", "send"])
-@pytest.mark.parametrize("where", ["sync", "async 3"])
+NEXT_STEP, SAME_STEP, DISABLED = MODES
+
+
+@pytest.mark.parametrize(
+    ("where", "by", "mode"),
+    [
+        *(("sync", by, mode) for by in ("step", "out", "send") for mode in MODES),
+        ("async 3", "step", DISABLED),
+        ("async 3", "out", NEXT_STEP),
+        ("async 3", "out", SAME_STEP),
+        ("async 3", "send", NEXT_STEP),
+        ("async 3", "send", SAME_STEP),
+    ],
+)
 def test_two_groups_that_come_and_go_do_as_bare_games(where, by, mode):
     num_ends, num_early = play(Tag, 3, 25, by=by, autoreset_mode=mode, **WORKERS[where])
     assert num_ends > 3
@@ -74,6 +86,16 @@ def test_rows_are_the_same_as_dicts_by_group():
             )
     rows.close()
     dicts.close()
+
+
+def test_games_stay_open_when_only_their_rows_are_gone():
+    rows = make_vec_agents(runners, 1, backend="sync")
+    agents = rows.agents
+    del rows
+    gc.collect()
+    assert not agents.closed
+    agents.reset()
+    agents.close()
 
 
 def test_rows_step_by_sends_that_count_games():
@@ -168,6 +190,17 @@ def test_the_central_state_is_the_latest_of_each_game(mode, by):
             else:
                 np.testing.assert_array_equal(after[game], [0, before[game, 1] + 1])
     assert (num_finals > 0) == (mode is AutoresetMode.SAME_STEP)
+    envs.close()
+
+
+def test_time_is_taken_by_games():
+    envs = make_vec_agents(runners, 2, backend="sync")
+    envs.reset()
+    envs.timing.enable()
+    for _ in range(3):
+        envs.step(np.zeros(6, int))
+    assert envs.timing is envs.agents.games.timing
+    assert envs.timing.report().num_steps == 6
     envs.close()
 
 

@@ -54,6 +54,13 @@ def observe(state, agent, out):
             out[1 + k] = 1 + state.cell[k]
 
 
+def mask(state, agent, out):
+    for k in range(out.shape[0]):
+        out[k] = True
+    if agent < NUM_CATS and state.cell[agent] == 0:
+        out[0] = False  # may not go back from the first cell
+
+
 CHASE = EnvKernels(
     name="Chase",
     state_dtype=[("time", np.int32), ("cell", np.int32, (NUM_CATS + NUM_MICE,))],

@@ -1,4 +1,4 @@
-"""What older versions of the examples saved with torch is converted once, and then plays."""
+"""What the first version of ppo.py saved with torch is converted once, and then plays."""
 
 import collections
 
@@ -36,5 +36,5 @@ def test_files_that_hold_code_are_refused(tmp_path):
     with pytest.raises(SystemExit, match=r"evil\.pt can't be read by torch"):
         convert(tmp_path / "evil.pt")
     torch.save([1], tmp_path / "other.pt")
-    with pytest.raises(SystemExit, match="is no file that ppo"):
+    with pytest.raises(SystemExit, match="is no policy that ppo"):
         convert(tmp_path / "other.pt")

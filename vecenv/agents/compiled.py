@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -10,11 +10,13 @@ from gymnasium import Space
 from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
+from numba.np.numpy_support import carray
 
 from vecenv.agents.grouping import (
     ALIVE,
     OBS,
     REWARDS,
+    STATE,
     TERMINATIONS,
     TRUNCATIONS,
     VALID,
@@ -22,16 +24,20 @@ from vecenv.agents.grouping import (
     columns_space,
 )
 from vecenv.agents.infos import GIVEN
+from vecenv.core.atomics import pointer
 from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ObservationError
+from vecenv.core.masks import MASK_KEY
 from vecenv.core.seeding import Seed
-from vecenv.core.spaces import BatchedSpaces
+from vecenv.core.spaces import BatchedSpaces, batch_thinly
+from vecenv.fingerprint import cached_njit, is_jit_off
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import GameLayout, GroupLayout
 
 __all__ = ["CompiledGames"]
 
-_NOTED = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID, ALIVE)  # fields of the state record
+# Fields of the state record; all but the first follow each other there.
+_NOTED = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID, ALIVE)
 _OF_THE_STEP = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID)
 
 
@@ -40,6 +46,7 @@ class CompiledGames(VecEnv):
 
     Args:
         envs: A vector env of games, whose kernels have `groups`.
+        central_state: Whether the central state is a column "state" of the observation.
 
     Attributes:
         envs: That; it has statistics, `states` and `final_obs` of the games. Step it through here
@@ -47,7 +54,7 @@ class CompiledGames(VecEnv):
         members: The groups.
     """
 
-    def __init__(self, envs: JitVectorEnv) -> None:
+    def __init__(self, envs: JitVectorEnv, *, central_state: bool = False) -> None:
         kernels = envs.kernels
         if kernels.groups is None:
             raise TypeError(
@@ -61,7 +68,10 @@ class CompiledGames(VecEnv):
             name: Members(group.agents, group.observation_space, group.action_space)
             for name, group in self._groups
         }
-        obs_space = columns_space(self.members)
+        self._state_writer = None
+        if central_state:
+            self._state_writer = _checked_writer(envs)
+        obs_space = columns_space(self.members, kernels.state_space if central_state else None)
         action_space = Dict(
             {
                 name: batch_space(group.action_space, len(group.agents))
@@ -70,16 +80,35 @@ class CompiledGames(VecEnv):
         )
         spaces = BatchedSpaces(
             obs_space,
-            batch_space(obs_space, num_games),
+            batch_thinly(obs_space, num_games),
             action_space,
-            batch_space(action_space, num_games),
+            batch_thinly(action_space, num_games),
         )
         self._set_up(num_games, spaces, envs.autoreset_mode, envs.metadata, envs.render_mode)
         self.timing = envs.timing
         self._is_same_step = envs.autoreset_mode is AutoresetMode.SAME_STEP
-        self._flat = np.zeros((num_games, *(kernels.action_space.shape or ())))
+        # Actions of several groups are joined here.
+        self._flat = np.zeros((num_games if self._layout.is_flat else 0, 0))
         if self._layout.is_flat:
-            self._flat = self._flat.astype(kernels.action_space.dtype)
+            shape = (num_games, *(kernels.action_space.shape or ()))
+            self._flat = np.zeros(shape, kernels.action_space.dtype)
+        states = np.asarray(envs.states)
+        self._fields = {name: states[name] for name in _NOTED}  # live views, (num_games, A)
+        self._noted = {
+            name: {column: field[:, group.agent_ids] for column, field in self._fields.items()}
+            for name, group in self._groups
+        }
+        # Where `_collect` finds these fields: address, bytes of a record, offsets, agents.
+        rewards_at, flags_at = (states.dtype.fields[name][1] for name in _NOTED[:2])
+        self._places = (
+            states.ctypes.data,
+            states.dtype.itemsize,
+            rewards_at,
+            flags_at,
+            self._layout.num_agents,
+        )
+        self._over = envs.episode_over
+        self._all_alive = False  # whether all agents of all games are known to be
 
     def __repr__(self) -> str:
         return f"CompiledGames({self.envs.kernels.name}, {self.num_envs} games)"
@@ -88,6 +117,23 @@ class CompiledGames(VecEnv):
     def states(self) -> np.ndarray:
         """The state records of the games (num_games,): a live view."""
         return self.envs.states
+
+    def mask_source(self, name: str) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Return a function from rows of a group, int64 (B,), to their action masks (B, width).
+
+        None if the game has no kernel `action_mask`, or the group's actions can't be masked.
+        """
+        group = dict(self._groups)[name]
+        if not self.envs.has_action_masks or not group.mask_width:
+            return None
+
+        def masks_of(rows: np.ndarray) -> np.ndarray:
+            games, agents = np.divmod(rows, len(group.agents))
+            chosen, places = np.unique(games, return_inverse=True)
+            own = self.envs.action_masks(chosen)[:, group.masks]
+            return own.reshape(len(chosen), len(group.agents), -1)[places, agents]
+
+        return masks_of
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what `kernels.render` draws of each game."""
@@ -99,6 +145,7 @@ class CompiledGames(VecEnv):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        self._all_alive = False
         self.envs.load_state_dict(state)
         self._calls.mark_reset()
 
@@ -115,7 +162,7 @@ class CompiledGames(VecEnv):
         if reset_mask is not None:
             options = {**(options or {}), "reset_mask": reset_mask}
         obs, infos = self.envs.reset(seed=seed, options=options)
-        states = self.envs.states
+        states = self._fields
         chosen = slice(None) if reset_mask is None else reset_mask
         for name in _OF_THE_STEP:
             states[name][chosen] = 0
@@ -125,7 +172,7 @@ class CompiledGames(VecEnv):
                 f"game {int(np.argmax(is_empty))} of {self.envs.kernels.name} has no agents after "
                 "reset: the kernel `reset` has set `state.alive` to 0 for all of them"
             )
-        return self._columns(obs, None, None), infos
+        return self._columns(obs, None, None), self._with_masks(infos, None)
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         envs = self.envs
@@ -141,6 +188,7 @@ class CompiledGames(VecEnv):
         except ActionError as error:
             self._refuse(error, actions, None)
         infos = self._settle(was_over, terminations | truncations, infos, None)
+        infos = self._with_masks(infos, None)
         if out is None:
             return self._columns(obs, None, None), rewards, terminations, truncations, infos
         if slot is None:
@@ -160,29 +208,45 @@ class CompiledGames(VecEnv):
             self._refuse(error, actions, env_ids)
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
-        over = self.envs.episode_over.copy()
+        over = self._over.copy()
         batch = self.envs.recv(count, timeout, max_envs=count)
         ids = batch.env_ids
         ended = batch.terminations | batch.truncations
-        infos = self._settle(over[ids], ended, batch.infos, ids)
+        infos = self._with_masks(self._settle(over[ids], ended, batch.infos, ids), ids)
         return batch._replace(obs=self._columns(batch.obs, ids, None), infos=infos)
+
+    def _with_masks(self, infos: dict[str, Any], env_ids: np.ndarray | None) -> dict[str, Any]:
+        """Return infos with the action masks of the agents, if the game has them."""
+        if not self.envs.has_action_masks:
+            return infos
+        masks = self.envs.action_masks(env_ids)
+        for name, group in self._groups:
+            shape = (len(masks), len(group.agents))
+            infos = {
+                **infos,
+                name: {
+                    **infos.get(name, {}),
+                    MASK_KEY: masks[:, group.masks].reshape(*shape, group.mask_width),
+                    f"{GIVEN}{MASK_KEY}": np.ones(shape, np.bool_),
+                },
+            }
+        return infos
 
     def _games_over(self, env_ids: np.ndarray | None) -> np.ndarray | None:
         """Return which games are reset by the next step instead of being stepped, if any is."""
         if self._is_same_step:
             return None
-        over = self.envs.episode_over
-        return over.copy() if over.any() else None
+        return self._over.copy() if self._over.any() else None
 
     def _flat_actions(self, actions: Any, env_ids: np.ndarray | None) -> np.ndarray:
         """Return the actions of all agents of a game as one array.
 
         Those of agents that are not alive become a valid one: the kernels see what is allowed.
         """
-        alive = self.envs.states[ALIVE]
+        alive = self._fields[ALIVE]
         if env_ids is not None:
             alive = alive[env_ids]
-        all_alive = alive.all()
+        all_alive = self._all_alive or alive.all()
         parts = {}
         for name, group in self._groups:
             part = np.asarray(actions[name])
@@ -201,7 +265,7 @@ class CompiledGames(VecEnv):
 
     def _refuse(self, error: ActionError, actions: Any, env_ids: np.ndarray | None) -> NoReturn:
         """Raise ActionError that names the agent."""
-        alive = self.envs.states[ALIVE]
+        alive = self._fields[ALIVE]
         for name, group in self._groups:
             array = np.asarray(actions[name])
             for row in range(len(array)):
@@ -233,7 +297,7 @@ class CompiledGames(VecEnv):
         Returns:
             The infos, with final observations by group.
         """
-        states = self.envs.states
+        states = self._fields
         if was_over is not None and was_over.any():
             games = np.flatnonzero(was_over) if env_ids is None else env_ids[was_over]
             for name in _OF_THE_STEP:
@@ -269,33 +333,91 @@ class CompiledGames(VecEnv):
         self, obs: np.ndarray, env_ids: np.ndarray | None, out: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Return the columns of these games, or write them into `out`."""
-        states = self.envs.states
-        found = {}
+        found: dict[str, Any] = {}
         for name, group in self._groups:
             own = self._obs_of(obs, group)
-            noted = {column: states[column][:, group.agent_ids] for column in _NOTED}
-            if out is None:
-                rows = slice(None) if env_ids is None else env_ids
-                found[name] = {
-                    OBS: own,
-                    **{column: array[rows].copy() for column, array in noted.items()},
-                }
+            noted = self._noted[name]
+            if env_ids is not None:
+                found[name] = {column: array[env_ids] for column, array in noted.items()}
+                found[name][OBS] = own
                 continue
-            if self._layout.is_flat:
-                out[name][OBS][...] = own
-            for column, array in noted.items():
-                out[name][column][...] = array
-        return found if out is None else out
+            if out is None:
+                columns = {column: np.empty(a.shape, a.dtype) for column, a in noted.items()}
+                found[name] = {OBS: own, **columns}
+            else:
+                columns = out[name]
+                if self._layout.is_flat:
+                    columns[OBS][...] = own
+            if is_jit_off():
+                for column, array in noted.items():
+                    columns[column][...] = array
+            else:
+                noted = tuple(columns[column] for column in _NOTED)
+                _collect(self._places, group.first, noted)
+        if out is not None:
+            found = out
+        self._all_alive = env_ids is None and all(
+            found[name][ALIVE].all() for name, _ in self._groups
+        )
+        if self._state_writer is not None:
+            states = self.envs.states if env_ids is None else self.envs.states[env_ids]
+            space = self.envs.kernels.state_space
+            assert space is not None
+            if STATE not in found:
+                found[STATE] = np.zeros((len(states), *(space.shape or ())), space.dtype)
+            self._state_writer(states, found[STATE])
+        return found
+
+
+def _checked_writer(envs: JitVectorEnv) -> Callable[..., None]:
+    """Return the function that writes the central states of games."""
+    kernels = envs.kernels
+    if kernels.central_state is None:
+        raise ValueError(
+            f"{kernels.name} has no central state: give its EnvKernels central_state=..., a "
+            "function (state, out), and its state_space"
+        )
+    if envs.autoreset_mode is AutoresetMode.SAME_STEP:
+        raise ValueError(
+            "the central state in which a compiled game ends is lost in SAME_STEP mode, which "
+            "resets the game in the same call; use NEXT_STEP or DISABLED with central_state=True"
+        )
+    return envs.state_writer()
 
 
 _FINAL = ("final_obs", "final_info")
 
 
-def _valid_action(space: Space) -> Any:
+@cached_njit
+def _collect(places, first, columns):
+    """Copy what is noted of a group's agents from all records into columns.
+
+    Args:
+        places: Address of the records, bytes of one, where in it the rewards of all agents are and
+            where their flags, in the order of the columns, and the number of all agents.
+        first: Number of the group's first agent.
+        columns: Rewards float64 (G, A), terminations int8 (G, A), truncations, valid and alive
+            likewise; written.
+    """
+    address, record_bytes, rewards_at, flags_at, num_agents = places
+    rewards, terminations, truncations, valid, alive = columns
+    for game in range(rewards.shape[0]):
+        record = address + game * record_bytes
+        earned = carray(pointer(record + rewards_at), (num_agents,), np.float64)
+        flags = carray(pointer(record + flags_at), (4, num_agents), np.int8)
+        for k in range(rewards.shape[1]):
+            rewards[game, k] = earned[first + k]
+            terminations[game, k] = flags[0, first + k]
+            truncations[game, k] = flags[1, first + k]
+            valid[game, k] = flags[2, first + k]
+            alive[game, k] = flags[3, first + k]
+
+
+def _valid_action(space: Any) -> Any:
     """Return an action of a space, to stand for one that does not matter."""
     if hasattr(space, "start"):
-        return space.start  # type: ignore[attr-defined]
-    return np.clip(0, space.low, space.high) if hasattr(space, "low") else 0  # type: ignore[attr-defined]
+        return space.start
+    return np.clip(0, space.low, space.high) if hasattr(space, "low") else 0
 
 
 def _is_valid(space: Space, action: Any) -> bool:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector.utils import batch_space
 
 from vecenv.agents.grouping import (
     ALIVE,
@@ -42,7 +41,7 @@ from vecenv.core.masks import MASK_KEY, can_be_masked, mask_sizes
 from vecenv.core.rows import ObservationRows, check_slot_array
 from vecenv.core.seeding import Seed
 from vecenv.core.slots import FLAG_DTYPES, slot_rows
-from vecenv.core.spaces import BatchedSpaces
+from vecenv.core.spaces import BatchedSpaces, batch_thinly
 
 __all__ = ["AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv"]
 
@@ -119,9 +118,9 @@ class AgentGroup:
         self.num_agents, self.num_games = len(members.agents), games.num_envs
         self.num_envs = self.num_agents * self.num_games
         self.single_observation_space = members.observation_space
-        self.observation_space = batch_space(members.observation_space, self.num_envs)
+        self.observation_space = batch_thinly(members.observation_space, self.num_envs)
         self.single_action_space: Space[Any] = members.action_space
-        self.action_space = batch_space(members.action_space, self.num_envs)
+        self.action_space = batch_thinly(members.action_space, self.num_envs)
         self.autoreset_mode = games.autoreset_mode
         self.alive = np.zeros(self.num_envs, np.bool_)
         self.valid = np.zeros(self.num_envs, np.bool_)
@@ -190,49 +189,62 @@ class AgentGroup:
             ActionError: Wrong count, shape or dtype; of an agent that is alive NaN, or an action
                 that padding has added. Names game and agent.
         """
-        rows = np.arange(self.num_envs) if game_ids is None else self.rows(game_ids)
-        array = np.asarray(actions)
-        if array.ndim and len(array) < len(rows):
+        rows = None if game_ids is None else self.rows(game_ids)
+        alive = self.alive if rows is None else self.alive[rows]
+        array, count = np.asarray(actions), len(alive)
+        if array.ndim and len(array) < count:
             raise ActionError(
-                f"the actions of group {self.name!r} are {len(array)}, expected {len(rows)}: one "
-                f"per row, {len(rows) // self.num_agents} games times {self.num_agents} agents; "
-                f"there is none for {self._named(rows[len(array)])}"
+                f"the actions of group {self.name!r} are {len(array)}, expected {count}: one "
+                f"per row, {count // self.num_agents} games times {self.num_agents} agents; "
+                f"there is none for {self._named(len(array), rows)}"
             )
-        alive = self.alive[rows]
         if array.dtype.kind == "f" and array.shape[:1] == alive.shape:
-            is_nan = np.isnan(array).reshape(len(rows), -1).any(axis=1)
-            if is_nan.any():
-                if (wrong := is_nan & alive).any():
-                    raise ActionError(
-                        f"the action of {self._named(rows[wrong][0])} is {array[wrong][0]}; "
-                        f"{self.single_action_space} has no NaN"
-                    )
-                array = np.where(is_nan.reshape(-1, *[1] * (array.ndim - 1)), 0, array)
-                array = array.astype(self.single_action_space.dtype, copy=False)
+            array = self._without_nan(array, alive, rows)
         try:
-            array = self.checks.check(array, None if game_ids is None else rows)
+            array = self.checks.check(array, rows)
         except ActionError as error:
             raise type(error)(f"group {self.name!r}: {error}") from None
         if self._allowed is not None:
-            self._refuse_padding(array, rows, alive)
+            self._refuse_padding(array, alive, rows)
         return array.reshape(-1, self.num_agents, *array.shape[1:])
 
-    def _refuse_padding(self, actions: np.ndarray, rows: np.ndarray, alive: np.ndarray) -> None:
+    def _without_nan(
+        self, actions: np.ndarray, alive: np.ndarray, rows: np.ndarray | None
+    ) -> np.ndarray:
+        """Return actions with zeros where agents that are not alive have NaN."""
+        if not np.isnan(np.minimum.reduce(actions, axis=None, initial=np.inf)):
+            return actions
+        is_nan = np.isnan(actions).reshape(len(alive), -1).any(axis=1)
+        if (wrong := np.flatnonzero(is_nan & alive)).size:
+            raise ActionError(
+                f"the action of {self._named(wrong[0], rows)} is {actions[wrong[0]]}; "
+                f"{self.single_action_space} has no NaN"
+            )
+        actions = actions.copy()
+        actions[is_nan] = 0
+        return actions
+
+    def _refuse_padding(
+        self, actions: np.ndarray, alive: np.ndarray, rows: np.ndarray | None
+    ) -> None:
         """Refuse actions that agents have only in the padded space."""
         assert self._allowed is not None
         sizes = mask_sizes(self.single_action_space)
-        chosen = (actions - getattr(self.single_action_space, "start", 0)).reshape(len(rows), -1)
+        chosen = (actions - getattr(self.single_action_space, "start", 0)).reshape(len(alive), -1)
         is_inside = (chosen >= 0) & (chosen < sizes)
         places = np.concatenate([[0], np.cumsum(sizes)[:-1]]) + np.where(is_inside, chosen, 0)
-        has = np.take_along_axis(self._allowed[rows % self.num_agents], places, axis=1) & is_inside
-        if (wrong := alive & ~has.all(axis=1)).any():
+        allowed = np.tile(self._allowed, (len(alive) // self.num_agents, 1))
+        has = np.take_along_axis(allowed, places, axis=1) & is_inside
+        if (wrong := np.flatnonzero(alive & ~has.all(axis=1))).size:
             raise ActionError(
-                f"{self._named(rows[wrong][0])} got the action {actions[wrong][0]}, which it does "
+                f"{self._named(wrong[0], rows)} got the action {actions[wrong[0]]}, which it does "
                 "not have: padding has added it; draw actions with `action_masks()`"
             )
 
-    def _named(self, row: Any) -> str:
-        game, k = divmod(int(row), self.num_agents)
+    def _named(self, place: Any, rows: np.ndarray | None) -> str:
+        """Name whose action is at a place of actions for these rows."""
+        row = int(place if rows is None else rows[place])
+        game, k = divmod(row, self.num_agents)
         return f"game {game}, agent {self.agents[k]!r}"
 
     def slot(self, out: Any) -> StepRowsOf:
@@ -306,6 +318,9 @@ class AgentsVecEnv:
         self.games = games
         self.mask_infos = mask_infos
         self.groups = {name: AgentGroup(name, found, games) for name, found in members.items()}
+        if (source_of := getattr(games, "mask_source", None)) is not None:
+            for name, group in self.groups.items():
+                group.masks.source = source_of(name)
         self.num_games = games.num_envs
         self.autoreset_mode = games.autoreset_mode
         self.metadata = games.metadata
@@ -732,6 +747,9 @@ class AgentRowsVecEnv(VecEnv):
         self.agents.close()
         self.closed = True
 
+    def __del__(self) -> None:
+        """Leave the games to whoever still has `agents`; they close themselves."""
+
     def _own_infos(self, infos: dict[str, Any]) -> dict[str, Any]:
         """Return infos with a row per agent; each has its game's beside its own."""
         own = infos.pop(self.group.name, {})
@@ -767,7 +785,7 @@ def _lost(infos: dict[str, Any]) -> np.ndarray:
 def _values(columns: dict[str, Any], slot: StepRowsOf | None) -> tuple[Any, ...]:
     """Return a group's results as rows: the slot's arrays if there is one."""
     if slot is None:
-        flags = [columns[flag].reshape(-1).astype(np.bool_) for flag in _FLAGS]
+        flags = [columns[flag].reshape(-1).view(np.bool_) for flag in _FLAGS]
         return (_as_rows(columns[OBS]), columns[REWARDS].reshape(-1), *flags)
     slot.rewards[:] = columns[REWARDS].reshape(-1)
     slot.terminations[:] = columns[TERMINATIONS].reshape(-1)

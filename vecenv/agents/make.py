@@ -22,7 +22,11 @@ from vecenv.agents.grouping import Grouping, Members
 from vecenv.core.importing import import_module
 from vecenv.make import make_vec
 
-__all__ = ["make_vec_agents"]
+__all__ = ["check_name", "make_game", "make_vec_agents"]
+
+# Games of this package: modules with `compiled_game`, which returns kernels and options, and
+# `parallel_env`, the same game in Python's hands.
+_OWN_GAMES = {"Cage4-v0": "vecenv.cage.challenge4.parallel"}
 
 
 def make_vec_agents(
@@ -46,9 +50,9 @@ def make_vec_agents(
     Args:
         env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
             name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
-            the `EnvKernels` of a compiled game, or its id, such as "Pursuit-v0", "module:id" too.
-            An AEC env of a game that can be played in parallel is converted; others, in which
-            agents take turns, are refused.
+            the `EnvKernels` of a compiled game, or its id, such as "Pursuit-v0", "module:id" too,
+            or "Cage4-v0". An AEC env of a game that can be played in parallel is converted;
+            others, in which agents take turns, are refused.
         num_games: How many games; 1 if not given, or the length of the list.
         backend: See `vecenv.make_vec`; an env there is a game here.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
@@ -77,24 +81,33 @@ def make_vec_agents(
         EnvCreationError: Making a game failed: it has no `possible_agents`, agents take turns, or
             its agents' spaces fit no group; says what to do.
     """
+    if isinstance(env, str) and (name := env.removeprefix("vecenv:")) in _OWN_GAMES:
+        game = import_module(_OWN_GAMES[name])
+        if backend in ("auto", "jit"):
+            env, env_kwargs = game.compiled_game(pad=pad, **env_kwargs)
+        else:
+            env, env_kwargs = game, {"pad": pad, **env_kwargs}
+        pad = False  # the game pads
+    is_compiled = _is_compiled(env)
     games: Any
-    if is_compiled := _is_compiled(env):
+    if is_compiled:
         unused = {
             "groups": groups is not None,
             "pad": pad,
             "agent_indicator": agent_indicator,
-            "central_state": central_state,
             "max_agents": max_agents is not None,
             "agent_spaces": agent_spaces is not None,
         }
         if given := [name for name, is_given in unused.items() if is_given]:
             raise ValueError(
-                f"the game is compiled with its groups and got {', '.join(given)}, which is for "
+                f"a compiled game has groups of its own and got {', '.join(given)}, which is for "
                 "games in Python"
             )
         if backend not in ("auto", "jit"):
             raise ValueError(f"the game is compiled and got backend {backend!r}; use 'jit'")
-        games = _make_compiled(env, num_games, autoreset_mode, vector_kwargs, env_kwargs)
+        games = _make_compiled(
+            env, num_games, autoreset_mode, vector_kwargs, env_kwargs, central_state
+        )
     else:
         factories = _read_factories(env, num_games, env_kwargs)
         options = {
@@ -120,6 +133,25 @@ def make_vec_agents(
     except BaseException:
         games.close()
         raise
+
+
+def check_name(name: str) -> None:
+    """Refuse a name of a game that there is not.
+
+    Raises:
+        ValueError, ModuleNotFoundError, TypeError: See `make_vec_agents`.
+    """
+    _factory(name, {})
+
+
+def make_game(env: Any, **env_kwargs: Any) -> GameEnv:
+    """Make a single game as an env of columns.
+
+    Args:
+        env: See `make_vec_agents`, but no list and no kernels.
+        **env_kwargs: For the game's constructor.
+    """
+    return _Maker(_factory(env, env_kwargs), 0, {})()
 
 
 class _Maker:
@@ -183,10 +215,10 @@ def _is_same(one: Members, other: Members) -> bool:
 
 
 def _is_compiled(env: Any) -> bool:
-    """Whether these are kernels, or the id of a vector env in Gymnasium's registry."""
+    """Whether these are kernels, or an id in Gymnasium's registry; loads no compiler."""
     if isinstance(env, str):
         return ":" in env or env in gym.registry
-    kernels = sys.modules.get("vecenv.jit.kernels")  # loads no compiler
+    kernels = sys.modules.get("vecenv.jit.kernels")
     return kernels is not None and isinstance(env, kernels.EnvKernels)
 
 
@@ -196,6 +228,7 @@ def _make_compiled(
     autoreset_mode: str | AutoresetMode | None,
     vector_kwargs: Mapping[str, Any] | None,
     env_kwargs: dict[str, Any],
+    central_state: bool,
 ) -> Any:
     from vecenv.agents.compiled import CompiledGames  # loads the compiler
 
@@ -208,7 +241,7 @@ def _make_compiled(
         **env_kwargs,
     )
     try:
-        return CompiledGames(envs)
+        return CompiledGames(envs, central_state=central_state)
     except BaseException:
         envs.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +25,13 @@ class GroupMasks:
     Args:
         members: The group.
         num_games: Number of games.
+
+    Attributes:
+        source: Function that returns the masks of rows int64 (B,), bool or int8 (B, width), of
+            games that compute them when they are asked for; None for games that give them along.
     """
+
+    source: Callable[[np.ndarray], np.ndarray] | None = None
 
     def __init__(self, members: Members, num_games: int) -> None:
         self._members = members
@@ -45,7 +52,7 @@ class GroupMasks:
     @property
     def is_there(self) -> bool:
         """Whether there are masks; those in infos are known by the first reset."""
-        has_source = self._is_observed or self._given is not None
+        has_source = self._is_observed or self._given is not None or self.source is not None
         return can_be_masked(self._space) and (has_source or self._members.allowed is not None)
 
     def note(self, obs: Any, infos: dict[str, Any], rows: Any, alive: np.ndarray) -> None:
@@ -110,7 +117,9 @@ class GroupMasks:
         ids = np.arange(self._num_rows)[rows]
         alive = alive[ids]
         bits = np.ones((len(ids), self.width), np.bool_)
-        if self._is_observed and self._observed is not None:
+        if self.source is not None:
+            bits = self.source(ids).astype(np.bool_)
+        elif self._is_observed and self._observed is not None:
             values = self._observed[ids]
             bits = values.astype(np.bool_)
             wrong = ((bits != values) & alive[:, None]).any(axis=1)

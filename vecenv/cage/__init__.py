@@ -44,7 +44,11 @@ if TYPE_CHECKING:
     from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
     from vecenv.cage.challenge4.env import Cage4Env, Cage4VectorEnv
     from vecenv.cage.challenge4.parallel import Cage4ParallelEnv
-    from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player
+    from vecenv.cage.challenge4.play.player import (
+        Cage4Memory,
+        Cage4Player,
+        save_cage4_defender,
+    )
     from vecenv.cage.challenge4.play.playing import Cage4Evaluation, evaluate_cage4
     from vecenv.cage.challenge4.play.policies import Cage4Policy
     from vecenv.cage.challenge4.replay import (
@@ -106,6 +110,7 @@ __all__ = [
     "play_episode",
     "replay_episodes",
     "replay_traces",
+    "save_cage4_defender",
     "save_defender",
     "save_episode_gif",
 ]
@@ -122,7 +127,7 @@ _MODULES = {
     "challenge2.replay": ("RecordedStep", "Replay", "replay_episodes"),
     "challenge4.env": ("Cage4Env", "Cage4VectorEnv"),
     "challenge4.parallel": ("Cage4ParallelEnv",),
-    "challenge4.play.player": ("Cage4Memory", "Cage4Player"),
+    "challenge4.play.player": ("Cage4Memory", "Cage4Player", "save_cage4_defender"),
     "challenge4.play.playing": ("Cage4Evaluation", "evaluate_cage4"),
     "challenge4.play.policies": ("Cage4Policy",),
     "challenge4.replay": ("TraceDifference", "TraceError", "TraceReplay", "replay_traces"),

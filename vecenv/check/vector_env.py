@@ -10,6 +10,8 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
+from vecenv.check.agents import check_agents
 from vecenv.check.calls import CallChecks, check_before_reset, check_closed
 from vecenv.check.rules import Findings, GiveUpError
 from vecenv.check.runs import Runs
@@ -75,13 +77,16 @@ class VectorEnvCheckError(AssertionError):
         self.report = report
 
 
-def check_vector_env(envs: VectorEnv, *, num_steps: int = 200, seed: int = 0) -> CheckReport:
+def check_vector_env(
+    envs: VectorEnv | AgentsVecEnv, *, num_steps: int = 200, seed: int = 0
+) -> CheckReport:
     """Check that a vector env keeps the rules of Gymnasium's interface, and `VecEnv`s their own.
 
     Checked are spaces, shapes and dtypes, infos and their masks, autoreset as the metadata declare
     it, determinism under a seed, the memory of results returned earlier, refusal of wrong actions,
     and `close`; of a `VecEnv` also `send` and `recv`, `out=`, the seeds of single envs, partial
-    resets, action masks if there are any, and the order of calls.
+    resets, action masks if there are any, and the order of calls. Of vector envs of agents, who
+    acts (`alive`, `valid`), rows of agents that do not, games that end, sends and seeds of games.
 
     Args:
         envs: The vector env, without vector wrappers that change from run to run, such as
@@ -104,16 +109,19 @@ def check_vector_env(envs: VectorEnv, *, num_steps: int = 200, seed: int = 0) ->
         >>> "send and recv give what step gives" in report.passed
         True
     """
-    if not isinstance(envs, VectorEnv):
+    if not isinstance(envs, VectorEnv | AgentsVecEnv):
         raise TypeError(f"expected a gymnasium.vector.VectorEnv, got {type(envs).__name__}")
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps}, expected at least 1")
     found = Findings()
-    try:
-        with found.attempt("attributes"):
-            _check_all(envs, num_steps, seed, found)
-    finally:
-        _check_close(envs, found)
+    if isinstance(envs, AgentsVecEnv | AgentRowsVecEnv):
+        check_agents(envs, num_steps, seed, found)
+    else:
+        try:
+            with found.attempt("attributes"):
+                _check_all(envs, num_steps, seed, found)
+        finally:
+            _check_close(envs, found)
     passed = tuple(rule for rule in found.tried if rule not in found.failures)
     skipped = tuple(f"{rule}: {why}" for rule, why in found.skipped.items())
     report = CheckReport(passed, skipped, tuple(found.remarks))

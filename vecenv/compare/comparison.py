@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import groupby
@@ -18,7 +18,7 @@ from vecenv.backends import COMPARED
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.serving import FAILED, UNAVAILABLE, Setting
-from vecenv.compare.source import read_source
+from vecenv.compare.source import GAMES, read_source
 from vecenv.machine import OthersLoad, usable_cores
 
 __all__ = ["Options", "run_comparison"]
@@ -116,7 +116,10 @@ def run_comparison(
             busy.append(session.alternate(loop, []))
         session.close(loop)
         result.others_busy = max((cores for cores in busy if cores is not None), default=None)
-        if options.diversity:
+        if options.env.startswith(GAMES):
+            session.count_agents(result)
+            result.diversity_reason = "a game's transitions are those of several agents"
+        elif options.diversity:
             session.compare_transitions(result, numbers)
     return result
 
@@ -194,6 +197,17 @@ class _Session:
             case.report = self._ask(case, "take_time", self._options.timed_s)
             if events is not None and (found := self._ask(case, "trace")) is not None:
                 _append(events, case, found[1])
+
+    def count_agents(self, result: Comparison) -> None:
+        """Count who acts in a step of a game, in a process of its own."""
+        options = self._options
+        process = RunnerProcess()
+        self._stack.callback(process.close)
+        setting = Setting(options.env, options.env_kwargs, "loop", 1, options.seed, 0.0)
+        with suppress(RunnerError):  # as the backends have said
+            seconds, timeout = options.timed_s, options.timeout
+            found = process.call("agents_per_step", setting, seconds, timeout=timeout)
+            result.agents_per_step = found
 
     def compare_transitions(self, result: Comparison, numbers: Sequence[int]) -> None:
         """Compare the transitions of one env with those of several, in a process of its own."""

@@ -144,6 +144,8 @@ class Comparison:
         cases: One per backend and number of envs, in the order asked for.
         diversity: One entry per number of envs, 1 first; empty if it was not measured.
         diversity_reason: Why it was not.
+        agents_per_step: Of games with several agents, how many act in a step on the average; the
+            steps are games' then. None for other envs.
     """
 
     env: str
@@ -153,6 +155,7 @@ class Comparison:
     others_busy: float | None = None
     diversity: list[Diversity] = field(default_factory=list)
     diversity_reason: str = ""
+    agents_per_step: float | None = None
 
     @property
     def measured(self) -> list[Case]:
@@ -292,6 +295,7 @@ class Comparison:
             "cases": cases,
             "diversity": [asdict(found) for found in self.diversity],
             "diversity_reason": self.diversity_reason,
+            "agents_per_step": self.agents_per_step,
             "units": _UNITS,
         }
         text = json.dumps(content, indent=1, default=str)
@@ -365,17 +369,23 @@ def _notes(cases: Iterable[Case]) -> dict[str, int]:
 
 
 def _speed_table(comparison: Comparison, notes: dict[str, int]) -> Table:
-    settings = comparison.settings
+    settings, agents = comparison.settings, comparison.agents_per_step
+    what = "env steps" if agents is None else "steps of games"
     title = (
-        f"{comparison.env}: env steps per second in {settings['rounds']} rounds of "
+        f"{comparison.env}: {what} per second in {settings['rounds']} rounds of "
         f"{settings['round_s']:g} s or more"
     )
     table = new_table(title)
-    columns = ("backend", "envs", "steps/s", "spread", "x loop", "start", "memory")
+    columns = ["backend", "envs", "steps/s", "spread", "x loop", "start", "memory"]
+    if agents is not None:
+        columns[1:3] = ["games", "steps/s", "agents' steps/s"]
     for column in columns:
         table.add_column(column, justify="left" if column == "backend" else "right")
     for case, envs in _merged(comparison.cases):
-        table.add_row(case.backend, envs, *_cells(case, notes))
+        rate, *rest = _cells(case, notes)
+        if agents is not None:
+            rest.insert(0, f"{agents * case.steps_per_second:,.0f}" if case.is_measured else "")
+        table.add_row(case.backend, envs, rate, *rest)
     return table
 
 

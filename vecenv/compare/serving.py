@@ -174,6 +174,22 @@ class Runner:
         source = read_source(setting.env, setting.env_kwargs)
         return measure_diversity(source.env_fn(), num_envs, seed=setting.seed)
 
+    def agents_per_step(self, setting: Setting, seconds: float) -> float:
+        """Return how many agents act in a step of a game, in about this time of random actions."""
+        env = read_source(setting.env, setting.env_kwargs).env_fn()()
+        env.action_space.seed(setting.seed)
+        env.reset(seed=setting.seed)
+        num_steps = num_acted = 0
+        begin = perf_counter()
+        while perf_counter() - begin < seconds or num_steps == 0:
+            obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            num_steps += 1
+            num_acted += sum(int(part["valid"].sum()) for part in obs.values())
+            if terminated or truncated:
+                env.reset()
+        env.close()
+        return num_acted / num_steps
+
     def close(self) -> None:
         """Close the envs."""
         if self._stepper is not None:

@@ -15,7 +15,9 @@ from gymnasium.envs.registration import EnvSpec
 from vecenv.core.importing import import_module
 from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
 
-__all__ = ["BackendUnavailableError", "EnvSource", "read_env_kwargs", "read_source"]
+GAMES = "agents:"  # begins the names of games with several agents
+
+__all__ = ["GAMES", "BackendUnavailableError", "EnvSource", "read_env_kwargs", "read_source"]
 
 
 class BackendUnavailableError(Exception):
@@ -78,12 +80,21 @@ class EnvSource(NamedTuple):
 def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource:
     """Find a registered id (also "module:id"), or a factory or `EnvKernels` ("module:name").
 
+    "agents:NAME" is a game with several agents, NAME what `make_vec_agents` takes by name; it is
+    made as one env, whose steps are the game's.
+
     Modules are looked for in the working directory too.
 
     Raises:
         ValueError: There is no such env; the message lists what there is.
         ImportError: The module can't be imported.
     """
+    if name.startswith(GAMES):
+        from vecenv.agents.make import check_name, make_game
+
+        game = name.removeprefix(GAMES)
+        check_name(game)
+        return EnvSource(name, None, partial(make_game, game), dict(kwargs or {}))
     module_name, _, attribute = name.rpartition(":")
     module = import_module(module_name) if module_name else None
     options = dict(kwargs or {})

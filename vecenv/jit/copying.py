@@ -19,12 +19,14 @@ intrinsic = cast("Any", numba_intrinsic)
 
 
 def copy_numbers(source, source_start, target, target_start, count):
-    """Copy `count` numbers from one array to another, both with one axis; no index is checked.
+    """Copy `count` numbers from one array to another; no index is checked.
 
-    It is fast if `count` is a constant: a literal, or a global or closed-over variable.
+    Both are C-contiguous; places are counted in them as if they had one axis. It is fast if `count`
+    is a constant: a literal, or a global or closed-over variable.
     """
+    numbers, places = source.reshape(source.size), target.reshape(target.size)
     for k in range(count):
-        target[target_start + k] = source[source_start + k]
+        places[target_start + k] = numbers[source_start + k]
 
 
 @overload(copy_numbers, prefer_literal=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, logger
+from gymnasium import logger
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
 
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import StepBatch, StepResult, VecEnv
@@ -21,7 +19,7 @@ from vecenv.core.errors import NoActionMaskError
 from vecenv.core.masks import MASK_KEY, none_allowed
 from vecenv.core.rows import aligned_zeros, check_slot_array
 from vecenv.core.seeding import Seed
-from vecenv.core.spaces import BatchedSpaces
+from vecenv.core.spaces import BatchedSpaces, batch_thinly
 from vecenv.files import read_entry
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
@@ -38,6 +36,7 @@ from vecenv.jit.episodes import (
     SAME_STEP,
     STEP,
 )
+from vecenv.jit.games import state_writer
 from vecenv.jit.kernels import EnvKernels, as_record, draw
 from vecenv.jit.runner import CompiledRunner, Fixed, PythonRunner
 
@@ -265,6 +264,19 @@ class JitVectorEnv(VecEnv):
         """Write masks, bool (B, width); return how many allow nothing though they should."""
         arrays = {} if env_ids is None else {"env_ids": env_ids}
         return self._run_without_actions(MASK, len(masks), masks=masks, **arrays)
+
+    def state_writer(self) -> Callable[[np.ndarray, np.ndarray], None]:
+        """Return a function that writes the central states of records (B,) into an array (B, ...).
+
+        Of games with a `central_state` kernel, see `EnvKernels`.
+        """
+        write: Any = state_writer(self.kernels.central_state, debug=self._runner.is_python)
+        params = () if self._params is None else (self._params.view(np.recarray)[0],)
+
+        def write_states(states: np.ndarray, out: np.ndarray) -> None:
+            write(states, out, *params)
+
+        return write_states
 
     def _require_masks(self) -> None:
         if self.kernels.action_mask is None:
@@ -581,25 +593,11 @@ def _with_rendering(
 def _batched_spaces(kernels: EnvKernels, num_envs: int) -> BatchedSpaces:
     obs_space, action_space = kernels.observation_space, kernels.action_space
     return BatchedSpaces(
-        obs_space, _batched(obs_space, num_envs), action_space, _batched(action_space, num_envs)
+        obs_space,
+        batch_thinly(obs_space, num_envs),
+        action_space,
+        batch_thinly(action_space, num_envs),
     )
-
-
-def _batched(space: Space, num_envs: int) -> Space:
-    """Batch a space like Gymnasium, but keep the bounds of one env only: views of them serve all.
-
-    Gymnasium's arrays take ten bytes for each float32 of an observation.
-    """
-    batched = batch_space(space, num_envs)
-    names: tuple[str, ...] = ()
-    if isinstance(batched, Box):
-        names = ("low", "high", "bounded_below", "bounded_above")
-    elif isinstance(batched, MultiDiscrete):
-        names = ("nvec", "start")
-    for name in names:
-        array = getattr(batched, name)
-        setattr(batched, name, np.broadcast_to(array[0].copy(), array.shape))
-    return batched
 
 
 def _check_kernels(kernels: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import itertools
 import linecache
 import os
@@ -96,8 +97,9 @@ def explain(
         title = f"{kernels.name}: kernel {name}({listed})"
         if name == "step":
             _refuse_five(kernels, python_function(kernel), str(error))
+        given = _with_star(python_function(kernel), types_all)
         try:
-            kernel.compile(tuple(types_all))
+            kernel.compile(given)
         except Exception as failure:
             text = _plain(failure)
             place, reason = _place_and_reason(failure, text, kernel, constants)
@@ -109,7 +111,7 @@ def explain(
                 numba_message=text,
             ) from None
         if name == "step":
-            returned = kernel.overloads[tuple(types_all)].signature.return_type
+            returned = kernel.overloads[given].signature.return_type
             _check_step_result(kernels, python_function(kernel), returned)
     text = _plain(error)
     raise KernelCompileError(
@@ -135,6 +137,15 @@ def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
         "observe": [state, obs, *params],
         "action_mask": [state, mask, *params],
     }
+
+
+def _with_star(function: types.FunctionType, types_all: list[Any]) -> tuple[Any, ...]:
+    """Return the types of the arguments; those of `*params` are one, a tuple."""
+    if not function.__code__.co_flags & inspect.CO_VARARGS:
+        return tuple(types_all)
+    count = function.__code__.co_argcount
+    rest = numba_types.StarArgTuple.from_types(tuple(types_all[count:]))
+    return *types_all[:count], rest
 
 
 def _refuse_five(kernels: EnvKernels, step: types.FunctionType, text: str) -> None:

@@ -18,8 +18,17 @@ from numba import njit
 from numba.core.dispatcher import Dispatcher
 
 from vecenv.core.masks import can_be_masked, mask_width
+from vecenv.fingerprint import cached_njit
 
-__all__ = ["COLUMNS", "AgentsOf", "GameLayout", "as_njit", "game_kernels", "with_columns"]
+__all__ = [
+    "COLUMNS",
+    "AgentsOf",
+    "GameLayout",
+    "as_njit",
+    "game_kernels",
+    "state_writer",
+    "with_columns",
+]
 
 # Fields that are added to the state record, one entry per agent in the order of the groups.
 COLUMNS = {
@@ -288,6 +297,21 @@ def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:
         "observe": _all_of(observers),
         "action_mask": masks,
     }
+
+
+def state_writer(central_state: Any, *, debug: bool) -> Callable[..., None]:
+    """Return a function that writes the central states of games.
+
+    It takes records (B,), an array (B, *state_shape) and, if the kernels do, the parameter record.
+    With `debug` it is plain Python.
+    """
+    own = getattr(central_state, "py_func", central_state) if debug else as_njit(central_state)
+
+    def write_states(states, out, *params):
+        for k in range(len(states)):
+            own(states[k], out[k], *params)
+
+    return write_states if debug else cached_njit(write_states)
 
 
 def _reset(own_reset: Any, num_agents: int) -> Callable[..., None]:

@@ -59,8 +59,12 @@ class EnvKernels:
     - `observe(state, agent, out)` and `action_mask(state, agent, out)`: of one agent that is alive
       or has just ended. Either may be a dict of functions by group.
 
+    - `central_state(state, out)`: writes what a central critic sees, `out` of `state_space`.
+
     Further attributes of a game:
         groups: `AgentsOf` by the name of the group.
+        central_state: That function, or None.
+        state_space: Box space of the central state.
     """
 
     state_dtype: Any
@@ -73,11 +77,22 @@ class EnvKernels:
     name: str = "compiled env"
     render: Callable[..., Any] | None = None
     groups: Mapping[str, AgentsOf] | None = None
+    central_state: Callable[..., Any] | None = None
+    state_space: Space | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_dtype", _state_dtype(self.state_dtype))
         if self.groups is not None:
             self._lay_out(GameLayout.of(self.groups))
+        if (self.central_state is not None or self.state_space is not None) and (
+            self.groups is None
+            or not callable(self.central_state)
+            or not isinstance(self.state_space, Box)
+        ):
+            raise TypeError(
+                "central_state must be a function of a game with groups and come with state_space, "
+                f"a Box, got {self.central_state!r} and {self.state_space!r}"
+            )
         _check_space("observation_space", self.observation_space)
         _check_space("action_space", self.action_space)
         for name in ("reset", "step", "observe"):

@@ -66,10 +66,12 @@ class PythonRunner:
 
     Attributes:
         is_cut: Whether Ctrl-C has left a job partly done.
+        is_python: Whether jobs run as plain Python.
     """
 
     num_threads = 1
     is_cut = False
+    is_python = True
 
     def __init__(self, run_rows: Any, fixed: Fixed) -> None:
         self._run_rows = self._unstamped = run_rows
@@ -151,6 +153,8 @@ class CompiledRunner:
     Attributes:
         is_cut: Whether a second exception interrupted that; the next call completes the job.
     """
+
+    is_python = False
 
     def __init__(self, attend: Any, fixed: Fixed, num_threads: int) -> None:
         self.num_threads = min(num_threads, MAX_THREADS)

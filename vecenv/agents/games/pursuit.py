@@ -59,17 +59,22 @@ def reset(state, rng, params):
     state.num_evaders = state.evader.shape[0]
     for k in range(state.grid.shape[0]):
         state.grid[k] = params.empty_grid[k]
-    window = params.constraint_window
-    x_start, y_start = uniform(rng) * (1.0 - window), uniform(rng) * (1.0 - window)
-    x_low, x_high = int(params.x_size * x_start), int(params.x_size * (x_start + window))
-    y_low, y_high = int(params.y_size * y_start), int(params.y_size * (y_start + window))
-    place(state.pursuer, PURSUER, x_low, x_high, y_low, y_high, state.grid, rng, params)
-    place(state.evader, EVADER, x_low, x_high, y_low, y_high, state.grid, rng, params)
+    part = params.constraint_window
+    x_start, y_start = uniform(rng) * (1.0 - part), uniform(rng) * (1.0 - part)
+    window = (
+        int(params.x_size * x_start),
+        int(params.x_size * (x_start + part)),
+        int(params.y_size * y_start),
+        int(params.y_size * (y_start + part)),
+    )
+    place(state.pursuer, PURSUER, window, state.grid, rng, params)
+    place(state.evader, EVADER, window, state.grid, rng, params)
 
 
 @njit
-def place(cells, kind, x_low, x_high, y_low, y_high, grid, rng, params):
-    """Place all agents of a kind in a window of the map."""
+def place(cells, kind, window, grid, rng, params):
+    """Place all agents of a kind in a window of the map, (x_low, x_high, y_low, y_high)."""
+    x_low, x_high, y_low, y_high = window
     for k in range(cells.shape[0]):
         cell = np.uint32(0)
         for _ in range(MAX_TRIES):
@@ -87,7 +92,7 @@ def is_free(cell, cells, num_placed, grid, params):
     """Whether a cell is open, and none of those placed are on it or beside it."""
     if grid[NUM_COUNTS * cell + WALL] != 0:
         return False
-    for k in range(num_placed):
+    for k in range(num_placed):  # noqa: SIM110 - compiled, this is faster than a generator
         if is_near(cells[k], cell, params):
             return False
     return True
@@ -207,10 +212,9 @@ def _observer(size: int) -> Any:
 
     def observe(state, agent, out, params):
         """Write what is on the cells around a pursuer."""
-        flat = out.reshape(size * row_numbers)
         for y in range(num_seen):
             left = state.pursuer[agent] - params.corner + y * params.row_cells
-            copy_numbers(state.grid, NUM_COUNTS * left, flat, y * row_numbers, num_in_row)
+            copy_numbers(state.grid, NUM_COUNTS * left, out, y * row_numbers, num_in_row)
         for k in range(size):
             for last in range(num_seen, size):
                 out[last, k, WALL] = out[k, last, WALL] = 1.0
@@ -218,6 +222,15 @@ def _observer(size: int) -> Any:
                 out[last, k, EVADER] = out[k, last, EVADER] = 0.0
 
     return observe
+
+
+def central_state(state, out, params):
+    """Write what is on all cells of the map."""
+    for y in range(out.shape[0]):
+        for x in range(out.shape[1]):
+            cell = params.first_cell + y * params.row_cells + x
+            for kind in range(NUM_COUNTS):
+                out[y, x, kind] = state.grid[NUM_COUNTS * cell + kind]
 
 
 def draw(state, params):
@@ -266,6 +279,8 @@ def pursuit_kernels(options: PursuitOptions) -> EnvKernels:
         step=step,
         observe=_observer(size),
         render=draw,
+        central_state=central_state,
+        state_space=Box(0, most, (options.y_size, options.x_size, 3), np.float32),
     )
 
 

@@ -166,6 +166,12 @@ def cover(state):
 
 
 def observe(state, agent, out, params):
+    """Write what an agent observes."""
+    observe_agent(state, agent, out)
+
+
+@njit
+def observe_agent(state, agent, out):
     """Write an agent's velocity and position, where landmarks and the others are, and zeros.
 
     The zeros are what others say, and in this game nobody says anything.
@@ -183,6 +189,14 @@ def observe(state, agent, out, params):
             at += 2
     for k in range(at, out.shape[0]):
         out[k] = 0.0
+
+
+def central_state(state, out, params):
+    """Write what all agents observe, one after the other."""
+    num_agents = state.position.shape[0]
+    width = out.shape[0] // num_agents
+    for k in range(num_agents):
+        observe_agent(state, k, out[k * width : (k + 1) * width])
 
 
 def draw(state, params):
@@ -222,6 +236,8 @@ def spread_kernels(num_agents: int, continuous_actions: bool) -> EnvKernels:
         step=step_by_parts if continuous_actions else step,
         observe=observe,
         render=draw,
+        central_state=central_state,
+        state_space=Box(-np.inf, np.inf, (num_agents * width,), np.float32),
     )
 
 

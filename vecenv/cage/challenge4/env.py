@@ -11,7 +11,18 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.challenge4.kernels import team_kernels
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
-from vecenv.cage.challenge4.rules.codes import NUM_ACTIONS, OBS_LENGTHS, OBS_STARTS, OVERFLOW_NAMES
+from vecenv.cage.challenge4.rules.codes import (
+    ACCESS_REWARD,
+    HOSTS_PER_SUBNET,
+    IMPACT,
+    IMPACT_REWARD,
+    NUM_ACTIONS,
+    NUM_SUBNETS,
+    OBS_LENGTHS,
+    OBS_STARTS,
+    OVERFLOW_NAMES,
+    WORK_REWARD,
+)
 from vecenv.jit.env import JitVectorEnv
 
 __all__ = ["Cage4Env", "Cage4VectorEnv", "overflows", "vectors_of"]
@@ -89,11 +100,33 @@ class Cage4VectorEnv(JitVectorEnv):
         stops = np.cumsum(NUM_ACTIONS)
         return np.split(masks[:, : stops[-1]], stops[:-1], axis=1)
 
+    def agent_obs(self, obs: np.ndarray) -> list[np.ndarray]:
+        """Return what each agent sees, views (num_envs, 92) or (.., 210) of obs (num_envs, 578)."""
+        return vectors_of(obs)
+
+    def zone_rewards(self) -> np.ndarray:
+        """Return what red and blocks cost in the latest step, by zone and cause.
+
+        Returns:
+            float32 (num_envs, 8, 3), the caller's: zones RZA, OZA, RZB, OZB, CON, PUB, ADM, OFF (of
+            the green user, or of Impact's target); LocalWork, AccessService, Impact. The reward is
+            their sum and the cost of Restore.
+        """
+        states = self.states
+        phase = states["phase"].astype(np.int64)
+        out = np.zeros((self.num_envs, NUM_SUBNETS, 3), np.float32)
+        out[:, :, 0] = WORK_REWARD[phase] * np.bitwise_count(states["work_failed"])
+        out[:, :, 1] = ACCESS_REWARD[phase] * np.bitwise_count(states["access_failed"])
+        games, agents = np.nonzero((states["done_type"] == IMPACT) & (states["active"] > 0))
+        zones = states["done_target"][games, agents] // HOSTS_PER_SUBNET
+        np.add.at(out, (games, zones, 2), IMPACT_REWARD[phase[games], zones])
+        return out
+
     def render(self) -> tuple[Any, ...]:
         """Return a picture of each game, uint8 (height, width, 3)."""
         from vecenv.cage.challenge4.view.picture import draw_state
 
-        return tuple(draw_state(state, self.options).to_array() for state in self.states)
+        return tuple(draw_state(state, self.options.steps).to_array() for state in self.states)
 
 
 class Cage4Env(Env[np.ndarray, np.ndarray]):

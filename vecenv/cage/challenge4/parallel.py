@@ -96,6 +96,7 @@ class Cage4ParallelEnv:
         }
         self._actions = np.zeros((1, 2 * NUM_BLUE), np.int64)
         self._masks: dict[str, np.ndarray] = {}
+        self._any_message = np.ones((1 << MESSAGE_BITS) * messages, np.bool_)
 
     def _space_of(self, agent: int) -> Space[Any]:
         length = PADDED if self._pad else OBS_LENGTHS[agent]
@@ -231,7 +232,10 @@ class Cage4ParallelEnv:
         return found
 
     def _infos(self) -> dict[str, dict[str, Any]]:
-        return {name: {"action_mask": mask.copy()} for name, mask in self._masks.items()}
+        return {
+            name: {"action_mask": np.concatenate([mask, self._any_message])}
+            for name, mask in self._masks.items()
+        }
 
 
 def _known(agent: Any) -> str:

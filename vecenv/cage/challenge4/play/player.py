@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Cage4Memory", "Cage4Player", "defender_logits"]
+__all__ = ["Cage4Memory", "Cage4Player", "defender_logits", "save_cage4_defender"]
 
 NUM_AGENTS, NUM_UNITS, NUM_HOSTS, NUM_ZONES = 5, 7, 16, 9
 UNITS = (slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4), slice(4, 7))  # of each agent
@@ -49,11 +49,15 @@ class Cage4Memory:
         num_games: N.
 
     Attributes:
+        busy: int (N, 5), steps until an agent is free again.
         is_free: bool (N, 5), whether an agent is free to begin an action; else it sleeps.
         time: Steps played.
         phase: int (N,).
         blocked: bool (N, 7, 8), whether traffic into a unit from each other zone is.
+        num_host_features, num_unit_features: Lengths of the features.
     """
+
+    num_host_features, num_unit_features = NUM_HOST_FEATURES, NUM_UNIT_FEATURES
 
     def __init__(self, num_games: int) -> None:
         self.num_games = num_games
@@ -67,8 +71,8 @@ class Cage4Memory:
         num, shape = self.num_games, (self.num_games, NUM_UNITS, NUM_HOSTS)
         own = [np.asarray(mask)[:, : NUM_HOSTS * _num_units(a)] for a, mask in enumerate(masks)]
         self._exists = np.concatenate(own, axis=1).reshape(shape).astype(bool)
-        self._busy = np.zeros((num, NUM_AGENTS), np.int64)  # steps until free
-        self.is_free = self._busy == 0
+        self.busy = np.zeros((num, NUM_AGENTS), np.int64)
+        self.is_free = self.busy == 0
         self.time = 0
         self._target = np.full((num, NUM_AGENTS), -1)  # host among those of all units
         self._is_restored = np.zeros((num, NUM_AGENTS), bool)  # whether its target is being
@@ -113,11 +117,11 @@ class Cage4Memory:
             since[event > 0] = 0
         self._removed[process > 0] = 0
         self._since_restore += 1
-        self.is_free = self._busy == 0
+        self.is_free = self.busy == 0
 
     def _finish(self) -> None:
         """Forget what was of a host that a Restore has cleaned in the latest step."""
-        done = self._is_restored & (self._busy == 0) & (self._target >= 0)
+        done = self._is_restored & (self.busy == 0) & (self._target >= 0)
         if done.any():
             games, agents = np.nonzero(done)
             place = games * (NUM_UNITS * NUM_HOSTS) + self._target[games, agents]
@@ -133,7 +137,7 @@ class Cage4Memory:
                 memory.reshape(-1)[place] = 0
             for since in (self._since_process, self._since_connection):
                 since.reshape(-1)[place] = _LONG
-        self._target[self._busy == 0] = -1
+        self._target[self.busy == 0] = -1
 
     def host_features(self) -> np.ndarray:
         """Return what is remembered of hosts, float32 (N, 7, 16, F)."""
@@ -193,16 +197,21 @@ class Cage4Memory:
         actions = np.zeros((self.num_games, NUM_AGENTS), np.int64)
         for agent in range(NUM_AGENTS):
             actions[:, agent] = self._act(agent, np.asarray(choices)[:, agent])
-        self._busy = np.maximum(self._busy - 1, 0)
+        self.busy = np.maximum(self.busy - 1, 0)
         self.time += 1
         return actions
+
+    def restores(self, actions: np.ndarray) -> np.ndarray:
+        """Return which actions (N, 5) are Restore of a host, which costs 1; bool (N, 5)."""
+        sizes = np.array([NUM_HOSTS * _num_units(agent) for agent in range(NUM_AGENTS)])
+        return (actions >= 2 * sizes + 1) & (actions < 3 * sizes + 1)
 
     def _act(self, agent: int, choices: np.ndarray) -> np.ndarray:
         """Return an agent's actions (N,) for its choices (N,)."""
         num_units = _num_units(agent)
         size = NUM_HOSTS * num_units
         sleep = 3 * size + 1
-        is_free = self._busy[:, agent] == 0
+        is_free = self.busy[:, agent] == 0
         unit, rest = np.divmod(choices, UNIT_CHOICES)
         acts = is_free & (unit < num_units)
         host, kind = np.divmod(rest, HOST_CHOICES)
@@ -214,7 +223,7 @@ class Cage4Memory:
         games = np.flatnonzero(on_host)
         kinds, units = kind[games], UNITS[agent].start + unit[games]
         hosts = host[games]
-        self._busy[games, agent] = _TICKS[kinds]
+        self.busy[games, agent] = _TICKS[kinds]
         self._target[games, agent] = units * NUM_HOSTS + hosts
         self._is_restored[games, agent] = kinds == _RESTORE
         places = kinds == _DECOY
@@ -228,7 +237,7 @@ class Cage4Memory:
             allows = self.blocked[games, UNITS[agent].start + own, zone]
             start = np.where(allows, sleep + 1, sleep + 1 + TRAFFIC_CHOICES * num_units)
             actions[games] = start + TRAFFIC_CHOICES * own + zone
-            self._busy[games, agent] = 1
+            self.busy[games, agent] = 1
         return actions
 
 
@@ -264,11 +273,59 @@ def defender_logits(
     return np.concatenate([logits.reshape(len(hosts), -1), sleep], axis=1)
 
 
+def _wrong_weights(weights: dict[str, np.ndarray]) -> str:
+    """Return what is wrong with the weights of a defender, "" if nothing is."""
+    width = len(weights["host.weight"]) if np.ndim(weights.get("host.weight")) == 2 else 0
+    inputs = {
+        "host": (width, NUM_HOST_FEATURES),
+        "unit": (width, NUM_UNIT_FEATURES),
+        "again": (width, width),
+        "pooled": (width, 2 * width),
+        "act": (HOST_CHOICES, width),
+        "whole": (width, 2 * width + NUM_UNIT_FEATURES),
+        "rest": (2 * TRAFFIC_CHOICES + 1, width),
+        "direct": (2 * TRAFFIC_CHOICES + 1, NUM_UNIT_FEATURES),
+    }
+    shapes = {f"{name}.weight": shape for name, shape in inputs.items()}
+    shapes |= {f"{name}.bias": shape[:1] for name, shape in inputs.items()}
+    if weights.keys() != shapes.keys():
+        return f"it has the weights {', '.join(sorted(weights)) or 'none'}"
+    for name, shape in shapes.items():
+        if weights[name].shape != shape or not np.isfinite(weights[name]).all():
+            return f"{name} is of shape {weights[name].shape}, expected {shape}, or not finite"
+    return ""
+
+
+def save_cage4_defender(path: str | Path, weights: dict[str, np.ndarray], **facts: Any) -> None:
+    """Write a defender that `Cage4Player` plays, an npz archive without pickles.
+
+    Args:
+        path: File to write; the ending is taken as it is.
+        weights: Matrices and biases by name, as `examples/cage4_defender.py` trains them.
+        **facts: What else to keep, such as the steps it was trained for.
+
+    Raises:
+        ValueError: The weights are not those of a defender.
+    """
+    if wrong := _wrong_weights(weights):
+        raise ValueError(f"these are not the weights of a defender: {wrong}")
+    arrays: dict[str, Any] = {
+        f"weights.{name}": np.asarray(matrix, np.float32) for name, matrix in weights.items()
+    }
+    beside = Path(f"{path}.part")
+    with beside.open("wb") as file:
+        np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
+    beside.replace(path)
+
+
 class Cage4Player:
     """Plays a saved defender: vectors and masks in, indices out.
 
     Args:
         path: File that `examples/cage4_defender.py` has saved.
+        temperature: 0 plays the likeliest choices, 1 draws choices with the probabilities that were
+            learnt, numbers between sharpen these; None takes what the file says, or 0.
+        seed: Of these draws.
 
     Raises:
         ValueError: The file holds something else.
@@ -284,9 +341,11 @@ class Cage4Player:
                 observations = env.step(actions)
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self, path: str | Path, temperature: float | None = None, seed: int | None = 0
+    ) -> None:
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
                 self.weights = {
                     name.removeprefix("weights."): file[name].astype(np.float32)
                     for name in file.files
@@ -297,15 +356,15 @@ class Cage4Player:
             raise
         except Exception as error:  # whatever reading a file of unknown origin leads to
             raise ValueError(f"{path} is no defender of CAGE Challenge 4: {error}") from error
-        self._check(path)
+        wrong = _wrong_weights(self.weights)
+        if wrong:
+            raise ValueError(f"{path} is no defender of CAGE Challenge 4: {wrong}")
+        given = self.facts.get("temperature", 0.0) if temperature is None else temperature
+        if not 0 <= given < np.inf:
+            raise ValueError(f"temperature is {given!r}, expected a number of at least 0")
+        self.temperature = float(given)
+        self._rng = np.random.default_rng(seed)
         self._memory: Cage4Memory | None = None
-
-    def _check(self, path: str | Path) -> None:
-        shapes = {name: matrix.shape for name, matrix in self.weights.items()}
-        wanted = {("host.weight", NUM_HOST_FEATURES), ("unit.weight", NUM_UNIT_FEATURES)}
-        found = {(name, shapes.get(name, (0, 0))[-1]) for name, _ in wanted}
-        if found != wanted:
-            raise ValueError(f"{path} is no defender of CAGE Challenge 4 of this version")
 
     def reset(self, masks: Sequence[Any]) -> None:
         """Begin new episodes.
@@ -340,6 +399,8 @@ class Cage4Player:
             )
             bad = useless[:, first:last].reshape(len(logits), -1)
             logits[:, :-1][bad] = -np.inf
+            if self.temperature:
+                logits += self.temperature * self._rng.gumbel(size=logits.shape)
             choices[:, group] = logits.argmax(axis=1).reshape(memory.num_games, -1)
         actions = memory.act(choices)
         return actions if np.ndim(observations[0]) == 2 else actions[0]

@@ -272,3 +272,23 @@ def _name_of(policy: Any) -> str:
     if isinstance(policy, str | Path):
         return str(policy)
     return getattr(policy, "__name__", type(policy).__name__)
+
+
+def episode_pictures(policy: Any, *, seed: int | None = None, **options: Any) -> Iterator[Any]:
+    """Play one episode and yield a picture uint8 (height, width, 3) of each step.
+
+    Args:
+        policy: See `policies.find_policy`.
+        seed: Of the episode.
+        **options: See `Cage4Options`.
+
+    Raises:
+        ImportError: Pictures need the extra `plots`.
+    """
+    player = find_policy(policy, seed)
+    envs = Cage4VectorEnv(1, messages=True, autoreset_mode="Disabled", num_threads=1, **options)
+    try:
+        for _ in play_game(player, envs, seed):
+            yield envs.render()[0]
+    finally:
+        envs.close()

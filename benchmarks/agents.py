@@ -1,0 +1,159 @@
+"""Game-steps per second of PettingZoo's games: bare, in our vector envs, and in SuperSuit's.
+
+    pip install 'vecenv[agents]' supersuit
+    python benchmarks/agents.py
+
+"two bare loops" are two processes that step half of the games each, by dicts, and know nothing of
+each other: more than any vector env with two processes can do, since these wait for each other.
+Actions are drawn beforehand; games that end are reset at once, which is timed and not counted.
+SuperSuit's are `pettingzoo_env_to_vec_env_v1` and `concat_vec_envs_v1` with 0 and 2 CPUs; agents
+that die need `black_death_v3` there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import os
+import statistics
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from async_envs import LooseProcesses
+from measure import Rates, alternate, machine, markdown_table, median_ratio
+
+from vecenv import make_vec_agents
+
+GAMES = {  # module, arguments, steps per round
+    "spread": ("mpe2.simple_spread_v3", {}, 60),
+    "knights": ("pettingzoo.butterfly.knights_archers_zombies_v11", {}, 30),
+    "pistonball": ("pettingzoo.butterfly.pistonball_v6", {}, 3),
+}
+NUM_DRAWS = 32
+BARE = "two bare loops"
+
+
+def bare_loop(make_game: Callable[[], Any], num_games: int) -> Callable[[int], None]:
+    """Return a function that steps each of the games so many times."""
+    games = [make_game() for _ in range(num_games)]
+    draws = []
+    for number, game in enumerate(games):
+        game.reset(seed=number)
+        for agent in game.possible_agents:
+            game.action_space(agent).seed(number)
+    for _ in range(NUM_DRAWS):
+        draws.append({a: games[0].action_space(a).sample() for a in games[0].possible_agents})
+
+    def run(num_steps: int) -> None:
+        for t in range(num_steps):
+            actions = draws[t % NUM_DRAWS]
+            for game in games:
+                game.step({agent: actions[agent] for agent in game.agents})
+                if not game.agents:
+                    game.reset()
+
+    return run
+
+
+def our_loop(envs: Any, num_steps: int) -> Callable[[], None]:
+    """Return a function that steps our vector env so many times."""
+    agents = getattr(envs, "agents", envs)
+    draws = [
+        {name: group.action_space.sample() for name, group in agents.groups.items()}
+        for _ in range(NUM_DRAWS)
+    ]
+    agents.reset(seed=0)
+
+    def run() -> None:
+        for t in range(num_steps):
+            agents.step(draws[t % NUM_DRAWS])
+
+    return run
+
+
+def supersuit_loop(envs: Any, num_steps: int) -> Callable[[], None]:
+    """Return a function that steps SuperSuit's vector env so many times."""
+    rows = [
+        np.stack([envs.action_space.sample() for _ in range(envs.num_envs)])
+        for _ in range(NUM_DRAWS)
+    ]
+    envs.reset(seed=0)
+
+    def run() -> None:
+        for t in range(num_steps):
+            envs.step(rows[t % NUM_DRAWS])
+
+    return run
+
+
+def supersuit_envs(make_game: Callable[[], Any], num_games: int, num_cpus: int) -> Any:
+    """Make SuperSuit's vector env."""
+    supersuit = importlib.import_module("supersuit")
+    one = supersuit.pettingzoo_env_to_vec_env_v1(supersuit.black_death_v3(make_game()))
+    return supersuit.concat_vec_envs_v1(one, num_games, num_cpus=num_cpus, base_class="gymnasium")
+
+
+def measure(name: str, num_games: int, repetitions: int) -> Rates:
+    """Measure all cases of a game in turn."""
+    module, kwargs, num_steps = GAMES[name]
+    make_game = functools.partial(importlib.import_module(module).parallel_env, **kwargs)
+    loose = LooseProcesses(functools.partial(bare_loop, make_game), num_games)
+    options = {"num_workers": 2, "threads_per_worker": 1}
+    ours = {
+        "vecenv, async, 2 workers": {"backend": "async", "vector_kwargs": options},
+        "vecenv, sync": {"backend": "sync"},
+    }
+    made: list[Any] = [loose]
+    cases: dict[str, Callable[[], object]] = {BARE: lambda: loose.run(num_steps)}
+    for case, how in ours.items():
+        envs = make_vec_agents(make_game, num_games, autoreset_mode="SameStep", **how)
+        made.append(envs)
+        cases[case] = our_loop(envs, num_steps)
+    for num_cpus in (0, 2):
+        envs = supersuit_envs(make_game, num_games, num_cpus)
+        made.append(envs)
+        cases[f"SuperSuit, {num_cpus} CPUs"] = supersuit_loop(envs, num_steps)
+    rates = alternate(cases, num_games * num_steps, repetitions)
+    for one in made:
+        one.close()
+    return rates
+
+
+def rows_of(name: str, rates: Rates) -> list[list[str]]:
+    """Return a table's rows."""
+    rows = []
+    for case, found in rates.items():
+        low, high = min(found), max(found)
+        rows.append([
+            name,
+            case,
+            f"{statistics.median(found):,.0f}",
+            f"{low:,.0f} – {high:,.0f}",
+            f"{median_ratio(rates, case, BARE):.2f}",
+        ])  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--games", nargs="+", default=list(GAMES), choices=list(GAMES))
+    parser.add_argument("--num-games", type=int, default=16)
+    parser.add_argument("--repetitions", type=int, default=7)
+    options = parser.parse_args()
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # no window opens
+    warnings.filterwarnings("ignore")
+    print(machine("numpy", "gymnasium", "pettingzoo", "supersuit"))
+    rows = []
+    for name in options.games:
+        rows += rows_of(name, measure(name, options.num_games, options.repetitions))
+    header = ["game", "stepped by", "game-steps/s", "from – to", f"of {BARE}"]
+    print(markdown_table(header, rows))
+
+
+if __name__ == "__main__":
+    main()

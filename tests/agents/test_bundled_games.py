@@ -1,0 +1,152 @@
+"""Pursuit-v0 and Spread-v0 do what the games of PettingZoo do that they are named after."""
+
+import numpy as np
+import pytest
+from agents.fed_draws import hunt
+from agents.record_games import CASES, GOLDEN, SEED, choose
+
+from vecenv import make_vec_agents
+
+IDS = {"pursuit": "Pursuit-v0", "spread": "Spread-v0"}
+# Steps and options of the live comparison; (agents, sizes) of the recorded cases come on top.
+LIVE = {
+    "pursuit": [
+        (150, {}),
+        (150, {"shared_reward": False}),
+        (100, {"freeze_evaders": True, "n_pursuers": 17, "n_evaders": 3, "obs_range": 9}),
+        (60, {"obs_range": 1, "x_size": 12, "y_size": 20, "tag_reward": 0.3}),
+        (60, {"n_pursuers": 9, "n_evaders": 9, "catch_reward": 1.7, "urgency_reward": -0.3}),
+        (100, {"surround": False, "n_evaders": 40, "max_cycles": 33, "constraint_window": 0.9}),
+    ],
+    "spread": [
+        (150, {}),
+        (100, {"N": 12, "max_cycles": 50}),
+        (100, {"N": 1, "terminate_on_success": True}),
+        (100, {"continuous_actions": True, "max_cycles": 60, "local_ratio": 0.9}),
+    ],
+}
+
+
+def make(name, num_games, options, **vector_kwargs):
+    return make_vec_agents(
+        IDS[name.partition("_")[0]], num_games, vector_kwargs=vector_kwargs, **options
+    )
+
+
+def assert_as_recorded(name, arrays, row, found):
+    """Of pursuit everything is exact; the libm of another machine may round spread otherwise."""
+    is_exact = name.startswith("pursuit")
+    for part, own in zip(("obs", "rewards"), found, strict=False):
+        if is_exact:
+            np.testing.assert_array_equal(own, arrays[part][row])
+        else:
+            np.testing.assert_allclose(own, arrays[part][row], rtol=1e-4, atol=1e-6)
+    for part, own in zip(("terminations", "truncations"), found[2:], strict=True):
+        np.testing.assert_array_equal(own, arrays[part][row])
+
+
+@pytest.mark.parametrize(
+    ("name", "debug"),
+    [
+        *((name, True) for name in CASES),
+        *((name, False) for name in ("pursuit_small", "spread")),
+        # Each of these is compiled for itself.
+        *(
+            pytest.param(name, False, marks=pytest.mark.slow)
+            for name in ("pursuit", "pursuit_crowd", "spread_pushed")
+        ),
+    ],
+)
+def test_games_are_as_recorded(name, debug):
+    arrays = dict(np.load(GOLDEN / f"{name}.npz"))
+    envs = make(name, 1, CASES[name][1], debug=debug)
+    obs, _ = envs.reset(seed=SEED)
+    nothing = np.zeros(envs.num_envs)
+    assert_as_recorded(name, arrays, 0, (obs, nothing, nothing, nothing))
+    assert arrays["rewards"].any()
+    num_steps = len(arrays["actions"]) if not debug else 12
+    for row in range(1, num_steps):
+        assert_as_recorded(name, arrays, row, envs.step(arrays["actions"][row])[:4])
+    envs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name in LIVE for case in range(len(LIVE[name]))]
+)
+def test_games_are_those_of_pettingzoo(name, case):
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("mpe2" if name == "spread" else "pygame")
+    game = CASES[name][0]
+    num_steps, options = LIVE[name][case]
+    envs = make(name, 3, options)
+    games = [game(SEED + k, **options) for k in range(3)]
+    obs, _ = envs.reset(seed=SEED)
+    np.testing.assert_array_equal(obs, np.concatenate([one.reset() for one in games]))
+    rng, count = np.random.default_rng(0), envs.group.num_agents
+    is_over = [False] * 3
+    for _ in range(num_steps):
+        actions = np.clip(choose(game, obs, rng, options), 0, None)
+        obs, *others, _ = envs.step(actions)
+        for k, one in enumerate(games):
+            own = slice(k * count, (k + 1) * count)
+            if is_over[k]:
+                expected = (one.reset(), *np.zeros((3, count)))
+            else:
+                expected = one.step(actions[own])
+            is_over[k] = bool(np.logical_or(*expected[2:]).all())
+            for part, found in zip(expected, (obs, *others), strict=True):
+                np.testing.assert_array_equal(found[own], part)
+    envs.close()
+
+
+def test_central_states_show_the_whole_map():
+    envs = make_vec_agents("Pursuit-v0", 2, central_state=True, vector_kwargs={"debug": True})
+    obs, _ = envs.reset(seed=0)
+    for _ in range(20):
+        obs, *_ = envs.step(hunt(obs, np.random.default_rng(0)))
+    states = envs.state()
+    assert states.shape == (2, 16, 16, 3)
+    np.testing.assert_array_equal(states[..., 1].sum(axis=(1, 2)), 8)
+    # A pursuer sees its part of the map; what is outside looks as buildings do.
+    record = envs.agents.games.envs.states[1]
+    y, x = divmod(int(record.pursuer[5]), 22)
+    padded = np.pad(states[1], ((3, 3), (3, 3), (0, 0)))
+    padded[..., 0] = np.pad(states[1, ..., 0], 3, constant_values=1)
+    np.testing.assert_array_equal(obs[8 + 5], padded[y - 3 : y + 4, x - 3 : x + 4])
+    envs.close()
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_games_are_drawn(name):
+    envs = make(name, 1, {}, render_mode="rgb_array")
+    envs.reset(seed=0)
+    picture = envs.render()[0]
+    assert picture.dtype == np.uint8
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) >= 3
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("pursuit", {"n_pursuers": 0}, "n_pursuers is 0, expected an integer from 1 to 128"),
+        ("pursuit", {"n_evaders": 30, "x_size": 5, "y_size": 5}, "do not fit into 5 x 5 cells"),
+        ("pursuit", {"constraint_window": 1.5}, "constraint_window is 1.5, expected a part"),
+        ("spread", {"N": 2.5}, "N is 2.5, expected an integer from 1 to 64"),
+        ("spread", {"local_ratio": -1.0}, "local_ratio is -1.0, expected a part from 0 to 1"),
+    ],
+)
+def test_options_that_make_no_game_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(name, 1, options)
+
+
+def test_saved_states_with_agents_outside_the_map_are_refused():
+    envs = make("pursuit", 2, {})
+    envs.reset(seed=0)
+    saved = envs.state_dict()
+    saved["games"]["states"]["evader"][1, 3] = 0
+    with pytest.raises(ValueError, match="evaders outside the map"):
+        envs.load_state_dict(saved)
+    envs.close()

@@ -1,0 +1,92 @@
+"""`check_vector_env` of vector envs of agents."""
+
+import functools
+
+import numpy as np
+import pytest
+from agents.games import Masked, Tag, runners
+from envs import MODES, mode_id
+
+import vecenv.agents.game
+from vecenv import VectorEnvCheckError, check_vector_env, make_vec_agents
+from vecenv.agents import AgentsVecEnv
+
+TAG = functools.partial(Tag, forgets=True)
+RUNNERS = functools.partial(runners, forgets=True)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_id)
+@pytest.mark.parametrize("factory", [TAG, RUNNERS, functools.partial(Masked, "infos")])
+def test_games_pass(factory, mode):
+    envs = make_vec_agents(factory, 2, backend="sync", autoreset_mode=mode)
+    is_one = len(envs.groups) == 1
+    report = check_vector_env(envs, num_steps=25)
+    assert not report.skipped
+    assert "send and recv of games give what step gives" in report.passed
+    assert ("rows of the only group are its rows by name" in report.passed) == is_one
+    assert len(report.passed) > 20
+
+
+def test_games_in_workers_pass():
+    options = {"num_workers": 2, "threads_per_worker": 1}
+    envs = make_vec_agents(TAG, 3, backend="async", vector_kwargs=options)
+    check_vector_env(envs, num_steps=25)
+
+
+def broken(monkeypatch, change):
+    """Check a vector env in which something is wrong; return what was found."""
+    envs = make_vec_agents(functools.partial(TAG, late=False), 2, backend="sync")
+    change(monkeypatch, envs)
+    with pytest.raises(VectorEnvCheckError) as raised:
+        check_vector_env(envs, num_steps=25)
+    return raised.value.failures
+
+
+def keep_old_rows(monkeypatch, envs):
+    def begin_step(self):
+        self.terminations[:] = self.truncations[:] = self.valid[:] = 0
+        self.rewards[:] = 0
+
+    monkeypatch.setattr(vecenv.agents.game._Columns, "begin_step", begin_step)
+
+
+def reward_the_dead(monkeypatch, envs):
+    step = AgentsVecEnv.step
+
+    def wrong(self, actions, out=None):
+        obs, rewards, *rest = step(self, actions, out=out)
+        return obs, {name: part + 1 for name, part in rewards.items()}, *rest
+
+    monkeypatch.setattr(AgentsVecEnv, "step", wrong)
+
+
+def forget_who_acted(monkeypatch, envs):
+    step = AgentsVecEnv.step
+
+    def wrong(self, actions, out=None):
+        results = step(self, actions, out=out)
+        for group in self.groups.values():
+            group.valid[:] = True
+        return results
+
+    monkeypatch.setattr(AgentsVecEnv, "step", wrong)
+
+
+def ignore_seeds(monkeypatch, envs):
+    reset = AgentsVecEnv.reset
+    monkeypatch.setattr(AgentsVecEnv, "reset", lambda self, seed=None, options=None: reset(self))
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (keep_old_rows, "observations of agents that neither acted nor act next are zeros"),
+        (reward_the_dead, "rows of agents that did not act have no reward and no flags"),
+        (forget_who_acted, "`valid` after a step is `alive` before it"),
+        (ignore_seeds, "the same seed gives the same run"),
+    ],
+)
+def test_what_is_wrong_is_found(monkeypatch, change, rule):
+    failures = broken(monkeypatch, change)
+    assert rule in failures
+    assert np.char.find(failures[rule], ":") > 0  # which says where

@@ -1,0 +1,209 @@
+"""Challenge 4 with an agent per row, as PettingZoo's env, and as one agent's: the same games."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+
+from vecenv import make_vec, make_vec_agents
+from vecenv.agents import AgentRowsVecEnv
+from vecenv.cage import Cage4Env, Cage4ParallelEnv, Cage4VectorEnv
+from vecenv.cage.challenge4.env import vectors_of
+from vecenv.cage.challenge4.rules import codes
+
+STEPS = 30  # an episode has 29
+ZONES, HEADQUARTERS = "blue_agent", "blue_agent_2"
+
+
+@pytest.fixture(scope="module")
+def episode():
+    """What one agent sees that plays all of blue, game by game, over the end of an episode."""
+    envs = Cage4VectorEnv(3, messages=True, steps=STEPS)
+    rng = np.random.default_rng(0)
+    seen = [(envs.reset(seed=7)[0], envs.agent_masks(), None)]
+    actions = [rng.integers(0, [*codes.NUM_ACTIONS] + [256] * 5, (3, 10)) for _ in range(40)]
+    for action in actions:
+        obs, rewards, terminations, truncations, _ = envs.step(action)
+        seen.append((obs, envs.agent_masks(), (rewards, terminations, truncations)))
+    envs.close()
+    return actions, seen
+
+
+def by_group(action, messages):
+    """Actions of the team (3, 10) as those of the groups' rows."""
+    pairs = np.stack([action[:, :5], action[:, 5:]], axis=2)
+    if not messages:
+        pairs = pairs[:, :, 0]
+    return {ZONES: pairs[:, :4].reshape(12, *pairs.shape[2:]), HEADQUARTERS: pairs[:, 4]}
+
+
+@pytest.mark.parametrize("backend", ["jit", "sync"])
+def test_rows_of_agents_are_the_games_of_the_team(episode, backend):
+    actions, seen = episode
+    envs = make_vec_agents("Cage4-v0", 3, backend=backend, steps=STEPS, messages=True)
+    obs, _ = envs.reset(seed=7)
+    results = None
+    for step, (whole, masks, result) in enumerate(seen):
+        vectors = vectors_of(whole)
+        zones = np.stack(vectors[:4], axis=1).reshape(12, 92)
+        assert obs[ZONES].dtype == np.uint8
+        np.testing.assert_array_equal(obs[ZONES], zones)
+        np.testing.assert_array_equal(obs[HEADQUARTERS], vectors[4])
+        if envs.groups[ZONES].alive.all():
+            own = envs.groups[ZONES].action_masks()
+            np.testing.assert_array_equal(own[:, :82], np.stack(masks[:4], 1).reshape(12, 82))
+            assert own.shape == (12, 82 + 256) and own[:, 82:].all()
+            own = envs.groups[HEADQUARTERS].action_masks()
+            np.testing.assert_array_equal(own[:, :242], masks[4])
+        if result is not None:
+            _, rewards, terminations, truncations, _ = results
+            for name, count in ((ZONES, 4), (HEADQUARTERS, 1)):
+                np.testing.assert_array_equal(rewards[name], np.repeat(result[0], count))
+                np.testing.assert_array_equal(terminations[name], np.repeat(result[1], count))
+                np.testing.assert_array_equal(truncations[name], np.repeat(result[2], count))
+                is_reset = step == STEPS
+                assert (envs.groups[name].valid == (not is_reset)).all()
+        if step < len(actions):
+            results = envs.step(by_group(actions[step], messages=True))
+            obs = results[0]
+    if backend == "jit":
+        assert envs.games.states["t"].tolist() == [len(actions) - STEPS] * 3
+    envs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jit", "sync"])
+def test_padded_rows_have_zeros_after_the_vectors_and_sleep_after_the_actions(episode, backend):
+    actions, _ = episode
+    envs = make_vec_agents("Cage4-v0", 3, backend=backend, steps=STEPS, pad=True)
+    assert isinstance(envs, AgentRowsVecEnv) and envs.num_envs == 15
+    obs, _ = envs.reset(seed=7)
+    quiet = Cage4VectorEnv(3, steps=STEPS, messages=True)
+    whole, _ = quiet.reset(seed=7)
+    for action in actions[:20]:
+        for agent, vector in enumerate(vectors_of(whole)):
+            rows = obs.reshape(3, 5, 210)[:, agent]
+            np.testing.assert_array_equal(rows[:, : vector.shape[1]], vector)
+            assert not rows[:, vector.shape[1] :].any()
+        masks = envs.action_masks().reshape(3, 5, 242)
+        assert not masks[:, :4, 82:].any()
+        np.testing.assert_array_equal(masks[:, 0, :82], quiet.agent_masks()[0])
+        action = action.copy()
+        action[:, 5:] = 0
+        padded = action[:, :5].copy()
+        padded[0, 2], action[0, 2] = 200, codes.SLEEPS[2]
+        obs, rewards, *_ = envs.step(padded.reshape(-1))
+        whole, expected, *_ = quiet.step(action)
+        np.testing.assert_array_equal(rewards.reshape(3, 5)[:, 3], expected)
+    envs.close()
+    quiet.close()
+
+
+def test_the_parallel_env_plays_one_of_these_games(episode):
+    actions, seen = episode
+    env = Cage4ParallelEnv(steps=STEPS)
+    observations, infos = env.reset(seed=8)  # game 1
+    for step in range(STEPS - 1):
+        whole, masks, _ = seen[step]
+        for agent, name in enumerate(env.possible_agents):
+            assert observations[name].dtype == np.int64
+            assert env.observation_space(name).contains(observations[name])
+            np.testing.assert_array_equal(observations[name], vectors_of(whole)[agent][1])
+            np.testing.assert_array_equal(infos[name]["action_mask"], masks[agent][1])
+            assert env.action_mask(name) == masks[agent][1].tolist()
+        acts, said = actions[step][1, :5], actions[step][1, 5:]
+        results = env.step(
+            dict(zip(env.agents, acts.tolist(), strict=True)),
+            {name: said[k] >> np.arange(8) & 1 for k, name in enumerate(env.agents)},
+        )
+        observations, rewards, terminations, truncations, infos = results
+        assert set(rewards.values()) == {float(seen[step + 1][2][0][1])}
+    assert env.agents == [] and all(terminations.values()) and all(truncations.values())
+    with pytest.raises(ResetNeeded, match="call reset"):
+        env.step({})
+    env.close()
+
+
+def test_agents_with_get_action_play():
+    class Agent:
+        def get_action(self, observation, action_space):
+            return int(observation[0]) + action_space.n - 1  # DeployDecoy, or beyond in phase 1
+
+    env = Cage4ParallelEnv(steps=STEPS, pad_spaces=True)
+    observations, _ = env.reset(seed=0)
+    agents = {name: Agent() for name in env.agents}
+    while env.agents and observations["blue_agent_0"][0] == 0:
+        actions = {
+            name: agent.get_action(observations[name], env.action_space(name))
+            for name, agent in agents.items()
+        }
+        observations, *_ = env.step(actions)
+        assert observations["blue_agent_0"].shape == (210,)
+    with pytest.raises(ValueError, match="action of blue_agent_0 is 242, expected one of Disc"):
+        env.step({"blue_agent_0": 242})
+    env.close()
+
+
+def test_labels_say_what_actions_do():
+    env = Cage4ParallelEnv(steps=STEPS, pad_spaces=True)
+    labels = env.action_labels("blue_agent_4")
+    assert labels[0] == "Analyse admin_network_subnet_server_host_0"
+    assert labels[145] == "Sleep" and labels[48] == "Monitor"
+    assert labels[170] == "BlockTrafficZone admin_network_subnet <- contractor_network_subnet"
+    assert env.action_labels("blue_agent_1")[82:] == ["[Padding] Sleep"] * 160
+    env.reset(seed=0)
+    mask = env.action_mask("blue_agent_4")
+    is_valid = [not label.startswith("[Invalid]") for label in env.action_labels("blue_agent_4")]
+    assert is_valid == mask and not all(mask)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda env: env.step({"blue_agent_7": 0}), "no agent 'blue_agent_7'"),
+        (lambda env: env.step({"blue_agent_0": 82}), "blue_agent_0 is 82, expected one of Discre"),
+        (lambda env: env.step({"blue_agent_0": -1}), "blue_agent_0 is -1"),
+        (lambda env: env.step({}, {"blue_agent_0": [1] * 7}), "message of blue_agent_0 .* 8 bits"),
+        (lambda env: env.step({}, {"blue_agent_0": [2] * 8}), "message of blue_agent_0 .* 8 bits"),
+        (lambda env: env.action_space("red_agent_0"), "no agent 'red_agent_0'"),
+    ],
+)
+def test_wrong_arguments_are_refused(call, match):
+    env = Cage4ParallelEnv(steps=STEPS)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=match):
+        call(env)
+    env.close()
+
+
+def test_gymnasium_makes_the_team(episode):
+    actions, seen = episode
+    env = gym.make("Cage4-v0", steps=STEPS, messages=True)
+    assert isinstance(env.unwrapped, Cage4Env)
+    obs, info = env.reset(seed=8)
+    for step in range(5):
+        np.testing.assert_array_equal(obs, seen[step][0][1])
+        np.testing.assert_array_equal(info["action_mask"][:82], seen[step][1][0][1])
+        obs, reward, terminated, truncated, info = env.step(actions[step][1])
+        assert reward == seen[step + 1][2][0][1] and not terminated and not truncated
+    env.close()
+    envs = make_vec("Cage4-v0", 2, steps=STEPS, messages=True)
+    assert isinstance(envs, Cage4VectorEnv)
+    envs.close()
+
+
+def test_rewards_by_zone_add_up(episode):
+    actions, _ = episode
+    envs = Cage4VectorEnv(3, messages=True, steps=STEPS, phishing_rate=0.5)
+    envs.reset(seed=1)
+    total = 0
+    for action in actions[: STEPS - 1]:
+        _, rewards, *_ = envs.step(action)
+        parts = envs.zone_rewards()
+        total += -parts.sum()
+        np.testing.assert_array_equal(parts.sum(axis=1), envs.states["reward_parts"][:, :3])
+        cost = envs.states["reward_parts"][:, 3]
+        np.testing.assert_array_equal(parts.sum(axis=(1, 2)) + cost, rewards)
+    assert total > 50
+    envs.close()

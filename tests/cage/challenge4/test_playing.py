@@ -1,0 +1,199 @@
+"""Evaluation by the challenge's protocol, its policies, the NumPy player, pictures."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vecenv import ActionError
+from vecenv.cage import (
+    Cage4Memory,
+    Cage4Player,
+    Cage4VectorEnv,
+    evaluate_cage4,
+    save_cage4_defender,
+)
+from vecenv.cage.challenge4.play import player as player_module
+from vecenv.cage.challenge4.play.playing import episode_pictures, play_episodes
+from vecenv.cage.challenge4.play.policies import find_policy
+from vecenv.cage.challenge4.rules import codes
+from vecenv.cli import main
+
+PLAYER = Path(player_module.__file__)
+
+
+def random_weights(width=8, seed=0):
+    rng = np.random.default_rng(seed)
+    hosts, units = Cage4Memory.num_host_features, Cage4Memory.num_unit_features
+    shapes = {
+        "host": (width, hosts),
+        "unit": (width, units),
+        "again": (width, width),
+        "pooled": (width, 2 * width),
+        "act": (3, width),
+        "whole": (width, 2 * width + units),
+        "rest": (17, width),
+        "direct": (17, units),
+    }
+    weights = {f"{name}.weight": rng.normal(size=shape) for name, shape in shapes.items()}
+    return weights | {f"{name}.bias": rng.normal(size=shape[0]) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def defender(tmp_path):
+    save_cage4_defender(tmp_path / "defender.npz", random_weights(), steps=7)
+    return tmp_path / "defender.npz"
+
+
+def test_the_score_leaves_out_the_last_reward(tmp_path):
+    found = play_episodes("random", 6, seed=3, steps=80)
+    result = evaluate_cage4("random", episodes=6, seed=3, steps=80)
+    returns = found.rewards.sum(axis=0)
+    assert found.rewards.shape == (79, 6) and (found.rewards[-1] < 0).any()
+    assert result.total.mean == returns.mean()
+    assert result.score.mean == (returns - found.rewards[-1]).mean()
+    assert result.score.sd == pytest.approx((returns - found.rewards[-1]).std(ddof=1))
+    assert sum(phase.mean for phase in result.phases) == pytest.approx(result.total.mean)
+    assert sum(cause.mean for cause in result.causes.values()) == pytest.approx(result.total.mean)
+    phases = np.stack([part.sum(axis=0) for part in np.split(found.rewards, [27, 54])])
+    np.testing.assert_array_equal(found.phases.T, phases)
+    saved = json.loads(result.to_json(tmp_path / "result.json"))
+    assert saved["return"]["mean"] == result.total.mean and saved["episodes"] == 6
+    assert "score (78 rewards)" in str(result) and "Restore" in str(result)
+
+
+def test_episodes_do_not_depend_on_how_many_are_played_at_a_time(monkeypatch):
+    whole = play_episodes("react-restore", 5, seed=2, steps=60).rewards
+    monkeypatch.setattr("vecenv.cage.challenge4.play.playing._BATCH", 2)
+    np.testing.assert_array_equal(
+        play_episodes("react-restore", 5, seed=2, steps=60).rewards, whole
+    )
+
+
+def test_policies_are_found_by_name_file_module_object_and_function(defender, monkeypatch):
+    def function(observations, masks):
+        assert [len(mask.T) for mask in masks] == [len(n) for n in map(range, codes.NUM_ACTIONS)]
+        return np.tile(codes.SLEEPS, (len(observations[0]), 1)), np.full((2, 5), 255)
+
+    assert evaluate_cage4(function, episodes=2, steps=20).policy == "function"
+    for policy in (defender, str(defender), Cage4Player(defender), Cage4Player):
+        if policy is not Cage4Player:
+            assert evaluate_cage4(policy, episodes=2, steps=20).episodes == 2
+    monkeypatch.syspath_prepend(str(defender.parent))
+    (defender.parent / "my_cage4.py").write_text(
+        "from vecenv.cage import Cage4Player\n"
+        f"class Mine(Cage4Player):\n    def __init__(self): super().__init__({str(defender)!r})\n"
+    )
+    assert evaluate_cage4("my_cage4:Mine", episodes=2, steps=20).policy == "my_cage4:Mine"
+    with pytest.raises(ValueError, match="no such file; expected a saved defender"):
+        find_policy("nobody")
+    with pytest.raises(TypeError, match="expected an object with reset"):
+        find_policy(3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (np.zeros((2, 4), int), r"actions of int64 \(2, 4\), expected integers \(2, 5\)"),
+        (np.zeros((2, 5)), "actions of float64"),
+        (np.full((2, 5), 100), "have 100 for agent 0 of game 0, expected 0 to 81"),
+        ((np.zeros((2, 5), int), np.full((2, 5), 256)), "messages have 256 for agent 0"),
+    ],
+)
+def test_wrong_answers_of_a_policy_are_refused(answer, match):
+    with pytest.raises(ActionError, match=match):
+        evaluate_cage4(lambda observations, masks: answer, episodes=2, steps=20)
+    with pytest.raises(ValueError, match="episodes is 1, expected"):
+        evaluate_cage4("sleep", episodes=1)
+
+
+def test_the_command_evaluates(capsys, tmp_path):
+    path = tmp_path / "numbers.json"
+    args = ["evaluate", "--challenge", "4", "--policy", "sleep", "--episodes", "2"]
+    assert main([*args, "--json", str(path)]) == 0
+    assert "sleep against fsm: 2 episodes of 500 steps" in capsys.readouterr().out
+    assert json.loads(path.read_text())["causes"]["action_cost"]["mean"] == 0
+    assert main([*args, "--red-agents", "sleep", "--rules", "debugged"]) == 2
+    assert main([*args, "--red-agents", "b_line"]) == 2
+    assert "red must be one of fsm, discovery, sleep" in capsys.readouterr().err
+
+
+def test_what_the_memory_asks_for_is_what_happens():
+    """Choices at random: what the memory thinks is under way is what the simulator does."""
+    envs = Cage4VectorEnv(6, messages=True, steps=200, autoreset_mode="Disabled")
+    obs, _ = envs.reset(seed=0)
+    memory, rng = Cage4Memory(6), np.random.default_rng(0)
+    memory.begin(envs.agent_masks())
+    memory.note(envs.agent_obs(obs))
+    kinds = set()
+    for _ in range(199):
+        np.testing.assert_array_equal(memory.is_free, envs.states["blue_left"] == 0)
+        useless, choices = memory.useless(), np.zeros((6, 5), int)
+        assert memory.host_features().shape == (6, 7, 16, Cage4Memory.num_host_features)
+        units = memory.unit_features()
+        assert units.shape == (6, 7, Cage4Memory.num_unit_features) and np.isfinite(units).all()
+        for game in range(6):
+            for agent in range(5):
+                bad = useless[game, 4 * (agent == 4) + agent * (agent < 4)]
+                useful = np.flatnonzero(~(useless[game, 4:].reshape(-1) if agent == 4 else bad))
+                choices[game, agent] = rng.choice([*useful, 168 if agent == 4 else 56])
+        actions = memory.act(choices)
+        families = codes.ACTION_FAMILY[np.arange(5), actions]
+        np.testing.assert_array_equal(memory.restores(actions), families == codes.RESTORE)
+        was_free = memory.is_free
+        obs, *_ = envs.step(np.concatenate([actions, np.zeros((6, 5), int)], axis=1))
+        assert (envs.states["blue_family"] == families)[was_free].all()
+        assert (families == codes.SLEEP)[~was_free].all()
+        kinds |= set(families.ravel().tolist())
+        memory.note(envs.agent_obs(obs))
+        blocks = envs.states["blocks"].astype(int)
+        sorted_blocks = (blocks[:, :, None] >> codes.SORTED & 1)[:, [0, 1, 2, 3, 6, 7, 5]]
+        np.testing.assert_array_equal(
+            np.take_along_axis(sorted_blocks, player_module.OTHER_ZONES[None].repeat(6, 0), 2),
+            memory.blocked,
+        )
+    assert {codes.REMOVE, codes.RESTORE, codes.DECOY, codes.BLOCK, codes.ALLOW} <= kinds
+    envs.close()
+
+
+def test_a_player_needs_only_numpy(defender):
+    program = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("player", {str(PLAYER)!r})
+module = importlib.util.module_from_spec(spec)
+sys.modules["player"] = module
+spec.loader.exec_module(module)
+import numpy as np
+player = module.Cage4Player({str(defender)!r})
+assert player.facts == {{"steps": 7}}
+player.reset([[True] * 82] * 4 + [[True] * 242])
+actions = player.act([np.zeros(92, np.int64)] * 4 + [np.zeros(210, np.int64)])
+assert actions.shape == (5,) and (actions >= 0).all() and (actions[:4] < 82).all()
+assert not [name for name in sys.modules if name.split(".")[0] in ("vecenv", "numba", "torch")]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_damaged_defenders_are_refused(tmp_path):
+    weights = random_weights()
+    path = tmp_path / "defender.npz"
+    with pytest.raises(ValueError, match="not the weights of a defender: it has the weights"):
+        save_cage4_defender(path, {"host.weight": weights["host.weight"]})
+    with pytest.raises(ValueError, match=r"act.bias is of shape \(4,\), expected \(3,\)"):
+        save_cage4_defender(path, weights | {"act.bias": np.zeros(4)})
+    for content in (b"", b"text", b"PK\x03\x04"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="is no defender of CAGE Challenge 4"):
+            Cage4Player(path)
+    np.savez(path, facts=np.array([{}]), **{"weights.act.bias": np.zeros(3)})
+    with pytest.raises(ValueError, match="is no defender of CAGE Challenge 4"):
+        Cage4Player(path)
+
+
+def test_an_episode_becomes_pictures():
+    frames = list(episode_pictures("decoy-restore", seed=0, steps=25, phishing_rate=0.5))
+    assert len(frames) == 24 and frames[0].dtype == np.uint8
+    assert frames[0].shape == (640, 1000, 3) and (frames[0] != frames[-1]).any()

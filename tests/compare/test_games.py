@@ -1,0 +1,34 @@
+"""Comparison of backends on a game with several agents."""
+
+import json
+
+import pytest
+from compare.test_comparison import as_text
+
+from vecenv.compare import Options, run_comparison
+
+
+def test_steps_of_games_and_of_agents_are_counted():
+    options = Options(
+        "agents:agents.parallel_tag",
+        {"late": False},
+        num_envs=(2,),
+        backends=("loop", "sync", "gymnasium-sync", "jit"),
+        rounds=1,
+        round_s=0.02,
+        warm_up_s=0.01,
+        timed_s=0.05,
+    )
+    result = run_comparison(options)
+    assert [case.backend for case in result.measured] == ["loop", "sync", "gymnasium-sync"]
+    assert 1 < result.agents_per_step <= 3
+    text = as_text(result)
+    assert "agents:agents.parallel_tag: steps of games per second" in text
+    assert "agents' steps/s" in text
+    assert "diversity was not measured: a game's transitions are those of several agents" in text
+    assert json.loads(result.to_json())["agents_per_step"] == result.agents_per_step
+
+
+def test_unknown_games_are_refused_before_anything_is_started():
+    with pytest.raises(ModuleNotFoundError, match="agents has no such module; it has"):
+        run_comparison(Options("agents:agents.parallel_tug"))
