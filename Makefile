@@ -39,7 +39,7 @@ help:  ## list the targets
 demo: $(VENV)/.installed-demo  ## train a CAGE 2 defender, compare it with others, film it
 	$(RUN) examples/cage2_demo.py $(DEMO_ARGS)
 
-cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard, ten minutes
+cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard
 	$(RUN) examples/cage2_defender.py $(CAGE2_ARGS)
 
 test: $(VENV)/.installed-test  ## the fast tests and the doctests
