@@ -13,6 +13,7 @@ NumPy fills the observations with ones, a bound for whatever writes them with on
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -63,10 +64,9 @@ def filling(rows: int, shape: tuple[int, ...]) -> tuple[Callable[[], None], int]
 def bare(name: str) -> tuple[Callable[[], None], int] | None:
     """Return a function that plays a round of PettingZoo's game, and its agent-steps."""
     try:
-        if name == "pursuit":
-            from pettingzoo.sisl import pursuit_v5 as module
-        else:
-            from mpe2 import simple_spread_v3 as module
+        module = importlib.import_module(
+            "pettingzoo.sisl.pursuit_v5" if name == "pursuit" else "mpe2.simple_spread_v3"
+        )
     except ImportError:
         return None
     env: Any = module.parallel_env()

@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from vecenv.cage.challenge4.env import Cage4VectorEnv
+from vecenv.cage.challenge4.env import Cage4VectorEnv, overflows
 from vecenv.cage.challenge4.rules.codes import NUM_BLUE, SLEEPS
 from vecenv.jit.episodes import RUN_DTYPE
 
@@ -75,11 +75,11 @@ def main() -> None:
         f"{median / args.threads:,.0f} per thread"
     )
     print(f"a reset takes {1e6 * statistics.median(reset_seconds):.1f} us per game")
-    print(f"a game takes {num_bytes:,} bytes, and {games.obs.shape[1]} of observations")
+    print(f"a game takes {num_bytes:,} bytes, and {games.single_observation_space.shape[0]} of observations")
     for name, rate in _ORIGINAL.items():
         print(f"the original, {name}: {rate} steps/s on another machine")
-    if games.overflows:
-        print(f"capacities outgrown: {games.overflows}")
+    if outgrown := overflows(games.states):
+        print(f"capacities outgrown: {outgrown}")
 
 
 if __name__ == "__main__":

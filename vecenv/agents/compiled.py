@@ -238,8 +238,9 @@ class CompiledGames(VecEnv):
                 part = np.where(acts, part, _valid_action(group.action_space))
             parts[name] = part
         if not self._layout.is_flat:
-            return parts[name]
-        flat = self._flat[: len(part)]
+            (only,) = parts.values()
+            return only
+        flat = self._flat[: len(alive)]
         for name, group in self._groups:
             part = parts[name]
             np.copyto(flat[:, group.actions], part.reshape(len(part), -1), casting="unsafe")

@@ -155,8 +155,10 @@ def _equal_spaces(
             alike.append([agent])
     named: dict[str, list[Any]] = {}
     for members in alike:
-        base = name = _stem(members)
-        count = 1
+        name = _stem(members)
+        if name in named:  # the agents of another group are called alike
+            name = str(members[0])
+        base, count = name, 1
         while name in named:
             count += 1
             name = f"{base}_{count}"

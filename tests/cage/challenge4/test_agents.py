@@ -12,7 +12,7 @@ from vecenv.cage.challenge4.env import vectors_of
 from vecenv.cage.challenge4.rules import codes
 
 STEPS = 30  # an episode has 29
-ZONES, HEADQUARTERS = "blue_agent", "blue_agent_2"
+ZONES, HEADQUARTERS = "blue_agent", "blue_agent_4"
 
 
 @pytest.fixture(scope="module")

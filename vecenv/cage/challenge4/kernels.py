@@ -32,7 +32,7 @@ __all__ = ["PADDED", "game_kernels", "team_kernels", "vector_space"]
 NUM_MESSAGES = 1 << MESSAGE_BITS
 PADDED = max(OBS_LENGTHS)  # values of a padded vector
 # Groups, called as `vecenv.agents.group_agents` does: agents 0 to 3, or all if padded; agent 4.
-ZONES, HEADQUARTERS = "blue_agent", "blue_agent_2"
+ZONES, HEADQUARTERS = "blue_agent", "blue_agent_4"
 
 
 def vector_space(starts: tuple[int, ...], length: int, dtype: Any = np.uint8) -> Box:
@@ -154,7 +154,7 @@ def game_kernels(
 
     Args:
         pad: One group "blue_agent" of vectors and actions padded to those of agent 4, instead of
-            "blue_agent", agents 0 to 3, and "blue_agent_2", agent 4.
+            "blue_agent", agents 0 to 3, and "blue_agent_4", agent 4.
         messages: Whether an action is an index and a message of 8 bits, or an index alone.
         own_red: See `dynamics.step_kernel`.
     """
