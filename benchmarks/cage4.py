@@ -75,7 +75,8 @@ def main() -> None:
         f"{median / args.threads:,.0f} per thread"
     )
     print(f"a reset takes {1e6 * statistics.median(reset_seconds):.1f} us per game")
-    print(f"a game takes {num_bytes:,} bytes, and {games.single_observation_space.shape[0]} of observations")
+    num_values = len(games.observe()[0])
+    print(f"a game takes {num_bytes:,} bytes, and {num_values} of observations")
     for name, rate in _ORIGINAL.items():
         print(f"the original, {name}: {rate} steps/s on another machine")
     if outgrown := overflows(games.states):
