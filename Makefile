@@ -41,7 +41,7 @@ help:  ## list the targets
 demo: $(VENV)/.installed-demo  ## train a CAGE 2 defender, compare it with others, film it
 	$(RUN) examples/cage2_demo.py $(DEMO_ARGS)
 
-cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard, ten minutes
+cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard
 	$(RUN) examples/cage2_defender.py $(CAGE2_ARGS)
 
 cage4: $(VENV)/.installed-demo  ## train a defender for CAGE 4, half an hour

@@ -176,7 +176,7 @@ def table(results: Iterable[dict[str, Any]]) -> str:
     rows = []
     for (env, learner, steps), by_seed in sorted(cases.items()):
         several = [by_seed[seed] for seed in sorted(by_seed)]
-        cells = [f"{env}, {steps:,}".replace(",", " "), learner]
+        cells = [f"{env}, {steps:_}".replace("_", " "), learner]
         for kind in ("drawn", "likeliest"):
             values = [found[kind] for found in several]
             cells += [" ".join(f"{x:.1f}" for x in values), f"{statistics.mean(values):.1f}"]

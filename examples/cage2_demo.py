@@ -26,7 +26,7 @@ RIVALS = ("sleep", "random", "react-restore")
 
 @dataclass
 class Options:
-    total_steps: int = 5_000_000  # env steps to train for, less than a minute on two cores
+    total_steps: int = 6_000_000  # env steps to train for, about a minute on two cores
     num_envs: int = 128  # envs stepped side by side
     seed: int = 1  # of training, evaluation and the film
     episodes: int = 1000  # per cell of the table; the challenge plays 1000
@@ -79,6 +79,8 @@ def main(options: Options) -> None:
     settings = cage2_defender.Options(
         total_steps=options.total_steps,
         num_envs=options.num_envs,
+        num_epochs=2,
+        learning_rate=3e-3,
         seed=options.seed,
         save=options.save,
         overwrite=True,

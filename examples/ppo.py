@@ -388,6 +388,7 @@ class Trainer:
     ) -> None:
         self.options, self.envs, self.agent = options, envs, agent
         self.steps, self.num_updates, self.episodes = 0, 0, list[float]()
+        self.plan = plan or {}  # how gradients are computed, of the run that is resumed
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
         obs, _ = envs.reset(seed=options.seed)
         spaces = envs.single_observation_space, envs.single_action_space
@@ -481,7 +482,11 @@ class Trainer:
                 envs.step(agent.to_env(rollout.env_actions(t)), out=rollout.slot(t))
         count = max(1, 4096 // num_envs)  # steps whose rows fit the processor's cache
         parts = [slice(t, min(t + count, num_steps)) for t in range(0, num_steps, count)]
+        before = torch.get_float32_matmul_precision()
+        if (precision := (self.gradient.plan or self.plan).get("precision")) is not None:
+            torch.set_float32_matmul_precision(precision)  # found to be as exact, and quicker
         list(self.threads.map(self.fill, parts))
+        torch.set_float32_matmul_precision(before)
 
     @torch.inference_mode()
     def fill(self, steps: slice) -> None:

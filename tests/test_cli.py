@@ -146,6 +146,7 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
         (["watch", "--policy", "sleep", "--fps", "0"], "fps is 0"),
         (["watch", "--policy", "sleep", "--gif", "/nowhere/at/all.gif"], "/nowhere/at/all.gif"),
         (["check", "NoSuchEnv-v0"], "NoSuchEnv"),
+        (["check", "agents:agents.parallel_tug"], "agents has no such module"),
         (["check", "CartPole-v1", "--num-envs", "0"], "num_envs is 0"),
         (["compare", "CartPole-v2"], "there is no env 'CartPole-v2'; did you mean CartPole-v1"),
         (

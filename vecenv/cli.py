@@ -261,18 +261,24 @@ def check(
     """Check that a vector env keeps the rules of Gymnasium's interface.
 
     Args:
-        env: Registered id, also "module:id", or "module:factory".
-        num_envs: How many envs the vector env has.
+        env: Registered id, also "module:id", or "module:factory"; or "agents:NAME", a game with
+            several agents.
+        num_envs: How many envs, or games, the vector env has.
         num_steps: Length of a run.
         seed: Of the resets and the actions.
         full: Name the rules that passed, too.
     """
     from vecenv.check import VectorEnvCheckError, check_vector_env
-    from vecenv.compare.source import read_source
+    from vecenv.compare.source import GAMES, read_source
     from vecenv.make import make_vec
 
-    source = read_source(env)
-    envs = make_vec(source.factory or source.kernels or env, num_envs)
+    if env.startswith(GAMES):
+        from vecenv.agents import make_vec_agents
+
+        envs: Any = make_vec_agents(env.removeprefix(GAMES), num_envs)
+    else:
+        source = read_source(env)
+        envs = make_vec(source.factory or source.kernels or env, num_envs)
     try:
         report = check_vector_env(envs, num_steps=num_steps, seed=seed)
     except VectorEnvCheckError as error:

@@ -10,6 +10,7 @@ from envs import MODES, mode_id
 import vecenv.agents.game
 from vecenv import VectorEnvCheckError, check_vector_env, make_vec_agents
 from vecenv.agents import AgentsVecEnv
+from vecenv.cli import main
 
 TAG = functools.partial(Tag, forgets=True)
 RUNNERS = functools.partial(runners, forgets=True)
@@ -31,6 +32,17 @@ def test_games_in_workers_pass():
     options = {"num_workers": 2, "threads_per_worker": 1}
     envs = make_vec_agents(TAG, 3, backend="async", vector_kwargs=options)
     check_vector_env(envs, num_steps=25)
+
+
+def test_the_command_checks_games(capsys):
+    assert main(["check", "agents:agents.parallel_tag", "--num-steps", "30"]) == 1
+    assert "the same seed gives the same run" in capsys.readouterr().out  # whose past counts
+
+
+@pytest.mark.slow  # compiles
+def test_compiled_games_pass():
+    report = check_vector_env(make_vec_agents("Spread-v0", 3), num_steps=60)
+    assert "send and recv of games give what step gives" in report.passed
 
 
 def broken(monkeypatch, change):

@@ -5,7 +5,7 @@ import gc
 
 import numpy as np
 import pytest
-from agents.games import Crowd, Masked, Tag, runners
+from agents.games import Crowd, Faulty, Masked, Tag, runners
 from agents.twins import as_agents, play, random_actions
 from envs import MODES, mode_id
 from equality import assert_same
@@ -194,11 +194,11 @@ def test_the_central_state_is_the_latest_of_each_game(mode, by):
 
 
 def test_time_is_taken_by_games():
-    envs = make_vec_agents(runners, 2, backend="sync")
+    envs = make_vec_agents(Faulty, 2, backend="sync")
     envs.reset()
     envs.timing.enable()
     for _ in range(3):
-        envs.step(np.zeros(6, int))
+        envs.step(np.zeros(4, int))
     assert envs.timing is envs.agents.games.timing
     assert envs.timing.report().num_steps == 6
     envs.close()

@@ -93,6 +93,8 @@ def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource
         from vecenv.agents.make import check_name, make_game
 
         game = name.removeprefix(GAMES)
+        if game in gym.registry:  # a compiled game, stepped as a whole
+            return read_source(game, kwargs)
         check_name(game)
         return EnvSource(name, None, partial(make_game, game), dict(kwargs or {}))
     module_name, _, attribute = name.rpartition(":")
