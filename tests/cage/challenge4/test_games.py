@@ -71,8 +71,8 @@ def test_masked_actions_act_as_sleep():
 @pytest.mark.parametrize(
     ("actions", "messages", "match"),
     [
-        ([[0] * 4], None, r"actions has shape \(1, 4\), expected \(1, 5\)"),
-        ([[0] * 5], [[0] * 4], "messages has shape"),
+        ([[0] * 4], None, r"actions has shape \(1, 9\), expected \(1, 10\)"),
+        ([[0] * 5], [[0] * 4], r"actions has shape \(1, 9\)"),
         ([[82, 0, 0, 0, 0]], None, "82"),
         ([[0] * 5], [[256, 0, 0, 0, 0]], "256"),
     ],

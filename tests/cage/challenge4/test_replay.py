@@ -94,7 +94,6 @@ DAMAGES = {
     "phishing_rate must be": lambda arrays: arrays.update(meta_phish=np.array(np.nan)),
     "has 99 steps, expected at most 49": lambda arrays: arrays.update(meta_steps=np.array(50)),
     "header": lambda arrays: arrays.update(reward=np.array([{}] * 99)),  # a pickle
-    "larger than": lambda arrays: arrays.update(net_base_pid=np.zeros(1 << 27, np.int64)),
 }
 
 
@@ -103,6 +102,12 @@ def test_damaged_files_are_refused(tmp_path, match):
     path = changed(tmp_path, "mix_fsm_100", DAMAGES[match])
     with pytest.raises(TraceError, match=f"changed.npz.*{match}"):
         replay_traces([path])
+
+
+def test_files_that_would_fill_the_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("vecenv.cage.challenge4.replay._MAX_BYTES", 100_000)
+    with pytest.raises(TraceError, match="its parts are larger than 100000 bytes"):
+        replay_traces(PATHS)
 
 
 def test_files_of_another_kind_are_refused(tmp_path):
