@@ -37,6 +37,7 @@ def by_group(action, messages):
     return {ZONES: pairs[:, :4].reshape(12, *pairs.shape[2:]), HEADQUARTERS: pairs[:, 4]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jit", "sync"])
 def test_rows_of_agents_are_the_games_of_the_team(episode, backend):
     actions, seen = episode

@@ -36,6 +36,7 @@ def blue_choices(scenario: Scenario) -> tuple[Choice, ...]:
     that a fresh host takes, and of two that open the same port the first.
 
     Example:
+        >>> from vecenv.cage import cage2_scenario
         >>> choices = blue_choices(cage2_scenario())
         >>> len(choices), choices[-1].name, choices[-1].host, choices[0].actions
         (44, 'Decoy', 'User3', (0,))
