@@ -70,6 +70,7 @@ def test_games_are_as_recorded(name, debug):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "case"), [(name, case) for name in LIVE for case in range(len(LIVE[name]))]
 )
