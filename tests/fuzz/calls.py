@@ -318,12 +318,20 @@ class Values:
         return items[self.rng.integers(len(items))]
 
 
-def clean(value):
-    """The same as plain contiguous arrays; what can't be made one stays as it is."""
+def clean(value, around=()):
+    """The same as plain contiguous arrays; what can't be made one, or is in itself, stays as it is.
+
+    Args:
+        around: Ids of the containers that the value is in.
+    """
     import torch
 
+    if isinstance(value, dict | tuple | list):
+        if id(value) in around:
+            return value
+        around = (*around, id(value))
     if isinstance(value, dict):
-        return {key: clean(item) for key, item in value.items()}
+        return {key: clean(item, around) for key, item in value.items()}
     if isinstance(value, torch.Tensor):
         if value.is_sparse or value.device.type != "cpu":
             return value
@@ -333,13 +341,10 @@ def clean(value):
         with np.errstate(all="ignore"):
             return np.array(plain, plain.dtype.newbyteorder("="), order="C")
     if isinstance(value, Converts):
-        return clean(value._array)
+        return clean(value._array, around)
     if isinstance(value, tuple | list):
-        if hasattr(value, "_fields"):
-            return type(value)(*map(clean, value))
-        if len(value) == 1 and value[0] is value:
-            return value
-        return type(value)(map(clean, value))
+        cleaned = [clean(item, around) for item in value]
+        return type(value)(*cleaned) if hasattr(value, "_fields") else type(value)(cleaned)
     return value
 
 
@@ -399,16 +404,19 @@ class Twins:
         return found, expected
 
 
-def describe(value):
-    """A value in few words."""
+def describe(value, around=()):
+    """A value in few words; `around` has the ids of the containers that it is in."""
+    if isinstance(value, dict | tuple | list):
+        if id(value) in around:
+            return "itself"
+        around = (*around, id(value))
     if isinstance(value, np.ndarray):
         return f"{type(value).__name__} {value.dtype} {np.ndarray.shape.__get__(value)}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, tuple) or (
-        isinstance(value, list) and not (len(value) == 1 and value[0] is value)
-    ):
-        return "(" + ", ".join(map(describe, value[:8])) + ")"
+        parts = (f"{key!r}: {describe(item, around)}" for key, item in value.items())
+        return "{" + ", ".join(parts) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(describe(item, around) for item in value[:8]) + ")"
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) < 100 else text[:100] + "..."
 
