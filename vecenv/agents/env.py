@@ -29,6 +29,7 @@ from vecenv.agents.infos import repeat_infos, rows_of_infos
 from vecenv.agents.masks import GroupMasks
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.base import StepSlot, VecEnv
+from vecenv.core.batches import as_array
 from vecenv.core.errors import (
     ActionError,
     ActionTypeError,
@@ -138,7 +139,7 @@ class AgentGroup:
         """Return the rows of these games (all for None), int64 (B * num_agents,)."""
         if game_ids is None:
             return np.arange(self.num_envs)
-        games = np.asarray(game_ids, np.int64)
+        games = as_array(game_ids).astype(np.int64, copy=False)
         return (games[:, None] * self.num_agents + np.arange(self.num_agents)).reshape(-1)
 
     def row(self, game: int, agent: Any) -> int:
@@ -191,7 +192,7 @@ class AgentGroup:
         """
         rows = None if game_ids is None else self.rows(game_ids)
         alive = self.alive if rows is None else self.alive[rows]
-        array, count = np.asarray(actions), len(alive)
+        array, count = as_array(actions), len(alive)
         if array.ndim and len(array) < count:
             raise ActionError(
                 f"the actions of group {self.name!r} are {len(array)}, expected {count}: one "
@@ -416,7 +417,7 @@ class AgentsVecEnv:
 
     def send(self, actions: Mapping[str, Any], game_ids: Any = None) -> None:
         """Start stepping some games; `actions` has, by group, one action per row of these."""
-        ids = None if game_ids is None else np.asarray(game_ids)
+        ids = None if game_ids is None else self.games._calls.check_env_ids(game_ids)
         self._call(self.games.send, self._checked(actions, ids), game_ids)
 
     def recv(

@@ -11,6 +11,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector.utils import iterate
 
+from vecenv.core.batches import as_array
 from vecenv.core.errors import ActionError, ActionTypeError
 
 __all__ = ["ActionBatcher"]
@@ -93,7 +94,7 @@ def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
 
     def check(actions: Any, env_ids: np.ndarray | None) -> np.ndarray:
         try:
-            array = np.asarray(actions)
+            array = as_array(actions)
         except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors with gradients
             raise ActionError(f"{where} can't be made one array: {error}") from error
         expected = shape_of_all if env_ids is None else (len(env_ids), *shape)

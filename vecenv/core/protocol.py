@@ -14,6 +14,7 @@ from gymnasium.error import (
     ResetNeeded,
 )
 
+from vecenv.core.batches import as_array
 from vecenv.core.errors import ForkedEnvError
 
 __all__ = ["CallProtocol"]
@@ -224,7 +225,7 @@ class CallProtocol:
 
     def _distinct_ids(self, env_ids: Any) -> np.ndarray:
         try:
-            ids = np.asarray(env_ids)
+            ids = as_array(env_ids)
         except RuntimeError as error:  # of tensors with gradients
             raise TypeError(f"env_ids can't be made an array of integers: {error}") from None
         if ids.ndim != 1 or len(ids) == 0:
