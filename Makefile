@@ -25,6 +25,8 @@ AGAINST_ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 PYTEST = $(RUN) -m pytest $(PYTEST_ARGS)
+# A process of tests that dies fails its test and ends the run: xdist 3.8 may wait for ever otherwise.
+ONCE := --max-worker-restart=0
 FAST := not slow and not learn and not gpu and not ray
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
@@ -48,7 +50,7 @@ cage4: $(VENV)/.installed-demo  ## train a defender for CAGE 4, half an hour
 	$(RUN) examples/cage4_defender.py $(CAGE4_ARGS)
 
 test: $(VENV)/.installed-test  ## the fast tests and the doctests
-	$(PYTEST) -n $(JOBS) -m "$(FAST)"
+	$(PYTEST) -n $(JOBS) $(ONCE) -m "$(FAST)"
 
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
 	$(PYTEST) -m "(slow or learn) and not gpu and not ray and not real" || test $$? -eq 5  # 5: there are none
@@ -120,7 +122,7 @@ check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that a
 	$(VENV)/bin/uv venv --quiet --python $(RUN) build/lowest/venv
 	$(VENV)/bin/uv pip install --quiet --python build/lowest/venv/bin/python --resolution lowest-direct \
 		$(LOWEST_ARGS) -e ".[test]"
-	build/lowest/venv/bin/python -m pytest -n $(JOBS) -W ignore::DeprecationWarning \
+	build/lowest/venv/bin/python -m pytest -n $(JOBS) $(ONCE) -W ignore::DeprecationWarning \
 		$(PYTEST_ARGS) -m "$(FAST)"
 
 bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine

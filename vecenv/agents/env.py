@@ -248,15 +248,13 @@ class AgentGroup:
         game, k = divmod(row, self.num_agents)
         return f"game {game}, agent {self.agents[k]!r}"
 
-    def slot(self, out: Any) -> StepRowsOf:
+    def slot(self, out: Any) -> AgentSlot:
         """Check the caller's slot; return its plain arrays."""
         rows = slot_rows(out, self._rows, self.num_envs)
         valid = getattr(out, "valid", None)
         if valid is not None:
             valid = check_slot_array("valid", valid, (self.num_envs,), FLAG_DTYPES)
-        return StepRowsOf(
-            rows.obs.batch(), rows.rewards, rows.terminations, rows.truncations, valid
-        )
+        return AgentSlot(rows.obs.batch(), rows.rewards, rows.terminations, rows.truncations, valid)
 
     def own_columns(self) -> dict[str, Any]:
         """Return memory for the columns of all games, allocated once."""
@@ -282,16 +280,6 @@ class AgentGroup:
         self.alive[rows] = columns[ALIVE].reshape(-1)
         self.valid[rows] = columns[VALID].reshape(-1)
         self.masks.note(_as_rows(columns[OBS]), infos, rows, self.alive)
-
-
-class StepRowsOf(NamedTuple):
-    """The arrays of a slot, checked and plain."""
-
-    obs: Any
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-    valid: np.ndarray | None
 
 
 class AgentsVecEnv:
@@ -372,7 +360,7 @@ class AgentsVecEnv:
             else:
                 games = np.flatnonzero(mask)
                 rows = group.rows(games)
-                group.take(_taken(obs[name], games), take_infos(part, rows), rows)
+                group.take(_picked(obs[name], games), take_infos(part, rows), rows)
         if STATE in obs:
             self._state = obs[STATE]
         if self.mask_infos:
@@ -519,7 +507,7 @@ class AgentsVecEnv:
         game_truncations: np.ndarray,
         infos: dict[str, Any],
         *,
-        slots: Mapping[str, StepRowsOf],
+        slots: Mapping[str, AgentSlot],
         game_ids: np.ndarray | None = None,
     ) -> tuple[dict[str, Any], ...]:
         """Return results of games as rows by group, and note who is alive."""
@@ -783,7 +771,7 @@ def _lost(infos: dict[str, Any]) -> np.ndarray:
     return _NONE if found is None else np.flatnonzero(found)
 
 
-def _values(columns: dict[str, Any], slot: StepRowsOf | None) -> tuple[Any, ...]:
+def _values(columns: dict[str, Any], slot: AgentSlot | None) -> tuple[Any, ...]:
     """Return a group's results as rows: the slot's arrays if there is one."""
     if slot is None:
         flags = [columns[flag].reshape(-1).view(np.bool_) for flag in _FLAGS]
@@ -835,45 +823,36 @@ def _final_rows(
     num_agents = columns[VALID].shape[1]
     final_obs = np.full(len(finals) * num_agents, None, object)
     is_final = np.zeros(len(final_obs), np.bool_)
+    flags = columns[TERMINATIONS] | columns[TRUNCATIONS]
     for game in ended.tolist():
-        is_over = columns[TERMINATIONS][game] | columns[TRUNCATIONS][game]
+        obs, is_over = finals[game][name][OBS], flags[game]
         for k in np.flatnonzero(is_over).tolist():
             row = game * num_agents + k
-            final_obs[row], is_final[row] = _agent_row(finals[game][name][OBS], k), True
+            final_obs[row], is_final[row] = _picked(obs, k), True
     return final_obs, is_final
 
 
-def _taken(batch: Any, games: np.ndarray) -> Any:
-    """Return the entries of some games: copies."""
+def _leaf_by_leaf(function: Callable[[np.ndarray], np.ndarray], batch: Any) -> Any:
+    """Return what a function makes of each array of a batch, nested as the batch is."""
     if isinstance(batch, dict):
-        return {key: _taken(part, games) for key, part in batch.items()}
+        return {key: _leaf_by_leaf(function, part) for key, part in batch.items()}
     if isinstance(batch, tuple):
-        return tuple(_taken(part, games) for part in batch)
-    return batch[games]
+        return tuple(_leaf_by_leaf(function, part) for part in batch)
+    return function(batch)
+
+
+def _picked(batch: Any, place: Any) -> Any:
+    """Return one entry of a batch, or those of an array of places: copies."""
+    return _leaf_by_leaf(lambda array: array[place].copy(), batch)
 
 
 def _as_rows(batch: Any) -> Any:
     """Make the first two axes, games and agents, one: views."""
-    if isinstance(batch, dict):
-        return {key: _as_rows(part) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(map(_as_rows, batch))
-    return batch.reshape(-1, *batch.shape[2:])
+    return _leaf_by_leaf(lambda array: array.reshape(-1, *array.shape[2:]), batch)
 
 
 def _as_games(batch: Any, num_games: int, num_agents: int) -> Any:
     """Split the first axis, rows, into games and agents: views."""
-    if isinstance(batch, dict):
-        return {key: _as_games(part, num_games, num_agents) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_as_games(part, num_games, num_agents) for part in batch)
-    return batch.reshape(num_games, num_agents, *batch.shape[1:])
-
-
-def _agent_row(obs: Any, k: int) -> Any:
-    """Return a copy of one agent's observation of a game's batch."""
-    if isinstance(obs, dict):
-        return {key: _agent_row(part, k) for key, part in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(_agent_row(part, k) for part in obs)
-    return obs[k].copy()
+    return _leaf_by_leaf(
+        lambda array: array.reshape(num_games, num_agents, *array.shape[1:]), batch
+    )

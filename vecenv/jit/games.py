@@ -19,6 +19,7 @@ from numba.core.dispatcher import Dispatcher
 
 from vecenv.core.masks import can_be_masked, mask_width
 from vecenv.fingerprint import cached_njit
+from vecenv.jit.episodes import array_row, scalar_row
 
 __all__ = [
     "COLUMNS",
@@ -365,7 +366,7 @@ def _step(own_step: Any, split: Any, num_agents: int) -> Callable[..., tuple[flo
 def _observer(observe: Any, group: GroupLayout) -> Callable[..., None]:
     """Return a kernel that observes for the only group of a game; `out` is (A, *obs_shape)."""
     count = len(group.agents)
-    row = _row_of_numbers if group.obs_shape == () else _row_of_arrays
+    row = scalar_row if group.obs_shape == () else array_row
 
     def observe_group(state, out, *params):
         for k in range(count):
@@ -448,13 +449,3 @@ def _splitter(groups: list[GroupLayout]) -> Any:
 @njit
 def _as_it_is(actions):
     return actions
-
-
-@njit
-def _row_of_numbers(out, k):
-    return out[k : k + 1]
-
-
-@njit
-def _row_of_arrays(out, k):
-    return out[k]
