@@ -32,7 +32,7 @@ from buffers.replay.batches import ReplayBatch, check_out
 from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
 from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
 from buffers.replay.state import check_meta, checked_integers, describe, watch_fields
-from buffers.replay.storage import ReplayStorage, mark_cut
+from buffers.replay.storage import ReplayStorage
 from buffers.replay.torch_reader import TorchReader
 
 __all__ = ["ReplayBuffer"]
@@ -88,7 +88,11 @@ class ReplayBuffer(SavedBuffer):
         with self._allocation(options), torch.inference_mode(False):
             self._storage = ReplayStorage(options, self.device, staged=is_staged)
             self._make_priorities(is_staged)
-        self._large = ("finals", "rows") if self._storage.successors is not None else ("rows",)
+        self._large = ("rows",)
+        if self._storage.successors is not None:
+            self._large = ("finals", "rows")
+        elif self._storage.frames is not None:
+            self._large = ("frames", "rows")
         self._reader = self._make_reader(is_staged, seed)
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
@@ -302,12 +306,13 @@ class ReplayBuffer(SavedBuffer):
 
     @exclusive
     def _mark_cut(self, ids: np.ndarray) -> None:
-        mark_cut(self._state, ids)
+        self._storage.cut(ids)
 
     @exclusive
     def reserve_final_obs(self, number: int) -> None:
         """Make room for the observations episodes end with, where `store_next` is False.
 
+        With `frame_stack` it is room for frames besides one for each row and 64th row.
         Needed before `sample` is captured in a CUDA graph: the memory does not move afterwards, and
         an `add` that needs more of it is refused. As many as the buffer has rows, and those of one
         add, are always enough. A graph captured before must be captured again.
@@ -318,14 +323,16 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             BufferMemoryError: They would not fit into free memory; nothing was changed.
         """
-        kept, number = self._storage.successors, check_count("number", number, MAX_COUNT)
-        if kept is not None and number > len(kept.finals):
-            before, kept.is_captured = kept.is_captured, False
-            try:
-                kept.resize(number)
-            except BufferMemoryError:
-                kept.is_captured = before
-                raise
+        storage, number = self._storage, check_count("number", number, MAX_COUNT)
+        kept: Any = storage.successors if storage.frames is None else storage.frames
+        if kept is None or number <= len(kept.finals if storage.frames is None else kept.extra):
+            return
+        before, kept.is_captured = kept.is_captured, False
+        try:
+            kept.resize(number)
+        except BufferMemoryError:
+            kept.is_captured = before
+            raise
 
     def new_batch(self, batch_size: int) -> ReplayBatch:
         """Memory for `sample(batch_size, out=...)`, not initialised."""
@@ -365,11 +372,15 @@ class ReplayBuffer(SavedBuffer):
     def rows(self) -> dict[str, Any]:
         """Views of all rows by column: (num_rows, ...) tensors of the one allocation, not copies.
 
+        Without observations whose frames are stored once, which are in no row; see `get`.
+
         Rows that hold nothing yet are zero. `order` tells which hold transitions.
         """
         layout = self._storage.layout
         found = view_fields(self._storage.rows, [plan_view(f) for f in layout.fields.values()])
         views = dict(zip(layout.fields, found, strict=True))
+        if layout.frames is not None:
+            return {name: views[name] for name in views if name not in ("link", "frame_ids")}
         named = {"obs": layout.build_obs([views[path] for path in layout.obs])}
         if layout.next_obs:
             named["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
@@ -431,14 +442,20 @@ class ReplayBuffer(SavedBuffer):
         arrays = {"state": [self._storage.state], "generator": [self._reader.generator.get_state()]}
         if kept is not None:
             arrays |= {name: [getattr(kept, name)] for name in (*_KEPT, "finals")}
+        if self._storage.frames is not None:
+            arrays["heads"] = [self._storage.frames.heads]
+            arrays["frames"] = self._storage.frames.blocks()
         return {**arrays, "rows": self._storage.live_blocks()}
 
     def _wanted_arrays(self) -> Wanted:
         wanted: Wanted = {
             name: (block.dtype, block.shape)
             for name, (block, *_) in self._saved_arrays().items()
-            if name != "rows"
+            if name not in ("rows", "frames")
         }
+        if self._storage.frames is not None:
+            stride = self._storage.frames.main.shape[1]
+            wanted["frames"] = np.dtype(np.uint8), (None, stride)
         for name in ("finals", "free"):
             if name in wanted:
                 dtype, shape = wanted[name]
@@ -459,9 +476,14 @@ class ReplayBuffer(SavedBuffer):
         num_finals = state.shapes["finals"][0] if kept is not None else 0
         if kept is not None and num_finals > len(kept.finals):
             kept.resize(num_finals)
+        targets, frames = {}, storage.frames
+        num_frames = state.shapes["frames"][0] if frames is not None else 0
+        if frames is not None:
+            targets["frames"] = frames.reserve_blocks(num_frames)
         storage.state[:] = small["state"]
         self._reader.generator.set_state(small["generator"])
-        targets = {}
+        if frames is not None:
+            frames.heads[:] = small["heads"]
         if kept is not None:
             for name in _KEPT:
                 getattr(kept, name)[: len(small[name])] = small[name]
@@ -473,6 +495,8 @@ class ReplayBuffer(SavedBuffer):
                 kept.refresh_device()
             if storage.staging is not None:
                 storage.staging.refresh()
+            if frames is not None:
+                storage.recount_frames(num_frames)
 
         return {**targets, "rows": storage.live_blocks()}, finish
 
@@ -483,6 +507,9 @@ class ReplayBuffer(SavedBuffer):
         if kept is not None:
             kept.slots[:] = 0
             kept.add_slots(0)
+        if storage.frames is not None:
+            storage.frames.heads[:] = -1
+            storage.recount_frames(0)
         if storage.staging is not None:
             storage.staging.refresh()
 

@@ -18,6 +18,7 @@ from buffers.core.state import LoadedState, Placed, contradiction
 from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
+from buffers.replay.frames import FrameStack
 from buffers.replay.layout import ReplayOptions
 from buffers.replay.priorities import (
     BlockSums,
@@ -57,6 +58,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         n_step: Length of the windows.
         gamma: Discount per step.
         store_next: Whether next observations are stored besides.
+        frame_stack: Number of frames of an observation, each of which is stored once.
         track_env: Keep env ids.
         extra_columns: Names and spaces of further values per transition.
         device: Where the transitions live.
@@ -91,6 +93,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         n_step: int = 1,
         gamma: float | None = None,
         store_next: bool = True,
+        frame_stack: int | FrameStack | None = None,
         track_env: bool = False,
         extra_columns: Mapping[str, Space] | None = None,
         device: torch.device | str = "cpu",
@@ -103,7 +106,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().__init__(
             PrioritizedReplayBuffer, capacity, observation_space, action_space, own=self._given,
             n_step=n_step, gamma=gamma,
-            store_next=store_next, track_env=track_env, extra_columns=extra_columns,
+            store_next=store_next, frame_stack=frame_stack,
+            track_env=track_env, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
         )  # fmt: skip
         self._num_inserted = 0  # rows that `_sums` knows of

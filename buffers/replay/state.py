@@ -42,8 +42,16 @@ def describe(kind: str, storage: ReplayStorage, settings: Mapping[str, Any]) -> 
         "capacity": int(state[at.CAPACITY]),
         "rings": int(state[at.NUM_RINGS]),
         "num_envs": int(state[at.NUM_ENVS]),
-        "store_next": bool(storage.layout.next_obs),
+        "store_next": not storage.layout.has_successors,
     }
+    frames = storage.layout.frames
+    if frames is not None:
+        sizes |= {
+            "frame_stack": frames.num_frames,
+            "frame": f"{frames.dtype} {frames.shape}",
+            "axis of the stack": frames.axis,
+            "frame_bytes": storage.frames.main.shape[1] if storage.frames is not None else 0,
+        }
     return {
         "state_version": _VERSION,
         "kind": kind,
@@ -82,12 +90,36 @@ def watch_fields(storage: ReplayStorage, num_rows: int) -> dict[str, FieldWatche
         )
     layout = storage.layout
     kept = {n: layout.fields[n].offset for n in ("link", "env_ids") if n in layout.fields}
+    if "frame_ids" in layout.fields:
+        kept |= _places_of_frames(layout)
     truths = [(f.offset, f.nbytes) for f in layout.fields.values() if f.dtype == np.bool_]
     watchers = {"rows": FieldWatcher(num_rows, kept, truths)}
     if storage.successors is not None:
         for name in ("pending", "finals"):
             watchers[name] = FieldWatcher(0, {}, _obs_truths(layout))
     return watchers
+
+
+def _places_of_frames(layout: RowLayout) -> dict[str, int]:
+    """Where the ids of frames are in a row, by name."""
+    field = layout.fields["frame_ids"]
+    return {f"frame {k}": field.offset + 4 * k for k in range(field.shape[0])}
+
+
+def _check_frames(storage: ReplayStorage, state: LoadedState) -> None:
+    """Raise BufferMisuseError if a row, or a stack that goes on, has frames that are not there."""
+    kept, heads = state.watchers["rows"].kept, state.small["heads"]
+    num_frames = state.shapes["frames"][0]
+    ids = [kept[name] for name in _places_of_frames(storage.layout)]
+    for values in ids:
+        if values.size and (values.min() < 0 or values.max() >= num_frames):
+            raise contradiction(f"it has rows of frames that are not among its {num_frames}")
+    if (ids[0] == ids[-1]).any():  # the newest was never there before
+        raise contradiction("it has rows whose first and last frame are the same")
+    is_closed = (heads == -1).all(1)
+    is_open = ((heads >= 0) & (heads < num_frames)).all(1)
+    if not (is_closed | is_open).all():
+        raise contradiction("it has newest stacks of frames that cannot be")
 
 
 def _obs_truths(layout: RowLayout) -> Iterable[tuple[int, int]]:
@@ -140,6 +172,8 @@ def checked_integers(storage: ReplayStorage, state: LoadedState) -> np.ndarray:
         raise contradiction("it has marks of ended episodes that are neither 0 nor 1")
     for name, watcher in state.watchers.items():
         watcher.check_bools(name)
+    if storage.frames is not None:
+        _check_frames(storage, state)
     _check_links(made, state)
     return made
 

@@ -13,6 +13,7 @@ from buffers.core.errors import BufferMisuseError
 from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
+from buffers.replay.frames import FrameStack
 
 __all__ = ["PerEnvReplayBuffer", "SharedReplayBuffer"]
 
@@ -34,6 +35,8 @@ class SharedReplayBuffer(ReplayBuffer):
         gamma: Discount per step; with it batches have `discounts`.
         store_next: False stores observations once: the next observation is read from the row that
             follows. Those that episodes ended with are kept apart.
+        frame_stack: Number of frames an observation, a Box, is a stack of, or a `FrameStack`. Each
+            frame is stored once then; `add` takes stacks, or the newest frame of each alone.
         track_env: Keep the env id of each transition; batches have `env_ids`.
         extra_columns: Names and spaces of further values per transition.
         device: Where the transitions live and batches are made.
@@ -65,6 +68,7 @@ class SharedReplayBuffer(ReplayBuffer):
         n_step: int = 1,
         gamma: float | None = None,
         store_next: bool = True,
+        frame_stack: int | FrameStack | None = None,
         track_env: bool = False,
         extra_columns: Mapping[str, Space] | None = None,
         device: torch.device | str = "cpu",
@@ -74,7 +78,8 @@ class SharedReplayBuffer(ReplayBuffer):
         super().__init__(
             SharedReplayBuffer, capacity, observation_space, action_space,
             n_step=n_step, gamma=gamma,
-            store_next=store_next, track_env=track_env, extra_columns=extra_columns,
+            store_next=store_next, frame_stack=frame_stack,
+            track_env=track_env, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
         )  # fmt: skip
 
@@ -113,6 +118,7 @@ class PerEnvReplayBuffer(ReplayBuffer):
         n_step: As in `SharedReplayBuffer`, like all that follow.
         gamma: Discount per step.
         store_next: Whether next observations are stored besides.
+        frame_stack: Number of frames of an observation, each of which is stored once.
         track_env: Batches have `env_ids`.
         extra_columns: Names and spaces of further values per transition.
         device: Where the transitions live and batches are made.
@@ -146,6 +152,7 @@ class PerEnvReplayBuffer(ReplayBuffer):
         n_step: int = 1,
         gamma: float | None = None,
         store_next: bool = True,
+        frame_stack: int | FrameStack | None = None,
         track_env: bool = False,
         extra_columns: Mapping[str, Space] | None = None,
         device: torch.device | str = "cpu",
@@ -158,7 +165,8 @@ class PerEnvReplayBuffer(ReplayBuffer):
         super().__init__(
             PerEnvReplayBuffer, capacity, observation_space, action_space, own={"over": over},
             n_step=n_step, gamma=gamma,
-            store_next=store_next, track_env=track_env, extra_columns=extra_columns,
+            store_next=store_next, frame_stack=frame_stack,
+            track_env=track_env, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
         )  # fmt: skip
 
