@@ -53,7 +53,10 @@ class FrameStack(NamedTuple):
 
     @classmethod
     def of(cls, envs: Any) -> FrameStack:
-        """Read the wrappers of a vector env, FrameStackObservation among them, or of Atari's.
+        """Read the wrappers of a vector env, FrameStackObservation among them, or Atari's own.
+
+        A wrapper that pads with an observation of its own is taken for one that pads by "reset":
+        give stacks to `add` then, or at least at the beginning of episodes.
 
         Args:
             envs: Of Gymnasium's interface, vectorized or not.
@@ -62,49 +65,50 @@ class FrameStack(NamedTuple):
             BufferMisuseError: There is no such wrapper, or the environments differ; or nothing can
                 be read, as of workers whose environments have no `spec`.
         """
-        found = _stacks_of(envs)
-        if len(set(found)) != 1 or found[0] is None:
-            told = "differ in it" if len(set(found)) > 1 else "have no wrapper that tells it"
-            raise BufferMisuseError(
-                f"the frames of a stack cannot be read from {envs}: its environments {told}; say "
-                "frame_stack=4, for example"
-            )
-        number, padding = found[0]
-        return cls(number, padding=padding if padding in _PADDINGS else "reset")
+        found = set(_stacks_of(envs))
+        if len(found) == 1 and None not in found:
+            return found.pop()
+        told = "differ in it" if len(found) > 1 else "have no wrapper that tells it"
+        raise BufferMisuseError(
+            f"the frames of a stack cannot be read from {envs}: its environments {told}; say "
+            "frame_stack=4, for example"
+        )
 
 
-def _stacks_of(envs: Any) -> list[tuple[int, str] | None]:
-    """Frames and padding of each environment, or None where nothing tells them."""
-    spec = getattr(envs, "spec", None)
-    number = getattr(envs, "stack_num", None) or (getattr(spec, "kwargs", None) or {}).get(
-        "stack_num"
-    )
-    if number is not None:  # of ale_py's AtariVectorEnv
-        return [(int(number), "zero")]
+def _stacks_of(envs: Any) -> list[Any]:
+    """The `FrameStack` of each environment, or None where nothing tells it."""
     inner = getattr(envs, "unwrapped", envs)
+    if any(kind.__name__ == "AtariVectorEnv" for kind in type(inner).__mro__):  # of ale_py
+        return [FrameStack(int(envs.single_observation_space.shape[0]), 0, "zero")]
     if isinstance(getattr(inner, "envs", None), list | tuple):
-        return [_stack_of_wrappers(env) for env in inner.envs] or [None]
+        return [_stack_of_wrappers(env) for env in inner.envs]
     if hasattr(envs, "get_attr"):
-        return [_stack_of_spec(spec) for spec in envs.get_attr("spec")] or [None]
+        return [_stack_of_spec(spec) for spec in envs.get_attr("spec")]
     return [_stack_of_wrappers(envs)]
 
 
-def _stack_of_wrappers(env: Any) -> tuple[int, str] | None:
+def _stack_of_wrappers(env: Any) -> FrameStack | None:
     outer = env
     while env is not None:
         argument = _WRAPPERS.get(type(env).__name__)
         if argument is not None and hasattr(env, argument):
-            return int(getattr(env, argument)), str(getattr(env, "padding_type", "reset"))
+            return _made_of(getattr(env, argument), getattr(env, "padding_type", "reset"))
         env = getattr(env, "env", None)
     return _stack_of_spec(getattr(outer, "spec", None))
 
 
-def _stack_of_spec(spec: Any) -> tuple[int, str] | None:
+def _stack_of_spec(spec: Any) -> FrameStack | None:
     for wrapper in reversed(getattr(spec, "additional_wrappers", None) or ()):
         argument, given = _WRAPPERS.get(wrapper.name), wrapper.kwargs or {}
         if argument in given:
-            return int(given[argument]), str(given.get("padding_type", "reset"))
+            return _made_of(given[argument], given.get("padding_type", "reset"))
     return None
+
+
+def _made_of(number: Any, padding: Any) -> FrameStack:
+    # Of another padding, an observation, no frame that is added alone can be padded.
+    is_known = isinstance(padding, str) and padding in _PADDINGS
+    return FrameStack(int(number), padding=padding if is_known else "reset")
 
 
 def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | None:

@@ -97,6 +97,8 @@ def watch_fields(storage: ReplayStorage, num_rows: int) -> dict[str, FieldWatche
     if storage.successors is not None:
         for name in ("pending", "finals"):
             watchers[name] = FieldWatcher(0, {}, _obs_truths(layout))
+    if layout.frames is not None and layout.frames.dtype == np.bool_:
+        watchers["frames"] = FieldWatcher(0, {}, [(0, layout.frames.nbytes)])
     return watchers
 
 
