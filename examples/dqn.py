@@ -37,6 +37,7 @@ class Options:
     exploration_steps: int = 10_000  # env steps in which it falls linearly
     batch_size: int = 128  # transitions per update
     capacity: int = 100_000  # of the replay buffer, in transitions
+    frame_stack: int = 0  # observations are stacks of so many frames, stored once each; 0: whole
     learning_rate: float = 1e-3  # of Adam at the start; it falls linearly to a hundredth
     max_grad_norm: float = 10.0  # longer gradients are shortened to this
     gamma: float = 0.99  # discount
@@ -65,7 +66,9 @@ class Options:
 BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.1, "batch_size": 64}
 BREAKOUT |= {"hidden": (128,), "learning_rate": 5e-4, "exploration_steps": 100_000}
 BREAKOUT |= {"eval_every": 50_000, "n_step": 3}
-DEFAULTS: Any = {"breakout:Breakout-v0": BREAKOUT | {"learning_starts": 5000}}  # of other envs
+BREAKOUT |= {"learning_starts": 5000}
+DEFAULTS: Any = {"breakout:Breakout-v0": BREAKOUT}  # of other envs
+DEFAULTS["breakout:BreakoutFrames-v0"] = BREAKOUT | {"frame_stack": 4}
 
 
 # ---- Network and loss ---------------------------------------------------------------------------
@@ -189,6 +192,7 @@ class Trainer:
         settings: Any = {"num_envs": options.num_envs, "n_step": options.n_step}
         settings |= {"gamma": options.gamma, "seed": options.seed, "device": options.device}
         settings["store_next"] = len(obs_space.shape) == 1  # pictures are stored once
+        settings["frame_stack"] = options.frame_stack or None  # and each of a stack
         self.buffer = buffer(options.capacity, obs_space, space, **settings)
         self.drawn = self.buffer.new_batch(options.batch_size)
         self.ones = torch.ones(options.batch_size, device=options.device)

@@ -523,7 +523,7 @@ def copy_stacks(table, plan, pages, begin, rows, lasts, frames, extra):
     Returns:
         Whether all were there; `extra` may be one that another thread has replaced.
     """
-    words, width = table.view(np.int32), table.shape[1] // 4
+    words = table.view(np.int32)
     first = PLAN_HEADER + 4 * (plan[NUM_FIELDS] + plan[NUM_SUCCESSORS])
     number, pieces, num_main = plan[NUM_FRAMES], plan[NUM_PIECES], frames.shape[0]
     for i in range(rows.shape[0]):
@@ -548,7 +548,9 @@ def copy_stacks(table, plan, pages, begin, rows, lasts, frames, extra):
                         return False
                 start, to = slot * source.shape[1], target + k * size
                 for piece in range(pieces):
-                    copy_field(pages, to + piece * number * size, source, start + piece * size, size)
+                    copy_field(
+                        pages, to + piece * number * size, source, start + piece * size, size
+                    )
     return True
 
 

@@ -200,7 +200,10 @@ class Frames:
         staged: bool,
     ):
         self.layout, self._device, self._staged = layout, device, staged
-        number, self.num_main = layout.num_frames, _first_slots(num_rows, num_envs, layout.num_frames)
+        number, self.num_main = (
+            layout.num_frames,
+            _first_slots(num_rows, num_envs, layout.num_frames),
+        )
         # On devices a stack is viewed in frames that lie behind one another.
         self._stride = layout.nbytes if staged else row_stride(layout.nbytes, 16)
         if device.type == "cpu":
@@ -375,7 +378,10 @@ class Frames:
         chosen = len(slots) - 1 - first
         frames, slots = frames[chosen], slots[chosen]
         is_extra = slots >= self.num_main
-        for target, mask, begin in ((self.main, ~is_extra, 0), (self.extra, is_extra, self.num_main)):
+        for target, mask, begin in (
+            (self.main, ~is_extra, 0),
+            (self.extra, is_extra, self.num_main),
+        ):
             if mask.any():
                 places = torch.from_numpy(slots[mask] - begin).to(self._device)
                 target.index_copy_(0, places, torch.from_numpy(frames[mask]).to(self._device))
@@ -572,11 +578,11 @@ def keep_frames(
         if heads[env, 0] < 0:
             for k in range(number):
                 own = k - (number - given)  # among the given ones
-                if own > 0 and same_frame(flat, i * given + own, flat, i * given + own - 1, size):
-                    slot = heads[env, k - 1]
-                elif own < 0 and k > 0:
-                    slot = heads[env, k - 1]
-                elif own <= 0 and not pads_zeros and k > 0:
+                if (
+                    (own > 0 and same_frame(flat, i * given + own, flat, i * given + own - 1, size))
+                    or (own < 0 and k > 0)
+                    or (own <= 0 and not pads_zeros and k > 0)
+                ):
                     slot = heads[env, k - 1]
                 else:
                     source = i * given + max(own, 0)

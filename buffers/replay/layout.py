@@ -147,10 +147,11 @@ def _plan_rows(
     has_env_ids: bool,
     frames: FrameLayout | None,
 ) -> RowLayout:
-    """Pack obs, next_obs (if stored) or the ids of their frames, actions, extras, rewards, links, env ids and flags.
+    """Pack obs, next_obs (if stored), actions, extras, rewards, links, env ids and flags.
 
-    What a walk over several steps reads (rewards, links, flags) lies together at the end. Rows are
-    padded to whole cache lines where that costs an eighth at most.
+    In place of observations whose frames are stored once there are the ids of these. What a walk
+    over several steps reads (rewards, links, flags) lies together at the end. Rows are padded to
+    whole cache lines where that costs an eighth at most.
 
     Raises:
         BufferMisuseError: A space that has no arrays of fixed size, or a name that is taken.

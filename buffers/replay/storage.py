@@ -119,7 +119,10 @@ class ReplayStorage:
         else:
             codes = (rows + 1).astype(np.int32)
         if self.frames is not None:
-            arrays = {**arrays, "frame_ids": self._keep_frames(self.frames, arrays, env_ids, is_over, rows)}
+            arrays = {
+                **arrays,
+                "frame_ids": self._keep_frames(self.frames, arrays, env_ids, is_over, rows),
+            }
         if "env_ids" in self.layout.fields:
             arrays = {**arrays, "env_ids": envs.astype(np.int32)}
         if self.staging is not None:

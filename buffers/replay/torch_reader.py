@@ -104,10 +104,14 @@ class TorchReader:
         sums = [empty(dtype=floats) if has_sums else None for _ in range(2)]
         weights = empty(dtype=floats) if self._has_weights else None
         indices = empty(dtype=torch.int64)
-        stacks = [] if layout.frames is None else [
-            _new_stack(layout.fields["frame_ids"], layout.frames, rows, begin)
-            for begin, rows in enumerate((own, last))
-        ]
+        stacks = (
+            []
+            if layout.frames is None
+            else [
+                _new_stack(layout.fields["frame_ids"], layout.frames, rows, begin)
+                for begin, rows in enumerate((own, last))
+            ]
+        )
         memory = TorchMemory(own, last, once, sums[0], sums[1], indices, weights, stacks, self)
         return _shape_batch(memory, layout, size)
 
@@ -217,7 +221,7 @@ class TorchReader:
             is_main = (ids < kept.num_main)[:, None]
             torch.where(is_main, stack.frames, others, out=stack.frames)
         if stack.target is not None:
-            self._layout.frames.split(stack.target).copy_(stack.parts)
+            kept.layout.split(stack.target).copy_(stack.parts)
 
     def _is_capturing(self) -> bool:
         return self._storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -275,9 +279,7 @@ def _shape_others(
     return ReplayBatch(found, {name: own[name] for name in layout.extras}, size, memory)
 
 
-def _new_stack(
-    field: Field, frames: FrameLayout, rows: torch.Tensor, begin: int
-) -> TorchStack:
+def _new_stack(field: Field, frames: FrameLayout, rows: torch.Tensor, begin: int) -> TorchStack:
     """Memory of stacks whose frames have the ids of a field from number `begin` on."""
     place, count, device = field.offset + 4 * begin, frames.num_frames, rows.device
     ids = rows[:, place : place + 4 * count].view(torch.int32)

@@ -218,6 +218,24 @@ def test_masked_cartpole_has_no_velocities():
     np.testing.assert_array_equal(masked.step(actions)[0], whole.step(actions)[0][:, ::2])
 
 
+def test_breakout_in_frames_is_the_same_game():
+    envs = breakout.make_vec(1, autoreset_mode="NextStep", debug=True)
+    framed = breakout.make_vec_frames(1, autoreset_mode="NextStep", debug=True)
+    stack = framed.reset(seed=3)[0]
+    envs.reset(seed=3)
+    assert (stack[0] == stack[0, 0]).all()
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        actions, was = rng.integers(3, size=1), stack
+        obs, *results = envs.step(actions)
+        stack, *framed_results = framed.step(actions)
+        assert [r.tolist() for r in results[:3]] == [r.tolist() for r in framed_results[:3]]
+        newest = stack[0, -1]
+        assert ((newest == 255) == (obs[0, :, :, breakout.BALL] > 0)).all()
+        assert ((newest == 0) | (obs[0][..., [0, 1, 3]] > 0).any(2)).all()
+        assert (stack[0, :-1] == was[0, 1:]).all() or (stack[0] == newest).all()
+
+
 @pytest.mark.parametrize("env_id", ["breakout:Breakout-v0", "memory:TMaze-v0"])
 def test_compiled_envs_keep_the_interface(env_id):
     check_vector_env(make_vec(env_id, 3))

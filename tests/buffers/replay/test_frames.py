@@ -85,7 +85,10 @@ def bytes_of(buffer):
 @pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.value)
 @pytest.mark.parametrize(
     ("env", "options"),
-    [(stacked, {"n_step": 3, "gamma": 0.9}), (channels_last, {"store_next": False, "track_env": True})],
+    [
+        (stacked, {"n_step": 3, "gamma": 0.9}),
+        (channels_last, {"store_next": False, "track_env": True}),
+    ],
 )
 def test_stacks_of_running_envs_are_those_that_were_returned(mode, env, options):
     """Also those that episodes ended with, in each way."""
