@@ -15,9 +15,9 @@ from vecenv.core.actions import ActionBatcher
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.batches import join_rows, take_row
 from vecenv.core.errors import ActionError, EnvStateError, NoActionMaskError
-from vecenv.core.rows import ObservationRows
+from vecenv.core.rows import ObservationRows, check_slot_array
 from vecenv.core.seeding import Seed
-from vecenv.core.slots import slot_arrays
+from vecenv.core.slots import REWARD_DTYPES, SlotCheck, slot_arrays
 from vecenv.core.spaces import batch_thinly
 
 __all__ = ["Part", "VecWrapper", "WrapperSlot"]
@@ -121,8 +121,15 @@ class VecWrapper(VecEnv):
         self._raw_rewards = np.zeros(self.num_envs) if self.changes_rewards else None
         self._has_agents = getattr(env, "valid", None) is not None
         self._alive = np.zeros(self.num_envs, np.bool_)  # whose next action counts
+        self._are_all_alive = False
+        self._converts_actions = type(self).actions is not VecWrapper.actions
+        # Of a step of all envs in which no episode ends and none begins: nobody is to change it.
+        none, every = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
+        self._quiet = Part(EVERY, none, every, none, every, None)
         if self.changes_obs:
             self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
+            array = self._rows.array
+            self._slots = None if array is None else SlotCheck(array.shape, array.dtype)
             inner = ObservationRows.make(env.single_observation_space, self.num_envs, env.allocate)
             self._inner = inner if _has_fixed_shape(inner) else None
 
@@ -214,14 +221,18 @@ class VecWrapper(VecEnv):
 
     def step(self, actions: Any, *, out: Any = None) -> StepResult:
         """Step every env once; see `VecEnv.step`."""
-        with self.timing.phase(self._phase):
-            slot = out
-            if self.changes_obs or self.changes_rewards:
-                slot = self._own_slot(out)
-            elif out is not None and type(out) is not self._slot_type:
-                self._check_slot_mode(out)
-            given = self._env_actions(actions, None)
-        result = self._call_env(self.env.step, given, **({} if slot is None else {"out": slot}))
+        slot = out
+        if out is not None and type(out) is not self._slot_type:
+            self._check_slot_mode(out)
+        if self.changes_obs or self.changes_rewards:
+            slot = self._own_slot(out)
+        if self._converts_actions:
+            given, keywords = self._env_actions(actions, None), {"out": slot}
+            result = self._call_env(self.env.step, given, **({} if slot is None else keywords))
+        else:
+            result = self.env.step(actions) if slot is None else self.env.step(actions, out=slot)
+        if not self.timing.enabled:
+            return self._changed(result, EVERY, None, out)
         with self.timing.phase(self._phase):
             return self._changed(result, EVERY, None, out)
 
@@ -253,7 +264,7 @@ class VecWrapper(VecEnv):
 
     def _env_actions(self, actions: Any, env_ids: Any) -> Any:
         """Return the actions for the env."""
-        if type(self).actions is VecWrapper.actions:
+        if not self._converts_actions:
             return actions
         ids = None if env_ids is None else np.asarray(env_ids)
         if ids is not None and self._has_agents:  # ids of games
@@ -261,7 +272,7 @@ class VecWrapper(VecEnv):
         return self.actions(self._actions.check(actions, ids), env_ids)
 
     def _call_env(self, method: Callable[..., Any], actions: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(self).actions is VecWrapper.actions:
+        if not self._converts_actions:
             return method(actions, *args, **kwargs)
         try:
             return method(actions, *args, **kwargs)
@@ -271,26 +282,32 @@ class VecWrapper(VecEnv):
 
     def _own_slot(self, out: Any) -> WrapperSlot | None:
         """Check `out`; return where the env is to write, None if it has to return new arrays."""
-        count = self.num_envs
-        obs: Any = None
+        count, own = self.num_envs, self._raw_rewards
+        valid = None
         if out is None:
             if not self.changes_obs:
                 return None
-            rewards, flags = np.empty(count), np.empty((2, count), np.bool_)
-            terminations, truncations = flags
+            rewards = np.empty(count) if own is None else own
+            terminations, truncations = np.empty(count, np.bool_), np.empty(count, np.bool_)
         else:
-            if type(out) is not self._slot_type:
-                self._check_slot_mode(out)
-            obs, rewards, terminations, truncations = slot_arrays(out, count)
-        if self.changes_obs:
-            if out is not None:
+            if not self.changes_obs:  # the env looks at the rest
+                if not hasattr(out, "rewards"):
+                    slot_arrays(out, count)  # raises
+                check_slot_array("rewards", out.rewards, (count,), REWARD_DTYPES)
+                obs, rewards, terminations, truncations = (
+                    getattr(out, "obs", None), own, out.terminations, out.truncations
+                )
+            elif self._slots is not None:
+                _, rewards, terminations, truncations = self._slots.arrays(out)
+            else:
+                obs, rewards, terminations, truncations = slot_arrays(out, count)
                 self._rows.over(obs)  # raises what is wrong with it
+            valid = getattr(out, "valid", None)
+        if self.changes_obs:
             if self._inner is None:
                 return None
             obs = self._inner.batch()
-        if self._raw_rewards is not None:
-            rewards = self._raw_rewards
-        return WrapperSlot(obs, rewards, terminations, truncations, getattr(out, "valid", None))
+        return WrapperSlot(obs, rewards if own is None else own, terminations, truncations, valid)
 
     def _changed(
         self, result: Any, rows: Any, valid: np.ndarray | None, out: Any
@@ -302,7 +319,7 @@ class VecWrapper(VecEnv):
         obs, rewards = raw, raw_rewards
         if self.changes_rewards:
             rewards = self.rewards(raw_rewards, part)
-            if not part.acted.all():  # whoever only resets, or is not alive, has no reward
+            if part is not self._quiet and not part.acted.all():  # whoever only resets, or is not alive, has no reward
                 rewards = np.where(part.acted, rewards, 0.0)
             if rewards is self._raw_rewards and out is None:
                 rewards = rewards.copy()
@@ -356,12 +373,22 @@ class VecWrapper(VecEnv):
             is_dead, is_reset = ~(alive | valid), is_reset & alive
         else:
             self._alive[is_reset] = True
+            self._are_all_alive = bool(self._alive.all())
         return Part(EVERY, none, none, is_reset, is_reset, is_dead)
 
     def _agents(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return which agents are alive and which acted in the latest step, bool (B,)."""
         env: Any = self.env
         return env.alive[rows], env.valid[rows]
+
+    def _is_quiet(self, rows: Any, terminations: np.ndarray, truncations: np.ndarray) -> bool:
+        """Whether it is a step of all envs in which no episode ends and none begins."""
+        return (
+            rows is EVERY
+            and self._are_all_alive
+            and not np.count_nonzero(terminations)
+            and not np.count_nonzero(truncations)
+        )
 
     def _follow(
         self,
@@ -372,7 +399,9 @@ class VecWrapper(VecEnv):
     ) -> Part:
         """Note the ends of episodes and return where they stand."""
         if not (self.follows_episodes or self.changes_rewards):
-            return Part(rows, *(_NOBODY,) * 4, None)
+            return self._quiet if rows is EVERY else Part(rows, *(_NOBODY,) * 4, None)
+        if self._is_quiet(rows, terminations, truncations):
+            return self._quiet
         is_over = terminations | truncations
         was_alive, is_dead = self._alive[rows], None
         if self._has_agents:
@@ -386,6 +415,7 @@ class VecWrapper(VecEnv):
             acted, is_new = was_alive.copy(), np.ones(len(is_over), np.bool_)
         begins = alive & (is_over | ~was_alive)
         self._alive[rows] = alive
+        self._are_all_alive = not self._has_agents and bool(self._alive.all())
         return Part(rows, is_over, acted, begins, is_new, is_dead)
 
     # -- what the env does -----------------------------------------------------------------------
@@ -464,6 +494,7 @@ class VecWrapper(VecEnv):
             raise EnvStateError(f"the state of {self._phase} {found}")
         self.env.load_state_dict(state["env"])
         self._alive[:] = state["alive"]
+        self._are_all_alive = not self._has_agents and bool(self._alive.all())
         self.load_own_state(state["own"])
 
     def close(self, **kwargs: Any) -> None:

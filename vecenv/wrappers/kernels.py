@@ -1,4 +1,4 @@
-"""Kernels over rows of numbers: take them into running moments, and normalise them."""
+"""Kernels over rows: take numbers into running moments, normalise them; stack words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numba import njit
 from vecenv.core.moments import joined
 from vecenv.fingerprint import cached_njit
 
-__all__ = ["add_rows", "normalize_rows"]
+__all__ = ["add_rows", "normalize_rows", "stack_rows", "take_and_normalize"]
 
 _joined = njit(joined)
 
@@ -67,8 +67,51 @@ def _normalize_rows(x, mean, factor, clip, out):
     num_rows, width = x.shape
     for row in range(num_rows):
         for k in range(width):
-            out[row, k] = min(max((x[row, k] - mean[k]) * factor[k], -clip), clip)
+            value = (x[row, k] - mean[k]) * factor[k]
+            value = clip if value > clip else value
+            out[row, k] = -clip if value < -clip else value
+
+
+_add = njit(_add_rows)
+_write = njit(_normalize_rows)
+
+
+def _take_and_normalize(  # noqa: PLR0917
+    x, counts, count, mean, variance, sums, epsilon, own_mean, own_factor, clip, out
+):
+    """Take rows into account, then write them normalised; see the two functions above.
+
+    Returns:
+        Whether all is finite; otherwise nothing was changed.
+    """
+    if not _add(x, counts, count, mean, variance, sums):
+        return False
+    for k in range(len(mean)):
+        own_mean[k] = mean[k]
+        own_factor[k] = 1.0 / np.sqrt(variance[k] + epsilon)
+    _write(x, own_mean, own_factor, clip, out)
+    return True
+
+
+def _stack_rows(areas, first, out):
+    """Write the rows of several areas behind each other.
+
+    Args:
+        areas: (K, N, W) words, used in turn.
+        first: Which area comes first.
+        out: (N, K, W), written.
+    """
+    num_areas, num_rows, width = areas.shape
+    for row in range(num_rows):
+        for place in range(num_areas):
+            area = first + place
+            if area >= num_areas:
+                area -= num_areas
+            for k in range(width):
+                out[row, place, k] = areas[area, row, k]
 
 
 add_rows = cached_njit(_add_rows)
 normalize_rows = cached_njit(_normalize_rows)
+take_and_normalize = cached_njit(_take_and_normalize)
+stack_rows = cached_njit(_stack_rows)

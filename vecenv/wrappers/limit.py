@@ -22,6 +22,9 @@ from vecenv.wrappers.base import EVERY, VecWrapper, leaves
 __all__ = ["TimeLimit"]
 
 
+_NONE = np.zeros(0, np.int64)
+
+
 class _Held(NamedTuple):
     """A row that a reset has made and `recv` has not handed back."""
 
@@ -97,9 +100,10 @@ class TimeLimit(VecWrapper):
 
     def step(self, actions: Any, *, out: Any = None) -> StepResult:
         """Step every env once; see `VecEnv.step`."""
-        if not self._is_cut.any():
+        if not np.count_nonzero(self._is_cut):
             result = self._step_env(actions, out)
         else:
+            self._note_closed()
             self._calls.require_ready("step")
             self._refuse_ended(EVERY)
             result = self._step_some(actions, out)
@@ -173,7 +177,12 @@ class TimeLimit(VecWrapper):
         Returns:
             int64 (E,), places in the batch.
         """
-        acted = self._alive[rows]
+        if self._is_quiet(rows, terminations, truncations) and not np.count_nonzero(
+            self._elapsed >= self._limit - 1
+        ):
+            self._elapsed += 1
+            return _NONE
+        acted = self._alive[rows].copy()
         self._elapsed[rows] = np.where(acted, self._elapsed[rows] + 1, 0)
         is_late = acted & (self._elapsed[rows] >= self._limit)
         cut = is_late & ~(terminations | truncations)
@@ -210,6 +219,7 @@ class TimeLimit(VecWrapper):
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Start stepping some envs and return at once; see `VecEnv.send`."""
+        self._note_closed()
         ids = self._calls.check_env_ids(env_ids)
         checked = self._actions.check(actions, ids)
         self._refuse_ended(ids)
@@ -236,6 +246,7 @@ class TimeLimit(VecWrapper):
         max_envs: int | None = None,
     ) -> StepBatch:
         """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
+        self._note_closed()
         count, most = self._calls.check_recv(min_envs, max_envs)
         num_held = min(len(self._held), most)
         batch = None
@@ -250,6 +261,10 @@ class TimeLimit(VecWrapper):
         if len(places) and self.autoreset_mode is AutoresetMode.SAME_STEP:
             obs, infos = self._reset_now(places, ids[places], obs, infos, len(ids))
         return StepBatch(obs, rewards, terminations, truncations, infos, ids)
+
+    def _note_closed(self) -> None:
+        if self.env.closed and not self._calls.is_closed:
+            self._calls.mark_closed()
 
     def _with_held(self, held: list[_Held], batch: StepBatch | None) -> StepBatch:
         """Return rows of resets and those of a batch after them."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -32,6 +33,7 @@ class RunningMoments:
         mean: float64 `shape`.
         variance: float64 `shape`, the mean of squared deviations; 1 as long as nothing was seen.
         count: int64 (), rows seen.
+        arrays: The same as kernels take them, views.
 
     Example:
         >>> moments = RunningMoments((2,))
@@ -47,8 +49,13 @@ class RunningMoments:
         self.mean, self.variance = np.zeros(shape), np.ones(shape)
         self.count = np.zeros((), np.int64)
         width = self.mean.size
-        self._flat = self.mean.reshape(width), self.variance.reshape(width)
-        self._sums = np.zeros((3, width))
+        # As kernels take them: views of the same memory, and working memory.
+        self.arrays = (
+            self.count.reshape(1),
+            self.mean.reshape(width),
+            self.variance.reshape(width),
+            np.zeros((3, width)),
+        )
 
     def update(self, x: np.ndarray, counts: np.ndarray | None = None) -> None:
         """Take rows into account.
@@ -66,14 +73,20 @@ class RunningMoments:
         if counts is not None and (counts.shape != x.shape[:1] or counts.dtype != np.bool_):
             raise ValueError(f"counts is {counts.dtype} {counts.shape}, expected bool {x.shape[:1]}")
         rows = np.ascontiguousarray(x).reshape(len(x), -1)
-        if not self._add_rows(
-            rows,
-            _ALL if counts is None else counts,
-            self.count.reshape(1),
-            *self._flat,
-            self._sums,
-        ):
+        if not self.add(rows, _ALL if counts is None else counts):
             raise ValueError("x has NaN or infinity among the rows that count")
+
+    def add(self, rows: np.ndarray, counts: np.ndarray) -> bool:
+        """Do what `update` does, without its checks.
+
+        Args:
+            rows: (B, D), C-contiguous.
+            counts: bool (B,), or of length 0 for all.
+
+        Returns:
+            Whether all is finite; otherwise nothing was changed.
+        """
+        return self._add_rows(rows, counts, *self.arrays)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return copies of mean, variance and count."""
@@ -143,23 +156,51 @@ class NormalizeObservation(VecWrapper):
         self.clip, self.epsilon = _bound(name, clip), _positive(name, "epsilon", epsilon)
         space = Box(-self.clip, self.clip, given.shape, np.float32)
         super().__init__(env, single_observation_space=space)
-        from vecenv.wrappers.kernels import normalize_rows
+        from vecenv.wrappers.kernels import normalize_rows, take_and_normalize
 
-        self._normalize_rows = normalize_rows
+        self._normalize_rows, self._take_and_normalize = normalize_rows, take_and_normalize
         self.update_running_mean = True
         self.moments = RunningMoments(given.shape)
         # Single precision loses no more digits than float32 observations have lost already.
         is_short = given.dtype in (np.float32, np.float16, np.uint8, np.int8, np.int16, np.uint16)
         dtype = np.float32 if is_short else np.float64
-        self._mean = np.zeros(self.moments.mean.size, dtype)
-        self._factor = np.ones(self.moments.mean.size, dtype)
-        self._clip = dtype(self.clip)
+        self._width = self.moments.mean.size
+        self._mean, self._factor = np.zeros(self._width, dtype), np.ones(self._width, dtype)
+        self._limit = dtype(self.clip)
+        inner = None if self._inner is None else self._inner.array
+        self._inner_array: np.ndarray | None = None
+        self._inner_rows = np.zeros((0, 0)) if inner is None else self._as_rows(inner)
+        self._inner_array = None if inner is None or inner.dtype == np.float16 else inner
+
+    def _as_rows(self, obs: np.ndarray) -> np.ndarray:
+        """Return observations as (B, D): views, where they lie in order."""
+        if obs is self._inner_array:
+            return self._inner_rows
+        if obs.dtype == np.float16:  # which kernels do not know
+            obs = obs.astype(np.float32)
+        return np.ascontiguousarray(obs).reshape(len(obs), self._width)
 
     def observations(self, obs: Any, part: Part, out: Any) -> None:
         """Write them normalised, after taking them into account."""
-        self._take(obs, part)
-        self._refresh()
-        self._write(obs, part, out)
+        if self.update_running_mean:
+            counts = _ALL if part is self._quiet or part.is_new.all() else part.is_new
+            is_finite = self._take_and_normalize(
+                self._as_rows(obs),
+                counts,
+                *self.moments.arrays,
+                self.epsilon,
+                self._mean,
+                self._factor,
+                self._limit,
+                out.reshape(len(out), self._width),
+            )
+            if not is_finite:
+                self._refuse(obs, part)
+        else:
+            self._refresh()
+            self._normalize(obs, out)
+        if part.is_dead is not None:
+            out[part.is_dead] = 0.0
 
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
@@ -172,8 +213,12 @@ class NormalizeObservation(VecWrapper):
         """Write them normalised; a reset of some envs counts from the next step on."""
         if not self._is_partial:
             return self.observations(obs, part, out)
-        self._write(obs, part, out)
-        return self._take(obs, part)
+        self._normalize(obs, out)
+        if part.is_dead is not None:
+            out[part.is_dead] = 0.0
+        if self.update_running_mean and not self.moments.add(self._as_rows(obs), part.is_new):
+            self._refuse(obs, part)
+        return None
 
     @staticmethod
     def _reset_rows_of(options: dict[str, Any] | None) -> bool:
@@ -187,39 +232,25 @@ class NormalizeObservation(VecWrapper):
         self._normalize(obs, out)
         return out
 
-    def _take(self, obs: Any, part: Part) -> None:
-        if not self.update_running_mean:
-            return
-        counts = None if part.is_new.all() else part.is_new
-        try:
-            self.moments.update(obs, counts)
-        except ValueError:
-            bad = ~np.isfinite(obs).reshape(len(obs), -1).all(axis=1) & part.is_new
-            if not bad.any():
-                raise
-            row = int(np.flatnonzero(bad)[0])
-            env_id = row if isinstance(part.rows, slice) else int(part.rows[row])
-            raise ObservationError(
-                f"returned NaN or infinity in its observation {obs[row]!s:.200}, of which there "
-                "are no moments; correct the env",
-                env_id,
-            ) from None
+    def _refuse(self, obs: Any, part: Part) -> NoReturn:
+        """Say which env has returned what there are no moments of."""
+        bad = ~np.isfinite(obs).reshape(len(obs), -1).all(axis=1) & part.is_new
+        row = int(np.flatnonzero(bad)[0]) if bad.any() else 0
+        env_id = row if isinstance(part.rows, slice) else int(part.rows[row])
+        raise ObservationError(
+            f"returned NaN, infinity or numbers too large in its observation {obs[row]!s:.200}, of "
+            "which there are no moments; correct the env",
+            env_id,
+        )
 
     def _refresh(self) -> None:
         moments = self.moments
         self._mean[...] = moments.mean.reshape(-1)
         self._factor[...] = 1.0 / np.sqrt(moments.variance.reshape(-1) + self.epsilon)
 
-    def _write(self, obs: Any, part: Part, out: Any) -> None:
-        self._normalize(obs, out)
-        if part.is_dead is not None:
-            out[part.is_dead] = 0.0
-
     def _normalize(self, obs: np.ndarray, out: np.ndarray) -> None:
-        rows = np.ascontiguousarray(obs).reshape(len(obs), -1)
-        self._normalize_rows(
-            rows, self._mean, self._factor, self._clip, out.reshape(len(out), -1)
-        )
+        flat = out.reshape(len(out), self._width)
+        self._normalize_rows(self._as_rows(obs), self._mean, self._factor, self._limit, flat)
 
     def own_state(self) -> dict[str, Any]:
         """Return the moments, and those that rows were last normalised by."""
@@ -279,19 +310,34 @@ class NormalizeReward(VecWrapper):
 
     def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
         """Return them divided, after taking them into account."""
-        returns = self._returns[part.rows] * self.gamma + np.where(part.acted, rewards, 0.0)
-        if not np.isfinite(returns).all():
-            row = int(np.flatnonzero(~np.isfinite(returns))[0])
-            env_id = row if isinstance(part.rows, slice) else int(part.rows[row])
-            raise ObservationError(
-                f"returned the reward {rewards[row]}, of which there are no moments; correct the env",
-                env_id,
-            )
-        if self.update_running_mean:
-            self.moments.update(returns, part.acted)
-        self._returns[part.rows] = np.where(part.is_over | part.begins, 0.0, returns)
-        found = rewards * float(1.0 / np.sqrt(self.moments.variance + self.epsilon))
+        if part is self._quiet:
+            returns = self._returns  # in place
+            returns *= self.gamma
+            returns += rewards
+        else:
+            returns = self._returns[part.rows] * self.gamma + np.where(part.acted, rewards, 0.0)
+        counts = _ALL if part is self._quiet else part.acted
+        if not self.update_running_mean:
+            is_finite = bool(np.isfinite(returns).all())
+        else:
+            is_finite = self.moments.add(returns.reshape(-1, 1), counts)
+        if not is_finite:
+            self._refuse(rewards, returns, part)
+        if part is not self._quiet:
+            self._returns[part.rows] = np.where(part.is_over | part.begins, 0.0, returns)
+        found = rewards * (1.0 / math.sqrt(self.moments.variance + self.epsilon))
         return np.clip(found, -self.clip, self.clip, out=found)
+
+    def _refuse(self, rewards: np.ndarray, returns: np.ndarray, part: Part) -> NoReturn:
+        """Say which env has returned what there are no moments of; its return begins anew."""
+        bad = ~np.isfinite(returns)
+        self._returns[part.rows] = np.where(bad, 0.0, returns)
+        row = int(np.flatnonzero(bad)[0]) if bad.any() else 0
+        env_id = row if isinstance(part.rows, slice) else int(part.rows[row])
+        raise ObservationError(
+            f"returned the reward {rewards[row]}, of which there are no moments; correct the env",
+            env_id,
+        )
 
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None

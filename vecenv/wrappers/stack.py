@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import batch_space
 
 from vecenv.core.base import VecEnv
-from vecenv.core.rows import ObservationRows
 from vecenv.wrappers.base import (
     EVERY,
     Part,
@@ -22,6 +22,8 @@ from vecenv.wrappers.base import (
 from vecenv.wrappers.transform import require_arrays
 
 __all__ = ["FrameStack"]
+
+_WORDS = (np.dtype(np.uint64), np.dtype(np.uint32), np.dtype(np.uint8))
 
 
 class FrameStack(VecWrapper):
@@ -63,15 +65,18 @@ class FrameStack(VecWrapper):
         self._single = env.single_observation_space
         require_arrays(self._single, name)
         self.stack_size, self.padding_type = int(stack_size), padding_type
-        assert self._inner is not None
-        rows = [ObservationRows.make(self._single, self.num_envs, env.allocate)]
-        rows = [self._inner, *rows * (stack_size > 1)]
-        rows += [
-            ObservationRows.make(self._single, self.num_envs, env.allocate)
-            for _ in range(stack_size - 2)
+        # Of every part of the observations (stack_size, num_envs, ...).
+        parts = leaves(new_batch(self._single, 0), self._single)
+        shapes = [(self.stack_size, self.num_envs, *part.shape[1:]) for part in parts]
+        self._blocks = [
+            env.allocate(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True)
         ]
-        self._areas = [area.batch() for area in rows]
-        self._frames = [leaves(area, self._single) for area in self._areas]
+        self._words = [_as_words(block) for block in self._blocks]
+        self._frames = [[block[k] for block in self._blocks] for k in range(self.stack_size)]
+        self._areas = [_nested(self._single, iter(frames)) for frames in self._frames]
+        from vecenv.wrappers.kernels import stack_rows
+
+        self._stack_rows = stack_rows
         self._newest = 0  # which area has the newest observations; those before it are older
 
     def _own_slot(self, out: Any) -> WrapperSlot | None:
@@ -125,9 +130,15 @@ class FrameStack(VecWrapper):
                 frame[rows] = first[rows] if self.padding_type == "reset" else 0
 
     def _write(self, rows: Any, out: Any) -> None:
-        space = self.single_observation_space
+        targets = leaves(out, self.single_observation_space)
+        if isinstance(rows, slice):
+            first = (self._newest + 1) % self.stack_size
+            for words, target in zip(self._words, targets, strict=True):
+                shape = words.shape[1], words.shape[0], words.shape[2]
+                self._stack_rows(words, first, _words_of(target, words.dtype).reshape(shape))
+            return
         for place, frames in enumerate(self._order()):
-            for frame, target in zip(frames, leaves(out, space), strict=True):
+            for frame, target in zip(frames, targets, strict=True):
                 target[:, place] = frame[rows]
 
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
@@ -156,3 +167,24 @@ class FrameStack(VecWrapper):
         for age, frames in enumerate(self._order()):
             for k, frame in enumerate(frames):
                 frame[...] = state[f"{age}.{k}"]
+
+
+def _as_words(block: np.ndarray) -> np.ndarray:
+    """Return a block (K, N, ...) as (K, N, W) words, the longest of which a row is made up."""
+    num_areas, num_rows = block.shape[:2]
+    row_bytes = block[0, :1].nbytes
+    word = next(dtype for dtype in _WORDS if row_bytes % dtype.itemsize == 0)
+    return _words_of(block, word).reshape(num_areas, num_rows, -1)
+
+
+def _words_of(array: np.ndarray, word: np.dtype) -> np.ndarray:
+    return array.reshape(-1).view(word)
+
+
+def _nested(space: Space, parts: Iterator[np.ndarray]) -> Any:
+    """Return parts, in the order of `leaves`, nested as a space is."""
+    if isinstance(space, Dict):
+        return {key: _nested(part, parts) for key, part in space.items()}
+    if isinstance(space, Tuple):
+        return tuple(_nested(part, parts) for part in space.spaces)
+    return next(parts)
