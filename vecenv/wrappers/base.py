@@ -505,8 +505,9 @@ class VecWrapper(VecEnv):
         if name in _FORWARDED:
             return getattr(self.env, name)
         raise AttributeError(
-            f"{type(self).__name__} has no attribute {name!r}; what a backend adds to VecEnv is at "
-            "`envs.unwrapped`, where it passes through no wrapper"
+            f"{type(self).__name__} has no attribute {name!r}; those of the wrapper inside are at "
+            "`envs.env`, and what a backend adds to VecEnv is at `envs.unwrapped`, where it passes "
+            "through no wrapper"
         )
 
     def __repr__(self) -> str:

@@ -326,7 +326,8 @@ class NormalizeReward(VecWrapper):
         if part is not self._quiet:
             self._returns[part.rows] = np.where(part.is_over | part.begins, 0.0, returns)
         found = rewards * (1.0 / math.sqrt(self.moments.variance + self.epsilon))
-        return np.clip(found, -self.clip, self.clip, out=found)
+        np.maximum(found, -self.clip, out=found)  # `np.clip` takes three times as long
+        return np.minimum(found, self.clip, out=found)
 
     def _refuse(self, rewards: np.ndarray, returns: np.ndarray, part: Part) -> NoReturn:
         """Say which env has returned what there are no moments of; its return begins anew."""

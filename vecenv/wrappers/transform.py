@@ -158,7 +158,8 @@ class ClipReward(VecWrapper):
 
     def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
         """Return them clipped."""
-        return np.clip(rewards, self.min_reward, self.max_reward)
+        found = np.maximum(rewards, self.min_reward)  # `np.clip` takes three times as long
+        return np.minimum(found, self.max_reward, out=found)
 
 
 class TransformAction(VecWrapper):
