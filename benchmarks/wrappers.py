@@ -167,7 +167,14 @@ def measure(num_envs: int, width: int) -> list[list[str]]:
 
 def main() -> None:
     print(machine("numpy", "numba", "gymnasium"))
-    header = ["envs × numbers", "wrapper", "added, µs", "copy, µs", "added / copy", "Gymnasium's, µs"]
+    header = [
+        "envs × numbers",
+        "wrapper",
+        "added, µs",
+        "copy, µs",
+        "added / copy",
+        "Gymnasium's, µs",
+    ]
     for size in SIZES:
         print(markdown_table(header, measure(*size)), flush=True)
 

@@ -86,11 +86,19 @@ MISTAKES = {
     "dict reset": (lambda: made(DICT_RESET), vecenv.ObservationError, r"expected \(obs, info\)"),
     "no spaces": (lambda: made(Spaceless), vecenv.EnvCreationError, "has no observation_space"),
     "dtype": (lambda: made(BYTES), vecenv.ObservationError, "dtype float32, expected .* uint8"),
-    "shape": (lambda: made(WIDE), vecenv.ObservationError, r"shape \(3,\) .* expected shape \(2,\)"),
+    "shape": (
+        lambda: made(WIDE),
+        vecenv.ObservationError,
+        r"shape \(3,\) .* expected shape \(2,\)",
+    ),
     "reward": (lambda: made(MANY), vecenv.ObservationError, "expected one number"),
     "an env": (lambda: made(ONE), TypeError, "that is an env already"),
     "envs": (lambda: vecenv.make_vec([ONE, ONE]), TypeError, "that is an env already"),
-    "one env": (lambda: made(lambda: ONE), vecenv.EnvCreationError, "was made for env 0; let every"),
+    "one env": (
+        lambda: made(lambda: ONE),
+        vecenv.EnvCreationError,
+        "was made for env 0; let every",
+    ),
     "one inside": (
         lambda: made(lambda: gym.wrappers.TimeLimit(ONE, 3)),
         vecenv.EnvCreationError,

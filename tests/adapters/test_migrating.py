@@ -1,4 +1,7 @@
-"""The other libraries' side of docs/migrating.md, where they are installed; ours: tests/test_docs.py."""
+"""The other libraries' side of docs/migrating.md, where they are installed.
+
+Ours is run by tests/test_docs.py.
+"""
 
 import importlib
 import re

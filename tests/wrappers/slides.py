@@ -203,7 +203,9 @@ def make_both(backend, names, mode, count=3, has_infos=False, k=3):
 def slot_of(envs):
     """Memory for results, full of what must be overwritten."""
     count = envs.num_envs
-    obs = envs.allocate((count, *envs.single_observation_space.shape), envs.single_observation_space.dtype)
+    obs = envs.allocate(
+        (count, *envs.single_observation_space.shape), envs.single_observation_space.dtype
+    )
     obs[...] = 77
     return vecenv.StepSlot(obs, np.full(count, 77.0), np.ones(count, bool), np.ones(count, bool))
 
@@ -255,7 +257,9 @@ def run(envs, mode, seed, num_calls, *, with_out, with_sends):
             else:
                 result = envs.step(actions)
             over[:] = result[2] | result[3]
-            found.append(("step", *(part.copy() for part in result[:4]), plain(result[4], count, mode)))
+            found.append(
+                ("step", *(part.copy() for part in result[:4]), plain(result[4], count, mode))
+            )
         if mode == "Disabled":
             also = over | (rng.random(count) < 0.1)
             if over.any():

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from equality import assert_same
-
 from wrappers.slides import MODES, NAMES, make_both, run
 
 

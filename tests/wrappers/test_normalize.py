@@ -86,7 +86,7 @@ SOURCES = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("source", SOURCES)
-def test_normalisers_are_those_of_all_valid_rows(source, mode):
+def test_normalisers_are_those_of_all_valid_rows(source, mode):  # noqa: PLR0915
     bare, inner = SOURCES[source](mode), SOURCES[source](mode)
     envs = wrappers.NormalizeReward(wrappers.NormalizeObservation(inner, clip=2.0), 0.9, clip=2.0)
     slow = Slow(bare, 0.9, 2.0)

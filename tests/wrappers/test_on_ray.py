@@ -1,8 +1,8 @@
 """Wrappers around actors: the same as around envs of this process."""
 
 import pytest
-from wrappers.slides import MODES, Slide, make_both, pairs, run
 from equality import assert_same
+from wrappers.slides import MODES, Slide, make_both, pairs, run
 
 import vecenv
 

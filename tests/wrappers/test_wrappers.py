@@ -158,7 +158,9 @@ def test_videos_have_the_frames_that_the_env_renders(tmp_path, monkeypatch):
     from wrappers.slides import Slide
 
     for mode in MODES:
-        envs = vecenv.SyncVectorEnv([lambda: Slide(render_mode="rgb_array")] * 2, autoreset_mode=mode)
+        envs = vecenv.SyncVectorEnv(
+            [lambda: Slide(render_mode="rgb_array")] * 2, autoreset_mode=mode
+        )
         envs = wrappers.RecordVideo(
             envs, tmp_path / mode, episode_trigger=lambda k: k % 2 == 1, env_id=1
         )
@@ -210,13 +212,17 @@ def test_a_video_is_a_file(tmp_path):
 
 
 BAD = {
-    "no vector env": (lambda e: wrappers.ClipReward(gym.make("CartPole-v1"), 0), TypeError, "VecEnv"),
+    "no vector env": (
+        lambda e: wrappers.ClipReward(gym.make("CartPole-v1"), 0),
+        TypeError,
+        "VecEnv",
+    ),
     "of others": (
         lambda e: wrappers.FrameStack(gym.make_vec("CartPole-v1", 2), 2),
         TypeError,
         "gymnasium.wrappers.vector has wrappers for vector envs of others",
     ),
-    "no bound": (lambda e: wrappers.ClipReward(e), ValueError, "at least one number"),
+    "no bound": (wrappers.ClipReward, ValueError, "at least one number"),
     "bounds": (lambda e: wrappers.ClipReward(e, 2, 1), ValueError, "min_reward <= max_reward"),
     "NaN bound": (lambda e: wrappers.ClipReward(e, np.nan, 1), ValueError, "min_reward is nan"),
     "stack of 0": (lambda e: wrappers.FrameStack(e, 0), ValueError, "stack_size is 0"),
@@ -372,7 +378,7 @@ def test_statistics_do_not_hide_those_that_are_there():
 def test_what_passes_by_a_wrapper_is_not_there():
     envs = wrappers.FrameStack(make_bare("jit", 2, "NextStep"), 2)
     for name in ("observe", "final_obs", "step_async", "halves"):
-        with pytest.raises(AttributeError, match="`envs.unwrapped`"):
+        with pytest.raises(AttributeError, match=r"`envs.unwrapped`"):
             getattr(envs, name)
     assert envs.num_episodes.tolist() == [0, 0]
     assert repr(envs).startswith("FrameStack(JitVectorEnv")
@@ -398,5 +404,7 @@ def test_gymnasiums_wrappers_go_around_ours(backend):
 
 def test_importing_them_loads_no_compiler():
     script = "import sys, vecenv.wrappers; print({'torch', 'numba', 'PIL'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "set()"

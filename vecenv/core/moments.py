@@ -7,7 +7,7 @@ from typing import Any
 __all__ = ["joined"]
 
 
-def joined(  # noqa: PLR0917
+def joined(
     count: Any, mean: Any, squares: Any, part_count: Any, part_mean: Any, part_squares: Any
 ) -> tuple[Any, Any, Any]:
     """Return count, mean and sum of squared deviations of two sets of rows together.

@@ -114,9 +114,7 @@ class Moments(nn.Module):
             part = piece.to(self.mean.device).double()
             part_mean = part.mean(0)
             part_squares = (part - part_mean).square().sum(0)
-            count, mean, squares = joined(
-                count, mean, squares, len(part), part_mean, part_squares
-            )
+            count, mean, squares = joined(count, mean, squares, len(part), part_mean, part_squares)
         if not (torch.isfinite(mean).all() and torch.isfinite(squares).all()):
             raise ValueError(
                 "x has NaN or infinity among the rows that count; look for the env that returns "

@@ -25,11 +25,19 @@ __all__ = ["Part", "VecWrapper", "WrapperSlot"]
 EVERY = slice(None)
 _STATE = "vecenv wrapper 1"
 # Of the env, whatever it is, and right through every wrapper: none of it steps or observes.
-_FORWARDED = frozenset(
-    ("call", "get_attr", "set_attr", "restarts", "published", "envs", "kernels", "max_episode_steps")
-    + ("valid", "alive", "num_games", "group", "groups", "state", "render_game")  # of agents
-    + ("last_returns", "last_lengths", "num_episodes", "episode_lengths", "episode_over")
+_OF_ENVS = (
+    "call",
+    "get_attr",
+    "set_attr",
+    "restarts",
+    "published",
+    "envs",
+    "kernels",
+    "max_episode_steps",
 )
+_OF_AGENTS = ("valid", "alive", "num_games", "group", "groups", "state", "render_game")
+_OF_RUNS = ("last_returns", "last_lengths", "num_episodes", "episode_lengths", "episode_over")
+_FORWARDED = frozenset((*_OF_ENVS, *_OF_AGENTS, *_OF_RUNS))
 
 
 class WrapperSlot(NamedTuple):
@@ -283,35 +291,31 @@ class VecWrapper(VecEnv):
     def _own_slot(self, out: Any) -> WrapperSlot | None:
         """Check `out`; return where the env is to write, None if it has to return new arrays."""
         count, own = self.num_envs, self._raw_rewards
-        valid = None
+        obs, valid = None, None
         if out is None:
             if not self.changes_obs:
                 return None
-            rewards = np.empty(count) if own is None else own
+            rewards = np.empty(count)
             terminations, truncations = np.empty(count, np.bool_), np.empty(count, np.bool_)
         else:
+            valid = getattr(out, "valid", None)
             if not self.changes_obs:  # the env looks at the rest
-                if not hasattr(out, "rewards"):
+                if any(not hasattr(out, name) for name in WrapperSlot._fields[:4]):
                     slot_arrays(out, count)  # raises
-                check_slot_array("rewards", out.rewards, (count,), REWARD_DTYPES)
-                obs, rewards, terminations, truncations = (
-                    getattr(out, "obs", None), own, out.terminations, out.truncations
-                )
+                rewards = check_slot_array("rewards", out.rewards, (count,), REWARD_DTYPES)
+                obs, terminations, truncations = out.obs, out.terminations, out.truncations
             elif self._slots is not None:
                 _, rewards, terminations, truncations = self._slots.arrays(out)
             else:
-                obs, rewards, terminations, truncations = slot_arrays(out, count)
-                self._rows.over(obs)  # raises what is wrong with it
-            valid = getattr(out, "valid", None)
+                given, rewards, terminations, truncations = slot_arrays(out, count)
+                self._rows.over(given)  # raises what is wrong with it
         if self.changes_obs:
             if self._inner is None:
                 return None
             obs = self._inner.batch()
         return WrapperSlot(obs, rewards if own is None else own, terminations, truncations, valid)
 
-    def _changed(
-        self, result: Any, rows: Any, valid: np.ndarray | None, out: Any
-    ) -> StepResult:
+    def _changed(self, result: Any, rows: Any, valid: np.ndarray | None, out: Any) -> StepResult:
         """Return what becomes of results of the env."""
         raw, raw_rewards, terminations, truncations, infos = result
         part = self._follow(rows, terminations, truncations, valid)
@@ -319,7 +323,9 @@ class VecWrapper(VecEnv):
         obs, rewards = raw, raw_rewards
         if self.changes_rewards:
             rewards = self.rewards(raw_rewards, part)
-            if part is not self._quiet and not part.acted.all():  # whoever only resets, or is not alive, has no reward
+            if (
+                part is not self._quiet and not part.acted.all()
+            ):  # whoever only resets, or is not alive, has no reward
                 rewards = np.where(part.acted, rewards, 0.0)
             if rewards is self._raw_rewards and out is None:
                 rewards = rewards.copy()
@@ -399,7 +405,11 @@ class VecWrapper(VecEnv):
     ) -> Part:
         """Note the ends of episodes and return where they stand."""
         if not (self.follows_episodes or self.changes_rewards):
-            return self._quiet if rows is EVERY else Part(rows, *(_NOBODY,) * 4, None)
+            return (
+                self._quiet
+                if rows is EVERY
+                else Part(rows, _NOBODY, _NOBODY, _NOBODY, _NOBODY, None)
+            )
         if self._is_quiet(rows, terminations, truncations):
             return self._quiet
         is_over = terminations | truncations
@@ -436,12 +446,12 @@ class VecWrapper(VecEnv):
         return self.env.unwrapped
 
     @property
-    def np_random(self) -> Any:
+    def np_random(self) -> Any:  # type: ignore[override]
         """The envs' generators."""
         return self.env.np_random
 
     @property
-    def np_random_seed(self) -> Any:
+    def np_random_seed(self) -> Any:  # type: ignore[override]
         """Seeds of the envs' generators."""
         return self.env.np_random_seed
 
@@ -562,7 +572,9 @@ def new_batch(space: Space, count: int) -> Any:
 def stack_single(space: Space, singles: list[Any]) -> Any:
     """Return a batch of single observations."""
     if isinstance(space, Dict):
-        return {key: stack_single(part, [one[key] for one in singles]) for key, part in space.items()}
+        return {
+            key: stack_single(part, [one[key] for one in singles]) for key, part in space.items()
+        }
     if isinstance(space, Tuple):
         parts = enumerate(space.spaces)
         return tuple(stack_single(part, [one[k] for one in singles]) for k, part in parts)

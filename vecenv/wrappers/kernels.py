@@ -13,7 +13,7 @@ __all__ = ["add_rows", "normalize_rows", "stack_rows", "take_and_normalize"]
 _joined = njit(joined)
 
 
-def _add_rows(x, counts, count, mean, variance, sums):  # noqa: PLR0917
+def _add_rows(x, counts, count, mean, variance, sums):
     """Take rows into account.
 
     Args:

@@ -169,9 +169,7 @@ class TimeLimit(VecWrapper):
         out.rewards[...], out.terminations[...], out.truncations[...] = rewards, *flags
         return out.obs, out.rewards, out.terminations, out.truncations, infos
 
-    def _count(
-        self, rows: Any, terminations: np.ndarray, truncations: np.ndarray
-    ) -> np.ndarray:
+    def _count(self, rows: Any, terminations: np.ndarray, truncations: np.ndarray) -> np.ndarray:
         """Count a step, truncate what has reached the limit; return those the envs go on with.
 
         Returns:
@@ -279,7 +277,8 @@ class TimeLimit(VecWrapper):
             values = [np.concatenate(pair) for pair in zip(values, batch[1:4], strict=True)]
             ids = np.concatenate([ids, batch.env_ids])
         obs = join_rows(self.single_observation_space, picked)
-        return StepBatch(obs, *values, _batched(entries), ids)
+        rewards, terminations, truncations = values
+        return StepBatch(obs, rewards, terminations, truncations, _batched(entries), ids)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the env and that of the wrapper, see `VecEnv.state_dict`."""
@@ -299,7 +298,9 @@ class TimeLimit(VecWrapper):
         self._calls.mark_reset()
 
 
-def _batched(entries: list[dict[str, Any]], ends: Mapping[int, Any] | None = None) -> dict[str, Any]:
+def _batched(
+    entries: list[dict[str, Any]], ends: Mapping[int, Any] | None = None
+) -> dict[str, Any]:
     """Return batched infos of one dict per row; `ends` are entered before a row's own."""
     infos: dict[str, Any] = {}
     for row, entry in enumerate(entries):

@@ -71,7 +71,9 @@ class RunningMoments:
         if x.shape[1:] != self.mean.shape or x.ndim == 0:
             raise ValueError(f"x has shape {x.shape}, expected (B, *{self.mean.shape})")
         if counts is not None and (counts.shape != x.shape[:1] or counts.dtype != np.bool_):
-            raise ValueError(f"counts is {counts.dtype} {counts.shape}, expected bool {x.shape[:1]}")
+            raise ValueError(
+                f"counts is {counts.dtype} {counts.shape}, expected bool {x.shape[:1]}"
+            )
         rows = np.ascontiguousarray(x).reshape(len(x), -1)
         if not self.add(rows, _ALL if counts is None else counts):
             raise ValueError("x has NaN or infinity among the rows that count")

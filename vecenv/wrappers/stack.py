@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,9 @@ class FrameStack(VecWrapper):
         if stack_size < 1:
             raise ValueError(f"{name}: stack_size is {stack_size}, expected at least 1")
         if padding_type not in ("reset", "zero"):
-            raise ValueError(f"{name}: padding_type is {padding_type!r}, expected 'reset' or 'zero'")
+            raise ValueError(
+                f"{name}: padding_type is {padding_type!r}, expected 'reset' or 'zero'"
+            )
         given = getattr(env, "single_observation_space", None)
         wanted = batch_space(given, int(stack_size)) if isinstance(given, Space) else None
         super().__init__(env, single_observation_space=wanted)
@@ -100,7 +103,7 @@ class FrameStack(VecWrapper):
                     frame[...] = leaf
         else:
             order = self._order()
-            for older, newer in zip(order, order[1:], strict=False):
+            for older, newer in pairwise(order):
                 for target, source in zip(older, newer, strict=True):
                     target[part.rows] = source[part.rows]
             for frame, leaf in zip(order[-1], given, strict=True):

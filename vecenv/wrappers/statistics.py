@@ -42,9 +42,7 @@ class RecordEpisodeStatistics(VecWrapper):
 
     follows_episodes = True
 
-    def __init__(
-        self, env: VecEnv, buffer_length: int = 100, stats_key: str = "episode"
-    ) -> None:
+    def __init__(self, env: VecEnv, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__(env)
         self._key = stats_key
         self.return_queue: deque[float] = deque(maxlen=buffer_length)

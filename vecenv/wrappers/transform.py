@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Tuple
 
-from vecenv.core.batches import ARRAY_SPACES
-from vecenv.core.errors import ActionError, ObservationError
-from vecenv.wrappers.base import Part, VecWrapper, leaves, new_batch
 from vecenv.core.base import VecEnv
+from vecenv.core.batches import ARRAY_SPACES
+from vecenv.core.errors import ObservationError
+from vecenv.wrappers.base import Part, VecWrapper, leaves, new_batch
 
 __all__ = [
     "ClipAction",
@@ -31,8 +31,7 @@ class TransformObservation(VecWrapper):
     Args:
         env: The vector env.
         func: Given observations (B, *obs_shape) of some envs or all, nested as the env's space is,
-            read-only; returns (B, *new_shape), row for row. What it returns may be used again by it:
-            it is copied to its place.
+            read-only; returns (B, *new_shape), row for row, which is copied to its place.
         single_observation_space: Of what `func` makes of one observation; None if shape, dtype and
             bounds stay. Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these.
 
@@ -167,8 +166,8 @@ class TransformAction(VecWrapper):
 
     Args:
         env: The vector env.
-        func: Given actions (B, *action_shape) of `single_action_space` for some envs or all; returns
-            actions (B, ...) of the env's.
+        func: Given actions (B, *action_shape) of `single_action_space` for some envs or all;
+            returns actions (B, ...) of the env's.
         single_action_space: What `func` takes; None if the space stays. If it is another one, the
             wrapper has no action masks, as those of the env are for its own actions.
 

@@ -92,7 +92,7 @@ class RecordVideo(VecWrapper):
         self._length, self._prefix, self._suffix = video_length, name_prefix, suffix
         self._fps = float(fps or self.metadata.get("render_fps") or 30)
         self._env_id = env_id
-        self._episode, self._step = -1, 0
+        self._episode, self._number = -1, 0
         self._frames: list[np.ndarray] = []
         self._file: Path | None = None  # of the recording under way
         self.paths: list[Path] = []
@@ -121,11 +121,11 @@ class RecordVideo(VecWrapper):
             if not len(places):
                 return infos
             place = int(places[0])
-        self._step += 1
+        self._number += 1
         if part.begins[place]:
             self._begin_episode()
-        if self._step_trigger is not None and self._step_trigger(self._step):
-            self._start(f"step-{self._step}")
+        if self._step_trigger is not None and self._step_trigger(self._number):
+            self._start(f"step-{self._number}")
         self._take_frame()
         return infos
 
@@ -149,7 +149,8 @@ class RecordVideo(VecWrapper):
                 env: Any = self.env
                 frame = env.render_game(self._env_id // env.group.num_agents)
             else:
-                frame = self.env.render()[self._env_id]
+                frames: Any = self.env.render()
+                frame = frames[self._env_id]
         except AlreadyPendingCallError:
             self.num_missed += 1
             return
@@ -188,7 +189,7 @@ def _require_writer(suffix: str) -> None:
     """Import what writes such files, or say what is missing."""
     if suffix == "mp4":
         try:
-            import moviepy  # noqa: F401
+            import moviepy  # type: ignore[import-not-found]  # noqa: F401
         except ImportError as error:
             raise ImportError(
                 "mp4 files are written by moviepy, which is not installed: pip install moviepy, or "
@@ -205,7 +206,9 @@ def _require_writer(suffix: str) -> None:
 
 def _write(frames: list[np.ndarray], path: Path, fps: float) -> None:
     if path.suffix == ".mp4":
-        from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
+        from moviepy.video.io.ImageSequenceClip import (  # type: ignore[import-not-found]
+            ImageSequenceClip,
+        )
 
         ImageSequenceClip(frames, fps=fps).write_videofile(str(path), logger=None)
         return
