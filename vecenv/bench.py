@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from vecenv.backends import BACKENDS
 from vecenv.compare import Comparison, Options, run_comparison
+from vecenv.files import whole_file
+from vecenv.timing.report import new_figure
 
 __all__ = ["WORKLOADS", "Bench", "Workload", "run_bench"]
 
@@ -75,6 +79,32 @@ class Bench(NamedTuple):
                 cells.append(f"[bold]{text}[/bold]" if rates == [most] else text)
             table.add_row(name.removeprefix("async-"), *cells)
         return Group(self.comparisons[0].machine, "", table, *self.advice(), "", *self._warnings())
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the table as bars, a panel for each workload.
+
+        Raises:
+            ImportError: Pictures need the extra `plots`.
+            OSError: The file can't be written.
+        """
+        figure = new_figure(10, 5.2)
+        panels = figure.subplots(2, -(-len(self.workloads) // 2), squeeze=False).flat
+        for axes, workload, found in zip(panels, self.workloads, self.comparisons, strict=False):
+            rates = {case.backend: case.steps_per_second for case in found.measured}
+            shown = [name for name in _SHOWN if name in rates]
+            for row, name in enumerate(shown):
+                axes.barh(row, rates[name], color=BACKENDS[name].colour)
+                axes.text(rates[name], row, f" {_short(rates[name])}", va="center", fontsize=9)
+            labels = [name.removeprefix("async-") for name in shown]
+            axes.set_yticks(range(len(shown)), labels, fontsize=9)
+            axes.invert_yaxis()
+            axes.set_xscale("log")
+            axes.set_xlim(min(rates.values()) / 2, max(rates.values()) * 4)
+            axes.set_title(f"{workload.title}, {workload.num_envs} envs", loc="left", fontsize=10)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.supxlabel("env steps per second", fontsize=9)
+        with whole_file(path) as aside:
+            figure.savefig(aside, dpi=110)
 
     def advice(self) -> list[str]:
         """What to use, and why: a sentence for each workload."""

@@ -189,10 +189,18 @@ def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = Fa
     return 0
 
 
-def bench() -> int:
-    """Measure this machine, for a minute: which backend for which env, and why."""
-    from vecenv.bench import run_bench
+def bench(*, plot: Path | None = None) -> int:
+    """Measure this machine, for a minute: which backend for which env, and why.
 
+    Args:
+        plot: File to draw a picture into.
+    """
+    from vecenv.bench import run_bench
+    from vecenv.compare.result import check_picture
+
+    if plot is not None:
+        require_writable(plot)
+        check_picture(plot)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True) as bar:
@@ -201,6 +209,9 @@ def bench() -> int:
             on_progress=lambda what, done: bar.update(task, description=what, completed=done)
         )
     Console().print(found)
+    if plot is not None:
+        found.plot(plot)
+        print(f"picture: {plot}")
     return 0
 
 
