@@ -313,7 +313,8 @@ class Trainer:
 
 def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tensor], Tensor]]:
     """Return envs and the policy of a run, the best one that was evaluated, for `vecenv play`."""
-    envs = make_vec(options.env_id, num_envs, backend=options.backend, **options.env_kwargs)
+    given: Any = {"backend": options.backend, **options.env_kwargs}
+    envs = make_vec(options.env_id, num_envs, **given)
     space: Any = envs.single_action_space
     agent = Agent(cast("Box", envs.single_observation_space), int(space.n), options)
     best = options.save / "checkpoint" / "best.npz"

@@ -339,7 +339,8 @@ def to_env(actions: np.ndarray, space: Any) -> np.ndarray:
 
 def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tensor], np.ndarray]]:
     """Return envs and the policy of a run, for `vecenv play`."""
-    envs = make_vec(options.env_id, num_envs, backend=options.backend, **options.env_kwargs)
+    given: Any = {"backend": options.backend, **options.env_kwargs}
+    envs = make_vec(options.env_id, num_envs, **given)
     space: Any = envs.single_action_space
     agent = Agent(cast("Box", envs.single_observation_space), space, options)
     agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.npz")["state"]["agent"])

@@ -56,11 +56,13 @@ class Bench(NamedTuple):
         comparisons: One for each workload measured, in order.
         workloads: They.
         seconds: How long it took.
+        left_out: Workloads for which there was no time.
     """
 
     comparisons: list[Comparison]
     workloads: list[Workload]
     seconds: float
+    left_out: list[Workload]
 
     def __rich__(self) -> Any:
         """One table: a row for each backend, a column for each workload."""
@@ -87,8 +89,10 @@ class Bench(NamedTuple):
             ImportError: Pictures need the extra `plots`.
             OSError: The file can't be written.
         """
-        figure = new_figure(10, 5.2)
-        panels = figure.subplots(2, -(-len(self.workloads) // 2), squeeze=False).flat
+        figure = new_figure(10, 0.4 + 2.4 * -(-len(self.workloads) // 2))
+        panels = figure.subplots(-(-len(self.workloads) // 2), 2, squeeze=False).ravel()
+        for axes in panels[len(self.workloads) :]:
+            axes.remove()
         for axes, workload, found in zip(panels, self.workloads, self.comparisons, strict=False):
             rates = {case.backend: case.steps_per_second for case in found.measured}
             shown = [name for name in _SHOWN if name in rates]
@@ -99,6 +103,7 @@ class Bench(NamedTuple):
             axes.set_yticks(range(len(shown)), labels, fontsize=9)
             axes.invert_yaxis()
             axes.set_xscale("log")
+            axes.xaxis.set_tick_params(which="minor", labelbottom=False)
             axes.set_xlim(min(rates.values()) / 2, max(rates.values()) * 4)
             axes.set_title(f"{workload.title}, {workload.num_envs} envs", loc="left", fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
@@ -125,6 +130,7 @@ class Bench(NamedTuple):
     def _warnings(self) -> list[str]:
         busy = max((c.others_busy or 0.0 for c in self.comparisons), default=0.0)
         told = [f"Measured in {self.seconds:.0f} s; vecenv compare ENV tells more about one env."]
+        told += [f"There was no time for: {workload.title}." for workload in self.left_out]
         if busy > 0.2:
             told.append(
                 f"Other programs kept up to {busy:.1f} of {os.cpu_count()} cores busy meanwhile: "
@@ -192,4 +198,5 @@ def run_bench(
             raise RuntimeError(found.verdict)
         comparisons.append(found)
         done.append(workload)
-    return Bench(comparisons, done, time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    return Bench(comparisons, done, seconds, list(workloads[len(done) :]))

@@ -146,7 +146,8 @@ def load_policy(
         _check_spaces(home, source, kwargs, trained_in)
     given = {"env_id": env_id, "env_kwargs": kwargs, "save": home, "device": "cpu"}
     options = dataclasses.replace(options, **given)
-    return LoadedPolicy(*module.load_policy(options, num_envs), module.__name__)
+    envs, act = module.load_policy(options, num_envs)
+    return LoadedPolicy(envs, act, module.__name__)
 
 
 def _options_of(home: Path, algorithm: str | None) -> tuple[ModuleType, Any]:
