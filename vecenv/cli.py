@@ -32,7 +32,7 @@ EnvName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 
 _DESCRIPTION = """Train, play and watch policies; check, compare and trace Gymnasium's vector envs.
 
-`vecenv demo` trains and films a defender in a minute. `vecenv COMMAND --help` says more about a
+`vecenv demo` trains and films a defender. `vecenv COMMAND --help` says more about a
 command, `vecenv --version` which version this is."""
 
 # What wrong arguments, files and ids lead to; anything else is a bug and keeps its traceback.
@@ -40,7 +40,7 @@ _USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, Gymna
 
 
 def demo() -> int:
-    """Train a defender for CAGE Challenge 2 in a minute, compare it with others, and film it.
+    """Train a defender for CAGE Challenge 2 in a minute or two, compare it with others, film it.
 
     `vecenv demo --help` lists its options, those of examples/cage2_demo.py.
     """
