@@ -25,10 +25,9 @@ from buffers.core.spaces import space_leaves
 __all__ = ["FrameStack", "Frames", "frame_bytes", "plan_frames"]
 
 _PADDINGS = ("reset", "zero")
-_WRAPPERS = {  # of Gymnasium by name, the newer and the older: the argument that is F
-    "FrameStackObservation": "stack_size",
-    "FrameStack": "num_stack",
-}
+# Gymnasium's, and of the same name that of its older releases and `vecenv.wrappers`' vector one.
+_WRAPPERS = ("FrameStackObservation", "FrameStack")
+_ARGUMENTS = ("stack_size", "num_stack")  # their F
 _NO_BYTES = np.zeros((0, 1), np.uint8)
 _ADVICE = "use a smaller capacity, or add fewer rows at once"
 
@@ -77,31 +76,33 @@ class FrameStack(NamedTuple):
 
 def _stacks_of(envs: Any) -> list[Any]:
     """The `FrameStack` of each environment, or None where nothing tells it."""
+    if (found := _stack_of_wrappers(envs)) is not None:
+        return [found]
     inner = getattr(envs, "unwrapped", envs)
     if any(kind.__name__ == "AtariVectorEnv" for kind in type(inner).__mro__):  # of ale_py
         return [FrameStack(int(envs.single_observation_space.shape[0]), 0, "zero")]
     if isinstance(getattr(inner, "envs", None), list | tuple):
-        return [_stack_of_wrappers(env) for env in inner.envs]
-    if hasattr(envs, "get_attr"):
-        return [_stack_of_spec(spec) for spec in envs.get_attr("spec")]
-    return [_stack_of_wrappers(envs)]
+        return [_stack_of_wrappers(env) or _stack_of_spec(env.spec) for env in inner.envs]
+    specs = envs.get_attr("spec") if hasattr(envs, "get_attr") else [getattr(envs, "spec", None)]
+    return [_stack_of_spec(spec) for spec in specs]
 
 
 def _stack_of_wrappers(env: Any) -> FrameStack | None:
-    outer = env
     while env is not None:
-        argument = _WRAPPERS.get(type(env).__name__)
-        if argument is not None and hasattr(env, argument):
-            return _made_of(getattr(env, argument), getattr(env, "padding_type", "reset"))
+        if type(env).__name__ in _WRAPPERS:
+            given = [getattr(env, name) for name in _ARGUMENTS if hasattr(env, name)]
+            if given:
+                return _made_of(given[0], getattr(env, "padding_type", "reset"))
         env = getattr(env, "env", None)
-    return _stack_of_spec(getattr(outer, "spec", None))
+    return None
 
 
 def _stack_of_spec(spec: Any) -> FrameStack | None:
     for wrapper in reversed(getattr(spec, "additional_wrappers", None) or ()):
-        argument, given = _WRAPPERS.get(wrapper.name), wrapper.kwargs or {}
-        if argument in given:
-            return _made_of(given[argument], given.get("padding_type", "reset"))
+        given = wrapper.kwargs or {}
+        found = [given[name] for name in _ARGUMENTS if name in given]
+        if wrapper.name in _WRAPPERS and found:
+            return _made_of(found[0], given.get("padding_type", "reset"))
     return None
 
 

@@ -11,6 +11,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
+import vecenv
+import vecenv.wrappers
 from buffers import (
     BufferMisuseError,
     FrameStack,
@@ -134,6 +136,23 @@ def test_frames_alone_give_the_stacks_of_the_wrapper(padding):
             actions = np.zeros(2, np.int64)
             writer.step(actions, *source.step(actions))
     compare(*(buffer.get(buffer.order()) for buffer in (by_frames, by_stacks)))
+
+
+def test_the_stacks_of_wrappers_are_read():
+    makers, expected = [functools.partial(stacked, 1, 3, "zero")] * 2, FrameStack(3, padding="zero")
+    plain = [functools.partial(Pictures, 1)] * 2
+    for envs in (
+        stacked(1, 3, "zero"),
+        gym.vector.SyncVectorEnv(makers),
+        vecenv.make_vec(makers, backend="sync"),
+        vecenv.wrappers.FrameStack(vecenv.make_vec(plain, backend="sync"), 3, "zero"),
+    ):
+        assert FrameStack.of(envs) == expected
+        envs.close()
+    wrapper = functools.partial(FrameStackObservation, stack_size=3, padding_type="zero")
+    envs = vecenv.make_vec("CartPole-v1", 2, backend="async", wrappers=[wrapper])
+    assert FrameStack.of(envs) == expected  # by the specs of the envs in workers
+    envs.close()
 
 
 def test_a_million_transitions_of_atari_take_7_and_a_half_gigabytes():
