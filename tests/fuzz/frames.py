@@ -45,14 +45,15 @@ COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations
 def run_case(number, count=OPERATIONS_PER_CASE):
     """Try `count` operations; raise if the two buffers ever differ."""
     case = Case(number)
-    for place in range(count):
-        name = case.rng.choice(case.names, p=case.weights)
-        try:
-            getattr(case, name)()
-            case.check()
-        except BaseException as error:
-            error.add_note(f"operation {place}, {name}, of case {number}: {case.told}")
-            raise
+    with case.folder:
+        for place in range(count):
+            name = case.rng.choice(case.names, p=case.weights)
+            try:
+                getattr(case, name)()
+                case.check()
+            except BaseException as error:
+                error.add_note(f"operation {place}, {name}, of case {number}: {case.told}")
+                raise
     return count
 
 

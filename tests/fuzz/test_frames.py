@@ -3,6 +3,7 @@
 import pytest
 from fuzz import frames
 
+from buffers import BufferMisuseError
 from buffers.replay.frames import Frames
 
 
@@ -17,6 +18,6 @@ def test_a_few_cases_of_frames():
 )
 def test_what_is_left_out_is_found(name, monkeypatch):
     monkeypatch.setattr(Frames, name, lambda self, *_: None)
-    with pytest.raises((AssertionError, IndexError)):
+    with pytest.raises((AssertionError, IndexError, BufferMisuseError)):
         for number in range(20):
             frames.run_case(number, 200)
