@@ -441,10 +441,11 @@ class ReplayBuffer(SavedBuffer):
         self._reader.gather(batch)
 
     def _check_distinct(self, batch_size: int) -> None:
-        if batch_size > len(self):
+        count = int(self._state[at.COUNT])
+        if batch_size > count:
             raise BufferMisuseError(
                 f"batch_size is {batch_size} without replacement, but the buffer holds "
-                f"{len(self)} transitions; add more or draw fewer"
+                f"{count} transitions; add more or draw fewer"
             )
 
     def rows(self) -> dict[str, Any]:

@@ -214,7 +214,7 @@ class RowFolder:
         self._horizon = np.zeros(self._num_rings, np.int64)
         self._horizon[:] = self._capacity  # before, nothing is overwritten
         rows = max(self._capacity // 8, _SMALL_BYTES // self._stride // self._num_rings, 1)
-        self._step = rows  # of the horizon
+        self._step = min(rows, self._capacity)  # of the horizon
         self._num_dirty = 0
         if not self.is_new:  # what others may have left to be written
             self._horizon[:] = 0
