@@ -503,9 +503,9 @@ class ReplayBuffer(SavedBuffer):
         if batch.weights is not None:
             batch.weights.fill_(1.0)
         self._reader.gather(batch)
-        if self._folder is not None and self._folder.read_only:
-            if not self._folder.are_there(rows, state):
-                return None
+        folder = self._folder
+        if folder is not None and folder.read_only and not folder.are_there(rows, state):
+            return None
         return batch
 
     def _check_copyable(self) -> None:
@@ -533,7 +533,9 @@ class ReplayBuffer(SavedBuffer):
         arrays = {"state": [self._storage.state], "generator": [self._reader.generator.get_state()]}
         if kept is not None:
             arrays |= {name: [getattr(kept, name)] for name in (*_KEPT, "finals")}
-        return arrays if self._folder is not None else {**arrays, "rows": self._storage.live_blocks()}
+        return (
+            arrays if self._folder is not None else {**arrays, "rows": self._storage.live_blocks()}
+        )
 
     def _wanted_arrays(self) -> Wanted:
         wanted: Wanted = {

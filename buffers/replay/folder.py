@@ -383,7 +383,10 @@ class RowFolder:
             for ring in range(self._num_rings):
                 if not self._replace_doubtful(ring, int(totals[ring]), int(horizon[ring])):
                     totals[ring] = state[state[at.POINTERS] + ring] = 0
-            state[at.ADDED], state[at.COUNT] = totals.sum(), np.minimum(totals, self._capacity).sum()
+            state[at.ADDED], state[at.COUNT] = (
+                totals.sum(),
+                np.minimum(totals, self._capacity).sum(),
+            )
             state = self._amended(state)
         os.fsync(self._rows_file)
         self.generator[:] = words
@@ -525,7 +528,9 @@ class RowFolder:
             self._write(self._packed[begin:end], int(where[begin]) * self._stride)
             begin = end
         if self._link_word >= 0 and count:
-            set_links(self.table, where, self._befores[:count], self._codes[:count], self._link_word)
+            set_links(
+                self.table, where, self._befores[:count], self._codes[:count], self._link_word
+            )
         self._words[APPLIED] = self._words[SEQUENCE]
 
     def _write(self, rows: np.ndarray, position: int) -> None:
@@ -549,9 +554,9 @@ class RowFolder:
             self._sync(before.copy(), np.maximum(ends, self._totals(before) + self._step))
 
     def _begin_sync(self, state: np.ndarray) -> None:
-        if self._syncing is not None and not self._syncing.done():
-            if self._num_dirty < _DIRTY_BYTES:
-                return
+        is_busy = self._syncing is not None and not self._syncing.done()
+        if is_busy and self._num_dirty < _DIRTY_BYTES:
+            return
         self._wait_for_sync()
         self._num_dirty = 0
         horizon = np.maximum(self._totals(state) + 2 * self._step, self._capacity)
@@ -681,8 +686,6 @@ class RowFolder:
 
 
 _kept_open: list[int] = []  # see `_lock`
-
-
 
 
 def _close_all(files: list[int]) -> None:
