@@ -30,7 +30,7 @@ from numba import njit, types
 
 from buffers import SharedReplayBuffer
 
-BATCH, ADDED, DIRTY = 256, 2048, 1 << 26
+BATCH, ADDED, DIRTY, DRAWS = 256, 2048, 1 << 26, 20
 SPACES = {"448 bytes": Box(-1, 1, (52,)), "28 KiB": Box(0, 255, (84, 84, 2), np.uint8)}
 _pread = types.ExternalFunction(
     "pread", types.intp(types.int32, types.voidptr, types.uintp, types.intp)
@@ -117,7 +117,7 @@ class Direct:
 
 
 def measure(name: str, folder: Path, mib: int, rounds: int) -> list[str]:
-    space, stride = SPACES[name], 1
+    space = SPACES[name]
     probe = SharedReplayBuffer(1, space, Discrete(7))
     stride = probe.memory()["rows"]
     capacity = 4 * max(mib, 256) * 2**20 // stride // ADDED * ADDED
@@ -137,12 +137,13 @@ def measure(name: str, folder: Path, mib: int, rounds: int) -> list[str]:
     batch = buffer.new_batch(BATCH)
     draws: dict[str, list[float]] = {"ours": [], **{f"{n} threads": [] for n in pools}}
     adds: dict[str, list[float]] = {"ours": [], "direct": []}
-    count = max(1, (96 << 20) // (ADDED * stride))
+    count = max(1, (384 << 20) // (ADDED * stride))
     buffer.sample(BATCH, batch), direct.read(pools[1], 1)
     for _ in range(rounds):
-        for _ in range(5):
+        for _ in range(DRAWS):  # one behind the other: rows are read ahead
             draws["ours"].append(seconds(lambda: buffer.sample(BATCH, batch)))
-            for n, pool in pools.items():
+        for n, pool in pools.items():
+            for _ in range(DRAWS):
                 draws[f"{n} threads"].append(seconds(lambda p=pool, n=n: direct.read(p, n)))
 
         def ours() -> None:
@@ -160,7 +161,7 @@ def measure(name: str, folder: Path, mib: int, rounds: int) -> list[str]:
     medians = {key: 1e3 * statistics.median(times) for key, times in draws.items()}
     best = min(value for key, value in medians.items() if key != "ours")
     rates = {k: count * ADDED * stride / statistics.median(t) / 1e6 for k, t in adds.items()}
-    print(name, {key: f"{value:.2f} ms" for key, value in medians.items()}, rates, filled)
+    print(name, {key: f"{value:.2f} ms" for key, value in medians.items()}, f"{filled:.0f} MB/s")
     buffer.close()
     shutil.rmtree(folder / "buffer")
     os.unlink(folder / "direct")
@@ -175,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", default=None, help="where the files are made, on the disk")
     parser.add_argument("--memory", type=int, default=768, help="MiB of the control group; 0: none")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", choices=SPACES, nargs="*", default=list(SPACES))
     options = parser.parse_args()
     limit_memory(options.memory)

@@ -464,13 +464,12 @@ class RowFolder:
             codes: int32 (K,).
 
         Returns:
-            uint8 (K, stride), zeros, to be filled with the rows before `commit`.
+            uint8 (K, stride), to be filled with the rows before `commit`; bytes that are in no
+            field, and links, are 0 and have to stay so.
         """
         count = len(rows)
         self._where[:count], self._befores[:count], self._codes[:count] = rows, befores, codes
-        packed = self._packed[:count]
-        packed[:] = 0  # no bytes of other rows between the fields
-        return packed
+        return self._packed[:count]
 
     def commit(self, before: np.ndarray, state: np.ndarray, count: int) -> None:
         """Write what was logged; from here on it is part of the buffer.
@@ -522,9 +521,8 @@ class RowFolder:
         count = int(self._words[NUM_LOGGED])
         where = self._where[:count]
         self._num_written = 0
-        ends = np.flatnonzero(np.diff(where) != 1) + 1
         begin = 0
-        for end in (*ends.tolist(), count) if count else ():
+        for end in self._ends_of_runs(where):
             self._write(self._packed[begin:end], int(where[begin]) * self._stride)
             begin = end
         if self._link_word >= 0 and count:
@@ -532,6 +530,13 @@ class RowFolder:
                 self.table, where, self._befores[:count], self._codes[:count], self._link_word
             )
         self._words[APPLIED] = self._words[SEQUENCE]
+
+    def _ends_of_runs(self, where: np.ndarray) -> list[int]:
+        """Where in a list of rows int64 (K,) those end that lie one behind the other."""
+        count = len(where)
+        if count and int(where[-1]) - int(where[0]) == count - 1 and self._num_rings == 1:
+            return [count]
+        return [*(np.flatnonzero(np.diff(where) != 1) + 1).tolist(), count] if count else []
 
     def _write(self, rows: np.ndarray, position: int) -> None:
         rest = memoryview(rows).cast("B")  # pyright: ignore[reportArgumentType]
