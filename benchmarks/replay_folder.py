@@ -108,7 +108,7 @@ class Direct:
             self.position = 0
         for begin in range(0, len(self.block), 1 << 22):
             piece = self.block[begin : begin + (1 << 22)]
-            os.pwrite(self.writing, piece, self.position + begin)
+            os.pwrite(self.writing, memoryview(piece), self.position + begin)  # type: ignore[arg-type]
         self.position += len(self.block)
         self.dirty += len(self.block)
         if self.dirty >= DIRTY:
@@ -138,7 +138,8 @@ def measure(name: str, folder: Path, mib: int, rounds: int) -> list[str]:
     draws: dict[str, list[float]] = {"ours": [], **{f"{n} threads": [] for n in pools}}
     adds: dict[str, list[float]] = {"ours": [], "direct": []}
     count = max(1, (384 << 20) // (ADDED * stride))
-    buffer.sample(BATCH, batch), direct.read(pools[1], 1)
+    buffer.sample(BATCH, batch)
+    direct.read(pools[1], 1)
     for _ in range(rounds):
         for _ in range(DRAWS):  # one behind the other: rows are read ahead
             draws["ours"].append(seconds(lambda: buffer.sample(BATCH, batch)))
@@ -173,7 +174,7 @@ def measure(name: str, folder: Path, mib: int, rounds: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", default=None, help="where the files are made, on the disk")
     parser.add_argument("--memory", type=int, default=768, help="MiB of the control group; 0: none")
     parser.add_argument("--rounds", type=int, default=5)
