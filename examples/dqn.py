@@ -6,6 +6,7 @@ loss are the first half of this file, and are for changing; the second half trai
 
 import copy
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -39,6 +40,7 @@ class Options:
     batch_size: int = 128  # transitions per update
     capacity: int = 100_000  # of the replay buffer, in transitions
     frame_stack: int = 0  # observations are stacks of so many frames, stored once each; 0: whole
+    storage: Literal["memory", "memmap"] = "memory"  # of replay; memmap: files in the run's folder
     learning_rate: float = 1e-3  # of Adam at the start; it falls linearly to a hundredth
     max_grad_norm: float = 10.0  # longer gradients are shortened to this
     gamma: float = 0.99  # discount
@@ -194,6 +196,8 @@ class Trainer:
         settings |= {"gamma": options.gamma, "seed": options.seed, "device": options.device}
         settings["store_next"] = len(obs_space.shape) == 1  # pictures are stored once
         settings["frame_stack"] = options.frame_stack or None  # and each of a stack
+        if options.storage == "memmap":
+            settings |= {"storage": "memmap", "folder": options.save / REPLAY, "store_next": True}
         self.buffer = buffer(options.capacity, obs_space, space, **settings)
         self.drawn = self.buffer.new_batch(options.batch_size)
         self.ones = torch.ones(options.batch_size, device=options.device)
@@ -327,6 +331,7 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tens
     return envs, lambda obs: agent.act(obs) + int(space.start)
 
 
+REPLAY = "replay"  # folder of the replay buffer in that of the run
 PARTS = "agent", "optimizer", "schedule", "buffer", "rng", "envs"
 NUMBERS = "steps", "num_updates", "obs", "returns"
 
@@ -346,12 +351,15 @@ def main(options: Options) -> EvaluationResult:
             plan = run.read_json("gradient") if options.resume else None
             given: Any = {"backend": options.backend, **options.env_kwargs}
             envs = make_vec(options.env_id, options.num_envs, autoreset_mode="SameStep", **given)
+            if not options.resume:  # of a run that is overwritten
+                shutil.rmtree(options.save / REPLAY, ignore_errors=True)
             trainer = Trainer(options, envs, plan, log=print)
             if options.profile:
                 envs.timing.enable()
             trainer.run(run)
             if options.profile:
                 print(envs.timing.report())
+            trainer.buffer.close()
             envs.close()
             made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
             print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")

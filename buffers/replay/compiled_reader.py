@@ -14,6 +14,7 @@ places ahead: the time is spent waiting for memory, and so the waits overlap.
 from __future__ import annotations
 
 import math
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from buffers.core.kernels import bounded, copy_field, prefetch, random_word
 from buffers.core.rows import RowLayout
 from buffers.replay import layout as at
 from buffers.replay.batches import LATE, ReplayBatch
+from buffers.replay.folder import RowFolder
 from buffers.replay.storage import ReplayStorage
 
 __all__ = ["BatchPlanner", "CompiledReader"]
@@ -46,6 +48,7 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _ALIGNMENT = 64
 _MAX_PLANS = 16
 _NOTHING = np.zeros((1, 1), np.uint8)
+_READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
 _MOST_AT_ONCE = 1024  # rows of a batch that is drawn without giving up the interpreter's lock
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
@@ -82,13 +85,21 @@ class CompiledReader:
         self._moved = np.empty(0, np.int64)
         self.new, self.owner = planner.new, planner.owner
 
+    def go_on_with(self, folder: RowFolder) -> None:
+        """Take the generator of a folder, or give it this one; readers keep their own."""
+        if folder.read_only:
+            return
+        if folder.is_new:
+            folder.generator[:] = self.words
+        self.generator.words = self.words = folder.generator
+
     def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
         """As `fill`, if it takes one compiled call and no thread is in an exclusive call.
 
         Returns:
             Whether it was done; otherwise `fill` has to do it, exclusively.
         """
-        if draw != "rows" or batch.size > _MOST_AT_ONCE:
+        if draw != "rows" or batch.size > _MOST_AT_ONCE or self._storage.folder is not None:
             return False
         storage, memory = self._storage, batch.memory
         pending, finals = self._kept()
@@ -106,7 +117,7 @@ class CompiledReader:
 
     def gather_at_once(self, batch: ReplayBatch) -> bool:
         """As `gather`; see `fill_at_once`."""
-        if batch.size > _MOST_AT_ONCE:
+        if batch.size > _MOST_AT_ONCE or self._storage.folder is not None:
             return False
         storage, memory = self._storage, batch.memory
         pending, finals = self._kept()
@@ -123,6 +134,28 @@ class CompiledReader:
 
     def fill(self, batch: ReplayBatch, draw: str) -> None:
         """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
+        folder, deadline = self._storage.folder, time.monotonic() + _READ_TIMEOUT
+        self._draw(batch, draw)
+        while folder is not None and folder.read_only:
+            if folder.are_there(batch.memory.rows, self._storage.state):
+                return
+            folder.check_deadline(deadline)
+            folder.refresh(self._storage.state)
+            self._draw(batch, draw)
+        state = self._storage.state
+        is_full = state[at.COUNT] == state[at.CAPACITY] * state[at.NUM_RINGS]
+        if folder is not None and draw == "rows" and is_full:  # then adds don't change what comes
+            self._load_ahead(batch)
+
+    def _load_ahead(self, batch: ReplayBatch) -> None:
+        """Read the rows that the next draw of this size will take."""
+        storage = self._storage
+        assert storage.folder is not None
+        rows = np.empty(batch.size, np.int64)
+        draw_uniform(storage.state, self.words.copy(), rows)
+        storage.folder.load_ahead(storage.state, rows, int(batch.memory.plan[NUM_STEPS]))
+
+    def _draw(self, batch: ReplayBatch, draw: str) -> None:
         storage, memory = self._storage, batch.memory
         if draw == "rows":
             draw_uniform(storage.state, self.words, memory.rows)
@@ -142,6 +175,8 @@ class CompiledReader:
     def gather(self, batch: ReplayBatch) -> None:
         """Fill a batch from the rows it lists."""
         storage, memory = self._storage, batch.memory
+        if storage.folder is not None:
+            storage.folder.load(storage.state, memory.rows, int(memory.plan[NUM_STEPS]))
         gather(
             storage.table, storage.state, memory.plan, memory.pages, self._gamma, *self._kept()
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,9 @@ class SharedReplayBuffer(ReplayBuffer):
         device: Where the transitions live and batches are made.
         seed: Of the generator; None takes entropy of the system.
         staged: Do on the CPU what is done on other devices, to test it.
+        storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
+        folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
+        read_only: Draw from a folder that another process may write to.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -74,6 +78,9 @@ class SharedReplayBuffer(ReplayBuffer):
         device: torch.device | str = "cpu",
         seed: int | None = None,
         staged: bool = False,
+        storage: str = "memory",
+        folder: str | os.PathLike[str] | None = None,
+        read_only: bool = False,
     ):
         super().__init__(
             SharedReplayBuffer, capacity, observation_space, action_space,
@@ -81,6 +88,7 @@ class SharedReplayBuffer(ReplayBuffer):
             store_next=store_next, frame_stack=frame_stack,
             track_env=track_env, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
+            place=(storage, folder, read_only),
         )  # fmt: skip
 
     def sample(
@@ -124,6 +132,9 @@ class PerEnvReplayBuffer(ReplayBuffer):
         device: Where the transitions live and batches are made.
         seed: Of the generator.
         staged: Do on the CPU what is done on other devices, to test it.
+        storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
+        folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
+        read_only: Draw from a folder that another process may write to.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -158,6 +169,9 @@ class PerEnvReplayBuffer(ReplayBuffer):
         device: torch.device | str = "cpu",
         seed: int | None = None,
         staged: bool = False,
+        storage: str = "memory",
+        folder: str | os.PathLike[str] | None = None,
+        read_only: bool = False,
     ):
         if not isinstance(over, str) or over not in _DRAWS:
             raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
@@ -168,6 +182,7 @@ class PerEnvReplayBuffer(ReplayBuffer):
             store_next=store_next, frame_stack=frame_stack,
             track_env=track_env, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
+            place=(storage, folder, read_only),
         )  # fmt: skip
 
     def _own_settings(self) -> dict[str, Any]:

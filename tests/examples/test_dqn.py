@@ -95,8 +95,12 @@ def test_pictures_have_their_channels_first_or_last(shape):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"n_step": 1, "dueling": False}, {**BOARD, "prioritized": True}],
-    ids=["plain", "board"],
+    [
+        {"n_step": 1, "dueling": False},
+        {**BOARD, "prioritized": True},
+        {**BOARD, "prioritized": True, "storage": "memmap"},
+    ],
+    ids=["plain", "board", "board on disk"],
 )
 def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
     options = {**SMALL, **changed}
