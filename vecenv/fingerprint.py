@@ -27,6 +27,8 @@ import numpy as np
 from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 
 from vecenv.core.copies import FIXED_PACKAGES, Copies, closed_over, python_function
@@ -119,24 +121,32 @@ def fresh_njit(function: Any, **options: Any) -> Any:
         function: A plain or an `njit` function; it is not changed.
         **options: For `numba.njit`, if it is a plain one.
     """
-    if isinstance(function, Dispatcher):
-        return _fresh_copies().copy(function)
-    return _fresh_copies().copy(njit(function, **options))
+    outermost = function if isinstance(function, Dispatcher) else njit(function, **options)
+    return _fresh_copies(outermost).copy(outermost)
 
 
 # Compiled copies by original and fingerprint, so that kinds of env share what they have in common.
 _fresh: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
-def _fresh_copies() -> Copies:
-    """Copy compiled functions as ones that have not been compiled yet and don't use the disk."""
+def _fresh_copies(outermost: Any = None) -> Copies:
+    """Copy compiled functions as ones that have not been compiled yet and don't use the disk.
+
+    Only `outermost` can be called from Python, and is optimized as a whole: what wraps a function
+    for calls is as large as the function, and what is inlined would be optimized at every level.
+    """
 
     def find(found: Any) -> Any:
-        return _fresh.get(found, {}).get(fingerprint([found]))
+        return None if found is outermost else _fresh.get(found, {}).get(fingerprint([found]))
 
     def remake(found: Any, copy: types.FunctionType) -> Any:
-        made = type(found)(copy, locals=found.locals, targetoptions=found.targetoptions)
-        made._compiler.pipeline_class = found._compiler.pipeline_class
+        options = found.targetoptions
+        if found is not outermost:
+            options = {**options, **_unwrapped(copy)}
+        made = type(found)(copy, locals=found.locals, targetoptions=options)
+        own = found._compiler.pipeline_class
+        is_usual = found is not outermost and own is Compiler
+        made._compiler.pipeline_class = _InnerCompiler if is_usual else own
         return made
 
     def finish(found: Any, made: Any) -> None:
@@ -144,9 +154,36 @@ def _fresh_copies() -> Copies:
             for overload in found.overloads.values():
                 made.compile(overload.signature)
             made.disable_compile()
-        _fresh.setdefault(found, {})[fingerprint([found])] = made
+        if found is not outermost:
+            _fresh.setdefault(found, {})[fingerprint([found])] = made
 
     return Copies(remake, finish=finish, find=find)
+
+
+def _unwrapped(function: types.FunctionType) -> dict[str, bool]:
+    """Return options of Numba's for a function that only compiled code calls.
+
+    Users' functions keep what lets them be values, as in a tuple of functions; ours need not.
+    """
+    is_ours = (function.__module__ or "").partition(".")[0] == "vecenv"
+    return {"no_cpython_wrapper": True, **({"no_cfunc_wrapper": True} if is_ours else {})}
+
+
+class _InnerLibrary(JITCodeLibrary):
+    """Code of a function that becomes part of another, which is optimized with all its parts."""
+
+    def _optimize_final_module(self) -> None:
+        """Leave that to the outermost function's library."""
+
+
+class _InnerCompiler(Compiler):
+    """Numba's compiler, with an `_InnerLibrary` for the code."""
+
+    def compile_extra(self, func: Any) -> Any:
+        """Compile a function."""
+        library = _InnerLibrary(self.state.targetctx.codegen(), func.__qualname__)
+        self.state.library = library
+        return super().compile_extra(func)
 
 
 class _Files(FunctionCache):

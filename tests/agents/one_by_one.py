@@ -18,12 +18,13 @@ def assert_same_games(env, backend, mode, *, num_steps=40, num_games=3, **option
     )
     rng = np.random.default_rng(0)
     assert_equal(other.reset(seed=5)[0], own.reset(seed=5)[0])
+    saves = backend != "ray"  # which saves no states
     state, num_ended = None, 0
     for step in range(num_steps):
-        if step == num_steps // 2:
+        if step == num_steps // 2 and saves:
             state = own.state_dict(), other.state_dict(), rng.bit_generator.state
         num_ended += step_both(own, other, rng)
-    if mode != "Disabled":  # play the second half again
+    if state is not None and mode != "Disabled":  # play the second half again
         last = {name: (g.alive.copy(), g.valid.copy()) for name, g in own.groups.items()}
         states, rng.bit_generator.state = state[:2], state[2]
         other.close()
