@@ -27,8 +27,6 @@ import numpy as np
 from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 
 from vecenv.core.copies import FIXED_PACKAGES, Copies, closed_over, python_function
@@ -132,8 +130,8 @@ _fresh: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictiona
 def _fresh_copies(outermost: Any = None) -> Copies:
     """Copy compiled functions as ones that have not been compiled yet and don't use the disk.
 
-    Only `outermost` can be called from Python, and is optimized as a whole: what wraps a function
-    for calls is as large as the function, and what is inlined would be optimized at every level.
+    Only `outermost` can be called from Python: what wraps a function for calls takes as long to
+    compile as the function.
     """
 
     def find(found: Any) -> Any:
@@ -144,9 +142,7 @@ def _fresh_copies(outermost: Any = None) -> Copies:
         if found is not outermost:
             options = {**options, **_unwrapped(copy)}
         made = type(found)(copy, locals=found.locals, targetoptions=options)
-        own = found._compiler.pipeline_class
-        is_usual = found is not outermost and own is Compiler
-        made._compiler.pipeline_class = _InnerCompiler if is_usual else own
+        made._compiler.pipeline_class = found._compiler.pipeline_class
         return made
 
     def finish(found: Any, made: Any) -> None:
@@ -167,23 +163,6 @@ def _unwrapped(function: types.FunctionType) -> dict[str, bool]:
     """
     is_ours = (function.__module__ or "").partition(".")[0] == "vecenv"
     return {"no_cpython_wrapper": True, **({"no_cfunc_wrapper": True} if is_ours else {})}
-
-
-class _InnerLibrary(JITCodeLibrary):
-    """Code of a function that becomes part of another, which is optimized with all its parts."""
-
-    def _optimize_final_module(self) -> None:
-        """Leave that to the outermost function's library."""
-
-
-class _InnerCompiler(Compiler):
-    """Numba's compiler, with an `_InnerLibrary` for the code."""
-
-    def compile_extra(self, func: Any) -> Any:
-        """Compile a function."""
-        library = _InnerLibrary(self.state.targetctx.codegen(), func.__qualname__)
-        self.state.library = library
-        return super().compile_extra(func)
 
 
 class _Files(FunctionCache):
