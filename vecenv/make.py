@@ -53,6 +53,7 @@ def make_vec(
     num_envs: int | None = None,
     *,
     backend: str = "auto",
+    device: Any = None,
     wrappers: Sequence[Wrapper] = (),
     copy: bool | None = None,
     observation_mode: ObservationMode | None = None,
@@ -77,6 +78,10 @@ def make_vec(
             for several what a trial finds faster that steps envs made for it, for less than two
             seconds, in a process that is thrown away. The log says why. Where envs are costly to
             make or must not be made twice, name the backend.
+            "cuda" steps compiled envs on a CUDA device, see `device`.
+        device: Where compiled envs are: "cuda" or another CUDA device makes a `CudaVectorEnv`, with
+            which results are tensors (docs/gpu.md); "cpu" is this process. Of other envs it is an
+            argument of their constructor.
         wrappers: Applied to every env in this order; not with "jit".
         copy: Whether observations returned are the caller's to keep (the default).
         observation_mode: How observation spaces are batched, see `SyncVectorEnv`.
@@ -105,7 +110,17 @@ def make_vec(
     given = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
     options = {name: value for name, value in given.items() if value is not None}
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
+    if device is not None:
+        if backend in ("auto", "jit", "cuda") and _is_compiled(source, backend):
+            is_cuda = str(device).partition(":")[0] != "cpu"
+            backend = "cuda" if is_cuda or backend == "cuda" else "jit"
+        else:
+            source = _read_source(env, num_envs, {**env_kwargs, "device": device}, tuple(wrappers))
     source.options.update({**(vector_kwargs or {}), **options})
+    if backend == "auto" and source.backend == "cuda":  # the spec of a vector env
+        backend = "cuda"
+    if backend == "cuda" and device is not None:
+        source.options["device"] = device
     if "autoreset_mode" in source.options:
         source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
     is_single = backend != "auto" and BACKENDS[backend].takes == "factories"
@@ -126,6 +141,8 @@ def make_vec(
         else:
             source = source._replace(wrappers=(*source.wrappers, MaskInfos))
     try:
+        if backend == "cuda":
+            return _make_on_device(source)
         if BACKENDS[backend].takes == "compiled":
             return _make_compiled(source)
         return _make_spread(source, BACKENDS[backend], is_compiled=is_compiled)
@@ -221,6 +238,20 @@ def _make_compiled(source: _Source) -> VecEnv:
     return envs
 
 
+def _make_on_device(source: _Source) -> VecEnv:
+    """Make compiled envs on a device, from one on the CPU that knows what they are."""
+    from vecenv.jit.binding import uncompiled  # loads the compiler
+
+    names = ("device", "results")
+    own = {name: source.options[name] for name in names if name in source.options}
+    rest = {name: value for name, value in source.options.items() if name not in names}
+    with uncompiled():
+        host = _compiled_maker(source._replace(options=rest))(num_envs=1)
+    envs = BACKENDS["cuda"].load()(host, len(source.factories), **own)
+    envs.spec = _vector_spec(source, "cuda")
+    return envs
+
+
 def _compiled_maker(source: _Source) -> Callable[..., VecEnv]:
     """Return what makes the compiled vector env, given its `num_envs`."""
     # Results of compiled envs are the caller's anyway, and all envs have the same space.
@@ -267,7 +298,7 @@ def _is_compiled(source: _Source, backend: str) -> bool:
         is_loaded = "vecenv.jit.env" in sys.modules
         if isinstance(creator, type):
             return is_loaded and issubclass(creator, _jit_class())
-        if backend != "jit" and not is_loaded:
+        if backend not in ("jit", "cuda") and not is_loaded:
             return False
         made = _returned_class(creator)
         if made is not None and not issubclass(_jit_class(), made):
@@ -278,7 +309,7 @@ def _is_compiled(source: _Source, backend: str) -> bool:
         finally:
             envs.close()
     except Exception as error:
-        if backend == "jit" or source.spec.entry_point is None:
+        if backend in ("jit", "cuda") or source.spec.entry_point is None:
             raise
         _logger.info("the vector env of %s can't be made: %r", source.spec.id, error)
         return False

@@ -12,6 +12,7 @@ What numba-cuda lacks is put in here, see `_prepare`: `np.add` and `np.multiply`
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import re
@@ -20,29 +21,33 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numba import config, from_dtype, njit
 from numba import types as numba_types
-from numba.np.numpy_support import carray
 
 from vecenv.files import whole_file
-from vecenv.fingerprint import fingerprint, fresh_njit
+from vecenv.fingerprint import fingerprint, fresh_njit, is_jit_off
 from vecenv.jit import copying
 from vecenv.jit.arrays import element_bounds
 from vecenv.jit.binding import bound_scope, constants_of, functions_of, rebound
 from vecenv.jit.cuda import driver
 from vecenv.jit.cuda.errors import DeviceError
+from vecenv.jit.episodes import run_rows
 from vecenv.jit.failures import explain
+from vecenv.jit.games import as_njit
+from vecenv.jit.interpreted import interpretable
 from vecenv.jit.kernels import EnvKernels
 
 __all__ = [
     "LOWEST",
     "Program",
     "Resources",
+    "bound_driver",
+    "host_view",
     "is_simulated",
-    "kept_machine_code",
+    "kept_code",
     "loaded",
     "lower",
     "machine_code",
@@ -54,7 +59,46 @@ __all__ = [
 
 LOWEST = (7, 5)  # compute capability that CUDA 13's compiler knows at least
 _OPTIONS = {"opt": 3}
+# numba-cuda has NumPy's general function in CUDA C, for which it needs another compiler. Arrays that
+# kernels may reshape are in C order, as Numba's own types demand, and are so afterwards.
+_RESHAPE = """target triple = "nvptx64-nvidia-cuda"
+target datalayout = "{layout}"
+define i32 @"numba_attempt_nocopy_reshape"(i64 %nd, i64* %dims, i64* %strides, i64 %newnd, \
+i64* %newdims, i64* %newstrides, i64 %itemsize, i32 %is_f_order) alwaysinline
+{{
+begin:
+  %is_c_order = icmp eq i32 %is_f_order, 0
+  br i1 %is_c_order, label %count, label %refuse
+count:
+  %is_flat = icmp eq i64 %newnd, 1
+  br i1 %is_flat, label %flat, label %next
+flat:  ; without a loop, so that nothing of it is left in local memory
+  store i64 %itemsize, i64* %newstrides
+  ret i32 1
+next:
+  %left = phi i64 [ %newnd, %count ], [ %axis, %body ]
+  %stride = phi i64 [ %itemsize, %count ], [ %larger, %body ]
+  %is_left = icmp sgt i64 %left, 0
+  br i1 %is_left, label %body, label %end
+body:
+  %axis = sub i64 %left, 1
+  %place = getelementptr i64, i64* %newstrides, i64 %axis
+  store i64 %stride, i64* %place
+  %dim_at = getelementptr i64, i64* %newdims, i64 %axis
+  %dim = load i64, i64* %dim_at
+  %larger = mul i64 %stride, %dim
+  br label %next
+end:
+  ret i32 1
+refuse:
+  ret i32 0
+}}
+!nvvmir.version = !{{!0}}
+!0 = !{{{version}}}
+"""
 _ENTRY = "vecenv_run_thread"
+_CONSTANT = re.compile(r"addrspace\(4\) constant \[(\d+) x i8\]")
+_MOST_CONSTANT_BYTES = 60_000  # of 65,536
 _INSTALL = 'pip install "vecenv[cuda]"'
 
 
@@ -146,6 +190,7 @@ def require() -> None:
     _prepare()
 
 
+_OWN = (driver.run_thread, run_rows, *driver.CHECKS)  # what is bound to the kernels
 _programs: dict[str, Program] = {}
 
 
@@ -161,43 +206,54 @@ def lower(kernels: EnvKernels, params: np.ndarray | None) -> Program:
         KernelCompileError: A kernel uses what devices lack; names file and line.
     """
     cuda = _prepare()
-    functions = functions_of(kernels)
-    constants = constants_of(kernels, None if params is None else params.dtype)
-    key = fingerprint([*functions.values(), *constants.values(), driver.run_thread, _versions()])
+    key = _key(kernels, params)
     if key not in _programs:
-        _programs[key] = _lower(kernels, functions, constants, key, cuda)
+        _programs[key] = _lower(kernels, params, key, cuda)
     return _programs[key]
 
 
-def _lower(
-    kernels: EnvKernels, functions: dict[str, Any], constants: dict[str, Any], key: str, cuda: Any
-) -> Program:
+def _key(kernels: EnvKernels, params: np.ndarray | None) -> str:
+    """Return a fingerprint of all that the code depends on."""
+    constants = constants_of(kernels, None if params is None else params.dtype)
+    functions = functions_of(kernels).values()
+    bounds = element_bounds(kernels.action_space).shape
+    return fingerprint([*functions, *constants.values(), bounds, _OWN, _versions()])
+
+
+def _lower(kernels: EnvKernels, params: np.ndarray | None, key: str, cuda: Any) -> Program:
     from numba.cuda import compiler
 
-    main = _bound_driver(kernels, functions, constants, cuda, _device_view)
+    main = bound_driver(kernels, params, cuda, _device_view)
     try:
         with warnings.catch_warnings(), _without_device((9, 0)):
             warnings.simplefilter("ignore")
             result = compiler.compile_cuda(
-                fresh_njit(main).py_func,
+                fresh_njit(main).py_func,  # Numba remembers globals of functions it has compiled
                 numba_types.void,
                 (numba_types.int64,) * len(driver.ARGUMENTS),
                 nvvm_options=dict(_OPTIONS),
                 cc=(9, 0),
             )
     except Exception as error:
-        _explain(kernels, functions, constants, error)
+        _explain(kernels, params, error)
     library = result.library
     kernel = library.get_function(result.fndesc.llvm_func_name)
     library._entry_name = kernel.name
     compiler.kernel_fixup(kernel, False)
-    modules = tuple(text.replace(kernel.name, _ENTRY) for text in library.llvm_strs)
-    return Program(kernels.name, modules, _ENTRY, key)
+    modules = [text.replace(kernel.name, _ENTRY) for text in library.llvm_strs]
+    sizes = [int(size) for text in modules for size in _CONSTANT.findall(text)]
+    if sum(sizes) > _MOST_CONSTANT_BYTES:  # there is no more constant memory
+        modules = [text.replace("addrspace(4)", "addrspace(1)") for text in modules]
+    if any("numba_attempt_nocopy_reshape" in text for text in modules):
+        from numba.cuda.cudadrv import nvvm
+
+        nvvm_library = nvvm.NVVM()
+        version = ", ".join(f"i32 {number}" for number in nvvm_library.get_ir_version())
+        modules.append(_RESHAPE.format(layout=nvvm_library.data_layout, version=version))
+    return Program(kernels.name, tuple(modules), _ENTRY, key)
 
 
-def _explain(
-    kernels: EnvKernels, functions: dict[str, Any], constants: dict[str, Any], error: Exception
-) -> None:
+def _explain(kernels: EnvKernels, params: np.ndarray | None, error: Exception) -> NoReturn:
     """Raise KernelCompileError for the kernel at fault, from what numba-cuda says of each."""
     from numba.cuda import compiler
 
@@ -206,25 +262,37 @@ def _explain(
             warnings.simplefilter("ignore")
             return compiler.compile_cuda(kernel.py_func, None, given, cc=(9, 0)).signature
 
-    compiled = {name: njit_of(function) for name, function in functions.items()}
+    compiled = {name: as_njit(function) for name, function in functions_of(kernels).items()}
+    constants = constants_of(kernels, None if params is None else params.dtype)
     explain(kernels, compiled, constants, error, compile_one=compile_one, where="for a CUDA device")
 
 
-def njit_of(function: Any) -> Any:
-    """Return a kernel as numba-cuda takes it: its error model is that of NumPy in any case."""
-    return function if hasattr(function, "py_func") else njit(function)
-
-
-def _bound_driver(
+def bound_driver(
     kernels: EnvKernels,
-    functions: dict[str, Any],
-    constants: dict[str, Any],
+    params: np.ndarray | None,
     cuda: Any,
     view: Callable[[Any, tuple[int, ...]], Any],
+    *,
+    is_compiled: bool = True,
 ) -> Any:
-    """Return `run_thread` with its global names bound to these kernels."""
-    compiled = {name: njit_of(function) for name, function in functions.items()}
-    scope = bound_scope(compiled, constants, lambda function: njit(function, inline="always"))
+    """Return `run_thread` with its global names bound to these kernels.
+
+    Args:
+        kernels: The kind of env.
+        params: (1,) parameter record, or None.
+        cuda: Has `grid(1)`, which is the number of the thread.
+        view: Returns a function from an address and a number of rows to an array, given the dtype
+            and shape of a row.
+        is_compiled: Whether the kernels are compiled; else they run as plain Python.
+    """
+    functions = functions_of(kernels)
+    constants = constants_of(kernels, None if params is None else params.dtype)
+    if is_compiled:
+        functions = {name: as_njit(function) for name, function in functions.items()}
+        scope = bound_scope(functions, constants, lambda one: njit(one, inline="always"))
+    else:
+        scope = bound_scope(functions, constants, lambda one: one)
+        scope["run_rows"] = interpretable(scope["run_rows"])
     num_bounds = element_bounds(kernels.action_space).shape[1]
     obs_dtype, obs_shape = constants["OBS_DTYPE"], constants["OBS_SHAPE"]
     action_dtype, action_shape = constants["ACTION_DTYPE"], constants["ACTION_SHAPE"]
@@ -251,7 +319,9 @@ def _bound_driver(
         "bools_at": view(np.bool_, ()),
         "masks_at": view(np.bool_, (constants["NUM_MASKED_ACTIONS"],)),
     }
-    scope["is_allowed"] = njit(rebound(check, scope))
+    scope["is_allowed"] = rebound(check, scope)
+    if is_compiled:
+        scope["is_allowed"] = njit(scope["is_allowed"])
     return rebound(driver.run_thread, scope)
 
 
@@ -290,10 +360,7 @@ def simulated(kernels: EnvKernels, params: np.ndarray | None) -> Callable[..., N
     Threads are Python's; the kernels that they call are compiled for the processor.
     """
     cuda = _prepare()
-    functions = functions_of(kernels)
-    constants = constants_of(kernels, None if params is None else params.dtype)
-    main = _bound_driver(kernels, functions, constants, cuda, _host_view)
-    kernel = cuda.jit(main)
+    kernel = cuda.jit(bound_driver(kernels, params, cuda, host_view, is_compiled=not is_jit_off()))
 
     def launch(num_blocks: int, block_size: int, *arguments: int) -> None:
         kernel[num_blocks, block_size](*arguments)
@@ -301,10 +368,8 @@ def simulated(kernels: EnvKernels, params: np.ndarray | None) -> Callable[..., N
     return launch
 
 
-def _host_view(dtype: Any, inner: tuple[int, ...]) -> Callable[[int, int], np.ndarray]:
+def host_view(dtype: Any, inner: tuple[int, ...]) -> Callable[[int, int], np.ndarray]:
     """Return a function from an address of the host's memory and a number of rows to an array."""
-    import ctypes
-
     dtype = np.dtype(dtype)
     row_bytes = dtype.itemsize * int(np.prod(inner, dtype=np.int64))
 
@@ -371,7 +436,7 @@ def machine_code(text: str, capability: tuple[int, int]) -> tuple[bytes, str]:
         return target.read_bytes(), done.stdout + done.stderr
 
 
-def loaded(program: Program, code: bytes) -> Callable[[int, int, int, int], None]:
+def loaded(name: str, code: bytes) -> Callable[[int, int, int, int], None]:
     """Load machine code or PTX into the current context.
 
     Returns:
@@ -386,14 +451,14 @@ def loaded(program: Program, code: bytes) -> Callable[[int, int, int, int], None
     def checked(result: tuple[Any, ...], doing: str) -> Any:
         if result[0] != cuda_driver.CUresult.CUDA_SUCCESS:
             raise DeviceError(
-                f"{doing} {program.name} failed with {result[0].name}: is the driver of the device "
+                f"{doing} {name} failed with {result[0].name}: is the driver of the device "
                 f"older than the compiler ({_versions()})?"
             )
         return result[1] if len(result) > 1 else None
 
     module = checked(cuda_driver.cuModuleLoadData(code), "loading the code of")
     function = checked(
-        cuda_driver.cuModuleGetFunction(module, program.entry.encode()), "finding the kernel of"
+        cuda_driver.cuModuleGetFunction(module, _ENTRY.encode()), "finding the kernel of"
     )
     run: Any = cuda_driver.cuLaunchKernel
 
@@ -419,28 +484,28 @@ def resources(report: str) -> Resources:
     )
 
 
-def kept_machine_code(program: Program, capability: tuple[int, int]) -> tuple[bytes, str]:
-    """Return machine code from disk, or compiled now and put there, with ptxas's report.
+def kept_code(
+    kernels: EnvKernels, params: np.ndarray | None, capability: tuple[int, int]
+) -> bytes:
+    """Return machine code of the driver with these kernels, from disk, or made now and put there.
 
-    Where ptxas is missing, PTX, which the driver of the device compiles, and an empty report.
+    Where ptxas is missing, return PTX, which the driver of the device compiles.
     """
+    _prepare()
     folder = _cache_folder()
-    name = f"{program.key}-sm{capability[0]}{capability[1]}"
-    code, report = folder / f"{name}.cubin", folder / f"{name}.txt"
+    kept = folder / f"{_key(kernels, params)}-sm{capability[0]}{capability[1]}.cubin"
     with contextlib.suppress(OSError):
-        return code.read_bytes(), report.read_text()
-    text = ptx(program, capability)
+        return kept.read_bytes()
+    text = ptx(lower(kernels, params), capability)
     try:
-        made = machine_code(text, capability)
+        code, _ = machine_code(text, capability)
     except DeviceError:
-        return text.encode() + b"\0", ""
+        return text.encode() + b"\0"
     with contextlib.suppress(OSError):  # a full disk, or one that can't be written
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(report) as aside:
-            aside.write_text(made[1])
-        with whole_file(code) as aside:
-            aside.write_bytes(made[0])
-    return made
+        with whole_file(kept) as aside:
+            aside.write_bytes(code)
+    return code
 
 
 def _cache_folder() -> Path:

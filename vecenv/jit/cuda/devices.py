@@ -17,7 +17,7 @@ from vecenv.jit.cuda.driver import ARGUMENTS
 from vecenv.jit.cuda.errors import DeviceError
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["Device", "Launch", "open_device"]
+__all__ = ["Device", "Launch", "TorchMemory", "open_device", "torch_dtype"]
 
 BLOCK_SIZE = 128  # threads
 SIMULATED_BLOCK_SIZE = 4
@@ -79,7 +79,7 @@ def open_device(device: Any) -> Device:
     return _Cuda(wanted)
 
 
-class _TorchMemory:
+class TorchMemory:
     """Memory from torch."""
 
     torch_device: Any
@@ -90,7 +90,7 @@ class _TorchMemory:
         return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.torch_device)
 
 
-class _Cuda(_TorchMemory):
+class _Cuda(TorchMemory):
     """A CUDA device."""
 
     def __init__(self, wanted: Any) -> None:
@@ -137,7 +137,7 @@ class _Cuda(_TorchMemory):
         device = self.torch_device
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # makes torch's context, in which the code is loaded
-            loaded = compiler.loaded(program, code)
+            loaded = compiler.loaded(kernels.name, code)
         values = np.zeros(len(ARGUMENTS), np.int64)
         places = np.array([values[k:].ctypes.data for k in range(len(values))], np.uint64)
         places_at = places.ctypes.data
@@ -156,7 +156,7 @@ class _Cuda(_TorchMemory):
         return launch
 
 
-class _Simulated(_TorchMemory):
+class _Simulated(TorchMemory):
     """numba-cuda's simulator; memory is the host's."""
 
     def __init__(self) -> None:

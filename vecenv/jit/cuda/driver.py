@@ -15,7 +15,7 @@ from typing import Any
 
 from vecenv.jit.episodes import DISABLED, MASK, OBSERVE, RESET, STEP, Batch
 
-__all__ = ["ARGUMENTS", "BAD_ACTION", "BAD_MASK", "FAULT_SHIFT", "IS_OVER", "run_thread"]
+__all__ = ["ARGUMENTS", "BAD_ACTION", "BAD_MASK", "CHECKS", "FAULT_SHIFT", "IS_OVER", "run_thread"]
 
 ARGUMENTS = (
     "op",
@@ -156,3 +156,6 @@ def has_no_nan(actions, row, bounds):
         if elements[row * width + k] != elements[row * width + k]:
             return False
     return True
+
+
+CHECKS = (any_is_allowed, number_is_allowed, array_is_allowed, has_no_nan)  # for `is_allowed`
