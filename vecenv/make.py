@@ -110,17 +110,11 @@ def make_vec(
     given = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
     options = {name: value for name, value in given.items() if value is not None}
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
-    if device is not None:
-        if backend in ("auto", "jit", "cuda") and _is_compiled(source, backend):
-            is_cuda = str(device).partition(":")[0] != "cpu"
-            backend = "cuda" if is_cuda or backend == "cuda" else "jit"
-        else:
-            source = _read_source(env, num_envs, {**env_kwargs, "device": device}, tuple(wrappers))
+    if device is not None and not _takes_device(source, backend):
+        source = _read_source(env, num_envs, {**env_kwargs, "device": device}, tuple(wrappers))
+        device = None
     source.options.update({**(vector_kwargs or {}), **options})
-    if backend == "auto" and source.backend == "cuda":  # the spec of a vector env
-        backend = "cuda"
-    if backend == "cuda" and device is not None:
-        source.options["device"] = device
+    backend = _with_device(source, backend, device)
     if "autoreset_mode" in source.options:
         source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
     is_single = backend != "auto" and BACKENDS[backend].takes == "factories"
@@ -141,15 +135,30 @@ def make_vec(
         else:
             source = source._replace(wrappers=(*source.wrappers, MaskInfos))
     try:
-        if backend == "cuda":
-            return _make_on_device(source)
         if BACKENDS[backend].takes == "compiled":
-            return _make_compiled(source)
+            return _make_on_device(source) if backend == "cuda" else _make_compiled(source)
         return _make_spread(source, BACKENDS[backend], is_compiled=is_compiled)
     except (EnvCreationError, TypeError) as error:
         if told := _about_options(env_kwargs):
             error.add_note(f"If the env does not take it: {told}")
         raise
+
+
+def _takes_device(source: _Source, backend: str) -> bool:
+    """Whether `device` says where compiled envs are, and is no argument of an env."""
+    return backend in ("auto", "jit", "cuda") and _is_compiled(source, backend)
+
+
+def _with_device(source: _Source, backend: str, device: Any) -> str:
+    """Return the backend for a device, and note the device in the options."""
+    if device is not None:
+        is_cuda = backend == "cuda" or str(device).partition(":")[0] != "cpu"
+        backend = "cuda" if is_cuda else "jit"
+        if is_cuda:
+            source.options["device"] = device
+    elif backend == "auto" and source.backend == "cuda":  # the spec of a vector env
+        backend = "cuda"
+    return backend
 
 
 def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:

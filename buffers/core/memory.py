@@ -170,7 +170,9 @@ def _is_lack_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
     # What torch says on the CPU, and CUDA where pages can't be pinned.
-    return any(told in str(error) for told in ("can't allocate memory", "CUDA error: out of memory"))
+    return any(
+        told in str(error) for told in ("can't allocate memory", "CUDA error: out of memory")
+    )
 
 
 def format_bytes(number: int) -> str:

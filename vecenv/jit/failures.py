@@ -114,8 +114,8 @@ def explain(
             text = _plain(failure)
             place, reason = _place_and_reason(failure, text, kernel, constants)
             raise KernelCompileError(
-                f"{place}\n{reason}\n{title} can't be compiled{where and f' {where}'}; all that Numba says is in the "
-                "attribute numba_message",
+                f"{place}\n{reason}\n{title} can't be compiled{where and f' {where}'}; all that "
+                "Numba says is in the attribute numba_message",
                 filename=place.filename,
                 lineno=place.lineno,
                 numba_message=text,

@@ -24,9 +24,7 @@ class HostDevice(TorchMemory):
     def load(self, kernels, params):
         thread = [0]
         cuda = types.SimpleNamespace(grid=lambda ndim: thread[0])
-        run = compiler.bound_driver(
-            kernels, params, cuda, compiler.host_view, is_compiled=False
-        )
+        run = compiler.bound_driver(kernels, params, cuda, compiler.host_view, is_compiled=False)
 
         def launch(num_rows, arguments):
             for thread[0] in range(num_rows + 3):  # a block has more threads than there are rows

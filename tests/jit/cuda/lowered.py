@@ -10,8 +10,8 @@ import ctypes
 import re
 
 import llvmlite.binding as llvm
-
 from jit.cuda.host_device import HostDevice
+
 from vecenv.jit.cuda import compiler
 from vecenv.jit.cuda.driver import ARGUMENTS
 

@@ -11,8 +11,8 @@ from vecenv.jit.cuda import compiler
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(900)]
 CAPABILITIES = [(8, 0), (9, 0)]
-# Local memory that is there all the same, bytes per thread at most: of the reduction of large angles
-# in sin and cos; else variables that are written and never read. No registers are spilled anywhere.
+# Local memory that is there all the same, bytes per thread at most: of the reduction of large
+# angles in sin and cos; else variables that are written and never read. No registers are spilled.
 STACK_BYTES = {"cartpole": 40, "spread": 8, "pursuit": 16, "cage4": 8}
 
 
@@ -24,7 +24,6 @@ def test_nothing_is_spilled(name):
     for capability in CAPABILITIES:
         _, report = compiler.machine_code(compiler.ptx(program, capability), capability)
         found = compiler.resources(report)
-        print(f"{name:14} sm_{capability[0]}{capability[1]} {found}")
         assert found.spill_bytes == 0
         assert found.stack_bytes <= STACK_BYTES.get(name, 0)
         assert 0 < found.registers <= 128

@@ -5,10 +5,10 @@ import pytest
 import torch
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box, MultiDiscrete
-
-import vecenv
 from jit.cuda.host_device import HostDevice, use
 from jit.toy_env import PARAMS, TOY
+
+import vecenv
 from vecenv import StepSlot
 from vecenv.core.errors import ActionError, ActionTypeError, NoActionMaskError, SlotError
 from vecenv.jit import EnvKernels, JitVectorEnv
@@ -302,7 +302,9 @@ def test_other_arrays_of_the_device_are_taken_through_dlpack():
 def test_too_little_memory_is_told_with_numbers_before_anything_is_taken(monkeypatch):
     device = use(monkeypatch, HostDevice(free_bytes=100_000))
     monkeypatch.setattr(device, "zeros", None)
-    with pytest.raises(MemoryError, match=r"1,000,000 envs of toy need .* 100,000 are free.*at most"):
+    with pytest.raises(
+        MemoryError, match=r"1,000,000 envs of toy need .* 100,000 are free.*at most"
+    ):
         CudaVectorEnv(TOY, 1_000_000, params=PARAMS, debug=True)
 
 
@@ -328,7 +330,9 @@ def test_make_vec_makes_compiled_envs_on_a_device_and_leaves_the_argument_to_oth
     assert isinstance(envs, CudaVectorEnv)
     assert envs.max_episode_steps == 500
     assert isinstance(vecenv.make_vec(envs.spec), CudaVectorEnv)
-    assert isinstance(vecenv.make_vec(TOY, 3, device="cpu", params=PARAMS, debug=True), JitVectorEnv)
+    assert isinstance(
+        vecenv.make_vec(TOY, 3, device="cpu", params=PARAMS, debug=True), JitVectorEnv
+    )
     with pytest.raises(Exception, match="device"):
         vecenv.make_vec("CartPole-v1", device="cuda")  # of which the constructor knows nothing
 

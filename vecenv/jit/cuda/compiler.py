@@ -59,8 +59,8 @@ __all__ = [
 
 LOWEST = (7, 5)  # compute capability that CUDA 13's compiler knows at least
 _OPTIONS = {"opt": 3}
-# numba-cuda has NumPy's general function in CUDA C, for which it needs another compiler. Arrays that
-# kernels may reshape are in C order, as Numba's own types demand, and are so afterwards.
+# numba-cuda has NumPy's general function in CUDA C, for which it needs another compiler. Arrays
+# that kernels may reshape are in C order, as Numba's own types demand, and are so afterwards.
 _RESHAPE = """target triple = "nvptx64-nvidia-cuda"
 target datalayout = "{layout}"
 define i32 @"numba_attempt_nocopy_reshape"(i64 %nd, i64* %dims, i64* %strides, i64 %newnd, \
@@ -149,7 +149,8 @@ def _prepare() -> Any:
         from numba import cuda
     except ImportError as error:
         raise ModuleNotFoundError(
-            f"compiled envs on a CUDA device need numba-cuda: {_INSTALL} ({error})", name="numba_cuda"
+            f"compiled envs on a CUDA device need numba-cuda: {_INSTALL} ({error})",
+            name="numba_cuda",
         ) from error
     if is_simulated():
         return cuda
@@ -484,9 +485,7 @@ def resources(report: str) -> Resources:
     )
 
 
-def kept_code(
-    kernels: EnvKernels, params: np.ndarray | None, capability: tuple[int, int]
-) -> bytes:
+def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[int, int]) -> bytes:
     """Return machine code of the driver with these kernels, from disk, or made now and put there.
 
     Where ptxas is missing, return PTX, which the driver of the device compiles.

@@ -85,6 +85,7 @@ class TorchMemory:
     torch_device: Any
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return a tensor of zeros of a NumPy dtype, on the device."""
         import torch
 
         return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.torch_device)
@@ -199,5 +200,3 @@ def torch_dtype(dtype: Any) -> Any:
     if not isinstance(found, torch.dtype):
         raise TypeError(f"torch has no dtype for NumPy's {dtype}")
     return found
-
-

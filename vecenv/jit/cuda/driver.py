@@ -152,7 +152,7 @@ def has_no_nan(actions, row, bounds):
     """Whether no element of the action of a row, of floats, is NaN."""
     elements = actions.reshape(actions.size)
     width = elements.size // actions.shape[0]
-    for k in range(width):
+    for k in range(width):  # noqa: SIM110 - generators can't be compiled for devices
         if elements[row * width + k] != elements[row * width + k]:
             return False
     return True

@@ -177,9 +177,10 @@ class CudaVectorEnv(VecEnv):
         self.last_returns.fill_(np.nan)
         self._is_seeded = False
         self._arguments = np.zeros(len(ARGUMENTS), np.int64)
+        limit = NO_LIMIT if host.max_episode_steps is None else host.max_episode_steps
         settings = {
             "autoreset_mode": MODES[self.autoreset_mode],
-            "max_episode_steps": NO_LIMIT if host.max_episode_steps is None else min(host.max_episode_steps, NO_LIMIT),
+            "max_episode_steps": min(limit, NO_LIMIT),
             "num_envs": num_envs,
             "states": _address(self._states),
             "runs": _address(self._runs),
@@ -639,8 +640,6 @@ class CudaVectorEnv(VecEnv):
         return tensor
 
 
-
-
 class DeviceActions:
     """Checks batched actions as far as the host knows them, and brings them to the device."""
 
@@ -680,7 +679,9 @@ class DeviceActions:
                 f"actions has shape {tuple(actions.shape)}, expected {shape}: one of {self._space} "
                 "per env; pass one action per env, including envs about to reset"
             )
-        kind = "f" if actions.dtype.is_floating_point else "b" if actions.dtype == torch.bool else "i"
+        kind = (
+            "f" if actions.dtype.is_floating_point else "b" if actions.dtype == torch.bool else "i"
+        )
         is_binary = hasattr(self._space, "n") and len(self._shape) > 1
         if actions.dtype != self._dtype:
             if kind not in self._kinds + ("b" if is_binary else ""):
@@ -711,5 +712,3 @@ def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"num_envs is {value!r}, expected an integer of at least 1")
     return int(value)
-
-
