@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import os
 import re
 import subprocess
@@ -137,6 +138,11 @@ def is_simulated() -> bool:
     return bool(getattr(config, "ENABLE_CUDASIM", False))
 
 
+def _module(name: str) -> Any:
+    """Import a module of which type checkers know nothing, or another one of the same name."""
+    return importlib.import_module(name)
+
+
 @functools.cache
 def _prepare() -> Any:
     """Import numba-cuda, add to it what kernels need, and return `numba.cuda`.
@@ -145,8 +151,8 @@ def _prepare() -> Any:
         ModuleNotFoundError: It is not installed; says how to install it.
     """
     try:
-        import numba_cuda  # noqa: F401
-        from numba import cuda
+        _module("numba_cuda")
+        cuda = _module("numba.cuda")
     except ImportError as error:
         raise ModuleNotFoundError(
             f"compiled envs on a CUDA device need numba-cuda: {_INSTALL} ({error})",
@@ -154,8 +160,8 @@ def _prepare() -> Any:
         ) from error
     if is_simulated():
         return cuda
-    from numba.cuda import extending, ufuncs
-    from numba.cuda.np import ufunc_db
+    extending, ufuncs = _module("numba.cuda.extending"), _module("numba.cuda.ufuncs")
+    ufunc_db = _module("numba.cuda.np.ufunc_db")
 
     for function in (np.add, np.subtract, np.multiply):
         ufuncs.ufunc_db().setdefault(function, ufunc_db.get_ufunc_info(function))
@@ -170,12 +176,11 @@ def _prepare() -> Any:
 @contextlib.contextmanager
 def _without_device(capability: tuple[int, int]) -> Iterator[None]:
     """Answer numba-cuda's question for the device, for which it compiles nested functions."""
-    from numba.cuda import compiler, dispatcher
+    modules = _module("numba.cuda.compiler"), _module("numba.cuda.dispatcher")
 
     class Device:
         compute_capability = capability
 
-    modules: Any = (compiler, dispatcher)
     before = [module.get_current_device for module in modules]
     try:
         for module in modules:
@@ -222,7 +227,7 @@ def _key(kernels: EnvKernels, params: np.ndarray | None) -> str:
 
 
 def _lower(kernels: EnvKernels, params: np.ndarray | None, key: str, cuda: Any) -> Program:
-    from numba.cuda import compiler
+    compiler = _module("numba.cuda.compiler")
 
     main = bound_driver(kernels, params, cuda, _device_view)
     try:
@@ -246,7 +251,7 @@ def _lower(kernels: EnvKernels, params: np.ndarray | None, key: str, cuda: Any) 
     if sum(sizes) > _MOST_CONSTANT_BYTES:  # there is no more constant memory
         modules = [text.replace("addrspace(4)", "addrspace(1)") for text in modules]
     if any("numba_attempt_nocopy_reshape" in text for text in modules):
-        from numba.cuda.cudadrv import nvvm
+        nvvm = _module("numba.cuda.cudadrv.nvvm")
 
         nvvm_library = nvvm.NVVM()
         version = ", ".join(f"i32 {number}" for number in nvvm_library.get_ir_version())
@@ -256,7 +261,7 @@ def _lower(kernels: EnvKernels, params: np.ndarray | None, key: str, cuda: Any) 
 
 def _explain(kernels: EnvKernels, params: np.ndarray | None, error: Exception) -> NoReturn:
     """Raise KernelCompileError for the kernel at fault, from what numba-cuda says of each."""
-    from numba.cuda import compiler
+    compiler = _module("numba.cuda.compiler")
 
     def compile_one(kernel: Any, given: tuple[Any, ...]) -> Any:
         with warnings.catch_warnings(), _without_device((9, 0)):
@@ -328,8 +333,8 @@ def bound_driver(
 
 def _device_view(dtype: Any, inner: tuple[int, ...]) -> Any:
     """Return a device function from an address and a number of rows to an array."""
-    from numba.cuda import cgutils
-    from numba.cuda.extending import intrinsic
+    cgutils = _module("numba.cuda.cgutils")
+    intrinsic = _module("numba.cuda.extending").intrinsic
 
     dtype = np.dtype(dtype)
     array_type = numba_types.Array(from_dtype(dtype), 1 + len(inner), "C")
@@ -390,7 +395,7 @@ def ptx(program: Program, capability: tuple[int, int]) -> str:
         DeviceError: libNVVM is missing or refuses the code.
     """
     _prepare()
-    from numba.cuda.cudadrv import nvvm
+    nvvm = _module("numba.cuda.cudadrv.nvvm")
 
     major, minor = capability
     try:
@@ -410,7 +415,7 @@ def ptx(program: Program, capability: tuple[int, int]) -> str:
 @functools.cache
 def _libdevice() -> bytes:
     """Return NVIDIA's library of mathematical functions."""
-    from cuda import pathfinder
+    pathfinder = _module("cuda.pathfinder")
 
     return Path(pathfinder.find_bitcode_lib("device")).read_bytes()
 
@@ -421,7 +426,7 @@ def machine_code(text: str, capability: tuple[int, int]) -> tuple[bytes, str]:
     Raises:
         DeviceError: ptxas is missing, or fails.
     """
-    from cuda import pathfinder
+    pathfinder = _module("cuda.pathfinder")
 
     tool = pathfinder.find_nvidia_binary_utility("ptxas")
     if tool is None:
@@ -447,7 +452,7 @@ def loaded(name: str, code: bytes) -> Callable[[int, int, int, int], None]:
     Raises:
         DeviceError: The driver of the device refuses the code.
     """
-    from cuda.bindings import driver as cuda_driver
+    cuda_driver = _module("cuda.bindings.driver")
 
     def checked(result: tuple[Any, ...], doing: str) -> Any:
         if result[0] != cuda_driver.CUresult.CUDA_SUCCESS:
@@ -509,8 +514,8 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
 
 def _cache_folder() -> Path:
     """Return where machine code is kept, as Numba's settings say."""
-    if config.CACHE_DIR:
-        return Path(config.CACHE_DIR) / "vecenv-cuda"
+    if folder := vars(config)["CACHE_DIR"]:
+        return Path(folder) / "vecenv-cuda"
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "vecenv" / "cuda"
 

@@ -133,8 +133,7 @@ class _Cuda(TorchMemory):
     def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
         import torch
 
-        program = compiler.lower(kernels, params)
-        code, _ = compiler.kept_machine_code(program, self.capability)
+        code = compiler.kept_code(kernels, params, self.capability)
         device = self.torch_device
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # makes torch's context, in which the code is loaded
@@ -143,7 +142,8 @@ class _Cuda(TorchMemory):
         places = np.array([values[k:].ctypes.data for k in range(len(values))], np.uint64)
         places_at = places.ctypes.data
 
-        def launch(num_rows: int, arguments: np.ndarray) -> None:
+        # The address does not keep `places` alive, the default does.
+        def launch(num_rows: int, arguments: np.ndarray, kept: Any = places) -> None:
             values[:] = arguments  # which the driver copies before it returns
             stream = torch.cuda.current_stream(device).cuda_stream
             num_blocks = -(-num_rows // BLOCK_SIZE)
@@ -153,7 +153,6 @@ class _Cuda(TorchMemory):
             with torch.cuda.device(device):
                 loaded(num_blocks, BLOCK_SIZE, stream, places_at)
 
-        launch.kept = values, places  # type: ignore[attr-defined]
         return launch
 
 

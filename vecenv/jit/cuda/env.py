@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaVectorEnv"]
 
-_FIELDS = RUN_DTYPE.fields or {}
+_FIELDS: Any = RUN_DTYPE.fields
 _WORD_BYTES = 8
 _PLACE = {name: place for place, name in enumerate(ARGUMENTS)}
 _seed_streams = cached_njit(random.seed_streams)
@@ -214,7 +214,7 @@ class CudaVectorEnv(VecEnv):
             KeyError: There is no such field.
             TypeError: torch has no such dtype, or the field or the records are not aligned to it.
         """
-        fields = self.kernels.state_dtype.fields or {}
+        fields: dict[str, Any] = dict(self.kernels.state_dtype.fields or {})
         if name not in fields:
             raise KeyError(f"the state has no field {name!r}; it has {', '.join(fields)}")
         dtype, offset = fields[name][:2]
@@ -334,7 +334,8 @@ class CudaVectorEnv(VecEnv):
         self._run(STEP, self.num_envs, actions=actions, **outputs._asdict())
         infos = self._end_infos(outputs, None)
         if out is None:
-            return *(self._result(one) for one in outputs), infos  # type: ignore[return-value]
+            obs, rewards, terminations, truncations = map(self._result, outputs)
+            return obs, rewards, terminations, truncations, infos
         return out.obs, out.rewards, out.terminations, out.truncations, infos
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
@@ -363,7 +364,8 @@ class CudaVectorEnv(VecEnv):
         num_left = len(env_ids) - count
         self._sent = [(env_ids[count:], actions[count:], num_left)] if num_left else []
         infos = self._end_infos(outputs, rows)
-        return StepBatch(*(self._result(one) for one in outputs), infos, chosen)
+        obs, rewards, terminations, truncations = map(self._result, outputs)
+        return StepBatch(obs, rewards, terminations, truncations, infos, chosen)
 
     def _end_infos(self, outputs: Outputs, rows: torch.Tensor | None) -> dict[str, Any]:
         """Return the infos of a step of all envs, or of `rows`, int64 (R,).
