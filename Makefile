@@ -43,7 +43,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo  ## train a CAGE 2 defender, compare it with others, film it
-	$(RUN) examples/cage2_demo.py $(DEMO_ARGS)
+	$(VENV)/bin/vecenv demo $(DEMO_ARGS)
 
 cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard
 	$(RUN) examples/cage2_defender.py $(CAGE2_ARGS)
@@ -120,9 +120,11 @@ check-wheel: $(VENV)/.python  ## build wheel and sdist, install and try the whee
 	cd build/wheel && venv/bin/vecenv evaluate --policy defender --episodes 50
 	build/wheel/venv/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[demo]" pytest
 	build/wheel/venv/bin/python -m pip check
-	cd build/wheel && venv/bin/python ../../examples/cage2_demo.py --total-steps 100000 --episodes 50
+	cd build/wheel && venv/bin/vecenv demo --total-steps 100000 --episodes 50
+	cd build/wheel && venv/bin/vecenv train CartPole-v1 --total-steps 5000
+	cd build/wheel && venv/bin/vecenv play CartPole-v1 --policy runs/CartPole-v1-ppo
 	cd build/wheel && venv/bin/python -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider -W error --doctest-modules \
-		-o doctest_optionflags="NORMALIZE_WHITESPACE ELLIPSIS" --pyargs vecenv buffers
+		-o doctest_optionflags="NORMALIZE_WHITESPACE ELLIPSIS" --ignore-glob "*/vecenv/examples/*" --pyargs vecenv buffers
 
 # The oldest versions that pyproject.toml allows, on the oldest Python; with uv, which can resolve so.
 # What these need in turn is new, and deprecates how they use it: such warnings are no errors here.

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import ppo
 import torch
 import tyro
 from rich.console import Console
 
+from vecenv import VecEnv
 from vecenv.cage import (
     BlueMemory,
     Evaluation,
@@ -74,6 +75,11 @@ def with_env(options: Options) -> Options:
     """Return the options with those of the env filled in."""
     given = {"observation": "memory", "red_agent": options.red_agent, "rules": options.rules}
     return replace(options, env_kwargs={**given, **options.env_kwargs})
+
+
+def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Any]:
+    """Return envs and the policy of a run, for `vecenv play`."""
+    return ppo.load_policy(with_env(options), num_envs)
 
 
 def main(options: Options) -> Evaluation:

@@ -8,9 +8,13 @@ early and keeps the policy.
 
 from __future__ import annotations
 
+import signal
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import cage2_defender
 import ppo
@@ -20,14 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from vecenv.cage import Evaluation, evaluate, save_episode_gif
+from vecenv.files import require_writable
 
 RIVALS = ("sleep", "random", "react-restore")
 
 
 @dataclass
 class Options:
-    total_steps: int = 5_000_000  # env steps to train for, a minute and a quarter on two cores
-    num_envs: int = 128  # envs stepped side by side
+    total_steps: int = 2_000_000  # env steps to train for
+    num_envs: int = 64  # envs stepped side by side
     seed: int = 1  # of training, evaluation and the film
     episodes: int = 1000  # per cell of the table; the challenge plays 1000
     save: Path = Path("runs/cage2")  # folder for the policy, its learning curve and the film
@@ -54,43 +59,46 @@ def compare(scores: list[Evaluation]) -> Table:
     return table
 
 
-def baselines_of(scores: list[Evaluation]) -> dict[str, float]:
-    """Return what policies get in episodes as those of the training: 100 steps, either attacker."""
-    agents = ("b_line", "meander")
-    return {
-        score.policy: sum(score.cell(agent, 100).mean for agent in agents) / len(agents)
-        for score in scores
-    }
-
-
 def main(options: Options) -> None:
     """Train, compare, film, and say where everything is."""
     console = Console()
     if find_spec("PIL") is None or find_spec("matplotlib") is None:
-        raise SystemExit("the demo draws and films: pip install 'vecenv[demo]'")
-    scores = []
-    with console.status("") as status:
-        for name in RIVALS:
-            status.update(f"evaluating {name}")
-            scores.append(evaluate(name, episodes=options.episodes, seed=options.seed))
-    console.print(
-        f"training {options.total_steps} steps against B_line and Meander (Ctrl-C ends it)"
+        raise SystemExit("the demo draws and films: pip install 'vecenv[train]'")
+    try:
+        options.save.mkdir(parents=True, exist_ok=True)
+        require_writable(options.save / "policy.npz")
+    except OSError as error:
+        raise SystemExit(f"{error}: choose another folder with --save") from None
+    settings = cage2_defender.with_env(
+        cage2_defender.Options(
+            total_steps=options.total_steps,
+            num_envs=options.num_envs,
+            num_epochs=2,
+            learning_rate=3e-3,
+            compile="off",  # which would take half of the minute
+            eval_episodes=100,
+            seed=options.seed,
+            save=options.save,
+            overwrite=True,
+        )
     )
-    settings = cage2_defender.Options(
-        total_steps=options.total_steps,
-        num_envs=options.num_envs,
-        num_epochs=2,
-        learning_rate=3e-3,
-        seed=options.seed,
-        save=options.save,
-        overwrite=True,
-    )
-    settings, baselines = cage2_defender.with_env(settings), baselines_of(scores)
-    ppo.main(settings, baselines | cage2_defender.WINNER, cage2_defender.Trainer)
+    given: Any = {"episodes": options.episodes, "seed": options.seed}
+    # Meanwhile the others play in a process of their own, which leaves their compiled rules on disk
+    # for the evaluation at the end. Ctrl-C is for the training.
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignore) as pool:
+        rivals = [pool.submit(evaluate, name, **given) for name in RIVALS]
+        console.print("compiling the simulator; the first time ever this takes 20 s or more")
+        ppo.make_envs(settings, 1).close()
+        console.print(
+            f"training {options.total_steps} steps against B_line and Meander (Ctrl-C ends it)"
+        )
+        ppo.main(settings, cage2_defender.WINNER, cage2_defender.Trainer)
+        with console.status("waiting for the policies it is compared with"):
+            scores = [rival.result(timeout=600) for rival in rivals]
     trained = str(options.save / "policy.npz")
     with console.status("evaluating the policy") as status:
-        given = {"episodes": options.episodes, "seed": options.seed, "name": "trained"}
-        scores.insert(0, evaluate(trained, **given))
+        scores.insert(0, evaluate(trained, **given, name="trained"))
         status.update("filming an episode")
         film = options.save / "episode.gif"
         save_episode_gif(trained, film, red_agent="b_line", episode_length=30, seed=options.seed)

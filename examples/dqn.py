@@ -6,11 +6,12 @@ loss are the first half of this file, and are for changing; the second half trai
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -308,6 +309,18 @@ class Trainer:
         run.restore({"buffer": self.buffer})
         if begins_anew:
             self.start()
+
+
+def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tensor], Tensor]]:
+    """Return envs and the policy of a run, the best one that was evaluated, for `vecenv play`."""
+    given: Any = {"backend": options.backend, **options.env_kwargs}
+    envs = make_vec(options.env_id, num_envs, **given)
+    space: Any = envs.single_action_space
+    agent = Agent(cast("Box", envs.single_observation_space), int(space.n), options)
+    best = options.save / "checkpoint" / "best.npz"
+    file = best if best.exists() else best.with_name("last.npz")
+    agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
+    return envs, lambda obs: agent.act(obs) + int(space.start)
 
 
 PARTS = "agent", "optimizer", "schedule", "buffer", "rng", "envs"

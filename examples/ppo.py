@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +31,16 @@ from torch.nn import functional as F
 from buffers import RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, make_vec, mask_width
 from vecenv.files import load_arrays, require_writable, save_arrays
-from vecenv.learn import Adam, EvaluationResult, Gradient, Moments, Run, RunError, evaluate
+from vecenv.learn import (
+    Adam,
+    EvaluationResult,
+    Gradient,
+    Moments,
+    Run,
+    RunError,
+    evaluate,
+    load_checkpoint,
+)
 
 DEFAULTS: Any = {  # of other envs
     "vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256, "masks": False}
@@ -603,8 +612,8 @@ def each(obs: Any, function: Any) -> Any:
     return function(obs)
 
 
-def evaluate_agent(envs: VecEnv, agent: Agent, options: Options) -> EvaluationResult:
-    """Play the likeliest actions for some episodes."""
+def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Any, Tensor], np.ndarray]:
+    """Return the likeliest actions as a function of observations, and of where episodes begin."""
 
     state = None
     if agent.memory is not None:
@@ -618,8 +627,21 @@ def evaluate_agent(envs: VecEnv, agent: Agent, options: Options) -> EvaluationRe
         actions, state = agent.act(obs, None, mask, state, starts)
         return agent.to_env(actions.cpu().numpy().reshape(envs.action_space.shape))
 
-    seed = 1_000_000 + options.seed
+    return act
+
+
+def evaluate_agent(envs: VecEnv, agent: Agent, options: Options) -> EvaluationResult:
+    """Play the likeliest actions for some episodes."""
+    act, seed = player(envs, agent, options), 1_000_000 + options.seed
     return evaluate(act, envs, options.eval_episodes, seed=seed, device=options.device)
+
+
+def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[..., np.ndarray]]:
+    """Return envs and the policy of a run, for `vecenv play`; also of one that was killed."""
+    envs = make_envs(options, num_envs)
+    agent = Agent(envs, options).to(options.device)
+    agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.npz")["state"]["agent"])
+    return envs, player(envs, agent, options)
 
 
 def main(

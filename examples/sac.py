@@ -5,6 +5,7 @@ Networks and losses are the first half of this file, and are for changing; the s
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.distributions import Normal
 
 from buffers import PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 from vecenv import VecEnv, make_vec
-from vecenv.learn import Adam, EvaluationResult, Gradient, Run, RunError, evaluate
+from vecenv.learn import Adam, EvaluationResult, Gradient, Run, RunError, evaluate, load_checkpoint
 
 
 @dataclass
@@ -232,13 +233,9 @@ class Trainer:
             actions = self.agent.act(x, noise)
             return actions.cpu().numpy().astype(self.held.dtype, copy=False)
 
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
-        low, high = self.space.low, self.space.high
-        return np.clip(low + (actions + 1) * (0.5 * (high - low)), low, high, dtype=low.dtype)
-
     def send(self, obs: np.ndarray, ids: np.ndarray) -> None:
         actions = self.choose(obs, ids)
-        self.envs.send(self.to_env(actions), ids)
+        self.envs.send(to_env(actions, self.space), ids)
         self.writer.sent(actions, ids)
 
     def collect(self) -> list[float]:
@@ -252,7 +249,7 @@ class Trainer:
             self.send(batch.obs, ids)
         else:
             actions = self.choose(self.obs, ids)
-            result = self.obs, rewards, *flags, _ = envs.step(self.to_env(actions))
+            result = self.obs, rewards, *flags, _ = envs.step(to_env(actions, self.space))
             self.writer.step(actions, *result)
         self.steps += len(ids)
         self.returns[ids] += rewards
@@ -334,6 +331,22 @@ class Trainer:
         return {name: getattr(self, name) for name in names}
 
 
+def to_env(actions: np.ndarray, space: Any) -> np.ndarray:
+    """Turn actions from -1 to 1 into those that the env takes."""
+    low, high = space.low, space.high
+    return np.clip(low + (actions + 1) * (0.5 * (high - low)), low, high, dtype=low.dtype)
+
+
+def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tensor], np.ndarray]]:
+    """Return envs and the policy of a run, for `vecenv play`."""
+    given: Any = {"backend": options.backend, **options.env_kwargs}
+    envs = make_vec(options.env_id, num_envs, **given)
+    space: Any = envs.single_action_space
+    agent = Agent(cast("Box", envs.single_observation_space), space, options)
+    agent.load_state_dict(load_checkpoint(options.save / "checkpoint/last.npz")["state"]["agent"])
+    return envs, lambda obs: to_env(agent.act(obs.float()).numpy(), space)
+
+
 PARTS = "agent", "optimizer", "buffer", "generator", "rng"
 NUMBERS = "steps", "num_updates", "obs", "held", "returns"
 
@@ -367,7 +380,7 @@ def main(options: Options) -> EvaluationResult:
         raise SystemExit(str(error)) from None
 
     def act(obs: Tensor) -> np.ndarray:
-        return trainer.to_env(trainer.agent.act(obs.float()).cpu().numpy())
+        return to_env(trainer.agent.act(obs.float()).cpu().numpy(), trainer.space)
 
     count, device = options.eval_episodes, options.device
     result = evaluate(act, options.env_id, count, device=device, **given)

@@ -1,8 +1,13 @@
 """The command `vecenv`."""
 
 import json
+import os
+import re
+import select
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -287,3 +292,262 @@ def test_ctrl_c_ends_a_command_in_one_line(capsys, monkeypatch):
     monkeypatch.setattr("vecenv.cage.challenge2.play.playing.evaluate", interrupted)
     assert main(["evaluate", "--policy", "sleep"]) == 130
     assert capsys.readouterr().err == "vecenv: stopped by Ctrl-C\n"
+
+
+# -- train, play, envs, bench, demo ----------------------------------------------------------------
+
+FAST = ["--total-steps", "600", "--num-envs", "4", "--num-steps", "32", "--eval-episodes", "2"]
+
+
+@pytest.fixture(scope="module")
+def cartpole_run(tmp_path_factory):
+    """A run folder of a few steps of PPO."""
+    folder = tmp_path_factory.mktemp("runs") / "cartpole"
+    assert main(["train", "CartPole-v1", *FAST, "--backend", "sync", "--save", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+def test_train_leaves_a_run_folder_that_play_plays_and_train_resumes(
+    cartpole_run, capsys, tmp_path, monkeypatch
+):
+    from vecenv.learn import load_checkpoint
+
+    options = json.loads((cartpole_run / "options.json").read_text())
+    assert (options["env_id"], options["total_steps"]) == ("CartPole-v1", 600)
+    for policy in (cartpole_run, cartpole_run / "policy.npz"):
+        assert main(["play", "CartPole-v1", "--policy", str(policy), "--episodes", "3"]) == 0
+        out = capsys.readouterr().out
+        assert re.search(r"CartPole-v1, ppo of .*: return [0-9.]+ ± .* over 3 episodes", out)
+    config = tmp_path / "options.json"  # of the first run; the command line goes first
+    config.write_text((cartpole_run / "options.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    args = ["train", "CartPole-v1", "--config", str(config), "--total-steps", "300"]
+    assert main(args) == 0
+    assert "ppo: actions are Discrete(2)" in capsys.readouterr().out
+    again = tmp_path / "runs" / "CartPole-v1-ppo"
+    found = json.loads((again / "options.json").read_text())
+    assert found == {**options, "total_steps": 300, "save": "runs/CartPole-v1-ppo"}
+    before = load_checkpoint(again / "checkpoint" / "last.npz")["state"]["steps"]
+    assert main([*args[:-1], "600", "--resume"]) == 0
+    after = load_checkpoint(again / "checkpoint" / "last.npz")["state"]["steps"]
+    assert 0 < before < after
+    assert main(args) == 2
+    assert "has a run already: go on with it by" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+def test_a_trainer_that_was_copied_out_and_changed_trains_and_plays(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole-v1", "--algo", "ppo", "--eject", "my"]) == 0
+    assert [path.name for path in Path("my").iterdir()] == ["ppo.py"]
+    assert main(["train", "CartPole-v1", "--eject", "my"]) == 2
+    assert "there already" in capsys.readouterr().err
+    text = Path("my/ppo.py").read_text().replace("nn.Tanh", "nn.ReLU")
+    own = Path("my/own_ppo.py")
+    own.write_text(text.replace("clip: float = 0.2", "my_clip: float = 0.3\n    clip: float = 0.2"))
+    args = ["--backend", "sync", "--my-clip", "0.1", "--save", "run"]
+    assert main(["train", "CartPole-v1", "--algo", str(own), *FAST, *args]) == 0
+    play = ["play", "CartPole-v1", "--policy", "run", "--episodes", "1"]
+    assert main(play) == 2  # no example has these options
+    assert "give the file that trained it, by --algo" in capsys.readouterr().err
+    assert main([*play, "--algo", str(own)]) == 0
+    assert "own_ppo of run" in capsys.readouterr().out
+    sys.modules.pop("own_ppo")
+
+
+def test_what_an_example_imports_is_copied_with_it(tmp_path):
+    from vecenv.trainers import eject
+
+    assert {path.name for path in eject("cage2_defender", tmp_path)} == {
+        "cage2_defender.py",
+        "ppo.py",
+    }
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm"),
+    [
+        ("CartPole-v1", "ppo"),
+        ("Pendulum-v1", "sac"),
+        ("vecenv:Synthetic-v0", "ppo"),
+        ("Cage2-v0", "cage2_defender"),
+        ("vecenv:Cage4-v0", "cage4_defender"),
+        ("agents:Spread-v0", "ppo_agents"),
+        ("test_cli_envs:Pictures", "dqn"),
+    ],
+)
+def test_algorithms_are_chosen_by_spaces(env, algorithm, own_envs):
+    from vecenv.trainers import choose
+
+    assert choose(env).algorithm == algorithm
+
+
+@pytest.fixture
+def own_envs(tmp_path, monkeypatch):
+    """A module of envs beside the user."""
+    (tmp_path / "test_cli_envs.py").write_text(
+        "import gymnasium as gym, numpy as np\nfrom gymnasium.spaces import *\n"
+        "class Own(gym.Env):\n"
+        "    observation_space, action_space = Box(0, 1, (3,)), Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        super().reset(seed=seed)\n        return self.observation_space.sample(), {}\n"
+        "    def step(self, action):\n"
+        "        return self.observation_space.sample(), 1.0, True, False, {}\n"
+        "class Pictures(Own):\n"
+        "    observation_space = Box(0, 255, (40, 40, 3), np.uint8)\n"
+        "class Strange(Own):\n"
+        "    action_space = Tuple((Discrete(2), Box(0, 1, (2,))))\n"
+        "class Words(Own):\n    observation_space = Text(8)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("test_cli_envs", None)
+
+
+@pytest.mark.usefixtures("one_torch_thread", "own_envs")
+def test_factories_are_trained_and_played(capsys, tmp_path):
+    args = ["train", "test_cli_envs:Own", "--backend", "sync", *FAST]
+    assert main(args) == 0
+    assert main(["play", "test_cli_envs:Own", "--policy", "runs/Own-ppo", "--episodes", "2"]) == 0
+    assert "return 1.0 ± 0.0" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("own_envs")
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["train", "CartPole-v7"], "there is no env 'CartPole-v7'; did you mean CartPole-v1"),
+        (["train", "CartPole-v1", "--algo", "pp0"], "algo is 'pp0'; did you mean ppo"),
+        (["train", "CartPole-v1", "--algo", "my.py"], "'my.py', but there is no such file"),
+        (["train", "CartPole-v1", "--algo", "sac"], "CartPole-v1 has the spaces"),
+        (["train", "Pendulum-v1", "--algo", "dqn"], "expected (Box, Discrete)"),
+        (["train", "test_cli_envs:Strange"], "actions are Tuple(Discrete(2)"),
+        (["train", "test_cli_envs:Words"], "the observation 'obs' is Text"),
+        (["train", "CartPole-v1", "--save", "/proc/nowhere"], "/proc/nowhere"),
+        (["train", "CartPole-v1", "--config", "none.toml"], "none.toml"),
+        (["train", "CartPole-v1", "--config", "odd.toml"], "did you mean gamma?"),
+        (["train", "CartPole-v1", "--config", "bad.json"], "bad.json can't be read"),
+        (["train", "CartPole-v1", "--device", "cuda:77"], "torch finds no such device"),
+        (["play", "CartPole-v1", "--policy", "none"], "there is no such file or folder"),
+        (["play", "CartPole-v1", "--policy", "odd.toml"], "odd.toml is no policy"),
+        (["play", "CartPole-v1", "--policy", ".", "--episodes", "0"], "episodes is 0"),
+        (["play", "CartPole-v1", "--policy", ".", "--gif", "a.mp4"], "expected a name that ends"),
+        (["play", "CartPole-v1", "--policy", ".", "--fps", "-1"], "fps is -1"),
+        (["envs", "no-such"], "no env has no-such in its name; --all lists"),
+        (["bench", "--plot", "/nowhere/at/all.png"], "/nowhere/at/all.png"),
+        (["demo", "--save", "/proc/nowhere"], "choose another folder with --save"),
+    ],
+)
+def test_what_can_not_be_trained_or_played_is_said_in_one_line(args, words, capsys):
+    Path("odd.toml").write_text("gama = 0.9\n")
+    Path("bad.json").write_text("{")
+    assert main(args) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.startswith("vecenv: ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "args", [["train"], ["train", "CartPole-v1", "--no-such-option", "3"], ["demo", "--x", "3"]]
+)
+def test_wrong_options_of_a_trainer_end_the_command(args, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_of_train_has_its_options_and_those_of_the_algorithm(capsys):
+    for args, words in (
+        (["train", "--help"], ("--algo", "--config", "--track", "--eject")),
+        (["train", "CartPole-v1", "--help"], ("--total-steps", "--resume", "--gae-lambda")),
+        (["demo", "--help"], ("--total-steps", "--episodes")),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(args)
+        assert caught.value.code == 0
+        out = capsys.readouterr().out
+        assert all(word in out for word in words)
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+def test_a_policy_of_another_env_is_refused(cartpole_run, capsys):
+    assert main(["play", "Acrobot-v1", "--policy", str(cartpole_run)]) == 2
+    assert "was trained in CartPole-v1, whose observation space is Box" in capsys.readouterr().err
+
+
+def test_trackers_that_are_not_installed_are_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vecenv.trainers.find_spec", lambda name: None)
+    assert main(["train", "CartPole-v1", "--track", "wandb"]) == 2
+    assert "which is not installed: pip install" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_envs_lists_spaces(capsys):
+    assert main(["envs", "synth"]) == 0
+    assert "Synthetic-v0" in (out := capsys.readouterr().out)
+    assert "Discrete(2)" in out
+    assert main(["envs", "--all", "cartpole-v"]) == 0
+    out = capsys.readouterr().out
+    assert "CartPole-v1" in out
+    assert "CartPole-v0" not in out.replace("JitCartPole", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="terminals are not closed so here")
+def test_a_closed_terminal_leaves_a_run_that_resumes(tmp_path, capsys):
+    program = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "  # it is its own
+    program += "from vecenv.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "train", "CartPole-v1", "--save", "run"]
+    terminal, inside = os.openpty()
+    process = subprocess.Popen(
+        [*command, "--total-steps", "5000000", "--backend", "sync"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+    )
+    os.close(inside)
+    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 90
+    while not (metrics.exists() and metrics.stat().st_size > 500):
+        assert time.monotonic() < deadline
+        if select.select([terminal], [], [], 0.1)[0]:
+            os.read(terminal, 4096)
+    os.close(terminal)
+    assert process.wait(90) == 0
+    steps = [json.loads(line)["steps"] for line in metrics.read_text().splitlines()]
+    again = ["--total-steps", str(steps[-1] + 3000), "--backend", "sync", "--resume"]
+    assert main([*command[3:-1], str(tmp_path / "run"), *again]) == 0
+    more = [json.loads(line)["steps"] for line in metrics.read_text().splitlines()]
+    assert more[: len(steps)] == steps
+    assert more[-1] > steps[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_torch_thread")
+@pytest.mark.parametrize("algorithm", ["sac", "dqn"])
+def test_sac_and_dqn_are_trained_and_played(algorithm, capsys, tmp_path):
+    env = {"sac": "Pendulum-v1", "dqn": "CartPole-v1"}[algorithm]
+    folder = str(tmp_path / "run")
+    args = ["--total-steps", "1200", "--compile", "off", "--eval-episodes", "2", "--save", folder]
+    assert main(["train", env, "--algo", algorithm, *args]) == 0
+    assert main(["play", env, "--policy", folder, "--episodes", "2"]) == 0
+    assert f"{env}, {algorithm} of {folder}: return" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_bench_measures_and_draws(tmp_path):
+    from vecenv.bench import WORKLOADS, run_bench
+
+    found = run_bench(WORKLOADS[:1])
+    assert "CartPole: " in found.advice()[0]
+    found.plot(tmp_path / "bench.png")
+    with Image.open(tmp_path / "bench.png") as picture:
+        assert picture.format == "PNG"

@@ -1,13 +1,17 @@
-"""The command `vecenv`: play and watch CAGE policies; check, compare and trace vector envs."""
+"""The command `vecenv`: train, play and watch policies; check, compare and trace vector envs."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
+import itertools
+import os
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,12 +30,189 @@ Rules = Literal["faithful", "debugged"]
 Observation = Literal["bits", "extended"]
 EnvName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 
-_DESCRIPTION = """Check, compare and trace Gymnasium's vector envs; play and watch CAGE policies.
+_DESCRIPTION = """Train, play and watch policies; check, compare and trace Gymnasium's vector envs.
 
-`vecenv COMMAND --help` says more about a command, `vecenv --version` which version this is."""
+`vecenv demo` trains and films a defender. `vecenv COMMAND --help` says more about a
+command, `vecenv --version` which version this is."""
 
 # What wrong arguments, files and ids lead to; anything else is a bug and keeps its traceback.
 _USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError)
+
+
+def demo() -> int:
+    """Train a defender for CAGE Challenge 2 in a minute or two, compare it with others, film it.
+
+    `vecenv demo --help` lists its options, those of examples/cage2_demo.py.
+    """
+    raise AssertionError("main has _demo for it, which takes these options")
+
+
+def _demo(words: Sequence[str]) -> int:
+    if not {"-h", "--help"} & set(words):
+        print("loading torch ...", flush=True)
+    from vecenv.trainers import load
+
+    module = load("cage2_demo")
+    about = (module.__doc__ or "").partition("\n")[0]
+    module.main(tyro.cli(module.Options, prog="vecenv demo", description=about, args=words))
+    return 0
+
+
+@dataclass
+class Train:
+    """Train a policy, by PPO, SAC or DQN as the env's spaces ask for, into a run folder.
+
+    Options of the algorithm, such as --total-steps, --save and --resume, are given here too:
+    `vecenv train ENV --help` lists them.
+    """
+
+    env: EnvName
+    """Registered id, also "module:id", or "module:name" of a factory or of EnvKernels;
+    "agents:NAME" is a game with several agents."""
+    algo: str | None = None
+    """ppo, sac, dqn, ppo_agents, cage2_defender, cage4_defender; or a file of your own, such as
+    --eject writes. By default chosen by the env's spaces."""
+    config: Path | None = None
+    """File of options, .toml, or .json such as options.json of a run folder; those given here go
+    first."""
+    track: Literal["tensorboard", "wandb"] | None = None
+    """Where to send the scalars, too."""
+    eject: Path | None = None
+    """Copy the trainer into this folder, to be changed, and train nothing."""
+
+
+def _train(words: Sequence[str]) -> int:
+    """Read what `Train` has, then the options of the trainer, and run it."""
+    helps = {"-h", "--help"} & set(words)
+    if not words or words[0].startswith("-"):
+        tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
+    own = [word for word in words if word not in helps]
+    given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
+    from vecenv import trainers
+
+    env_kwargs = rest[rest.index("--env-kwargs") + 1 :] if "--env-kwargs" in rest else []
+    env_kwargs = list(itertools.takewhile(lambda word: not word.startswith("--"), env_kwargs))
+    chosen = trainers.choose(given.env, given.algo, env_kwargs)
+    if given.eject is not None:
+        copies = trainers.eject(chosen.algorithm, given.eject)
+        print(*copies, sep="\n")
+        print(f"change them, and train with: vecenv train {given.env} --algo {copies[0]}")
+        return 0
+    if not helps:
+        print(f"{chosen.algorithm}: {chosen.reason} (--algo takes another)", flush=True)
+    module = trainers.load(chosen.algorithm)
+    fields = {field.name for field in dataclasses.fields(module.Options)}
+    defaults = {"save": trainers.run_folder(given.env, chosen.algorithm)}
+    defaults |= {name: chosen.env for name in ("env_id", "env") if name in fields}
+    defaults |= getattr(module, "DEFAULTS", {}).get(chosen.env, {})
+    if given.config is not None:
+        rest = [*trainers.arguments_of(given.config, module.Options), *rest]
+    if given.track is not None:
+        trainers.require_tracker(given.track, chosen.algorithm, fields)
+        rest.append("--tensorboard")
+    options = tyro.cli(
+        module.Options,
+        prog=f"vecenv train {given.env}",
+        description=f"{chosen.algorithm}: {chosen.reason}. {Train.__doc__}",
+        default=dataclasses.replace(module.Options(), **defaults),
+        args=["--help"] if helps else rest,
+    )
+    with trainers.sent_to(given.track, options):
+        module.main(options)
+    return 0
+
+
+def play(
+    env: EnvName,
+    /,
+    *,
+    policy: Path,
+    episodes: int = 20,
+    seed: int = 1_000_000,
+    env_kwargs: tuple[str, ...] = (),
+    algo: str | None = None,
+    gif: Path | None = None,
+    text: bool = False,
+    frames: int = 500,
+    fps: float | None = None,
+) -> int:
+    """Play episodes with a policy that was trained, print the mean return, and film one.
+
+    Args:
+        env: As for `train`.
+        policy: Run folder of `train`, or a file in it; or a .zip that stable-baselines3 has
+            written, which can run code when it is read.
+        episodes: How many.
+        seed: Of the episodes.
+        env_kwargs: For the env, such as size=5; those of the training hold, too.
+        algo: What trained it, if it was a file of your own.
+        gif: File to write an animation of one more episode to.
+        text: Show one more episode in the terminal.
+        frames: Of that episode, at most so many.
+        fps: Pictures per second; by default those of the env.
+    """
+    from vecenv.cage.canvas import require_gif, save_gif
+    from vecenv.compare.source import read_env_kwargs
+    from vecenv.playing import film, play
+    from vecenv.watching import show_texts
+
+    if fps is not None and not fps > 0:
+        raise ValueError(f"fps is {fps!r}, expected a positive number")
+    if gif is not None:
+        require_gif(gif)
+    options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
+    options["seed"] = seed
+    result, name = play(env, policy, episodes, **options)
+    print(f"{env}, {name} of {policy}: {result}")
+    if text:
+        found, own_fps = film(env, policy, "ansi", frames, **options)
+        show_texts(found, fps or own_fps)
+    if gif is not None:
+        found, own_fps = film(env, policy, "rgb_array", frames, **options)
+        save_gif(found, gif, fps=fps or own_fps)
+        print(f"animation: {gif}")
+    return 0
+
+
+def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = False) -> int:
+    """List envs: their spaces, what acts in them, and whether they are compiled.
+
+    Args:
+        words: Only those with one of these in the name.
+        all: Gymnasium's and other registered ones, too.
+    """
+    if "numba" not in sys.modules:  # to see their spaces, compiled envs need not be compiled
+        os.environ["NUMBA_DISABLE_JIT"] = "1"
+    from vecenv.listing import list_envs
+
+    Console().print(list_envs(words, has_all=all))
+    return 0
+
+
+def bench(*, plot: Path | None = None) -> int:
+    """Measure this machine, for a minute: which backend for which env, and why.
+
+    Args:
+        plot: File to draw a picture into.
+    """
+    from vecenv.bench import run_bench
+    from vecenv.compare.result import check_picture
+
+    if plot is not None:
+        require_writable(plot)
+        check_picture(plot)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        found = run_bench(
+            on_progress=lambda what, done: bar.update(task, description=what, completed=done)
+        )
+    Console().print(found)
+    if plot is not None:
+        found.plot(plot)
+        print(f"picture: {plot}")
+    return 0
 
 
 def evaluate(
@@ -398,7 +579,12 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: Arguments; None for those of the process.
     """
-    commands = {
+    commands: dict[str, Any] = {
+        "demo": demo,
+        "train": Train,
+        "play": play,
+        "envs": envs,
+        "bench": bench,
         "evaluate": evaluate,
         "watch": watch,
         "replay": replay,
@@ -406,13 +592,21 @@ def main(args: Sequence[str] | None = None) -> int:
         "compare": compare,
         "trace": trace,
     }
-    if list(sys.argv[1:] if args is None else args) == ["--version"]:
+    words = list(sys.argv[1:] if args is None else args)
+    if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
     try:
+        if words[:1] in (["demo"], ["train"]):  # which take the options of an example
+            return (_demo if words[0] == "demo" else _train)(words[1:])
         return tyro.extras.subcommand_cli_from_dict(
-            commands, prog="vecenv", description=_DESCRIPTION, args=args
+            commands, prog="vecenv", description=_DESCRIPTION, args=words
         )
+    except SystemExit as error:
+        if not isinstance(error.code, str):
+            raise
+        print(f"vecenv: {error.code}", file=sys.stderr)  # of an example
+        return 2
     except KeyboardInterrupt:
         print("vecenv: stopped by Ctrl-C", file=sys.stderr)
         return 130

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
 from vecenv.make import has_compiled_envs, make_vec
 
-__all__ = ["play_frames", "save_gif_of", "show", "watch_env"]
+__all__ = ["frame_of", "play_frames", "save_gif_of", "show", "show_texts", "watch_env"]
 
 
 def play_frames(
@@ -48,10 +48,10 @@ def play_frames(
     try:
         act = _find_policy(policy, envs, seed)
         obs, _ = envs.reset(seed=seed)
-        yield _frame(envs, env, render_mode)
+        yield frame_of(envs, env, render_mode)
         for _ in range(num_steps):
             obs, *_ = envs.step(act(obs))
-            yield _frame(envs, env, render_mode)
+            yield frame_of(envs, env, render_mode)
     finally:
         envs.close()
 
@@ -72,13 +72,17 @@ def watch_env(
     env_kwargs: Mapping[str, Any],
     *,
     fps: float,
-    is_paced: bool | None = None,
     **play: Any,
 ) -> None:
     """Show an env that renders text in the terminal; `play` as for `play_frames`."""
+    show_texts(play_frames(env, env_kwargs, "ansi", **play), fps)
+
+
+def show_texts(frames: Iterable[str], fps: float) -> None:
+    """Show texts one after the other in the terminal, or the last one where there is none."""
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
-        for frame in play_frames(env, env_kwargs, "ansi", **play):
+        for frame in frames:
             live.update(Text.from_ansi(frame), refresh=True)
             if console.is_terminal:
                 time.sleep(1 / fps)
@@ -113,7 +117,7 @@ def _make(source: EnvSource, render_mode: str) -> VecEnv:
     return make_vec(source.spec, backend=backend, **kwargs)
 
 
-def _frame(envs: VecEnv, name: str, render_mode: str) -> Any:
+def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
     """Return a picture or a text of the only env."""
     frames = envs.render()
     frame = frames[0] if frames else None

@@ -61,7 +61,15 @@ def resolve_device(device: torch.device | str) -> torch.device:
         raise BufferMisuseError(f"device is {device!r}, expected one of torch: {error}") from None
     if asked.type == "cpu":
         return torch.device("cpu")
-    return asked if asked.index is not None else torch.empty(0, device=asked).device
+    if asked.index is not None:
+        return asked
+    try:
+        return torch.empty(0, device=asked).device
+    except (AssertionError, RuntimeError) as error:  # no such device, or torch was built without
+        raise BufferMisuseError(
+            f"device is {device!r}, which torch can't use here ({str(error).splitlines()[0]}); "
+            "take device='cpu', or a torch that was built for the device"
+        ) from None
 
 
 def check_place(name: str, tensor: torch.Tensor, device: torch.device | None) -> None:

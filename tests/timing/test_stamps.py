@@ -45,8 +45,21 @@ def test_a_full_ring_keeps_the_latest():
     for action in range(11):
         env.step(action)
     found = stamps.read()
-    assert len(found.env_ids) == 4 and stamps.counts[0] == 11
+    assert len(found.env_ids) == 4 and stamps.counted()[0] == 11
     assert stamps.complete_since() == found.begin_ns[1]
+
+
+def test_steps_are_counted_wherever_a_new_owner_takes_over():
+    stamps = small_stamps(1, 100)
+    done = 0
+    for number in (1, 33, 70, 31, 150, 2):
+        (env,) = stamped([Env()], stamps)
+        assert stamps.counted().tolist() == [done]
+        for _ in range(number):
+            env.step(0)
+            done += 1
+            assert stamps.counted().tolist() == [done]
+    assert len(stamps.read().env_ids) == 100
 
 
 def test_a_step_that_raises_stays_open_and_is_told_first():

@@ -25,6 +25,7 @@ __all__ = [
     "SB3Policy",
     "is_sb3_file",
     "load_network",
+    "load_sb3_model",
     "load_sb3_policy",
     "save_network",
 ]
@@ -237,6 +238,8 @@ _SB3_SIGNS = (
     ("sb3_contrib", "TRPO", "setting", "cg_max_steps"),
     ("sb3_contrib", "ARS", "setting", "n_delta"),
     ("stable_baselines3", "DQN", "setting", "exploration_fraction"),
+    ("stable_baselines3", "SAC", "setting", "target_entropy"),
+    ("stable_baselines3", "TD3", "setting", "target_policy_noise"),
     ("stable_baselines3", "PPO", "setting", "clip_range"),
     ("stable_baselines3", "A2C", "setting", "gae_lambda"),
 )
@@ -251,18 +254,16 @@ def is_sb3_file(path: str | Path) -> bool:
     return is_named and {"data", "policy.pth"} <= set(_names_in(path))
 
 
-def load_sb3_policy(path: str | Path, observation_of: Callable[[Any, Any], str]) -> SB3Policy:
+def load_sb3_model(path: str | Path) -> tuple[Any, bool]:
     """Read a model that stable-baselines3 or sb3-contrib has saved; on the CPU.
 
     They unpickle what is in it: a file of theirs can run code, so read only those that you trust.
 
-    Args:
-        path: The file.
-        observation_of: Returns the name of the observation for the shape of inputs and the number
-            of actions (None if they aren't counted) of a model.
+    Returns:
+        The model, and whether its `predict` takes `action_masks`.
 
     Raises:
-        ValueError: The file holds something else, or a model without discrete actions.
+        ValueError: The file holds something else.
         ModuleNotFoundError: The library is not installed.
     """
     library, name = _sb3_algorithm(path)
@@ -276,10 +277,25 @@ def load_sb3_policy(path: str | Path, observation_of: Callable[[Any, Any], str])
             f"{path} is a {name} model of {library}, which is not installed: pip install {extra}",
             name=error.name,
         ) from None
-    model = getattr(module, name).load(path, device="cpu")
+    return getattr(module, name).load(path, device="cpu"), name == "MaskablePPO"
+
+
+def load_sb3_policy(path: str | Path, observation_of: Callable[[Any, Any], str]) -> SB3Policy:
+    """Read a model for CAGE, see `load_sb3_model`.
+
+    Args:
+        path: The file.
+        observation_of: Returns the name of the observation for the shape of inputs and the number
+            of actions (None if they aren't counted) of a model.
+
+    Raises:
+        ValueError: The file holds something else, or a model without discrete actions.
+        ModuleNotFoundError: The library is not installed.
+    """
+    model, uses_masks = load_sb3_model(path)
     num_actions = getattr(model.action_space, "n", None)
     observation = observation_of(model.observation_space.shape, num_actions)
-    return SB3Policy(model, observation, uses_masks=name == "MaskablePPO")
+    return SB3Policy(model, observation, uses_masks=uses_masks)
 
 
 def _sb3_algorithm(path: str | Path) -> tuple[str, str]:
@@ -297,6 +313,6 @@ def _sb3_algorithm(path: str | Path) -> tuple[str, str]:
         if module.startswith(sign) if kind == "module" else sign in settings:
             return library, name
     raise ValueError(
-        f"{path} is a model with a policy of {module}, expected one of an algorithm for discrete "
-        f"actions: {', '.join(name for _, name, _, _ in _SB3_SIGNS)}"
+        f"{path} is a model with a policy of {module}, expected one of "
+        f"{', '.join(name for _, name, _, _ in _SB3_SIGNS)}"
     )

@@ -19,11 +19,12 @@ from vecenv.core.errors import NoActionMaskError
 from vecenv.core.masks import MASK_KEY, none_allowed
 from vecenv.core.rows import aligned_zeros, check_slot_array
 from vecenv.core.seeding import Seed
+from vecenv.core.slots import Outputs, SlotCheck
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.files import read_entry
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
-from vecenv.jit.arrays import ActionReader, Outputs, SlotCheck, new_outputs
+from vecenv.jit.arrays import ActionReader, new_outputs
 from vecenv.jit.binding import Loop, bind_loop
 from vecenv.jit.episodes import (
     DISABLED,

@@ -65,15 +65,15 @@ def draw_curve(
 
 
 def _scale(axes: Any, returns: np.ndarray, lines: np.ndarray) -> None:
-    """Make the axis of returns logarithmic if the lines cover more than one order of magnitude."""
+    """Make the axis of returns logarithmic if they are of one sign, and many times the lines."""
     sign = -1 if lines.max() < 0 else 1
-    sizes = np.abs(lines)
-    smallest = max(sizes.min(), 1.0)
+    sizes = np.abs([*lines, returns.min(), returns.max()])
+    smallest = max(np.abs(lines).min(), 1.0)
     if (returns * sign).min() < 0 or sizes.max() <= 20 * smallest:
         return
     threshold = 10 ** math.floor(math.log10(smallest))  # linear below it
     axes.set_yscale("symlog", linthresh=threshold)
-    top = sign * 1.2 * max(np.abs(returns).max(), sizes.max())
+    top = sign * 1.2 * sizes.max()
     low, high = sorted((0.0, top))
     ticks = [digit * 10**k * sign for k in range(10) for digit in (1, 2, 5)]
     axes.set_yticks([0, *(t for t in ticks if abs(t) >= threshold and low <= t <= high)])

@@ -44,6 +44,7 @@ __all__ = ["Run"]
 _METRICS_FILE = "metrics.jsonl"
 _LAST, _BEST = Path("checkpoint", "last.npz"), Path("checkpoint", "best.npz")
 _LOCK_FILE = ".lock"
+_SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
 _logger = logging.getLogger("vecenv")
 
 
@@ -58,8 +59,9 @@ class Run:
       that a kill or a full disk at any time leaves the one before;
     - files of TensorBoard, if asked for; `curve.png`; what `write_json` writes.
 
-    In a `with` statement, SIGINT (Ctrl-C) and SIGTERM set `should_stop` instead of ending the
-    program: the loop saves and ends by itself. The second one acts as without `Run`.
+    In a `with` statement, SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal was closed) set
+    `should_stop` instead of ending the program: the loop saves and ends by itself. The second
+    Ctrl-C or SIGTERM acts as without `Run`; after SIGHUP, what is printed is dropped.
 
     Args:
         folder: Made if it is not there.
@@ -235,6 +237,10 @@ class Run:
             owner = os.getpid()
 
             def stop(number: int, frame: Any) -> None:
+                if number == _SIGHUP and os.getpid() == owner:  # which kernel and shell both send
+                    _drop_output(terminals)  # printing would fail, before the run is saved
+                    self.should_stop = True
+                    return
                 if not self.should_stop and os.getpid() == owner:  # not in a fork
                     self.should_stop = True
                     return
@@ -245,7 +251,8 @@ class Run:
                     signal.signal(number, signal.SIG_DFL)
                     signal.raise_signal(number)
 
-            for number in (signal.SIGINT, signal.SIGTERM):
+            terminals = [number for number in (0, 1, 2) if os.isatty(number)]
+            for number in filter(None, (signal.SIGINT, signal.SIGTERM, _SIGHUP)):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
                     self._handlers[number] = signal.signal(number, stop) or signal.SIG_DFL
         return self
@@ -268,6 +275,8 @@ class Run:
     def resume_command(self) -> str:
         """The command line of this process with `--resume`, to tell how to go on."""
         words = [os.path.basename(sys.executable) or "python", *sys.argv]
+        if not sys.argv[0].endswith(".py"):  # a command that pip has installed
+            words = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
         if "--resume" not in words:
             words.append("--resume")
         return shlex.join(words)
@@ -499,6 +508,14 @@ class Run:
                 self.not_restored[name] = reason
                 _logger.warning("%s: not as they were, so reset them: %s", name, reason)
         return self.load()
+
+
+def _drop_output(terminals: Collection[int]) -> None:
+    """Let what is written to terminals go nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in terminals:
+        os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def _lock(folder: Path) -> Any:

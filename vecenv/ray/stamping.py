@@ -43,7 +43,7 @@ class ActorStamps:
         if self._stamps is None:
             envs._end_stamps()
         else:
-            self._taken = self._stamps.counts.copy()
+            self._taken = self._stamps.counted()
             self.lanes = envs._env_lanes()
 
     def mark_done(self) -> None:

@@ -218,7 +218,7 @@ class Timing:
             self._loads = None
             self._carried = self._env_totals = None
             if self._stamps is not None:
-                self._taken = self._stamps.counts.copy()
+                self._taken = self._stamps.counted()
                 self._env_totals = EnvTotals(self._kept[0])
 
     @property

@@ -30,7 +30,8 @@ BEGIN_NS, END_NS, DONE_NS, NOTE = range(4)
 RECORD_WORDS = 4
 # Reading the processor time takes longer than a stamp: it is taken of one step in 32, and of every
 # step that follows a step long enough to make its cost negligible.
-_MASK = 32 * RECORD_WORDS - 1
+_MOST_UNCOUNTED = 32
+_MASK = _MOST_UNCOUNTED * RECORD_WORDS - 1
 _LONG_NS = 250_000
 _MOST_LINES = 10  # of a description
 _RUSAGE_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)  # on Linux
@@ -81,7 +82,8 @@ class EnvStamps:
 
     Args:
         rings: int64 (N, K, RECORD_WORDS), zeros; kept by reference.
-        counts: int64 (N,), zeros; number of steps of each env that have ended.
+        counts: int64 (N,), zeros; number of steps of each env that have ended, as of its latest
+            step of which the processor time was taken: see `counted`.
 
     Attributes:
         rings, counts: As given.
@@ -102,9 +104,22 @@ class EnvStamps:
         """Return the rings of envs first, ..., last - 1, in the same memory."""
         return EnvStamps(self.rings[first:last], self.counts[first:last])
 
+    def counted(self) -> np.ndarray:
+        """Return the number of steps of each env that have ended, int64 (N,)."""
+        counts = self.counts.copy()
+        # To write less at a step, its count is not. The records since are those in ascending order.
+        places = (counts[:, None] + np.arange(-1, _MOST_UNCOUNTED)) % self.rings.shape[1]
+        begins = self.rings[np.arange(len(counts))[:, None], places, BEGIN_NS]
+        ends = self.rings[np.arange(len(counts))[:, None], places, END_NS]
+        np.abs(begins, out=begins)
+        begins[counts == 0, 0] = 0  # there is none before the first
+        is_next = (begins[:, 1:] > begins[:, :-1]) & (ends[:, 1:] >= begins[:, 1:])
+        counts += np.logical_and.accumulate(is_next, axis=1).sum(1)
+        return counts
+
     def read(self) -> Stamps:
         """Copy out the rings, running steps included."""
-        counts, rings = self.counts.copy(), self.rings.copy()
+        counts, rings = self.counted(), self.rings.copy()
         env_ids = np.repeat(np.arange(len(rings)), rings.shape[1])
         records = _valid(rings.reshape(-1, RECORD_WORDS).copy())
         # While this copies, steps may begin where old ones ended.
@@ -138,7 +153,7 @@ class EnvStamps:
     def records_since(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return env ids int64 (R,) and records of ended steps as `since` does, and its counts."""
         size = self.rings.shape[1]
-        counts = self.counts.copy()
+        counts = self.counted()
         lengths = np.minimum(counts - taken, size - 1)
         parts = []
         for ring, end, length in zip(self.rings, (counts % size).tolist(), lengths, strict=True):
@@ -154,12 +169,12 @@ class EnvStamps:
 
     def complete_since(self) -> int:
         """Return the time since which no record has been overwritten; 0 if none has been."""
-        size = self.rings.shape[1]
-        wrapped = np.flatnonzero(self.counts >= size)
+        size, counts = self.rings.shape[1], self.counted()
+        wrapped = np.flatnonzero(counts >= size)
         if len(wrapped) == 0:
             return 0
         # The oldest record may be being overwritten, so the one after it counts.
-        oldest = self.rings[wrapped, (self.counts[wrapped] + 1) % size, BEGIN_NS]
+        oldest = self.rings[wrapped, (counts[wrapped] + 1) % size, BEGIN_NS]
         return int(np.abs(oldest).max())
 
     def describe_latest(self, env_ids: np.ndarray) -> str:
@@ -222,20 +237,20 @@ class StampedEnv:
         ring: Any = memoryview(flat)  # type: ignore[arg-type]  # typeshed before 3.12
         its_count: Any = memoryview(stamps.counts[index : index + 1])  # type: ignore[arg-type]
         size = len(ring)
-        count = int(stamps.counts[index])
-        at = count * RECORD_WORDS % size
+        count = int(stamps.part(index, index + 1).counted()[0])
+        its_count[0] = count
+        at = counted_at = count * RECORD_WORDS % size
         mask = 0  # the processor time is taken where this leaves nothing of `at`
+        short_mask = _MASK if size > 2 * _MASK else 0  # what is not counted is never overwritten
 
         def step(action: Any) -> Any:
-            nonlocal at, count
+            nonlocal at
             here = at
             if here & mask == 0:
                 return measure(envs[index].step, 0, action)
             ring[here] = perf_counter_ns()
             result = envs[index].step(action)
             ring[here + 1] = perf_counter_ns()
-            count += 1
-            its_count[0] = count
             at = (here + RECORD_WORDS) % size
             return result
 
@@ -244,7 +259,7 @@ class StampedEnv:
 
         def measure(call: Callable[..., Any], kind: int, *args: Any, **kwargs: Any) -> Any:
             """Call a method of the env between two stamps, and take the processor time as well."""
-            nonlocal at, count, mask
+            nonlocal at, count, counted_at, mask
             waits, cpu_begin_ns = _usage()
             begin_ns = perf_counter_ns()
             ring[at] = -begin_ns
@@ -257,10 +272,10 @@ class StampedEnv:
             ring[at + END_NS] = end_ns
             ring[at + NOTE] = (computed_ns + 1) << 1 | kind
             if kind == 0:
-                mask = 0 if end_ns - begin_ns > _LONG_NS else _MASK
-            count += 1
-            its_count[0] = count
+                mask = 0 if end_ns - begin_ns > _LONG_NS else short_mask
             at = (at + RECORD_WORDS) % size
+            count += (at - counted_at) % size // RECORD_WORDS
+            its_count[0], counted_at = count, at
             return result
 
         def mark_done() -> None:

@@ -1,0 +1,99 @@
+"""`vecenv envs`: registered envs as a table."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
+
+__all__ = ["list_envs"]
+
+_OURS = "vecenv."
+_GAMES = "vecenv.agents."  # modules of games with several agents
+
+
+def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
+    """Return a table of registered envs.
+
+    Args:
+        words: Parts of names, in any case; envs with one of them, or all.
+        has_all: The newest versions of Gymnasium's and other registered envs, too.
+
+    Raises:
+        ValueError: There is no such env.
+    """
+    specs = [gym.registry[name] for name in sorted(gym.registry)]
+    specs = [spec for spec in specs if _is_ours(spec) or (has_all and _is_newest(spec))]
+    if words:
+        specs = [s for s in specs if any(word.lower() in s.id.lower() for word in words)]
+    if not specs:
+        hint = "" if has_all else "; --all lists Gymnasium's, too"
+        raise ValueError(f"no env has {' or '.join(words)} in its name{hint}")
+    table = Table("id", "observations", "actions", "agents", "compiled", box=SIMPLE_HEAD)
+    for spec in sorted(specs, key=lambda spec: (not _is_ours(spec), spec.id)):
+        table.add_row(spec.id, *_cells(spec))
+    table.caption = "vecenv train ID trains in one; agents:ID makes each agent learn"
+    table.caption_justify = "left"
+    return table
+
+
+def _points(spec: EnvSpec) -> list[str]:
+    return [p for p in (spec.entry_point, spec.vector_entry_point) if isinstance(p, str)]
+
+
+def _is_ours(spec: EnvSpec) -> bool:
+    return any(point.startswith(_OURS) for point in _points(spec))
+
+
+def _is_newest(spec: EnvSpec) -> bool:
+    alike = [s for s in gym.registry.values() if s.namespace == spec.namespace]
+    return (spec.version or 0) == max(s.version or 0 for s in alike if s.name == spec.name)
+
+
+def _cells(spec: EnvSpec) -> list[str]:
+    """Spaces, agents and whether it is compiled, of an env that is made to see."""
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            is_compiled = has_compiled_envs(find_spec(spec.id), {})
+            envs = make_vec(spec.id, 1, backend="jit" if is_compiled else "sync")
+            spaces = envs.single_observation_space, envs.single_action_space
+            envs.close()
+    except Exception as error:  # whatever a package that is missing leads to
+        return [f"not to be had: {_first_line(error.__cause__ or error)}", "", "", ""]
+    twin = COMPILED_TWINS.get(spec.id)
+    compiled = "yes" if is_compiled else f"as {twin}" if twin else ""
+    return [_shown(spaces[0]), _shown(spaces[1]), _agents(spec), compiled]
+
+
+def _agents(spec: EnvSpec) -> str:
+    if spec.id == "Cage4-v0":
+        return "5"
+    return "several" if any(point.startswith(_GAMES) for point in _points(spec)) else ""
+
+
+def _shown(space: Any) -> str:
+    """A space in a few words."""
+    name = type(space).__name__
+    if name in ("Box", "MultiBinary"):
+        return f"{name}{space.shape} {space.dtype}".replace(",)", ")")
+    if name == "Discrete":
+        return f"Discrete({space.n})"
+    if name == "MultiDiscrete":
+        return f"MultiDiscrete({space.nvec.size})"
+    if name in ("Dict", "Tuple"):
+        return f"{name} of {len(space.spaces)}"
+    return name
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,346 @@
+"""The trainers of `vecenv train`, `play` and `demo`: the files of examples/, found and loaded.
+
+In a checkout they lie in `examples/`, and a wheel has copies of them in `vecenv/examples/`; this
+module runs either, and any file of a user's that has the same parts:
+
+- `Options`, a dataclass with the fields `env_id` (or `env`), `save` and `resume`;
+- `main(options)`, which trains;
+- for `vecenv play`, `load_policy(options, num_envs)`, which returns envs and a function from
+  observations, and where episodes begin, to actions.
+
+Only `load` imports torch, by what it loads.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import importlib
+import json
+import shutil
+import sys
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from vecenv.compare.source import GAMES, EnvSource, read_source
+from vecenv.files import write_text
+from vecenv.make import has_compiled_envs, make_vec
+
+__all__ = [
+    "ALGORITHMS",
+    "Chosen",
+    "arguments_of",
+    "choose",
+    "eject",
+    "env_id_of",
+    "folder",
+    "load",
+    "make_single",
+    "require_tracker",
+    "run_folder",
+    "sent_to",
+]
+
+# What `--algo` takes; other names are files. In the order in which a run folder is recognised.
+ALGORITHMS = ("ppo", "sac", "dqn", "ppo_agents", "cage2_defender", "cage4_defender")
+OF_ENVS = {"Cage2-v0": "cage2_defender", "Cage4-v0": "cage4_defender"}
+
+
+class Chosen(NamedTuple):
+    """A trainer for an env.
+
+    Attributes:
+        algorithm: A name of `ALGORITHMS`, or a file.
+        env: What its options call the env: an id, or what `make_vec_agents` takes.
+        reason: A sentence.
+    """
+
+    algorithm: str
+    env: str
+    reason: str
+
+
+def folder() -> Path:
+    """Return where the examples are: in the package (of a wheel), or beside it (in a checkout).
+
+    Raises:
+        FileNotFoundError: They are in neither place.
+    """
+    package = Path(__file__).parent
+    for found in (package / "examples", package.parent / "examples"):
+        if (found / "ppo.py").is_file():
+            return found
+    raise FileNotFoundError(
+        f"the examples are neither in {package} nor beside it; install vecenv anew, from its wheel"
+    )
+
+
+def path_of(algorithm: str) -> Path:
+    """Return the file of a trainer.
+
+    Raises:
+        ValueError: There is no such trainer; the sentence names near ones.
+        FileNotFoundError: There is no such file.
+    """
+    if algorithm.endswith(".py"):
+        path = Path(algorithm).resolve()
+        if not path.is_file():
+            raise FileNotFoundError(f"algo is {algorithm!r}, but there is no such file")
+        return path
+    if algorithm not in ALGORITHMS:
+        near = difflib.get_close_matches(algorithm.lower(), ALGORITHMS, 2)
+        told = f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(ALGORITHMS)}"
+        raise ValueError(f"algo is {algorithm!r}; {told}; or give a file of your own, as my.py")
+    return folder() / f"{algorithm}.py"
+
+
+def load(name: str) -> ModuleType:
+    """Import an example by its name, or a file that is like one.
+
+    Its folder comes first in `sys.path` meanwhile, as it does for a script, and last afterwards.
+
+    Raises:
+        ValueError, FileNotFoundError: There is none, or a module of its name is there already.
+        ModuleNotFoundError: torch, or another package that it needs, is not installed.
+    """
+    path = path_of(name) if name in ALGORITHMS or name.endswith(".py") else folder() / f"{name}.py"
+    here = str(path.parent)
+    sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(path.stem)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "matplotlib", "PIL"):
+            raise
+        raise ModuleNotFoundError(
+            f'{path.stem} needs {error.name}, which is not installed: pip install "vecenv[train]"',
+            name=error.name,
+        ) from None
+    finally:
+        sys.path.remove(here)
+        if here not in sys.path:
+            sys.path.append(here)  # for envs that lie beside it
+    found = Path(module.__file__ or "").resolve()
+    if found != path.resolve():
+        raise ValueError(f"{path} is named like {found}, which is imported already: rename it")
+    return module
+
+
+def env_id_of(source: EnvSource) -> str:
+    """Return an id that makes an env; factories and kernels are registered under one.
+
+    Raises:
+        ValueError: It can't be registered.
+    """
+    if source.spec is not None:
+        module, colon, _ = source.name.rpartition(":")
+        if source.spec.id in gym.registry and _is_ours(source.spec.id):
+            return f"vecenv:{source.spec.id}"
+        return f"{module}{colon}{source.spec.id}"
+    name = source.name.replace(":", ".")
+    if name not in gym.registry:
+        if source.kernels is not None:
+            kernels = source.kernels
+
+            def make(num_envs: int = 1, **options: Any) -> Any:
+                return make_vec(kernels, num_envs, backend="jit", **options)
+
+            gym.register(name, vector_entry_point=make)
+        else:
+            gym.register(name, entry_point=source.name)
+    return name
+
+
+def _is_ours(env_id: str) -> bool:
+    entry = gym.registry[env_id]
+    points = (entry.entry_point, entry.vector_entry_point)
+    return any(isinstance(point, str) and point.startswith("vecenv.") for point in points)
+
+
+def make_single(source: EnvSource, **kwargs: Any) -> Any:
+    """Make a vector env of one env, the compiled one where there is one."""
+    env_id, kwargs = env_id_of(source), {**source.kwargs, **kwargs}
+    backend = "jit" if has_compiled_envs(env_id, kwargs) else "sync"
+    return make_vec(env_id, 1, backend=backend, **kwargs)
+
+
+def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = ()) -> Chosen:
+    """Choose a trainer by the spaces of an env.
+
+    Args:
+        env: Registered id, also "module:id", "module:name" of a factory or of `EnvKernels`, or
+            "agents:NAME".
+        algorithm: One of `ALGORITHMS`, or a file; None chooses.
+        env_kwargs: What follows `--env-kwargs` on the command line: names and values in turn.
+
+    Raises:
+        ValueError: There is no such env, or no such algorithm; near names are suggested.
+        ImportError: The env's module can't be imported.
+    """
+    if algorithm is not None:
+        path_of(algorithm)
+    if env.startswith(GAMES):
+        read_source(env)
+        game = env.removeprefix(GAMES)
+        return Chosen(algorithm or "ppo_agents", game, "it is a game with several agents")
+    source = read_source(env)
+    env_id = env_id_of(source)
+    if algorithm is not None:
+        return Chosen(algorithm, env_id, "as asked for")
+    if (own := OF_ENVS.get(env_id.rpartition(":")[2])) is not None:
+        return Chosen(own, env_id, "the env has a trainer of its own")
+    envs = make_single(source, **_plain_kwargs(env_kwargs))
+    try:
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    finally:
+        envs.close()
+    return Chosen(*_by_spaces(obs_space, action_space, env_id))
+
+
+def _by_spaces(obs_space: Any, action_space: Any, env_id: str) -> tuple[str, str, str]:
+    is_row = isinstance(action_space, Box) and len(action_space.shape) == 1
+    is_bounded = is_row and np.issubdtype(action_space.dtype, np.floating)
+    is_bounded = is_bounded and action_space.is_bounded()
+    obs_axes = len(obs_space.shape) if isinstance(obs_space, Box) else 0
+    if is_bounded and obs_axes in (1, 2):
+        return "sac", env_id, f"actions are {action_space}"
+    if isinstance(action_space, Discrete) and obs_axes == 3:
+        return "dqn", env_id, f"observations are pictures {obs_space.shape}, actions {action_space}"
+    return "ppo", env_id, f"actions are {action_space}"
+
+
+def _plain_kwargs(words: Sequence[str]) -> dict[str, Any]:
+    """Read names and values in turn; a value is a literal of Python, or else text."""
+
+    def value(word: str) -> Any:
+        try:
+            return ast.literal_eval(word)
+        except (ValueError, SyntaxError):
+            return word
+
+    return {name: value(word) for name, word in zip(words[::2], words[1::2], strict=False)}
+
+
+def arguments_of(config: Path, kind: type) -> list[str]:
+    """Return a file of options as command line arguments, which are then read like those.
+
+    Args:
+        config: .toml or .json, such as `options.json` of a run folder; names as in the dataclass.
+        kind: The dataclass.
+
+    Raises:
+        ValueError: The file is of another form, or has names that the options lack.
+        OSError: It can't be read.
+    """
+    try:
+        text = config.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if config.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        wanted = "expected TOML (.toml), or JSON such as options.json of a run"
+        raise ValueError(f"{config} can't be read: {error!s:.200}; {wanted}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{config} holds {type(values).__name__}, expected names and values")
+    names = [field.name for field in dataclasses.fields(kind)]
+    found: list[str] = []
+    for name, value in values.items():
+        name = name.replace("-", "_")
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 2)
+            told = f"did you mean {' or '.join(near)}?" if near else "--help lists the options"
+            raise ValueError(f"{config} has the option {name!r}, which there is not; {told}")
+        if name in ("save", "resume", "overwrite", "env_id", "env"):
+            continue  # of that run, not of this one
+        found += _as_arguments(name.replace("_", "-"), value)
+    return found
+
+
+def _as_arguments(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, Mapping):
+        return [f"--{name}", *(str(word) for pair in value.items() for word in pair)]
+    if isinstance(value, list | tuple):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", str(value)]
+
+
+def run_folder(env: str, algorithm: str) -> Path:
+    """Return where `vecenv train` saves by default."""
+    name = env.rpartition(":")[2].replace("/", "-")
+    return Path("runs", f"{name}-{Path(algorithm).stem}")
+
+
+def require_tracker(tracker: str, algorithm: str, fields: Collection[str]) -> None:
+    """Find out whether scalars can be sent to a tracker, before anything is trained.
+
+    Raises:
+        ValueError: The trainer writes none.
+        ModuleNotFoundError: The tracker is not installed.
+    """
+    if "tensorboard" not in fields:
+        raise ValueError(f"{algorithm} has no option tensorboard, which --track {tracker} needs")
+    for name in {"tensorboard", tracker}:  # W&B reads what is written for TensorBoard
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(
+                f"--track {tracker} needs {name}, which is not installed: pip install {name}",
+                name=name,
+            )
+
+
+@contextmanager
+def sent_to(tracker: str | None, options: Any) -> Iterator[None]:
+    """Send what is written for TensorBoard to W&B, too; a resumed run goes on as the same run."""
+    if tracker != "wandb":
+        yield
+        return
+    wandb: Any = importlib.import_module("wandb")
+    options.save.mkdir(parents=True, exist_ok=True)
+    note = options.save / "wandb_id"
+    kept = note.read_text().strip() if options.resume and note.exists() else None
+    settings = {name: str(value) for name, value in dataclasses.asdict(options).items()}
+    with wandb.init(
+        project="vecenv",
+        name=options.save.name,
+        id=kept,
+        resume="allow",
+        dir=str(options.save),
+        config=settings,
+        sync_tensorboard=True,
+    ) as run:
+        write_text(note, run.id)
+        yield
+
+
+def eject(algorithm: str, target: Path) -> list[Path]:
+    """Copy an example into a folder, with the examples that it imports; return the copies.
+
+    Raises:
+        FileExistsError: One of the files is there already; nothing was copied.
+        OSError: The folder can't be written.
+    """
+    pending, found = [path_of(algorithm)], list[Path]()
+    while pending:
+        path = pending.pop()
+        if path in found:
+            continue
+        found.append(path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                beside = [path.with_name(f"{alias.name}.py") for alias in node.names]
+                pending += [file for file in beside if file.is_file()]
+    copies = [target / path.name for path in found]
+    if there := [str(copy) for copy in copies if copy.exists()]:
+        raise FileExistsError(f"{', '.join(there)}: there already; choose another folder")
+    target.mkdir(parents=True, exist_ok=True)
+    for path, copy in zip(found, copies, strict=True):
+        shutil.copyfile(path, copy)
+    return copies
