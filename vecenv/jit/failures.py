@@ -225,6 +225,9 @@ def _place_and_reason(
             place = _line_with(found[1], functions, ("LOAD_GLOBAL", "LOAD_NAME")) or place
         elif (found := _UNTYPED.search(text)) is not None:
             reason = f"{found[1]} is a plain function; decorate it with @numba.njit"
+    if place is None and (where := getattr(failure, "loc", None)) is not None:
+        # numba-cuda does not always say in the text what it knows.
+        place = _named_place(f'File "{where.filename}", line {where.line}', functions)
     return place or _Place(own.co_filename, own.co_firstlineno, own.co_name), reason
 
 

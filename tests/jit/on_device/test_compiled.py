@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from jit.cuda.bundled import MAKERS
+from jit.on_device.bundled import MAKERS
 
 from vecenv.jit import EnvKernels, KernelCompileError
 from vecenv.jit.binding import uncompiled

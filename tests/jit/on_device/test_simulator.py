@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 _PROGRAM = """
 import sys
 import numpy as np
-from jit.cuda.bundled import MAKERS
+from jit.on_device.bundled import MAKERS
 from vecenv.jit.binding import uncompiled
 from vecenv.jit.cuda.env import CudaVectorEnv
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from jit.cuda.bundled import MAKERS
-from jit.cuda.host_device import use
+from jit.on_device.bundled import MAKERS
+from jit.on_device.host_device import use
 
 from vecenv.core.masks import sample_actions
 from vecenv.jit.binding import uncompiled
@@ -17,7 +17,7 @@ LIMITS = {"cartpole": {"max_episode_steps": 60}, "breakout": {"max_episode_steps
 
 @pytest.fixture(autouse=True)
 def lowered_device(monkeypatch):
-    from jit.cuda.lowered import LoweredDevice
+    from jit.on_device.lowered import LoweredDevice
 
     return use(monkeypatch, LoweredDevice())
 

@@ -10,7 +10,7 @@ import ctypes
 import re
 
 import llvmlite.binding as llvm
-from jit.cuda.host_device import HostDevice
+from jit.on_device.host_device import HostDevice
 
 from vecenv.jit.cuda import compiler
 from vecenv.jit.cuda.driver import ARGUMENTS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box, MultiDiscrete
-from jit.cuda.host_device import HostDevice, use
+from jit.on_device.host_device import HostDevice, use
 from jit.toy_env import PARAMS, TOY
 
 import vecenv
