@@ -37,6 +37,7 @@ _PLACES = re.compile(
     r"(?:\bat|\bfrom) ([^\s()]+\.\w+|<[^>]*>) \((\d+)\)|File \"([^\"]+)\", line (\d+)"
 )
 _UNTYPED = re.compile(r"Untyped global name '(\w+)'.*<class 'function'>", re.DOTALL)
+_BUILT_IN = re.compile(r"<(?:built-in )?function (\w+)")
 _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 _FOREIGN = tuple(  # what is in Numba and in this package
     str(folder) + os.sep for folder in (Path(numba.__file__).parent, Path(__file__).parents[1])
@@ -225,9 +226,9 @@ def _place_and_reason(
             place = _line_with(found[1], functions, ("LOAD_GLOBAL", "LOAD_NAME")) or place
         elif (found := _UNTYPED.search(text)) is not None:
             reason = f"{found[1]} is a plain function; decorate it with @numba.njit"
-    if place is None and (where := getattr(failure, "loc", None)) is not None:
-        # numba-cuda does not always say in the text what it knows.
-        place = _named_place(f'File "{where.filename}", line {where.line}', functions)
+    if place is None and (found := _BUILT_IN.search(text)) is not None:
+        # numba-cuda does not always say where.
+        place = _line_with(found[1], functions, ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"))
     return place or _Place(own.co_filename, own.co_firstlineno, own.co_name), reason
 
 

@@ -12,7 +12,11 @@ from vecenv.jit.cuda.env import CudaVectorEnv
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(900)]
 MODES = ("NextStep", "SameStep", "Disabled")
 NUM_ENVS, NUM_STEPS = 64, 400
-LIMITS = {"cartpole": {"max_episode_steps": 60}, "breakout": {"max_episode_steps": 80}}
+LIMITS = {
+    "cartpole": {"max_episode_steps": 60},
+    "breakout": {"max_episode_steps": 80},
+    "pursuit": {"max_cycles": 60},
+}
 
 
 @pytest.fixture(autouse=True)
