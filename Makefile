@@ -21,21 +21,23 @@ LOWEST_ARGS ?=
 # The revision that `make against` measures this tree against, and options of benchmarks/against.py.
 REV ?= HEAD
 AGAINST_ARGS ?=
+# Options of benchmarks/gpu_envs.py and benchmarks/device.py.
+GPU_ARGS ?=
 
 VENV := .venv
 RUN := $(VENV)/bin/python
 PYTEST = $(RUN) -m pytest $(PYTEST_ARGS)
 # A process of tests that dies fails its test and ends the run: xdist 3.8 may wait for ever otherwise.
 ONCE := --max-worker-restart=0
-FAST := not slow and not learn and not gpu and not ray
+FAST := not slow and not learn and not gpu and not cuda and not ray
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 # Tests start many processes, each of which would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cage2 cage4 test test-slow fuzz test-gpu test-ray test-adapters test-real coverage lint format \
-	format-check typecheck docs check-wheel check-lowest bench against constraints clean
+.PHONY: help demo cage2 cage4 test test-slow fuzz test-gpu bench-gpu check-cuda test-ray test-adapters \
+	test-real coverage lint format format-check typecheck docs check-wheel check-lowest bench against constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,13 +55,21 @@ test: $(VENV)/.installed-test  ## the fast tests and the doctests
 	$(PYTEST) -n $(JOBS) $(ONCE) -m "$(FAST)"
 
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
-	$(PYTEST) -m "(slow or learn) and not gpu and not ray and not real" || test $$? -eq 5  # 5: there are none
+	$(PYTEST) -m "(slow or learn) and not gpu and not cuda and not ray and not real" || test $$? -eq 5  # 5: there are none
 
 fuzz: $(VENV)/.installed-test  ## random cases, a minute of each fuzzer
 	PYTHONPATH=.:tests $(RUN) -m fuzz $(FUZZ_ARGS)
 
-test-gpu: $(VENV)/.installed-test  ## the tests that need a CUDA device
+test-gpu: $(VENV)/.installed-test $(VENV)/.installed-cuda  ## the tests that need a CUDA device
 	$(PYTEST) -m gpu || test $$? -eq 5
+
+bench-gpu: $(VENV)/.installed-test $(VENV)/.installed-cuda  ## time envs and buffers on a CUDA device
+	PYTHONPATH=. $(RUN) benchmarks/gpu_envs.py $(GPU_ARGS)
+	PYTHONPATH=. $(RUN) benchmarks/device.py $(GPU_ARGS)
+
+# What a device would run, without one: compiled for devices and measured, and run by the processor.
+check-cuda: $(VENV)/.installed-test $(VENV)/.installed-cuda  ## kernels compiled for GPUs, without a GPU
+	$(PYTEST) -m cuda
 
 test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray  ## the tests that need the `ray` package
 	$(PYTEST) -m ray || test $$? -eq 5

@@ -82,6 +82,8 @@ def pytest_runtest_setup(item):
     budget = item.config.getoption("--time-budget")
     if budget is not None and time.monotonic() - STARTED > budget:
         pytest.skip(f"the time budget of {budget:.0f} s is used up")
+    if item.get_closest_marker("cuda"):
+        pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'vecenv[cuda]'")
     if item.get_closest_marker("gpu"):
         import torch
 

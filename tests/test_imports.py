@@ -13,6 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
 LEARN = "vecenv/learn/"  # imports torch; nothing else in `vecenv` imports it
+ON_DEVICES = "vecenv/jit/cuda/"  # imports torch too, in functions
 PLAYS = "vecenv/playing.py"  # but this, in functions: policies that were trained
 # Installed by an extra or not at all: inside functions of the one module that needs it.
 OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}
@@ -105,7 +106,7 @@ def test_packages_keep_apart_and_optional_ones_are_imported_in_functions_of_one_
     users = defaultdict(set)
     for file, imports in all_imports().items():
         package = Path(file).parts[0]
-        allowed = {"torch"} if file.startswith(LEARN) else set()
+        allowed = {"torch"} if file.startswith((LEARN, ON_DEVICES)) else set()
         assert not {found.root for found in imports} & (NEVER[package] - allowed), file
         learning = [i for i in imports if "vecenv.learn" in i.module]
         may_learn = file.startswith(LEARN) or (

@@ -72,6 +72,15 @@ _ROWS = (
         colour="#e76f51",
         use="the JIT kit",
     ),
+    Backend(
+        "cuda",
+        takes="compiled",
+        makes="vecenv.jit.cuda.env:CudaVectorEnv",
+        stepping=None,
+        is_timed=False,
+        imports=("vecenv.jit", "torch"),
+        use="device='cuda'",
+    ),
     Backend("ray", takes="either", makes="vecenv.ray.env:RayVectorEnv", stepping=None),
     Backend(
         "gymnasium-sync",

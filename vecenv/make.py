@@ -53,6 +53,7 @@ def make_vec(
     num_envs: int | None = None,
     *,
     backend: str = "auto",
+    device: Any = None,
     wrappers: Sequence[Wrapper] = (),
     copy: bool | None = None,
     observation_mode: ObservationMode | None = None,
@@ -77,6 +78,10 @@ def make_vec(
             for several what a trial finds faster that steps envs made for it, for less than two
             seconds, in a process that is thrown away. The log says why. Where envs are costly to
             make or must not be made twice, name the backend.
+            "cuda" steps compiled envs on a CUDA device, see `device`.
+        device: Where compiled envs are: "cuda" or another CUDA device makes a `CudaVectorEnv`, with
+            which results are tensors (docs/gpu.md); "cpu" is this process. Of other envs it is an
+            argument of their constructor.
         wrappers: Applied to every env in this order; not with "jit".
         copy: Whether observations returned are the caller's to keep (the default).
         observation_mode: How observation spaces are batched, see `SyncVectorEnv`.
@@ -110,7 +115,11 @@ def make_vec(
             "such as [gymnasium.wrappers.FlattenObservation]"
         )
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
+    if device is not None and not _takes_device(source, backend):
+        source = _read_source(env, num_envs, {**env_kwargs, "device": device}, tuple(wrappers))
+        device = None
     source.options.update({**(vector_kwargs or {}), **options})
+    backend = _with_device(source, backend, device)
     if "autoreset_mode" in source.options:
         source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
     is_single = backend != "auto" and BACKENDS[backend].takes == "factories"
@@ -132,12 +141,29 @@ def make_vec(
             source = source._replace(wrappers=(*source.wrappers, MaskInfos))
     try:
         if BACKENDS[backend].takes == "compiled":
-            return _make_compiled(source)
+            return _make_on_device(source) if backend == "cuda" else _make_compiled(source)
         return _make_spread(source, BACKENDS[backend], is_compiled=is_compiled)
     except (EnvCreationError, TypeError) as error:
         if told := _about_options(env_kwargs):
             error.add_note(f"If the env does not take it: {told}")
         raise
+
+
+def _takes_device(source: _Source, backend: str) -> bool:
+    """Whether `device` says where compiled envs are, and is no argument of an env."""
+    return backend in ("auto", "jit", "cuda") and _is_compiled(source, backend)
+
+
+def _with_device(source: _Source, backend: str, device: Any) -> str:
+    """Return the backend for a device, and note the device in the options."""
+    if device is not None:
+        is_cuda = backend == "cuda" or str(device).partition(":")[0] != "cpu"
+        backend = "cuda" if is_cuda else "jit"
+        if is_cuda:
+            source.options["device"] = device
+    elif backend == "auto" and source.backend == "cuda":  # the spec of a vector env
+        backend = "cuda"
+    return backend
 
 
 def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
@@ -226,6 +252,20 @@ def _make_compiled(source: _Source) -> VecEnv:
     return envs
 
 
+def _make_on_device(source: _Source) -> VecEnv:
+    """Make compiled envs on a device, from one on the CPU that knows what they are."""
+    from vecenv.jit.binding import uncompiled  # loads the compiler
+
+    names = ("device", "results")
+    own = {name: source.options[name] for name in names if name in source.options}
+    rest = {name: value for name, value in source.options.items() if name not in names}
+    with uncompiled():
+        host = _compiled_maker(source._replace(options=rest))(num_envs=1)
+    envs = BACKENDS["cuda"].load()(host, len(source.factories), **own)
+    envs.spec = _vector_spec(source, "cuda")
+    return envs
+
+
 def _compiled_maker(source: _Source) -> Callable[..., VecEnv]:
     """Return what makes the compiled vector env, given its `num_envs`."""
     # Results of compiled envs are the caller's anyway, and all envs have the same space.
@@ -272,7 +312,7 @@ def _is_compiled(source: _Source, backend: str) -> bool:
         is_loaded = "vecenv.jit.env" in sys.modules
         if isinstance(creator, type):
             return is_loaded and issubclass(creator, _jit_class())
-        if backend != "jit" and not is_loaded:
+        if backend not in ("jit", "cuda") and not is_loaded:
             return False
         made = _returned_class(creator)
         if made is not None and not issubclass(_jit_class(), made):
@@ -283,7 +323,7 @@ def _is_compiled(source: _Source, backend: str) -> bool:
         finally:
             envs.close()
     except Exception as error:
-        if backend == "jit" or source.spec.entry_point is None:
+        if backend in ("jit", "cuda") or source.spec.entry_point is None:
             raise
         _logger.info("the vector env of %s can't be made: %r", source.spec.id, error)
         return False

@@ -232,7 +232,7 @@ def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype)
         return read_flags(name, tensor)
     fits = torch.can_cast(tensor.dtype, dtype)
     if fits and not dtype.is_floating_point:  # integers: none may change
-        own = torch.empty(0, dtype=dtype).numpy().dtype
+        own = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
         fits = _holds_values(own, tensor.cpu().numpy())
     if not fits:
         raise BufferMisuseError(

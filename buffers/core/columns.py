@@ -171,7 +171,8 @@ def _allocate_pages(
         # Memory of torch is aligned to cache lines; pinned, it can be copied without blocking.
         pinned = device.type == "cuda" and spec.place == "both"
         if pinned:
-            return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), pin_memory=True).numpy()
+            dtype = torch_dtype(spec.dtype)
+            return torch.zeros(spec.shape, dtype=dtype, device="cpu", pin_memory=True).numpy()
         return zeroed_bytes(spec.nbytes).numpy().view(spec.dtype).reshape(spec.shape)
     pages: Any = allocate(spec.shape, spec.dtype)
     if not isinstance(pages, np.ndarray):

@@ -41,8 +41,9 @@ _GROUPS = (
 
 def free_bytes(device: torch.device) -> int | None:
     """Bytes that can still be allocated on a device; None where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "cuda":  # what torch keeps for itself is free for tensors, too
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     if device.type != "cpu":
         return None
     known = _available_in_machine(), _available_in_groups(), _available_in_limits()
@@ -168,7 +169,10 @@ def _is_lack_of_memory(error: Exception) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
-    return "can't allocate memory" in str(error)  # torch, on the CPU
+    # What torch says on the CPU, and CUDA where pages can't be pinned.
+    return any(
+        told in str(error) for told in ("can't allocate memory", "CUDA error: out of memory")
+    )
 
 
 def format_bytes(number: int) -> str:
@@ -195,7 +199,7 @@ def zeroed_bytes(size: int) -> torch.Tensor:
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None or size < _MIN_HUGE_BYTES:
-        return torch.zeros(size, dtype=torch.uint8)
+        return torch.zeros(size, dtype=torch.uint8, device="cpu")
     area = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # kernels without it say so
         area.madvise(advice)

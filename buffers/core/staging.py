@@ -22,7 +22,8 @@ class StagingBlock:
 
     def __init__(self, num_bytes: int, device: torch.device, *, is_staged: bool = True):
         pinned = device.type == "cuda"
-        self.host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        # A device that is the default in a `with` does not count here.
+        self.host = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         self.device = self.host
         if is_staged:
             self.device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -42,5 +43,5 @@ class StagingBlock:
         """Enqueue the copy of bytes begin .. end - 1, if there are two memories."""
         if self.device is not self.host:
             self.device[begin:end].copy_(self.host[begin:end], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        if self._copied is not None:  # of the stream that copies, which is that of its device
+            self._copied.record(torch.cuda.current_stream(self.device.device))

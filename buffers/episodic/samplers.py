@@ -193,7 +193,7 @@ class WindowTable:
         self._key: tuple[int, int] = (-1, 0)
         self._memory = np.zeros((2, storage.layout.max_episodes), np.int64)
         self.slots, self.ends = self._memory[:, :0]
-        self.device_slots = self.device_ends = torch.zeros(0, dtype=torch.int64)
+        self.device_slots = self.device_ends = torch.zeros(0, dtype=torch.int64, device="cpu")
 
     @property
     def nbytes(self) -> int:

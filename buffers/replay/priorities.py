@@ -145,6 +145,10 @@ class BlockSums:
     def __init__(self, capacity: int, device: torch.device):
         num_blocks = -(-capacity // BLOCK)
         self._capacity = capacity
+        with torch.inference_mode(False):  # what is made in it can't be changed outside
+            self._allocate(num_blocks, capacity, device)
+
+    def _allocate(self, num_blocks: int, capacity: int, device: torch.device) -> None:
         # The last block takes what is refused: the others are written without looking at it.
         self._written = torch.zeros((num_blocks + 1, BLOCK), dtype=torch.float64, device=device)
         self._written_sums = torch.zeros(num_blocks + 1, dtype=torch.float64, device=device)
@@ -191,7 +195,9 @@ class BlockSums:
             alpha: Exponent.
             bound: See above.
         """
-        given = priorities.to(torch.float64)
+        if not len(leaves):
+            return
+        given = priorities.detach().to(torch.float64)
         is_there = (leaves >= 0) & (leaves < count)
         is_good = (given >= 0) & (given <= bound) & is_there
         leaves = torch.where(is_good, leaves.long(), self._values.numel())

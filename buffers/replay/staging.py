@@ -103,6 +103,9 @@ class Staging:
         host[:begin] = words.view(np.uint8)
         end = begin + len(kept) * self._layout.stride
         packed = host[begin:end].reshape(len(kept), -1)
+        if (link := self._layout.fields.get("link")) is not None:
+            # What was there before would be a link until `_spread` has written the new ones.
+            packed[:, link.offset : link.offset + link.nbytes] = 0
         places = np.arange(len(kept))
         for path, field in self._layout.fields.items():
             if path != "link":

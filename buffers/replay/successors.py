@@ -141,8 +141,9 @@ class Successors:
             self.device_finals.copy_(torch.from_numpy(self.finals))
 
     def _twin(self, pages: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(pages)
-        return tensor.to(self._device, copy=True) if self._staged else tensor
+        with torch.inference_mode(False):  # what is made in it can't be changed outside
+            tensor = torch.from_numpy(pages)
+            return tensor.to(self._device, copy=True) if self._staged else tensor
 
     def _upload(self, target: torch.Tensor, pages: np.ndarray, chosen: np.ndarray) -> None:
         values = torch.from_numpy(pages[chosen]).to(self._device)

@@ -214,7 +214,10 @@ class MinibatchSampler:
         total = num_batches * size
         taken = self._padded_orders.take(total)
         if taken is None:
-            taken = [torch.empty(total, dtype=torch.int64), torch.empty(total)]
+            taken = [
+                torch.empty(total, dtype=torch.int64, device="cpu"),
+                torch.empty(total, device="cpu"),
+            ]
         order, weights = taken
         pad_batches(rows, num_batches, size, order.numpy(), weights.numpy())
         return [order.to(device), weights.to(device)]

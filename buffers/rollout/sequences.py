@@ -174,7 +174,10 @@ class SequenceSampler:
         total = num_batches * plan.length * plan.size
         taken = self._orders.take(total)
         if taken is None:
-            taken = [torch.empty(total, dtype=torch.int64), torch.empty(total)]
+            taken = [
+                torch.empty(total, dtype=torch.int64, device="cpu"),
+                torch.empty(total, device="cpu"),
+            ]
         shape = num_batches, plan.length, plan.size
         places = [part.numpy().reshape(shape) for part in taken]
         lay_out_sequences(padded, is_own, self._valid, plan.length, plan.size, *places)

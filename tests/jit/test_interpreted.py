@@ -206,10 +206,10 @@ def endless_step(state, action, rng):
 @needs_jit
 def test_a_trial_that_does_not_end_is_given_up():
     kernels = dataclasses.replace(WALK, step=endless_step)
-    run_rows = binding._bound_scope(
+    run_rows = binding.bound_scope(
         {**{name: getattr(kernels, name) for name in ("reset", "step", "observe")},
          "action_mask": binding.episodes.no_mask},
-        binding._constants(kernels, None),
+        binding.constants_of(kernels, None),
         lambda function: function,
     )["run_rows"]  # fmt: skip
     begin = time.monotonic()

@@ -24,6 +24,16 @@ class BatchedSpaces(NamedTuple):
     single_action_space: Space
     action_space: Space
 
+    @classmethod
+    def of(cls, observation_space: Space, action_space: Space, num_envs: int) -> BatchedSpaces:
+        """Batch the spaces of one env, see `batch_thinly`."""
+        return cls(
+            observation_space,
+            batch_thinly(observation_space, num_envs),
+            action_space,
+            batch_thinly(action_space, num_envs),
+        )
+
 
 def require_new_env(env: Env, made: Sequence[Env]) -> None:
     """Raise TypeError for an env without spaces, or one that a factory has returned before."""

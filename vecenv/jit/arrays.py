@@ -17,6 +17,7 @@ from vecenv.core.slots import Outputs
 __all__ = [
     "ActionReader",
     "checked_copy",
+    "element_bounds",
     "first_invalid_row",
     "new_outputs",
 ]
@@ -36,7 +37,7 @@ class ActionReader:
     """
 
     def __init__(self, space: Space, num_envs: int) -> None:
-        self.bounds = _element_bounds(space)
+        self.bounds = element_bounds(space)
         self._space = space
         self._any = self.bounds.shape[1] == 0
         self._dtype = np.dtype(space.dtype)
@@ -84,7 +85,8 @@ class ActionReader:
         )
 
 
-def _element_bounds(space: Space) -> np.ndarray:
+def element_bounds(space: Space) -> np.ndarray:
+    """Return the bounds of actions of a space, see `ActionReader.bounds`."""
     if isinstance(space, Discrete):
         low, high = np.array([space.start]), np.array([space.start + space.n - 1])
     elif isinstance(space, MultiDiscrete):

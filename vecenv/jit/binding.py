@@ -7,7 +7,8 @@ import inspect
 import os
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,16 @@ from vecenv.jit.games import GameLayout, as_njit, game_kernels
 from vecenv.jit.interpreted import calls_users_code, interpretable, try_out
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["Loop", "bind_loop", "tidy"]
+__all__ = [
+    "Loop",
+    "bind_loop",
+    "bound_scope",
+    "constants_of",
+    "functions_of",
+    "rebound",
+    "tidy",
+    "uncompiled",
+]
 
 NUM_KEPT = 100  # compiled versions of one function: kinds of env, and states of their source
 
@@ -52,7 +62,18 @@ class Loop(NamedTuple):
     tried: set[Any]  # parameters of the dry runs so far
 
 
+_is_uncompiled: ContextVar[bool] = ContextVar("is_uncompiled", default=False)
 _loops: dict[tuple[str, bool], Loop] = {}  # by fingerprint and whether it is to be compiled
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Compile nothing for the envs made inside: what they are made of is for a device."""
+    token = _is_uncompiled.set(True)
+    try:
+        yield
+    finally:
+        _is_uncompiled.reset(token)
 
 
 def bind_loop(
@@ -77,28 +98,26 @@ def bind_loop(
         KernelIndexError: A kernel uses an index out of range; found by the dry run.
         KernelCompileError: A kernel failed to compile or returns a wrong type.
     """
-    is_compiled = not debug and not is_jit_off()
-    constants = _constants(kernels, None if params is None else params.dtype)
-    functions = {name: getattr(kernels, name) for name in ARGUMENTS}
-    own = functions
-    if kernels.groups is not None:
-        functions = game_kernels(GameLayout.of(kernels.groups), own)
+    is_compiled = not (debug or is_jit_off() or _is_uncompiled.get())
+    dry_run = dry_run and not debug and not is_jit_off()
+    constants = constants_of(kernels, None if params is None else params.dtype)
+    own = {name: getattr(kernels, name) for name in ARGUMENTS}
+    functions = functions_of(kernels)
     key = fingerprint([*functions.values(), *constants.values()]), is_compiled
     if (known := _loops.get(key)) is not None:
-        if dry_run and is_compiled:
+        if dry_run:
             _try_out(known, kernels, params, max_episode_steps)
         return known
     for name, function in own.items():
         for one in function.values() if isinstance(function, Mapping) else [function]:
             if one is not None:
                 _check_arguments(kernels, name, one, params is not None)
-    functions["action_mask"] = functions["action_mask"] or episodes.no_mask
-    run_rows = _bound_scope(functions, constants, lambda function: function)["run_rows"]
+    run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
     has_python = not is_compiled or calls_users_code(run_rows)  # bundled kernels are not tried out
     loop = Loop(interpretable(run_rows) if has_python else None, None, set())
+    if dry_run:
+        _try_out(loop, kernels, params, max_episode_steps)
     if is_compiled:
-        if dry_run:
-            _try_out(loop, kernels, params, max_episode_steps)
         loop = loop._replace(attend=_compiled(kernels, functions, constants))
     if not is_jit_off():  # Python code may close over what the fingerprint does not know
         _loops[key] = loop
@@ -116,7 +135,16 @@ def _try_out(
     loop.tried.add(key)
 
 
-def _constants(kernels: EnvKernels, params_dtype: np.dtype | None) -> dict[str, Any]:
+def functions_of(kernels: EnvKernels) -> dict[str, Any]:
+    """Return the kernels of one env by name; of a game, those that `game_kernels` makes of them."""
+    functions = {name: getattr(kernels, name) for name in ARGUMENTS}
+    if kernels.groups is not None:
+        functions = game_kernels(GameLayout.of(kernels.groups), functions)
+    functions["action_mask"] = functions["action_mask"] or episodes.no_mask
+    return functions
+
+
+def constants_of(kernels: EnvKernels, params_dtype: np.dtype | None) -> dict[str, Any]:
     """Return the global constants of the templates."""
     mask_space = kernels.action_space if kernels.action_mask is not None else None
     return {
@@ -134,8 +162,8 @@ def _constants(kernels: EnvKernels, params_dtype: np.dtype | None) -> dict[str, 
 def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[str, Any]) -> Any:
     """Compile `attend` for these kernels, or load it from disk."""
     compiled = {name: as_njit(function) for name, function in functions.items()}
-    scope = _bound_scope(compiled, constants, lambda function: njit(function, inline="always"))
-    attend = cached_njit(_rebound(driver.attend, scope), nogil=True)
+    scope = bound_scope(compiled, constants, lambda function: njit(function, inline="always"))
+    attend = cached_njit(rebound(driver.attend, scope), nogil=True)
     try:
         _compile_or_load(attend)
     except Exception as error:  # Numba lets KeyError and others through
@@ -182,7 +210,7 @@ def _last_use(index: Path) -> float:
     return index.stat().st_mtime
 
 
-def _bound_scope(
+def bound_scope(
     functions: dict[str, Any], constants: dict[str, Any], finish: Callable[[Any], Any]
 ) -> dict[str, Any]:
     """Return the global names of the templates, bound to these kernels and constants.
@@ -197,16 +225,16 @@ def _bound_scope(
     else:
         step_adapter, pair_adapter = episodes.step_with_params, episodes.pair_with_params
     for name, kernel in functions.items():
-        adapter = _rebound(step_adapter if name == "step" else pair_adapter, {"kernel": kernel})
+        adapter = rebound(step_adapter if name == "step" else pair_adapter, {"kernel": kernel})
         scope[_KERNEL_NAMES[name]] = finish(adapter)
     scope["obs_row"] = episodes.scalar_row if constants["OBS_SHAPE"] == () else episodes.array_row
     scope["action_row"] = episodes.array_row
     for template in (episodes.run_rows, driver.unpack):
-        scope[template.__name__] = finish(_rebound(template, scope))
+        scope[template.__name__] = finish(rebound(template, scope))
     return scope
 
 
-def _rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
+def rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
     """Copy a template so that it reads its global names from `scope`."""
     template = getattr(template, "py_func", template)
     copy = types.FunctionType(template.__code__, scope, template.__name__)

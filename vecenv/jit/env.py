@@ -20,7 +20,7 @@ from vecenv.core.masks import MASK_KEY, none_allowed
 from vecenv.core.rows import aligned_zeros, check_slot_array
 from vecenv.core.seeding import Seed
 from vecenv.core.slots import Outputs, SlotCheck
-from vecenv.core.spaces import BatchedSpaces, batch_thinly
+from vecenv.core.spaces import BatchedSpaces
 from vecenv.files import read_entry
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
@@ -41,9 +41,9 @@ from vecenv.jit.games import state_writer
 from vecenv.jit.kernels import EnvKernels, as_record, draw
 from vecenv.jit.runner import CompiledRunner, Fixed, PythonRunner
 
-__all__ = ["JitVectorEnv"]
+__all__ = ["MODES", "JitVectorEnv", "check_seeds", "read_state"]
 
-_MODES = {
+MODES = {
     AutoresetMode.NEXT_STEP: NEXT_STEP,
     AutoresetMode.SAME_STEP: SAME_STEP,
     AutoresetMode.DISABLED: DISABLED,
@@ -134,13 +134,14 @@ class JitVectorEnv(VecEnv):
         all_metadata = _with_rendering(
             kernels, {**type(self).metadata, **(metadata or {})}, render_mode
         )
-        self._set_up(num_envs, _batched_spaces(kernels, num_envs), mode, all_metadata, render_mode)
+        spaces = BatchedSpaces.of(kernels.observation_space, kernels.action_space, num_envs)
+        self._set_up(num_envs, spaces, mode, all_metadata, render_mode)
         self.kernels = kernels
         self.max_episode_steps = max_episode_steps
         self.episode_infos = episode_infos
         self.mask_infos = mask_infos
         if mask_infos:
-            self._require_masks()
+            self.require_masks()
         self._params = record
         self._reader = ActionReader(kernels.action_space, num_envs)
         self._allocate_envs()
@@ -152,7 +153,7 @@ class JitVectorEnv(VecEnv):
         self, loop: Loop, max_episode_steps: int, params: np.ndarray | None, num_threads: int
     ) -> CompiledRunner | PythonRunner:
         fixed = Fixed(
-            _MODES[self.autoreset_mode],
+            MODES[self.autoreset_mode],
             max_episode_steps,
             self._states,
             self._runs,
@@ -196,6 +197,11 @@ class JitVectorEnv(VecEnv):
         """Seeds of the envs' random streams."""
         self._begin_streams(_NO_IDS, _NO_SEEDS)
         return tuple(self._runs["seed"].tolist())
+
+    @property
+    def params(self) -> np.ndarray | None:
+        """The parameter record, (1,), or None if the kernels take none."""
+        return self._params
 
     @property
     def states(self) -> np.ndarray:
@@ -258,7 +264,7 @@ class JitVectorEnv(VecEnv):
         return self.kernels.action_mask is not None
 
     def _action_masks(self, env_ids: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
-        self._require_masks()
+        self.require_masks()
         if out is None:
             count = self.num_envs if env_ids is None else len(env_ids)
             out = np.zeros((count, self._mask_width), np.int8)
@@ -286,7 +292,8 @@ class JitVectorEnv(VecEnv):
 
         return write_states
 
-    def _require_masks(self) -> None:
+    def require_masks(self) -> None:
+        """Raise NoActionMaskError unless there is an `action_mask` kernel."""
         if self.kernels.action_mask is None:
             raise NoActionMaskError(
                 f"{self.kernels.name} has no action_mask kernel; give its EnvKernels "
@@ -328,7 +335,11 @@ class JitVectorEnv(VecEnv):
         `load_state_dict`. The arrays can be stored with `numpy.savez`.
         """
         self._calls.require_ready("state_dict")
-        return {"states": self._states.copy(), "runs": self._runs.copy()}
+        return self.described_state({"states": self._states.copy(), "runs": self._runs.copy()})
+
+    def described_state(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the arrays of a state with what says whose they are; here nothing does."""
+        return arrays
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore a state that `state_dict` returned; `observe` returns its observations.
@@ -341,29 +352,13 @@ class JitVectorEnv(VecEnv):
         you trust.
         """
         self._calls.require_idle("load_state_dict")
-        loaded = {}
-        for name, own in (("states", self._states), ("runs", self._runs)):
-            if name not in state:
-                raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
-
-            def accepts(
-                dtype: np.dtype, shape: tuple[int, ...], name: str = name, own: np.ndarray = own
-            ) -> bool:
-                is_narrow = name == "runs" and dtype == _NARROW_RUN_DTYPE
-                if shape == own.shape and (dtype == own.dtype or is_narrow):
-                    return True
-                raise ValueError(
-                    f"state[{name!r}] has shape {shape} and dtype {dtype}, "
-                    f"expected {own.shape} and {own.dtype}: {self.num_envs} envs of the same kind"
-                )
-
-            loaded[name] = read_entry(state, name, accepts)
-        self._check_states(loaded["states"])
+        states, runs = read_state(state, self.num_envs, self.kernels.state_dtype)
+        self.check_state(state, states)
         self._calls.has_reset = self._calls.is_ready = False  # until everything is restored
         try:
             self._runner.end_cut_job()
-            self._states[:] = loaded["states"]
-            self._runs[:] = loaded["runs"].astype(RUN_DTYPE, copy=False)
+            self._states[:] = states
+            self._runs[:] = runs
             self._count_over()
             self._is_seeded = True
         except BaseException as error:
@@ -388,6 +383,10 @@ class JitVectorEnv(VecEnv):
 
     def _end_stamps(self) -> None:
         self._runner.stamp(None)
+
+    def check_state(self, state: Mapping[str, np.ndarray], states: np.ndarray) -> None:
+        """Raise ValueError if a state is of other envs, or has invalid records `states` (N,)."""
+        self._check_states(states)
 
     def _check_states(self, states: np.ndarray) -> None:
         """Raise ValueError for invalid states (N,), which kernels would use unchecked."""
@@ -446,10 +445,10 @@ class JitVectorEnv(VecEnv):
         """Return the envs that are given a seed, int64 (B,), and their seeds, uint64 (B,)."""
         chosen = np.arange(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask)
         if isinstance(seed, int):
-            _check_seeds(seed, seed + self.num_envs - 1)
+            check_seeds(seed, seed + self.num_envs - 1)
             return chosen, np.uint64(seed) + chosen.astype(np.uint64)
         given = {} if seed is None else {i: seed[i] for i in chosen.tolist() if seed[i] is not None}
-        _check_seeds(*given.values())
+        check_seeds(*given.values())
         return np.array(list(given), np.int64), np.array(list(given.values()), np.uint64)
 
     def _begin_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
@@ -598,16 +597,6 @@ def _with_rendering(
     return metadata
 
 
-def _batched_spaces(kernels: EnvKernels, num_envs: int) -> BatchedSpaces:
-    obs_space, action_space = kernels.observation_space, kernels.action_space
-    return BatchedSpaces(
-        obs_space,
-        batch_thinly(obs_space, num_envs),
-        action_space,
-        batch_thinly(action_space, num_envs),
-    )
-
-
 def _check_kernels(kernels: Any) -> None:
     """Refuse anything but an `EnvKernels`."""
     if isinstance(kernels, EnvKernels):
@@ -625,10 +614,43 @@ def _count(name: str, value: Any) -> int:
     return int(value)
 
 
-def _check_seeds(*seeds: int | None) -> None:
+def check_seeds(*seeds: int | None) -> None:
+    """Refuse seeds that are no 64-bit numbers."""
     for seed in seeds:
         if seed is not None and not 0 <= seed <= _MAX_SEED:
             raise ValueError(f"an env has the seed {seed}, expected one from 0 to {_MAX_SEED}")
+
+
+def read_state(
+    state: Mapping[str, np.ndarray], num_envs: int, state_dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the records of envs and of their streams, (N,) each, in what `state_dict` returned.
+
+    Raises:
+        KeyError: An entry is missing.
+        ValueError: An entry has another shape or dtype.
+    """
+    found = []
+    for name, expected in (("states", state_dtype), ("runs", RUN_DTYPE)):
+        if name not in state:
+            raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
+
+        def accepts(
+            dtype: np.dtype,
+            shape: tuple[int, ...],
+            name: str = name,
+            expected: np.dtype = expected,
+        ) -> bool:
+            is_narrow = name == "runs" and dtype == _NARROW_RUN_DTYPE
+            if shape == (num_envs,) and (dtype == expected or is_narrow):
+                return True
+            raise ValueError(
+                f"state[{name!r}] has shape {shape} and dtype {dtype}, "
+                f"expected {(num_envs,)} and {expected}: {num_envs} envs of the same kind"
+            )
+
+        found.append(read_entry(state, name, accepts).astype(expected, copy=False))
+    return found[0], found[1]
 
 
 def _default_threads() -> int:

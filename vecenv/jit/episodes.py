@@ -130,13 +130,13 @@ def run_rows(batch, start, stop):
     return num_ended
 
 
-@njit
+@njit(inline="always")  # device functions return no arrays
 def scalar_row(array, row):
     """Return the row of a batch of numbers as a view of length 1, for `observe` to write into."""
     return array[row : row + 1]
 
 
-@njit
+@njit(inline="always")
 def array_row(array, row):
     """Return the row of a batch: of arrays a view, of numbers the number."""
     return array[row]

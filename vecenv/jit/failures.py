@@ -9,7 +9,7 @@ import linecache
 import os
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -37,6 +37,7 @@ _PLACES = re.compile(
     r"(?:\bat|\bfrom) ([^\s()]+\.\w+|<[^>]*>) \((\d+)\)|File \"([^\"]+)\", line (\d+)"
 )
 _UNTYPED = re.compile(r"Untyped global name '(\w+)'.*<class 'function'>", re.DOTALL)
+_BUILT_IN = re.compile(r"<(?:built-in )?function (\w+)")
 _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 _FOREIGN = tuple(  # what is in Numba and in this package
     str(folder) + os.sep for folder in (Path(numba.__file__).parent, Path(__file__).parents[1])
@@ -78,7 +79,13 @@ class _Place(NamedTuple):
 
 
 def explain(
-    kernels: EnvKernels, compiled: dict[str, Any], constants: dict[str, Any], error: Exception
+    kernels: EnvKernels,
+    compiled: dict[str, Any],
+    constants: dict[str, Any],
+    error: Exception,
+    *,
+    compile_one: Callable[[Any, tuple[Any, ...]], Any] | None = None,
+    where: str = "",
 ) -> NoReturn:
     """Compile kernel by kernel to find the one at fault, and raise KernelCompileError for it.
 
@@ -87,7 +94,11 @@ def explain(
         compiled: Their Numba functions, by name.
         constants: Global constants of the templates, see `binding`.
         error: Numba's error.
+        compile_one: Compiles a kernel for types of arguments and returns its signature; None for
+            the processor.
+        where: What it was compiled for, in the message.
     """
+    compile_one = compile_one or _compile_for_processor
     for name, types_all in _signatures(constants).items():
         if getattr(kernels, name) is None:
             continue
@@ -99,25 +110,32 @@ def explain(
             _refuse_five(kernels, python_function(kernel), str(error))
         given = _with_star(python_function(kernel), types_all)
         try:
-            kernel.compile(given)
+            signature = compile_one(kernel, given)
         except Exception as failure:
             text = _plain(failure)
             place, reason = _place_and_reason(failure, text, kernel, constants)
             raise KernelCompileError(
-                f"{place}\n{reason}\n{title} can't be compiled; all that Numba says is in the "
-                "attribute numba_message",
+                f"{place}\n{reason}\n{title} can't be compiled{where and f' {where}'}; all that "
+                "Numba says is in the attribute numba_message",
                 filename=place.filename,
                 lineno=place.lineno,
                 numba_message=text,
             ) from None
         if name == "step":
-            returned = kernel.overloads[given].signature.return_type
+            returned = signature.return_type
             _check_step_result(kernels, python_function(kernel), returned)
     text = _plain(error)
     raise KernelCompileError(
-        f"{kernels.name}: each kernel can be compiled, the loop over them can't: {_reason(text)}",
+        f"{kernels.name}: each kernel can be compiled{where and f' {where}'}, the loop over them "
+        f"can't: {_reason(text)}",
         numba_message=text,
     ) from None
+
+
+def _compile_for_processor(kernel: Any, given: tuple[Any, ...]) -> Any:
+    """Compile a kernel and return its signature."""
+    kernel.compile(given)
+    return kernel.overloads[given].signature
 
 
 def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
@@ -208,6 +226,9 @@ def _place_and_reason(
             place = _line_with(found[1], functions, ("LOAD_GLOBAL", "LOAD_NAME")) or place
         elif (found := _UNTYPED.search(text)) is not None:
             reason = f"{found[1]} is a plain function; decorate it with @numba.njit"
+    if place is None and (found := _BUILT_IN.search(text)) is not None:
+        # numba-cuda does not always say where.
+        place = _line_with(found[1], functions, ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"))
     return place or _Place(own.co_filename, own.co_firstlineno, own.co_name), reason
 
 

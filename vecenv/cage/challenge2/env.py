@@ -181,24 +181,16 @@ class Cage2VectorEnv(JitVectorEnv):
         states = self._true_state if env_ids is None else self._true_state[env_ids]
         return decode(states, self.scenario)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the whole state as arrays: envs, random streams, statistics, and whose they are.
-
-        An env made with the same arguments goes on from it bit for bit after `load_state_dict`. The
-        arrays are copies and can be stored with `numpy.savez`.
-        """
+    def described_state(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the arrays of a state with a text that says of which scenario they are."""
         facts = {"made_for": self.scenario.identity(), "hosts": _host_names(self.scenario)}
-        return {**super().state_dict(), "scenario": np.array(json.dumps(facts))}
+        return {**arrays, "scenario": np.array(json.dumps(facts))}
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a state that `state_dict` returned; `observe` gives its observations.
+    def check_state(self, state: Mapping[str, np.ndarray], states: np.ndarray) -> None:
+        """Raise ValueError if a state is of a scenario with other hosts, or has invalid records.
 
-        Warns if it is of a scenario with the same hosts and other tables or rules.
-
-        Raises:
-            KeyError: An entry is missing, other than "scenario", which older states lack.
-            ValueError: An entry has another shape or dtype than this env's, or the scenario has
-                other hosts.
+        Warns if it is of a scenario with the same hosts and other tables or rules. Older states
+        have no entry "scenario".
         """
         facts = _read_facts(state) if "scenario" in state else {}
         hosts = facts.get("hosts", _host_names(self.scenario))
@@ -208,7 +200,7 @@ class Cage2VectorEnv(JitVectorEnv):
                 f"{', '.join(hosts)}; expected {', '.join(_host_names(self.scenario))}"
             )
         warn_of_other("state", facts.get("made_for"), self.scenario.identity())
-        super().load_state_dict(state)
+        super().check_state(state, states)
 
     def _check_states(self, states: np.ndarray) -> None:
         ends = {

@@ -1,0 +1,30 @@
+"""The compiled envs that belong to the project, for the tests of what they are on a device."""
+
+import vecenv.agents.games.pursuit
+import vecenv.agents.games.spread
+from examples.breakout import BREAKOUT
+from vecenv.cage.challenge2.env import Cage2VectorEnv
+from vecenv.cage.challenge4.env import Cage4VectorEnv
+from vecenv.jit import JitVectorEnv
+from vecenv.jit.cartpole import CartPoleVectorEnv
+
+
+def breakout(num_envs, **options):
+    return JitVectorEnv(BREAKOUT, num_envs, **options)
+
+
+def cage2_memory(num_envs, **options):
+    return Cage2VectorEnv(
+        num_envs, observation="memory", red_agent="mixed", episode_length=[30, 50], **options
+    )
+
+
+MAKERS = {
+    "cartpole": CartPoleVectorEnv,
+    "breakout": breakout,
+    "cage2": Cage2VectorEnv,
+    "cage2 memory": cage2_memory,
+    "spread": vecenv.agents.games.spread.SpreadVectorEnv,
+    "pursuit": vecenv.agents.games.pursuit.PursuitVectorEnv,
+    "cage4": Cage4VectorEnv,
+}

@@ -1,0 +1,403 @@
+"""`CudaVectorEnv` does what `JitVectorEnv` does, and says what it can't: without a device."""
+
+import contextlib
+import ctypes
+import types
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.spaces import Box, MultiDiscrete
+from jit.on_device.host_device import HostDevice, use
+from jit.toy_env import PARAMS, TOY
+
+import vecenv
+from vecenv import StepSlot
+from vecenv.core.errors import ActionError, ActionTypeError, NoActionMaskError, SlotError
+from vecenv.jit import EnvKernels, JitVectorEnv
+from vecenv.jit.cuda import compiler, devices
+from vecenv.jit.cuda.driver import ARGUMENTS
+from vecenv.jit.cuda.env import CudaVectorEnv
+from vecenv.jit.cuda.errors import DeviceError
+
+MODES = ("NextStep", "SameStep", "Disabled")
+N = 5
+
+
+@pytest.fixture(autouse=True)
+def host_device(monkeypatch):
+    return use(monkeypatch, HostDevice())
+
+
+def pair(**options):
+    """The same envs on the CPU and on the "device", both as plain Python."""
+    options = {"params": PARAMS, "max_episode_steps": 9, "debug": True, **options}
+    return JitVectorEnv(TOY, N, **options), CudaVectorEnv(TOY, N, **options)
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        one = np.asarray(one)
+        np.testing.assert_array_equal(one, np.asarray(other).astype(one.dtype))
+
+
+def assert_same_state(on_device, on_cpu):
+    found, expected = on_device.state_dict(), on_cpu.state_dict()
+    assert found.keys() == expected.keys()
+    for name in expected:
+        for field in expected[name].dtype.names or ():  # not the bytes between them
+            np.testing.assert_array_equal(found[name][field], expected[name][field], field)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_steps_episodes_and_statistics_are_those_of_the_cpu(mode):
+    cpu, device = pair(autoreset_mode=mode, episode_infos=True, mask_infos=True)
+    expected, infos = cpu.reset(seed=3)
+    found, infos_there = device.reset(seed=3)
+    assert_same([found, infos_there["action_mask"]], [expected, infos["action_mask"]])
+    rng = np.random.default_rng(0)
+    num_ended = 0
+    for _ in range(24):
+        actions = rng.integers(-1, 2, N)
+        expected, found = cpu.step(actions), device.step(torch.from_numpy(actions))
+        assert_same(found[:4], expected[:4])
+        assert found[1].dtype == torch.float32
+        over = expected[2] | expected[3]
+        assert_same([found[4]["action_mask"]], [expected[4]["action_mask"]])
+        assert_same([found[4]["_episode"]], [over])
+        if over.any():
+            num_ended += 1
+            for name in "rl":
+                assert_same([found[4]["episode"][name]], [expected[4]["episode"][name]])
+        if mode == "SameStep":
+            assert_same([found[4]["_final_obs"]], [over])
+            for row in np.flatnonzero(over):
+                assert_same([found[4]["final_obs"][row]], [expected[4]["final_obs"][row]])
+        if mode == "Disabled" and over.any():
+            # One mask from the host, one that never leaves the device.
+            mask = over if num_ended % 2 else torch.from_numpy(over)
+            found = device.reset(options={"reset_mask": mask})
+            assert_same([found[0]], [cpu.reset(options={"reset_mask": over})[0]])
+    assert num_ended > 3
+    assert_same_state(device, cpu)
+    names = ("last_returns", "last_lengths", "num_episodes", "episode_lengths", "episode_over")
+    assert_same([getattr(device, name) for name in names], [getattr(cpu, name) for name in names])
+    assert_same([device.state_field("trail"), device.observe()], [cpu.states.trail, cpu.observe()])
+    assert device.np_random_seed == cpu.np_random_seed
+
+
+def test_sends_and_receives_are_those_of_the_cpu():
+    cpu, device = pair(episode_infos=True)
+    cpu.reset(seed=1)
+    device.reset(seed=1)
+    rng = np.random.default_rng(1)
+    for _ in range(12):
+        order = rng.permutation(N)
+        cut = int(rng.integers(1, N + 1))
+        for ids in (order[:cut], order[cut:]):
+            if len(ids):
+                actions = rng.integers(-1, 2, len(ids))
+                cpu.send(actions, ids)
+                device.send(actions, ids)
+        while cpu._calls.num_in_flight:
+            most = int(rng.integers(1, N + 1))
+            expected, found = cpu.recv(max_envs=most), device.recv(max_envs=most)
+            assert_same([*found[:4], found.env_ids], [*expected[:4], expected.env_ids])
+    assert_same_state(device, cpu)
+
+
+def test_a_reset_gives_up_what_is_in_flight():
+    _, device = pair()
+    device.reset(seed=1)
+    device.send([0, 0], [1, 2])
+    device.reset(seed=1)
+    device.send([1], [4])
+    assert device.recv().env_ids.tolist() == [4]
+
+
+def slot(rewards=torch.float32):
+    return StepSlot(
+        torch.zeros(N, 3), torch.zeros(N, dtype=rewards), torch.zeros(N, dtype=torch.bool),
+        torch.zeros(N, dtype=torch.bool),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rewards", [torch.float32, torch.float64])
+def test_results_are_written_into_the_tensors_of_a_slot(rewards):
+    cpu, device = pair()
+    cpu.reset(seed=2)
+    device.reset(seed=2)
+    out = slot(rewards)
+    for _ in range(12):
+        found = device.step([1] * N, out=out)
+        assert found[0] is out.obs
+        assert found[1] is out.rewards
+        assert_same(found[:4], cpu.step([1] * N)[:4])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"obs": torch.zeros(N, 4)}, r"out.obs is torch.float32 \(5, 4\).*expected.*\(5, 3\)"),
+        ({"obs": torch.zeros(3, N).T}, "not contiguous"),
+        ({"obs": torch.zeros(N, 3, device="meta")}, "on meta; expected .* on cpu"),
+        ({"rewards": torch.zeros(N, dtype=torch.float16)}, "float16"),
+        ({"rewards": np.zeros(N)}, "out.rewards is ndarray"),
+        ({"rewards": torch.zeros(N, requires_grad=True)}, "requires gradients"),
+    ],
+)
+def test_slots_that_cannot_be_written_are_refused(change, told):
+    _, device = pair()
+    device.reset(seed=2)
+    with pytest.raises(SlotError, match=told):
+        device.step([0] * N, out=slot()._replace(**change))
+    assert device.episode_lengths.tolist() == [0] * N
+
+
+def test_flags_that_share_memory_are_refused():
+    _, device = pair()
+    device.reset(seed=2)
+    out = slot()
+    with pytest.raises(SlotError, match="share memory"):
+        device.step([0] * N, out=out._replace(truncations=out.terminations))
+
+
+@pytest.mark.parametrize(
+    ("actions", "error", "told"),
+    [
+        (torch.zeros(N, dtype=torch.int64, device="meta"), ActionError, "on meta, expected .* cpu"),
+        (torch.zeros(N - 1, dtype=torch.int64), ActionError, r"shape \(4,\), expected \(5,\)"),
+        (torch.zeros(N), ActionTypeError, "dtype torch.float32"),
+        (["a"] * N, ActionError, "can't be made one tensor"),
+    ],
+)
+def test_actions_that_the_host_can_refuse_are_refused_at_once(actions, error, told):
+    _, device = pair()
+    device.reset(seed=2)
+    with pytest.raises(error, match=told):
+        device.step(actions)
+    device.step([0] * N)
+
+
+def test_an_action_out_of_bounds_steps_the_others_and_is_told_by_a_later_call():
+    cpu, device = pair()
+    cpu.reset(seed=4)
+    before, _ = device.reset(seed=4)
+    found = device.step([0, 1, 7, -1, 0])
+    expected = cpu.step([0, 1, 0, -1, 0])
+    others = [0, 1, 3, 4]
+    assert_same([part[others] for part in found[:4]], [part[others] for part in expected[:4]])
+    assert_same([found[0][2], found[1][2]], [before[2], np.float32(0)])
+    assert device.episode_lengths.tolist() == [1, 1, 0, 1, 1]
+    with pytest.raises(ActionError, match="env 2 was given an action out of bounds"):
+        device.step([0] * N)
+    device.step([0] * N)  # told once
+    device.step([0, 0, 0, 0, -2])
+    with pytest.raises(ActionError, match="env 4"):
+        device.check()
+
+
+def noop(state, *rest):
+    pass
+
+
+def never(state, action, rng):
+    return 0.0, False, False
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad"),
+    [
+        (MultiDiscrete([2, 3]), [1, 2], [1, 3]),
+        (Box(-1, 1, (2,), np.float32), [5.0, 0.0], [0.0, np.nan]),
+        (Box(0, 9, (2,), np.int32), [0, 9], [-1, 3]),
+    ],
+)
+def test_every_element_of_an_action_is_checked(space, good, bad):
+    kernels = EnvKernels([("x", np.int64)], Box(-1, 1, (1,)), space, noop, never, noop)
+    envs = CudaVectorEnv(kernels, 3, debug=True)
+    envs.reset(seed=0)
+    envs.step([good] * 3)
+    envs.check()
+    envs.step([good, bad, good])
+    with pytest.raises(ActionError, match="env 1"):
+        envs.check()
+
+
+def test_stepping_an_episode_that_is_over_is_told_if_autoreset_is_disabled():
+    _, device = pair(autoreset_mode="Disabled", max_episode_steps=1)
+    device.reset(seed=4)
+    device.step([0] * N)
+    device.step([0] * N)
+    with pytest.raises(ResetNeeded, match="had ended when it was stepped"):
+        device.check()
+    assert device.episode_lengths.tolist() == [1] * N
+
+
+def test_states_go_from_the_cpu_to_the_device_and_back():
+    cpu, device = pair()
+    cpu.reset(seed=6)
+    for _ in range(5):
+        cpu.step([1] * N)
+    device.load_state_dict(cpu.state_dict())
+    assert_same([device.observe()], [cpu.observe()])
+    for _ in range(15):
+        assert_same(device.step([1] * N)[:4], cpu.step([1] * N)[:4])
+    saved = device.state_dict()
+    device.step([0] * N)
+    cpu.load_state_dict(saved)
+    device.load_state_dict(saved)
+    assert_same(device.step([1] * N)[:4], cpu.step([1] * N)[:4])
+    with pytest.raises(KeyError, match="no entry 'runs'"):
+        device.load_state_dict({"states": saved["states"]})
+    with pytest.raises(ValueError, match="5 envs of the same kind"):
+        device.load_state_dict({**saved, "states": saved["states"][:2]})
+
+
+def test_masks_are_those_of_the_cpu():
+    cpu, device = pair()
+    cpu.reset(seed=8)
+    device.reset(seed=8)
+    ids = np.array([3, 1])
+    assert_same(
+        [device.action_masks(), device.action_masks(ids)],
+        [cpu.action_masks(), cpu.action_masks(ids)],
+    )
+    out = torch.zeros(N, 3, dtype=torch.bool)
+    assert device.action_masks(out=out) is out
+    assert_same([out], [cpu.action_masks()])
+    kernels = EnvKernels([("x", np.int64)], Box(-1, 1, (1,)), MultiDiscrete([2]), noop, never, noop)
+    envs = CudaVectorEnv(kernels, 3, debug=True)
+    envs.reset(seed=0)
+    with pytest.raises(NoActionMaskError, match="no action_mask kernel"):
+        envs.action_masks()
+
+
+def test_results_may_be_numpy_arrays():
+    cpu, device = pair(autoreset_mode="SameStep")
+    device = CudaVectorEnv(
+        TOY, N, params=PARAMS, max_episode_steps=9, results="numpy", autoreset_mode="SameStep"
+    )
+    obs, _ = device.reset(seed=1)
+    assert isinstance(obs, np.ndarray)
+    cpu.reset(seed=1)
+    for _ in range(12):
+        found = device.step([0] * N)
+        assert all(isinstance(part, np.ndarray) for part in found[:4])
+        assert_same(found[:4], cpu.step([0] * N)[:4])
+
+
+def test_other_arrays_of_the_device_are_taken_through_dlpack():
+    class Foreign:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __dlpack__(self, **options):
+            return self.tensor.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.tensor.__dlpack_device__()
+
+    cpu, device = pair()
+    cpu.reset(seed=1)
+    device.reset(seed=1)
+    found = device.step(Foreign(torch.ones(N, dtype=torch.int64)))
+    assert_same(found[:4], cpu.step([1] * N)[:4])
+
+
+def test_too_little_memory_is_told_with_numbers_before_anything_is_taken(monkeypatch):
+    device = use(monkeypatch, HostDevice(free_bytes=100_000))
+    monkeypatch.setattr(device, "zeros", None)
+    with pytest.raises(
+        MemoryError, match=r"1,000,000 envs of toy need .* 100,000 are free.*at most"
+    ):
+        CudaVectorEnv(TOY, 1_000_000, params=PARAMS, debug=True)
+
+
+def test_after_close_every_call_is_refused():
+    _, device = pair()
+    device.reset(seed=0)
+    device.close()
+    device.close()
+    for call in (device.reset, device.check, device.state_dict, device.observe):
+        with pytest.raises(ClosedEnvironmentError):
+            call()
+    with pytest.raises(ClosedEnvironmentError):
+        device.step([0] * N)
+    with pytest.raises(ClosedEnvironmentError):
+        device.send([0], [0])
+
+
+def test_make_vec_makes_compiled_envs_on_a_device_and_leaves_the_argument_to_others():
+    envs = vecenv.make_vec(TOY, 3, device="cuda", params=PARAMS, autoreset_mode="SameStep")
+    assert isinstance(envs, CudaVectorEnv)
+    assert envs.autoreset_mode.value == "SameStep"
+    envs = vecenv.make_vec("JitCartPole-v1", 3, device="cuda", mask_infos=False)
+    assert isinstance(envs, CudaVectorEnv)
+    assert envs.max_episode_steps == 500
+    assert isinstance(vecenv.make_vec(envs.spec), CudaVectorEnv)
+    assert isinstance(
+        vecenv.make_vec(TOY, 3, device="cpu", params=PARAMS, debug=True), JitVectorEnv
+    )
+    with pytest.raises(Exception, match="device"):
+        vecenv.make_vec("CartPole-v1", device="cuda")  # of which the constructor knows nothing
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True])
+def test_numbers_of_envs_are_checked(count):
+    with pytest.raises(ValueError, match="num_envs is"):
+        CudaVectorEnv(TOY, count, params=PARAMS, debug=True)
+
+
+def test_a_device_launches_on_torchs_stream_with_the_addresses_of_all_arguments(monkeypatch):
+    """The calls of torch and of the driver, which are not here, as they would be made."""
+    launches = []
+
+    def loaded(name, code):
+        assert (name, code) == ("toy", b"machine code")
+
+        def launch(num_blocks, block_size, stream, places):
+            pointers = np.ctypeslib.as_array(
+                ctypes.cast(places, ctypes.POINTER(ctypes.c_uint64)), (len(ARGUMENTS),)
+            )
+            values = [ctypes.c_int64.from_address(int(place)).value for place in pointers]
+            launches.append((num_blocks, block_size, stream, values))
+
+        return launch
+
+    zeros = torch.zeros
+    cuda = types.SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        current_device=lambda: 0,
+        get_device_capability=lambda index: (9, 0),
+        get_device_name=lambda index: "none",
+        init=lambda: None,
+        device=lambda device: contextlib.nullcontext(),
+        current_stream=lambda device: types.SimpleNamespace(cuda_stream=77),
+    )
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(torch, "zeros", lambda count, device: zeros(count))
+    monkeypatch.setattr(compiler, "require", lambda: None)
+    monkeypatch.setattr(compiler, "kept_code", lambda kernels, params, cc: b"machine code")
+    monkeypatch.setattr(compiler, "loaded", loaded)
+    for name in ("cuda", "cuda:1"):
+        launch = devices.open_device(name).load(TOY, None)
+        arguments = np.arange(len(ARGUMENTS)) + 5
+        launch(129, arguments)
+        arguments[:] = 0
+        launch(128, arguments)
+    assert [found[:3] for found in launches] == [(2, 128, 77), (1, 128, 77)] * 2
+    assert launches[0][3] == list(range(5, 5 + len(ARGUMENTS)))
+    assert launches[1][3] == [0] * len(ARGUMENTS)
+    with pytest.raises(DeviceError, match="there are 2 CUDA devices"):
+        devices.open_device("cuda:2")
+    with pytest.raises(ValueError, match="expected a CUDA device"):
+        devices.open_device("cpu")
+    cuda.get_device_capability = lambda index: (6, 1)
+    with pytest.raises(DeviceError, match=r"capability 6.1, kernels need 7.5"):
+        devices.open_device("cuda")
+    cuda.is_available = lambda: False
+    with pytest.raises(DeviceError, match="sees no CUDA device"):
+        devices.open_device("cuda")

@@ -1,0 +1,67 @@
+"""The code for devices, run by the processor, does what the code for the processor does."""
+
+import numpy as np
+import pytest
+from jit.on_device.bundled import MAKERS
+from jit.on_device.host_device import use
+
+from vecenv.core.masks import sample_actions
+from vecenv.jit.binding import uncompiled
+from vecenv.jit.cuda.env import CudaVectorEnv
+
+pytestmark = [pytest.mark.cuda, pytest.mark.timeout(900)]
+MODES = ("NextStep", "SameStep", "Disabled")
+NUM_ENVS, NUM_STEPS = 64, 400
+LIMITS = {
+    "cartpole": {"max_episode_steps": 60},
+    "breakout": {"max_episode_steps": 80},
+    "pursuit": {"max_cycles": 60},
+}
+
+
+@pytest.fixture(autouse=True)
+def lowered_device(monkeypatch):
+    from jit.on_device.lowered import LoweredDevice
+
+    return use(monkeypatch, LoweredDevice())
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_bit_is_that_of_the_processor(name):
+    """No multiply is fused with an add here, so this holds for floats too."""
+    rng = np.random.default_rng(0)
+    num_steps = 60 if name == "cage4" else NUM_STEPS
+    for mode in MODES:
+        options = {"autoreset_mode": mode, **LIMITS.get(name, {})}
+        cpu = MAKERS[name](NUM_ENVS, **options)
+        with uncompiled():
+            device = CudaVectorEnv(MAKERS[name](1, **options), NUM_ENVS)
+        obs, _ = cpu.reset(seed=7)
+        np.testing.assert_array_equal(device.reset(seed=7)[0].numpy(), obs)
+        num_ended = 0
+        for _ in range(num_steps):
+            if cpu.has_action_masks:
+                masks = cpu.action_masks()
+                np.testing.assert_array_equal(device.action_masks().numpy(), masks)
+                actions = sample_actions(cpu.single_action_space, masks, rng)
+            else:
+                cpu.action_space.seed(int(rng.integers(2**31)))
+                actions = cpu.action_space.sample()
+            expected, found = cpu.step(actions), device.step(actions)
+            for one, other in zip(found[:4], expected[:4], strict=True):
+                np.testing.assert_array_equal(one.numpy(), other.astype(one.numpy().dtype))
+            over = expected[2] | expected[3]
+            num_ended += over.sum()
+            if mode == "SameStep":
+                np.testing.assert_array_equal(device.final_obs[over], cpu.final_obs[over])
+            if mode == "Disabled" and over.any():
+                again = {"options": {"reset_mask": over}}
+                np.testing.assert_array_equal(device.reset(**again)[0], cpu.reset(**again)[0])
+        device.check()
+        assert num_ended or name == "cage4"
+        expected, found = cpu.state_dict(), device.state_dict()
+        for part in ("states", "runs"):
+            for field in expected[part].dtype.names:
+                np.testing.assert_array_equal(found[part][field], expected[part][field])
+        device.close()
+        cpu.close()

@@ -1,0 +1,60 @@
+"""numba-cuda's simulator, which takes its place from the start of a process on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.cuda, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[3]
+
+_PROGRAM = """
+import sys
+import numpy as np
+from jit.on_device.bundled import MAKERS
+from vecenv.jit.binding import uncompiled
+from vecenv.jit.cuda.env import CudaVectorEnv
+
+name, mode, num_envs = sys.argv[1], sys.argv[2], 6
+cpu = MAKERS[name](num_envs, autoreset_mode=mode, max_episode_steps=12)
+with uncompiled():
+    host = MAKERS[name](1, autoreset_mode=mode, max_episode_steps=12)
+device = CudaVectorEnv(host, num_envs)  # 2 blocks of 4 threads: 2 have no row
+np.testing.assert_array_equal(device.reset(seed=1)[0], cpu.reset(seed=1)[0])
+rng = np.random.default_rng(2)
+num_ended = 0
+for _ in range(40):
+    actions = rng.integers(0, cpu.single_action_space.n, num_envs)
+    expected, found = cpu.step(actions), device.step(actions)
+    for one, other in zip(found[:4], expected[:4]):
+        np.testing.assert_array_equal(one, other.astype(one.numpy().dtype))
+    over = expected[2] | expected[3]
+    num_ended += over.sum()
+    if mode == "Disabled" and over.any():
+        options = {"reset_mask": over}
+        device.reset(options=options)
+        cpu.reset(options=options)
+assert num_ended >= 12
+for part in ("states", "runs"):
+    expected, found = cpu.state_dict()[part], device.state_dict()[part]
+    for field in expected.dtype.names:
+        np.testing.assert_array_equal(found[field], expected[field])
+print("the same")
+"""
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("name", ["cartpole", "cage2"])
+def test_small_batches_are_those_of_the_processor(name, mode):
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, name, mode],
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.strip() == "the same", done.stderr

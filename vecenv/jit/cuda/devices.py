@@ -1,0 +1,201 @@
+"""Devices: where memory is taken from, and how a compiled driver is launched.
+
+torch owns the memory and the streams: launches go to torch's current stream, so they are ordered
+with whatever torch does there and become part of a CUDA graph that is being captured. Nothing
+waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from vecenv.jit.cuda import compiler
+from vecenv.jit.cuda.driver import ARGUMENTS
+from vecenv.jit.cuda.errors import DeviceError
+from vecenv.jit.kernels import EnvKernels
+
+__all__ = ["Device", "Launch", "TorchMemory", "open_device", "torch_dtype"]
+
+BLOCK_SIZE = 128  # threads
+SIMULATED_BLOCK_SIZE = 4
+
+# Launches a driver for so many rows; the arguments are an int64 array in the order of ARGUMENTS.
+Launch = Callable[[int, np.ndarray], None]
+
+
+class Device(Protocol):
+    """What runs a compiled driver."""
+
+    torch_device: Any
+
+    def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
+        """Compile the driver with these kernels, or find it, and return how it is launched."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Return how much memory can be taken; None if that is not known."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return a tensor of zeros of a NumPy dtype, on the device."""
+        ...
+
+    def host_zeros(self, count: int) -> Any:
+        """Return a tensor int64 of zeros in memory of the host that the device can write to."""
+        ...
+
+
+def open_device(device: Any) -> Device:
+    """Return the device of this name: "cuda", "cuda:1" or a `torch.device`.
+
+    "cuda" is the current device, whichever that is later. With NUMBA_ENABLE_CUDASIM=1 it is
+    numba-cuda's simulator, whose memory is the host's.
+
+    Raises:
+        ModuleNotFoundError: torch or numba-cuda is not installed.
+        DeviceError: There is no such device, or it is too old.
+        ValueError: `device` is no CUDA device.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            'compiled envs on a CUDA device need torch: pip install "vecenv[cuda]"', name="torch"
+        ) from error
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device is {device!r}, expected 'cuda', 'cuda:1' or a torch.device: {error}"
+        ) from None
+    if wanted.type != "cuda":
+        raise ValueError(f"device is {device!r}, expected a CUDA device such as 'cuda'")
+    compiler.require()
+    if compiler.is_simulated():
+        return _Simulated()
+    return _Cuda(wanted)
+
+
+class TorchMemory:
+    """Memory from torch."""
+
+    torch_device: Any
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return a tensor of zeros of a NumPy dtype, on the device."""
+        import torch
+
+        return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.torch_device)
+
+
+class _Cuda(TorchMemory):
+    """A CUDA device."""
+
+    def __init__(self, wanted: Any) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            built = "is built for it" if torch.backends.cuda.is_built() else "is a build without it"
+            raise DeviceError(
+                f"device is {wanted}, but torch {torch.__version__}, which {built}, sees no CUDA "
+                "device: is there one, and its driver (nvidia-smi)? make_vec without device= "
+                "steps the same envs on the CPU"
+            )
+        count = torch.cuda.device_count()
+        index = torch.cuda.current_device() if wanted.index is None else wanted.index
+        if index >= count:
+            raise DeviceError(f"device is {wanted}, but there are {count} CUDA devices, from 0 on")
+        self.torch_device = torch.device("cuda", index)
+        self.capability = torch.cuda.get_device_capability(index)
+        if self.capability < compiler.LOWEST:
+            raise DeviceError(
+                f"{self.torch_device} ({torch.cuda.get_device_name(index)}) has compute capability "
+                f"{_dotted(self.capability)}, kernels need {_dotted(compiler.LOWEST)} or newer"
+            )
+        torch.cuda.init()
+
+    def free_bytes(self) -> int | None:
+        import torch
+
+        index = self.torch_device.index
+        cached = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
+        return torch.cuda.mem_get_info(index)[0] + cached
+
+    def host_zeros(self, count: int) -> Any:
+        import torch
+
+        # Pinned pages have one address for host and device.
+        return torch.zeros(count, dtype=torch.int64, pin_memory=True)
+
+    def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
+        import torch
+
+        code = compiler.kept_code(kernels, params, self.capability)
+        device = self.torch_device
+        with torch.cuda.device(device):
+            torch.zeros(1, device=device)  # makes torch's context, in which the code is loaded
+            loaded = compiler.loaded(kernels.name, code)
+        values = np.zeros(len(ARGUMENTS), np.int64)
+        places = np.array([values[k:].ctypes.data for k in range(len(values))], np.uint64)
+        places_at = places.ctypes.data
+
+        # The address does not keep `places` alive, the default does.
+        def launch(num_rows: int, arguments: np.ndarray, kept: Any = places) -> None:
+            values[:] = arguments  # which the driver copies before it returns
+            stream = torch.cuda.current_stream(device).cuda_stream
+            num_blocks = -(-num_rows // BLOCK_SIZE)
+            if torch.cuda.current_device() == device.index:
+                loaded(num_blocks, BLOCK_SIZE, stream, places_at)
+                return
+            with torch.cuda.device(device):
+                loaded(num_blocks, BLOCK_SIZE, stream, places_at)
+
+        return launch
+
+
+class _Simulated(TorchMemory):
+    """numba-cuda's simulator; memory is the host's."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch_device = torch.device("cpu")
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def host_zeros(self, count: int) -> Any:
+        import torch
+
+        return torch.zeros(count, dtype=torch.int64)
+
+    def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
+        simulate = compiler.simulated(kernels, params)
+
+        def launch(num_rows: int, arguments: np.ndarray) -> None:
+            num_blocks = -(-num_rows // SIMULATED_BLOCK_SIZE)
+            simulate(num_blocks, SIMULATED_BLOCK_SIZE, *arguments.tolist())
+
+        return launch
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def torch_dtype(dtype: Any) -> Any:
+    """Return torch's dtype for one of NumPy's.
+
+    Raises:
+        TypeError: torch has none.
+    """
+    import torch
+
+    dtype = np.dtype(dtype)
+    found = getattr(torch, "bool" if dtype.kind == "b" else dtype.name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch has no dtype for NumPy's {dtype}")
+    return found

@@ -1,0 +1,161 @@
+"""The driver on a device: one thread does one row of a job, by the rules in `jit.episodes`.
+
+`run_thread` is a template, as `episodes.run_rows` is: `compiler` copies it for each kind of env,
+with the global names below bound. All arguments are int64, by value: settings, counts and
+addresses, so that a launch copies nothing else to the device and a CUDA graph keeps all of it.
+
+Nothing is raised on a device. A row that can't be stepped (an action out of bounds, an episode that
+is over while autoreset is disabled) is left as it is and noted in the word `faults`, which lies in
+memory of the host; the env raises it with the next call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vecenv.jit.episodes import DISABLED, MASK, OBSERVE, RESET, STEP, Batch
+
+__all__ = ["ARGUMENTS", "BAD_ACTION", "BAD_MASK", "CHECKS", "FAULT_SHIFT", "IS_OVER", "run_thread"]
+
+ARGUMENTS = (
+    "op",
+    "autoreset_mode",
+    "max_episode_steps",
+    "num_envs",
+    "num_rows",
+    "states",
+    "runs",
+    "params",
+    "env_ids",  # int64 (num_rows,), or 0: row i is env i
+    "chosen",  # bool (num_rows,), or 0: rows that a RESET resets; the others are observed
+    "actions",
+    "bounds",  # int64 (2, NUM_BOUNDS), see `arrays.ActionReader`
+    "obs",
+    "rewards32",
+    "rewards64",  # one of them is 0
+    "terminations",
+    "truncations",
+    "final_obs",
+    "masks",
+    "faults",  # int64 (1,)
+)
+
+# What is noted in `faults`: one of these, shifted, and the number of the env.
+BAD_ACTION, IS_OVER, BAD_MASK = 1, 2, 3
+FAULT_SHIFT = 56
+
+# `compiler` puts these here; the views turn an address and a number of rows into an array.
+cuda: Any = None
+run_rows: Any = None
+states_at: Any = None
+runs_at: Any = None
+params_at: Any = None
+ids_at: Any = None
+actions_at: Any = None
+obs_at: Any = None
+floats_at: Any = None
+doubles_at: Any = None
+bools_at: Any = None
+masks_at: Any = None
+is_allowed: Any = None
+NUM_BOUNDS = 0
+
+
+def run_thread(
+    op,
+    autoreset_mode,
+    max_episode_steps,
+    num_envs,
+    num_rows,
+    states,
+    runs,
+    params,
+    env_ids,
+    chosen,
+    actions,
+    bounds,
+    obs,
+    rewards32,
+    rewards64,
+    terminations,
+    truncations,
+    final_obs,
+    masks,
+    faults,
+):
+    """Do one row of a job; see ARGUMENTS."""
+    row = cuda.grid(1)
+    if row >= num_rows:
+        return
+    env = row if env_ids == 0 else ids_at(env_ids, num_rows)[row]
+    row_op, fault = op, 0
+    if op == STEP:
+        if not is_allowed(actions_at(actions, num_rows), row, ids_at(bounds, 2 * NUM_BOUNDS)):
+            fault = BAD_ACTION
+        if autoreset_mode == DISABLED and runs_at(runs, num_envs)[env]["episode_over"]:
+            fault = IS_OVER
+        if fault != 0:
+            row_op = OBSERVE
+            if rewards32 != 0:
+                floats_at(rewards32, num_rows)[row] = 0.0
+            else:
+                doubles_at(rewards64, num_rows)[row] = 0.0
+            bools_at(terminations, num_rows)[row] = False
+            bools_at(truncations, num_rows)[row] = False
+    if op == RESET and chosen != 0 and not bools_at(chosen, num_rows)[row]:
+        row_op = OBSERVE
+    batch = Batch(
+        row_op,
+        autoreset_mode,
+        max_episode_steps,
+        states_at(states, num_envs),
+        runs_at(runs, num_envs),
+        params_at(params, 1),
+        ids_at(env_ids, 0 if env_ids == 0 else num_rows),
+        actions_at(actions, num_rows),
+        obs_at(obs, num_rows),
+        floats_at(rewards32, 0 if rewards32 == 0 else num_rows),
+        doubles_at(rewards64, 0 if rewards64 == 0 else num_rows),
+        bools_at(terminations, num_rows),
+        bools_at(truncations, num_rows),
+        obs_at(final_obs, num_envs),
+        masks_at(masks, num_rows),
+    )
+    count = run_rows(batch, row, row + 1)
+    if row_op == MASK and count != 0:
+        fault = BAD_MASK
+    if fault != 0:
+        ids_at(faults, 1)[0] = fault << FAULT_SHIFT | env
+
+
+def any_is_allowed(actions, row, bounds):
+    """Stand in for the check of actions that may have any value."""
+    return True
+
+
+def number_is_allowed(actions, row, bounds):
+    """Whether the action of a row is within bounds int64 (2,)."""
+    return bounds[0] <= actions[row] <= bounds[1]
+
+
+def array_is_allowed(actions, row, bounds):
+    """Whether all elements of the action of a row are within bounds int64 (2 * NUM_BOUNDS,)."""
+    elements = actions.reshape(actions.size)
+    for k in range(NUM_BOUNDS):
+        element = elements[row * NUM_BOUNDS + k]
+        if element < bounds[k] or element > bounds[NUM_BOUNDS + k]:
+            return False
+    return True
+
+
+def has_no_nan(actions, row, bounds):
+    """Whether no element of the action of a row, of floats, is NaN."""
+    elements = actions.reshape(actions.size)
+    width = elements.size // actions.shape[0]
+    for k in range(width):  # noqa: SIM110 - generators can't be compiled for devices
+        if elements[row * width + k] != elements[row * width + k]:
+            return False
+    return True
+
+
+CHECKS = (any_is_allowed, number_is_allowed, array_is_allowed, has_no_nan)  # for `is_allowed`
