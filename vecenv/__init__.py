@@ -111,6 +111,11 @@ for _name, _point, _kwargs in (
     ("JitCliffWalking-v1", "tables:CliffWalkingVectorEnv", {}),
     ("JitCliffWalkingSlippery-v1", "tables:CliffWalkingVectorEnv", {"is_slippery": True}),
     ("JitTaxi-v4", "tables:TaxiVectorEnv", {}),
+    ("JitMinAtarAsterix-v1", "minatar.asterix:AsterixVectorEnv", {}),
+    ("JitMinAtarFreeway-v1", "minatar.freeway:FreewayVectorEnv", {}),
+    ("JitMinAtarSeaquest-v1", "minatar.seaquest:SeaquestVectorEnv", {}),
+    ("JitMinAtarSpaceInvaders-v1", "minatar.space_invaders:SpaceInvadersVectorEnv", {}),
+    ("Jit2048-v0", "game_2048:Game2048VectorEnv", {}),
 ):
     _gymnasium.register(_name, vector_entry_point=f"vecenv.jit.envs.{_point}", kwargs=_kwargs)
 # Games with several agents, for make_vec_agents; make_vec makes all agents of a game one.

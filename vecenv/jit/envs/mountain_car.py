@@ -1,6 +1,7 @@
-"""MountainCar-v0 and MountainCarContinuous-v0 as compiled environments, by Gymnasium's equations."""
+"""MountainCar-v0 and MountainCarContinuous-v0 compiled, by Gymnasium's equations."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -75,7 +76,7 @@ def draw(state, params):
         return (x - MIN_POSITION) * scale, 195 - height * scale - above
 
     xs = np.linspace(MIN_POSITION, MAX_POSITION, 40).tolist()
-    for x, after in zip(xs, xs[1:], strict=False):
+    for x, after in itertools.pairwise(xs):
         draw_stroke(picture, place(x), place(after), 2, (60, 60, 60))
     draw_stroke(picture, place(GOAL), place(GOAL, 25), 2, (60, 60, 60))
     draw_stroke(picture, place(GOAL, 22), place(GOAL, 22), 9, (220, 180, 30))

@@ -172,7 +172,8 @@ class TableVectorEnv(JitVectorEnv):
 class FrozenLakeVectorEnv(TableVectorEnv):
     """Many lakes; options are those of Gymnasium's FrozenLake and of `JitVectorEnv`.
 
-    Of Gymnasium's are `desc`, `map_name`, `is_slippery`, `success_rate`, `reward_schedule`. Maps of another size are compiled once more.
+    Of Gymnasium's are `desc`, `map_name`, `is_slippery`, `success_rate`, `reward_schedule`. Maps
+    of another size are compiled once more.
     """
 
     env_class = FrozenLakeEnv
