@@ -116,6 +116,9 @@ for _name, _point, _kwargs in (
     ("JitMinAtarSeaquest-v1", "minatar.seaquest:SeaquestVectorEnv", {}),
     ("JitMinAtarSpaceInvaders-v1", "minatar.space_invaders:SpaceInvadersVectorEnv", {}),
     ("Jit2048-v0", "game_2048:Game2048VectorEnv", {}),
+    ("JitGridEmpty-v0", "grid_world:GridWorldVectorEnv", {"layout": "empty"}),
+    ("JitGridFourRooms-v0", "grid_world:GridWorldVectorEnv", {"layout": "four_rooms", "size": 19}),
+    ("JitGridDoorKey-v0", "grid_world:GridWorldVectorEnv", {"layout": "door_key"}),
 ):
     _gymnasium.register(_name, vector_entry_point=f"vecenv.jit.envs.{_point}", kwargs=_kwargs)
 # Games with several agents, for make_vec_agents; make_vec makes all agents of a game one.
