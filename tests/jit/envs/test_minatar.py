@@ -111,8 +111,8 @@ def test_a_few_steps_equal_minatars(name):
 @pytest.mark.parametrize("options", [{}, {"difficulty_ramping": False, "sticky_action_prob": 0.0}])
 @pytest.mark.parametrize("name", GAMES)
 def test_a_hundred_thousand_steps_equal_minatars(name, options):
-    num_episodes, total = check_equal(name, 20, 2_500, debug=False, **options)
-    more, more_total = check_equal(name, 20, 2_500, debug=False, skill=0.8, **options)
+    num_episodes, total = check_equal(name, 20, 2_600, debug=False, **options)
+    more, more_total = check_equal(name, 20, 2_600, debug=False, skill=0.8, **options)
     assert num_episodes + more >= 20 and total + more_total > 0, (
         num_episodes,
         total,
