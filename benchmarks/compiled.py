@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -163,7 +164,10 @@ def main() -> None:
     print(f"{options.num_envs} envs. Million steps per second, {options.repetitions} rounds.\n")
     header = ["env", OURS, ALONE, BARE, ENVPOOL]
     header += ["1 thread / bare", "vecenv / bare", "vecenv / envpool"]
-    rows = [measure(name, options.num_envs, options.seconds, options.repetitions) for name in names]
+    rows = []
+    for name in names:
+        rows.append(measure(name, options.num_envs, options.seconds, options.repetitions))
+        print("  ".join(rows[-1]), file=sys.stderr, flush=True)  # compiling the next takes seconds
     print(markdown_table(header, rows))
 
 

@@ -1,5 +1,7 @@
 """Every bundled compiled env keeps the rules of vector envs, and draws itself."""
 
+import zlib
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -49,3 +51,28 @@ def test_compiled_code_does_what_plain_python_does(name):
         np.testing.assert_allclose(
             first.astype(np.float64), second.astype(np.float64), atol=1e-5, rtol=1e-5
         )
+
+
+# Of trajectories that were equal to those of `minatar` and `minigrid`, which are no dependency: the
+# tests that compare step by step are skipped where these are not installed.
+COMPARED = {
+    "JitMinAtarAsterix-v1": 0xBF045C2A,
+    "JitMinAtarFreeway-v1": 0x627664AD,
+    "JitMinAtarSeaquest-v1": 0xA68A5DF8,
+    "JitMinAtarSpaceInvaders-v1": 0xBC61208F,
+    "JitGridEmpty-v0": 0x6A3A543B,
+    "JitGridFourRooms-v0": 0x814EB75C,
+    "JitGridDoorKey-v0": 0x14B2E7E7,
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_trajectories_are_those_that_were_compared(name):
+    envs = vecenv.make_vec(name, 2, vector_kwargs={"debug": True})
+    obs, _ = envs.reset(seed=5)
+    envs.action_space.seed(5)
+    check = zlib.crc32(obs.tobytes())
+    for _ in range(100):
+        for array in envs.step(envs.action_space.sample())[:3]:
+            check = zlib.crc32(array.tobytes(), check)
+    assert check == COMPARED[name]
