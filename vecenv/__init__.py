@@ -116,6 +116,7 @@ for _name, _point, _kwargs in (
     ("JitMinAtarSeaquest-v1", "minatar.seaquest:SeaquestVectorEnv", {}),
     ("JitMinAtarSpaceInvaders-v1", "minatar.space_invaders:SpaceInvadersVectorEnv", {}),
     ("Jit2048-v0", "game_2048:Game2048VectorEnv", {}),
+    ("JitQuadrotor2D-v0", "quadrotor:Quadrotor2DVectorEnv", {}),
     ("JitGridEmpty-v0", "grid_world:GridWorldVectorEnv", {"layout": "empty"}),
     ("JitGridFourRooms-v0", "grid_world:GridWorldVectorEnv", {"layout": "four_rooms", "size": 19}),
     ("JitGridDoorKey-v0", "grid_world:GridWorldVectorEnv", {"layout": "door_key"}),

@@ -79,7 +79,7 @@ def check_equal(num_envs, num_steps, debug):
 
 
 def test_a_few_steps_equal_the_slow_rules():
-    check_equal(num_envs=2, num_steps=120, debug=True)
+    check_equal(num_envs=2, num_steps=50, debug=True)
 
 
 @pytest.mark.slow
