@@ -97,6 +97,31 @@ _gymnasium.register(
     disable_env_checker=True,
 )
 _gymnasium.register(id="JitCartPole-v1", vector_entry_point="vecenv.jit.cartpole:CartPoleVectorEnv")
+for _name, _point, _kwargs in (
+    ("JitPendulum-v1", "pendulum:PendulumVectorEnv", {}),
+    ("JitMountainCar-v0", "mountain_car:MountainCarVectorEnv", {}),
+    ("JitMountainCarContinuous-v0", "mountain_car:MountainCarContinuousVectorEnv", {}),
+    ("JitAcrobot-v1", "acrobot:AcrobotVectorEnv", {}),
+    ("JitFrozenLake-v1", "tables:FrozenLakeVectorEnv", {"map_name": "4x4"}),
+    (
+        "JitFrozenLake8x8-v1",
+        "tables:FrozenLakeVectorEnv",
+        {"map_name": "8x8", "max_episode_steps": 200},
+    ),
+    ("JitCliffWalking-v1", "tables:CliffWalkingVectorEnv", {}),
+    ("JitCliffWalkingSlippery-v1", "tables:CliffWalkingVectorEnv", {"is_slippery": True}),
+    ("JitTaxi-v4", "tables:TaxiVectorEnv", {}),
+    ("JitMinAtarAsterix-v1", "minatar.asterix:AsterixVectorEnv", {}),
+    ("JitMinAtarFreeway-v1", "minatar.freeway:FreewayVectorEnv", {}),
+    ("JitMinAtarSeaquest-v1", "minatar.seaquest:SeaquestVectorEnv", {}),
+    ("JitMinAtarSpaceInvaders-v1", "minatar.space_invaders:SpaceInvadersVectorEnv", {}),
+    ("Jit2048-v0", "game_2048:Game2048VectorEnv", {}),
+    ("JitQuadrotor2D-v0", "quadrotor:Quadrotor2DVectorEnv", {}),
+    ("JitGridEmpty-v0", "grid_world:GridWorldVectorEnv", {"layout": "empty"}),
+    ("JitGridFourRooms-v0", "grid_world:GridWorldVectorEnv", {"layout": "four_rooms", "size": 19}),
+    ("JitGridDoorKey-v0", "grid_world:GridWorldVectorEnv", {"layout": "door_key"}),
+):
+    _gymnasium.register(_name, vector_entry_point=f"vecenv.jit.envs.{_point}", kwargs=_kwargs)
 # Games with several agents, for make_vec_agents; make_vec makes all agents of a game one.
 _gymnasium.register(
     id="Pursuit-v0", vector_entry_point="vecenv.agents.games.pursuit:PursuitVectorEnv"

@@ -11,13 +11,14 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Column, Table
 
 from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
 
 __all__ = ["list_envs"]
 
 _OURS = "vecenv."
+_KIT = "vecenv.jit."
 _GAMES = "vecenv.agents."  # modules of games with several agents
 
 
@@ -38,7 +39,9 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     if not specs:
         hint = "" if has_all else "; --all lists Gymnasium's, too"
         raise ValueError(f"no env has {' or '.join(words)} in its name{hint}")
-    table = Table("id", "observations", "actions", "agents", "compiled", box=SIMPLE_HEAD)
+    table = Table(
+        Column("id", no_wrap=True), "observations", "actions", "agents", "compiled", box=SIMPLE_HEAD
+    )
     for spec in sorted(specs, key=lambda spec: (not _is_ours(spec), spec.id)):
         table.add_row(spec.id, *_cells(spec))
     table.caption = "vecenv train ID trains in one; agents:ID makes each agent learn"
@@ -65,7 +68,10 @@ def _cells(spec: EnvSpec) -> list[str]:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             is_compiled = has_compiled_envs(find_spec(spec.id), {})
-            envs = make_vec(spec.id, 1, backend="jit" if is_compiled else "sync")
+            # Those of the kit are made without compiling, which takes seconds each.
+            options = {"debug": True} if any(p.startswith(_KIT) for p in _points(spec)) else {}
+            backend = "jit" if is_compiled else "sync"
+            envs = make_vec(spec.id, 1, backend=backend, vector_kwargs=options)
             spaces = envs.single_observation_space, envs.single_action_space
             envs.close()
     except Exception as error:  # whatever a package that is missing leads to

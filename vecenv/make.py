@@ -44,7 +44,21 @@ Wrapper = Callable[[Env], Env]
 
 _VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 # Compiled vector envs of their own ids that do the same, step for step.
-COMPILED_TWINS = {"CartPole-v1": "JitCartPole-v1"}
+COMPILED_TWINS = {
+    name: f"Jit{name}"
+    for name in (
+        "CartPole-v1",
+        "Pendulum-v1",
+        "MountainCar-v0",
+        "MountainCarContinuous-v0",
+        "Acrobot-v1",
+        "FrozenLake-v1",
+        "FrozenLake8x8-v1",
+        "CliffWalking-v1",
+        "CliffWalkingSlippery-v1",
+        "Taxi-v4",
+    )
+}
 _logger = logging.getLogger("vecenv")
 
 

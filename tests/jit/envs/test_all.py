@@ -1,0 +1,76 @@
+"""Every bundled compiled env keeps the rules of vector envs, and draws itself."""
+
+import zlib
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import vecenv
+from vecenv.check import check_vector_env
+
+NAMES = sorted(
+    name
+    for name, spec in gym.registry.items()
+    if str(spec.vector_entry_point).startswith("vecenv.jit.envs.")
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_as_plain_python_and_draws_itself(name):
+    envs = vecenv.make_vec(name, 2, vector_kwargs={"debug": True}, render_mode="rgb_array")
+    obs, _ = envs.reset(seed=7)
+    envs.action_space.seed(7)
+    before = envs.render()[0]
+    frames = []
+    for _ in range(10):
+        assert obs in envs.observation_space
+        obs, *_ = envs.step(envs.action_space.sample())
+        frames += envs.render()
+    assert len(np.unique(before.reshape(-1, 3), axis=0)) > 1  # colours
+    assert any((frame != before).any() for frame in frames)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_it_keeps_the_rules_of_vector_envs(name):
+    check_vector_env(vecenv.make_vec(name, 3, vector_kwargs={"max_episode_steps": 30}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if "Continuous" not in name])
+def test_compiled_code_does_what_plain_python_does(name):
+    both = [vecenv.make_vec(name, 5, vector_kwargs={"debug": debug}) for debug in (False, True)]
+    both[0].action_space.seed(0)
+    results = [list(envs.reset(seed=3)[:1]) for envs in both]
+    for _ in range(300):
+        actions = both[0].action_space.sample()
+        for envs, found in zip(both, results, strict=True):
+            found += envs.step(actions)[:4]
+    for first, second in zip(*results, strict=True):
+        np.testing.assert_allclose(
+            first.astype(np.float64), second.astype(np.float64), atol=1e-5, rtol=1e-5
+        )
+
+
+# Of trajectories that were equal to those of `minatar` and `minigrid`, which are no dependency: the
+# tests that compare step by step are skipped where these are not installed.
+COMPARED = {
+    "JitMinAtarAsterix-v1": 0x0F2A5BB1,
+    "JitMinAtarFreeway-v1": 0x12582A16,
+    "JitMinAtarSeaquest-v1": 0xEE58B2F7,
+    "JitMinAtarSpaceInvaders-v1": 0x9D6CB11D,
+    "JitGridDoorKey-v0": 0x6782BE97,
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_trajectories_are_those_that_were_compared(name):
+    envs = vecenv.make_vec(name, 2, vector_kwargs={"debug": True})
+    obs, _ = envs.reset(seed=5)
+    envs.action_space.seed(5)
+    check = zlib.crc32(obs.tobytes())
+    for _ in range(40):
+        for array in envs.step(envs.action_space.sample())[:3]:
+            check = zlib.crc32(array.tobytes(), check)
+    assert check == COMPARED[name]

@@ -1,0 +1,1 @@
+"""Bundled compiled envs, one per module; `vecenv.jit.cartpole` is another."""

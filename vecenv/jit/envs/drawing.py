@@ -1,0 +1,47 @@
+"""Pictures of bundled envs: strokes and cells, drawn with NumPy alone."""
+
+import numpy as np
+
+__all__ = ["WHITE", "draw_stroke", "enlarge", "new_picture"]
+
+WHITE = (255, 255, 255)
+Point = tuple[float, float]  # x to the right, y downwards, in pixels
+Color = tuple[int, int, int]
+
+
+def new_picture(height: int, width: int, color: Color = WHITE) -> np.ndarray:
+    """Return a picture of one colour, uint8 (height, width, 3)."""
+    return np.full((height, width, 3), color, np.uint8)
+
+
+def draw_stroke(picture: np.ndarray, start: Point, end: Point, width: float, color: Color) -> None:
+    """Draw a line with round ends and soft edges; a disc where it starts and ends at one point."""
+    reach = width / 2 + 1.0
+    box = []  # rows and columns of the picture that the line may touch
+    for k, most in ((1, picture.shape[0]), (0, picture.shape[1])):
+        low, high = min(start[k], end[k]) - reach, max(start[k], end[k]) + reach
+        box.append(slice(min(max(int(low), 0), most), min(max(int(high) + 1, 0), most)))
+    part = picture[tuple(box)]
+    rows, columns = np.mgrid[tuple(box)] + 0.5
+    (x, y), dx, dy = start, end[0] - start[0], end[1] - start[1]
+    length = dx * dx + dy * dy
+    along = 0.0
+    if length > 0:
+        along = np.clip(((columns - x) * dx + (rows - y) * dy) / length, 0.0, 1.0)
+    distance = np.hypot(columns - x - along * dx, rows - y - along * dy)
+    share = np.clip(width / 2 + 0.5 - distance, 0.0, 1.0)[..., None]
+    part[:] = np.rint(part * (1.0 - share) + np.asarray(color) * share)
+
+
+def enlarge(cells: np.ndarray, size: int, line: Color | None = None) -> np.ndarray:
+    """Return a picture in which each colour of cells, uint8 (rows, columns, 3), is a square.
+
+    Args:
+        cells: Colours.
+        size: Edge of a square, in pixels.
+        line: Colour of the lines between squares; None for no lines.
+    """
+    picture = cells.repeat(size, axis=0).repeat(size, axis=1)
+    if line is not None:
+        picture[::size] = picture[:, ::size] = line
+    return picture

@@ -1,0 +1,105 @@
+"""What MinAtar's games have in common: the board, the actions, the options, the picture."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from numba import njit
+
+from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.envs.drawing import enlarge
+from vecenv.jit.kernels import EnvKernels, pack_record
+from vecenv.jit.random import uniform
+
+__all__ = ["RAMP_INTERVAL", "SIZE", "MinAtarVectorEnv", "game_kernels", "intended"]
+
+SIZE = 10  # cells of an edge
+RAMP_INTERVAL = 100
+# Colours by the name of the channel; later channels are drawn over earlier ones.
+COLORS = {
+    "trail": (90, 90, 90),
+    "gauge": (90, 160, 250),
+    "friend": (120, 220, 120),
+    "shot": (250, 250, 120),
+    "enemy": (230, 90, 60),
+    "enemy shot": (250, 170, 200),
+    "gold": (250, 200, 40),
+    "tail": (150, 150, 200),
+    "player": (255, 255, 255),
+}
+
+
+@njit
+def intended(state, action, rng, params):
+    """Return the action that is done: sometimes the one before is done again."""
+    if uniform(rng) < params.sticky_action_prob:
+        return state.action
+    state.action = action
+    return action
+
+
+def game_kernels(
+    name: str, channels: tuple[str, ...], num_actions: int, fields: list[Any], **kernels: Any
+) -> EnvKernels:
+    """Return the kernels of a game.
+
+    Args:
+        name: Of the game.
+        channels: For each channel of the observation a name in `COLORS`.
+        num_actions: How many actions there are.
+        fields: Of the state, besides `action`.
+        **kernels: `reset`, `step` and `observe`.
+    """
+
+    def draw(state: Any, params: Any) -> np.ndarray:
+        board = np.zeros((SIZE, SIZE, len(channels)), np.uint8)
+        getattr(kernels["observe"], "py_func", kernels["observe"])(state, board, params)
+        cells = np.zeros((SIZE, SIZE, 3), np.uint8)
+        for name, color in COLORS.items():
+            for k in range(len(channels)):
+                if channels[k] == name:
+                    cells[board[..., k] > 0] = color
+        return enlarge(cells, 16)
+
+    return EnvKernels(
+        name=name,
+        state_dtype=[("action", np.int64), *fields],
+        observation_space=Box(0, 255, (SIZE, SIZE, len(channels)), np.uint8),
+        action_space=Discrete(num_actions),
+        render=draw,
+        **kernels,
+    )
+
+
+class MinAtarVectorEnv(JitVectorEnv):
+    """Many games of one kind.
+
+    Observations are pictures, uint8 (10, 10, channels), 255 where MinAtar's are True. Actions are
+    MinAtar's minimal set, in its order.
+
+    Args:
+        num_envs: How many.
+        sticky_action_prob: Probability with which the action before is done again.
+        difficulty_ramping: Whether games get harder with time.
+        **options: As for `JitVectorEnv`.
+    """
+
+    game: EnvKernels
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        sticky_action_prob: float = 0.1,
+        difficulty_ramping: bool = True,
+        **options: Any,
+    ) -> None:
+        if not 0 <= sticky_action_prob <= 1:
+            raise ValueError(
+                f"sticky_action_prob is {sticky_action_prob!r}, expected a probability"
+            )
+        params = pack_record(
+            sticky_action_prob=float(sticky_action_prob),
+            difficulty_ramping=bool(difficulty_ramping),
+        )
+        super().__init__(self.game, num_envs, params=params, **options)

@@ -1,0 +1,96 @@
+"""A quadrotor in a vertical plane, to be brought to a point and held there.
+
+    m a = R(theta) (0, f_1 + f_2) - (0, m g),    I alpha = l (f_2 - f_1)
+
+with thrusts f of the two rotors, each at a distance l from the middle; integrated by the
+semi-implicit Euler method. The figures are about those of a drone of half a kilogram.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box
+
+from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.envs.drawing import draw_stroke, new_picture
+from vecenv.jit.kernels import EnvKernels
+from vecenv.jit.random import uniform
+
+GRAVITY = 9.81
+MASS = 0.5  # kg
+ARM = 0.15  # m
+INERTIA = 0.004  # kg m^2
+STEP_SECONDS = 0.02
+SUBSTEPS = 2
+MAX_DISTANCE = 3.0  # in x and in z, m
+MAX_ANGLE = math.pi / 2
+START = 1.5  # m; positions begin within +- this
+ACTION_COST = 0.05
+
+
+def reset(state, rng):
+    """Begin at rest, somewhere, slightly tilted."""
+    state.x = (2.0 * uniform(rng) - 1.0) * START
+    state.z = (2.0 * uniform(rng) - 1.0) * START
+    state.theta = (2.0 * uniform(rng) - 1.0) * 0.2
+    state.x_dot = state.z_dot = state.theta_dot = 0.0
+
+
+def step(state, action, rng):
+    """Fly with two thrusts, each from 0 (-1) over hovering (0) to twice that (1)."""
+    first = min(max(np.float64(action[0]), -1.0), 1.0)
+    second = min(max(np.float64(action[1]), -1.0), 1.0)
+    hover, seconds = 0.5 * MASS * GRAVITY, STEP_SECONDS / SUBSTEPS
+    thrust = hover * (2.0 + first + second)
+    spin = hover * (second - first) * ARM / INERTIA
+    for _ in range(SUBSTEPS):
+        state.x_dot -= seconds * thrust * math.sin(state.theta) / MASS
+        state.z_dot += seconds * (thrust * math.cos(state.theta) / MASS - GRAVITY)
+        state.theta_dot += seconds * spin
+        state.x += seconds * state.x_dot
+        state.z += seconds * state.z_dot
+        state.theta += seconds * state.theta_dot
+    is_lost = max(abs(state.x), abs(state.z)) > MAX_DISTANCE or abs(state.theta) > MAX_ANGLE
+    nearness = 1.0 / (1.0 + 4.0 * (state.x * state.x + state.z * state.z))
+    return nearness - ACTION_COST * (first * first + second * second), is_lost, False
+
+
+def observe(state, out):
+    """Write position, sine and cosine of the tilt, and velocities; the target is the origin."""
+    out[0], out[1] = state.x, state.z
+    out[2], out[3] = math.sin(state.theta), math.cos(state.theta)
+    out[4], out[5], out[6] = state.x_dot, state.z_dot, state.theta_dot
+
+
+def draw(state):
+    """Return a picture, uint8 (240, 240, 3)."""
+    picture, scale = new_picture(240, 240, (235, 242, 250)), 120 / MAX_DISTANCE
+    draw_stroke(picture, (120, 120), (120, 120), 8, (220, 60, 50))
+    x, y = 120 + scale * state.x, 120 - scale * state.z
+    dx, dy = 3 * ARM * scale * math.cos(state.theta), 3 * ARM * scale * math.sin(state.theta)
+    draw_stroke(picture, (x - dx, y + dy), (x + dx, y - dy), 4, (50, 60, 80))
+    for sign in (-1, 1):
+        rotor = x + sign * dx, y - sign * dy - 4
+        draw_stroke(picture, (rotor[0] - 7, rotor[1]), (rotor[0] + 7, rotor[1]), 3, (40, 90, 200))
+    return picture
+
+
+_HIGH = np.array([MAX_DISTANCE + 1, MAX_DISTANCE + 1, 1, 1, np.inf, np.inf, np.inf], np.float32)
+QUADROTOR = EnvKernels(
+    name="Quadrotor2D-v0",
+    state_dtype=[(name, np.float64) for name in ("x", "z", "theta", "x_dot", "z_dot", "theta_dot")],
+    observation_space=Box(-_HIGH, _HIGH, dtype=np.float32),
+    action_space=Box(-1.0, 1.0, (2,), np.float32),
+    reset=reset,
+    step=step,
+    observe=observe,
+    render=draw,
+)
+
+
+class Quadrotor2DVectorEnv(JitVectorEnv):
+    """Many quadrotors; `options` as for `JitVectorEnv`."""
+
+    def __init__(self, num_envs: int = 1, max_episode_steps: int = 250, **options: Any) -> None:
+        super().__init__(QUADROTOR, num_envs, max_episode_steps=max_episode_steps, **options)
