@@ -321,9 +321,10 @@ def watch(
     observation: Observation | None = None,
     green: bool = False,
     gif: Path | None = None,
+    html: Path | None = None,
     fps: float = 2.0,
 ) -> int:
-    """Show an env, CAGE 2, CAGE 4 or another, in the terminal or as an animated picture.
+    """Show an env, CAGE 2, CAGE 4 or another, in the terminal, as an animation or as a page.
 
     Args:
         env: Registered id, also "module:id", or "module:name" of a factory or of EnvKernels.
@@ -337,16 +338,18 @@ def watch(
         observation: Of CAGE 2, as for `evaluate`.
         green: In CAGE 2, as for `evaluate`.
         gif: File to write an animation to, instead of showing the episode here.
+        html: File to write a page to, with the episode to scrub through in a browser.
         fps: Steps per second.
     """
-    if not fps > 0:
-        raise ValueError(f"fps is {fps!r}, expected a positive number")
+    _check_fps(fps)
+    if html is not None:
+        _check_page(html, gif)
     if env.rpartition(":")[2] == "Cage4-v0":
-        return _watch_cage4(policy, gif, fps, steps, seed)
+        return _watch_cage4(policy, gif, html, fps, steps, seed)
     if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
         from vecenv.watching import show
 
-        return show(env, env_kwargs, gif, fps, policy=policy, num_steps=steps, seed=seed)
+        return show(env, env_kwargs, gif, html, fps, policy=policy, num_steps=steps, seed=seed)
     if policy is None:
         raise ValueError("policy is missing, such as --policy defender; see vecenv evaluate --help")
     options = {
@@ -357,18 +360,45 @@ def watch(
         "observation": observation,
         "green": green,
     }
-    return _watch_cage(policy, gif, fps, options)
+    return _watch_cage(policy, gif, html, fps, options)
 
 
-def _watch_cage4(policy: str | None, gif: Path | None, fps: float, steps: int, seed: int) -> int:
-    """Write the first steps of an episode of CAGE 4 as an animated picture."""
+def _check_fps(fps: float | None) -> None:
+    if fps is not None and not 0 < fps < float("inf"):
+        raise ValueError(f"fps is {fps!r}, expected a positive number")
+
+
+def _check_page(html: Path, gif: Path | None) -> None:
+    from vecenv.page.episode import require_html
+
+    if gif is not None:
+        raise ValueError("gif and html were both given; give one of the two")
+    require_html(html)
+
+
+def _watch_cage4(
+    policy: str | None, gif: Path | None, html: Path | None, fps: float, steps: int, seed: int
+) -> int:
+    """Write the first steps of an episode of CAGE 4 as an animated picture or a page."""
     from itertools import islice
 
     from vecenv.cage.canvas import require_gif, save_gif
-    from vecenv.cage.challenge4.play.playing import episode_pictures
+    from vecenv.cage.challenge4.play.playing import episode_pictures, record_episode
 
-    if gif is None or policy is None:
-        raise ValueError("of CAGE 4 there are pictures: pass --policy defender --gif episode.gif")
+    if policy is None or (gif is None and html is None):
+        raise ValueError(
+            "of CAGE 4 there are pictures: pass --policy defender --gif episode.gif, or --html "
+            "episode.html"
+        )
+    if html is not None:
+        from vecenv.watching import new_page, save_page
+
+        page = new_page("CAGE Challenge 4", policy, seed, fps, red="fsm")
+        with _warnings_in_one_line():
+            record_episode(page, policy, seed=seed, num_steps=steps)
+        save_page(page, html)
+        return 0
+    assert gif is not None
     require_gif(gif)
     with _warnings_in_one_line():
         save_gif(islice(episode_pictures(policy, seed=seed), steps), gif, fps=fps)
@@ -376,11 +406,22 @@ def _watch_cage4(policy: str | None, gif: Path | None, fps: float, steps: int, s
     return 0
 
 
-def _watch_cage(policy: str, gif: Path | None, fps: float, options: dict[str, Any]) -> int:
+def _watch_cage(
+    policy: str, gif: Path | None, html: Path | None, fps: float, options: dict[str, Any]
+) -> int:
     """Play one episode of CAGE 2, in the terminal or into a file."""
-    from vecenv.cage.challenge2.play.playing import play_episode, save_episode_gif
+    from vecenv.cage.challenge2.play.playing import play_episode, record_episode, save_episode_gif
     from vecenv.cage.challenge2.view.text import overview
 
+    if html is not None:
+        from vecenv.watching import new_page, save_page
+
+        about = {"red": options["red_agent"], "rules": options["rules"]}
+        page = new_page("CAGE Challenge 2", policy, options["seed"], fps, **about)
+        with _warnings_in_one_line():
+            record_episode(page, policy, **options)
+        save_page(page, html)
+        return 0
     if gif is not None:
         with _warnings_in_one_line():
             save_episode_gif(policy, gif, fps=fps, **options)

@@ -17,8 +17,20 @@ from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
 from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
 from vecenv.make import has_compiled_envs, make_vec
+from vecenv.page.episode import EpisodePage, record, takes_report
+from vecenv.page.names import action_names
 
-__all__ = ["frame_of", "play_frames", "save_gif_of", "show", "show_texts", "watch_env"]
+__all__ = [
+    "frame_of",
+    "new_page",
+    "play_frames",
+    "record_env",
+    "save_gif_of",
+    "save_page",
+    "show",
+    "show_texts",
+    "watch_env",
+]
 
 
 def play_frames(
@@ -56,15 +68,67 @@ def play_frames(
         envs.close()
 
 
-def show(env: str, env_kwargs: Sequence[str], gif: Path | None, fps: float, **play: Any) -> int:
+def show(
+    env: str,
+    env_kwargs: Sequence[str],
+    gif: Path | None,
+    html: Path | None,
+    fps: float,
+    **play: Any,
+) -> int:
     """Do what `vecenv watch` does for envs other than CAGE 2; `env_kwargs` are "name=value"."""
     kwargs = read_env_kwargs(env_kwargs)
+    if html is not None:
+        page = new_page(env, play["policy"] or "random", play["seed"], fps)
+        record_env(page, env, kwargs, **play)
+        save_page(page, html)
+        return 0
     if gif is None:
         watch_env(env, kwargs, fps=fps, **play)
         return 0
     save_gif_of(env, gif, kwargs, fps=fps, **play)
     Console().print(f"animation: {gif}", markup=False, highlight=False)
     return 0
+
+
+def new_page(env: str, policy: str, seed: int, fps: float, **about: str) -> EpisodePage:
+    """Return an empty page for an episode of an env."""
+    facts = {"policy": policy, **about, "seed": str(seed)}
+    return EpisodePage(f"{env}, an episode", facts, fps=fps)
+
+
+def save_page(page: EpisodePage, path: Path) -> None:
+    """Write a page, and say where it is and what was left out."""
+    page.save(path)
+    size = f"{path.stat().st_size / 1e6:.2f} MB" if path.is_file() else ""
+    words = f"page: {path} ({page.num_steps} steps{size and ', ' + size}); open it in a browser"
+    for line in (words, *page.notes()):
+        Console(soft_wrap=True).print(line, markup=False, highlight=False)
+
+
+def record_env(
+    page: EpisodePage,
+    env: str,
+    env_kwargs: Mapping[str, Any],
+    *,
+    policy: str | None = None,
+    num_steps: int = 50,
+    seed: int = 0,
+) -> None:
+    """Play one episode of an env into a page; arguments as for `play_frames`."""
+    envs = _make(read_source(env, env_kwargs), "rgb_array")
+    try:
+        chosen = _find_policy(policy, envs, seed)
+        gives = takes_report(chosen)
+
+        def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
+            return chosen(obs, **({"report": report} if gives else {}))
+
+        names = action_names(envs, env)
+        picture = functools.partial(frame_of, envs, env, "rgb_array")
+        record(page, envs, act, names, picture, seed=seed, num_steps=num_steps)
+    finally:
+        envs.close()
 
 
 def watch_env(
@@ -130,7 +194,7 @@ def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
     return frame
 
 
-def _find_policy(policy: str | None, envs: VecEnv, seed: int) -> Callable[[Any], Any]:
+def _find_policy(policy: str | None, envs: VecEnv, seed: int) -> Callable[..., Any]:
     """Return a function from observations to actions."""
     if policy is None or policy == "random":
         envs.action_space.seed(seed)

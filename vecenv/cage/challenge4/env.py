@@ -10,13 +10,16 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.challenge4.kernels import team_kernels
+from vecenv.cage.challenge4.network.names import action_labels
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules.codes import (
     ACCESS_REWARD,
     HOSTS_PER_SUBNET,
     IMPACT,
     IMPACT_REWARD,
+    MESSAGE_BITS,
     NUM_ACTIONS,
+    NUM_BLUE,
     NUM_SUBNETS,
     OBS_LENGTHS,
     OBS_STARTS,
@@ -103,6 +106,14 @@ class Cage4VectorEnv(JitVectorEnv):
     def agent_obs(self, obs: np.ndarray) -> list[np.ndarray]:
         """Return what each agent sees, views (num_envs, 92) or (.., 210) of obs (num_envs, 578)."""
         return vectors_of(obs)
+
+    def get_action_meanings(self) -> dict[str, list[str]]:
+        """Return what each action of each agent is called; messages are "00000000" and so on."""
+        found = {f"blue {agent}": action_labels(agent) for agent in range(NUM_BLUE)}
+        if len(self.single_action_space.nvec) > NUM_BLUE:  # type: ignore[attr-defined]
+            messages = [f"{bits:0{MESSAGE_BITS}b}" for bits in range(1 << MESSAGE_BITS)]
+            found |= {f"message of blue {agent}": messages for agent in range(NUM_BLUE)}
+        return found
 
     def zone_rewards(self) -> np.ndarray:
         """Return what red and blocks cost in the latest step, by zone and cause.
