@@ -12,7 +12,7 @@ from vecenv.cage.canvas import pillow
 
 __all__ = ["Frames", "check_frame", "png_of"]
 
-_KEY_EVERY = 25  # the page draws at most so many patches to show a picture
+_KEY_EVERY = 50  # the page draws at most so many patches to show a picture
 _LOSSY_QUALITY = 55
 _MAX_SIDE = 16383  # of WebP
 
@@ -151,7 +151,7 @@ def png_of(frame: np.ndarray) -> bytes:
 
 def _webp(pixels: np.ndarray) -> bytes:
     stream = io.BytesIO()
-    pillow().Image.fromarray(pixels).save(stream, "WEBP", lossless=True, quality=40, method=1)
+    pillow().Image.fromarray(pixels).save(stream, "WEBP", lossless=True, quality=90, method=2)
     return stream.getvalue()
 
 
