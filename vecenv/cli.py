@@ -126,17 +126,21 @@ def play(
     env: EnvName,
     /,
     *,
-    policy: Path,
+    policy: Path | None = None,
     episodes: int = 20,
     seed: int = 1_000_000,
     env_kwargs: tuple[str, ...] = (),
     algo: str | None = None,
     gif: Path | None = None,
     text: bool = False,
+    html: Path | None = None,
     frames: int = 500,
     fps: float | None = None,
+    human: bool = False,
+    side: Literal["blue", "red"] = "blue",
+    port: int = 8000,
 ) -> int:
-    """Play episodes with a policy that was trained, print the mean return, and film one.
+    """Play episodes with a policy that was trained, print the mean return, film one; or --human.
 
     Args:
         env: As for `train`.
@@ -148,16 +152,28 @@ def play(
         algo: What trained it, if it was a file of your own.
         gif: File to write an animation of one more episode to.
         text: Show one more episode in the terminal.
+        html: File to write a page to, with one more episode to scrub through in a browser.
         frames: Of that episode, at most so many.
         fps: Pictures per second; by default those of the env.
+        human: Play it yourself in a browser on this machine; seed and env_kwargs hold, too.
+        side: Whom you play in CAGE 2; as red against --policy, the trained defender by default.
+        port: Of the address 127.0.0.1 that the browser opens; 0 for any.
     """
+    if human:
+        return _play_as_human(env, policy, env_kwargs, seed, side, port)
+    if policy is None:
+        raise ValueError(
+            "policy is missing: give --policy FOLDER, of a run of vecenv train, or --human to play "
+            "yourself"
+        )
     from vecenv.cage.canvas import require_gif, save_gif
     from vecenv.compare.source import read_env_kwargs
-    from vecenv.playing import film, play
-    from vecenv.watching import show_texts
+    from vecenv.playing import film, play, record_run
+    from vecenv.watching import new_page, save_page, show_texts
 
-    if fps is not None and not fps > 0:
-        raise ValueError(f"fps is {fps!r}, expected a positive number")
+    _check_fps(fps)
+    if html is not None:
+        _check_page(html)
     if gif is not None:
         require_gif(gif)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
@@ -171,6 +187,36 @@ def play(
         found, own_fps = film(env, policy, "rgb_array", frames, **options)
         save_gif(found, gif, fps=fps or own_fps)
         print(f"animation: {gif}")
+    if html is not None:
+        page = new_page(env, f"{name} of {policy}", seed, fps or 10.0)
+        record_run(page, env, policy, frames, **options)
+        save_page(page, html)
+    return 0
+
+
+def _play_as_human(
+    env: str, policy: Path | None, env_kwargs: Sequence[str], seed: int, side: str, port: int
+) -> int:
+    """Serve an env that a person plays."""
+    from vecenv.compare.source import read_env_kwargs
+    from vecenv.watching import play_as_human, serve_game
+
+    kwargs = read_env_kwargs(env_kwargs)
+    if side == "blue":
+        if policy is not None:
+            raise ValueError("policy is for --side red, where it plays blue; leave it out")
+        play_as_human(env, kwargs, port=port, seed=seed)
+        return 0
+    if env.rpartition(":")[2] != "Cage2-v0":
+        raise ValueError(f"side is 'red', which is of Cage2-v0; {env} has one side to play")
+    from vecenv.cage.challenge2.play.red_player import red_game
+
+    print("compiling the simulator for a red player, about 20 s ...", flush=True)
+    game, close = red_game(str(policy or "defender"), seed=seed, **kwargs)
+    try:
+        serve_game(game, port)
+    finally:
+        close()
     return 0
 
 
@@ -343,7 +389,9 @@ def watch(
     """
     _check_fps(fps)
     if html is not None:
-        _check_page(html, gif)
+        if gif is not None:
+            raise ValueError("gif and html were both given; give one of the two")
+        _check_page(html)
     if env.rpartition(":")[2] == "Cage4-v0":
         return _watch_cage4(policy, gif, html, fps, steps, seed)
     if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
@@ -368,11 +416,9 @@ def _check_fps(fps: float | None) -> None:
         raise ValueError(f"fps is {fps!r}, expected a positive number")
 
 
-def _check_page(html: Path, gif: Path | None) -> None:
+def _check_page(html: Path) -> None:
     from vecenv.page.episode import require_html
 
-    if gif is not None:
-        raise ValueError("gif and html were both given; give one of the two")
     require_html(html)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -18,15 +19,18 @@ from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
 from vecenv.make import has_compiled_envs, make_vec
 from vecenv.page.episode import EpisodePage, record, takes_report
+from vecenv.page.human import Game, env_orders, serve
 from vecenv.page.names import action_names
 
 __all__ = [
     "frame_of",
     "new_page",
+    "play_as_human",
     "play_frames",
     "record_env",
     "save_gif_of",
     "save_page",
+    "serve_game",
     "show",
     "show_texts",
     "watch_env",
@@ -131,6 +135,37 @@ def record_env(
         envs.close()
 
 
+def play_as_human(
+    env: str, env_kwargs: Mapping[str, Any], *, port: int, seed: int, max_idle_s: float = 3600.0
+) -> None:
+    """Serve an env for a person to play, until Ctrl-C, or until nobody has played for a while.
+
+    Raises:
+        ValueError: The env draws no pictures, or its actions are none for a person.
+        OSError: The port is busy.
+    """
+    envs = _make(read_source(env, env_kwargs), "rgb_array", AutoresetMode.DISABLED)
+    try:
+        names = action_names(envs, env)
+        picture = functools.partial(frame_of, envs, env, "rgb_array")
+        game = Game(f"{env}, you play", envs, env_orders(envs, names), picture, seed=seed)
+        serve_game(game, port, max_idle_s)
+    finally:
+        envs.close()
+
+
+def serve_game(game: Game, port: int, max_idle_s: float = 3600.0) -> None:
+    """Serve a game, and say where it is and why it has ended."""
+    console = Console(soft_wrap=True)
+
+    def tell(url: str) -> None:
+        words = f"open {url} in a browser on this machine; Ctrl-C ends it"
+        console.print(words, markup=False, highlight=False)
+
+    reason = serve(game, port=port, idle_s=max_idle_s, on_start=tell)
+    console.print(f"the end: {reason}", markup=False, highlight=False)
+
+
 def watch_env(
     env: str,
     env_kwargs: Mapping[str, Any],
@@ -169,14 +204,17 @@ def save_gif_of(
     save_gif(play_frames(env, env_kwargs, "rgb_array", **play), path, fps=fps)
 
 
-def _make(source: EnvSource, render_mode: str) -> VecEnv:
+def _make(
+    source: EnvSource, render_mode: str, mode: AutoresetMode = AutoresetMode.NEXT_STEP
+) -> VecEnv:
     """Make a vector env of one env that renders."""
-    kwargs = {**source.kwargs, "render_mode": render_mode}
+    kwargs = {**source.kwargs, "render_mode": render_mode, "autoreset_mode": mode}
     if source.kernels is not None:
         return make_vec(source.kernels, backend="jit", **kwargs)
     if source.spec is None:
         assert source.factory is not None
-        return make_vec(functools.partial(source.factory, **kwargs), backend="sync")
+        own = functools.partial(source.factory, **{**source.kwargs, "render_mode": render_mode})
+        return make_vec(own, backend="sync", autoreset_mode=mode)
     backend = "jit" if has_compiled_envs(source.spec, kwargs) else "sync"
     return make_vec(source.spec, backend=backend, **kwargs)
 

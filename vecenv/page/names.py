@@ -100,7 +100,7 @@ def action_names(envs: Any, name: str) -> ActionNames:
         for title, names, count, start in zip(titles, lists, counts, starts, strict=True):
             plain = tuple(str(start + k) for k in range(min(count, _MOST)))
             parts.append(Part(title, _texts(names, count) or plain, int(start)))
-        quiet = ("Sleep",) if titled and all("Sleep" in part.names for part in parts) else ()
+        quiet = ("Sleep",) if titled and any("Sleep" in part.names for part in parts) else ()
         return ActionNames(tuple(parts), quiet)
     return ActionNames(())
 

@@ -10,7 +10,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.challenge4.kernels import team_kernels
-from vecenv.cage.challenge4.network.names import action_labels
+from vecenv.cage.challenge4.network.names import ZONE_NAMES, action_labels
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules.codes import (
     ACCESS_REWARD,
@@ -24,6 +24,7 @@ from vecenv.cage.challenge4.rules.codes import (
     OBS_LENGTHS,
     OBS_STARTS,
     OVERFLOW_NAMES,
+    SUBNET_NAMES,
     WORK_REWARD,
 )
 from vecenv.jit.env import JitVectorEnv
@@ -109,7 +110,7 @@ class Cage4VectorEnv(JitVectorEnv):
 
     def get_action_meanings(self) -> dict[str, list[str]]:
         """Return what each action of each agent is called; messages are "00000000" and so on."""
-        found = {f"blue {agent}": action_labels(agent) for agent in range(NUM_BLUE)}
+        found = {f"blue {agent}": _short_labels(agent) for agent in range(NUM_BLUE)}
         if len(self.single_action_space.nvec) > NUM_BLUE:  # type: ignore[attr-defined]
             messages = [f"{bits:0{MESSAGE_BITS}b}" for bits in range(1 << MESSAGE_BITS)]
             found |= {f"message of blue {agent}": messages for agent in range(NUM_BLUE)}
@@ -208,6 +209,16 @@ class Cage4Env(Env[np.ndarray, np.ndarray]):
     def close(self) -> None:
         """Close it; may be called twice."""
         self._envs.close()
+
+
+def _short_labels(agent: int) -> list[str]:
+    """Return the labels of an agent's actions with "RZA user 4" for the host's whole name."""
+    labels = []
+    for label in action_labels(agent):
+        for long, short in zip(ZONE_NAMES, SUBNET_NAMES, strict=True):
+            label = label.replace(long, short)
+        labels.append(label.replace("_user_host_", " user ").replace("_server_host_", " server "))
+    return labels
 
 
 def vectors_of(obs: np.ndarray) -> list[np.ndarray]:
