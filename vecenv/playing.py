@@ -102,9 +102,7 @@ def film(
     return frames, fps
 
 
-def record_run(
-    page: EpisodePage, env: str, policy: Path, num_steps: int, **options: Any
-) -> None:
+def record_run(page: EpisodePage, env: str, policy: Path, num_steps: int, **options: Any) -> None:
     """Play one episode into a page to scrub through.
 
     Args:

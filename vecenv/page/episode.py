@@ -42,7 +42,9 @@ class EpisodePage:
         >>> import numpy as np
         >>> page = EpisodePage("A square", {"seed": "0"}, fps=2)
         >>> page.show(np.zeros((4, 4, 3), np.uint8))
-        >>> page.choose("left", [("", "probability", [("left", 0.75, True), ("right", 0.25, False)])])
+        >>> page.choose(
+        ...     "left", [("", "probability", [("left", 0.75, True), ("right", 0.25, False)])]
+        ... )
         >>> page.show(np.ones((4, 4, 3), np.uint8), reward=1.0)
         >>> page.to_html()[:15]
         '<!doctype html>'

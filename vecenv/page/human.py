@@ -355,6 +355,7 @@ def serve(
     port: int = 8000,
     idle_s: float = 3600.0,
     on_start: Callable[[str], Any] = print,
+    stop: threading.Event | None = None,
 ) -> str:
     """Serve a game until nobody has asked for anything for a while; Ctrl-C ends it, too.
 
@@ -363,6 +364,7 @@ def serve(
         port: Of the loopback address; 0 for any that is free.
         idle_s: How long to wait, in seconds.
         on_start: Called with the address, which has a token in it that nobody can guess.
+        stop: Ends it, too, when it is set.
 
     Returns:
         Why it has ended.
@@ -381,6 +383,7 @@ def serve(
             raise
         why = "busy" if error.errno == errno.EADDRINUSE else "not allowed"
         raise OSError(f"port {port} is {why}; try --port {_free_port()}") from None
+    stop = threading.Event() if stop is None else stop
     thread = threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True)
     thread.start()
     try:
@@ -388,7 +391,8 @@ def serve(
         while server.error is None:
             if Deadline(idle_s - (time.monotonic() - server.latest)).is_over:
                 return f"nobody has played for {idle_s / 60:.3g} minutes"
-            time.sleep(0.1)
+            if stop.wait(0.1):
+                return "it was stopped"
         raise server.error
     finally:
         server.shutdown()

@@ -110,7 +110,7 @@ def _meanings(envs: Any) -> Any:
     if hasattr(envs, _METHOD):
         return getattr(envs, _METHOD)()
     try:
-        return envs.get_attr(_METHOD)[0]()
+        return envs.call(_METHOD)[0]
     except Exception:  # an env without, or a backend that can't be asked, or code of the user
         return None
 

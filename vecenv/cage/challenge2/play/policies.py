@@ -53,7 +53,7 @@ class BatchedPolicy(Protocol):
 
     Two attributes may say what it needs: `observation`, "bits" or "extended", and `uses_masks`; if
     that is True, `act` is called with a third argument, `Cage2VectorEnv.action_masks()`, int8. If
-    `act` has a parameter `report`, `vecenv watch --html` gives it a dict to fill, see docs/watch.md.
+    `act` has a parameter `report`, it may be given a dict to fill, see docs/watch.md.
     """
 
     def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:

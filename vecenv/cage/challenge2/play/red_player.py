@@ -30,9 +30,7 @@ def _as_told(state, rng, tables):
     return state.custom[0], state.custom[1]
 
 
-def red_game(
-    policy: Policy, *, seed: int, **options: Any
-) -> tuple[Game, Callable[[], None]]:
+def red_game(policy: Policy, *, seed: int, **options: Any) -> tuple[Game, Callable[[], None]]:
     """Make a game in which a person plays red; return it, and what closes it.
 
     Args:

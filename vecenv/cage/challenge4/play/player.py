@@ -393,9 +393,7 @@ class Cage4Player:
         self._memory = Cage4Memory(len(rows[0]))
         self._memory.begin(rows)
 
-    def act(
-        self, observations: Sequence[Any], report: dict[str, Any] | None = None
-    ) -> np.ndarray:
+    def act(self, observations: Sequence[Any], report: dict[str, Any] | None = None) -> np.ndarray:
         """Return an index for each agent, int64 (5,), or (N, 5) of N games at a time.
 
         Args:
@@ -421,7 +419,9 @@ class Cage4Player:
             bad = useless[:, first:last].reshape(len(logits), -1)
             logits[:, :-1][bad] = -np.inf
             if report is not None:
-                shares = np.exp((logits - logits.max(axis=1, keepdims=True)) / (self.temperature or 1))
+                shares = np.exp(
+                    (logits - logits.max(axis=1, keepdims=True)) / (self.temperature or 1)
+                )
                 shares /= shares.sum(axis=1, keepdims=True)
                 shares = shares.reshape(memory.num_games, -1, logits.shape[1])
                 shares = np.where(memory.is_free[:, group, None], shares, np.nan)

@@ -297,9 +297,7 @@ def record_episode(
     try:
         names = action_names(envs, "Cage4-v0")
         names = names._replace(parts=names.parts[:NUM_BLUE])  # without the messages
-        record(
-            page, envs, act, names, lambda: envs.render()[0], seed=seed, num_steps=num_steps
-        )
+        record(page, envs, act, names, lambda: envs.render()[0], seed=seed, num_steps=num_steps)
     finally:
         envs.close()
 
