@@ -169,7 +169,7 @@ def play(
     from vecenv.cage.canvas import require_gif, save_gif
     from vecenv.compare.source import read_env_kwargs
     from vecenv.playing import film, play, record_run
-    from vecenv.watching import new_page, save_page, show_texts
+    from vecenv.watching import new_page, progress_of, save_page, show_texts
 
     _check_fps(fps)
     if html is not None:
@@ -189,7 +189,8 @@ def play(
         print(f"animation: {gif}")
     if html is not None:
         page = new_page(env, f"{name} of {policy}", seed, fps or 10.0)
-        record_run(page, env, policy, frames, **options)
+        with progress_of(page, frames):
+            record_run(page, env, policy, frames, **options)
         save_page(page, html)
     return 0
 
@@ -437,10 +438,10 @@ def _watch_cage4(
             "episode.html"
         )
     if html is not None:
-        from vecenv.watching import new_page, save_page
+        from vecenv.watching import new_page, progress_of, save_page
 
         page = new_page("CAGE Challenge 4", policy, seed, fps, red="fsm")
-        with _warnings_in_one_line():
+        with _warnings_in_one_line(), progress_of(page, min(steps, 499)):
             record_episode(page, policy, seed=seed, num_steps=steps)
         save_page(page, html)
         return 0
@@ -460,11 +461,11 @@ def _watch_cage(
     from vecenv.cage.challenge2.view.text import overview
 
     if html is not None:
-        from vecenv.watching import new_page, save_page
+        from vecenv.watching import new_page, progress_of, save_page
 
         about = {"red": options["red_agent"], "rules": options["rules"]}
         page = new_page("CAGE Challenge 2", policy, options["seed"], fps, **about)
-        with _warnings_in_one_line():
+        with _warnings_in_one_line(), progress_of(page, options["episode_length"]):
             record_episode(page, policy, **options)
         save_page(page, html)
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
@@ -27,6 +29,7 @@ __all__ = [
     "new_page",
     "play_as_human",
     "play_frames",
+    "progress_of",
     "record_env",
     "save_gif_of",
     "save_page",
@@ -84,7 +87,8 @@ def show(
     kwargs = read_env_kwargs(env_kwargs)
     if html is not None:
         page = new_page(env, play["policy"] or "random", play["seed"], fps)
-        record_env(page, env, kwargs, **play)
+        with progress_of(page, play["num_steps"]):
+            record_env(page, env, kwargs, **play)
         save_page(page, html)
         return 0
     if gif is None:
@@ -99,6 +103,19 @@ def new_page(env: str, policy: str, seed: int, fps: float, **about: str) -> Epis
     """Return an empty page for an episode of an env."""
     facts = {"policy": policy, **about, "seed": str(seed)}
     return EpisodePage(f"{env}, an episode", facts, fps=fps)
+
+
+@contextlib.contextmanager
+def progress_of(page: EpisodePage, num_steps: int) -> Iterator[None]:
+    """Show on a terminal how far the recording of a page is."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("making the env", total=num_steps + 1)
+        page.on_show = lambda: bar.update(task, advance=1, description="playing and drawing")
+        yield
 
 
 def save_page(page: EpisodePage, path: Path) -> None:

@@ -38,6 +38,9 @@ class EpisodePage:
         max_bytes: The pictures are reduced so that the file is no larger, see `Frames`; texts are
             not, and take less than 1 kB per step.
 
+    Attributes:
+        on_show: Called after each picture, to show progress.
+
     Example:
         >>> import numpy as np
         >>> page = EpisodePage("A square", {"seed": "0"}, fps=2)
@@ -55,6 +58,7 @@ class EpisodePage:
     ) -> None:
         self._title, self._about, self._fps = title, dict(about), fps
         self._max_bytes = max_bytes
+        self.on_show: Callable[[], Any] = lambda: None
         self._frames = Frames()
         self._steps: list[dict[str, Any]] = []
         self._text_size = len(_page_of("viewer.html", "", {})) + 4096
@@ -92,6 +96,7 @@ class EpisodePage:
             step["facts"] = [[str(k)[:_LONGEST], str(v)[:_LONGEST]] for k, v in shown]
         self._steps.append(step)
         self._frames.shrink(self._max_bytes - self._text_size)
+        self.on_show()
 
     def choose(
         self,
