@@ -21,6 +21,7 @@ import vecenv.cage
 import vecenv.compare
 import vecenv.jit
 import vecenv.timing
+import vecenv.wrappers
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -180,6 +181,7 @@ def test_every_public_name_has_its_place_in_the_api():
     ):
         shown |= {f"{owner}.{member}" for member in members.split(", ")}
     packages = [vecenv, vecenv.cage, vecenv.compare, vecenv.jit, vecenv.timing, buffers]
+    packages.append(vecenv.wrappers)
     public = {f"{package.__name__}.{name}" for package in packages for name in package.__all__}
     assert public - shown <= {"vecenv.AutoresetMode"}
 

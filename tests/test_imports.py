@@ -19,7 +19,7 @@ OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}
 OPTIONAL |= {"pettingzoo", "stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}
 # Whose names users import from there.
 PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.files", "vecenv.jit", "vecenv.jit.random"}
-PUBLIC_ROOMS |= {"vecenv.agents", "vecenv.learn"}
+PUBLIC_ROOMS |= {"vecenv.agents", "vecenv.learn", "vecenv.wrappers"}
 TEST_ONLY = {"jaxtyping", "beartype", "pytest", "hypothesis"}
 
 

@@ -104,6 +104,11 @@ def make_vec(
         raise ValueError(f"backend is {backend!r}, expected one of {', '.join(('auto', *MADE))}")
     given = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
     options = {name: value for name, value in given.items() if value is not None}
+    if callable(wrappers) or not all(map(callable, wrappers)):
+        raise TypeError(
+            f"wrappers is {wrappers!r}, expected a list of functions or classes that wrap an env, "
+            "such as [gymnasium.wrappers.FlattenObservation]"
+        )
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
     source.options.update({**(vector_kwargs or {}), **options})
     if "autoreset_mode" in source.options:
@@ -370,9 +375,13 @@ def _read_source(
         factories = [env] * _checked_count(1 if num_envs is None else num_envs)
         return _Source(factories, None, wrappers, {})
     if not isinstance(env, Sequence) or not all(callable(factory) for factory in env):
+        is_env = isinstance(env, Env) or (
+            isinstance(env, Sequence) and any(isinstance(one, Env) for one in env)
+        )
+        hint = "; that is an env already: pass what makes one, such as `lambda: MyEnv()`"
         raise TypeError(
             "env must be a registered id, an EnvSpec, a factory or a list of factories, or "
-            f"EnvKernels, got {env!r}"
+            f"EnvKernels, got {env!r}{hint if is_env else ''}"
         )
     if num_envs is not None and num_envs != len(env):
         raise ValueError(f"num_envs is {num_envs}, but {len(env)} factories were given")

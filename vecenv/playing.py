@@ -115,8 +115,6 @@ def record_run(page: EpisodePage, env: str, policy: Path, num_steps: int, **opti
     Raises:
         ValueError: The env draws no pictures; see also `load_policy`.
     """
-    import torch
-
     from vecenv.learn.evaluation import ask
 
     seed = options.pop("seed")
@@ -124,7 +122,6 @@ def record_run(page: EpisodePage, env: str, policy: Path, num_steps: int, **opti
     loaded = load_policy(env, policy, num_envs=1, env_kwargs=kwargs, **options)
     envs = loaded.envs
 
-    @torch.inference_mode()
     def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
         return ask(loaded.act, envs, obs, np.array([is_first]), report=report)
 

@@ -18,7 +18,7 @@ from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.slots import slot_rows
-from vecenv.core.spaces import ObservationMode, batch_env_spaces
+from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env
 from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["SyncVectorEnv"]
@@ -213,6 +213,7 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
             env = env_fn()
             if not isinstance(env, Env):
                 raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}")
+            require_new_env(env, envs)
             envs.append(env)
         except Exception as error:
             _close_all(envs)

@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from buffers.core.arguments import read_distinct_ids, read_nest, read_tensor
+from buffers.core.arguments import read_distinct_ids, read_nest, read_tensor, resolve_device
 from buffers.core.checkpoint import Block
 from buffers.core.columns import Allocate, foreach_copy
 from buffers.core.errors import BufferMisuseError
@@ -179,6 +179,7 @@ class RolloutBuffer(StatefulBuffer):
         self.num_steps, self.num_envs = layout.num_steps, layout.num_envs
         self.observation_space, self.action_space = observation_space, action_space
         self.autoreset_mode = layout.autoreset_mode
+        resolve_device(device)  # raises
         self.device = torch.device(device)
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self._guard = Guard()

@@ -158,15 +158,25 @@ class EnvGroup:
             own_options = None if options is None else copy_value(options)
             result = self._steppers[index].reset(seed=seed, options=own_options)
             try:
+                if isinstance(result, np.ndarray | dict):  # of two numbers, or keys, say
+                    raise TypeError
                 obs, info = result
             except (TypeError, ValueError):
                 raise ObservationError(
-                    f"returned {_shown(result)} from reset, expected (obs, info)", index
+                    f"returned {_shown(result)} from reset, expected (obs, info); return "
+                    "`obs, {}`",
+                    index,
                 ) from None
             rows.write(index, obs)
             self.ended.discard(index)
         except BaseException as error:
-            _blame(error, index, f"This came from env {index}, in reset(seed={seed}).")
+            note = f"This came from env {index}, in reset(seed={seed})."
+            if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+                note += (
+                    " An env's method is `def reset(self, *, seed=None, options=None)`, which "
+                    "calls `super().reset(seed=seed)`."
+                )
+            _blame(error, index, note)
             raise
         return info
 
@@ -303,9 +313,15 @@ def _clear_flags(rows: StepRows, indices: Sequence[int] | None) -> None:
 def _write_converted(rows: StepRows, index: int, result: Any) -> tuple[Any, Any, Any]:
     """Write a step's result that the fast path refused, or say what is wrong with it."""
     if not isinstance(result, Sequence) or isinstance(result, str | bytes) or len(result) != 5:
+        hint = ""
+        if isinstance(result, tuple) and len(result) == 4:
+            hint = (
+                "; four are gym's old interface: `done` is two flags now, terminated (the task is "
+                "over) and truncated (cut by a time limit)"
+            )
         raise ObservationError(
             f"returned {_shown(result)} from step, "
-            "expected (obs, reward, terminated, truncated, info)",
+            f"expected (obs, reward, terminated, truncated, info){hint}",
             index,
         )
     obs, reward, terminated, truncated, info = result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,10 +10,18 @@ from vecenv.core.autoreset import StepRows
 from vecenv.core.errors import SlotError
 from vecenv.core.rows import ObservationRows, check_slot_array
 
-__all__ = ["FLAG_DTYPES", "REWARD_DTYPES", "slot_arrays", "slot_rows"]
+__all__ = [
+    "FLAG_DTYPES",
+    "REWARD_DTYPES",
+    "Outputs",
+    "SlotCheck",
+    "slot_arrays",
+    "slot_rows",
+]
 
 REWARD_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
-FLAG_DTYPES = (np.dtype(np.bool_),)
+_BOOL = np.dtype(np.bool_)
+FLAG_DTYPES = (_BOOL,)
 
 
 def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
@@ -55,3 +63,59 @@ def slot_arrays(out: Any, num_envs: int) -> tuple[Any, np.ndarray, np.ndarray, n
             "give each an array of its own"
         )
     return obs, rewards, terminations, truncations
+
+
+class Outputs(NamedTuple):
+    """The output arrays of a call with R rows; all C-contiguous.
+
+    Attributes:
+        obs: (R, *obs_shape).
+        rewards: float32 or float64 (R,).
+        terminations: bool (R,).
+        truncations: bool (R,).
+    """
+
+    obs: np.ndarray
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+
+
+class SlotCheck:
+    """Checks the arrays of `out`; made once for the observations of all envs."""
+
+    def __init__(self, obs_shape: tuple[int, ...], obs_dtype: Any) -> None:
+        self._obs_shape = obs_shape  # of all envs: (N, ...)
+        self._obs_dtype = np.dtype(obs_dtype)
+        self._shape = obs_shape[:1]
+
+    def arrays(self, out: Any) -> Outputs:
+        """Return the arrays of `out`, an object with the attributes of `Outputs`.
+
+        Raises:
+            SlotError: See `slot_rows`.
+        """
+        try:
+            outputs = Outputs(out.obs, out.rewards, out.terminations, out.truncations)
+        except AttributeError:
+            slot_arrays(out, self._shape[0])  # raises
+            raise
+        obs, rewards, terminations, truncations = outputs
+        if (
+            type(obs) is type(rewards) is type(terminations) is type(truncations) is np.ndarray
+            and obs.shape == self._obs_shape
+            and obs.dtype == self._obs_dtype
+            and rewards.shape == terminations.shape == truncations.shape == self._shape
+            and rewards.dtype in REWARD_DTYPES
+            and terminations.dtype == truncations.dtype == _BOOL
+            and terminations is not truncations
+            # C-contiguous, aligned and writable
+            and obs.flags.carray
+            and rewards.flags.carray
+            and terminations.flags.carray
+            and truncations.flags.carray
+        ):  # quicker than the calls below
+            return outputs
+        obs, *others = slot_arrays(out, self._shape[0])
+        obs = check_slot_array("obs", obs, self._obs_shape, (self._obs_dtype,))
+        return Outputs(obs, *others)

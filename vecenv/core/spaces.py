@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Env, Space
 from gymnasium.spaces import Box, Dict, MultiDiscrete, Tuple
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-__all__ = ["BatchedSpaces", "batch_env_spaces", "batch_thinly"]
+__all__ = ["BatchedSpaces", "batch_env_spaces", "batch_thinly", "require_new_env"]
 
 ObservationMode = str | tuple[Space, Space]
 
@@ -23,6 +23,23 @@ class BatchedSpaces(NamedTuple):
     observation_space: Space
     single_action_space: Space
     action_space: Space
+
+
+def require_new_env(env: Env, made: Sequence[Env]) -> None:
+    """Raise TypeError for an env without spaces, or one that a factory has returned before."""
+    for name in ("observation_space", "action_space"):
+        if not hasattr(env, name):
+            raise TypeError(
+                f"{type(env).__name__} has no {name}; set observation_space and action_space in "
+                "its __init__, or as class attributes"
+            )
+    inner = env.unwrapped
+    for index, other in enumerate(made):
+        if other is env or other.unwrapped is inner:
+            raise TypeError(
+                f"the factory returned the env that was made for env {index}; let every call make "
+                "a new one (`lambda: MyEnv()`, not `env = MyEnv(); lambda: env`)"
+            )
 
 
 def batch_thinly(space: Space, num_envs: int) -> Space:

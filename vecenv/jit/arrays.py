@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import Space
@@ -12,13 +12,10 @@ from numba.np.numpy_support import carray
 
 from vecenv.core.atomics import pointer
 from vecenv.core.errors import ActionError
-from vecenv.core.rows import check_slot_array
-from vecenv.core.slots import REWARD_DTYPES, slot_arrays
+from vecenv.core.slots import Outputs
 
 __all__ = [
     "ActionReader",
-    "Outputs",
-    "SlotCheck",
     "checked_copy",
     "first_invalid_row",
     "new_outputs",
@@ -144,22 +141,6 @@ def checked_copy(actions, bounds, address):
     return copy, first_invalid_row(copy, bounds)
 
 
-class Outputs(NamedTuple):
-    """The output arrays of a call with R rows; all C-contiguous.
-
-    Attributes:
-        obs: (R, *obs_shape).
-        rewards: float32 or float64 (R,).
-        terminations: bool (R,).
-        truncations: bool (R,).
-    """
-
-    obs: np.ndarray
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-
-
 def new_outputs(num_rows: int, obs_shape: tuple[int, ...], obs_dtype: Any) -> Outputs:
     """Return arrays for `num_rows` rows, not filled in."""
     return Outputs(
@@ -168,43 +149,3 @@ def new_outputs(num_rows: int, obs_shape: tuple[int, ...], obs_dtype: Any) -> Ou
         np.empty(num_rows, _BOOL),
         np.empty(num_rows, _BOOL),
     )
-
-
-class SlotCheck:
-    """Checks the arrays of `out`; made once for the observations of all envs."""
-
-    def __init__(self, obs_shape: tuple[int, ...], obs_dtype: Any) -> None:
-        self._obs_shape = obs_shape  # of all envs: (N, ...)
-        self._obs_dtype = np.dtype(obs_dtype)
-        self._shape = obs_shape[:1]
-
-    def arrays(self, out: Any) -> Outputs:
-        """Return the arrays of `out`, an object with the attributes of `Outputs`.
-
-        Raises:
-            SlotError: See `vecenv.core.slots.slot_rows`.
-        """
-        try:
-            outputs = Outputs(out.obs, out.rewards, out.terminations, out.truncations)
-        except AttributeError:
-            slot_arrays(out, self._shape[0])  # raises
-            raise
-        obs, rewards, terminations, truncations = outputs
-        if (
-            type(obs) is type(rewards) is type(terminations) is type(truncations) is np.ndarray
-            and obs.shape == self._obs_shape
-            and obs.dtype == self._obs_dtype
-            and rewards.shape == terminations.shape == truncations.shape == self._shape
-            and rewards.dtype in REWARD_DTYPES
-            and terminations.dtype == truncations.dtype == _BOOL
-            and terminations is not truncations
-            # C-contiguous, aligned and writable
-            and obs.flags.carray
-            and rewards.flags.carray
-            and terminations.flags.carray
-            and truncations.flags.carray
-        ):  # quicker than the calls below
-            return outputs
-        obs, *others = slot_arrays(out, self._shape[0])
-        obs = check_slot_array("obs", obs, self._obs_shape, (self._obs_dtype,))
-        return Outputs(obs, *others)

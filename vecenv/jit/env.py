@@ -6,7 +6,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import logger
@@ -19,11 +19,12 @@ from vecenv.core.errors import NoActionMaskError
 from vecenv.core.masks import MASK_KEY, none_allowed
 from vecenv.core.rows import aligned_zeros, check_slot_array
 from vecenv.core.seeding import Seed
+from vecenv.core.slots import Outputs, SlotCheck
 from vecenv.core.spaces import BatchedSpaces, batch_thinly
 from vecenv.files import read_entry
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import random
-from vecenv.jit.arrays import ActionReader, Outputs, SlotCheck, new_outputs
+from vecenv.jit.arrays import ActionReader, new_outputs
 from vecenv.jit.binding import Loop, bind_loop
 from vecenv.jit.episodes import (
     DISABLED,
@@ -97,7 +98,14 @@ class JitVectorEnv(VecEnv):
         NoActionMaskError: `mask_infos`, and there is no `action_mask` kernel.
         KernelIndexError: A kernel uses an index that is out of range.
         KernelCompileError: A kernel can't be compiled.
+
+    Attributes:
+        agents_class: Of a subclass in which one agent plays all: the subclass of the same games
+            whose kernels have `groups`, which `vecenv.make_vec_agents` makes for the same id. None
+            if there is none, or this is it.
     """
+
+    agents_class: ClassVar[type[JitVectorEnv] | None] = None
 
     def __init__(
         self,

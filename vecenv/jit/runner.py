@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from vecenv.core.rows import aligned_zeros
+from vecenv.core.slots import Outputs
 from vecenv.fingerprint import cached_njit
 from vecenv.jit import driver
-from vecenv.jit.arrays import Outputs, first_invalid_row
+from vecenv.jit.arrays import first_invalid_row
 from vecenv.jit.driver import ACTIVE, CALLER, JOB_DTYPE, OPEN, STOP, control_words
 from vecenv.jit.episodes import STEP, Batch
 

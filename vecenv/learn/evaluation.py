@@ -146,6 +146,7 @@ def _play(
     return EvaluationResult(mean, std, ci95, tuple(flat), tuple(n for ns in lengths for n in ns))
 
 
+@torch.inference_mode()
 def ask(
     act: Callable[..., Any],
     envs: Any,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from vecenv.core.moments import joined
+
 __all__ = ["Moments"]
 
 _PIECE = 1 << 20  # numbers that an update turns into float64 at a time
@@ -20,7 +22,8 @@ class Moments(nn.Module):
     long as nothing was seen, the mean is 0 and the variance 1.
 
     Batches are joined by Chan, Golub and LeVeque's formulas (1983, "Algorithms for computing the
-    sample variance"), computed in float64.
+    sample variance"), computed in float64. The wrappers of `vecenv.wrappers` keep theirs in NumPy,
+    by the same formulas and with entries of the same names: see `RunningMoments`.
 
     Args:
         shape: Shape of a row, such as an observation's; () for numbers, such as returns.
@@ -109,12 +112,9 @@ class Moments(nn.Module):
         squares = self.variance.double() * count
         for piece in rows.split(max(1, _PIECE // max(1, self.mean.numel()))):
             part = piece.to(self.mean.device).double()
-            part_mean, total = part.mean(0), count + len(part)
-            change = part_mean - mean
-            squares += (part - part_mean).square().sum(0)
-            squares += change.square() * (count * len(part) / total)
-            mean = mean + change * (len(part) / total)
-            count = total
+            part_mean = part.mean(0)
+            part_squares = (part - part_mean).square().sum(0)
+            count, mean, squares = joined(count, mean, squares, len(part), part_mean, part_squares)
         if not (torch.isfinite(mean).all() and torch.isfinite(squares).all()):
             raise ValueError(
                 "x has NaN or infinity among the rows that count; look for the env that returns "

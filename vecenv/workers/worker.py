@@ -18,6 +18,7 @@ from vecenv.core.faults import EnvFault, leave_if_copied, leave_when_copied
 from vecenv.core.guard import guard_envs
 from vecenv.core.orphans import Family
 from vecenv.core.pickling import dumps, loads
+from vecenv.core.spaces import require_new_env
 from vecenv.workers.arena import Arena
 from vecenv.workers.child import ChildSetup, end_child, limit_threads, set_up_child
 from vecenv.workers.chunk import Chunk, Outcome, run_here
@@ -169,7 +170,10 @@ def make_chunk_envs(
 
     def make(index: int) -> Env | EnvFault:
         try:
-            return factories[index]()
+            env = factories[index]()
+            if isinstance(env, Env):
+                require_new_env(env, envs)
+            return env
         except BaseException as error:
             if worker < 0 and isinstance(error, KeyboardInterrupt):
                 raise

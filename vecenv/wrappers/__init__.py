@@ -1,0 +1,36 @@
+"""Wrappers of vector envs that keep `out=`, `send` and `recv`, timing and all autoreset modes."""
+
+from vecenv.wrappers.atari import make_atari_vec
+from vecenv.wrappers.base import Part, VecWrapper
+from vecenv.wrappers.limit import TimeLimit
+from vecenv.wrappers.normalize import NormalizeObservation, NormalizeReward, RunningMoments
+from vecenv.wrappers.stack import FrameStack
+from vecenv.wrappers.statistics import RecordEpisodeStatistics
+from vecenv.wrappers.transform import (
+    ClipAction,
+    ClipReward,
+    RescaleAction,
+    TransformAction,
+    TransformObservation,
+    TransformReward,
+)
+from vecenv.wrappers.video import RecordVideo
+
+__all__ = [
+    "ClipAction",
+    "ClipReward",
+    "FrameStack",
+    "NormalizeObservation",
+    "NormalizeReward",
+    "Part",
+    "RecordEpisodeStatistics",
+    "RecordVideo",
+    "RescaleAction",
+    "RunningMoments",
+    "TimeLimit",
+    "TransformAction",
+    "TransformObservation",
+    "TransformReward",
+    "VecWrapper",
+    "make_atari_vec",
+]

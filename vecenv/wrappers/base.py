@@ -1,0 +1,594 @@
+"""VecWrapper: a VecEnv around another one, which keeps all that a VecEnv can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.spaces import Dict, Tuple
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from vecenv.core.actions import ActionBatcher
+from vecenv.core.base import StepBatch, StepResult, VecEnv
+from vecenv.core.batches import join_rows, take_row
+from vecenv.core.errors import ActionError, EnvStateError, NoActionMaskError
+from vecenv.core.rows import ObservationRows, check_slot_array
+from vecenv.core.seeding import Seed
+from vecenv.core.slots import REWARD_DTYPES, SlotCheck, slot_arrays
+from vecenv.core.spaces import batch_thinly
+
+__all__ = ["Part", "VecWrapper", "WrapperSlot"]
+
+EVERY = slice(None)
+_STATE = "vecenv wrapper 1"
+# Of the env, whatever it is, and right through every wrapper: none of it steps or observes.
+_OF_ENVS = (
+    "call",
+    "get_attr",
+    "set_attr",
+    "restarts",
+    "published",
+    "envs",
+    "kernels",
+    "max_episode_steps",
+)
+_OF_AGENTS = ("valid", "alive", "num_games", "group", "groups", "state", "render_game")
+_OF_RUNS = ("last_returns", "last_lengths", "num_episodes", "episode_lengths", "episode_over")
+_FORWARDED = frozenset((*_OF_ENVS, *_OF_AGENTS, *_OF_RUNS))
+
+
+class WrapperSlot(NamedTuple):
+    """The memory in which a wrapper has its env write; see `vecenv.StepSlot`."""
+
+    obs: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    valid: np.ndarray | None = None
+
+
+class Part(NamedTuple):
+    """Which rows a batch of results are, and where their episodes stand.
+
+    Attributes:
+        rows: The envs: int64 (B,), or a slice of all.
+        is_over: bool (B,), whose episode has ended in this step.
+        acted: bool (B,), whose action counted: not the step that only resets (NEXT_STEP), nor
+            agents that were not alive.
+        begins: bool (B,), whose observation is the first of an episode.
+        is_new: bool (B,), whose observation is one that the env has just made: not that of envs
+            that a reset by mask left out, nor the zeros of agents that are not alive.
+        is_dead: bool (B,), rows of agents that are not alive, whose observations are zeros; None of
+            envs without agents.
+    """
+
+    rows: Any
+    is_over: np.ndarray
+    acted: np.ndarray
+    begins: np.ndarray
+    is_new: np.ndarray
+    is_dead: np.ndarray | None
+
+
+class VecWrapper(VecEnv):
+    """A `VecEnv` around another: by itself it changes nothing.
+
+    `out=`, `send` and `recv`, `reset_mask`, action masks, timing, states, and rows of agents are
+    kept. Of the observations that a wrapper changes the env writes its own into memory of the
+    wrapper, from where they are written, changed, to their place; so nobody else's memory is ever
+    changed, and what is returned without `out` is the caller's.
+
+    A wrapper of your own derives from this class, says with `changes_obs` and `changes_rewards`
+    what it changes, and has the methods for that: `observations`, `final_observations`, `rewards`,
+    `actions`, `infos`. They are given rows of all envs or of some, so what they keep per env is
+    indexed by `part.rows`.
+
+    Args:
+        env: The vector env; step it through the wrapper from now on. Closing the wrapper closes it.
+        single_observation_space: Of what `observations` writes; None if the space stays.
+        single_action_space: Of what `actions` takes; None if the space stays.
+
+    Attributes:
+        env: The vector env.
+        changes_obs, changes_rewards: Whether there are methods for them.
+        follows_episodes: Whether `part` is filled in; otherwise only its rows are, which is
+            cheaper. With `changes_rewards` it always is.
+
+    Raises:
+        TypeError: `env` is no `VecEnv`, or a space is no space.
+        ClosedEnvironmentError: `env` is closed.
+    """
+
+    changes_obs = False
+    changes_rewards = False
+    follows_episodes = False
+    env: VecEnv
+
+    def __init__(
+        self,
+        env: VecEnv,
+        *,
+        single_observation_space: Space | None = None,
+        single_action_space: Space | None = None,
+    ) -> None:
+        name = type(self).__name__
+        self.env = _checked_env(env, name)
+        self.num_envs = env.num_envs
+        self.autoreset_mode = env.autoreset_mode
+        self.metadata = env.metadata
+        self.render_mode = env.render_mode
+        self.spec = env.spec
+        self.timing = env.timing
+        self._phase = name
+        self._log = None
+        self._set_spaces(single_observation_space, single_action_space)
+        self._inner: ObservationRows | None = None  # where the env writes its observations
+        self._raw_rewards = np.zeros(self.num_envs) if self.changes_rewards else None
+        self._has_agents = getattr(env, "valid", None) is not None
+        self._alive = np.zeros(self.num_envs, np.bool_)  # whose next action counts
+        self._are_all_alive = False
+        self._converts_actions = type(self).actions is not VecWrapper.actions
+        # Of a step of all envs in which no episode ends and none begins: nobody is to change it.
+        none, every = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
+        self._quiet = Part(EVERY, none, every, none, every, None)
+        if self.changes_obs:
+            self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
+            array = self._rows.array
+            self._slots = None if array is None else SlotCheck(array.shape, array.dtype)
+            inner = ObservationRows.make(env.single_observation_space, self.num_envs, env.allocate)
+            self._inner = inner if _has_fixed_shape(inner) else None
+
+    def _set_spaces(self, single_obs: Space | None, single_action: Space | None) -> None:
+        env, name = self.env, self._phase
+        for key, space in (("observation", single_obs), ("action", single_action)):
+            if space is not None and not isinstance(space, Space):
+                raise TypeError(
+                    f"{name}: single_{key}_space is a {type(space).__name__}, expected a "
+                    "gymnasium.Space, of one env"
+                )
+        self.single_observation_space = env.single_observation_space
+        self.observation_space = env.observation_space
+        if single_obs is not None:
+            self.single_observation_space = single_obs
+            self.observation_space = batch_thinly(single_obs, self.num_envs)
+        self.single_action_space, self.action_space = env.single_action_space, env.action_space
+        self._has_own_actions = single_action is not None
+        if single_action is not None:
+            self.single_action_space = single_action
+            self.action_space = batch_thinly(single_action, self.num_envs)
+        self._actions = ActionBatcher(self.single_action_space, self.action_space, self.num_envs)
+
+    # -- what a wrapper overrides ----------------------------------------------------------------
+
+    def actions(self, actions: Any, env_ids: np.ndarray | None) -> Any:
+        """Return the actions for the env, (B, ...) as `actions`, which stay the caller's.
+
+        Args:
+            actions: One per env of `env_ids`, checked against `single_action_space`.
+            env_ids: Ids as `send` was given them; None for all.
+        """
+        return actions
+
+    def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
+        """Return the rewards (B,) for those of the env, float64 (B,), which are not to be kept.
+
+        What is returned for rows that did not act is not looked at: their reward is 0.
+        """
+        return rewards
+
+    def observations(self, obs: Any, part: Part, out: Any) -> None:
+        """Write what the env's observations become.
+
+        Args:
+            obs: (B, *obs_shape) of the env; not to be changed, nor to be kept.
+            part: Whose they are.
+            out: (B, *obs_shape) of this wrapper's space, to be written.
+        """
+        raise NotImplementedError
+
+    def reset_observations(self, obs: Any, part: Part, out: Any) -> None:
+        """Write the observations of a reset; of the envs left out too, which keep their row."""
+        self.observations(obs, part, out)
+
+    def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
+        """Return what final observations of SAME_STEP become; called before `observations`.
+
+        Args:
+            obs: (E, *obs_shape) of the env.
+            rows: int64 (E,), whose they are.
+        """
+        raise NotImplementedError
+
+    def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
+        """Return the infos of a step; `infos` may be changed. `rewards` are the env's."""
+        return infos
+
+    def own_state(self) -> dict[str, Any]:
+        """Return copies of what the wrapper keeps, for `state_dict`: arrays and numbers."""
+        return {}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `own_state` returned, of another wrapper of the same arguments."""
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
+        obs, infos = self.env.reset(seed=seed, options=options)
+        with self.timing.phase(self._phase):
+            part = self._begin(self._reset_rows(options))
+            if self.changes_obs:
+                raw, obs = obs, self._new_obs(self.num_envs)
+                self.reset_observations(raw, part, obs)
+            return obs, infos
+
+    def step(self, actions: Any, *, out: Any = None) -> StepResult:
+        """Step every env once; see `VecEnv.step`."""
+        slot = out
+        if out is not None and type(out) is not self._slot_type:
+            self._check_slot_mode(out)
+        if self.changes_obs or self.changes_rewards:
+            slot = self._own_slot(out)
+        if self._converts_actions:
+            given, keywords = self._env_actions(actions, None), {"out": slot}
+            result = self._call_env(self.env.step, given, **({} if slot is None else keywords))
+        else:
+            result = self.env.step(actions) if slot is None else self.env.step(actions, out=slot)
+        if not self.timing.enabled:
+            return self._changed(result, EVERY, None, out)
+        with self.timing.phase(self._phase):
+            return self._changed(result, EVERY, None, out)
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Start stepping some envs and return at once; see `VecEnv.send`."""
+        self._call_env(self.env.send, self._env_actions(actions, env_ids), env_ids)
+
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        max_envs: int | None = None,
+    ) -> StepBatch:
+        """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
+        batch: Any = self.env.recv(min_envs, timeout, max_envs=max_envs)
+        with self.timing.phase(self._phase):
+            valid = batch.valid if self._has_agents else None
+            obs, rewards, terminations, truncations, infos = self._changed(
+                batch[:5], batch.env_ids, valid, None
+            )
+        return batch._replace(
+            obs=obs,
+            rewards=rewards,
+            terminations=terminations,
+            truncations=truncations,
+            infos=infos,
+        )
+
+    def _env_actions(self, actions: Any, env_ids: Any) -> Any:
+        """Return the actions for the env."""
+        if not self._converts_actions:
+            return actions
+        ids = None if env_ids is None else np.asarray(env_ids)
+        if ids is not None and self._has_agents:  # ids of games
+            ids = self.env.group.rows(ids)  # type: ignore[attr-defined]
+        return self.actions(self._actions.check(actions, ids), env_ids)
+
+    def _call_env(self, method: Callable[..., Any], actions: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._converts_actions:
+            return method(actions, *args, **kwargs)
+        try:
+            return method(actions, *args, **kwargs)
+        except ActionError as error:
+            error.add_note(f"These are the actions that {self._phase} has made of those given.")
+            raise
+
+    def _own_slot(self, out: Any) -> WrapperSlot | None:
+        """Check `out`; return where the env is to write, None if it has to return new arrays."""
+        count, own = self.num_envs, self._raw_rewards
+        obs, valid = None, None
+        if out is None:
+            if not self.changes_obs:
+                return None
+            rewards = np.empty(count)
+            terminations, truncations = np.empty(count, np.bool_), np.empty(count, np.bool_)
+        else:
+            valid = getattr(out, "valid", None)
+            if not self.changes_obs:  # the env looks at the rest
+                if any(not hasattr(out, name) for name in WrapperSlot._fields[:4]):
+                    slot_arrays(out, count)  # raises
+                rewards = check_slot_array("rewards", out.rewards, (count,), REWARD_DTYPES)
+                obs, terminations, truncations = out.obs, out.terminations, out.truncations
+            elif self._slots is not None:
+                _, rewards, terminations, truncations = self._slots.arrays(out)
+            else:
+                given, rewards, terminations, truncations = slot_arrays(out, count)
+                self._rows.over(given)  # raises what is wrong with it
+        if self.changes_obs:
+            if self._inner is None:
+                return None
+            obs = self._inner.batch()
+        return WrapperSlot(obs, rewards if own is None else own, terminations, truncations, valid)
+
+    def _changed(self, result: Any, rows: Any, valid: np.ndarray | None, out: Any) -> StepResult:
+        """Return what becomes of results of the env."""
+        raw, raw_rewards, terminations, truncations, infos = result
+        part = self._follow(rows, terminations, truncations, valid)
+        infos = self.infos(infos, raw_rewards, part)
+        obs, rewards = raw, raw_rewards
+        if self.changes_rewards:
+            rewards = self.rewards(raw_rewards, part)
+            if (
+                part is not self._quiet and not part.acted.all()
+            ):  # whoever only resets, or is not alive, has no reward
+                rewards = np.where(part.acted, rewards, 0.0)
+            if rewards is self._raw_rewards and out is None:
+                rewards = rewards.copy()
+        if self.changes_obs:
+            obs = self._new_obs(len(terminations)) if out is None else out.obs
+            if infos and "final_obs" in infos:
+                infos = self._with_final_obs(infos, rows)
+            self.observations(raw, part, obs)
+        if out is None:
+            return obs, rewards, terminations, truncations, infos
+        if rewards is not out.rewards:
+            out.rewards[...] = rewards
+        if terminations is not out.terminations:
+            out.terminations[...], out.truncations[...] = terminations, truncations
+        return obs, out.rewards, out.terminations, out.truncations, infos
+
+    def _with_final_obs(self, infos: dict[str, Any], rows: Any) -> dict[str, Any]:
+        """Return infos with the final observations that become of the env's."""
+        given = infos["final_obs"]
+        places = np.flatnonzero(infos["_final_obs"])
+        if not len(places):
+            return infos
+        space = self.env.single_observation_space
+        batch = stack_single(space, list(given[places]))
+        ids = places if isinstance(rows, slice) else rows[places]
+        changed = self.final_observations(batch, ids)
+        finals = np.full(len(given), None, dtype=object)
+        for number, place in enumerate(places.tolist()):
+            finals[place] = take_row(self.single_observation_space, changed, number)
+        return {**infos, "final_obs": finals}
+
+    def _new_obs(self, count: int) -> Any:
+        """Return memory for observations of `count` rows, the caller's."""
+        return new_batch(self.single_observation_space, count)
+
+    # -- where episodes stand --------------------------------------------------------------------
+
+    def _reset_rows(self, options: dict[str, Any] | None) -> np.ndarray:
+        """Return the rows that a reset with these options has reset, bool (num_envs,)."""
+        mask = None if options is None else options.get("reset_mask")
+        if mask is None:
+            return np.ones(self.num_envs, np.bool_)
+        return np.repeat(mask, self.num_envs // len(mask))  # of agents it may have games
+
+    def _begin(self, is_reset: np.ndarray) -> Part:
+        """Note that these rows, bool (num_envs,), begin an episode."""
+        none, is_dead = np.zeros(self.num_envs, np.bool_), None
+        if self._has_agents:
+            alive, valid = self._agents(EVERY)
+            self._alive[is_reset] = alive[is_reset]
+            is_dead, is_reset = ~(alive | valid), is_reset & alive
+        else:
+            self._alive[is_reset] = True
+            self._are_all_alive = bool(self._alive.all())
+        return Part(EVERY, none, none, is_reset, is_reset, is_dead)
+
+    def _agents(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return which agents are alive and which acted in the latest step, bool (B,)."""
+        env: Any = self.env
+        return env.alive[rows], env.valid[rows]
+
+    def _is_quiet(self, rows: Any, terminations: np.ndarray, truncations: np.ndarray) -> bool:
+        """Whether it is a step of all envs in which no episode ends and none begins."""
+        return (
+            rows is EVERY
+            and self._are_all_alive
+            and not np.count_nonzero(terminations)
+            and not np.count_nonzero(truncations)
+        )
+
+    def _follow(
+        self,
+        rows: Any,
+        terminations: np.ndarray,
+        truncations: np.ndarray,
+        valid: np.ndarray | None = None,
+    ) -> Part:
+        """Note the ends of episodes and return where they stand."""
+        if not (self.follows_episodes or self.changes_rewards):
+            return (
+                self._quiet
+                if rows is EVERY
+                else Part(rows, _NOBODY, _NOBODY, _NOBODY, _NOBODY, None)
+            )
+        if self._is_quiet(rows, terminations, truncations):
+            return self._quiet
+        is_over = terminations | truncations
+        was_alive, is_dead = self._alive[rows], None
+        if self._has_agents:
+            alive, acted = self._agents(rows)
+            acted = acted.copy() if valid is None else valid
+            is_new = acted | alive
+            is_dead = ~is_new
+        else:
+            same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+            alive = np.ones(len(is_over), np.bool_) if same_step else ~is_over
+            acted, is_new = was_alive.copy(), np.ones(len(is_over), np.bool_)
+        begins = alive & (is_over | ~was_alive)
+        self._alive[rows] = alive
+        self._are_all_alive = not self._has_agents and bool(self._alive.all())
+        return Part(rows, is_over, acted, begins, is_new, is_dead)
+
+    # -- what the env does -----------------------------------------------------------------------
+
+    @property
+    def copy(self) -> bool:
+        """Whether observations returned are copies, the caller's to keep."""
+        return self.changes_obs or getattr(self.env, "copy", True)
+
+    @property
+    def closed(self) -> bool:  # type: ignore[override]
+        """Whether the env has been closed."""
+        return self.env.closed
+
+    @property
+    def unwrapped(self) -> VectorEnv:
+        """The vector env without any wrapper."""
+        return self.env.unwrapped
+
+    @property
+    def np_random(self) -> Any:  # type: ignore[override]
+        """The envs' generators."""
+        return self.env.np_random
+
+    @property
+    def np_random_seed(self) -> Any:  # type: ignore[override]
+        """Seeds of the envs' generators."""
+        return self.env.np_random_seed
+
+    @property
+    def has_action_masks(self) -> bool:
+        """Whether `action_masks` has something to return; see `VecEnv`."""
+        return not self._has_own_actions and self.env.has_action_masks
+
+    def action_masks(self, env_ids: Any = None, *, out: np.ndarray | None = None) -> np.ndarray:
+        """Return which actions the envs allow, see `VecEnv.action_masks`.
+
+        Raises:
+            NoActionMaskError: Also where the wrapper takes actions of another space.
+        """
+        if self._has_own_actions:
+            raise NoActionMaskError(
+                f"{self._phase} takes actions of {self.single_action_space}, and the masks are for "
+                f"those of the env, {self.env.single_action_space}: ask `envs.env.action_masks()`"
+            )
+        return self.env.action_masks(env_ids, out=out)
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        """Return zeroed memory, the caller's, see `VecEnv.allocate`."""
+        return self.env.allocate(shape, dtype)
+
+    def render(self) -> Any:
+        """Return what each env renders."""
+        return self.env.render()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the env and that of the wrapper, see `VecEnv.state_dict`."""
+        found = {"format": _STATE, "wrapper": self._phase, "env": self.env.state_dict()}
+        return {**found, "alive": self._alive.copy(), "own": self.own_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, see `VecEnv.load_state_dict`.
+
+        Raises:
+            EnvStateError: It is of another wrapper, or can't be loaded.
+        """
+        name = state.get("wrapper") if isinstance(state, Mapping) else None
+        if name is None or state.get("format") != _STATE or name != self._phase:
+            came = "of an env without it" if name is None else f"of {name}"
+            raise EnvStateError(
+                f"the state is {came}, expected one of {self._phase}: wrap the envs as those that "
+                "were saved"
+            )
+        own = self.own_state()
+        if found := _other_layout(own, state["own"]):
+            raise EnvStateError(f"the state of {self._phase} {found}")
+        self.env.load_state_dict(state["env"])
+        self._alive[:] = state["alive"]
+        self._are_all_alive = not self._has_agents and bool(self._alive.all())
+        self.load_own_state(state["own"])
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the env; may be called twice."""
+        self.env.close(**kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _FORWARDED:
+            return getattr(self.env, name)
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}; those of the wrapper inside are at "
+            "`envs.env`, and what a backend adds to VecEnv is at `envs.unwrapped`, where it passes "
+            "through no wrapper"
+        )
+
+    def __repr__(self) -> str:
+        return f"{self._phase}({self.env!r})"
+
+    def __del__(self) -> None:
+        """Leave the env to whoever still has it; it closes itself."""
+
+
+_NOBODY = np.zeros(0, np.bool_)
+
+
+def _checked_env(env: Any, name: str) -> VecEnv:
+    if not isinstance(env, VecEnv):
+        hint = "make one with vecenv.make_vec"
+        if isinstance(env, VectorEnv):
+            hint = "gymnasium.wrappers.vector has wrappers for vector envs of others"
+        raise TypeError(f"{name} goes around a vecenv.VecEnv, got {type(env).__name__}; {hint}")
+    if env.closed:
+        raise ClosedEnvironmentError(
+            f"{name} was given a vector env that is closed ({env!r}); make a new one"
+        )
+    return env
+
+
+def _has_fixed_shape(rows: ObservationRows) -> bool:
+    """Whether a batch of these rows is arrays, which an env can be given to write into."""
+    children = getattr(rows, "children", None)
+    if children is not None:
+        return all(map(_has_fixed_shape, children.values()))
+    return rows.array is not None
+
+
+def leaves(batch: Any, space: Space) -> list[np.ndarray]:
+    """Return the arrays of a batch in the order of the space's parts."""
+    if isinstance(space, Dict):
+        return [leaf for key, part in space.items() for leaf in leaves(batch[key], part)]
+    if isinstance(space, Tuple):
+        return [leaf for k, part in enumerate(space.spaces) for leaf in leaves(batch[k], part)]
+    return [batch]
+
+
+def new_batch(space: Space, count: int) -> Any:
+    """Return memory, not filled in, for a batch of `count` rows."""
+    if isinstance(space, Dict):
+        return {key: new_batch(part, count) for key, part in space.items()}
+    if isinstance(space, Tuple):
+        return tuple(new_batch(part, count) for part in space.spaces)
+    return np.empty((count, *(space.shape or ())), space.dtype)
+
+
+def stack_single(space: Space, singles: list[Any]) -> Any:
+    """Return a batch of single observations."""
+    if isinstance(space, Dict):
+        return {
+            key: stack_single(part, [one[key] for one in singles]) for key, part in space.items()
+        }
+    if isinstance(space, Tuple):
+        parts = enumerate(space.spaces)
+        return tuple(stack_single(part, [one[k] for one in singles]) for k, part in parts)
+    return join_rows(space, [([one], 0) for one in singles])
+
+
+def _other_layout(own: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
+    """Say in what a state differs from the wrapper's own; None if in nothing."""
+    if not isinstance(given, Mapping) or own.keys() != given.keys():
+        return f"has the entries {list(given)}, expected {list(own)}"
+    for key, value in own.items():
+        if isinstance(value, Mapping):
+            if found := _other_layout(value, given[key]):
+                return found
+        elif isinstance(value, np.ndarray) and np.shape(given[key]) != value.shape:
+            return f"has {key} of shape {np.shape(given[key])}, expected {value.shape}"
+    return None

@@ -1,0 +1,370 @@
+"""Observations and rewards divided by how much they vary, with one set of moments for all envs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium.spaces import Box
+
+from vecenv.core.base import VecEnv
+from vecenv.core.errors import EnvStateError, ObservationError
+from vecenv.core.seeding import Seed
+from vecenv.wrappers.base import Part, VecWrapper
+
+__all__ = ["NormalizeObservation", "NormalizeReward", "RunningMoments"]
+
+_ALL = np.zeros(0, np.bool_)
+
+
+class RunningMoments:
+    """Running mean and variance of rows, in NumPy.
+
+    What `vecenv.learn.Moments` is as a torch module, by the same formulas. The entries of
+    `state_dict` have the same names, so that module can go on from them:
+    `moments.load_state_dict({k: torch.as_tensor(v) for k, v in running.state_dict().items()})`.
+
+    Args:
+        shape: Shape of a row; () for numbers.
+
+    Attributes:
+        mean: float64 `shape`.
+        variance: float64 `shape`, the mean of squared deviations; 1 as long as nothing was seen.
+        count: int64 (), rows seen.
+        arrays: The same as kernels take them, views.
+
+    Example:
+        >>> moments = RunningMoments((2,))
+        >>> moments.update(np.array([[1.0, 10.0], [3.0, 30.0]]))
+        >>> moments.mean, moments.variance
+        (array([ 2., 20.]), array([  1., 100.]))
+    """
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        from vecenv.wrappers.kernels import add_rows
+
+        self._add_rows = add_rows
+        self.mean, self.variance = np.zeros(shape), np.ones(shape)
+        self.count = np.zeros((), np.int64)
+        width = self.mean.size
+        # As kernels take them: views of the same memory, and working memory.
+        self.arrays = (
+            self.count.reshape(1),
+            self.mean.reshape(width),
+            self.variance.reshape(width),
+            np.zeros((3, width)),
+        )
+
+    def update(self, x: np.ndarray, counts: np.ndarray | None = None) -> None:
+        """Take rows into account.
+
+        Args:
+            x: (B, *shape) of any number type.
+            counts: bool (B,), the rows that count; None for all.
+
+        Raises:
+            ValueError: A wrong shape, or NaN or infinity among the rows that count; nothing was
+                changed.
+        """
+        if x.shape[1:] != self.mean.shape or x.ndim == 0:
+            raise ValueError(f"x has shape {x.shape}, expected (B, *{self.mean.shape})")
+        if counts is not None and (counts.shape != x.shape[:1] or counts.dtype != np.bool_):
+            raise ValueError(
+                f"counts is {counts.dtype} {counts.shape}, expected bool {x.shape[:1]}"
+            )
+        rows = np.ascontiguousarray(x).reshape(len(x), -1)
+        if not self.add(rows, _ALL if counts is None else counts):
+            raise ValueError("x has NaN or infinity among the rows that count")
+
+    def add(self, rows: np.ndarray, counts: np.ndarray) -> bool:
+        """Do what `update` does, without its checks.
+
+        Args:
+            rows: (B, D), C-contiguous.
+            counts: bool (B,), or of length 0 for all.
+
+        Returns:
+            Whether all is finite; otherwise nothing was changed.
+        """
+        return self._add_rows(rows, counts, *self.arrays)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return copies of mean, variance and count."""
+        return {
+            "mean": self.mean.copy(),
+            "variance": self.variance.copy(),
+            "count": self.count.copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned, of this class or of `vecenv.learn.Moments`.
+
+        Raises:
+            EnvStateError: Entries are missing, of another shape, not finite, or negative.
+        """
+        own = self.state_dict()
+        given = {key: np.asarray(state[key]) if key in state else None for key in own}
+        for key, value in given.items():
+            if value is None or value.shape != own[key].shape:
+                came = "no entry" if value is None else f"shape {value.shape}"
+                raise EnvStateError(
+                    f"the moments have {came} for {key!r}, expected shape {own[key].shape}"
+                )
+            if not np.isfinite(value).all() or (key != "mean" and (value < 0).any()):
+                raise EnvStateError(f"the moments have {key} {value!s:.100}, expected numbers >= 0")
+        for key, value in given.items():
+            getattr(self, key)[...] = value
+
+
+class NormalizeObservation(VecWrapper):
+    """Takes the running mean off observations and divides by their running standard deviation.
+
+    The moments are those of all envs together: of every observation that an env has returned, the
+    first and last ones of episodes included, except final observations of SAME_STEP, which are only
+    normalised. Zeros of agents that are not alive do not count, and stay zeros. A batch is taken
+    into account before it is normalised; a reset by mask takes only the envs that it resets into
+    account, from the next step on, so that the other rows stay as they are.
+
+    Args:
+        env: The vector env; its observations are a Box.
+        epsilon: Added to the variance.
+        clip: Results are clipped to -clip ... clip; None for no bound.
+
+    Attributes:
+        moments: The `RunningMoments`; part of the env's `state_dict`.
+        update_running_mean: Whether observations are taken into account; set it to False for
+            evaluation.
+
+    Raises:
+        TypeError: The observations are no Box.
+        ValueError: `epsilon` or `clip` is not positive.
+        ObservationError: In `reset`, `step` and `recv`: NaN or infinity; names the env.
+    """
+
+    changes_obs = True
+    follows_episodes = True
+    single_observation_space: Box
+
+    def __init__(self, env: VecEnv, epsilon: float = 1e-8, clip: float | None = 10.0) -> None:
+        name = type(self).__name__
+        given = getattr(env, "single_observation_space", None)
+        if not isinstance(given, Box):
+            raise TypeError(
+                f"{name} needs observations that are a Box, got {given}; make them one with "
+                "TransformObservation, or gymnasium.wrappers.FlattenObservation around single envs"
+            )
+        self.clip, self.epsilon = _bound(name, clip), _positive(name, "epsilon", epsilon)
+        space = Box(-self.clip, self.clip, given.shape, np.float32)
+        super().__init__(env, single_observation_space=space)
+        from vecenv.wrappers.kernels import normalize_rows, take_and_normalize
+
+        self._normalize_rows, self._take_and_normalize = normalize_rows, take_and_normalize
+        self.update_running_mean = True
+        self.moments = RunningMoments(given.shape)
+        # Single precision loses no more digits than float32 observations have lost already.
+        is_short = given.dtype in (np.float32, np.float16, np.uint8, np.int8, np.int16, np.uint16)
+        dtype = np.float32 if is_short else np.float64
+        self._width = self.moments.mean.size
+        self._mean, self._factor = np.zeros(self._width, dtype), np.ones(self._width, dtype)
+        self._limit = dtype(self.clip)
+        inner = None if self._inner is None else self._inner.array
+        self._inner_array: np.ndarray | None = None
+        self._inner_rows = np.zeros((0, 0)) if inner is None else self._as_rows(inner)
+        self._inner_array = None if inner is None or inner.dtype == np.float16 else inner
+
+    def _as_rows(self, obs: np.ndarray) -> np.ndarray:
+        """Return observations as (B, D): views, where they lie in order."""
+        if obs is self._inner_array:
+            return self._inner_rows
+        if obs.dtype == np.float16:  # which kernels do not know
+            obs = obs.astype(np.float32)
+        return np.ascontiguousarray(obs).reshape(len(obs), self._width)
+
+    def observations(self, obs: Any, part: Part, out: Any) -> None:
+        """Write them normalised, after taking them into account."""
+        if self.update_running_mean:
+            counts = _ALL if part is self._quiet or part.is_new.all() else part.is_new
+            is_finite = self._take_and_normalize(
+                self._as_rows(obs),
+                counts,
+                *self.moments.arrays,
+                self.epsilon,
+                self._mean,
+                self._factor,
+                self._limit,
+                out.reshape(len(out), self._width),
+            )
+            if not is_finite:
+                self._refuse(obs, part)
+        else:
+            self._refresh()
+            self._normalize(obs, out)
+        if part.is_dead is not None:
+            out[part.is_dead] = 0.0
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
+        self._is_partial = not self._reset_rows_of(options)
+        return super().reset(seed=seed, options=options)
+
+    def reset_observations(self, obs: Any, part: Part, out: Any) -> None:
+        """Write them normalised; a reset of some envs counts from the next step on."""
+        if not self._is_partial:
+            return self.observations(obs, part, out)
+        self._normalize(obs, out)
+        if part.is_dead is not None:
+            out[part.is_dead] = 0.0
+        if self.update_running_mean and not self.moments.add(self._as_rows(obs), part.is_new):
+            self._refuse(obs, part)
+        return None
+
+    @staticmethod
+    def _reset_rows_of(options: dict[str, Any] | None) -> bool:
+        """Whether a reset with these options resets all envs."""
+        mask = None if options is None else options.get("reset_mask")
+        return mask is None or bool(np.all(mask))
+
+    def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
+        """Return them normalised; they do not count."""
+        out = np.empty(obs.shape, np.float32)
+        self._normalize(obs, out)
+        return out
+
+    def _refuse(self, obs: Any, part: Part) -> NoReturn:
+        """Say which env has returned what there are no moments of."""
+        bad = ~np.isfinite(obs).reshape(len(obs), -1).all(axis=1) & part.is_new
+        row = int(np.flatnonzero(bad)[0]) if bad.any() else 0
+        env_id = row if isinstance(part.rows, slice) else int(part.rows[row])
+        raise ObservationError(
+            f"returned NaN, infinity or numbers too large in its observation {obs[row]!s:.200}, of "
+            "which there are no moments; correct the env",
+            env_id,
+        )
+
+    def _refresh(self) -> None:
+        moments = self.moments
+        self._mean[...] = moments.mean.reshape(-1)
+        self._factor[...] = 1.0 / np.sqrt(moments.variance.reshape(-1) + self.epsilon)
+
+    def _normalize(self, obs: np.ndarray, out: np.ndarray) -> None:
+        flat = out.reshape(len(out), self._width)
+        self._normalize_rows(self._as_rows(obs), self._mean, self._factor, self._limit, flat)
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the moments, and those that rows were last normalised by."""
+        return {
+            "moments": self.moments.state_dict(),
+            "mean": self._mean.copy(),
+            "factor": self._factor.copy(),
+        }
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `own_state` returned."""
+        self.moments.load_state_dict(state["moments"])
+        self._mean[...], self._factor[...] = state["mean"], state["factor"]
+
+
+class NormalizeReward(VecWrapper):
+    """Divides rewards by the running standard deviation of discounted returns.
+
+    The return of an env is gamma times what it was, plus the reward, and begins at 0 with every
+    episode. Steps that only reset (NEXT_STEP) and agents that are not alive do not count. Rewards
+    keep their sign, and the mean is not taken off.
+
+    Args:
+        env: The vector env.
+        gamma: Discount of the returns, from 0 to 1.
+        epsilon: Added to the variance.
+        clip: Results are clipped to -clip ... clip; None for no bound.
+
+    Attributes:
+        moments: The `RunningMoments` of the returns; part of the env's `state_dict`.
+        update_running_mean: Whether rewards are taken into account.
+
+    Raises:
+        ValueError: `gamma`, `epsilon` or `clip` is out of range.
+        ObservationError: In `step` and `recv`: a reward is NaN or infinite; names the env.
+    """
+
+    changes_rewards = True
+    follows_episodes = True
+
+    def __init__(
+        self,
+        env: VecEnv,
+        gamma: float = 0.99,
+        epsilon: float = 1e-8,
+        clip: float | None = 10.0,
+    ) -> None:
+        name = type(self).__name__
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"{name}: gamma is {gamma}, expected a number from 0 to 1")
+        self.gamma, self.epsilon = float(gamma), _positive(name, "epsilon", epsilon)
+        self.clip = _bound(name, clip)
+        super().__init__(env)
+        self.update_running_mean = True
+        self.moments = RunningMoments()
+        self._returns = np.zeros(self.num_envs)
+
+    def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
+        """Return them divided, after taking them into account."""
+        if part is self._quiet:
+            returns = self._returns  # in place
+            returns *= self.gamma
+            returns += rewards
+        else:
+            returns = self._returns[part.rows] * self.gamma + np.where(part.acted, rewards, 0.0)
+        counts = _ALL if part is self._quiet else part.acted
+        if not self.update_running_mean:
+            is_finite = bool(np.isfinite(returns).all())
+        else:
+            is_finite = self.moments.add(returns.reshape(-1, 1), counts)
+        if not is_finite:
+            self._refuse(rewards, returns, part)
+        if part is not self._quiet:
+            self._returns[part.rows] = np.where(part.is_over | part.begins, 0.0, returns)
+        found = rewards * (1.0 / math.sqrt(self.moments.variance + self.epsilon))
+        np.maximum(found, -self.clip, out=found)  # `np.clip` takes three times as long
+        return np.minimum(found, self.clip, out=found)
+
+    def _refuse(self, rewards: np.ndarray, returns: np.ndarray, part: Part) -> NoReturn:
+        """Say which env has returned what there are no moments of; its return begins anew."""
+        bad = ~np.isfinite(returns)
+        self._returns[part.rows] = np.where(bad, 0.0, returns)
+        row = int(np.flatnonzero(bad)[0]) if bad.any() else 0
+        env_id = row if isinstance(part.rows, slice) else int(part.rows[row])
+        raise ObservationError(
+            f"returned the reward {rewards[row]}, of which there are no moments; correct the env",
+            env_id,
+        )
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
+        result = super().reset(seed=seed, options=options)
+        self._returns[self._reset_rows(options)] = 0.0
+        return result
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the moments and the returns of the episodes under way."""
+        return {"moments": self.moments.state_dict(), "returns": self._returns.copy()}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `own_state` returned."""
+        self.moments.load_state_dict(state["moments"])
+        self._returns[...] = state["returns"]
+
+
+def _positive(name: str, argument: str, value: Any) -> float:
+    if not value > 0:  # nor NaN
+        raise ValueError(f"{name}: {argument} is {value}, expected a number above 0")
+    return float(value)
+
+
+def _bound(name: str, clip: float | None) -> float:
+    return np.inf if clip is None else _positive(name, "clip", clip)

@@ -1,0 +1,115 @@
+"""RecordEpisodeStatistics: return, length and duration of episodes that end, in the infos."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from vecenv.core.base import VecEnv
+from vecenv.core.seeding import Seed
+from vecenv.wrappers.base import Part, VecWrapper
+
+__all__ = ["RecordEpisodeStatistics"]
+
+
+class RecordEpisodeStatistics(VecWrapper):
+    """Reports return, length and duration of every episode in the step in which it ends.
+
+    `infos["episode"]` has `"r"` float64 (num_envs,), `"l"` int64 and `"t"` float64, the seconds
+    since the episode began; `infos["_episode"]`, bool (num_envs,), says whose they are; of other
+    envs they are 0. With SAME_STEP `infos["final_info"]["episode"]` is the same. Steps that only
+    reset do not count, nor do agents that are not alive. The rewards are those that come to this
+    wrapper: put it next to the env, inside of wrappers that change rewards, for its true returns.
+
+    Args:
+        env: The vector env.
+        buffer_length: Length of the queues.
+        stats_key: Name in the infos.
+
+    Attributes:
+        return_queue, length_queue, time_queue: Of the latest episodes that have ended.
+        episode_count: How many have ended.
+        episode_returns: float64 (num_envs,), of the episodes under way.
+
+    Raises:
+        ValueError: In `step` and `recv`: the infos have that key already.
+    """
+
+    follows_episodes = True
+
+    def __init__(self, env: VecEnv, buffer_length: int = 100, stats_key: str = "episode") -> None:
+        super().__init__(env)
+        self._key = stats_key
+        self.return_queue: deque[float] = deque(maxlen=buffer_length)
+        self.length_queue: deque[int] = deque(maxlen=buffer_length)
+        self.time_queue: deque[float] = deque(maxlen=buffer_length)
+        self.episode_count = 0
+        self.episode_returns = np.zeros(self.num_envs)
+        self._lengths = np.zeros(self.num_envs, np.int64)
+        self._begun_s = np.zeros(self.num_envs)
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
+        result = super().reset(seed=seed, options=options)
+        self._clear(self._reset_rows(options))
+        return result
+
+    def _clear(self, rows: np.ndarray) -> None:
+        self.episode_returns[rows] = 0.0
+        self._lengths[rows] = 0
+        self._begun_s[rows] = time.perf_counter()
+
+    def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
+        """Count the step, and report the episodes that have ended."""
+        rows = part.rows
+        if part is self._quiet:
+            self.episode_returns += rewards
+            self._lengths += 1
+            return infos
+        self.episode_returns[rows] += np.where(part.acted, rewards, 0.0)
+        self._lengths[rows] += part.acted
+        if part.is_over.any():
+            infos = self._reported(infos, part)
+        if part.begins.any():
+            every = np.arange(self.num_envs)[rows]
+            self._clear(every[part.begins])
+        return infos
+
+    def _reported(self, infos: dict[str, Any], part: Part) -> dict[str, Any]:
+        key, is_over = self._key, part.is_over.copy()
+        if key in infos or f"_{key}" in infos:
+            raise ValueError(
+                f"the infos have the key {key!r} already, from a wrapper of the single envs or "
+                "episode_infos=True; leave one of them out, or give another stats_key"
+            )
+        seconds = np.round(time.perf_counter() - self._begun_s[part.rows], 6)
+        found = {
+            "r": np.where(is_over, self.episode_returns[part.rows], 0.0),
+            "l": np.where(is_over, self._lengths[part.rows], 0),
+            "t": np.where(is_over, seconds, 0.0),
+        }
+        queues = self.return_queue, self.length_queue, self.time_queue
+        for queue, values in zip(queues, found.values(), strict=True):
+            queue.extend(values[is_over].tolist())
+        self.episode_count += int(np.count_nonzero(is_over))
+        stats = {key: found, f"_{key}": is_over}
+        infos = {**infos, **stats}
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and "final_info" in infos:
+            infos["final_info"] = {**infos["final_info"], **stats}
+        return infos
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the episodes under way, without their seconds."""
+        return {"returns": self.episode_returns.copy(), "lengths": self._lengths.copy()}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `own_state` returned; seconds are counted from now."""
+        self._clear(np.ones(self.num_envs, np.bool_))
+        self.episode_returns[...], self._lengths[...] = state["returns"], state["lengths"]

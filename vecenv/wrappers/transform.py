@@ -1,0 +1,284 @@
+"""Wrappers that apply a function of the user's to observations, rewards or actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Tuple
+
+from vecenv.core.base import VecEnv
+from vecenv.core.batches import ARRAY_SPACES
+from vecenv.core.errors import ObservationError
+from vecenv.wrappers.base import Part, VecWrapper, leaves, new_batch
+
+__all__ = [
+    "ClipAction",
+    "ClipReward",
+    "RescaleAction",
+    "TransformAction",
+    "TransformObservation",
+    "TransformReward",
+    "require_arrays",
+]
+
+
+class TransformObservation(VecWrapper):
+    """Applies a function to batches of observations.
+
+    Args:
+        env: The vector env.
+        func: Given observations (B, *obs_shape) of some envs or all, nested as the env's space is,
+            read-only; returns (B, *new_shape), row for row, which is copied to its place.
+        single_observation_space: Of what `func` makes of one observation; None if shape, dtype and
+            bounds stay. Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these.
+
+    Raises:
+        TypeError: `func` can't be called, or the space has no fixed shape.
+        ObservationError: In `reset`, `step` and `recv`: `func` returned another shape or dtype.
+
+    Example:
+        >>> import vecenv
+        >>> from gymnasium.spaces import Box
+        >>> envs = vecenv.make_vec("CartPole-v1", 2)
+        >>> envs = TransformObservation(envs, lambda obs: obs[:, :2], Box(-5, 5, (2,)))
+        >>> envs.reset(seed=1)[0].shape
+        (2, 2)
+        >>> envs.close()
+    """
+
+    changes_obs = True
+
+    def __init__(
+        self,
+        env: VecEnv,
+        func: Callable[[Any], Any],
+        single_observation_space: Space | None = None,
+    ) -> None:
+        _require_callable(func, type(self).__name__)
+        super().__init__(env, single_observation_space=single_observation_space)
+        require_arrays(self.single_observation_space, type(self).__name__)
+        self.func = func
+
+    def observations(self, obs: Any, part: Part, out: Any) -> None:
+        """Write what the function makes of these."""
+        self._put(self.func(_read_only(obs)), out)
+
+    def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
+        """Return what the function makes of these."""
+        out = new_batch(self.single_observation_space, len(rows))
+        self._put(self.func(_read_only(obs)), out)
+        return out
+
+    def _put(self, found: Any, out: Any) -> None:
+        space = self.single_observation_space
+        try:
+            given = leaves(found, space)
+        except (TypeError, LookupError):
+            raise self._misfit(type(found).__name__, space) from None
+        for value, target in zip(given, leaves(out, space), strict=True):
+            if not isinstance(value, np.ndarray):
+                raise self._misfit(f"{type(value).__name__}", space)
+            if value.shape != target.shape or value.dtype != target.dtype:
+                came = f"shape {value.shape} and dtype {value.dtype}"
+                raise self._misfit(came, space, f"shape {target.shape} and dtype {target.dtype}")
+            target[...] = value
+
+    def _misfit(self, came: str, space: Space, expected: str = "arrays") -> ObservationError:
+        return ObservationError(
+            f"{type(self).__name__}: the function returned {came}, expected {expected} (a batch of "
+            f"{space}); say what it makes of one observation with single_observation_space=..."
+        )
+
+
+class TransformReward(VecWrapper):
+    """Applies a function to batches of rewards.
+
+    Args:
+        env: The vector env.
+        func: Given rewards float64 (B,), read-only; returns as many numbers. The step that only
+            resets (NEXT_STEP) keeps its reward of 0, whatever is returned for it.
+
+    Raises:
+        TypeError: `func` can't be called; or, in `step` and `recv`, it returned no numbers.
+        ValueError: In `step` and `recv`: it returned another shape.
+    """
+
+    changes_rewards = True
+
+    def __init__(self, env: VecEnv, func: Callable[[np.ndarray], Any]) -> None:
+        _require_callable(func, type(self).__name__)
+        super().__init__(env)
+        self.func = func
+
+    def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
+        """Return what the function makes of these."""
+        found = np.asarray(self.func(_read_only(rewards)))
+        if found.shape != rewards.shape:
+            raise ValueError(
+                f"{type(self).__name__}: the function returned shape {found.shape} for rewards of "
+                f"shape {rewards.shape}, expected one reward per row"
+            )
+        if found.dtype.kind not in "fiub":
+            raise TypeError(
+                f"{type(self).__name__}: the function returned {found.dtype}, expected real numbers"
+            )
+        return np.array(found, np.float64)
+
+
+class ClipReward(VecWrapper):
+    """Clips rewards.
+
+    Args:
+        env: The vector env.
+        min_reward: Lowest reward; None for no bound.
+        max_reward: Highest reward; None for no bound.
+
+    Raises:
+        ValueError: There is no bound at all, one is NaN, or the lowest is above the highest.
+    """
+
+    changes_rewards = True
+
+    def __init__(
+        self, env: VecEnv, min_reward: float | None = None, max_reward: float | None = None
+    ) -> None:
+        low = -np.inf if min_reward is None else float(min_reward)
+        high = np.inf if max_reward is None else float(max_reward)
+        if (min_reward is None and max_reward is None) or not low <= high:
+            raise ValueError(
+                f"ClipReward: min_reward is {min_reward} and max_reward {max_reward}, expected at "
+                "least one number, and min_reward <= max_reward"
+            )
+        super().__init__(env)
+        self.min_reward, self.max_reward = low, high
+
+    def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
+        """Return them clipped."""
+        found = np.maximum(rewards, self.min_reward)  # `np.clip` takes three times as long
+        return np.minimum(found, self.max_reward, out=found)
+
+
+class TransformAction(VecWrapper):
+    """Applies a function to batches of actions, before the env is given them.
+
+    Args:
+        env: The vector env.
+        func: Given actions (B, *action_shape) of `single_action_space` for some envs or all;
+            returns actions (B, ...) of the env's.
+        single_action_space: What `func` takes; None if the space stays. If it is another one, the
+            wrapper has no action masks, as those of the env are for its own actions.
+
+    Raises:
+        TypeError: `func` can't be called.
+        ActionError: In `step` and `send`: the actions given, or those that `func` returned, do not
+            fit; nothing was stepped.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        func: Callable[[Any], Any],
+        single_action_space: Space | None = None,
+    ) -> None:
+        _require_callable(func, type(self).__name__)
+        super().__init__(env, single_action_space=single_action_space)
+        self.func = func
+
+    def actions(self, actions: Any, env_ids: np.ndarray | None) -> Any:
+        """Return what the function makes of these."""
+        return self.func(actions)
+
+
+class ClipAction(TransformAction):
+    """Clips actions to the bounds of the env's Box, and takes any number.
+
+    Args:
+        env: The vector env; its actions are a Box.
+
+    Raises:
+        TypeError: They are not.
+    """
+
+    def __init__(self, env: VecEnv) -> None:
+        space = _action_box(env, type(self).__name__)
+        wide = Box(-np.inf, np.inf, space.shape, space.dtype)  # type: ignore[arg-type]
+        super().__init__(env, lambda actions: np.clip(actions, space.low, space.high), wide)
+
+
+class RescaleAction(TransformAction):
+    """Takes actions of the same bounds in every dimension, and rescales them to the env's.
+
+    Args:
+        env: The vector env; its actions are a Box with finite bounds.
+        min_action: What stands for the lowest action: a number, or an array of the action's shape.
+        max_action: What stands for the highest.
+
+    Raises:
+        TypeError: The actions are no Box.
+        ValueError: Bounds that are infinite, of another shape, or not below each other.
+    """
+
+    def __init__(self, env: VecEnv, min_action: Any = -1.0, max_action: Any = 1.0) -> None:
+        from gymnasium.wrappers.utils import rescale_box
+
+        name = type(self).__name__
+        space = _action_box(env, name)
+        low, high = (np.asarray(bound, space.dtype) for bound in (min_action, max_action))
+        try:
+            low, high = (np.broadcast_to(bound, space.shape).copy() for bound in (low, high))
+        except ValueError:
+            raise ValueError(
+                f"{name}: min_action and max_action have shapes {low.shape} and {high.shape}, "
+                f"expected numbers or arrays of shape {space.shape}"
+            ) from None
+        if not np.isfinite([space.low, space.high]).all():
+            raise ValueError(
+                f"{name} rescales to the bounds of the env's actions, which are infinite: {space}; "
+                "wrap it in TransformAction with a function of your own"
+            )
+        if not (low < high).all():  # nor NaN
+            raise ValueError(f"{name}: min_action is {low}, max_action {high}, expected min < max")
+        wide, _, backward = rescale_box(space, low, high)
+        super().__init__(env, backward, wide)
+
+
+def _require_callable(func: Any, name: str) -> None:
+    if not callable(func):
+        raise TypeError(f"{name}: func is {func!r}, expected a function of a batch")
+
+
+def require_arrays(space: Space, name: str) -> None:
+    """Refuse observations without a fixed shape."""
+    parts: list[Space] = [space]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Dict | Tuple):
+            parts += part.spaces.values() if isinstance(part, Dict) else part.spaces
+        elif not isinstance(part, ARRAY_SPACES):
+            raise TypeError(
+                f"{name} returns arrays, and {part} has no fixed shape; give the space of what it "
+                "returns as single_observation_space, or wrap the single envs "
+                "(make_vec(..., wrappers=[...]))"
+            )
+
+
+def _action_box(env: Any, name: str) -> Box:
+    space = getattr(env, "single_action_space", None)
+    if not isinstance(space, Box):
+        raise TypeError(f"{name} needs actions that are a Box, got {space}")
+    return space
+
+
+def _read_only(batch: Any) -> Any:
+    """Return a batch of views that can't be written into."""
+    if isinstance(batch, dict):
+        return {key: _read_only(part) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_read_only(part) for part in batch)
+    if isinstance(batch, np.ndarray):
+        batch = batch.view()
+        batch.flags.writeable = False
+    return batch

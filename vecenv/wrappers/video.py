@@ -1,0 +1,217 @@
+"""RecordVideo: episodes of one env as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.error import AlreadyPendingCallError
+
+from vecenv.core.base import VecEnv
+from vecenv.core.seeding import Seed
+from vecenv.wrappers.base import Part, VecWrapper
+
+__all__ = ["RecordVideo"]
+
+_SUFFIXES = ("gif", "mp4")
+
+
+class RecordVideo(VecWrapper):
+    """Films one of the envs and writes each recording to a file.
+
+    A recording begins with an episode for which `episode_trigger` is true and ends with it, or
+    begins with a step for which `step_trigger` is true and takes `video_length` frames. The frames
+    are what the env renders after its resets and steps. Under SAME_STEP the env is reset in the
+    step that ends an episode, so the last frame of an episode can't be had. `render` of a vector
+    env asks all envs, so steps that are filmed are slow.
+
+    With `send` and `recv` a frame is taken whenever the env comes back and no other env is in
+    flight, as envs in flight can't be rendered; others are counted in `num_missed`.
+
+    Args:
+        env: The vector env; its `render_mode` is "rgb_array".
+        video_folder: Where the files go; it is made.
+        episode_trigger: Given the number of an episode of the env, from 0; None for the cubes
+            0, 1, 8, 27, ... and then every 1000th.
+        step_trigger: Given the number of a step, from 1; then `episode_trigger` is not asked,
+            unless it is given too.
+        video_length: Frames of a recording; None for whole episodes.
+        name_prefix: Files are `{name_prefix}-episode-{number}` or `{name_prefix}-step-{number}`.
+        fps: Frames per second; None for `metadata["render_fps"]`, or 30.
+        env_id: Which env, or row of an agent, whose game is filmed then.
+        suffix: "gif", by Pillow (the extra `plots`), or "mp4", by moviepy.
+
+    Attributes:
+        paths: The files written so far.
+        num_missed: Frames that could not be taken.
+
+    Raises:
+        ValueError: The envs do not render pictures, or an argument is out of range.
+        OSError: A file can't be written.
+        ImportError: What writes such files is not installed.
+    """
+
+    follows_episodes = True
+
+    def __init__(
+        self,
+        env: VecEnv,
+        video_folder: str | Path,
+        *,
+        episode_trigger: Callable[[int], bool] | None = None,
+        step_trigger: Callable[[int], bool] | None = None,
+        video_length: int | None = None,
+        name_prefix: str = "rl-video",
+        fps: float | None = None,
+        env_id: int = 0,
+        suffix: str = "gif",
+    ) -> None:
+        name = type(self).__name__
+        super().__init__(env)
+        if env.render_mode != "rgb_array":
+            raise ValueError(
+                f"{name} needs envs that render pictures: make them with render_mode='rgb_array' "
+                f"(theirs is {env.render_mode!r})"
+            )
+        if not 0 <= env_id < self.num_envs:
+            raise ValueError(f"{name}: env_id is {env_id}, expected 0 to {self.num_envs - 1}")
+        if video_length is not None and video_length < 1:
+            raise ValueError(f"{name}: video_length is {video_length}, expected at least 1")
+        if suffix not in _SUFFIXES:
+            raise ValueError(f"{name}: suffix is {suffix!r}, expected one of {_SUFFIXES}")
+        if fps is not None and not fps > 0:
+            raise ValueError(f"{name}: fps is {fps}, expected a number above 0")
+        if episode_trigger is None and step_trigger is None:
+            episode_trigger = _is_cube
+        _require_writer(suffix)
+        self._folder = Path(video_folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._episode_trigger, self._step_trigger = episode_trigger, step_trigger
+        self._length, self._prefix, self._suffix = video_length, name_prefix, suffix
+        self._fps = float(fps or self.metadata.get("render_fps") or 30)
+        self._env_id = env_id
+        self._episode, self._number = -1, 0
+        self._frames: list[np.ndarray] = []
+        self._file: Path | None = None  # of the recording under way
+        self.paths: list[Path] = []
+        self.num_missed = 0
+
+    @property
+    def recording(self) -> bool:
+        """Whether a recording is under way."""
+        return self._file is not None
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
+        result = super().reset(seed=seed, options=options)
+        if self._reset_rows(options)[self._env_id]:
+            self._begin_episode()
+            self._take_frame()
+        return result
+
+    def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
+        """Take a frame."""
+        place = self._env_id
+        if not isinstance(part.rows, slice):
+            places = np.flatnonzero(part.rows == self._env_id)
+            if not len(places):
+                return infos
+            place = int(places[0])
+        self._number += 1
+        if part.begins[place]:
+            self._begin_episode()
+        if self._step_trigger is not None and self._step_trigger(self._number):
+            self._start(f"step-{self._number}")
+        self._take_frame()
+        return infos
+
+    def _begin_episode(self) -> None:
+        self._episode += 1
+        if self.recording and self._length is None:
+            self._stop()
+        if self._episode_trigger is not None and self._episode_trigger(self._episode):
+            self._start(f"episode-{self._episode}")
+
+    def _start(self, name: str) -> None:
+        if self.recording:
+            self._stop()
+        self._file = self._folder / f"{self._prefix}-{name}.{self._suffix}"
+
+    def _take_frame(self) -> None:
+        if not self.recording:
+            return
+        try:
+            if self._has_agents:
+                env: Any = self.env
+                frame = env.render_game(self._env_id // env.group.num_agents)
+            else:
+                frames: Any = self.env.render()
+                frame = frames[self._env_id]
+        except AlreadyPendingCallError:
+            self.num_missed += 1
+            return
+        frame = np.array(frame)
+        if frame.dtype != np.uint8 or frame.ndim != 3:
+            raise ValueError(
+                f"env {self._env_id} rendered {frame.dtype} of shape {frame.shape}, expected a "
+                "picture, uint8 (height, width, 3)"
+            )
+        self._frames.append(frame)
+        if self._length is not None and len(self._frames) >= self._length:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Write the recording under way."""
+        frames, self._frames, path, self._file = self._frames, [], self._file, None
+        if not frames or path is None:
+            return
+        _write(frames, path, self._fps)
+        self.paths.append(path)
+
+    def close(self, **kwargs: Any) -> None:
+        """Write the recording under way, and close the env; may be called twice."""
+        try:
+            self._stop()
+        finally:
+            super().close(**kwargs)
+
+
+def _is_cube(episode: int) -> bool:
+    """Whether an episode is filmed if nobody says which are."""
+    return episode % 1000 == 0 if episode >= 1000 else round(episode ** (1 / 3)) ** 3 == episode
+
+
+def _require_writer(suffix: str) -> None:
+    """Import what writes such files, or say what is missing."""
+    if suffix == "mp4":
+        try:
+            import moviepy  # type: ignore[import-not-found]  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                "mp4 files are written by moviepy, which is not installed: pip install moviepy, or "
+                "take suffix='gif'"
+            ) from error
+        return
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "pictures are written by Pillow, which is not installed: pip install 'vecenv[plots]'"
+        ) from error
+
+
+def _write(frames: list[np.ndarray], path: Path, fps: float) -> None:
+    if path.suffix == ".mp4":
+        from moviepy.video.io.ImageSequenceClip import (  # type: ignore[import-not-found]
+            ImageSequenceClip,
+        )
+
+        ImageSequenceClip(frames, fps=fps).write_videofile(str(path), logger=None)
+        return
+    from vecenv.cage.canvas import save_gif
+
+    save_gif(frames, path, fps=min(fps, 50.0))  # viewers show quicker ones slowly
