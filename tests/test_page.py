@@ -454,13 +454,8 @@ def test_a_person_plays_red_in_cage2():
         names = data_of(game.page())["parts"][0][1]
         state = game.look()
         possible = {name for name, can in zip(names, state["possible"][0], strict=True) if can}
-        assert possible == {
-            "Sleep",
-            "Sweep User",
-            "Scan User0",
-            "Exploit User0",
-            "Impact User0",
-        } & {*names} | {name for name in possible if name.endswith("User0")}
+        assert {"Sleep", "Sweep User"} <= possible
+        assert all("User" in name for name in possible - {"Sleep"})
         for name in ("Sweep User", "Scan User1", "Exploit User1", "Escalate User1"):
             order = [names.index(name)]
             assert state["possible"][0][order[0]], name

@@ -75,7 +75,7 @@ def red_game(policy: Policy, *, seed: int, **options: Any) -> tuple[Game, Callab
             _SWEEP: lambda target: true["known_subnet"][target],
             _SCAN: lambda target: true["known_ip"][target],
             _EXPLOIT: lambda target: true["table_scanned"][target],
-            _ESCALATE: lambda target: true["access"][target] == 1,
+            _ESCALATE: lambda target: true["access"][target] > 0,  # it also shows other subnets
             _IMPACT: lambda target: true["access"][target] == 2,
         }
         return [[bool(is_open[kind](target)) for _, kind, target in moves]]
