@@ -36,7 +36,7 @@ export PIP_ROOT_USER_ACTION := ignore
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cage2 cage4 test test-slow fuzz test-gpu bench-gpu check-cuda test-ray test-adapters \
+.PHONY: help demo cage2 cage4 page test test-slow fuzz test-gpu bench-gpu check-cuda test-ray test-adapters \
 	test-real coverage lint format format-check typecheck docs check-wheel check-lowest bench against constraints clean
 
 help:  ## list the targets
@@ -50,6 +50,10 @@ cage2: $(VENV)/.installed-demo  ## train a CAGE 2 defender for the leaderboard
 
 cage4: $(VENV)/.installed-demo  ## train a defender for CAGE 4, half an hour
 	$(RUN) examples/cage4_defender.py $(CAGE4_ARGS)
+
+page: $(VENV)/.installed-demo  ## write an episode of CAGE 2 as a page, build/page.html
+	mkdir -p build
+	$(VENV)/bin/vecenv watch --policy defender --steps 30 --html build/page.html
 
 test: $(VENV)/.installed-test  ## the fast tests and the doctests
 	$(PYTEST) -n $(JOBS) $(ONCE) -m "$(FAST)"

@@ -328,7 +328,13 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tens
     best = options.save / "checkpoint" / "best.npz"
     file = best if best.exists() else best.with_name("last.npz")
     agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
-    return envs, lambda obs: agent.act(obs) + int(space.start)
+
+    def act(obs: Tensor, report: dict[str, Any] | None = None) -> Tensor:
+        if report is not None:  # what `vecenv play --html` shows beside the action
+            report["action_values"] = agent.network(obs).numpy()
+        return agent.act(obs) + int(space.start)
+
+    return envs, act
 
 
 REPLAY = "replay"  # folder of the replay buffer in that of the run

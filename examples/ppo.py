@@ -619,11 +619,18 @@ def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Any, Tenso
     if agent.memory is not None:
         state = torch.zeros(envs.num_envs, agent.memory.state_size, device=options.device)
 
-    def act(obs: Any, starts: Tensor) -> np.ndarray:
+    def act(obs: Any, starts: Tensor, report: dict[str, Any] | None = None) -> np.ndarray:
         nonlocal state
         mask = None
         if options.masks and envs.has_action_masks:
             mask = torch.as_tensor(envs.action_masks(), device=options.device)
+        if report is not None:  # what `vecenv play --html` shows beside the action
+            features, _ = agent.step(obs, state, starts)
+            report["values"] = agent.value(features) * agent.returns.std()
+            if agent.is_discrete:
+                parts = agent.policy(features, mask).logits.softmax(-1).unbind(1)
+                shares = [part[:, :n].numpy() for part, n in zip(parts, agent.sizes, strict=True)]
+                report["probabilities"] = shares
         actions, state = agent.act(obs, None, mask, state, starts)
         return agent.to_env(actions.cpu().numpy().reshape(envs.action_space.shape))
 

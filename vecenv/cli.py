@@ -126,17 +126,21 @@ def play(
     env: EnvName,
     /,
     *,
-    policy: Path,
+    policy: Path | None = None,
     episodes: int = 20,
     seed: int = 1_000_000,
     env_kwargs: tuple[str, ...] = (),
     algo: str | None = None,
     gif: Path | None = None,
     text: bool = False,
+    html: Path | None = None,
     frames: int = 500,
     fps: float | None = None,
+    human: bool = False,
+    side: Literal["blue", "red"] = "blue",
+    port: int = 8000,
 ) -> int:
-    """Play episodes with a policy that was trained, print the mean return, and film one.
+    """Play episodes with a policy that was trained, print the mean return, film one; or --human.
 
     Args:
         env: As for `train`.
@@ -148,16 +152,28 @@ def play(
         algo: What trained it, if it was a file of your own.
         gif: File to write an animation of one more episode to.
         text: Show one more episode in the terminal.
+        html: File to write a page to, with one more episode to scrub through in a browser.
         frames: Of that episode, at most so many.
         fps: Pictures per second; by default those of the env.
+        human: Play it yourself in a browser on this machine; seed and env_kwargs hold, too.
+        side: Whom you play in CAGE 2; as red against --policy, the trained defender by default.
+        port: Of the address 127.0.0.1 that the browser opens; 0 for any.
     """
+    if human:
+        return _play_as_human(env, policy, env_kwargs, seed, side, port)
+    if policy is None:
+        raise ValueError(
+            "policy is missing: give --policy FOLDER, of a run of vecenv train, or --human to play "
+            "yourself"
+        )
     from vecenv.cage.canvas import require_gif, save_gif
     from vecenv.compare.source import read_env_kwargs
-    from vecenv.playing import film, play
-    from vecenv.watching import show_texts
+    from vecenv.playing import film, play, record_run
+    from vecenv.watching import new_page, progress_of, save_page, show_texts
 
-    if fps is not None and not fps > 0:
-        raise ValueError(f"fps is {fps!r}, expected a positive number")
+    _check_fps(fps)
+    if html is not None:
+        _check_page(html)
     if gif is not None:
         require_gif(gif)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
@@ -171,6 +187,37 @@ def play(
         found, own_fps = film(env, policy, "rgb_array", frames, **options)
         save_gif(found, gif, fps=fps or own_fps)
         print(f"animation: {gif}")
+    if html is not None:
+        page = new_page(env, f"{name} of {policy}", seed, fps or 10.0)
+        with progress_of(page, frames):
+            record_run(page, env, policy, frames, **options)
+        save_page(page, html)
+    return 0
+
+
+def _play_as_human(
+    env: str, policy: Path | None, env_kwargs: Sequence[str], seed: int, side: str, port: int
+) -> int:
+    """Serve an env that a person plays."""
+    from vecenv.compare.source import read_env_kwargs
+    from vecenv.watching import play_as_human, serve_game
+
+    kwargs = read_env_kwargs(env_kwargs)
+    if side == "blue":
+        if policy is not None:
+            raise ValueError("policy is for --side red, where it plays blue; leave it out")
+        play_as_human(env, kwargs, port=port, seed=seed)
+        return 0
+    if env.rpartition(":")[2] != "Cage2-v0":
+        raise ValueError(f"side is 'red', which is of Cage2-v0; {env} has one side to play")
+    from vecenv.cage.challenge2.play.red_player import red_game
+
+    print("compiling the simulator for a red player, about 20 s ...", flush=True)
+    game, close = red_game(str(policy or "defender"), seed=seed, **kwargs)
+    try:
+        serve_game(game, port)
+    finally:
+        close()
     return 0
 
 
@@ -321,9 +368,10 @@ def watch(
     observation: Observation | None = None,
     green: bool = False,
     gif: Path | None = None,
+    html: Path | None = None,
     fps: float = 2.0,
 ) -> int:
-    """Show an env, CAGE 2, CAGE 4 or another, in the terminal or as an animated picture.
+    """Show an env, CAGE 2, CAGE 4 or another, in the terminal, as an animation or as a page.
 
     Args:
         env: Registered id, also "module:id", or "module:name" of a factory or of EnvKernels.
@@ -337,16 +385,20 @@ def watch(
         observation: Of CAGE 2, as for `evaluate`.
         green: In CAGE 2, as for `evaluate`.
         gif: File to write an animation to, instead of showing the episode here.
+        html: File to write a page to, with the episode to scrub through in a browser.
         fps: Steps per second.
     """
-    if not fps > 0:
-        raise ValueError(f"fps is {fps!r}, expected a positive number")
+    _check_fps(fps)
+    if html is not None:
+        if gif is not None:
+            raise ValueError("gif and html were both given; give one of the two")
+        _check_page(html)
     if env.rpartition(":")[2] == "Cage4-v0":
-        return _watch_cage4(policy, gif, fps, steps, seed)
+        return _watch_cage4(policy, gif, html, fps, steps, seed)
     if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
         from vecenv.watching import show
 
-        return show(env, env_kwargs, gif, fps, policy=policy, num_steps=steps, seed=seed)
+        return show(env, env_kwargs, gif, html, fps, policy=policy, num_steps=steps, seed=seed)
     if policy is None:
         raise ValueError("policy is missing, such as --policy defender; see vecenv evaluate --help")
     options = {
@@ -357,18 +409,43 @@ def watch(
         "observation": observation,
         "green": green,
     }
-    return _watch_cage(policy, gif, fps, options)
+    return _watch_cage(policy, gif, html, fps, options)
 
 
-def _watch_cage4(policy: str | None, gif: Path | None, fps: float, steps: int, seed: int) -> int:
-    """Write the first steps of an episode of CAGE 4 as an animated picture."""
+def _check_fps(fps: float | None) -> None:
+    if fps is not None and not 0 < fps < float("inf"):
+        raise ValueError(f"fps is {fps!r}, expected a positive number")
+
+
+def _check_page(html: Path) -> None:
+    from vecenv.page.episode import require_html
+
+    require_html(html)
+
+
+def _watch_cage4(
+    policy: str | None, gif: Path | None, html: Path | None, fps: float, steps: int, seed: int
+) -> int:
+    """Write the first steps of an episode of CAGE 4 as an animated picture or a page."""
     from itertools import islice
 
     from vecenv.cage.canvas import require_gif, save_gif
-    from vecenv.cage.challenge4.play.playing import episode_pictures
+    from vecenv.cage.challenge4.play.playing import episode_pictures, record_episode
 
-    if gif is None or policy is None:
-        raise ValueError("of CAGE 4 there are pictures: pass --policy defender --gif episode.gif")
+    if policy is None or (gif is None and html is None):
+        raise ValueError(
+            "of CAGE 4 there are pictures: pass --policy defender --gif episode.gif, or --html "
+            "episode.html"
+        )
+    if html is not None:
+        from vecenv.watching import new_page, progress_of, save_page
+
+        page = new_page("CAGE Challenge 4", policy, seed, fps, red="fsm")
+        with _warnings_in_one_line(), progress_of(page, min(steps, 499)):
+            record_episode(page, policy, seed=seed, num_steps=steps)
+        save_page(page, html)
+        return 0
+    assert gif is not None
     require_gif(gif)
     with _warnings_in_one_line():
         save_gif(islice(episode_pictures(policy, seed=seed), steps), gif, fps=fps)
@@ -376,11 +453,22 @@ def _watch_cage4(policy: str | None, gif: Path | None, fps: float, steps: int, s
     return 0
 
 
-def _watch_cage(policy: str, gif: Path | None, fps: float, options: dict[str, Any]) -> int:
+def _watch_cage(
+    policy: str, gif: Path | None, html: Path | None, fps: float, options: dict[str, Any]
+) -> int:
     """Play one episode of CAGE 2, in the terminal or into a file."""
-    from vecenv.cage.challenge2.play.playing import play_episode, save_episode_gif
+    from vecenv.cage.challenge2.play.playing import play_episode, record_episode, save_episode_gif
     from vecenv.cage.challenge2.view.text import overview
 
+    if html is not None:
+        from vecenv.watching import new_page, progress_of, save_page
+
+        about = {"red": options["red_agent"], "rules": options["rules"]}
+        page = new_page("CAGE Challenge 2", policy, options["seed"], fps, **about)
+        with _warnings_in_one_line(), progress_of(page, options["episode_length"]):
+            record_episode(page, policy, **options)
+        save_page(page, html)
+        return 0
     if gif is not None:
         with _warnings_in_one_line():
             save_episode_gif(policy, gif, fps=fps, **options)

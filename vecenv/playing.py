@@ -15,10 +15,12 @@ import numpy as np
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
 from vecenv.compare.source import EnvSource, read_source
 from vecenv.make import make_vec
+from vecenv.page.episode import EpisodePage, record
+from vecenv.page.names import action_names
 from vecenv.trainers import ALGORITHMS, env_id_of, load, make_single
 from vecenv.watching import frame_of
 
-__all__ = ["LoadedPolicy", "film", "load_policy", "play"]
+__all__ = ["LoadedPolicy", "film", "load_policy", "play", "record_run"]
 
 _OPTIONS_FILE = "options.json"  # of a run folder, see vecenv.learn.Run
 
@@ -98,6 +100,37 @@ def film(
     finally:
         loaded.envs.close()
     return frames, fps
+
+
+def record_run(page: EpisodePage, env: str, policy: Path, num_steps: int, **options: Any) -> None:
+    """Play one episode into a page to scrub through.
+
+    Args:
+        page: An empty one.
+        env: See `load_policy`.
+        policy: See `load_policy`.
+        num_steps: At most so many.
+        **options: `seed`, and those of `load_policy`.
+
+    Raises:
+        ValueError: The env draws no pictures; see also `load_policy`.
+    """
+    from vecenv.learn.evaluation import ask
+
+    seed = options.pop("seed")
+    kwargs = {**options.pop("env_kwargs"), "render_mode": "rgb_array"}
+    loaded = load_policy(env, policy, num_envs=1, env_kwargs=kwargs, **options)
+    envs = loaded.envs
+
+    def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
+        return ask(loaded.act, envs, obs, np.array([is_first]), report=report)
+
+    try:
+        picture = functools.partial(frame_of, envs, env, "rgb_array")
+        names = action_names(envs, env)
+        record(page, envs, act, names, picture, seed=seed, num_steps=num_steps)
+    finally:
+        envs.close()
 
 
 def load_policy(

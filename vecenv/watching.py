@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,16 +10,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
 from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
 from vecenv.make import has_compiled_envs, make_vec
+from vecenv.page.episode import EpisodePage, record, takes_report
+from vecenv.page.human import Game, env_orders, serve
+from vecenv.page.names import action_names
 
-__all__ = ["frame_of", "play_frames", "save_gif_of", "show", "show_texts", "watch_env"]
+__all__ = [
+    "frame_of",
+    "new_page",
+    "play_as_human",
+    "play_frames",
+    "progress_of",
+    "record_env",
+    "save_gif_of",
+    "save_page",
+    "serve_game",
+    "show",
+    "show_texts",
+    "watch_env",
+]
 
 
 def play_frames(
@@ -56,15 +75,112 @@ def play_frames(
         envs.close()
 
 
-def show(env: str, env_kwargs: Sequence[str], gif: Path | None, fps: float, **play: Any) -> int:
+def show(
+    env: str,
+    env_kwargs: Sequence[str],
+    gif: Path | None,
+    html: Path | None,
+    fps: float,
+    **play: Any,
+) -> int:
     """Do what `vecenv watch` does for envs other than CAGE 2; `env_kwargs` are "name=value"."""
     kwargs = read_env_kwargs(env_kwargs)
+    if html is not None:
+        page = new_page(env, play["policy"] or "random", play["seed"], fps)
+        with progress_of(page, play["num_steps"]):
+            record_env(page, env, kwargs, **play)
+        save_page(page, html)
+        return 0
     if gif is None:
         watch_env(env, kwargs, fps=fps, **play)
         return 0
     save_gif_of(env, gif, kwargs, fps=fps, **play)
     Console().print(f"animation: {gif}", markup=False, highlight=False)
     return 0
+
+
+def new_page(env: str, policy: str, seed: int, fps: float, **about: str) -> EpisodePage:
+    """Return an empty page for an episode of an env."""
+    facts = {"policy": policy, **about, "seed": str(seed)}
+    return EpisodePage(f"{env}, an episode", facts, fps=fps)
+
+
+@contextlib.contextmanager
+def progress_of(page: EpisodePage, num_steps: int) -> Iterator[None]:
+    """Show on a terminal how far the recording of a page is."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("making the env", total=num_steps + 1)
+        page.on_show = lambda: bar.update(task, advance=1, description="playing and drawing")
+        yield
+
+
+def save_page(page: EpisodePage, path: Path) -> None:
+    """Write a page, and say where it is and what was left out."""
+    page.save(path)
+    size = f"{path.stat().st_size / 1e6:.2f} MB" if path.is_file() else ""
+    words = f"page: {path} ({page.num_steps} steps{size and ', ' + size}); open it in a browser"
+    for line in (words, *page.notes()):
+        Console(soft_wrap=True).print(line, markup=False, highlight=False)
+
+
+def record_env(
+    page: EpisodePage,
+    env: str,
+    env_kwargs: Mapping[str, Any],
+    *,
+    policy: str | None = None,
+    num_steps: int = 50,
+    seed: int = 0,
+) -> None:
+    """Play one episode of an env into a page; arguments as for `play_frames`."""
+    envs = _make(read_source(env, env_kwargs), "rgb_array")
+    try:
+        chosen = _find_policy(policy, envs, seed)
+        gives = takes_report(chosen)
+
+        def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
+            return chosen(obs, **({"report": report} if gives else {}))
+
+        names = action_names(envs, env)
+        picture = functools.partial(frame_of, envs, env, "rgb_array")
+        record(page, envs, act, names, picture, seed=seed, num_steps=num_steps)
+    finally:
+        envs.close()
+
+
+def play_as_human(
+    env: str, env_kwargs: Mapping[str, Any], *, port: int, seed: int, max_idle_s: float = 3600.0
+) -> None:
+    """Serve an env for a person to play, until Ctrl-C, or until nobody has played for a while.
+
+    Raises:
+        ValueError: The env draws no pictures, or its actions are none for a person.
+        OSError: The port is busy.
+    """
+    envs = _make(read_source(env, env_kwargs), "rgb_array", AutoresetMode.DISABLED)
+    try:
+        names = action_names(envs, env)
+        picture = functools.partial(frame_of, envs, env, "rgb_array")
+        game = Game(f"{env}, you play", envs, env_orders(envs, names), picture, seed=seed)
+        serve_game(game, port, max_idle_s)
+    finally:
+        envs.close()
+
+
+def serve_game(game: Game, port: int, max_idle_s: float = 3600.0) -> None:
+    """Serve a game, and say where it is and why it has ended."""
+    console = Console(soft_wrap=True)
+
+    def tell(url: str) -> None:
+        words = f"open {url} in a browser on this machine; Ctrl-C ends it"
+        console.print(words, markup=False, highlight=False)
+
+    reason = serve(game, port=port, idle_s=max_idle_s, on_start=tell)
+    console.print(f"the end: {reason}", markup=False, highlight=False)
 
 
 def watch_env(
@@ -105,14 +221,17 @@ def save_gif_of(
     save_gif(play_frames(env, env_kwargs, "rgb_array", **play), path, fps=fps)
 
 
-def _make(source: EnvSource, render_mode: str) -> VecEnv:
+def _make(
+    source: EnvSource, render_mode: str, mode: AutoresetMode = AutoresetMode.NEXT_STEP
+) -> VecEnv:
     """Make a vector env of one env that renders."""
-    kwargs = {**source.kwargs, "render_mode": render_mode}
+    kwargs = {**source.kwargs, "render_mode": render_mode, "autoreset_mode": mode}
     if source.kernels is not None:
         return make_vec(source.kernels, backend="jit", **kwargs)
     if source.spec is None:
         assert source.factory is not None
-        return make_vec(functools.partial(source.factory, **kwargs), backend="sync")
+        own = functools.partial(source.factory, **{**source.kwargs, "render_mode": render_mode})
+        return make_vec(own, backend="sync", autoreset_mode=mode)
     backend = "jit" if has_compiled_envs(source.spec, kwargs) else "sync"
     return make_vec(source.spec, backend=backend, **kwargs)
 
@@ -130,7 +249,7 @@ def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
     return frame
 
 
-def _find_policy(policy: str | None, envs: VecEnv, seed: int) -> Callable[[Any], Any]:
+def _find_policy(policy: str | None, envs: VecEnv, seed: int) -> Callable[..., Any]:
     """Return a function from observations to actions."""
     if policy is None or policy == "random":
         envs.action_space.seed(seed)

@@ -16,14 +16,14 @@ import numpy as np
 
 from vecenv.files import require_writable, whole_file
 
-__all__ = ["Canvas", "require_gif", "save_gif"]
+__all__ = ["Canvas", "pillow", "require_gif", "save_gif"]
 
 _SCALE = 2  # drawn so many times larger, then made smaller: smooth edges
 _NUM_COLORS = 255  # of an animation; one more is for what stays as it is
 
 
 @functools.cache
-def _pillow() -> Any:
+def pillow() -> Any:
     """Return the parts of Pillow that are used.
 
     Raises:
@@ -41,7 +41,7 @@ def _pillow() -> Any:
 
 @functools.cache
 def _font(size: int) -> Any:
-    return _pillow().ImageFont.load_default(size * _SCALE)
+    return pillow().ImageFont.load_default(size * _SCALE)
 
 
 class Canvas:
@@ -56,8 +56,8 @@ class Canvas:
     def __init__(self, width: int, height: int, background: str) -> None:
         self.width, self.height = width, height
         size = (width * _SCALE, height * _SCALE)
-        self._image = _pillow().Image.new("RGB", size, background)
-        self._draw = _pillow().ImageDraw.Draw(self._image)
+        self._image = pillow().Image.new("RGB", size, background)
+        self._draw = pillow().ImageDraw.Draw(self._image)
 
     def box(
         self,
@@ -164,7 +164,7 @@ def _with_one_palette(frames: Iterable[np.ndarray]) -> list[Any]:
     """Reduce pictures to the same few colours: what does not change is then equal in all."""
     pictures, counts = [], Counter[tuple[int, int, int]]()
     for frame in frames:
-        picture = _pillow().Image.fromarray(frame)
+        picture = pillow().Image.fromarray(frame)
         own = Counter({color: number for number, color in picture.getcolors(frame.size)})
         counts.update(own)
         pictures.append(_reduced(picture, own))
@@ -173,6 +173,6 @@ def _with_one_palette(frames: Iterable[np.ndarray]) -> list[Any]:
 
 def _reduced(picture: Any, counts: Counter[tuple[int, int, int]]) -> Any:
     """Reduce a picture to the most frequent colours, which stay exactly as they are."""
-    palette = _pillow().Image.new("P", (1, 1))
+    palette = pillow().Image.new("P", (1, 1))
     palette.putpalette([part for color, _ in counts.most_common(_NUM_COLORS) for part in color])
     return picture.quantize(palette=palette, dither=0)

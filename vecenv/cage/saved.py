@@ -28,6 +28,7 @@ __all__ = [
     "load_sb3_model",
     "load_sb3_policy",
     "save_network",
+    "softmax",
 ]
 
 Layers = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -81,6 +82,12 @@ class Network:
         for number, (weight, bias) in enumerate(self.layers):
             x = (np.tanh(x) if number else x) @ weight + bias
         return x
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities float32 (N, A) of logits (N, A)."""
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)
 
 
 def save_network(

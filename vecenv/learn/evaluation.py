@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.make import make_vec
 
-__all__ = ["EvaluationResult", "evaluate"]
+__all__ = ["EvaluationResult", "ask", "evaluate"]
 
 _Z975 = 1.959964  # point of the normal distribution that 97.5 % lie below
 
@@ -113,7 +113,6 @@ def _play(
 ) -> EvaluationResult:
     num_envs = envs.num_envs
     mode = read_autoreset_mode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-    wanted = _parameters(act)
     quotas = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
     returns: list[list[float]] = [[] for _ in range(num_envs)]
     lengths: list[list[int]] = [[] for _ in range(num_envs)]
@@ -123,12 +122,7 @@ def _play(
     resets_next = np.zeros(num_envs, np.bool_)  # the next step only resets, as NEXT_STEP has it
     obs, _ = envs.reset(seed=seed)
     while left.any():
-        more: dict[str, Any] = {}
-        if "starts" in wanted:
-            more["starts"] = torch.from_numpy(starts).to(device)
-        if "action_masks" in wanted:
-            more["action_masks"] = _as_tensors(envs.action_masks(), device)
-        actions = _as_arrays(act(_as_tensors(obs, device), **more))
+        actions = ask(act, envs, obs, starts, device)
         obs, rewards, terminations, truncations, _ = envs.step(actions)
         is_over = np.logical_or(terminations, truncations)
         totals += np.where(resets_next, 0.0, rewards)
@@ -150,6 +144,35 @@ def _play(
     flat = [value for values in returns for value in values]
     mean, std, ci95 = _interval(np.array(flat))
     return EvaluationResult(mean, std, ci95, tuple(flat), tuple(n for ns in lengths for n in ns))
+
+
+@torch.inference_mode()
+def ask(
+    act: Callable[..., Any],
+    envs: Any,
+    obs: Any,
+    starts: np.ndarray,
+    device: torch.device | str = "cpu",
+    report: dict[str, Any] | None = None,
+) -> Any:
+    """Return a policy's actions as arrays, giving it what it has parameters for.
+
+    Args:
+        act: As for `evaluate`; one with a parameter `report` is given the dict.
+        envs: For its action masks.
+        obs: The observations.
+        starts: bool (N,), where they begin an episode.
+        device: As for `evaluate`.
+        report: What policies report into, as docs/watch.md says; None for nothing.
+    """
+    wanted, more = _parameters(act), {}
+    if "starts" in wanted:
+        more["starts"] = torch.from_numpy(starts).to(device)
+    if "action_masks" in wanted:
+        more["action_masks"] = _as_tensors(envs.action_masks(), device)
+    if "report" in wanted and report is not None:
+        more["report"] = report
+    return _as_arrays(act(_as_tensors(obs, device), **more))
 
 
 def _parameters(act: Callable[..., Any]) -> Collection[str]:

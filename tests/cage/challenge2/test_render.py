@@ -203,7 +203,7 @@ def test_missing_pillow_names_the_extra(monkeypatch):
             raise ImportError("no PIL here")
         return real_import(name, *args, **kwargs)
 
-    canvas_module._pillow.cache_clear()
+    canvas_module.pillow.cache_clear()
     monkeypatch.setattr(builtins, "__import__", no_pillow)
     with pytest.raises(ImportError, match=r"vecenv\[plots\]"):
         Canvas(10, 10, "#ffffff")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Env, logger
 from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 from rich.table import Table
 
@@ -19,6 +20,7 @@ from vecenv.cage.challenge2.kernels import (
     cage_kernels,
     with_drawn_lengths,
 )
+from vecenv.cage.challenge2.network.choices import blue_choices
 from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
 from vecenv.cage.challenge2.network.state import decode, shell_alerts
 from vecenv.cage.challenge2.network.tables import compile_tables
@@ -249,6 +251,13 @@ class Cage2VectorEnv(JitVectorEnv):
             (int(run["seed"]), max(0, begun_at)),
         )
         return take_snapshot(state, self.scenario, episode)
+
+    def get_action_meanings(self) -> list[str]:
+        """Return what each action is called, as Atari's envs do."""
+        if self.single_action_space == Discrete(len(actions := blue_actions(self.scenario))):
+            return [str(action) for action in actions]
+        choices = blue_choices(self.scenario)
+        return [c.name if c.host is None else f"{c.name} {c.host}" for c in choices]
 
     def blue_table(self, env_id: int = 0) -> Table:
         """Return what blue sees of one env, for people: print it with `rich`."""

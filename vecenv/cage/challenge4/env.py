@@ -11,17 +11,21 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.challenge4.kernels import game_kernels, team_kernels
+from vecenv.cage.challenge4.network.names import ZONE_NAMES, action_labels
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules.codes import (
     ACCESS_REWARD,
     HOSTS_PER_SUBNET,
     IMPACT,
     IMPACT_REWARD,
+    MESSAGE_BITS,
     NUM_ACTIONS,
+    NUM_BLUE,
     NUM_SUBNETS,
     OBS_LENGTHS,
     OBS_STARTS,
     OVERFLOW_NAMES,
+    SUBNET_NAMES,
     WORK_REWARD,
 )
 from vecenv.jit.env import JitVectorEnv
@@ -163,6 +167,14 @@ class Cage4VectorEnv(_Games):
         """Return what each agent sees, views (num_envs, 92) or (.., 210) of obs (num_envs, 578)."""
         return vectors_of(obs)
 
+    def get_action_meanings(self) -> dict[str, list[str]]:
+        """Return what each action of each agent is called; messages are "00000000" and so on."""
+        found = {f"blue {agent}": _short_labels(agent) for agent in range(NUM_BLUE)}
+        if len(self.single_action_space.nvec) > NUM_BLUE:  # type: ignore[attr-defined]
+            messages = [f"{bits:0{MESSAGE_BITS}b}" for bits in range(1 << MESSAGE_BITS)]
+            found |= {f"message of blue {agent}": messages for agent in range(NUM_BLUE)}
+        return found
+
 
 class Cage4Env(Env[np.ndarray, np.ndarray]):
     """One game of CAGE Challenge 4, with one agent for all of blue; see `Cage4VectorEnv`.
@@ -230,6 +242,16 @@ class Cage4Env(Env[np.ndarray, np.ndarray]):
     def close(self) -> None:
         """Close it; may be called twice."""
         self._envs.close()
+
+
+def _short_labels(agent: int) -> list[str]:
+    """Return the labels of an agent's actions with "RZA user 4" for the host's whole name."""
+    labels = []
+    for label in action_labels(agent):
+        for long, short in zip(ZONE_NAMES, SUBNET_NAMES, strict=True):
+            label = label.replace(long, short)
+        labels.append(label.replace("_user_host_", " user ").replace("_server_host_", " server "))
+    return labels
 
 
 def vectors_of(obs: np.ndarray) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 from vecenv.cage.challenge2.network.scenario import Scenario, cage2_scenario
 from vecenv.cage.challenge2.play.blue_memory import BlueMemory
 from vecenv.cage.identity import warn_of_other
-from vecenv.cage.saved import Layers, Network, load_network, save_network
+from vecenv.cage.saved import Layers, Network, load_network, save_network, softmax
 
 __all__ = ["TRAINED_DEFENDER", "DefenderPolicy", "load_defender", "save_defender"]
 
@@ -55,8 +55,14 @@ class DefenderPolicy:
         """Begin new episodes in all envs."""
         self._memory = None
 
-    def act(self, obs: np.ndarray, alerts: Any = None, /) -> np.ndarray:
-        """Return actions int64 (N,) for obs (N, 4 * hosts), what came of the last actions."""
+    def act(
+        self, obs: np.ndarray, alerts: Any = None, /, report: dict[str, Any] | None = None
+    ) -> np.ndarray:
+        """Return actions int64 (N,) for obs (N, 4 * hosts), what came of the last actions.
+
+        A dict given as `report` gets the probabilities (N, choices), what these are, and which were
+        chosen.
+        """
         obs = np.asarray(obs)
         if self._memory is None:
             self._memory = BlueMemory(len(obs), self._scenario)
@@ -64,7 +70,11 @@ class DefenderPolicy:
             self._memory.note(obs)
         x = self._network.outputs(self._memory.features(obs))
         x[self._memory.useless()] = _IMPOSSIBLE
-        return self._memory.act(x.argmax(axis=1))
+        choices = x.argmax(axis=1)
+        if report is not None:
+            labels = [f"{c.name} {c.host}" if c.host else c.name for c in self._memory.choices]
+            report.update(probabilities=softmax(x), labels=labels, chosen=choices)
+        return self._memory.act(choices)
 
 
 def save_defender(

@@ -25,8 +25,10 @@ from vecenv.cage.challenge2.play.policies import BatchedPolicy, Policy, find_pol
 from vecenv.cage.challenge2.rules.codes import EPISODE_LENGTHS
 from vecenv.cage.challenge2.view.snapshot import Snapshot
 from vecenv.cage.evaluation import Cell, Evaluation, cell_of, sum_of
+from vecenv.page.episode import EpisodePage, record, takes_report
+from vecenv.page.names import action_names
 
-__all__ = ["Player", "cell_seed", "evaluate", "play_episode", "save_episode_gif"]
+__all__ = ["Player", "cell_seed", "evaluate", "play_episode", "record_episode", "save_episode_gif"]
 
 EVALUATED_AGENTS = ("b_line", "meander", "sleep")
 
@@ -43,12 +45,16 @@ class Player:
         """Tell the policy that all envs have been reset."""
         self._policy.reset()
 
-    def act(self, obs: np.ndarray) -> Any:
-        """Return the policy's actions for obs (N, ...), the latest observations."""
-        alerts = self._envs.shell_alerts()
-        if self._uses_masks:
-            return self._policy.act(obs, alerts, self._envs.action_masks())
-        return self._policy.act(obs, alerts)
+    def act(self, obs: np.ndarray, report: dict[str, Any] | None = None) -> Any:
+        """Return the policy's actions for obs (N, ...), the latest observations.
+
+        Args:
+            obs: See above.
+            report: Filled by policies that have something to say, see `vecenv.page.episode.record`.
+        """
+        masks = (self._envs.action_masks(),) if self._uses_masks else ()
+        more = {"report": report} if report is not None and takes_report(self._policy.act) else {}
+        return self._policy.act(obs, self._envs.shell_alerts(), *masks, **more)
 
 
 def play_episode(
@@ -100,6 +106,54 @@ def save_episode_gif(policy: Policy, path: str | Path, *, fps: float = 2.0, **op
     require_gif(path)
     snapshots = play_episode(policy, **options)
     save_gif((draw_snapshot(snapshot).to_array() for snapshot in snapshots), path, fps=fps)
+
+
+def record_episode(
+    page: EpisodePage,
+    policy: Policy,
+    *,
+    seed: int | None = None,
+    observation: str | None = None,
+    **options: Any,
+) -> None:
+    """Play one episode into a page to scrub through.
+
+    Args:
+        page: An empty one.
+        policy: See `find_policy`.
+        seed: Of the episode.
+        observation: As for `play_episode`.
+        **options: As for `play_episode`.
+
+    Raises:
+        ImportError: Pictures need the extra `plots`.
+    """
+    scenario = read_scenario(options.pop("scenario", None), options.pop("rules", None))
+    player = find_policy(policy, scenario, seed=seed)
+    options["observation"] = observation or getattr(player, "observation", "bits")
+    mode = AutoresetMode.DISABLED
+    envs = Cage2VectorEnv(1, scenario=scenario, autoreset_mode=mode, **options)
+    blue = Player(player, envs)
+
+    def act(obs: np.ndarray, is_first: bool, report: dict[str, Any]) -> np.ndarray:
+        if is_first:
+            blue.begin()
+        return np.asarray(blue.act(obs, report))
+
+    try:
+        names = action_names(envs, "Cage2-v0")
+        limit = max(read_episode_lengths(options.get("episode_length", 100)))
+        record(
+            page,
+            envs,
+            act,
+            names,
+            lambda: envs.render_env(0, "rgb_array"),
+            seed=seed,
+            num_steps=limit,
+        )
+    finally:
+        envs.close()
 
 
 def evaluate(

@@ -27,7 +27,7 @@ from vecenv.cage.challenge2.play.blue_memory import BlueMemory
 from vecenv.cage.challenge2.play.defender import TRAINED_DEFENDER, load_defender
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST
 from vecenv.cage.identity import warn_of_other
-from vecenv.cage.saved import Network, is_sb3_file, load_network, load_sb3_policy
+from vecenv.cage.saved import Network, is_sb3_file, load_network, load_sb3_policy, softmax
 from vecenv.core.importing import import_object
 
 __all__ = [
@@ -52,7 +52,8 @@ class BatchedPolicy(Protocol):
     The arrays it is given are its own to keep and to change; what it returns is read at once.
 
     Two attributes may say what it needs: `observation`, "bits" or "extended", and `uses_masks`; if
-    that is True, `act` is called with a third argument, `Cage2VectorEnv.action_masks()`, int8.
+    that is True, `act` is called with a third argument, `Cage2VectorEnv.action_masks()`, int8. If
+    `act` has a parameter `report`, it may be given a dict to fill, see docs/watch.md.
     """
 
     def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:
@@ -222,9 +223,14 @@ class NetworkPolicy:
         self._network = network
         self.observation = observation
 
-    def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> np.ndarray:
+    def act(
+        self, obs: np.ndarray, alerts: np.ndarray, /, report: dict[str, Any] | None = None
+    ) -> np.ndarray:
         """Choose actions, int64 (N,), for obs (N, inputs)."""
-        return self._network.outputs(obs).argmax(axis=1)
+        outputs = self._network.outputs(obs)
+        if report is not None:
+            report["probabilities"] = softmax(outputs)
+        return outputs.argmax(axis=1)
 
     def reset(self) -> None:
         """Do nothing: it remembers nothing."""

@@ -25,6 +25,8 @@ NUM_AGENTS, NUM_UNITS, NUM_HOSTS, NUM_ZONES = 5, 7, 16, 9
 UNITS = (slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4), slice(4, 7))  # of each agent
 _AGENT_OF_UNIT = np.array([0, 1, 2, 3, 4, 4, 4])
 _OWN_ZONE = np.array([7, 4, 8, 5, 0, 3, 6])  # place of a unit in the sorted order of zones
+_ZONE_NAMES = ("ADM", "CON", "INT", "OFF", "OZA", "OZB", "PUB", "RZA", "RZB")  # sorted
+_UNIT_NAMES = [_ZONE_NAMES[own] for own in _OWN_ZONE]
 _ZONES = np.arange(NUM_ZONES)
 OTHER_ZONES = np.array([_ZONES[own != _ZONES] for own in _OWN_ZONE])  # (7, 8)
 _FIRST_SERVERS = 6  # servers are the first 6 hosts of a unit, users the 10 that follow
@@ -241,6 +243,20 @@ class Cage4Memory:
         return actions
 
 
+def _choice_labels(agent: int) -> list[str]:
+    """Return what the choices of an agent are called."""
+    labels = []
+    for unit in range(UNITS[agent].start, UNITS[agent].stop):
+        for host in range(NUM_HOSTS):
+            server = host < _FIRST_SERVERS
+            name = f"server {host}" if server else f"user {host - _FIRST_SERVERS}"
+            place = f"{_UNIT_NAMES[unit]} {name}"
+            labels += [f"{kind} {place}" for kind in ("Remove", "Restore", "Decoy")]
+        zones = [_ZONE_NAMES[zone] for zone in OTHER_ZONES[unit]]
+        labels += [f"Block or allow {_UNIT_NAMES[unit]} from {zone}" for zone in zones]
+    return [*labels, "Sleep"]
+
+
 def _num_units(agent: int) -> int:
     return 3 if agent == NUM_AGENTS - 1 else 1
 
@@ -377,11 +393,13 @@ class Cage4Player:
         self._memory = Cage4Memory(len(rows[0]))
         self._memory.begin(rows)
 
-    def act(self, observations: Sequence[Any]) -> np.ndarray:
+    def act(self, observations: Sequence[Any], report: dict[str, Any] | None = None) -> np.ndarray:
         """Return an index for each agent, int64 (5,), or (N, 5) of N games at a time.
 
         Args:
             observations: Of each agent (92,) or (210,), or (N, ...).
+            report: Gets "probabilities", of each agent float (N, choices), NaN where it is not free
+                to choose; "labels", what its choices are; and "chosen", int64 (N, 5).
         """
         if self._memory is None:
             raise ValueError("act before reset; call reset with the masks first")
@@ -400,8 +418,19 @@ class Cage4Player:
             )
             bad = useless[:, first:last].reshape(len(logits), -1)
             logits[:, :-1][bad] = -np.inf
+            if report is not None:
+                shares = np.exp(
+                    (logits - logits.max(axis=1, keepdims=True)) / (self.temperature or 1)
+                )
+                shares /= shares.sum(axis=1, keepdims=True)
+                shares = shares.reshape(memory.num_games, -1, logits.shape[1])
+                shares = np.where(memory.is_free[:, group, None], shares, np.nan)
+                report.setdefault("probabilities", []).extend(shares.swapaxes(0, 1))
             if self.temperature:
                 logits += self.temperature * self._rng.gumbel(size=logits.shape)
             choices[:, group] = logits.argmax(axis=1).reshape(memory.num_games, -1)
+        if report is not None:
+            report["labels"] = [_choice_labels(agent) for agent in range(NUM_AGENTS)]
+            report["chosen"] = choices
         actions = memory.act(choices)
         return actions if np.ndim(observations[0]) == 2 else actions[0]

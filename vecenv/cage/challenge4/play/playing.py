@@ -21,6 +21,8 @@ from vecenv.cage.challenge4.rules.codes import MESSAGE_BITS, NUM_ACTIONS, NUM_BL
 from vecenv.cage.evaluation import Estimate, estimate, interval
 from vecenv.core.errors import ActionError
 from vecenv.files import write_text
+from vecenv.page.episode import EpisodePage, record, takes_report
+from vecenv.page.names import action_names
 
 __all__ = ["CAUSES", "Cage4Evaluation", "Episodes", "evaluate_cage4", "play_episodes", "play_game"]
 
@@ -266,6 +268,38 @@ def evaluate_cage4(
         },
         overflowed=found.overflowed,
     )
+
+
+def record_episode(
+    page: EpisodePage, policy: Any, *, seed: int | None = None, num_steps: int, **options: Any
+) -> None:
+    """Play the first steps of an episode into a page to scrub through.
+
+    Args:
+        page: An empty one.
+        policy: See `policies.find_policy`.
+        seed: Of the episode.
+        num_steps: At most so many.
+        **options: See `Cage4Options`.
+
+    Raises:
+        ImportError: Pictures need the extra `plots`.
+    """
+    player = find_policy(policy, seed)
+    envs = Cage4VectorEnv(1, messages=True, autoreset_mode="Disabled", num_threads=1, **options)
+
+    def act(obs: np.ndarray, is_first: bool, report: dict[str, Any]) -> np.ndarray:
+        if is_first:
+            player.reset([mask.copy() for mask in envs.agent_masks()])
+        more: dict[str, Any] = {"report": report} if takes_report(player.act) else {}
+        return _read(player.act(vectors_of(obs), **more), 1)
+
+    try:
+        names = action_names(envs, "Cage4-v0")
+        names = names._replace(parts=names.parts[:NUM_BLUE])  # without the messages
+        record(page, envs, act, names, lambda: envs.render()[0], seed=seed, num_steps=num_steps)
+    finally:
+        envs.close()
 
 
 def _name_of(policy: Any) -> str:

@@ -1,0 +1,465 @@
+"""Pages: an episode in one file, and an env that a person plays in a browser."""
+
+import base64
+import http.client
+import io
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from PIL import Image
+
+from vecenv import SyncVectorEnv
+from vecenv.cli import main
+from vecenv.page.episode import MAX_BYTES, EpisodePage, record
+from vecenv.page.frames import Frames
+from vecenv.page.human import Game, env_orders, serve
+from vecenv.page.names import action_names
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\u2028'\"&"
+
+
+class Dots(gym.Env):
+    """Counts to five; draws noise that depends on the seed and the step."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
+    observation_space = gym.spaces.Box(-1, 9, (1,), np.float32)
+
+    def __init__(
+        self, render_mode=None, size=(20, 30), action_space=None, meanings=(), length=5, fails=False
+    ):
+        self.render_mode, self.size, self.meanings, self.length = (
+            render_mode,
+            size,
+            meanings,
+            length,
+        )
+        self.action_space = gym.spaces.Discrete(3) if action_space is None else action_space
+        self.fails = fails
+
+    def get_action_meanings(self):
+        return self.meanings
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {"hostile": HOSTILE}
+
+    def step(self, action):
+        if self.fails:
+            raise ArithmeticError("no dots")
+        self.count += 1
+        is_over = self.count >= self.length
+        return np.full(1, min(self.count, 9), np.float32), -0.5, is_over, False, {"n": self.count}
+
+    def render(self):
+        rng = np.random.default_rng(self.count)
+        return rng.integers(0, 256, (*self.size, 3), dtype=np.uint8)
+
+
+def blank(render_mode=None):
+    """Make an env that draws nothing."""
+    env = Dots(render_mode)
+    env.render = lambda: None
+    return env
+
+
+def envs_of(mode="NextStep", **options):
+    return SyncVectorEnv([lambda: Dots("rgb_array", **options)], autoreset_mode=mode)
+
+
+def data_of(text):
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def pixels_of(data, index):
+    """The slow twin of the page's `draw`."""
+    image = None
+    for patch in data["frames"][: index + 1]:
+        if patch:
+            assert patch[3].startswith("data:image/webp;base64,")
+            piece = Image.open(io.BytesIO(base64.b64decode(patch[3].partition(",")[2])))
+            if patch[0]:
+                image = piece.convert("RGBA")
+            else:
+                image.alpha_composite(piece.convert("RGBA"), tuple(patch[1:3]))
+    return np.asarray(image.convert("RGB"))
+
+
+class Elements(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def test_an_episode_is_shown_with_all_that_the_policy_reports():
+    envs = envs_of(meanings=["left", HOSTILE, "right"])
+    drawn = []
+
+    def act(obs, is_first, report):
+        assert is_first == (obs[0, 0] == 0)
+        report.update(probabilities=np.array([[0.2, 0.7, 0.1]]), values=np.array([-2.5]))
+        return np.array([1])
+
+    def picture():
+        drawn.append(envs.render()[0])
+        return drawn[-1]
+
+    page = EpisodePage(HOSTILE, {HOSTILE: HOSTILE}, fps=2)
+    record(page, envs, act, action_names(envs, "Dots"), picture, seed=1, num_steps=500)
+    envs.close()
+
+    data = data_of(page.to_html())
+    assert [step.get("reward") for step in data["steps"]] == [None, *[-0.5] * 5]
+    first, *_, last = data["steps"]
+    assert (first["action"], first["value"], first["facts"]) == (
+        HOSTILE,
+        -2.5,
+        [["hostile", HOSTILE]],
+    )
+    choices = [[HOSTILE, 0.7, 1], ["left", 0.2, 0], ["right", 0.1, 0]]
+    assert first["parts"] == [["", "probability", choices, 3]]
+    assert "action" not in last
+    for index, frame in enumerate(drawn):
+        np.testing.assert_array_equal(pixels_of(data, index), frame)
+
+
+def test_the_page_needs_nothing_else_and_texts_of_envs_stay_texts():
+    page = EpisodePage(HOSTILE, {HOSTILE: HOSTILE}, fps=2)
+    page.show(np.zeros((5, 4, 3), np.uint8), facts={HOSTILE: HOSTILE})
+    page.choose(HOSTILE, [(HOSTILE, "probability", [(HOSTILE, float("nan"), True)])], float("inf"))
+    page.show(np.zeros((5, 4, 3), np.uint8), reward=float("-inf"))
+    text = page.to_html()
+
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "//" not in re.sub(r"^\s*//.*$|<!doctype.*", "", text, flags=re.MULTILINE)
+    elements = Elements()
+    elements.feed(text)
+    tags = [tag for tag, _ in elements.found]
+    assert tags.count("script") == 2
+    assert "img" not in tags
+    assert "link" not in tags
+    assert not any(name in attrs for _, attrs in elements.found for name in ("src", "onerror"))
+    policy = next(a["content"] for t, a in elements.found if "http-equiv" in a)
+    assert policy.startswith("default-src 'none'; img-src data: blob:;")
+    assert "script-src 'sha256-" in policy
+    assert data_of(text)["steps"][0]["parts"][0][2] == [[HOSTILE, "nan", 1]]
+
+
+def test_pictures_that_do_not_fit_lose_detail_and_then_every_second_one():
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    for max_bytes, is_exact in ((450_000, True), (150_000, False), (50_000, False)):
+        page = EpisodePage("noise", {}, fps=2, max_bytes=max_bytes)
+        for number in range(40):
+            page.show(np.roll(noise, number, axis=1), reward=1.0)
+            page.choose("x" * 20)
+        text = page.to_html()
+        assert len(text) <= max_bytes
+        data = data_of(text)
+        assert len(data["steps"]) == len(data["frames"]) == 40
+        assert (data["notes"] == []) == is_exact
+        if not is_exact:
+            kept = [k for k, patch in enumerate(data["frames"]) if patch]
+            assert kept == sorted({*range(0, 40, data["stride"]), 39})
+            assert (data["stride"] > 1) == ("Only every" in data["notes"][0])
+    assert data["stride"] > 1
+
+
+def test_frames_are_patches_of_what_has_changed():
+    frames, frame, data = Frames(), np.zeros((30, 40, 3), np.uint8), {}
+    shown = []
+    for number in range(60):
+        if number % 3:
+            frame[number % 30, number % 40] = number
+        frames.add(frame)
+        shown.append(frame.copy())
+    data["frames"] = frames.to_list()
+    assert data["frames"][3] == 0
+    assert data["frames"][5][:3] == [0, 5, 5]
+    assert [k for k, patch in enumerate(data["frames"]) if patch and patch[0]] == [0, 50]
+    for index in (0, 7, 49, 50, 59):
+        np.testing.assert_array_equal(pixels_of(data, index), shown[index])
+    with pytest.raises(ValueError, match="a picture of 4 x 3 after ones of 40 x 30"):
+        frames.add(np.zeros((3, 4, 3), np.uint8))
+    with pytest.raises(ValueError, match="expected a picture uint8"):
+        Frames().add(np.zeros((3, 4), np.uint8))
+
+
+def test_watch_writes_pages_of_cage_with_probabilities(capsys, tmp_path):
+    path = tmp_path / "a.html"
+    args = ["watch", "--policy", "defender", "--steps", "4", "--html", str(path)]
+    assert main(args) == 0
+    assert "4 steps" in capsys.readouterr().out
+    data = data_of(path.read_text(encoding="utf-8"))
+    assert len(data["steps"]) == 5
+    for step in data["steps"][:-1]:
+        ((title, kind, choices, count),) = step["parts"]
+        assert (title, kind, count) == ("", "probability", 44)
+        assert sum(chosen for *_, chosen in choices) == 1
+        assert 0 < sum(share for _, share, _ in choices) <= 1.001
+    assert path.stat().st_size < MAX_BYTES * 4 / 500 + 400_000  # a whole picture and the script
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("env", "steps", "titles"),
+    [
+        ("vecenv:Cage2-v0", 500, [""]),
+        ("vecenv:Cage4-v0", 499, [f"blue {agent}" for agent in range(5)]),
+    ],
+)
+def test_a_long_episode_of_cage_fits_without_losses(env, steps, titles, tmp_path):
+    path = tmp_path / "a.html"
+    args = ["watch", env, "--policy", "defender", "--html", str(path), "--steps", str(steps)]
+    assert main(args) == 0
+    assert path.stat().st_size <= MAX_BYTES
+    data = data_of(path.read_text(encoding="utf-8"))
+    assert (len(data["steps"]), data["stride"], data["notes"]) == (steps + 1, 1, [])
+    assert [part[0] for part in data["steps"][0]["parts"]] == titles
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["watch", "CartPole-v1", "--html", "a.txt"], "expected a name that ends in .html"),
+        (["watch", "CartPole-v1", "--html", "no/a.html"], "no/a.html"),
+        (["watch", "test_page:blank", "--html", "a.html"], "does not render pictures"),
+        (["watch", "--policy", "defender", "--html", "a.html", "--gif", "a.gif"], "one of the two"),
+        (["play", "CartPole-v1"], "policy is missing"),
+        (["play", "CartPole-v1", "--human", "--side", "red"], "has one side"),
+        (["play", "vecenv:Cage2-v0", "--human", "--policy", "x"], "leave it out"),
+        (["play", "test_page:Dots", "--human", "--port", "70000"], "port is 70000"),
+        (["play", "test_page:blank", "--human"], "does not render pictures"),
+    ],
+)
+def test_what_can_not_be_shown_is_told_in_a_sentence(args, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@contextmanager
+def served(idle_s=60.0, **options):
+    """Serve a game of `Dots`; yield a function that asks."""
+    envs = envs_of("Disabled", **options)
+    orders = env_orders(envs, action_names(envs, "Dots"))
+    game = Game(HOSTILE, envs, orders, lambda: envs.render()[0], seed=3)
+    urls, ends, stop = [], [], threading.Event()
+
+    def run():
+        try:
+            ends.append(serve(game, port=0, idle_s=idle_s, on_start=urls.append, stop=stop))
+        except Exception as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not urls and time.monotonic() < deadline:
+        time.sleep(0.01)
+    url = urlsplit(urls[0])
+
+    def ask(path="state", body=None, token=url.path, **headers):
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=10)
+        text = body if body is None or isinstance(body, str) else json.dumps(body)
+        connection.request("GET" if body is None else "POST", token + path, text, headers)
+        answer = connection.getresponse()
+        content = answer.read().decode()
+        connection.close()
+        is_json = answer.getheader("Content-Type") == "application/json"
+        return answer.status, json.loads(content) if is_json else content
+
+    ask.url, ask.ends, ask.thread = url, ends, thread
+    try:
+        yield ask
+    finally:
+        stop.set()
+        thread.join(15)
+        envs.close()
+        assert not thread.is_alive()
+
+
+def test_a_person_plays_an_episode():
+    with served(meanings=["left", HOSTILE, "right"]) as ask:
+        status, page = ask("")
+        assert status == 200
+        assert data_of(page)["parts"] == [["", ["left", HOSTILE, "right"]]]
+        assert "connect-src 'self'" in page
+        assert "<img src=x" not in page
+        _, state = ask()
+        assert (state["step"], state["reward"], state["seed"]) == (0, None, 3)
+        for _ in range(5):
+            assert state["over"] == ""
+            _, state = ask("play", {"turn": state["turn"], "order": [1]})
+        assert (state["step"], state["total"], state["over"]) == (5, "-2.5", "terminated")
+        picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(state["picture"]))))
+        rng = np.random.default_rng(5)
+        np.testing.assert_array_equal(picture, rng.integers(0, 256, (20, 30, 3), dtype=np.uint8))
+        _, state = ask("play", {"turn": state["turn"], "order": [1]})
+        assert (state["stale"], state["step"]) == (True, 5)
+        _, state = ask("play", {"turn": state["turn"], "reset": True})
+        assert (state["step"], state["seed"], state["over"]) == (0, 4, "")
+    assert ask.ends == ["it was stopped"]
+
+
+def test_two_windows_play_one_game_and_neither_steps_unseen():
+    with served(length=10**6) as ask:
+        _, state = ask()
+        answers = []
+        order = {"turn": state["turn"], "order": [0]}
+        threads = [
+            threading.Thread(target=lambda: answers.append(ask("play", order)[1])) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert sorted("stale" in answer for answer in answers) == [False] + [True] * 7
+        assert ask()[1]["step"] == 1
+
+
+def test_strangers_and_nonsense_are_refused():
+    with served() as ask:
+        for options in ({"token": "/"}, {"token": "/wrong/"}, {"Host": "evil.example:80"}):
+            for body in (None, {"turn": 1, "reset": True}):
+                assert ask("play" if body else "state", body, **options)[0] == 403
+        assert ask("../../etc/passwd")[0] == 404
+        turn = ask()[1]["turn"]
+        for order in (None, [], [0, 0], [3], [-1], [True], [0.0], ["0"], {}, [[0]]):
+            status, words = ask("play", {"turn": turn, "order": order})
+            assert (status, words[:5]) == (400, "order")
+        for body in ("", "[", "[]", "[" * 9999, "x" * 70_000):
+            status, _ = ask("play", body)
+            assert status == 400
+        assert ask()[1]["turn"] == turn
+        # Browsers that go away in the middle, and ones that say nothing.
+        silent = [socket.create_connection((ask.url.hostname, ask.url.port), 5) for _ in range(5)]
+        for number, connection in enumerate(silent):
+            connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n"[: 9 * number])
+            if number % 2:
+                connection.close()
+        assert ask()[0] == 200
+        for connection in silent:
+            connection.close()
+    assert ask.ends == ["it was stopped"]
+
+
+def test_the_server_ends_when_nobody_plays_or_the_env_fails():
+    with served(idle_s=0.2) as ask:
+        ask.thread.join(15)
+    assert ask.ends == ["nobody has played for 0.00333 minutes"]
+    with served(fails=True) as ask:
+        status, words = ask("play", {"turn": ask()[1]["turn"], "order": [0]})
+        assert status == 500
+        assert "no dots" in words
+        ask.thread.join(15)
+    assert "no dots" in str(ask.ends[0])
+
+
+def test_a_busy_port_is_told_with_one_that_is_free(capsys):
+    with served() as ask:
+        args = ["play", "test_page:Dots", "--human", "--port", str(ask.url.port)]
+        assert main(args) == 2
+        error = capsys.readouterr().err
+        assert f"port {ask.url.port} is busy; try --port " in error
+        free = int(error.split()[-1])
+        assert free not in (0, ask.url.port)
+
+
+@pytest.mark.parametrize(
+    ("space", "order", "action"),
+    [
+        (gym.spaces.Discrete(3, start=5), [2], 7),
+        (gym.spaces.MultiDiscrete([2, 4]), [1, 3], [1, 3]),
+        (gym.spaces.MultiBinary(3), [1, 0, 1], [1, 0, 1]),
+        (gym.spaces.Box(-2.0, 4.0, (2,)), [0, 1], [-2, 1]),
+        (gym.spaces.Box(-np.inf, np.inf, (1,)), [1], [0]),
+    ],
+)
+def test_orders_are_actions_of_the_space(space, order, action):
+    envs = envs_of(action_space=space)
+    orders = env_orders(envs, action_names(envs, "Dots"))
+    actions = orders.to_actions(order)
+    np.testing.assert_array_equal(actions[0], action)
+    assert envs.action_space.contains(actions)
+    assert len(orders.first) == len(orders.parts)
+    envs.close()
+
+
+def test_actions_that_no_person_can_choose_are_refused():
+    for space in (gym.spaces.Box(0, 1, (99,)), gym.spaces.MultiBinary(99), gym.spaces.Text(3)):
+        envs = envs_of(action_space=space)
+        with pytest.raises(ValueError, match="expected"):
+            env_orders(envs, action_names(envs, "Dots"))
+        envs.close()
+
+
+def test_names_of_actions():
+    for given, expected in ((["a", "b", "c"], "b"), (["a"], "1"), (None, "1"), ("abc", "1")):
+        envs = envs_of(meanings=given)
+        assert action_names(envs, "Dots").describe(np.int64(1)) == expected
+        envs.close()
+    envs = gym.make_vec("CartPole-v1")
+    assert action_names(envs, "CartPole-v1").describe(0) == "left"
+    envs.close()
+
+
+def test_ctrl_c_ends_the_server_in_a_line():
+    args = ["play", "test_page:Dots", "--human", "--port", "0"]
+    code = f"import sys; from vecenv.cli import main; sys.exit(main({args}))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+    ) as process:
+        try:
+            assert "http://127.0.0.1:" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert error == "vecenv: stopped by Ctrl-C\n"
+
+
+@pytest.mark.slow
+def test_a_person_plays_red_in_cage2():
+    from vecenv.cage.challenge2.play.red_player import red_game
+
+    game, close = red_game("sleep", seed=0, episode_length=9)
+    try:
+        names = data_of(game.page())["parts"][0][1]
+        state = game.look()
+        possible = {name for name, can in zip(names, state["possible"][0], strict=True) if can}
+        assert {"Sleep", "Sweep User"} <= possible
+        assert all("User" in name for name in possible - {"Sleep"})
+        for name in ("Sweep User", "Scan User1", "Exploit User1", "Escalate User1"):
+            order = [names.index(name)]
+            assert state["possible"][0][order[0]], name
+            state = game.play({"turn": state["turn"], "order": order})
+        assert float(state["total"]) < 0
+    finally:
+        close()

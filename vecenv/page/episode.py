@@ -1,0 +1,328 @@
+"""One episode as a page to scrub through: a single file of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vecenv.files import require_writable, write_text
+from vecenv.page.frames import Frames
+from vecenv.page.names import ActionNames
+
+__all__ = ["MAX_BYTES", "EpisodePage", "fill_template", "record", "require_html", "takes_report"]
+
+MAX_BYTES = 5_000_000
+_MOST_SHOWN = 8  # choices of a part of an action; facts of a step
+_LONGEST = 120  # letters of a text of the env
+_NO_FACTS = {"action_mask", "episode", "final_obs", "final_info"}
+_FOLDER = Path(__file__).parent
+
+
+class EpisodePage:
+    """Collects what happens in an episode, and writes it as a page.
+
+    Args:
+        title: What the page is called.
+        about: What else to say of the episode, by name.
+        fps: Steps per second at first.
+        max_bytes: The pictures are reduced so that the file is no larger, see `Frames`; texts are
+            not, and take less than 1 kB per step.
+
+    Attributes:
+        on_show: Called after each picture, to show progress.
+
+    Example:
+        >>> import numpy as np
+        >>> page = EpisodePage("A square", {"seed": "0"}, fps=2)
+        >>> page.show(np.zeros((4, 4, 3), np.uint8))
+        >>> page.choose(
+        ...     "left", [("", "probability", [("left", 0.75, True), ("right", 0.25, False)])]
+        ... )
+        >>> page.show(np.ones((4, 4, 3), np.uint8), reward=1.0)
+        >>> page.to_html()[:15]
+        '<!doctype html>'
+    """
+
+    def __init__(
+        self, title: str, about: Mapping[str, str], *, fps: float, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._title, self._about, self._fps = title, dict(about), fps
+        self._max_bytes = max_bytes
+        self.on_show: Callable[[], Any] = lambda: None
+        self._frames = Frames()
+        self._steps: list[dict[str, Any]] = []
+        self._text_size = len(_page_of("viewer.html", "", {})) + 4096
+        self._text_size += 6 * sum(len(word) for item in about.items() for word in item)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps shown, the beginning not counted."""
+        return max(0, len(self._steps) - 1)
+
+    def show(
+        self,
+        frame: np.ndarray,
+        *,
+        reward: float | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
+        """Append what there is to see after a reset, or after a step.
+
+        Args:
+            frame: uint8 (height, width, 3).
+            reward: Of the step; None after the reset.
+            facts: What else is known of it, by name.
+
+        Raises:
+            ValueError: The picture is something else.
+        """
+        self._note_size()
+        self._frames.add(frame)
+        step: dict[str, Any] = {}
+        if reward is not None:
+            step["reward"] = _finite(reward)
+        if facts:
+            shown = list(facts.items())[:_MOST_SHOWN]
+            step["facts"] = [[str(k)[:_LONGEST], str(v)[:_LONGEST]] for k, v in shown]
+        self._steps.append(step)
+        self._frames.shrink(self._max_bytes - self._text_size)
+        self.on_show()
+
+    def choose(
+        self,
+        action: str,
+        parts: Sequence[tuple[str, str, Sequence[tuple[str, float, bool]]]] = (),
+        value: float | None = None,
+    ) -> None:
+        """Say what the policy does after what was shown last.
+
+        Args:
+            action: In words.
+            parts: Of each choice its title, what its numbers are ("probability" or "value"), and
+                names, numbers, and whether it was chosen. The largest ones are shown.
+            value: What the policy expects.
+        """
+        step = self._steps[-1]
+        step["action"] = action[: 4 * _LONGEST]
+        shown = []
+        for title, kind, choices in parts:
+            order = sorted(choices, key=lambda c: (c[2], c[1]), reverse=True)[:_MOST_SHOWN]
+            order.sort(key=lambda c: c[1], reverse=True)
+            rows = [[name[:_LONGEST], _finite(x), int(chosen)] for name, x, chosen in order]
+            shown.append([title[:_LONGEST], kind, rows, len(choices)])
+        if shown:
+            step["parts"] = shown
+        if value is not None:
+            step["value"] = _finite(value)
+
+    def _note_size(self) -> None:
+        """Count the bytes of the latest step, which nothing is added to any more."""
+        if self._steps:
+            self._text_size += len(_json(self._steps[-1])) + 1
+
+    def notes(self) -> list[str]:
+        """Return sentences on what was left out of the pictures, for the file to fit."""
+        frames, megabytes = self._frames, f"{self._max_bytes / 1e6:.3g} MB"
+        if frames.is_exact:
+            return []
+        if frames.stride == 1:
+            return [f"The pictures are compressed with losses, so that the page has {megabytes}."]
+        return [
+            f"Only every {frames.stride}th step has a picture, compressed with losses, so that the "
+            f"page has {megabytes}; actions and rewards are all there."
+        ]
+
+    def to_html(self) -> str:
+        """Return the page.
+
+        Raises:
+            ValueError: Nothing was shown.
+        """
+        if self._frames.shape is None:
+            raise ValueError("the page has nothing to show; call show() first")
+        self._note_size()
+        self._frames.finish(self._max_bytes - self._text_size)
+        height, width = self._frames.shape
+        facts = {
+            "title": self._title[: 4 * _LONGEST],
+            "about": [[str(k), str(v)[: 4 * _LONGEST]] for k, v in self._about.items()],
+            "notes": self.notes(),
+            "fps": self._fps,
+            "width": width,
+            "height": height,
+            "stride": self._frames.stride,
+            "steps": self._steps,
+            "frames": self._frames.to_list(),
+        }
+        return _page_of("viewer.html", facts["title"], facts)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page as a whole or not at all.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        write_text(path, self.to_html())
+
+
+def record(
+    page: EpisodePage,
+    envs: Any,
+    act: Callable[[Any, bool, dict[str, Any]], Any],
+    names: ActionNames,
+    frame_of: Callable[[], np.ndarray],
+    *,
+    seed: int | None,
+    num_steps: int,
+) -> None:
+    """Play one episode into a page.
+
+    Args:
+        page: An empty one.
+        envs: A vector env of one env, which is reset. It must not reset itself within a step.
+        act: Called with the observation, whether it begins the episode, and a dict to report into;
+            returns actions for `envs.step`. The dict may get "probabilities" or "action_values",
+            float (1, A), of a MultiDiscrete action a sequence of these; "values", float (1,), what
+            the policy expects; and where these are not about the env's own actions "labels", what
+            is chosen from, and "chosen", int (1,), or sequences of these.
+        names: Of the actions.
+        frame_of: Returns the picture as it is.
+        seed: Of the episode.
+        num_steps: At most so many.
+    """
+    obs, infos = envs.reset(seed=seed)
+    page.show(frame_of(), facts=_facts(infos))
+    for step in range(num_steps):
+        report: dict[str, Any] = {}
+        actions = act(obs, step == 0, report)
+        action = np.asarray(actions)[0] if not isinstance(actions, tuple | dict) else actions
+        value = report.get("values")
+        page.choose(
+            names.describe(action),
+            _parts_of(report, action, names),
+            None if value is None else float(np.asarray(value).reshape(-1)[0]),
+        )
+        obs, rewards, terminations, truncations, infos = envs.step(actions)
+        page.show(frame_of(), reward=float(rewards[0]), facts=_facts(infos))
+        if terminations[0] or truncations[0]:
+            break
+
+
+def takes_report(act: Callable[..., Any]) -> bool:
+    """Return whether a policy has a parameter `report`, the dict that `record` describes."""
+    try:
+        return "report" in inspect.signature(act).parameters
+    except (TypeError, ValueError):  # functions written in C need not tell
+        return False
+
+
+def require_html(path: str | Path) -> None:
+    """Find out whether a page can be written, before the episode is played.
+
+    Raises:
+        ValueError: The name of the file does not end in .html.
+        OSError: The file can't be written.
+    """
+    if Path(path).suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"the page's file is {str(path)!r}, expected a name that ends in .html")
+    require_writable(Path(path))
+
+
+def fill_template(name: str, title: str, facts: Mapping[str, Any], sources: str = "") -> str:
+    """Return a page of this folder with its style, its data, and a policy that forbids the rest.
+
+    Nothing of the data can become markup or code: it is JSON without "<", which the page's script
+    reads and shows as text; and the policy lets no other script run.
+
+    Args:
+        name: Of the template.
+        title: Of the page.
+        facts: What its script reads.
+        sources: Further rules of its content security policy.
+    """
+    text = (_FOLDER / name).read_text(encoding="utf-8")
+    style = (_FOLDER / "style.css").read_text(encoding="utf-8")
+    text = text.replace("/*STYLE*/", style)
+    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode("ascii")
+    policy = (
+        f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; {sources}"
+    )
+    text = text.replace("POLICY", policy).replace("TITLE", html.escape(title))
+    return text.replace("DATA", _json(facts), 1)
+
+
+_page_of = fill_template
+
+
+def _json(thing: Any) -> str:
+    text = json.dumps(thing, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _finite(number: float) -> Any:
+    """Return a number as JSON can have it, rounded to six digits; others as text."""
+    number = float(number)
+    return float(f"{number:.6g}") if math.isfinite(number) else str(number)
+
+
+def _facts(infos: Mapping[str, Any]) -> dict[str, str]:
+    """Return the infos of the first env that are a number or a short text."""
+    found = {}
+    for name, given in infos.items():
+        name = str(name)
+        if name.startswith("_") or name in _NO_FACTS or isinstance(given, dict):
+            continue
+        is_there = infos.get(f"_{name}")
+        try:
+            value = given[0] if is_there is None or is_there[0] else None
+        except (TypeError, IndexError, KeyError):
+            continue
+        if isinstance(value, str):
+            found[name] = value
+        elif isinstance(value, bool | int | float | np.number | np.bool_):
+            found[name] = f"{value:.5g}" if isinstance(value, float | np.floating) else f"{value}"
+    return found
+
+
+def _parts_of(
+    report: Mapping[str, Any], action: Any, names: ActionNames
+) -> list[tuple[str, str, list[tuple[str, float, bool]]]]:
+    """Return what a policy has reported as `EpisodePage.choose` takes it."""
+    kind = "probability" if "probabilities" in report else "value"
+    given = report.get("probabilities", report.get("action_values"))
+    if given is None:
+        return []
+    rows = list(given) if isinstance(given, list | tuple) else [given]
+    labels = report.get("labels")
+    labels = labels if labels is None or len(rows) > 1 else [labels]
+    chosen = report.get("chosen")
+    if chosen is None:
+        starts = [part.start for part in names.parts]
+        chosen = np.asarray(action).reshape(-1)[: len(starts)] - starts
+    chosen = np.asarray(chosen).reshape(-1)
+    parts = []
+    for k, row in enumerate(rows):
+        numbers = np.asarray(row, np.float64).reshape(-1).tolist()
+        own = labels[k] if labels is not None else names.parts[k].names if names.parts else ()
+        title = names.parts[k].title if k < len(names.parts) else ""
+        choices = [
+            (str(own[i]) if i < len(own) else str(i), number, i == int(chosen[k]))
+            for i, number in enumerate(numbers)
+            if not math.isnan(number)
+        ]
+        if choices:  # not of an agent that has no choice in this step
+            parts.append((title, kind, choices))
+    return parts

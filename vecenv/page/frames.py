@@ -1,0 +1,183 @@
+"""Pictures of an episode, kept within a number of bytes, as data URIs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vecenv.cage.canvas import pillow
+
+__all__ = ["Frames", "check_frame", "png_of"]
+
+_KEY_EVERY = 50  # the page draws at most so many patches to show a picture
+_LOSSY_QUALITY = 55
+_MAX_SIDE = 16383  # of WebP
+
+
+class _Patch(NamedTuple):
+    """A picture, or what has changed in it since the one before.
+
+    Attributes:
+        whole: Whether it is a picture by itself.
+        x, y: Its left upper corner.
+        webp: The file.
+    """
+
+    whole: bool
+    x: int
+    y: int
+    webp: bytes
+
+
+class Frames:
+    """Encodes pictures as they come, and holds the encoded ones alone.
+
+    They stay exact, as differences, while they fit. If they do not, all are encoded again as a
+    photograph is, and if that is not enough, only every second one is kept, or fourth, and so on;
+    and the last one in any case.
+
+    Attributes:
+        size: Bytes that they take in the page.
+        stride: 1, or every how manyth is kept.
+        is_exact: Whether none has been encoded with losses.
+        shape: Height and width; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.stride = 1
+        self.is_exact = True
+        self.shape: tuple[int, int] | None = None
+        self._patches: list[_Patch | None] = []
+        self._latest: Any = None
+
+    def add(self, frame: np.ndarray) -> None:
+        """Append a picture.
+
+        Args:
+            frame: uint8 (height, width, 3), all of one size; copied.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        frame = check_frame(frame)
+        if self.shape is None:
+            self.shape = frame.shape[:2]
+        elif frame.shape[:2] != self.shape:
+            raise ValueError(
+                f"the env drew a picture of {frame.shape[1]} x {frame.shape[0]} after ones of "
+                f"{self.shape[1]} x {self.shape[0]}; expected all of one size"
+            )
+        index = len(self._patches)
+        patch = None
+        if not self.is_exact:
+            patch = _lossy(frame) if index % self.stride == 0 else None
+        elif self._latest is None or index % _KEY_EVERY == 0:
+            patch = _Patch(True, 0, 0, _webp(frame))
+        else:
+            patch = _difference(self._latest, frame)
+        self._latest = frame.copy()
+        self._patches.append(patch)
+        self.size += _size_of(patch)
+
+    def shrink(self, room: int) -> None:
+        """Make them take at most so many bytes, as far as a single picture allows."""
+        if self.size > room and self.is_exact:
+            self._encode_with_losses()
+        while self.size > room and self.stride < len(self._patches):
+            self.stride *= 2
+            for index, patch in enumerate(self._patches):
+                if patch is not None and index % self.stride:
+                    self.size -= _size_of(patch)
+                    self._patches[index] = None
+
+    def finish(self, room: int) -> None:
+        """Shrink them once more, and see that the last one is kept."""
+        self.shrink(room)
+        if self._patches and self.stride > 1 and self._patches[-1] is None:
+            self._patches[-1] = _lossy(self._latest)
+            self.size += _size_of(self._patches[-1])
+
+    def to_list(self) -> list[Any]:
+        """Return [is whole, x, y, data URI] of each, or 0 where the one before stays."""
+        return [0 if p is None else [int(p.whole), p.x, p.y, _uri(p.webp)] for p in self._patches]
+
+    def _encode_with_losses(self) -> None:
+        """Encode all anew, each as a whole."""
+        self.is_exact = False
+        image = pillow().Image
+        exact, self._patches, self.size = self._patches, [], 0
+        canvas: Any = None
+        for patch in exact:
+            if patch is not None:
+                piece = image.open(io.BytesIO(patch.webp)).convert("RGBA")
+                canvas = piece if patch.whole else canvas
+                if not patch.whole:
+                    canvas.alpha_composite(piece, (patch.x, patch.y))
+            self._patches.append(_lossy(np.asarray(canvas.convert("RGB"))))
+            self.size += _size_of(self._patches[-1])
+
+
+def check_frame(frame: Any) -> np.ndarray:
+    """Return a picture that an env drew, uint8 (height, width, 3).
+
+    Raises:
+        ValueError: It is something else.
+    """
+    array = np.asarray(frame)
+    if array.ndim == 3 and array.shape[2] == 4 and array.dtype == np.uint8:
+        array = array[:, :, :3]
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        raise ValueError(
+            f"the env drew {array.dtype} {array.shape}, expected a picture uint8 (height, width, 3)"
+        )
+    if max(array.shape) > _MAX_SIDE:
+        raise ValueError(
+            f"the env draws pictures of {array.shape[1]} x {array.shape[0]}, expected at most "
+            f"{_MAX_SIDE} pixels a side"
+        )
+    return array
+
+
+def png_of(frame: np.ndarray) -> bytes:
+    """Return a picture as a PNG file."""
+    stream = io.BytesIO()
+    pillow().Image.fromarray(frame).save(stream, "PNG", compress_level=1)
+    return stream.getvalue()
+
+
+def _webp(pixels: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    pillow().Image.fromarray(pixels).save(stream, "WEBP", lossless=True, quality=90, method=2)
+    return stream.getvalue()
+
+
+def _lossy(frame: np.ndarray) -> _Patch:
+    stream = io.BytesIO()
+    pillow().Image.fromarray(frame).save(stream, "WEBP", quality=_LOSSY_QUALITY, method=2)
+    return _Patch(True, 0, 0, stream.getvalue())
+
+
+def _difference(before: np.ndarray, after: np.ndarray) -> _Patch | None:
+    """Return the box that has changed, transparent where it has not; None if nothing has."""
+    changed = (before != after).any(axis=2)
+    rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
+    if not len(rows):
+        return None
+    box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    inside = changed[box]
+    pixels = np.zeros((*inside.shape, 4), np.uint8)
+    pixels[inside, :3] = after[box][inside]
+    pixels[inside, 3] = 255
+    return _Patch(False, int(columns[0]), int(rows[0]), _webp(pixels))
+
+
+def _uri(webp: bytes) -> str:
+    return "data:image/webp;base64," + base64.b64encode(webp).decode("ascii")
+
+
+def _size_of(patch: _Patch | None) -> int:
+    return 2 if patch is None else 45 + (len(patch.webp) + 2) // 3 * 4

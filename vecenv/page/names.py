@@ -1,0 +1,132 @@
+"""What an env's actions are called, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
+
+__all__ = ["ActionNames", "Part", "action_names"]
+
+_METHOD = "get_action_meanings"  # as Atari's envs have it
+# Of Gymnasium's envs, which have no names for them.
+_KNOWN = {
+    "CartPole": ("left", "right"),
+    "JitCartPole": ("left", "right"),
+    "MountainCar": ("left", "none", "right"),
+    "Acrobot": ("-1", "none", "+1"),
+    "LunarLander": ("none", "left engine", "main engine", "right engine"),
+    "FrozenLake": ("left", "down", "right", "up"),
+    "FrozenLake8x8": ("left", "down", "right", "up"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "CliffWalkingSlippery": ("up", "right", "down", "left"),
+    "Taxi": ("down", "up", "right", "left", "pick up", "drop off"),
+    "Blackjack": ("stick", "hit"),
+}
+_MOST = 4096  # names of one part
+
+
+class Part(NamedTuple):
+    """One choice of an action.
+
+    Attributes:
+        title: Whose choice it is, "" if there is one only.
+        names: What can be chosen.
+        start: Number of the first.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    start: int = 0
+
+
+class ActionNames(NamedTuple):
+    """What an env's actions are called.
+
+    Attributes:
+        parts: Of Discrete and MultiDiscrete actions; empty for others.
+        quiet: Names that are left out of `describe` where other parts have something to say.
+    """
+
+    parts: tuple[Part, ...]
+    quiet: tuple[str, ...] = ()
+
+    def describe(self, action: Any) -> str:
+        """Return what one action is called.
+
+        Args:
+            action: Of one env, as its action space has it.
+        """
+        if not self.parts:
+            return _numbers(action)
+        indices = np.asarray(action).reshape(-1)[: len(self.parts)]
+        words = []
+        for part, index in zip(self.parts, indices.tolist(), strict=True):
+            number = int(index) - part.start
+            name = part.names[number] if 0 <= number < len(part.names) else str(index)
+            if len(self.parts) == 1 or name not in self.quiet:
+                words.append(f"{part.title}: {name}" if part.title else name)
+        return "; ".join(words) or "all: " + self.quiet[0]
+
+
+def action_names(envs: Any, name: str) -> ActionNames:
+    """Return what the actions of a vector env are called.
+
+    Envs may have a method `get_action_meanings`, which returns a name for each action, or of
+    MultiDiscrete actions a dict of lists of names by the titles of the parts.
+
+    Args:
+        envs: Of one env.
+        name: Of the env, as it was asked for.
+    """
+    space = envs.single_action_space
+    given = _meanings(envs)
+    if isinstance(space, Discrete):
+        count, start = int(space.n), int(space.start)
+        known = _KNOWN.get(name.rpartition(":")[2].rpartition("-v")[0], ())
+        own = _texts(given, count) or _texts(known, count)
+        own = own or tuple(str(start + k) for k in range(min(count, _MOST)))
+        return ActionNames((Part("", own, start),))
+    if isinstance(space, MultiDiscrete | MultiBinary):
+        is_binary = isinstance(space, MultiBinary)
+        counts = [2] * int(np.prod(space.shape)) if is_binary else space.nvec.reshape(-1).tolist()
+        starts = [0] * len(counts) if is_binary else space.start.reshape(-1).tolist()
+        titled = given if isinstance(given, dict) and len(given) == len(counts) else {}
+        titles = list(map(str, titled)) or [f"{k}" for k in range(len(counts))]
+        lists = list(titled.values()) or [None] * len(counts)
+        parts = []
+        for title, names, count, start in zip(titles, lists, counts, starts, strict=True):
+            plain = tuple(str(start + k) for k in range(min(count, _MOST)))
+            parts.append(Part(title, _texts(names, count) or plain, int(start)))
+        quiet = ("Sleep",) if titled and any("Sleep" in part.names for part in parts) else ()
+        return ActionNames(tuple(parts), quiet)
+    return ActionNames(())
+
+
+def _meanings(envs: Any) -> Any:
+    """Return what the env says of its actions itself, or None."""
+    if hasattr(envs, _METHOD):
+        return getattr(envs, _METHOD)()
+    try:
+        return envs.call(_METHOD)[0]
+    except Exception:  # an env without, or a backend that can't be asked, or code of the user
+        return None
+
+
+def _texts(names: Any, count: int) -> tuple[str, ...]:
+    """Return names as text if there are so many; else none."""
+    if not isinstance(names, Sequence) or isinstance(names, str) or len(names) != count:
+        return ()
+    return tuple(map(str, names))
+
+
+def _numbers(action: Any) -> str:
+    try:
+        array = np.asarray(action)
+    except ValueError:
+        return str(action)[:200]
+    if array.dtype.kind not in "fiub" or array.size > 32:
+        return str(action)[:200]
+    return ", ".join(f"{number:.3g}" for number in array.reshape(-1).tolist())
