@@ -19,6 +19,7 @@ from buffers.core.generator import restore_generator
 from buffers.episodic.batches import GoalBatch, PairBatch, SequenceBatch, StackBatch
 from buffers.episodic.buffer import EpisodicReplayBuffer
 from buffers.replay.batches import ReplayBatch
+from buffers.replay.frames import FrameStack
 from buffers.replay.prioritized import PrioritizedReplayBuffer
 from buffers.replay.uniform import PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
@@ -36,6 +37,7 @@ __all__ = [
     "CheckpointError",
     "EpisodeStats",
     "EpisodicReplayBuffer",
+    "FrameStack",
     "GoalBatch",
     "PairBatch",
     "PerEnvReplayBuffer",

@@ -6,6 +6,7 @@ loss are the first half of this file, and are for changing; the second half trai
 
 import copy
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -38,6 +39,8 @@ class Options:
     exploration_steps: int = 10_000  # env steps in which it falls linearly
     batch_size: int = 128  # transitions per update
     capacity: int = 100_000  # of the replay buffer, in transitions
+    frame_stack: int = 0  # observations are stacks of so many frames, stored once each; 0: whole
+    storage: Literal["memory", "memmap"] = "memory"  # of replay; memmap: files in the run's folder
     learning_rate: float = 1e-3  # of Adam at the start; it falls linearly to a hundredth
     max_grad_norm: float = 10.0  # longer gradients are shortened to this
     gamma: float = 0.99  # discount
@@ -66,7 +69,9 @@ class Options:
 BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.1, "batch_size": 64}
 BREAKOUT |= {"hidden": (128,), "learning_rate": 5e-4, "exploration_steps": 100_000}
 BREAKOUT |= {"eval_every": 50_000, "n_step": 3}
-DEFAULTS: Any = {"breakout:Breakout-v0": BREAKOUT | {"learning_starts": 5000}}  # of other envs
+BREAKOUT |= {"learning_starts": 5000}
+DEFAULTS: Any = {"breakout:Breakout-v0": BREAKOUT}  # of other envs
+DEFAULTS["breakout:BreakoutFrames-v0"] = BREAKOUT | {"frame_stack": 4}
 
 
 # ---- Network and loss ---------------------------------------------------------------------------
@@ -190,6 +195,9 @@ class Trainer:
         settings: Any = {"num_envs": options.num_envs, "n_step": options.n_step}
         settings |= {"gamma": options.gamma, "seed": options.seed, "device": options.device}
         settings["store_next"] = len(obs_space.shape) == 1  # pictures are stored once
+        settings["frame_stack"] = options.frame_stack or None  # and each of a stack
+        if options.storage == "memmap":
+            settings |= {"storage": "memmap", "folder": options.save / REPLAY, "store_next": True}
         self.buffer = buffer(options.capacity, obs_space, space, **settings)
         self.drawn = self.buffer.new_batch(options.batch_size)
         self.ones = torch.ones(options.batch_size, device=options.device)
@@ -323,6 +331,7 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tens
     return envs, lambda obs: agent.act(obs) + int(space.start)
 
 
+REPLAY = "replay"  # folder of the replay buffer in that of the run
 PARTS = "agent", "optimizer", "schedule", "buffer", "rng", "envs"
 NUMBERS = "steps", "num_updates", "obs", "returns"
 
@@ -342,12 +351,15 @@ def main(options: Options) -> EvaluationResult:
             plan = run.read_json("gradient") if options.resume else None
             given: Any = {"backend": options.backend, **options.env_kwargs}
             envs = make_vec(options.env_id, options.num_envs, autoreset_mode="SameStep", **given)
+            if not options.resume:  # of a run that is overwritten
+                shutil.rmtree(options.save / REPLAY, ignore_errors=True)
             trainer = Trainer(options, envs, plan, log=print)
             if options.profile:
                 envs.timing.enable()
             trainer.run(run)
             if options.profile:
                 print(envs.timing.report())
+            trainer.buffer.close()
             envs.close()
             made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
             print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")

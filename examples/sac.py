@@ -5,6 +5,7 @@ Networks and losses are the first half of this file, and are for changing; the s
 
 import copy
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -36,6 +37,7 @@ class Options:
     hold: int = 1  # steps for which each of those actions is held
     batch_size: int = 256  # transitions per update
     capacity: int = 1_000_000  # of the replay buffer, in transitions
+    storage: Literal["memory", "memmap"] = "memory"  # of replay; memmap: files in the run's folder
     learning_rate: float = 1e-3  # of Adam, for all networks and the entropy weight
     gamma: float = 0.99  # discount
     tau: float = 0.005  # step of the targets towards the critics in an update, as a fraction
@@ -201,6 +203,8 @@ class Trainer:
         unit: Any = Box(-1, 1, space.shape, space.dtype)
         settings: Any = {"num_envs": options.num_envs, "n_step": options.n_step}
         settings |= {"gamma": options.gamma, "seed": options.seed, "device": options.device}
+        if options.storage == "memmap":
+            settings |= {"storage": "memmap", "folder": options.save / REPLAY}
         self.buffer = buffer(options.capacity, obs_space, unit, **settings)
         self.drawn = self.buffer.new_batch(options.batch_size)
         self.noise = torch.zeros(2, options.batch_size, *space.shape, device=options.device)
@@ -347,6 +351,7 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Callable[[Tens
     return envs, lambda obs: to_env(agent.act(obs.float()).numpy(), space)
 
 
+REPLAY = "replay"  # folder of the replay buffer in that of the run
 PARTS = "agent", "optimizer", "buffer", "generator", "rng"
 NUMBERS = "steps", "num_updates", "obs", "held", "returns"
 
@@ -366,12 +371,15 @@ def main(options: Options) -> EvaluationResult:
             plan = run.read_json("gradient") if options.resume else None
             given: Any = {"backend": options.backend, **options.env_kwargs}
             envs = make_vec(options.env_id, options.num_envs, autoreset_mode="SameStep", **given)
+            if not options.resume:  # of a run that is overwritten
+                shutil.rmtree(options.save / REPLAY, ignore_errors=True)
             trainer = Trainer(options, envs, plan, log=print)
             if options.profile:
                 envs.timing.enable()
             trainer.run(run)
             if options.profile:
                 print(envs.timing.report())
+            trainer.buffer.close()
             envs.close()
             made = f"{trainer.steps} of {options.total_steps} steps, {trainer.num_updates} updates"
             print(f"{title}: {made}, {run.seconds:.0f} s; go on with {run.resume_command}")

@@ -119,23 +119,29 @@ def fresh_njit(function: Any, **options: Any) -> Any:
         function: A plain or an `njit` function; it is not changed.
         **options: For `numba.njit`, if it is a plain one.
     """
-    if isinstance(function, Dispatcher):
-        return _fresh_copies().copy(function)
-    return _fresh_copies().copy(njit(function, **options))
+    outermost = function if isinstance(function, Dispatcher) else njit(function, **options)
+    return _fresh_copies(outermost).copy(outermost)
 
 
 # Compiled copies by original and fingerprint, so that kinds of env share what they have in common.
 _fresh: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
-def _fresh_copies() -> Copies:
-    """Copy compiled functions as ones that have not been compiled yet and don't use the disk."""
+def _fresh_copies(outermost: Any = None) -> Copies:
+    """Copy compiled functions as ones that have not been compiled yet and don't use the disk.
+
+    Only `outermost` can be called from Python: what wraps a function for calls takes as long to
+    compile as the function.
+    """
 
     def find(found: Any) -> Any:
-        return _fresh.get(found, {}).get(fingerprint([found]))
+        return None if found is outermost else _fresh.get(found, {}).get(fingerprint([found]))
 
     def remake(found: Any, copy: types.FunctionType) -> Any:
-        made = type(found)(copy, locals=found.locals, targetoptions=found.targetoptions)
+        options = found.targetoptions
+        if found is not outermost:
+            options = {**options, **_unwrapped(copy)}
+        made = type(found)(copy, locals=found.locals, targetoptions=options)
         made._compiler.pipeline_class = found._compiler.pipeline_class
         return made
 
@@ -144,9 +150,19 @@ def _fresh_copies() -> Copies:
             for overload in found.overloads.values():
                 made.compile(overload.signature)
             made.disable_compile()
-        _fresh.setdefault(found, {})[fingerprint([found])] = made
+        if found is not outermost:
+            _fresh.setdefault(found, {})[fingerprint([found])] = made
 
     return Copies(remake, finish=finish, find=find)
+
+
+def _unwrapped(function: types.FunctionType) -> dict[str, bool]:
+    """Return options of Numba's for a function that only compiled code calls.
+
+    Users' functions keep what lets them be values, as in a tuple of functions; ours need not.
+    """
+    is_ours = (function.__module__ or "").partition(".")[0] == "vecenv"
+    return {"no_cpython_wrapper": True, **({"no_cfunc_wrapper": True} if is_ours else {})}
 
 
 class _Files(FunctionCache):

@@ -16,7 +16,7 @@ import torch
 from gymnasium import Space, spaces
 
 from buffers.core.errors import BufferMisuseError
-from buffers.core.rows import Field, RowLayout
+from buffers.core.rows import Field, FrameLayout, RowLayout
 from buffers.core.spaces import Leaf
 
 __all__ = [
@@ -519,6 +519,8 @@ def _read_obs(
     name: str, given: Any, layout: RowLayout, count: int, device: torch.device
 ) -> dict[str, np.ndarray]:
     """Observations by path; that of next_obs begins with "next_"."""
+    if layout.frames is not None:
+        return {name: _read_frames(name, given, layout.frames, count, device)}
     leaves = [layout.fields[path] for path in layout.obs]
     arrays = read_nest(name, given, layout.observation_space, leaves, count, device)
     prefix = name.removesuffix("obs")
@@ -526,6 +528,27 @@ def _read_obs(
         prefix + leaf.path: _stored(array, leaf.dtype)
         for leaf, array in zip(leaves, arrays, strict=True)
     }
+
+
+def _read_frames(
+    name: str, given: Any, frames: FrameLayout, count: int, device: torch.device
+) -> np.ndarray:
+    """Frames (K, F, *shape) of stacks, or (K, 1, *shape) if only the newest of each was given."""
+    array = as_array(name, given, device)
+    single = frames.shape
+    if not frames.is_merged:  # the axis of the stack may be there, as of gray pictures
+        single = (*single[: frames.axis], 1, *single[frames.axis :])
+    shapes = [(count, *shape) for shape in (frames.stack_shape, frames.shape, single)]
+    if array.shape not in shapes:
+        raise BufferMisuseError(
+            f"{name} has shape {array.shape}, expected {shapes[0]}, stacks of {frames.num_frames} "
+            f"frames, or {shapes[1]}, the newest frame of each"
+        )
+    is_stack = array.shape == shapes[0]
+    array = read_array(name, array, array.shape, frames.dtype)
+    if is_stack:
+        return _stored(frames.split(array), frames.dtype)
+    return _stored(array.reshape((count, 1, *frames.shape)), frames.dtype)
 
 
 def _read_fields(

@@ -57,7 +57,11 @@ class Rebuilt:
     def _take_copied_state(self, state: dict[str, Any]) -> None:
         raise NotImplementedError
 
+    def _check_copyable(self) -> None:
+        """Raise if what the object holds is not copied."""
+
     def __reduce__(self) -> tuple[Any, ...]:
+        self._check_copyable()
         return rebuild, (type(self), *self._made_by), (self._state_to_pickle(), self._added())
 
     @exclusive
@@ -82,12 +86,14 @@ class Rebuilt:
             setattr(self, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self._check_copyable()
         maker, arguments, options = copy.deepcopy(self._made_by, memo)
         made = memo[id(self)] = rebuild(type(self), maker, arguments, options)
         return self._copy_to(made, copy.deepcopy(self._added(), memo))
 
     def __copy__(self) -> Any:
         """A buffer is copied whole or not at all."""
+        self._check_copyable()
         return self._copy_to(rebuild(type(self), *self._made_by), self._added())
 
 

@@ -20,6 +20,7 @@ from buffers.core.spaces import Leaf, build_tree
 __all__ = [
     "Field",
     "FieldView",
+    "FrameLayout",
     "RowLayout",
     "RowPacker",
     "plan_view",
@@ -45,6 +46,68 @@ class Field(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class FrameLayout(NamedTuple):
+    """Stacked observations whose frames are stored once, and how the frames lie in a stack.
+
+    A row has no observation then, but `frame_ids` int32 (F + 1,): where the frames are kept, the
+    oldest first. The first F are the stack of obs, the last F that of next_obs.
+    """
+
+    num_frames: int  # F
+    shape: tuple[int, ...]  # of a frame
+    dtype: np.dtype
+    stack_shape: tuple[int, ...]  # of an observation
+    axis: int  # of the observation, along which the frames lie
+    pads_zeros: bool  # what a frame that begins an episode alone has before it: zeros, or itself
+    is_checked: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a frame."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether the frames share their axis, such as that of the colors, with the stack."""
+        return len(self.shape) == len(self.stack_shape)
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether no view of frames that lie behind one another has the shape of a stack."""
+        return self.is_merged and math.prod(self.shape[: self.axis]) > 1
+
+    @property
+    def num_pieces(self) -> int:
+        """In how many pieces a frame lies in a stack, as batches have it in memory."""
+        return math.prod(self.shape[: self.axis]) if self.is_interleaved else 1
+
+    @property
+    def memory_shape(self) -> tuple[int, ...]:
+        """Shape of a stack as batches have it in memory."""
+        return self.stack_shape if self.is_interleaved else (self.num_frames, *self.shape)
+
+    def split(self, stacks: Any) -> Any:
+        """View stacks (K, *stack_shape), arrays or tensors, as their frames (K, F, *shape)."""
+        axis = self.axis + 1
+        if self.is_merged:
+            lead, rest = stacks.shape[:axis], stacks.shape[axis + 1 :]
+            stacks = stacks.reshape((*lead, self.num_frames, self.shape[self.axis], *rest))
+        return _move_axis(stacks, axis, 1)
+
+    def join(self, stacks: Any) -> Any:
+        """View arrays or tensors (K, *memory_shape) as stacks (K, *stack_shape)."""
+        if self.is_interleaved:
+            return stacks
+        if self.is_merged:
+            return stacks.reshape((len(stacks), *self.stack_shape))
+        return _move_axis(stacks, 1, self.axis + 1)
+
+
+def _move_axis(values: Any, source: int, target: int) -> Any:
+    move: Any = torch.movedim if isinstance(values, torch.Tensor) else np.moveaxis
+    return move(values, source, target)
+
+
 class RowLayout(NamedTuple):
     """A row: its fields, and how many bytes apart rows lie."""
 
@@ -56,6 +119,12 @@ class RowLayout(NamedTuple):
     obs_at: int  # byte where the observation begins, whose leaves lie side by side
     obs_bytes: int
     stride: int
+    frames: FrameLayout | None = None  # if frames are stored once; the row has their ids
+
+    @property
+    def has_successors(self) -> bool:
+        """Whether observations are stored once, and the next one is that of another row."""
+        return not self.next_obs and self.frames is None
 
     @property
     def num_words(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -30,9 +31,17 @@ from buffers.core.state import FieldWatcher, LoadedState, Placed, SavedBuffer, S
 from buffers.replay import layout as at
 from buffers.replay.batches import ReplayBatch, check_out
 from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
+from buffers.replay.folder import Place, RowFolder, plan_place
 from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
-from buffers.replay.state import check_meta, checked_integers, describe, watch_fields
-from buffers.replay.storage import ReplayStorage, mark_cut
+from buffers.replay.state import (
+    amended_integers,
+    check_meta,
+    checked_integers,
+    describe,
+    describe_rows,
+    watch_fields,
+)
+from buffers.replay.storage import ReplayStorage
 from buffers.replay.torch_reader import TorchReader
 
 __all__ = ["ReplayBuffer"]
@@ -53,6 +62,7 @@ class ReplayBuffer(SavedBuffer):
         device: See above.
         seed: See above.
         staged: See above.
+        place: The arguments storage, folder and read_only.
         rows: See above.
     """
 
@@ -71,6 +81,7 @@ class ReplayBuffer(SavedBuffer):
         device: torch.device | str,
         seed: int | None,
         staged: bool,
+        place: tuple[Any, Any, Any] = ("memory", None, False),
         **rows: Unpack[RowOptions],
     ):
         spaces = observation_space, action_space
@@ -83,18 +94,63 @@ class ReplayBuffer(SavedBuffer):
         self.n_step, self.gamma = options.num_steps, options.gamma
         self._guard = Guard()
         self._kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
-        check_room(self._kind, options.capacity, self._bytes_for(options), self.device)
+        where = plan_place(*place, self.device, staged=staged)
+        if where is None:
+            check_room(self._kind, options.capacity, self._bytes_for(options), self.device)
+        elif options.layout.frames is not None:
+            raise BufferMisuseError(
+                "frame_stack needs storage='memory': files hold every observation whole"
+            )
+        elif not options.layout.next_obs:
+            raise BufferMisuseError(
+                "storage='memmap' needs store_next=True: observations that no row has are kept "
+                "apart, in memory"
+            )
         # The tensors outlive the mode they were made in.
         with self._allocation(options), torch.inference_mode(False):
-            self._storage = ReplayStorage(options, self.device, staged=is_staged)
+            self._storage = ReplayStorage(
+                options,
+                self.device,
+                staged=is_staged,
+                open_folder=None if where is None else partial(self._open_folder, where, options),
+            )
             self._make_priorities(is_staged)
-        self._large = ("finals", "rows") if self._storage.successors is not None else ("rows",)
+        self._large = ("rows",)
+        if self._storage.successors is not None:
+            self._large = ("finals", "rows")
+        elif self._storage.frames is not None:
+            self._large = ("frames", "rows")
+        self._folder = self._storage.folder
         self._reader = self._make_reader(is_staged, seed)
+        if self._folder is not None:
+            self._large = ()
+            self._reader.go_on_with(self._folder)
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
         self._busy = self._guard.flag
         made = {**(own or {}), "num_envs": num_envs, "device": self.device, "staged": staged}
         self._remember(maker, capacity, *spaces, **made, **rows)
+
+    def _open_folder(self, place: Place, options: ReplayOptions, state: np.ndarray) -> RowFolder:
+        layout = options.layout
+        settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
+        own = describe_rows(self._kind, layout, state, settings)
+        empty = state.copy()
+
+        def check(meta: Mapping[str, Any]) -> None:
+            is_prioritized = meta.get("kind") == "PrioritizedReplayBuffer"
+            if place.read_only and is_prioritized and self._kind == "SharedReplayBuffer":
+                meta = {**meta, "kind": self._kind}  # drawn alike by a reader
+            check_meta(meta, own)
+
+        return RowFolder(
+            place, own, state, layout.stride, self._num_sums(options.capacity),
+            check=check, amend=partial(amended_integers, layout, empty),
+        )  # fmt: skip
+
+    def _num_sums(self, capacity: int) -> int:
+        """Nodes of a tree of priorities."""
+        return 0
 
     @classmethod
     def nbytes_for(
@@ -155,12 +211,44 @@ class ReplayBuffer(SavedBuffer):
 
     def __len__(self) -> int:
         """Number of transitions held."""
+        self._refresh()
         return int(self._state[at.COUNT])
 
     @property
     def num_added(self) -> int:
         """Number of transitions ever added."""
+        self._refresh()
         return int(self._state[at.ADDED])
+
+    def _refresh(self) -> None:
+        """Of readers of a folder: know of what was written since."""
+        if self._folder is not None and self._folder.read_only:
+            self._take_news()
+
+    @exclusive
+    def _take_news(self) -> None:
+        assert self._folder is not None
+        self._folder.check_usable()
+        self._folder.refresh(self._state)
+
+    @exclusive
+    def flush(self) -> None:
+        """With storage="memmap", wait until all is on the disk, where a power loss leaves it.
+
+        Raises:
+            OSError: The disk fails; call again, or make room.
+        """
+        if self._folder is not None:
+            self._folder.flush(self._state)
+
+    @exclusive
+    def close(self) -> None:
+        """With storage="memmap", flush, and let another buffer write to the folder.
+
+        Later calls are refused. Twice does no harm, and a buffer in memory needs no closing.
+        """
+        if self._folder is not None:
+            self._folder.close(self._state)
 
     @property
     def generator(self) -> torch.Generator | None:
@@ -298,16 +386,19 @@ class ReplayBuffer(SavedBuffer):
         if self.num_envs is None:
             return
         ids = np.arange(self.num_envs) if env_ids is None else env_ids
+        if self._folder is not None:
+            self._folder.check_writable()
         self._mark_cut(read_distinct_ids(ids, self.num_envs, self.device))
 
     @exclusive
     def _mark_cut(self, ids: np.ndarray) -> None:
-        mark_cut(self._state, ids)
+        self._storage.cut(ids)
 
     @exclusive
     def reserve_final_obs(self, number: int) -> None:
         """Make room for the observations episodes end with, where `store_next` is False.
 
+        With `frame_stack` it is room for frames besides one for each row and 64th row.
         Needed before `sample` is captured in a CUDA graph: the memory does not move afterwards, and
         an `add` that needs more of it is refused. As many as the buffer has rows, and those of one
         add, are always enough. A graph captured before must be captured again.
@@ -318,14 +409,16 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             BufferMemoryError: They would not fit into free memory; nothing was changed.
         """
-        kept, number = self._storage.successors, check_count("number", number, MAX_COUNT)
-        if kept is not None and number > len(kept.finals):
-            before, kept.is_captured = kept.is_captured, False
-            try:
-                kept.resize(number)
-            except BufferMemoryError:
-                kept.is_captured = before
-                raise
+        storage, number = self._storage, check_count("number", number, MAX_COUNT)
+        kept: Any = storage.successors if storage.frames is None else storage.frames
+        if kept is None or number <= len(kept.finals if storage.frames is None else kept.extra):
+            return
+        before, kept.is_captured = kept.is_captured, False
+        try:
+            kept.resize(number)
+        except BufferMemoryError:
+            kept.is_captured = before
+            raise
 
     def new_batch(self, batch_size: int) -> ReplayBatch:
         """Memory for `sample(batch_size, out=...)`, not initialised."""
@@ -337,6 +430,9 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             BufferMisuseError: The buffer is empty, or an argument does not fit.
         """
+        if self._folder is not None:
+            self._refresh()
+            self._folder.check_usable()
         if not self._state[at.COUNT]:
             raise BufferMisuseError("the buffer is empty; add transitions before sampling")
         if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
@@ -356,20 +452,25 @@ class ReplayBuffer(SavedBuffer):
         self._reader.gather(batch)
 
     def _check_distinct(self, batch_size: int) -> None:
-        if batch_size > len(self):
+        count = int(self._state[at.COUNT])
+        if batch_size > count:
             raise BufferMisuseError(
                 f"batch_size is {batch_size} without replacement, but the buffer holds "
-                f"{len(self)} transitions; add more or draw fewer"
+                f"{count} transitions; add more or draw fewer"
             )
 
     def rows(self) -> dict[str, Any]:
         """Views of all rows by column: (num_rows, ...) tensors of the one allocation, not copies.
+
+        Without observations whose frames are stored once, which are in no row; see `get`.
 
         Rows that hold nothing yet are zero. `order` tells which hold transitions.
         """
         layout = self._storage.layout
         found = view_fields(self._storage.rows, [plan_view(f) for f in layout.fields.values()])
         views = dict(zip(layout.fields, found, strict=True))
+        if layout.frames is not None:
+            return {name: views[name] for name in views if name not in ("link", "frame_ids")}
         named = {"obs": layout.build_obs([views[path] for path in layout.obs])}
         if layout.next_obs:
             named["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
@@ -404,6 +505,10 @@ class ReplayBuffer(SavedBuffer):
     def _get(self, rows: np.ndarray) -> ReplayBatch | None:
         """The transitions in rows int64 (B,), or None if one is out of range or holds nothing."""
         state, capacity = self._state, int(self._state[at.CAPACITY])
+        if self._folder is not None:
+            self._folder.check_usable()
+            if self._folder.read_only:
+                self._folder.refresh(state)
         if rows.min() < 0 or rows.max() >= len(self._storage.rows):
             return None
         if (rows % capacity >= state[state[at.TOTALS] + rows // capacity]).any():
@@ -413,7 +518,17 @@ class ReplayBuffer(SavedBuffer):
         if batch.weights is not None:
             batch.weights.fill_(1.0)
         self._reader.gather(batch)
+        folder = self._folder
+        if folder is not None and folder.read_only and not folder.are_there(rows, state):
+            return None
         return batch
+
+    def _check_copyable(self) -> None:
+        if self._folder is not None:
+            raise BufferMisuseError(
+                "a buffer with storage='memmap' is not copied or pickled; give other processes the "
+                "folder, to be opened with read_only=True"
+            )
 
     def _own_settings(self) -> dict[str, Any]:
         """Further settings that a state must share with the buffer it is loaded into."""
@@ -428,29 +543,48 @@ class ReplayBuffer(SavedBuffer):
 
     def _saved_arrays(self) -> dict[str, Any]:
         kept = self._storage.successors
+        if self._folder is not None:  # the rest is in there
+            self._folder.flush(self._storage.state)
         arrays = {"state": [self._storage.state], "generator": [self._reader.generator.get_state()]}
         if kept is not None:
             arrays |= {name: [getattr(kept, name)] for name in (*_KEPT, "finals")}
+        if self._folder is not None:
+            return arrays
+        if self._storage.frames is not None:
+            arrays["heads"] = [self._storage.frames.heads]
+            arrays["frames"] = self._storage.frames.blocks()
         return {**arrays, "rows": self._storage.live_blocks()}
 
     def _wanted_arrays(self) -> Wanted:
         wanted: Wanted = {
             name: (block.dtype, block.shape)
             for name, (block, *_) in self._saved_arrays().items()
-            if name != "rows"
+            if name not in ("rows", "frames")
         }
+        if self._storage.frames is not None:
+            stride = self._storage.frames.main.shape[1]
+            wanted["frames"] = np.dtype(np.uint8), (None, stride)
         for name in ("finals", "free"):
             if name in wanted:
                 dtype, shape = wanted[name]
                 wanted[name] = dtype, (None, *shape[1:])
+        if self._folder is not None:
+            return wanted
         return {**wanted, "rows": (np.dtype(np.uint8), (None, self._storage.layout.stride))}
 
     def _watchers(self, shapes: Shapes) -> dict[str, FieldWatcher]:
-        return watch_fields(self._storage, shapes["rows"][0])
+        return {} if self._folder is not None else watch_fields(self._storage, shapes["rows"][0])
 
     def _check_arrays(self, state: LoadedState) -> None:
         if not self._reader.generator.accepts_state(state.small["generator"]):
             raise other_generator()
+        if self._folder is not None:
+            self._folder.check_writable()
+            found = amended_integers(self._storage.layout, self._state, state.small["state"])
+            # Rows added since then stay: what they have overwritten is gone. Episodes don't go on.
+            is_same = found[at.ADDED] == self._state[at.ADDED]
+            state.small["state"] = found if is_same else self._state.copy()
+            return
         state.small["state"] = checked_integers(self._storage, state)
 
     def _place(self, state: LoadedState) -> Placed:
@@ -459,9 +593,16 @@ class ReplayBuffer(SavedBuffer):
         num_finals = state.shapes["finals"][0] if kept is not None else 0
         if kept is not None and num_finals > len(kept.finals):
             kept.resize(num_finals)
+        targets, frames = {}, storage.frames
+        num_frames = state.shapes["frames"][0] if frames is not None else 0
+        if frames is not None:
+            targets["frames"] = frames.reserve_blocks(num_frames)
         storage.state[:] = small["state"]
         self._reader.generator.set_state(small["generator"])
-        targets = {}
+        if self._folder is not None:
+            return {}, lambda: None
+        if frames is not None:
+            frames.heads[:] = small["heads"]
         if kept is not None:
             for name in _KEPT:
                 getattr(kept, name)[: len(small[name])] = small[name]
@@ -473,6 +614,8 @@ class ReplayBuffer(SavedBuffer):
                 kept.refresh_device()
             if storage.staging is not None:
                 storage.staging.refresh()
+            if frames is not None:
+                storage.recount_frames(num_frames)
 
         return {**targets, "rows": storage.live_blocks()}, finish
 
@@ -483,6 +626,9 @@ class ReplayBuffer(SavedBuffer):
         if kept is not None:
             kept.slots[:] = 0
             kept.add_slots(0)
+        if storage.frames is not None:
+            storage.frames.heads[:] = -1
+            storage.recount_frames(0)
         if storage.staging is not None:
             storage.staging.refresh()
 

@@ -3,7 +3,9 @@
 A batch is one block of bytes, `pages` uint8, with every field of the batch contiguous in it. Where
 each lies is said by `plan` int64: constants at the places named below, then four numbers for each
 field: its byte offset in the row, its bytes, its byte offset in the pages, and which row it is
-taken from (OWN, LAST, or SUCCESSOR: an observation that may lie elsewhere; those come last).
+taken from (OWN, LAST, or SUCCESSOR: an observation that may lie elsewhere). SUCCESSOR fields come
+behind the others, and behind them stacks: of these the offset in the row is that of the ids of
+their frames, and the bytes are those of a frame.
 
 Rows are drawn for the whole batch before anything is copied, and the copies ask for the rows some
 places ahead: the time is spent waiting for memory, and so the waits overlap.
@@ -12,6 +14,7 @@ places ahead: the time is spent waiting for memory, and so the waits overlap.
 from __future__ import annotations
 
 import math
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -25,23 +28,27 @@ from buffers.core.kernels import bounded, copy_field, prefetch, random_word
 from buffers.core.rows import RowLayout
 from buffers.replay import layout as at
 from buffers.replay.batches import LATE, ReplayBatch
+from buffers.replay.folder import RowFolder
 from buffers.replay.storage import ReplayStorage
 
 __all__ = ["BatchPlanner", "CompiledReader"]
 
 BATCH, NUM_FIELDS, NUM_SUCCESSORS = 0, 1, 2
 ROWS_TO, LASTS_TO, REWARDS_TO, DISCOUNTS_TO, NUM_STEPS = 3, 4, 5, 6, 7
-OWN_END, LAST_BEGIN, PLAN_HEADER = 8, 9, 10
+OWN_END, LAST_BEGIN = 8, 9
+NUM_STACKS, NUM_FRAMES, NUM_PIECES, PLAN_HEADER = 10, 11, 12, 13  # of stacks of frames
 OWN, LAST, SUCCESSOR = 0, 1, 2
 
 _AHEAD = 12  # rows asked for before they are copied
 _LOOK_EVERY = 64  # steps, whether any window goes on
 _BLOCK = 512  # rows whose windows are walked before they are copied; they fit into the L2 cache
+_LINES_AHEAD = 512  # bytes of each frame asked for before it is copied
 _ONE = np.uint64(1)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _ALIGNMENT = 64
 _MAX_PLANS = 16
 _NOTHING = np.zeros((1, 1), np.uint8)
+_READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
 _MOST_AT_ONCE = 1024  # rows of a batch that is drawn without giving up the interpreter's lock
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
@@ -78,13 +85,21 @@ class CompiledReader:
         self._moved = np.empty(0, np.int64)
         self.new, self.owner = planner.new, planner.owner
 
+    def go_on_with(self, folder: RowFolder) -> None:
+        """Take the generator of a folder, or give it this one; readers keep their own."""
+        if folder.read_only:
+            return
+        if folder.is_new:
+            folder.generator[:] = self.words
+        self.generator.words = self.words = folder.generator
+
     def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
         """As `fill`, if it takes one compiled call and no thread is in an exclusive call.
 
         Returns:
             Whether it was done; otherwise `fill` has to do it, exclusively.
         """
-        if draw != "rows" or batch.size > _MOST_AT_ONCE:
+        if draw != "rows" or batch.size > _MOST_AT_ONCE or self._storage.folder is not None:
             return False
         storage, memory = self._storage, batch.memory
         pending, finals = self._kept()
@@ -102,7 +117,7 @@ class CompiledReader:
 
     def gather_at_once(self, batch: ReplayBatch) -> bool:
         """As `gather`; see `fill_at_once`."""
-        if batch.size > _MOST_AT_ONCE:
+        if batch.size > _MOST_AT_ONCE or self._storage.folder is not None:
             return False
         storage, memory = self._storage, batch.memory
         pending, finals = self._kept()
@@ -119,6 +134,28 @@ class CompiledReader:
 
     def fill(self, batch: ReplayBatch, draw: str) -> None:
         """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
+        folder, deadline = self._storage.folder, time.monotonic() + _READ_TIMEOUT
+        self._draw(batch, draw)
+        while folder is not None and folder.read_only:
+            if folder.are_there(batch.memory.rows, self._storage.state):
+                return
+            folder.check_deadline(deadline)
+            folder.refresh(self._storage.state)
+            self._draw(batch, draw)
+        state = self._storage.state
+        is_full = state[at.COUNT] == state[at.CAPACITY] * state[at.NUM_RINGS]
+        if folder is not None and draw == "rows" and is_full:  # then adds don't change what comes
+            self._load_ahead(batch)
+
+    def _load_ahead(self, batch: ReplayBatch) -> None:
+        """Read the rows that the next draw of this size will take."""
+        storage = self._storage
+        assert storage.folder is not None
+        rows = np.empty(batch.size, np.int64)
+        draw_uniform(storage.state, self.words.copy(), rows)
+        storage.folder.load_ahead(storage.state, rows, int(batch.memory.plan[NUM_STEPS]))
+
+    def _draw(self, batch: ReplayBatch, draw: str) -> None:
         storage, memory = self._storage, batch.memory
         if draw == "rows":
             draw_uniform(storage.state, self.words, memory.rows)
@@ -138,12 +175,17 @@ class CompiledReader:
     def gather(self, batch: ReplayBatch) -> None:
         """Fill a batch from the rows it lists."""
         storage, memory = self._storage, batch.memory
+        if storage.folder is not None:
+            storage.folder.load(storage.state, memory.rows, int(memory.plan[NUM_STEPS]))
         gather(
             storage.table, storage.state, memory.plan, memory.pages, self._gamma, *self._kept()
         )  # fmt: skip
 
     def _kept(self) -> tuple[np.ndarray, np.ndarray]:
-        """The newest next observations, and final ones, if they are stored apart."""
+        """The newest next observations, and final ones, if they are stored apart; or frames."""
+        frames = self._storage.frames
+        if frames is not None:
+            return frames.main_pages, frames.extra_pages
         kept = self._storage.successors
         return (_NOTHING, _NOTHING) if kept is None else (kept.pending, kept.finals)
 
@@ -199,9 +241,9 @@ class BatchPlanner:
     def _list_fields(self) -> list[tuple[str, tuple[int, ...], np.dtype, int, int]]:
         """Name, shape, dtype, offset in the row and source of every field that is copied."""
         layout, found = self._layout, []
-        stored_once = not layout.next_obs
+        stored_once = layout.has_successors
         for path, field in layout.fields.items():
-            if path == "link" or (path == "rewards" and self._has_discounts):
+            if path in ("link", "frame_ids") or (path == "rewards" and self._has_discounts):
                 continue
             is_last = path in layout.next_obs or path in ("terminations", "truncations")
             source = LAST if is_last else OWN
@@ -211,6 +253,13 @@ class BatchPlanner:
                 found.append((name, field.shape, field.dtype, offset, SUCCESSOR))
         return sorted(found, key=lambda field: field[-1] == SUCCESSOR)
 
+    def _list_stacks(self) -> list[tuple[str, int, int]]:
+        """Name, offset of the first id in the row, and source of stacks of frames."""
+        if self._layout.frames is None:
+            return []
+        begin = self._layout.fields["frame_ids"].offset
+        return [("obs", begin, OWN), ("next_obs", begin + 4, LAST)]
+
     def new(self, size: int) -> ReplayBatch:
         """A batch of B transitions in memory of its own, not initialised."""
         recipe = self._recipes.get(size) or self._plan(size)
@@ -219,7 +268,7 @@ class BatchPlanner:
         tensors = dict(zip(recipe.eager, map(torch.from_numpy, memory.eager), strict=True))
         recipe.memory.keep(kept)
         layout = self._layout
-        if len(layout.obs) == 1 and layout.obs[0] == "obs":
+        if layout.obs == ["obs"] or layout.frames is not None:
             extras = {name: tensors.pop(name) for name in layout.extras}
             return ReplayBatch(tensors, extras, size, memory)
         obs = layout.build_obs([tensors.pop(path) for path in layout.obs])
@@ -246,6 +295,13 @@ class BatchPlanner:
             begin = reserve(name, shape, dtype)
             copies += [offset, math.prod(shape) * dtype.itemsize, begin, source]
         places = [-1, 0, 0]  # of last rows, rewards, discounts
+        frames, stacks = self._layout.frames, self._list_stacks()
+        joined = {}
+        for name, offset, source in stacks:
+            assert frames is not None
+            joined[name] = frames
+            begin = reserve(name, frames.memory_shape, frames.dtype)
+            copies += [offset, frames.nbytes, begin, source]
         if self._has_discounts:
             sums = [reserve("rewards", (), _FLOAT32), reserve("discounts", (), _FLOAT32)]
             places = [end, *sums]
@@ -254,7 +310,8 @@ class BatchPlanner:
             reserve("weights", (), _FLOAT32)
         following = sum(source == SUCCESSOR for *_, source in self._fields)
         counts = [size, len(self._fields) - following, following]
-        header = [*counts, rows_to, *places, self._num_steps, *self._spans()]
+        header = [*counts, rows_to, *places, self._num_steps, *self._spans(), len(stacks)]
+        header += [1, 1] if frames is None else [frames.num_frames, frames.num_pieces]
         assert len(header) == PLAN_HEADER
 
         owner, plan = self.owner, np.array(header + copies, np.int64)
@@ -264,6 +321,7 @@ class BatchPlanner:
             found = {
                 name: np.ndarray(shape, dtype, pages, begin) for name, shape, dtype, begin in parts
             }
+            found |= {name: frames.join(found[name]) for name, frames in joined.items()}
             rows, weights, eager = found["indices"], found.get("weights"), [found[n] for n in names]
             late = {name: found[name] for name in LATE}
             return found, BatchPages(pages, plan, rows, weights, eager, late, owner)
@@ -277,6 +335,8 @@ class BatchPlanner:
         whole = self._num_steps == 1
         own = [o + math.prod(s) * d.itemsize for _, s, d, o, src in self._fields if src == OWN]
         last = [o for _, _, _, o, src in self._fields if src == LAST]
+        own += [o + 4 for _, o, src in self._list_stacks() if src == OWN]
+        last += [o for _, o, src in self._list_stacks() if src == LAST]
         return self._layout.stride if whole else max(own), min(last)
 
 
@@ -490,6 +550,46 @@ def copy_successors(table, state, plan, pages, begin, lasts, pending, finals):
 
 
 @njit(nogil=True, cache=True)
+def copy_stacks(table, plan, pages, begin, rows, lasts, frames, extra):
+    """Copy the stacks of frames of rows int64 (K,) and lasts (K,) to places begin, begin + 1, ... .
+
+    Frames with ids from the number of `frames` on are in `extra`, uint8 (E, B) both.
+
+    Returns:
+        Whether all were there; `extra` may be one that another thread has replaced.
+    """
+    words = table.view(np.int32)
+    first = PLAN_HEADER + 4 * (plan[NUM_FIELDS] + plan[NUM_SUCCESSORS])
+    number, pieces, num_main = plan[NUM_FRAMES], plan[NUM_PIECES], frames.shape[0]
+    for i in range(rows.shape[0]):
+        ahead = min(i + 1, rows.shape[0] - 1)
+        for f in range(first, first + 4 * plan[NUM_STACKS], 4):
+            row = lasts[i] if plan[f + 3] == LAST else rows[i]
+            coming = lasts[ahead] if plan[f + 3] == LAST else rows[ahead]
+            word, count = plan[f] // 4, plan[f + 1]
+            target = plan[f + 2] + (begin + i) * number * count
+            size = count // pieces
+            for k in range(number):
+                asked = words[coming, word + k]
+                if asked < num_main:
+                    for line in range(0, min(count, _LINES_AHEAD), 64):
+                        prefetch(frames, asked * frames.shape[1] + line)
+                slot = np.int64(words[row, word + k])
+                source = frames
+                if slot >= num_main:
+                    slot -= num_main
+                    source = extra
+                    if slot >= extra.shape[0]:
+                        return False
+                start, to = slot * source.shape[1], target + k * size
+                for piece in range(pieces):
+                    copy_field(
+                        pages, to + piece * number * size, source, start + piece * size, size
+                    )
+    return True
+
+
+@njit(nogil=True, cache=True)
 def gather(table, state, plan, pages, gamma, pending, finals):
     """Fill a batch from the rows listed in it.
 
@@ -499,7 +599,8 @@ def gather(table, state, plan, pages, gamma, pending, finals):
         plan: int64, see above.
         pages: uint8, the batch; its list of rows is read, the rest is written.
         gamma: Discount per step, float64.
-        pending, finals: uint8 (N, S) and (F, S), if observations are stored once; else anything.
+        pending, finals: uint8 (N, S) and (F, S), if observations are stored once; tables of frames
+            if these are; else anything.
 
     Returns:
         Whether everything was there; see `copy_successors`.
@@ -508,7 +609,9 @@ def gather(table, state, plan, pages, gamma, pending, finals):
     rows = pages[plan[ROWS_TO] : plan[ROWS_TO] + 8 * size].view(np.int64)
     if not (is_walked or stored_once):
         copy_fields(table, plan, pages, 0, rows, rows)
-        return True
+        return plan[NUM_STACKS] == 0 or copy_stacks(
+            table, plan, pages, 0, rows, rows, pending, finals
+        )
     lasts_to = plan[LASTS_TO] if is_walked else plan[ROWS_TO]
     lasts = pages[lasts_to : lasts_to + 8 * size].view(np.int64)
     rewards = pages[plan[REWARDS_TO] : plan[REWARDS_TO] + 4 * size].view(np.float32)
@@ -523,6 +626,10 @@ def gather(table, state, plan, pages, gamma, pending, finals):
         copy_fields(table, plan, pages, begin, own, last)
         if stored_once and not copy_successors(
             table, state, plan, pages, begin, last, pending, finals
+        ):
+            return False
+        if plan[NUM_STACKS] and not copy_stacks(
+            table, plan, pages, begin, own, last, pending, finals
         ):
             return False
     return True

@@ -19,8 +19,9 @@ from gymnasium import Space
 from buffers.core.arguments import check_count, read_number
 from buffers.core.errors import BufferMemoryError, BufferMisuseError
 from buffers.core.memory import format_bytes, free_bytes
-from buffers.core.rows import RowLayout, RowPacker, row_stride
+from buffers.core.rows import FrameLayout, RowLayout, RowPacker, row_stride
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
+from buffers.replay.frames import FrameStack, frame_bytes, plan_frames
 
 __all__ = [
     "ReplayOptions",
@@ -67,7 +68,9 @@ class ReplayOptions(NamedTuple):
         num_rows = capacity * self.num_rings
         state_bytes = 8 * _state_words(self.layout, self.num_rings, self.num_envs)
         needed = num_rows * self.layout.stride + state_bytes
-        if not self.layout.next_obs:
+        if self.layout.frames is not None:
+            needed += frame_bytes(self.layout.frames, num_rows, self.num_envs)
+        if self.layout.has_successors:
             needed += _successor_bytes(num_rows, self.num_envs, self.layout.obs_bytes)
         return needed
 
@@ -80,6 +83,7 @@ class RowOptions(TypedDict, total=False):
     store_next: bool
     track_env: bool
     extra_columns: Mapping[str, Space] | None
+    frame_stack: int | FrameStack | None
 
 
 def plan_replay(
@@ -94,6 +98,7 @@ def plan_replay(
     store_next: bool = True,
     track_env: bool = False,
     extra_columns: Mapping[str, Space] | None = None,
+    frame_stack: int | FrameStack | None = None,
 ) -> ReplayOptions:
     """Check the arguments of a replay buffer.
 
@@ -105,12 +110,14 @@ def plan_replay(
         gamma = read_number("gamma", gamma)
     if n_step > 1 and gamma is None:
         raise BufferMisuseError(f"n_step={n_step} needs gamma, the discount per step")
-    needs_envs = n_step > 1 or not store_next or track_env
+    frames = plan_frames(observation_space, frame_stack)
+    needs_envs = n_step > 1 or not store_next or track_env or frames is not None
     if needs_envs and num_envs is None:
         raise BufferMisuseError(
-            "n_step > 1, store_next=False and track_env=True need num_envs, to tell which rows "
-            "follow one another; with a single environment give num_envs=1"
+            "n_step > 1, store_next=False, track_env=True and frame_stack need num_envs, to tell "
+            "which rows follow one another; with a single environment give num_envs=1"
         )
+    store_next = store_next or frames is not None  # a row has the frames of both
     is_untracked = num_envs is None and not is_per_env
     number = 0 if is_untracked else check_count("num_envs", num_envs, _MAX_ROWS)
     num_rings = number if is_per_env else 1
@@ -125,6 +132,7 @@ def plan_replay(
         store_next=store_next,
         is_linked=n_step > 1 or not store_next,
         has_env_ids=track_env or not store_next,
+        frames=frames,
     )
     return ReplayOptions(layout, capacity, num_rings, number, n_step, gamma)
 
@@ -137,18 +145,23 @@ def _plan_rows(
     store_next: bool,
     is_linked: bool,
     has_env_ids: bool,
+    frames: FrameLayout | None,
 ) -> RowLayout:
     """Pack obs, next_obs (if stored), actions, extras, rewards, links, env ids and flags.
 
-    What a walk over several steps reads (rewards, links, flags) lies together at the end. Rows are
-    padded to whole cache lines where that costs an eighth at most.
+    In place of observations whose frames are stored once there are the ids of these. What a walk
+    over several steps reads (rewards, links, flags) lies together at the end. Rows are padded to
+    whole cache lines where that costs an eighth at most.
 
     Raises:
         BufferMisuseError: A space that has no arrays of fixed size, or a name that is taken.
     """
     obs_leaves = space_leaves(observation_space, "obs")
     following = [_renamed(leaf) for leaf in obs_leaves] if store_next else []
-    extras = extra_leaves(extra_columns, _TAKEN)
+    if frames is not None:
+        ids = Leaf("frame_ids", (frames.num_frames + 1,), np.dtype(np.int32))
+        obs_leaves, following = [ids], []
+    extras = extra_leaves(extra_columns, _TAKEN if frames is None else _TAKEN | {"frame_ids"})
     packer = RowPacker()
     start = packer.add(_largest_first(obs_leaves))
     obs_bytes = packer.end - start
@@ -171,6 +184,7 @@ def _plan_rows(
         start,
         obs_bytes,
         row_stride(packer.end, _GRAIN),
+        frames,
     )
 
 

@@ -52,19 +52,29 @@ def largest_value(capacity: int) -> float:
 class SumTree:
     """Values of the leaves 0 .. capacity - 1 and their sums.
 
+    Args:
+        capacity: See above.
+        memory: float64 (sum of `level_sizes(capacity)`,) for the tree, to be restored; or None.
+        inserted: int64 (1,), memory of the attribute; or None.
+
     Attributes:
         leaves: float64 (capacity,), view of the tree; read only.
         inserted: int64 (1,), the number of rows that `insert` knows of.
     """
 
-    def __init__(self, capacity: int):
+    def __init__(
+        self,
+        capacity: int,
+        memory: np.ndarray | None = None,
+        inserted: np.ndarray | None = None,
+    ):
         sizes = level_sizes(capacity)
         self._capacity = capacity
         self._starts = np.cumsum([0, *sizes[:-1]])
-        self._tree = _aligned_zeros(sum(sizes))
+        self._tree = _aligned_zeros(sum(sizes)) if memory is None else memory
         self.leaves = self._tree[:capacity]
         self._nodes, self._masses = np.zeros(0, np.int64), np.zeros(0, np.float64)
-        self.inserted = np.zeros(1, np.int64)
+        self.inserted = np.zeros(1, np.int64) if inserted is None else inserted
 
     @property
     def nbytes(self) -> int:
@@ -110,7 +120,9 @@ class SumTree:
         np.power(weights, np.float32(beta), out=weights)
 
     def restore(self, values: np.ndarray) -> None:
-        """Take over all values, float64 (capacity,)."""
+        """Take over all values, float64 (capacity,); nothing of what the tree has is believed."""
+        values = values.copy() if np.may_share_memory(values, self._tree) else values
+        self._tree[:] = 0
         self.update(np.arange(self._capacity), values)
 
 
@@ -327,9 +339,10 @@ def insert_newest(tree, starts, state, inserted, value):
         inserted: int64 (1,), the number of rows added ever until the last call; brought up to date.
         value: See above.
     """
-    count, inserted[0] = state[at.ADDED] - inserted[0], state[at.ADDED]
+    count = state[at.ADDED] - inserted[0]
     if count > 0:
         set_newest(tree, starts, state[at.CAPACITY], state[state[at.POINTERS]], count, value)
+    inserted[0] = state[at.ADDED]  # last: what is in files must be right if the process is killed
 
 
 @njit(cache=True)

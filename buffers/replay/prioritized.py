@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,8 @@ from buffers.core.state import LoadedState, Placed, contradiction
 from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
+from buffers.replay.folder import RowFolder
+from buffers.replay.frames import FrameStack
 from buffers.replay.layout import ReplayOptions
 from buffers.replay.priorities import (
     BlockSums,
@@ -57,11 +60,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         n_step: Length of the windows.
         gamma: Discount per step.
         store_next: Whether next observations are stored besides.
+        frame_stack: Number of frames of an observation, each of which is stored once.
         track_env: Keep env ids.
         extra_columns: Names and spaces of further values per transition.
         device: Where the transitions live.
         seed: Of the generator.
         staged: Do on the CPU what is done on other devices, to test it.
+        storage: Where the rows are: "memory", or "memmap", files. Priorities are kept in the
+            folder, too, and survive the process; after a power loss they may be older ones.
+        folder: Of "memmap".
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -91,11 +98,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         n_step: int = 1,
         gamma: float | None = None,
         store_next: bool = True,
+        frame_stack: int | FrameStack | None = None,
         track_env: bool = False,
         extra_columns: Mapping[str, Space] | None = None,
         device: torch.device | str = "cpu",
         seed: int | None = None,
         staged: bool = False,
+        storage: str = "memory",
+        folder: str | os.PathLike[str] | None = None,
     ):
         self._given = {"alpha": alpha, "beta": beta}
         self.alpha = read_number("alpha", _ALPHA if alpha is None else alpha, math.inf)
@@ -103,20 +113,48 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().__init__(
             PrioritizedReplayBuffer, capacity, observation_space, action_space, own=self._given,
             n_step=n_step, gamma=gamma,
-            store_next=store_next, track_env=track_env, extra_columns=extra_columns,
+            store_next=store_next, frame_stack=frame_stack,
+            track_env=track_env, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
+            place=(storage, folder, False),
         )  # fmt: skip
         self._num_inserted = 0  # rows that `_sums` knows of
         self._largest = np.ones(1)
         self._bound = -1.0, 0.0  # an alpha, and the largest priority for it
+        if self._storage.folder is not None:
+            self._open_priorities(self._storage.folder)
 
     @classmethod
     def _bytes_for(cls, options: ReplayOptions) -> Callable[[int], int]:
         return lambda capacity: options.nbytes(capacity) + 8 * sum(level_sizes(capacity))
 
+    def _num_sums(self, capacity: int) -> int:
+        return sum(level_sizes(capacity))
+
     def _make_priorities(self, is_staged: bool) -> None:
-        self._tree = None if is_staged else SumTree(self.capacity)
+        folder = self._storage.folder
+        memory = (None, None) if folder is None else (folder.sums, folder.inserted)
+        self._tree = None if is_staged else SumTree(self.capacity, *memory)
         self._sums = BlockSums(self.capacity, self.device) if is_staged else None
+
+    def _open_priorities(self, folder: RowFolder) -> None:
+        """Go on with the priorities in a folder; rows it doesn't know of are new."""
+        assert self._tree is not None
+        exponents, count = folder.exponents, len(self)
+        if not folder.is_new:
+            values, limit = self._tree.leaves.copy(), largest_value(self.capacity)
+            inserted = min(max(int(folder.inserted[0]), 0), self.num_added)
+            is_good = (values >= 0) & (values <= limit)  # after a power loss maybe not
+            largest, alpha, beta = exponents.tolist()
+            if not (1 <= largest < math.inf and 0 <= alpha < math.inf and 0 <= beta < math.inf):
+                largest, alpha, beta = 1.0, self.alpha, self.beta
+            values[~is_good], values[count:] = largest**alpha, 0.0
+            saved = np.array([largest, alpha, beta])
+            self._take_own_arrays({"exponents": saved, "priorities": values})
+            folder.inserted[0] = inserted
+        exponents[:] = self._largest[0], self.alpha, self.beta
+        self._largest = exponents[:1]
+        self._insert_new()
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
@@ -258,6 +296,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _saved_arrays(self) -> dict[str, Any]:
         # What is loaded takes all its rows for inserted, so those of an `add` half done have to be.
+        if self._storage.folder is not None:  # priorities are in there
+            self._insert_new()
+            return super()._saved_arrays()
         if self._tree is not None:
             self._insert_new()
             largest, values = self._largest[0], self._tree.leaves
@@ -270,6 +311,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _check_arrays(self, state: LoadedState) -> None:
         super()._check_arrays(state)
+        if self._storage.folder is not None:
+            return
         num_rows, limit = state.shapes["rows"][0], largest_value(self.capacity)
         values = state.small["priorities"]
         largest, alpha, beta = state.small["exponents"].tolist()
@@ -292,6 +335,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
         def finish() -> None:
             take_rows()
+            if self._storage.folder is not None:
+                return
             self._take_own_arrays(state.small)
 
         return targets, finish

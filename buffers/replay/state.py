@@ -21,7 +21,14 @@ from buffers.replay import layout as at
 from buffers.replay.layout import constant_part, new_state
 from buffers.replay.storage import ReplayStorage
 
-__all__ = ["check_meta", "checked_integers", "describe", "watch_fields"]
+__all__ = [
+    "amended_integers",
+    "check_meta",
+    "checked_integers",
+    "describe",
+    "describe_rows",
+    "watch_fields",
+]
 
 _VERSION = 2  # 1 had no settings
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
@@ -37,17 +44,32 @@ def describe(kind: str, storage: ReplayStorage, settings: Mapping[str, Any]) -> 
         storage: Of the buffer.
         settings: Of the buffer, besides what the storage tells: numbers and strings.
     """
-    state = storage.state
+    frames = storage.layout.frames
+    if frames is not None:
+        settings = {
+            "frame_stack": frames.num_frames,
+            "frame": f"{frames.dtype} {frames.shape}",
+            "axis of the stack": frames.axis,
+            "frame_bytes": storage.frames.main.shape[1] if storage.frames is not None else 0,
+            **settings,
+        }
+    return describe_rows(kind, storage.layout, storage.state, settings)
+
+
+def describe_rows(
+    kind: str, layout: RowLayout, state: np.ndarray, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same, of a layout and the integers of a buffer."""
     sizes = {
         "capacity": int(state[at.CAPACITY]),
         "rings": int(state[at.NUM_RINGS]),
         "num_envs": int(state[at.NUM_ENVS]),
-        "store_next": bool(storage.layout.next_obs),
+        "store_next": not layout.has_successors,
     }
     return {
         "state_version": _VERSION,
         "kind": kind,
-        "fields": storage.layout.describe(),
+        "fields": layout.describe(),
         "constants": constant_part(state),
         "settings": {**sizes, **settings},
     }
@@ -82,12 +104,38 @@ def watch_fields(storage: ReplayStorage, num_rows: int) -> dict[str, FieldWatche
         )
     layout = storage.layout
     kept = {n: layout.fields[n].offset for n in ("link", "env_ids") if n in layout.fields}
+    if "frame_ids" in layout.fields:
+        kept |= _places_of_frames(layout)
     truths = [(f.offset, f.nbytes) for f in layout.fields.values() if f.dtype == np.bool_]
     watchers = {"rows": FieldWatcher(num_rows, kept, truths)}
     if storage.successors is not None:
         for name in ("pending", "finals"):
             watchers[name] = FieldWatcher(0, {}, _obs_truths(layout))
+    if layout.frames is not None and layout.frames.dtype == np.bool_:
+        watchers["frames"] = FieldWatcher(0, {}, [(0, layout.frames.nbytes)])
     return watchers
+
+
+def _places_of_frames(layout: RowLayout) -> dict[str, int]:
+    """Where the ids of frames are in a row, by name."""
+    field = layout.fields["frame_ids"]
+    return {f"frame {k}": field.offset + 4 * k for k in range(field.shape[0])}
+
+
+def _check_frames(storage: ReplayStorage, state: LoadedState) -> None:
+    """Raise BufferMisuseError if a row, or a stack that goes on, has frames that are not there."""
+    kept, heads = state.watchers["rows"].kept, state.small["heads"]
+    num_frames = state.shapes["frames"][0]
+    ids = [kept[name] for name in _places_of_frames(storage.layout)]
+    for values in ids:
+        if values.size and (values.min() < 0 or values.max() >= num_frames):
+            raise contradiction(f"it has rows of frames that are not among its {num_frames}")
+    if (ids[0] == ids[-1]).any():  # the newest was never there before
+        raise contradiction("it has rows whose first and last frame are the same")
+    is_closed = (heads == -1).all(1)
+    is_open = ((heads >= 0) & (heads < num_frames)).all(1)
+    if not (is_closed | is_open).all():
+        raise contradiction("it has newest stacks of frames that cannot be")
 
 
 def _obs_truths(layout: RowLayout) -> Iterable[tuple[int, int]]:
@@ -114,11 +162,28 @@ def checked_integers(storage: ReplayStorage, state: LoadedState) -> np.ndarray:
     """
     found, own = state.small["state"], storage.state
     num_rows = state.shapes["rows"][0]
+    made = amended_integers(storage.layout, own, found)
+    if num_rows != made[at.COUNT]:
+        raise contradiction(f"it has {num_rows} rows, expected {made[at.COUNT]}")
+    for name, watcher in state.watchers.items():
+        watcher.check_bools(name)
+    if storage.frames is not None:
+        _check_frames(storage, state)
+    _check_links(made, state)
+    return made
+
+
+def amended_integers(layout: RowLayout, own: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Integers checked as far as that goes without rows; what follows from others is made anew.
+
+    Raises:
+        BufferMisuseError: They do not fit those of this buffer, or not one another.
+    """
     sizes = own[[at.CAPACITY, at.NUM_RINGS, at.NUM_ENVS]].tolist()
     capacity, num_rings, num_envs = sizes
     if constant_part(found) != constant_part(own):
         raise contradiction("its sizes are not those of its settings")
-    made = new_state(storage.layout, *sizes)
+    made = new_state(layout, *sizes)
     for place, size in _KEPT_PARTS.items():
         part = slice(own[place], own[place] + own[size])
         made[part] = found[part]
@@ -133,14 +198,9 @@ def checked_integers(storage: ReplayStorage, state: LoadedState) -> np.ndarray:
         found[found[at.POINTERS] :][:num_rings] != pointers
     ).any():
         raise contradiction("its counts of transitions differ from one another")
-    if num_rows != made[at.COUNT]:
-        raise contradiction(f"it has {num_rows} rows, expected {made[at.COUNT]}")
     stopped = made[made[at.STOPPED] :][:num_envs]
     if stopped.size and (stopped.min() < 0 or stopped.max() > 1):
         raise contradiction("it has marks of ended episodes that are neither 0 nor 1")
-    for name, watcher in state.watchers.items():
-        watcher.check_bools(name)
-    _check_links(made, state)
     return made
 
 

@@ -16,6 +16,8 @@ from buffers.core.kernels import copy_field, is_apart, prefetch_to_write, scatte
 from buffers.core.memory import zeroed_bytes
 from buffers.core.rows import RowLayout
 from buffers.replay import layout as at
+from buffers.replay.folder import RowFolder
+from buffers.replay.frames import Frames
 from buffers.replay.layout import ReplayOptions, new_state
 from buffers.replay.staging import Staging
 from buffers.replay.successors import Successors
@@ -35,35 +37,61 @@ class ReplayStorage:
         table: The same as a NumPy array, if the device is the CPU and nothing is staged.
         state: int64, see `layout`.
         successors: Next observations that no row has, or None if all rows have their own.
+        frames: Frames of observations, if they are stored once; else None.
         add_rows: Compiled for this layout, or None if `write` must be used.
+        folder: Where the rows are files, else None.
     """
 
-    def __init__(self, options: ReplayOptions, device: torch.device, *, staged: bool):
+    def __init__(
+        self,
+        options: ReplayOptions,
+        device: torch.device,
+        *,
+        staged: bool,
+        open_folder: Callable[[np.ndarray], RowFolder] | None = None,
+    ):
         layout, capacity, num_rings = options.layout, options.capacity, options.num_rings
         self.layout, self.device, self.is_staged = layout, device, staged
         num_rows = capacity * num_rings
         self.state = new_state(layout, capacity, num_rings, options.num_envs)
-        if device.type == "cpu":
+        self.folder = None if open_folder is None else open_folder(self.state)
+        if self.folder is not None:
+            self.rows = torch.from_numpy(self.folder.table)
+        elif device.type == "cpu":
             self.rows = zeroed_bytes(num_rows * layout.stride).view(num_rows, -1)
         else:
             self.rows = torch.zeros((num_rows, layout.stride), dtype=torch.uint8, device=device)
         self.table = np.zeros((0, layout.stride), np.uint8) if staged else self.rows.numpy()
         self.successors = None
-        if not layout.next_obs:
+        if layout.has_successors:
             self.successors = Successors(layout, self.state, device, staged=staged)
+        self.frames = None
+        if layout.frames is not None:
+            sizes = num_rows, options.num_envs
+            self.frames = Frames(layout.frames, *sizes, device, staged=staged)
         self.staging = Staging(layout, self.rows, self.state) if staged else None
-        self.add_rows = None if staged else _compiled_add(layout)
+        is_compiled = not staged and self.folder is None
+        self.add_rows = _compiled_add(layout) if is_compiled else None
         fields = [field for path, field in layout.fields.items() if path != "link"]
         self._given = [(field.path, field.offset, field.nbytes) for field in fields]
 
     def memory(self) -> dict[str, int]:
         """Bytes held by what they are for."""
-        sizes = {"rows": self.rows.nbytes, "state": self.state.nbytes}
+        rows = self.rows.nbytes if self.folder is None else self.folder.nbytes
+        sizes = {"rows": rows, "state": self.state.nbytes}
         if self.successors is not None:
             sizes["successors"] = self.successors.nbytes
+        if self.frames is not None:
+            sizes["frames"] = self.frames.nbytes
         if self.staging is not None:
             sizes["staging"] = self.staging.nbytes
         return sizes
+
+    def cut(self, env_ids: np.ndarray) -> None:
+        """Let the next rows of env_ids int64 (K,) begin new episodes."""
+        mark_cut(self.state, env_ids)
+        if self.frames is not None:
+            self.frames.cut(env_ids)
 
     def write(
         self,
@@ -81,26 +109,37 @@ class ReplayStorage:
             cuts: int64 (C,), environments whose episodes are cut before.
 
         Raises:
-            BufferMemoryError: There is no memory for more final observations, or for staging a
-                larger add than before; nothing was changed.
+            BufferMemoryError: There is no memory for more final observations or frames, or for
+                staging a larger add than before; nothing was changed.
+            BufferMisuseError: A stack does not go on from the one before it; nothing was changed.
         """
         count = len(arrays["rewards"])
+        if self.folder is not None:
+            self._write_folder(self.folder, arrays, env_ids, stops, cuts)
+            return
+        is_over = arrays["terminations"] | arrays["truncations"]
+        is_over = is_over if stops is None else is_over | stops
+        if count and self.frames is not None:
+            self._check_frames(self.frames, arrays, env_ids, is_over, cuts)
         if count and self.successors is not None:
             self.successors.reserve(count)
         if count and self.staging is not None:
             self.staging.reserve(count)
         if cuts is not None:
-            mark_cut(self.state, cuts)
+            self.cut(cuts)
         if not count:
             return
         rows, befores, envs = np.empty((3, count), np.int64)
-        is_over = arrays["terminations"] | arrays["truncations"]
-        is_over = is_over if stops is None else is_over | stops
         place_rows(self.state, env_ids, is_over, rows, befores, envs)
         if self.successors is not None:
             codes = self.successors.keep(arrays, rows, befores, envs)
         else:
             codes = (rows + 1).astype(np.int32)
+        if self.frames is not None:
+            arrays = {
+                **arrays,
+                "frame_ids": self._keep_frames(self.frames, arrays, env_ids, is_over, rows),
+            }
         if "env_ids" in self.layout.fields:
             arrays = {**arrays, "env_ids": envs.astype(np.int32)}
         if self.staging is not None:
@@ -117,6 +156,110 @@ class ReplayStorage:
         if "link" in self.layout.fields:
             offset = self.layout.fields["link"].offset
             write_links(self.table, rows, befores, codes, offset)
+
+    def _envs_of(self, env_ids: np.ndarray, count: int) -> np.ndarray:
+        """int64 (K,), the environment of each row of an add."""
+        return env_ids if len(env_ids) else np.arange(count) % int(self.state[at.NUM_ENVS])
+
+    def _check_frames(
+        self,
+        frames: Frames,
+        arrays: Mapping[str, np.ndarray],
+        env_ids: np.ndarray,
+        is_over: np.ndarray,
+        cuts: np.ndarray | None,
+    ) -> None:
+        """Refuse stacks that do not fit, and see to room for their frames."""
+        count = len(is_over)
+        frames.check(arrays, self._envs_of(env_ids, count), is_over, cuts)
+        is_single = self.state[at.NUM_RINGS] == 1
+        skipped = max(0, count - int(self.state[at.CAPACITY])) if is_single else 0
+        starts = int(is_over.sum()) + int((frames.heads[:, 0] < 0).sum())
+        frames.reserve(starts + (0 if cuts is None else len(cuts)), count - skipped, skipped)
+
+    def _keep_frames(
+        self,
+        frames: Frames,
+        arrays: Mapping[str, np.ndarray],
+        env_ids: np.ndarray,
+        is_over: np.ndarray,
+        rows: np.ndarray,
+    ) -> np.ndarray:
+        """int32 (K, F + 1), where the frames of each row are kept."""
+        envs, place = self._envs_of(env_ids, len(rows)), self.layout.fields["frame_ids"].offset // 4
+        windows = None if self.is_staged else self.table.view(np.int32)
+        return frames.keep(arrays, envs, is_over, rows, windows, place)
+
+    def live_windows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the frames of all rows that are alive are, int32 (L, F + 1); and the rows."""
+        field = self.layout.fields["frame_ids"]
+        order = self.oldest_first().sort().values
+        ids = self.rows[:, field.offset : field.offset + field.nbytes]
+        ids = ids.index_select(0, order.to(self.device)).cpu().numpy()
+        return ids.view(np.int32).reshape(len(order), *field.shape), order.numpy()
+
+    def recount_frames(self, num_used: int) -> None:
+        """Find out which frames are held, after rows were loaded."""
+        assert self.frames is not None
+        windows, rows = self.live_windows()
+        if not self.is_staged:  # of rows that hold nothing any more
+            is_dead = np.ones(len(self.rows), np.bool_)
+            is_dead[rows] = False
+            field = self.layout.fields["frame_ids"]
+            self.table[is_dead, field.offset : field.offset + field.nbytes] = 0
+        self.frames.recount(num_used, windows, rows)
+
+    def _write_folder(
+        self,
+        folder: RowFolder,
+        arrays: Mapping[str, np.ndarray],
+        env_ids: np.ndarray,
+        stops: np.ndarray | None,
+        cuts: np.ndarray | None,
+    ) -> None:
+        """As `write`, in pieces that the folder takes as a whole."""
+        folder.check_writable()
+        count, num_envs = len(arrays["rewards"]), int(self.state[at.NUM_ENVS])
+        if num_envs and not len(env_ids):
+            env_ids = np.arange(count) % num_envs
+        for begin in range(0, count, folder.log_rows):
+            piece = slice(begin, begin + folder.log_rows)
+            sequence, before = folder.sequence, self.state.copy()
+            try:
+                if cuts is not None and not begin:
+                    mark_cut(self.state, cuts)
+                self._log_piece(
+                    folder,
+                    {path: array[piece] for path, array in arrays.items()},
+                    env_ids[piece],
+                    None if stops is None else stops[piece],
+                )
+                folder.commit(before, self.state, len(arrays["rewards"][piece]))
+            except BaseException:
+                if folder.sequence == sequence:  # nothing of the piece is written
+                    self.state[:] = before
+                raise
+        if cuts is not None and not count:
+            mark_cut(self.state, cuts)
+
+    def _log_piece(
+        self,
+        folder: RowFolder,
+        arrays: Mapping[str, np.ndarray],
+        env_ids: np.ndarray,
+        stops: np.ndarray | None,
+    ) -> None:
+        count = len(arrays["rewards"])
+        rows, befores, envs = np.empty((3, count), np.int64)
+        is_over = arrays["terminations"] | arrays["truncations"]
+        is_over = is_over if stops is None else is_over | stops
+        place_rows(self.state, env_ids, is_over, rows, befores, envs)
+        packed, places = folder.log(rows, befores, (rows + 1).astype(np.int32)), np.arange(count)
+        if "env_ids" in self.layout.fields:
+            arrays = {**arrays, "env_ids": envs.astype(np.int32)}
+        for path, offset, nbytes in self._given:
+            source = np.ascontiguousarray(arrays[path]).reshape(-1).view(np.uint8)
+            scatter_field(packed, places, source, offset, nbytes)
 
     def live_blocks(self) -> list[torch.Tensor]:
         """The rows that hold transitions, as views of the table in its order."""

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from buffers.core.columns import torch_dtype
 from buffers.core.generator import DeviceGenerator
 from buffers.core.memory import check_fits
-from buffers.core.rows import Field, RowLayout, plan_view, view_fields
+from buffers.core.rows import Field, FrameLayout, RowLayout, plan_view, view_fields
 from buffers.replay import layout as at
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.storage import ReplayStorage
@@ -34,7 +35,17 @@ class TorchMemory(NamedTuple):
     discounts: torch.Tensor | None  # float32 (B,)
     indices: torch.Tensor  # int64 (B,)
     weights: torch.Tensor | None  # float32 (B,)
+    stacks: list[TorchStack]  # of obs and next_obs, if their frames are stored once
     owner: object
+
+
+class TorchStack(NamedTuple):
+    """Memory of the stacks of a batch."""
+
+    ids: torch.Tensor  # int32 (B, F), view of the rows drawn
+    frames: torch.Tensor  # uint8 (B * F, bytes of a frame)
+    parts: torch.Tensor  # (B, F, *shape), view of `frames`
+    target: torch.Tensor | None  # (B, *stack_shape), if that is no view of `parts`
 
 
 class TorchReader:
@@ -80,17 +91,28 @@ class TorchReader:
             return torch.empty((size, *shape), dtype=dtype, device=device)
 
         needed = 3 * size * layout.stride
+        if layout.frames is not None:
+            copies = 4 if layout.frames.is_interleaved else 2
+            needed += copies * size * layout.frames.num_frames * layout.frames.nbytes
         if needed > _NO_MATTER_BYTES:
             check_fits(f"a batch of {size}", needed, device, "draw fewer at once")
         floats = torch.float32
         own = empty(layout.stride, dtype=torch.uint8)
         is_long, has_sums = self._num_steps > 1, self._gamma is not None
         last = empty(layout.stride, dtype=torch.uint8) if is_long else own
-        once = None if layout.next_obs else empty(layout.obs_bytes, dtype=torch.uint8)
+        once = empty(layout.obs_bytes, dtype=torch.uint8) if layout.has_successors else None
         sums = [empty(dtype=floats) if has_sums else None for _ in range(2)]
         weights = empty(dtype=floats) if self._has_weights else None
         indices = empty(dtype=torch.int64)
-        memory = TorchMemory(own, last, once, sums[0], sums[1], indices, weights, self)
+        stacks = (
+            []
+            if layout.frames is None
+            else [
+                _new_stack(layout.fields["frame_ids"], layout.frames, rows, begin)
+                for begin, rows in enumerate((own, last))
+            ]
+        )
+        memory = TorchMemory(own, last, once, sums[0], sums[1], indices, weights, stacks, self)
         return _shape_batch(memory, layout, size)
 
     def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
@@ -159,6 +181,8 @@ class TorchReader:
             torch.index_select(rows, 0, lasts, out=memory.last)
         if memory.successors is not None:
             self._find_successors(lasts, memory.successors)
+        for stack in memory.stacks:
+            self._stack(stack)
 
     def _walk(self, memory: TorchMemory) -> torch.Tensor:
         """Sum rewards along each window; return the last rows int64 (B,)."""
@@ -184,6 +208,21 @@ class TorchReader:
             factor *= gamma
         return row
 
+    def _stack(self, stack: TorchStack) -> None:
+        """Gather the frames of stacks from where they are kept."""
+        kept = self._storage.frames
+        assert kept is not None
+        ids, extra = stack.ids.reshape(-1).long(), kept.extra
+        torch.index_select(kept.main, 0, ids.clamp(max=kept.num_main - 1), out=stack.frames)
+        if self._is_capturing():
+            kept.is_captured = True
+        if len(extra):
+            others = extra.index_select(0, (ids - kept.num_main).clamp_(min=0))
+            is_main = (ids < kept.num_main)[:, None]
+            torch.where(is_main, stack.frames, others, out=stack.frames)
+        if stack.target is not None:
+            kept.layout.split(stack.target).copy_(stack.parts)
+
     def _is_capturing(self) -> bool:
         return self._storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
@@ -207,6 +246,13 @@ def _shape_batch(memory: TorchMemory, layout: RowLayout, size: int) -> ReplayBat
     """Name the fields of packed rows."""
     own, last = _views(memory.own, layout.fields), _views(memory.last, layout.fields)
     found: dict[str, Any] = {"indices": memory.indices, "weights": memory.weights}
+    if layout.frames is not None:
+        join, stacks = layout.frames.join, memory.stacks
+        found |= {
+            name: join(stack.parts) if stack.target is None else stack.target
+            for name, stack in zip(("obs", "next_obs"), stacks, strict=True)
+        }
+        return _shape_others(found, own, last, memory, layout, size)
     found["obs"] = layout.build_obs([own[path] for path in layout.obs])
     if memory.successors is None:
         following = [last[path] for path in layout.next_obs]
@@ -214,11 +260,36 @@ def _shape_batch(memory: TorchMemory, layout: RowLayout, size: int) -> ReplayBat
         views = [plan_view(layout.fields[path], layout.obs_at) for path in layout.obs]
         following = view_fields(memory.successors, views)
     found["next_obs"] = layout.build_obs(following)
+    return _shape_others(found, own, last, memory, layout, size)
+
+
+def _shape_others(
+    found: dict[str, Any],
+    own: Mapping[str, torch.Tensor],
+    last: Mapping[str, torch.Tensor],
+    memory: TorchMemory,
+    layout: RowLayout,
+    size: int,
+) -> ReplayBatch:
+    """Name the fields besides observations."""
     found |= {name: own[name] for name in ("actions", "rewards", "env_ids") if name in own}
     found |= {name: last[name] for name in ("terminations", "truncations")}
     if memory.rewards is not None:
         found |= {"rewards": memory.rewards, "discounts": memory.discounts}
     return ReplayBatch(found, {name: own[name] for name in layout.extras}, size, memory)
+
+
+def _new_stack(field: Field, frames: FrameLayout, rows: torch.Tensor, begin: int) -> TorchStack:
+    """Memory of stacks whose frames have the ids of a field from number `begin` on."""
+    place, count, device = field.offset + 4 * begin, frames.num_frames, rows.device
+    ids = rows[:, place : place + 4 * count].view(torch.int32)
+    size, kind = len(rows), torch_dtype(frames.dtype)
+    pages = torch.empty((size * count, frames.nbytes), dtype=torch.uint8, device=device)
+    parts = pages.view(kind).view(size, count, *frames.shape)
+    target = None
+    if frames.is_interleaved:
+        target = torch.empty((size, *frames.stack_shape), dtype=kind, device=device)
+    return TorchStack(ids, pages, parts, target)
 
 
 def _views(rows: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, torch.Tensor]:

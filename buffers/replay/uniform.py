@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from buffers.core.errors import BufferMisuseError
 from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
+from buffers.replay.frames import FrameStack
 
 __all__ = ["PerEnvReplayBuffer", "SharedReplayBuffer"]
 
@@ -34,11 +36,16 @@ class SharedReplayBuffer(ReplayBuffer):
         gamma: Discount per step; with it batches have `discounts`.
         store_next: False stores observations once: the next observation is read from the row that
             follows. Those that episodes ended with are kept apart.
+        frame_stack: Number of frames an observation, a Box, is a stack of, or a `FrameStack`. Each
+            frame is stored once then; `add` takes stacks, or the newest frame of each alone.
         track_env: Keep the env id of each transition; batches have `env_ids`.
         extra_columns: Names and spaces of further values per transition.
         device: Where the transitions live and batches are made.
         seed: Of the generator; None takes entropy of the system.
         staged: Do on the CPU what is done on other devices, to test it.
+        storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
+        folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
+        read_only: Draw from a folder that another process may write to.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -65,17 +72,23 @@ class SharedReplayBuffer(ReplayBuffer):
         n_step: int = 1,
         gamma: float | None = None,
         store_next: bool = True,
+        frame_stack: int | FrameStack | None = None,
         track_env: bool = False,
         extra_columns: Mapping[str, Space] | None = None,
         device: torch.device | str = "cpu",
         seed: int | None = None,
         staged: bool = False,
+        storage: str = "memory",
+        folder: str | os.PathLike[str] | None = None,
+        read_only: bool = False,
     ):
         super().__init__(
             SharedReplayBuffer, capacity, observation_space, action_space,
             n_step=n_step, gamma=gamma,
-            store_next=store_next, track_env=track_env, extra_columns=extra_columns,
+            store_next=store_next, frame_stack=frame_stack,
+            track_env=track_env, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
+            place=(storage, folder, read_only),
         )  # fmt: skip
 
     def sample(
@@ -113,11 +126,15 @@ class PerEnvReplayBuffer(ReplayBuffer):
         n_step: As in `SharedReplayBuffer`, like all that follow.
         gamma: Discount per step.
         store_next: Whether next observations are stored besides.
+        frame_stack: Number of frames of an observation, each of which is stored once.
         track_env: Batches have `env_ids`.
         extra_columns: Names and spaces of further values per transition.
         device: Where the transitions live and batches are made.
         seed: Of the generator.
         staged: Do on the CPU what is done on other devices, to test it.
+        storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
+        folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
+        read_only: Draw from a folder that another process may write to.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -146,11 +163,15 @@ class PerEnvReplayBuffer(ReplayBuffer):
         n_step: int = 1,
         gamma: float | None = None,
         store_next: bool = True,
+        frame_stack: int | FrameStack | None = None,
         track_env: bool = False,
         extra_columns: Mapping[str, Space] | None = None,
         device: torch.device | str = "cpu",
         seed: int | None = None,
         staged: bool = False,
+        storage: str = "memory",
+        folder: str | os.PathLike[str] | None = None,
+        read_only: bool = False,
     ):
         if not isinstance(over, str) or over not in _DRAWS:
             raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
@@ -158,8 +179,10 @@ class PerEnvReplayBuffer(ReplayBuffer):
         super().__init__(
             PerEnvReplayBuffer, capacity, observation_space, action_space, own={"over": over},
             n_step=n_step, gamma=gamma,
-            store_next=store_next, track_env=track_env, extra_columns=extra_columns,
+            store_next=store_next, frame_stack=frame_stack,
+            track_env=track_env, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
+            place=(storage, folder, read_only),
         )  # fmt: skip
 
     def _own_settings(self) -> dict[str, Any]:

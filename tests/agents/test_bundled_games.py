@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from agents.fed_draws import hunt
+from agents.one_by_one import assert_same_games
 from agents.record_games import CASES, GOLDEN, SEED, choose
 
 from vecenv import make_vec_agents
@@ -150,3 +151,27 @@ def test_saved_states_with_agents_outside_the_map_are_refused():
     with pytest.raises(ValueError, match="evaders outside the map"):
         envs.load_state_dict(saved)
     envs.close()
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode"), [("sync", "NextStep"), ("async", "SameStep"), ("async", "Disabled")]
+)
+def test_compiled_games_are_the_same_on_other_backends(backend, mode):
+    assert assert_same_games("Spread-v0", backend, mode, max_cycles=9) >= 3
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_compiled_games_are_the_same_on_ray():
+    assert assert_same_games("Spread-v0", "ray", "NextStep", max_cycles=9) >= 3
+
+
+def test_options_of_games_in_python_are_refused():
+    for options, names in [
+        ({"pad": True}, "pad"),
+        ({"max_agents": 3, "agent_indicator": True}, "agent_indicator, max_agents"),
+    ]:
+        with pytest.raises(ValueError, match=f"groups of its own and got {names}, which"):
+            make_vec_agents("Spread-v0", 2, **options)
+    with pytest.raises(ValueError, match="num_games is 0, expected an integer of at least 1"):
+        make_vec_agents("Spread-v0", 0, backend="sync")

@@ -95,8 +95,12 @@ def test_pictures_have_their_channels_first_or_last(shape):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"n_step": 1, "dueling": False}, {**BOARD, "prioritized": True}],
-    ids=["plain", "board"],
+    [
+        {"n_step": 1, "dueling": False},
+        {**BOARD, "prioritized": True},
+        {**BOARD, "prioritized": True, "storage": "memmap"},
+    ],
+    ids=["plain", "board", "board on disk"],
 )
 def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
     options = {**SMALL, **changed}
@@ -216,6 +220,24 @@ def test_masked_cartpole_has_no_velocities():
         np.testing.assert_array_equal(obs, all_obs[:, ::2])
     actions = np.array([0, 1])
     np.testing.assert_array_equal(masked.step(actions)[0], whole.step(actions)[0][:, ::2])
+
+
+def test_breakout_in_frames_is_the_same_game():
+    envs = breakout.make_vec(1, autoreset_mode="NextStep", debug=True)
+    framed = breakout.make_vec_frames(1, autoreset_mode="NextStep", debug=True)
+    stack = framed.reset(seed=3)[0]
+    envs.reset(seed=3)
+    assert (stack[0] == stack[0, 0]).all()
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        actions, was = rng.integers(3, size=1), stack
+        obs, *results = envs.step(actions)
+        stack, *framed_results = framed.step(actions)
+        assert [r.tolist() for r in results[:3]] == [r.tolist() for r in framed_results[:3]]
+        newest = stack[0, -1]
+        assert ((newest == 255) == (obs[0, :, :, breakout.BALL] > 0)).all()
+        assert ((newest == 0) | (obs[0][..., [0, 1, 3]] > 0).any(2)).all()
+        assert (stack[0, :-1] == was[0, 1:]).all() or (stack[0] == newest).all()
 
 
 @pytest.mark.parametrize("env_id", ["breakout:Breakout-v0", "memory:TMaze-v0"])

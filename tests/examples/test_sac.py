@@ -217,7 +217,13 @@ def test_terminated_episodes_have_no_value_after_them():
 
 
 @pytest.mark.parametrize(
-    "changed", [{"n_step": 3, "hold": 4}, {"prioritized": True, "alpha": 0.1}], ids=str
+    "changed",
+    [
+        {"n_step": 3, "hold": 4},
+        {"prioritized": True, "alpha": 0.1},
+        {"storage": "memmap", "n_step": 3},
+    ],
+    ids=str,
 )
 def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed):
     whole = sac.main(options_for(tmp_path / "whole", **changed))

@@ -297,12 +297,19 @@ def obs_at(t, count):
     return {"x": np.full((count, 3), t, np.float32), "on": np.full((count, 2), t % 2, np.bool_)}
 
 
+def stacks_at(t, count):
+    """Stacks of three frames, of bools."""
+    frames = [np.full((count, 4), (t + k) % 3 == 0, np.bool_) for k in range(3)]
+    return np.stack(frames, 1)
+
+
 def add_steps(buffer, first, stop, num_envs=2):
+    obs = stacks_at if has_frames(buffer) else obs_at
     for t in range(first, stop):
         over = np.array([(t + 1) % 5 == 0, (t + 1) % 7 == 0])
         buffer.add(
-            obs=obs_at(t, num_envs),
-            next_obs=obs_at(t + 1, num_envs),
+            obs=obs(t, num_envs),
+            next_obs=obs(t + 1, num_envs),
             actions=np.full(num_envs, t % 4),
             rewards=np.full(num_envs, float(t)),
             terminations=over,
@@ -310,9 +317,16 @@ def add_steps(buffer, first, stop, num_envs=2):
         )
 
 
+def has_frames(buffer):
+    return getattr(buffer.observation_space, "shape", None) is not None
+
+
 def use_replay(buffer):
     """All that reads or writes through indices."""
     for t in range(3):
+        if has_frames(buffer):  # those of before are not followed by these
+            buffer.cut_episodes([t % 2])
+            buffer.cut_episodes()
         add_steps(buffer, 100 + 9 * t, 100 + 9 * t + 3)
         if hasattr(buffer, "update_priorities"):
             buffer.update_priorities(np.arange(len(buffer)), np.ones(len(buffer)))
@@ -348,6 +362,8 @@ def buffer_kinds(folder):
     actions = Discrete(4)
     windows = {"n_step": 3, "gamma": 0.9}
     once = {"store_next": False, **windows}
+    stacked = {"frame_stack": 3}
+    stacks = Box(0, 1, (3, 4), np.bool_)
     made = {
         "shared": (buffers.SharedReplayBuffer, {}),
         "shared, windows": (buffers.SharedReplayBuffer, windows),
@@ -357,13 +373,19 @@ def buffer_kinds(folder):
         "per env, windows": (buffers.PerEnvReplayBuffer, {**windows, "over": "envs"}),
         "prioritized": (buffers.PrioritizedReplayBuffer, {"track_env": True}),
         "prioritized, staged": (buffers.PrioritizedReplayBuffer, {"staged": True, **once}),
+        "shared, frames": (buffers.SharedReplayBuffer, stacked),
+        "per env, frames": (buffers.PerEnvReplayBuffer, {**stacked, **windows}),
+        "prioritized, frames, staged": (
+            buffers.PrioritizedReplayBuffer,
+            {**stacked, **windows, "staged": True},
+        ),
         "episodic": (buffers.EpisodicReplayBuffer, {}),
         "episodic, staged": (buffers.EpisodicReplayBuffer, {"staged": True}),
     }
     kinds = []
     for name, (cls, options) in made.items():
         make = lambda cls=cls, options=options: cls(  # noqa: E731
-            20, obs, actions, num_envs=2, seed=1, **options
+            20, stacks if "frame_stack" in options else obs, actions, num_envs=2, seed=1, **options
         )
         files, states = [], []
         for steps in (0, 6, 17):

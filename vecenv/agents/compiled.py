@@ -1,10 +1,11 @@
-"""CompiledGames: compiled games as the vector env of games whose columns become agents' rows."""
+"""Compiled games as the vector env of games whose columns become agents' rows, or one as an env."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Dict
@@ -23,17 +24,18 @@ from vecenv.agents.grouping import (
     Members,
     columns_space,
 )
-from vecenv.agents.infos import GIVEN
+from vecenv.agents.infos import GIVEN, shelve
 from vecenv.core.atomics import pointer
 from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ObservationError
+from vecenv.core.masks import MASK_KEY
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces, batch_thinly
 from vecenv.fingerprint import cached_njit, is_jit_off
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import GameLayout, GroupLayout
 
-__all__ = ["CompiledGames"]
+__all__ = ["CompiledGame", "CompiledGames"]
 
 # Fields of the state record; all but the first follow each other there.
 _NOTED = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID, ALIVE)
@@ -350,6 +352,87 @@ class CompiledGames(VecEnv):
                 found[STATE] = np.zeros((len(states), *(space.shape or ())), space.dtype)
             self._state_writer(states, found[STATE])
         return found
+
+
+class CompiledGame(gym.Env):
+    """One compiled game as an env of columns, for backends that step envs one by one.
+
+    See `GameEnv` for what it returns. Action masks, if the game has some, are in the infos. A
+    pickle has the state of the game, not the compiled code.
+
+    Args:
+        make: Makes the game: a `CompiledGames` of one, in autoreset mode DISABLED. A pickle of
+            this env has this function.
+        index: The number of this game among others.
+
+    Attributes:
+        members: The groups.
+    """
+
+    def __init__(self, make: Callable[[], CompiledGames], index: int = 0) -> None:
+        self._make, self.index = make, index
+        self._games = make()
+        self.members = self._games.members
+        self.observation_space = self._games.single_observation_space
+        self.action_space = self._games.single_action_space
+        self.metadata = self._games.metadata
+        self.render_mode = self._games.render_mode
+        self._masks = {name: self._games.mask_source(name) for name in self.members}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return how the game is made and its state."""
+        return {"make": self._make, "index": self.index, "game": self._games.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        CompiledGame.__init__(self, state["make"], state["index"])
+        self._games.load_state_dict(state["game"])
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Reset the game."""
+        obs, infos = self._games.reset(seed=seed, options=options)
+        return _first_game(obs), self._infos(infos)
+
+    def step(
+        self, action: dict[str, Any]
+    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Step the game with the actions of the agents that are alive."""
+        actions = {name: np.asarray(part)[None] for name, part in action.items()}
+        obs, rewards, terminations, truncations, infos = self._games.step(actions)
+        flags = bool(terminations[0]), bool(truncations[0])
+        return _first_game(obs), float(rewards[0]), *flags, self._infos(infos)
+
+    def _infos(self, infos: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            key: _first_game(value) for key, value in infos.items() if f"_{key}" in infos
+        }
+        for name, source in self._masks.items():
+            if source is not None:
+                masks = source(np.arange(len(self.members[name].agents))).astype(np.int8)
+                is_there = np.ones(len(masks), np.bool_)
+                found[name] = shelve({MASK_KEY: masks, f"_{MASK_KEY}": is_there})
+        return found
+
+    def render(self) -> Any:
+        """Return what the game renders."""
+        frames = self._games.render()
+        return None if frames is None else frames[0]
+
+    def render_if(self, index: int) -> Any:
+        """Return what the game renders if it is the one of this index; else None."""
+        return self.render() if index == self.index else None
+
+    def close(self) -> None:
+        """Close the game; may be called twice."""
+        self._games.close()
+
+
+def _first_game(batch: Any) -> Any:
+    """Return the part of the first game of batched columns or infos."""
+    if isinstance(batch, dict):
+        return {key: _first_game(part) for key, part in batch.items()}
+    return batch[0]
 
 
 def _checked_writer(envs: JitVectorEnv) -> Callable[..., None]:

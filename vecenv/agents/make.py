@@ -5,28 +5,29 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import inspect
 import pkgutil
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
 from vecenv.core.importing import import_module
-from vecenv.make import make_vec
+from vecenv.make import find_spec, make_vec
+
+if TYPE_CHECKING:
+    from vecenv.agents.compiled import CompiledGames
 
 __all__ = ["check_name", "make_game", "make_vec_agents"]
-
-# Games of this package: modules with `compiled_game`, which returns kernels and options, and
-# `parallel_env`, the same game in Python's hands.
-_OWN_GAMES = {"Cage4-v0": "vecenv.cage.challenge4.parallel"}
 
 
 def make_vec_agents(
@@ -50,16 +51,18 @@ def make_vec_agents(
     Args:
         env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
             name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
-            the `EnvKernels` of a compiled game, or its id, such as "Pursuit-v0", "module:id" too,
-            or "Cage4-v0". An AEC env of a game that can be played in parallel is converted;
-            others, in which agents take turns, are refused.
+            the `EnvKernels` of a compiled game, or its id in Gymnasium's registry, such as
+            "Pursuit-v0" or "Cage4-v0", "module:id" too. An AEC env of a game that can be played in
+            parallel is converted; others, in which agents take turns, are refused.
         num_games: How many games; 1 if not given, or the length of the list.
-        backend: See `vecenv.make_vec`; an env there is a game here.
+        backend: See `vecenv.make_vec`; an env there is a game here. Compiled games are stepped
+            together by "jit", which "auto" chooses, and one by one by other backends.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
         groups: Which agents form a group: their names by the group's, or a function from an agent
             to the name of its group. None for those of equal spaces.
         pad: Pad the spaces of a group, and without `groups` those of all agents, to be equal:
-            observations with zeros, Discrete actions with more numbers, which masks forbid.
+            observations with zeros, Discrete actions with more numbers, which masks forbid. Of
+            compiled games only those can be padded whose class has an option `pad`.
         agent_indicator: Append to observations, which must be vectors, which agent of its group
             observes (one-hot), for policies that agents share.
         central_state: Whether `envs.state()` returns the games' central state.
@@ -81,53 +84,44 @@ def make_vec_agents(
         EnvCreationError: Making a game failed: it has no `possible_agents`, agents take turns, or
             its agents' spaces fit no group; says what to do.
     """
-    if isinstance(env, str) and (name := env.removeprefix("vecenv:")) in _OWN_GAMES:
-        game = import_module(_OWN_GAMES[name])
-        if backend in ("auto", "jit"):
-            env, env_kwargs = game.compiled_game(pad=pad, **env_kwargs)
-        else:
-            env, env_kwargs = game, {"pad": pad, **env_kwargs}
-        pad = False  # the game pads
-    is_compiled = _is_compiled(env)
-    games: Any
-    if is_compiled:
-        unused = {
-            "groups": groups is not None,
-            "pad": pad,
-            "agent_indicator": agent_indicator,
-            "max_agents": max_agents is not None,
-            "agent_spaces": agent_spaces is not None,
-        }
-        if given := [name for name, is_given in unused.items() if is_given]:
-            raise ValueError(
-                f"a compiled game has groups of its own and got {', '.join(given)}, which is for "
-                "games in Python"
-            )
-        if backend not in ("auto", "jit"):
-            raise ValueError(f"the game is compiled and got backend {backend!r}; use 'jit'")
-        games = _make_compiled(
-            env, num_games, autoreset_mode, vector_kwargs, env_kwargs, central_state
+    options = {
+        "groups": groups,
+        "agent_indicator": agent_indicator,
+        "max_agents": max_agents,
+        "agent_spaces": agent_spaces,
+    }
+    makers: list[Callable[[], Any]]
+    if _is_compiled(env):
+        if given := [name for name, option in options.items() if option not in (None, False)]:
+            raise _not_for_compiled(*given)
+        compiled = _Compiled(
+            env, _with_padding(env, env_kwargs) if pad else env_kwargs, central_state
         )
+        if backend in ("auto", "jit"):
+            games = compiled.games(num_games, autoreset_mode, vector_kwargs)
+            return _with_rows(games, games.members, mask_infos)
+        makers = [_CompiledMaker(compiled, index) for index in range(_checked_count(num_games))]
     else:
+        options.update(pad=pad, central_state=central_state)
         factories = _read_factories(env, num_games, env_kwargs)
-        options = {
-            "groups": groups,
-            "pad": pad,
-            "agent_indicator": agent_indicator,
-            "central_state": central_state,
-            "max_agents": max_agents,
-            "agent_spaces": agent_spaces,
-        }
         makers = [_Maker(factory, index, options) for index, factory in enumerate(factories)]
-        try:
-            games = make_vec(
-                makers, backend=backend, autoreset_mode=autoreset_mode, vector_kwargs=vector_kwargs
-            )
-        except Exception as error:
-            error.add_note("An env here is a game of several agents.")
-            raise
     try:
-        members = games.members if is_compiled else _same_members(games.get_attr("members"))
+        games = make_vec(
+            makers, backend=backend, autoreset_mode=autoreset_mode, vector_kwargs=vector_kwargs
+        )
+    except Exception as error:
+        error.add_note("An env here is a game of several agents.")
+        raise
+    return _with_rows(games, None, mask_infos)
+
+
+def _with_rows(
+    games: Any, members: Mapping[str, Members] | None, mask_infos: bool
+) -> AgentsVecEnv | AgentRowsVecEnv:
+    """Return games with rows of agents; without `members` the games are asked for theirs."""
+    try:
+        if members is None:
+            members = _same_members(games.get_attr("members"))
         agents = AgentsVecEnv(games, members, mask_infos=mask_infos)
         return AgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
     except BaseException:
@@ -222,29 +216,77 @@ def _is_compiled(env: Any) -> bool:
     return kernels is not None and isinstance(env, kernels.EnvKernels)
 
 
-def _make_compiled(
-    env: Any,
-    num_games: int | None,
-    autoreset_mode: str | AutoresetMode | None,
-    vector_kwargs: Mapping[str, Any] | None,
-    env_kwargs: dict[str, Any],
-    central_state: bool,
-) -> Any:
-    from vecenv.agents.compiled import CompiledGames  # loads the compiler
+class _Compiled(NamedTuple):
+    """Compiled games that are asked for."""
 
-    envs: Any = make_vec(
-        env,
-        num_games,
-        backend="jit",
-        autoreset_mode=autoreset_mode,
-        vector_kwargs=vector_kwargs,
-        **env_kwargs,
+    env: Any  # an id, or EnvKernels
+    kwargs: dict[str, Any]
+    central_state: bool
+
+    def games(
+        self,
+        num_games: int | None,
+        autoreset_mode: str | AutoresetMode | None,
+        vector_kwargs: Mapping[str, Any] | None,
+    ) -> CompiledGames:
+        """Make them."""
+        from vecenv.agents.compiled import CompiledGames  # loads the compiler
+
+        env = self.env
+        if isinstance(env, str):
+            env = find_spec(env)
+            env.vector_entry_point = _vector_class(env)
+        envs: Any = make_vec(
+            env,
+            num_games,
+            backend="jit",
+            autoreset_mode=autoreset_mode,
+            vector_kwargs=vector_kwargs,
+            **self.kwargs,
+        )
+        try:
+            return CompiledGames(envs, central_state=self.central_state)
+        except BaseException:
+            envs.close()
+            raise
+
+
+class _CompiledMaker:
+    """Makes one compiled game; what a vector env calls."""
+
+    def __init__(self, compiled: _Compiled, index: int) -> None:
+        self._compiled, self._index = compiled, index
+
+    def __repr__(self) -> str:
+        return f"which makes game {self._index} by {self._compiled.env!r}"
+
+    def __call__(self) -> Any:
+        from vecenv.agents.compiled import CompiledGame
+
+        one = functools.partial(self._compiled.games, 1, "Disabled", {"num_threads": 1})
+        return CompiledGame(one, self._index)
+
+
+def _vector_class(spec: EnvSpec) -> Any:
+    """Return what makes the vector env of a spec whose kernels have groups of agents."""
+    entry = spec.vector_entry_point
+    creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    return getattr(creator, "agents_class", None) or creator
+
+
+def _with_padding(env: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with which a compiled game pads."""
+    creator = _vector_class(find_spec(env)) if isinstance(env, str) else None
+    if creator is None or "pad" not in inspect.signature(creator).parameters:
+        raise _not_for_compiled("pad")
+    return {**kwargs, "pad": True}
+
+
+def _not_for_compiled(*given: str) -> ValueError:
+    return ValueError(
+        f"a compiled game has groups of its own and got {', '.join(given)}, which is for games in "
+        "Python"
     )
-    try:
-        return CompiledGames(envs, central_state=central_state)
-    except BaseException:
-        envs.close()
-        raise
 
 
 def _read_factories(
@@ -256,10 +298,16 @@ def _read_factories(
         if not env:
             raise ValueError("env is an empty list, expected at least one factory")
         return [_factory(one, kwargs) for one in env]
+    return [_factory(env, kwargs)] * _checked_count(num_games)
+
+
+def _checked_count(num_games: Any) -> int:
+    if num_games is None:
+        return 1
     is_count = isinstance(num_games, int | np.integer) and not isinstance(num_games, bool)
-    if num_games is not None and (not is_count or num_games < 1):
+    if not is_count or num_games < 1:
         raise ValueError(f"num_games is {num_games!r}, expected an integer of at least 1")
-    return [_factory(env, kwargs)] * (1 if num_games is None else num_games)
+    return int(num_games)
 
 
 def _factory(env: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         make_policy,
     )
     from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
-    from vecenv.cage.challenge4.env import Cage4Env, Cage4VectorEnv
+    from vecenv.cage.challenge4.env import Cage4AgentsVectorEnv, Cage4Env, Cage4VectorEnv
     from vecenv.cage.challenge4.parallel import Cage4ParallelEnv
     from vecenv.cage.challenge4.play.player import (
         Cage4Memory,
@@ -70,6 +70,7 @@ __all__ = [
     "BluePolicy",
     "Cage2Env",
     "Cage2VectorEnv",
+    "Cage4AgentsVectorEnv",
     "Cage4Env",
     "Cage4Evaluation",
     "Cage4Memory",
@@ -125,7 +126,7 @@ _MODULES = {
     "challenge2.play.playing": ("evaluate", "play_episode", "save_episode_gif"),
     "challenge2.play.policies": ("BatchedPolicy", "BluePolicy", "find_policy", "make_policy"),
     "challenge2.replay": ("RecordedStep", "Replay", "replay_episodes"),
-    "challenge4.env": ("Cage4Env", "Cage4VectorEnv"),
+    "challenge4.env": ("Cage4AgentsVectorEnv", "Cage4Env", "Cage4VectorEnv"),
     "challenge4.parallel": ("Cage4ParallelEnv",),
     "challenge4.play.player": ("Cage4Memory", "Cage4Player", "save_cage4_defender"),
     "challenge4.play.playing": ("Cage4Evaluation", "evaluate_cage4"),

@@ -6,7 +6,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import logger
@@ -98,7 +98,14 @@ class JitVectorEnv(VecEnv):
         NoActionMaskError: `mask_infos`, and there is no `action_mask` kernel.
         KernelIndexError: A kernel uses an index that is out of range.
         KernelCompileError: A kernel can't be compiled.
+
+    Attributes:
+        agents_class: Of a subclass in which one agent plays all: the subclass of the same games
+            whose kernels have `groups`, which `vecenv.make_vec_agents` makes for the same id. None
+            if there is none, or this is it.
     """
+
+    agents_class: ClassVar[type[JitVectorEnv] | None] = None
 
     def __init__(
         self,

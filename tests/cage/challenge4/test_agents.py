@@ -3,6 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from agents.one_by_one import assert_same_games
 from gymnasium.error import ResetNeeded
 
 from vecenv import make_vec, make_vec_agents
@@ -98,6 +99,26 @@ def test_padded_rows_have_zeros_after_the_vectors_and_sleep_after_the_actions(ep
         np.testing.assert_array_equal(rewards.reshape(3, 5)[:, 3], expected)
     envs.close()
     quiet.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("options", [{}, {"pad": True, "messages": True}], ids=["two", "padded"])
+@pytest.mark.parametrize("backend", ["sync", "async", pytest.param("ray", marks=pytest.mark.ray)])
+def test_games_are_the_same_on_every_backend(request, backend, options, mode):
+    if backend == "ray":
+        request.getfixturevalue("local_ray")
+    ended = assert_same_games("Cage4-v0", backend, mode, num_steps=70, steps=STEPS, **options)
+    assert ended >= 2
+
+
+def test_rows_of_agents_are_drawn_and_tell_rewards_by_zone():
+    envs = make_vec_agents("Cage4-v0", 1, vector_kwargs={"debug": True, "render_mode": "rgb_array"})
+    envs.reset(seed=0)
+    picture = envs.render_game(0)
+    assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.std() > 0
+    assert envs.games.envs.zone_rewards().shape == (1, 8, 3)
+    envs.close()
 
 
 def test_the_parallel_env_plays_one_of_these_games(episode):

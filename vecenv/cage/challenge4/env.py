@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import Env
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
-from vecenv.cage.challenge4.kernels import team_kernels
+from vecenv.cage.challenge4.kernels import game_kernels, team_kernels
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules.codes import (
     ACCESS_REWARD,
@@ -24,13 +25,72 @@ from vecenv.cage.challenge4.rules.codes import (
     WORK_REWARD,
 )
 from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["Cage4Env", "Cage4VectorEnv", "overflows", "vectors_of"]
+__all__ = ["Cage4AgentsVectorEnv", "Cage4Env", "Cage4VectorEnv", "overflows", "vectors_of"]
 
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 4}
 
 
-class Cage4VectorEnv(JitVectorEnv):
+class _Games(JitVectorEnv):
+    """Games of CAGE Challenge 4, whoever plays."""
+
+    metadata: dict[str, Any] = METADATA
+
+    def __init__(self, kernels: EnvKernels, num_envs: int, options: Cage4Options, **rest: Any):
+        self.options = options
+        super().__init__(kernels, num_envs, params=compile_rules(options), dry_run=False, **rest)
+
+    def zone_rewards(self) -> np.ndarray:
+        """Return what red and blocks cost in the latest step, by zone and cause.
+
+        Returns:
+            float32 (num_envs, 8, 3), the caller's: zones RZA, OZA, RZB, OZB, CON, PUB, ADM, OFF (of
+            the green user, or of Impact's target); LocalWork, AccessService, Impact. The reward is
+            their sum and the cost of Restore.
+        """
+        states = self.states
+        phase = states["phase"].astype(np.int64)
+        out = np.zeros((self.num_envs, NUM_SUBNETS, 3), np.float32)
+        out[:, :, 0] = WORK_REWARD[phase] * np.bitwise_count(states["work_failed"])
+        out[:, :, 1] = ACCESS_REWARD[phase] * np.bitwise_count(states["access_failed"])
+        games, agents = np.nonzero((states["done_type"] == IMPACT) & (states["active"] > 0))
+        zones = states["done_target"][games, agents] // HOSTS_PER_SUBNET
+        impacts: np.ndarray = out[:, :, 2]
+        places: Any = (games, zones)
+        np.add.at(impacts, places, IMPACT_REWARD[phase[games], zones])
+        return out
+
+    def render(self) -> tuple[Any, ...]:
+        """Return a picture of each game, uint8 (height, width, 3)."""
+        from vecenv.cage.challenge4.view.picture import draw_state
+
+        return tuple(draw_state(state, self.options.steps).to_array() for state in self.states)
+
+
+class Cage4AgentsVectorEnv(_Games):
+    """The same games with five agents, whose rows `vecenv.make_vec_agents` makes of it.
+
+    Its observations are those of all agents of a game, one after the other, its actions likewise;
+    its reward is the sum of what the agents get, so five times the game's.
+
+    Args:
+        num_envs: How many games.
+        pad: Whether all agents are in one group, with vectors of 210 values and 242 actions.
+        messages: Whether an action is an index and a message of 8 bits, or an index alone.
+        **options: Those of `Cage4Options` and of `JitVectorEnv`.
+    """
+
+    def __init__(
+        self, num_envs: int = 1, *, pad: bool = False, messages: bool = False, **options: Any
+    ) -> None:
+        names = [field.name for field in fields(Cage4Options)]
+        chosen = Cage4Options(**{name: options.pop(name) for name in names if name in options})
+        kernels = game_kernels(bool(pad), bool(messages), chosen.own_red)
+        super().__init__(kernels, num_envs, chosen, **options)
+
+
+class Cage4VectorEnv(_Games):
     """Many games of CAGE Challenge 4, with one agent for all of blue.
 
     For one agent per row, see `vecenv.make_vec_agents`: ``make_vec_agents("Cage4-v0", 64)``. What a
@@ -62,7 +122,7 @@ class Cage4VectorEnv(JitVectorEnv):
         >>> envs.close()
     """
 
-    metadata: dict[str, Any] = METADATA
+    agents_class: ClassVar[type[JitVectorEnv] | None] = Cage4AgentsVectorEnv
 
     def __init__(
         self,
@@ -77,18 +137,17 @@ class Cage4VectorEnv(JitVectorEnv):
         debug: bool = False,
         **options: Any,
     ) -> None:
-        self.options = Cage4Options(**options)
+        chosen = Cage4Options(**options)
         super().__init__(
-            team_kernels(messages, self.options.own_red),
+            team_kernels(messages, chosen.own_red),
             num_envs,
-            params=compile_rules(self.options),
+            chosen,
             autoreset_mode=autoreset_mode,
             num_threads=num_threads,
             episode_infos=episode_infos,
             mask_infos=mask_infos,
             render_mode=render_mode,
             debug=debug,
-            dry_run=False,
         )
 
     def agent_masks(self) -> list[np.ndarray]:
@@ -103,32 +162,6 @@ class Cage4VectorEnv(JitVectorEnv):
     def agent_obs(self, obs: np.ndarray) -> list[np.ndarray]:
         """Return what each agent sees, views (num_envs, 92) or (.., 210) of obs (num_envs, 578)."""
         return vectors_of(obs)
-
-    def zone_rewards(self) -> np.ndarray:
-        """Return what red and blocks cost in the latest step, by zone and cause.
-
-        Returns:
-            float32 (num_envs, 8, 3), the caller's: zones RZA, OZA, RZB, OZB, CON, PUB, ADM, OFF (of
-            the green user, or of Impact's target); LocalWork, AccessService, Impact. The reward is
-            their sum and the cost of Restore.
-        """
-        states = self.states
-        phase = states["phase"].astype(np.int64)
-        out = np.zeros((self.num_envs, NUM_SUBNETS, 3), np.float32)
-        out[:, :, 0] = WORK_REWARD[phase] * np.bitwise_count(states["work_failed"])
-        out[:, :, 1] = ACCESS_REWARD[phase] * np.bitwise_count(states["access_failed"])
-        games, agents = np.nonzero((states["done_type"] == IMPACT) & (states["active"] > 0))
-        zones = states["done_target"][games, agents] // HOSTS_PER_SUBNET
-        impacts: np.ndarray = out[:, :, 2]
-        places: Any = (games, zones)
-        np.add.at(impacts, places, IMPACT_REWARD[phase[games], zones])
-        return out
-
-    def render(self) -> tuple[Any, ...]:
-        """Return a picture of each game, uint8 (height, width, 3)."""
-        from vecenv.cage.challenge4.view.picture import draw_state
-
-        return tuple(draw_state(state, self.options.steps).to_array() for state in self.states)
 
 
 class Cage4Env(Env[np.ndarray, np.ndarray]):

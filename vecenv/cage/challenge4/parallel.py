@@ -1,4 +1,4 @@
-"""One game of CAGE Challenge 4 as a PettingZoo `ParallelEnv`, and how `make_vec_agents` makes many.
+"""One game of CAGE Challenge 4 as a PettingZoo `ParallelEnv`.
 
 The agents' names, spaces, padding, labels and infos are those of the original's flat wrapper. This
 module does not import PettingZoo: the class has the methods of a `ParallelEnv`.
@@ -15,9 +15,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
 from vecenv.cage.challenge4.env import METADATA, Cage4VectorEnv, vectors_of
-from vecenv.cage.challenge4.kernels import PADDED, game_kernels, vector_space
+from vecenv.cage.challenge4.kernels import PADDED
 from vecenv.cage.challenge4.network.names import action_labels
-from vecenv.cage.challenge4.options import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules.codes import (
     AGENT_NAMES,
     MAX_ACTIONS,
@@ -28,7 +27,7 @@ from vecenv.cage.challenge4.rules.codes import (
     SLEEPS,
 )
 
-__all__ = ["Cage4ParallelEnv", "compiled_game", "parallel_env"]
+__all__ = ["Cage4ParallelEnv"]
 
 
 class Cage4ParallelEnv:
@@ -42,9 +41,6 @@ class Cage4ParallelEnv:
         pad_spaces: Whether all vectors have 210 values, with zeros appended, and all agents 242
             actions, of which those they do not have are Sleep.
         render_mode: "rgb_array" or None.
-        batched: For `make_vec_agents`: observations are uint8 of a Box space, and `messages` says
-            whether actions are pairs of an index and a message of 8 bits.
-        messages: See above.
         debug: Whether the rules run as plain Python, with every index checked: slowly.
         **options: `steps`, `red`, `phishing_rate`, `alarm_rate`, `greens_one_by_one`.
 
@@ -70,15 +66,13 @@ class Cage4ParallelEnv:
         *,
         pad_spaces: bool = False,
         render_mode: str | None = None,
-        batched: bool = False,
-        messages: bool = False,
         debug: bool = False,
         **options: Any,
     ) -> None:
         self.possible_agents = list(AGENT_NAMES)
         self.agents: list[str] = []
         self.render_mode = render_mode
-        self._pad, self._is_batched, self._pairs = pad_spaces, batched, messages
+        self._pad = pad_spaces
         self._envs = Cage4VectorEnv(
             1,
             messages=True,
@@ -91,17 +85,13 @@ class Cage4ParallelEnv:
         self._sizes = [MAX_ACTIONS] * NUM_BLUE if pad_spaces else list(NUM_ACTIONS)
         self._spaces = {name: self._space_of(k) for k, name in enumerate(AGENT_NAMES)}
         self._action_spaces: dict[str, Space[Any]] = {
-            name: MultiDiscrete([size, 1 << MESSAGE_BITS]) if messages else Discrete(size)
-            for name, size in zip(AGENT_NAMES, self._sizes, strict=True)
+            name: Discrete(size) for name, size in zip(AGENT_NAMES, self._sizes, strict=True)
         }
         self._actions = np.zeros((1, 2 * NUM_BLUE), np.int64)
         self._masks: dict[str, np.ndarray] = {}
-        self._any_message = np.ones((1 << MESSAGE_BITS) * messages, np.bool_)
 
     def _space_of(self, agent: int) -> Space[Any]:
         length = PADDED if self._pad else OBS_LENGTHS[agent]
-        if self._is_batched:
-            return vector_space((0,), length)
         return MultiDiscrete([3] + [2] * (length - 1))
 
     def observation_space(self, agent: str) -> Any:
@@ -184,16 +174,14 @@ class Cage4ParallelEnv:
         )
 
     def _read(self, name: str, action: Any, row: np.ndarray) -> None:
-        """Write an agent's action, and its message, into the row of all."""
+        """Write an agent's action into the row of all."""
         agent = AGENT_NAMES.index(_known(name))
         if not self._action_spaces[name].contains(np.asarray(action, np.int64)):
             raise ValueError(
                 f"the action of {name} is {action!r}, expected one of {self._action_spaces[name]}"
             )
-        index, *message = np.ravel(action).tolist()
+        index = int(action)
         row[agent] = index if index < NUM_ACTIONS[agent] else SLEEPS[agent]
-        if message:
-            row[NUM_BLUE + agent] = message[0]
 
     @property
     def true_state(self) -> np.record:
@@ -225,17 +213,13 @@ class Cage4ParallelEnv:
 
     def _observations(self, obs: np.ndarray) -> dict[str, np.ndarray]:
         found = {}
-        dtype = np.uint8 if self._is_batched else np.int64
         for name, vector in zip(AGENT_NAMES, vectors_of(obs), strict=True):
-            found[name] = np.zeros(PADDED if self._pad else vector.shape[1], dtype)
+            found[name] = np.zeros(PADDED if self._pad else vector.shape[1], np.int64)
             found[name][: vector.shape[1]] = vector[0]
         return found
 
     def _infos(self) -> dict[str, dict[str, Any]]:
-        return {
-            name: {"action_mask": np.concatenate([mask, self._any_message])}
-            for name, mask in self._masks.items()
-        }
+        return {name: {"action_mask": mask.copy()} for name, mask in self._masks.items()}
 
 
 def _known(agent: Any) -> str:
@@ -249,20 +233,3 @@ def _bits(name: str, message: Any) -> int:
     if not MultiBinary(MESSAGE_BITS).contains(bits.astype(np.int8)) or (bits != bits % 2).any():
         raise ValueError(f"the message of {name} is {message!r}, expected {MESSAGE_BITS} bits")
     return int((bits.astype(np.int64) << np.arange(MESSAGE_BITS)).sum())
-
-
-# --- many games at a time, for `make_vec_agents` ---
-
-
-def compiled_game(
-    *, pad: bool = False, messages: bool = False, **options: Any
-) -> tuple[Any, dict[str, Any]]:
-    """Return the kernels of a game, and options of the vector env that steps many."""
-    chosen = Cage4Options(**options)
-    kernels = game_kernels(bool(pad), bool(messages), chosen.own_red)
-    return kernels, {"params": compile_rules(chosen), "dry_run": False}
-
-
-def parallel_env(*, pad: bool = False, **options: Any) -> Cage4ParallelEnv:
-    """Return one game with the spaces of `compiled_game`."""
-    return Cage4ParallelEnv(pad_spaces=pad, batched=True, **options)

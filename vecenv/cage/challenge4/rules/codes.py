@@ -148,7 +148,7 @@ HTTP, HTTPS, SSH_EXPLOIT, SQL, MAIL_EXPLOIT = range(5)
 NO_EXPLOIT = -1
 
 # --- red sessions (SPEC_RED 1; TRACES, sess_flags) ---
-KIND_A, PRIVILEGED, ABSTRACT, SSH_SHELL, REVERSE_SHELL = 1, 2, 4, 8, 16
+KIND_A, PRIVILEGED, ABSTRACT, SSH_SHELL, REVERSE_SHELL = map(np.int64, (1, 2, 4, 8, 16))
 PRIMARY = 0  # id of the primary session
 
 # --- red's probabilities (SPEC_RED 2) ---
@@ -355,6 +355,7 @@ OVERFLOW_NAMES = (
 )
 
 # --- sites of draws (TRACES, tape_site) ---
+# int64, as Numba compiles a function anew for each int that it is called with.
 (
     GREEN_ACTION,
     FSM_STATE,
@@ -382,7 +383,7 @@ OVERFLOW_NAMES = (
     EXPLOIT_DETECT,
     ESCALATE_SESSION,
     NEW_PRIMARY,
-) = range(26)
+) = map(np.int64, range(26))
 SITE_NAMES = (
     "green_action",
     "fsm_state",

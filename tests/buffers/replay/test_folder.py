@@ -1,0 +1,554 @@
+"""Buffers whose rows are files: as those in memory, and whole after kills and full disks."""
+
+import errno
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from programs import printed
+from replay_model import ACTIONS, OBS, CountingEnvs, ListModel, check_against, columns_of
+
+from buffers import (
+    BufferMemoryError,
+    BufferMisuseError,
+    CheckpointError,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+)
+from buffers.replay import folder as folders
+
+CLASSES = {
+    "shared": SharedReplayBuffer,
+    "per env": PerEnvReplayBuffer,
+    "prioritized": PrioritizedReplayBuffer,
+}
+STEPS = {"n_step": 3, "gamma": 0.5, "num_envs": 3}
+
+
+class Died(BaseException):
+    """The process ends here."""
+
+
+def make(place, kind="shared", capacity=7, **options):
+    options = {**STEPS, "seed": 0, **options}
+    if place is not None:
+        options |= {"storage": "memmap", "folder": place}
+    return CLASSES[kind](capacity, OBS, ACTIONS, **options)
+
+
+def check(buffer, model):
+    check_against(buffer, model, 3, 0.5)
+
+
+def assert_same(batch, other):
+    for name, column in batch._asdict().items():
+        torch.testing.assert_close(column, getattr(other, name), rtol=0, atol=0)
+
+
+def fill(buffers, envs, model=None, steps=1):
+    for _ in range(steps):
+        made = envs.random_steps(range(3))
+        for buffer in buffers:
+            buffer.add(**columns_of(made))
+        if model is not None:
+            model.add(made)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_draws_are_those_of_memory_also_after_reopening(kind, tmp_path):
+    rng, envs = np.random.default_rng(0), CountingEnvs(3)
+    memory, model = make(None, kind, 20), ListModel(20, 3, kind == "per env")
+    buffer = make(tmp_path / "f", kind, 20)
+    for turn in range(60):
+        fill([memory, buffer], envs, model)
+        batch, other = buffer.sample(16), memory.sample(16)
+        assert_same(batch, other)
+        if kind == "prioritized":
+            priorities = 5 * rng.random(16)
+            buffer.update_priorities(batch.indices, priorities)
+            memory.update_priorities(batch.indices, priorities)
+        elif turn % 8 == 7:
+            assert_same(buffer.sample(9, replace=False), memory.sample(9, replace=False))
+        if turn % 20 == 19:
+            if turn < 30:
+                buffer.close()
+            del buffer
+            buffer = make(tmp_path / "f", kind, 20, seed=5)
+            memory.cut_episodes()
+            for env in range(3):
+                envs.cut(env)
+            check(buffer, model)
+            assert buffer.num_added == memory.num_added
+    if kind == "prioritized":
+        assert (buffer.priorities == memory.priorities).all()
+
+
+def test_an_add_of_several_pieces_and_laps(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_LOG_BYTES", 200)  # a few rows
+    envs, model = CountingEnvs(3), ListModel(7, 3, per_env=False)
+    buffer = make(tmp_path / "f", track_env=True)
+    assert buffer._folder.log_rows < 7
+    for ids in ([0, 1, 2] * 8, [2, 2, 0], [1]):
+        made = envs.random_steps(ids)
+        buffer.add(**columns_of(made), env_ids=np.array(ids))
+        model.add(made)
+        check(buffer, model)
+    made = envs.random_steps([0, 1, 2])
+    buffer.add(**columns_of(made), valid=np.array([True, False, True]))
+    model.add([made[0], made[2]])
+    envs.joined[1] = False
+    fill([buffer], envs, model)
+    check(buffer, model)
+
+
+STAGES = "logged", "counted", "half a row", "rows without links", "done"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_process_that_dies_in_an_add_leaves_all_of_it_or_nothing(
+    kind, stage, tmp_path, monkeypatch
+):
+    envs, model = CountingEnvs(3), ListModel(7, 3, kind == "per env")
+    buffer = make(tmp_path / "f", kind)
+    fill([buffer], envs, model, 6)
+    before = len(buffer), buffer.num_added
+
+    def die(*_):
+        raise Died
+
+    def die_in_a_row(number, rows, position):
+        os.pwritev(number, [bytes(rows[:13])], position)
+        raise Died
+
+    with monkeypatch.context() as patch:
+        if stage == "logged":
+            patch.setattr(folders.RowFolder, "commit", die)
+        elif stage == "counted":
+            patch.setattr(folders.RowFolder, "apply", die)
+        elif stage == "half a row":
+            patch.setattr(folders.os, "pwrite", die_in_a_row)
+        elif stage == "rows without links":
+            patch.setattr(folders, "set_links", die)
+        made = envs.random_steps(range(3))
+        try:
+            buffer.add(**columns_of(made))
+        except Died:
+            assert stage != "done"
+        else:
+            assert stage == "done"
+        shutil.copytree(
+            tmp_path / "f", tmp_path / "left", ignore=shutil.ignore_patterns("*.part")
+        )  # as the process leaves it
+    if stage == "logged":
+        assert (len(buffer), buffer.num_added) == before
+    else:
+        model.add(made)
+    check(buffer, model)  # in the process that went on, too
+    other = make(tmp_path / "left", kind)
+    check(other, model)
+    other.cut_episodes()
+    fill([other], CountingEnvs(3), steps=5)
+    assert len(other) == (21 if kind == "per env" else 7)
+
+
+KILLS = """
+import os, signal, sys, time
+from pathlib import Path
+from zlib import crc32
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from buffers import PrioritizedReplayBuffer
+
+def open_buffer(folder):
+    columns = {"sums": Box(0, 2**32 - 1, (1,), np.uint32), "numbers": Box(0, 2**62, (1,), np.int64)}
+    return PrioritizedReplayBuffer(
+        200, Box(-1e9, 1e9, (700,)), Discrete(5), num_envs=4, n_step=3, gamma=0.5, seed=1,
+        storage="memmap", folder=folder, extra_columns=columns,
+    )
+
+def checksum(obs, following, number):
+    return crc32(obs.tobytes() + following.tobytes() + str(number).encode())
+
+def obs_of(numbers):
+    return (numbers[:, None] * 1000 + np.arange(700)).astype(np.float32)
+
+def write(folder, seed, times):
+    buffer, rng = open_buffer(folder), np.random.default_rng(seed)
+    done = os.open(str(folder) + ".done", os.O_RDWR | os.O_CREAT)
+    for _ in range(times):
+        os.pwrite(done, buffer.num_added.to_bytes(8, "little"), 0)
+        numbers = buffer.num_added + np.arange(4 * rng.integers(1, 4))
+        obs, flags = obs_of(numbers), np.zeros(len(numbers), bool)
+        sums = np.array([checksum(*row) for row in zip(obs, -obs, numbers)], np.uint32)
+        buffer.add(
+            obs=obs, next_obs=-obs, actions=numbers % 5, rewards=numbers.astype(float),
+            terminations=flags, truncations=flags, numbers=numbers[:, None], sums=sums[:, None],
+        )
+        if rng.random() < 0.3:
+            buffer.update_priorities(buffer.sample(16).indices, rng.random(16) + 0.1)
+        if rng.random() < 0.02:
+            buffer.flush()
+
+def check(folder):
+    # Every row is one that was added, whole; at most the add that was under way is missing.
+    buffer = open_buffer(folder)
+    done = int.from_bytes(Path(str(folder) + ".done").read_bytes(), "little")
+    assert done <= buffer.num_added <= done + 12, (done, buffer.num_added)
+    rows, order = buffer.rows(), buffer.order()
+    numbers = rows["numbers"][order, 0].numpy()
+    assert (numbers == buffer.num_added - len(order) + np.arange(len(order))).all()
+    for row, number in zip(order.tolist(), numbers):
+        found = checksum(rows["obs"][row].numpy(), rows["next_obs"][row].numpy(), number)
+        assert found == int(rows["sums"][row, 0]), f"row {row} is torn"
+    if len(order):
+        batch = buffer.get(order)
+        steps = np.round(np.log2(1 / batch.discounts.numpy())).astype(int)
+        lasts = numbers + 4 * (steps - 1)
+        assert (lasts <= numbers[-1]).all() and steps.max() <= 3
+        sums = [sum(0.5**k * (n + 4 * k) for k in range(m)) for n, m in zip(numbers, steps)]
+        np.testing.assert_allclose(batch.rewards, sums, rtol=1e-6)
+        np.testing.assert_array_equal(batch.next_obs.numpy(), -obs_of(lasts))
+        values = buffer.priorities[: len(order)].numpy()
+        assert (values > 0).all()
+        np.testing.assert_allclose(buffer._tree.total, values.sum())
+        buffer.sample(32)
+    added = buffer.num_added
+    buffer.close()
+    return added
+
+folder, times = Path(sys.argv[1]), int(sys.argv[2])
+write(folder, 0, 30)  # compiled code is loaded
+rng = np.random.default_rng(0)
+for k in range(times):
+    pid = os.fork()
+    if not pid:
+        write(folder, k, 10**9)
+    time.sleep(0.2 * rng.random())
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
+    print(check(folder), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_hundred_kills_tear_no_row(tmp_path):
+    added = list(map(int, printed(KILLS, tmp_path / "f", 100, kind="buffers", timeout=280)))
+    assert sorted(added) == added and len(set(added)) > 60
+
+
+def test_a_power_loss_leaves_what_was_flushed(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_SMALL_BYTES", 400)
+    envs, model = CountingEnvs(3), ListModel(90, 3, per_env=False)
+    buffer = make(tmp_path / "f", capacity=90)
+    fill([buffer], envs, model, 50)
+    buffer.flush()
+    shutil.copytree(tmp_path / "f", tmp_path / "flushed", ignore=shutil.ignore_patterns("*.part"))
+    late = ListModel(90, 3, per_env=False)
+    late.rings = [list(model.rings[0])]
+    fill([buffer], envs, late, 3)
+    horizon = int(buffer._folder._horizon[0])
+    buffer._folder._wait_for_sync()
+    shutil.copytree(tmp_path / "f", tmp_path / "later", ignore=shutil.ignore_patterns("*.part"))
+    monkeypatch.setattr(folders, "_boot_words", lambda: [5, 7])
+    # The journal and places that were written since are any mixture.
+    for name in ("flushed", "later"):
+        with open(tmp_path / name / "journal", "r+b") as file:
+            file.write(b"\x5a" * 1000)
+    rows = np.memmap(tmp_path / "later" / "rows", np.uint8, "r+").reshape(90, -1)
+    rows[np.arange(150, horizon) % 90] = 0x5A
+    rows.flush()
+    check(make(tmp_path / "flushed", capacity=90), model)
+    other = make(tmp_path / "later", capacity=90)
+    found = other.get(other.order())
+    assert other.num_added == 150 and len(other) == 90 and 9 <= horizon - 150 < 45
+    numbers, safe = found.obs[:, 0].numpy(), horizon - 150
+    expected = [made.obs for made in model.live()]
+    assert numbers[safe:].tolist() == expected[safe:]
+    assert set(numbers[:safe].tolist()) <= set(expected[safe:])  # copies, no window goes on
+    fill([other], CountingEnvs(3), steps=40)
+
+
+def test_what_was_never_flushed_is_gone_after_a_power_loss(tmp_path, monkeypatch):
+    buffer = make(tmp_path / "f")
+    fill([buffer], CountingEnvs(3))
+    del buffer
+    monkeypatch.setattr(folders, "_boot_words", lambda: [5, 7])
+    with pytest.raises(BufferMisuseError, match="empty"):
+        make(tmp_path / "f").sample(2)
+
+
+def test_readers_see_what_is_written_and_never_half_of_it(tmp_path):
+    envs, model = CountingEnvs(3), ListModel(7, 3, per_env=False)
+    with pytest.raises(BufferMisuseError, match="holds no buffer"):
+        make(tmp_path / "f", read_only=True)
+    writer = make(tmp_path / "f")
+    readers = [make(tmp_path / "f", read_only=True, seed=k) for k in range(2)]
+    for _ in range(12):
+        fill([writer], envs, model)
+        for reader in readers:
+            assert len(reader) == len(writer) and reader.num_added == writer.num_added
+            check(reader, model)
+            found = reader.sample(20)
+            live = {made.obs for made in model.live()}
+            assert set(found.obs[:, 0].tolist()) <= live
+    with pytest.raises(BufferMisuseError, match="read_only"):
+        fill([readers[0]], envs)
+    with pytest.raises(BufferMisuseError, match="read_only"):
+        readers[0].cut_episodes()
+    # Rows overwritten between the counts and the copy are drawn again.
+    drawn, reader = [], readers[0]
+    load = reader._folder.load
+
+    def overwrite(*args):
+        load(*args)
+        if not drawn:
+            drawn.append(1)
+            fill([writer], envs, model, 3)
+
+    reader._folder.load = overwrite
+    numbers = reader.sample(50).obs[:, 0].tolist()
+    assert drawn and set(numbers) <= {made.obs for made in model.live()}
+
+
+def test_a_reader_of_a_prioritized_folder_draws_alike(tmp_path):
+    writer = make(tmp_path / "f", "prioritized")
+    fill([writer], CountingEnvs(3), steps=2)
+    assert len(make(tmp_path / "f", "shared", read_only=True).sample(30)) == 30
+
+
+PROCESSES = """
+import os, resource, sys
+sys.path.insert(0, sys.argv[2])
+from buffers import SharedReplayBuffer
+from buffers.replay import folder as folders
+from replay_model import ACTIONS, OBS, CountingEnvs, columns_of
+
+def make(**options):
+    return SharedReplayBuffer(
+        1000, OBS, ACTIONS, storage="memmap", folder=sys.argv[1], num_envs=3, **options
+    )
+
+def fill(buffer):
+    buffer.add(**columns_of(CountingEnvs(3).random_steps(range(3))))
+
+def told(function):
+    if not os.fork():
+        try:
+            print(function(), flush=True)
+        except Exception as error:
+            print(type(error).__name__, str(error).replace(" ", "_"), flush=True)
+        os._exit(0)
+    os.wait()
+
+def another(**options):
+    folders._written.clear()  # a process of its own knows only of locks
+    return len(make(**options))
+
+def limited():
+    buffer = make()
+    stride = 4 * buffer.rows()["obs"].stride(0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100 * stride + 5, -1))
+    try:
+        while True:
+            fill(buffer)
+    except OSError as error:
+        return len(buffer), len(buffer.sample(500)), error.errno
+
+buffer = make()
+fill(buffer)
+told(another)
+told(lambda: another(read_only=True))
+told(lambda: fill(buffer))
+buffer.close()
+told(another)
+told(limited)
+told(another)
+"""
+
+
+def test_a_folder_has_one_writer_and_what_other_processes_may(tmp_path):
+    buffer = make(tmp_path / "own")
+    with pytest.raises(BufferMisuseError, match=r"is written to by this process.*read_only"):
+        make(tmp_path / "own")
+    buffer.close()
+    buffer.close()
+    with pytest.raises(BufferMisuseError, match="was closed"):
+        buffer.sample(1)
+    make(tmp_path / "own")
+
+    path = os.path.dirname(__file__) + "/../.."
+    found = printed(PROCESSES, tmp_path / "f", path, kind="buffers")
+    assert found[0] == found[3] == "BufferMisuseError"
+    assert "written_to_by_another_process" in found[1]
+    assert found[2] == "3" and "was_forked" in found[4] and found[5] == "3"
+    assert found[6:] == ["(99,", "500,", f"{errno.EFBIG})", "99"]
+
+
+def test_a_folder_of_another_buffer_is_refused_and_stays(tmp_path):
+    make(tmp_path / "f").close()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "f").iterdir()}
+    for kind, options, text in (
+        ("shared", {"capacity": 8}, "capacity is 7, expected 8"),
+        ("shared", {"n_step": 2}, "n_step is 3, expected 2"),
+        ("per env", {}, "kind 'SharedReplayBuffer', expected 'PerEnvReplayBuffer'"),
+        ("shared", {"track_env": True}, "env_ids"),
+    ):
+        with pytest.raises(BufferMisuseError, match=text):
+            make(tmp_path / "f", kind, **options)
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "thesis.tex").write_text("all of it")
+    with pytest.raises(BufferMisuseError, match=r"other files \(thesis.tex\)"):
+        make(tmp_path / "g")
+    assert [path.name for path in (tmp_path / "g").iterdir()] == ["thesis.tex"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "f").iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["header", "rows", "journal"])
+@pytest.mark.parametrize("how", ["cut", "flipped", "empty"])
+def test_damaged_files_are_refused_with_their_name(name, how, tmp_path):
+    buffer = make(tmp_path / "f")
+    fill([buffer], CountingEnvs(3), steps=4)
+    buffer.close()
+    path = tmp_path / "f" / name
+    content = bytearray(path.read_bytes())
+    if how == "flipped":
+        if name == "rows":
+            return  # content of rows is not looked at
+        begin = 40 if name == "header" else 0
+        content[begin : begin + 300] = bytes(255 - byte for byte in content[begin : begin + 300])
+    path.write_bytes(b"" if how == "empty" else content[:-1] if how == "cut" else content)
+    if (name, how) == ("journal", "flipped"):  # as after a power loss: `durable` is believed
+        assert make(tmp_path / "f").num_added == 12
+        return
+    with pytest.raises(CheckpointError, match="f"):
+        make(tmp_path / "f")
+    if name == "journal":
+        return
+    with pytest.raises(CheckpointError):
+        make(tmp_path / "f", read_only=True)
+
+
+def test_counts_and_logged_rows_that_cannot_be_are_refused(tmp_path):
+    buffer = make(tmp_path / "f")
+    fill([buffer], CountingEnvs(3), steps=4)
+    folder = buffer._folder
+    for change in ("total", "sequence", "where", "codes"):
+        words, states = folder._words.copy(), folder.states.copy()
+        where, codes = folder._where.copy(), folder._codes.copy()
+        if change == "total":
+            folder.states[:, states[0, 13]] = 2**62
+        elif change == "sequence":
+            folder._words[0] += 5
+        else:
+            folder._words[0] += 1
+            folder.states[:] = buffer._state
+            getattr(folder, f"_{change}")[:] = 10**6
+        shutil.copytree(tmp_path / "f", tmp_path / change, ignore=shutil.ignore_patterns("*.part"))
+        folder._words[:], folder.states[:] = words, states
+        folder._where[:], folder._codes[:] = where, codes
+        with pytest.raises(CheckpointError, match="damaged"):
+            make(tmp_path / change)
+
+
+def test_a_disk_that_is_full_is_found_before_anything_is_made(tmp_path, monkeypatch):
+    disk = os.statvfs(tmp_path)
+    rows = 2 * disk.f_bavail * disk.f_frsize // (8 * 2**20)
+    space = Box(-1, 1, (2**20,))
+    with pytest.raises(BufferMemoryError, match=r"the disk has only .* left; a capacity of about"):
+        SharedReplayBuffer(rows, space, ACTIONS, storage="memmap", folder=tmp_path / "f")
+    assert os.listdir(tmp_path / "f") == ["lock"]
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.os, "posix_fallocate", refuse)
+        with pytest.raises(BufferMemoryError, match="No space left"):
+            make(tmp_path / "f")
+    assert os.listdir(tmp_path / "f") == ["lock"]
+    make(tmp_path / "f")
+
+
+def test_an_add_that_the_disk_refuses_changes_nothing(tmp_path, monkeypatch):
+    envs, model = CountingEnvs(3), ListModel(7, 3, per_env=False)
+    buffer = make(tmp_path / "f")
+    real, left = os.pwrite, [0]
+
+    def limited(number, rows, position):
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = min(left[0], len(rows))
+        left[0] -= count
+        return real(number, rows[:count], position)
+
+    fill([buffer], envs, model)
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.os, "pwrite", limited)
+        for size in (0, 13):  # places without rows: even a part that is written does no harm
+            left[0] = size
+            before = buffer._state.copy()
+            with pytest.raises(OSError, match="No space"):
+                buffer.add(**columns_of(CountingEnvs(3).random_steps(range(3))))
+            assert (buffer._state == before).all()
+            check(buffer, model)
+    fill([buffer], envs, model, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.os, "pwrite", limited)
+        left[0] = 0
+        with pytest.raises(OSError, match="No space"):
+            buffer.add(**columns_of(CountingEnvs(3).random_steps(range(3))))
+        check(buffer, model)
+        left[0] = 13  # the oldest row is spoilt
+        made = envs.random_steps(range(3))
+        with pytest.raises(OSError, match="wait in the journal"):
+            buffer.add(**columns_of(made))
+        with pytest.raises(OSError, match="No space"):
+            buffer.sample(4)
+        left[0] = 10**6
+        model.add(made)
+        check(buffer, model)
+    fill([buffer], envs, model)
+    check(buffer, model)
+
+
+def test_states_lead_to_the_folder(tmp_path):
+    envs = CountingEnvs(3)
+    buffer, memory = make(tmp_path / "f", capacity=20), make(None, capacity=20)
+    fill([buffer, memory], envs, steps=9)
+    buffer.sample(4), memory.sample(4)
+    state = buffer.state_dict()
+    assert "rows" not in state
+    buffer.close()
+    other = make(tmp_path / "f", capacity=20)
+    other.load_state_dict(state)
+    fill([other, memory], envs, steps=5)  # in the same episodes
+    assert_same(other.sample(50), memory.sample(50))
+    with pytest.raises(BufferMisuseError, match="not copied"):
+        __import__("copy").deepcopy(other)
+    other.load_state_dict(state)  # older than the folder: rows that were added since stay
+    memory.cut_episodes()
+    assert other.num_added == memory.num_added
+    other.save(tmp_path / "small")
+    assert (tmp_path / "small").stat().st_size < 10_000
+    other.load(tmp_path / "small")
+
+
+def test_arguments_that_do_not_go_together(tmp_path):
+    for options, text in (
+        ({"storage": "disk"}, "'memory' or 'memmap'"),
+        ({"folder": tmp_path}, "need storage='memmap'"),
+        ({"storage": "memmap"}, "needs folder"),
+        ({"storage": "memmap", "folder": tmp_path / "f", "staged": True}, "staged"),
+        ({"storage": "memmap", "folder": tmp_path / "f", "store_next": False}, "store_next=True"),
+    ):
+        with pytest.raises(BufferMisuseError, match=text):
+            SharedReplayBuffer(7, OBS, ACTIONS, num_envs=2, **options)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OSError):
+        make(tmp_path / "file")

@@ -1,0 +1,331 @@
+"""Frames of stacked observations that are stored once; `fuzz.frames` tries what is not listed."""
+
+import copy
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from fuzz.frames import compare
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import FrameStackObservation, TransformObservation
+
+import vecenv
+import vecenv.wrappers
+from buffers import (
+    BufferMisuseError,
+    FrameStack,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+    TransitionWriter,
+)
+
+ACTIONS = spaces.Discrete(2)
+STACKS = spaces.Box(0, 255, (4, 2, 3), np.uint8)
+NOTHING = np.zeros(2, bool)
+
+
+class Pictures(gym.Env):
+    """Every frame is another; episodes end after 3, 4, 5 ... steps, one way or the other."""
+
+    observation_space = spaces.Box(0, 255, (2, 3), np.uint8)
+    action_space = ACTIONS
+
+    def __init__(self, name):
+        self.name, self.made, self.episode = name, 0, 0
+
+    def picture(self):
+        self.made += 1
+        return np.array([[self.name, self.made % 256, self.made // 256], [0, 1, 2]], np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 3 + self.episode % 5
+        self.episode += 1
+        return self.picture(), {}
+
+    def step(self, action):
+        self.left -= 1
+        is_over, is_odd = self.left == 0, self.episode % 2 == 1
+        return self.picture(), 1.0, is_over and is_odd, is_over and not is_odd, {}
+
+
+def stacked(name, number=4, padding="reset"):
+    return FrameStackObservation(Pictures(name), number, padding_type=padding)
+
+
+def channels_last(name):
+    env = stacked(name)
+    space = spaces.Box(0, 255, (2, 3, 4), np.uint8)
+    return TransformObservation(env, lambda obs: np.moveaxis(obs, 0, -1), space)
+
+
+def made(stack=4, capacity=50, space=STACKS, kind=SharedReplayBuffer, **options):
+    return kind(capacity, space, ACTIONS, num_envs=2, seed=0, frame_stack=stack, **options)
+
+
+def stacks_from(t, number=4):
+    """Stacks of two envs whose newest frame is number t."""
+    frames = [np.full((2, 2, 3), t - number + 1 + k, np.uint8) for k in range(number)]
+    return np.stack(frames, 1)
+
+
+def step(t, **changes):
+    columns = {
+        "obs": stacks_from(t), "next_obs": stacks_from(t + 1), "actions": np.zeros(2, np.int64),
+        "rewards": np.ones(2), "terminations": NOTHING, "truncations": NOTHING,
+    }  # fmt: skip
+    return {**columns, **changes}
+
+
+def bytes_of(buffer):
+    state = buffer.state_dict()
+    return {name: v.numpy().tobytes() for name, v in state.items() if hasattr(v, "numpy")}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.value)
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        (stacked, {"n_step": 3, "gamma": 0.9}),
+        (channels_last, {"store_next": False, "track_env": True}),
+    ],
+)
+def test_stacks_of_running_envs_are_those_that_were_returned(mode, env, options):
+    """Also those that episodes ended with, in each way."""
+    makers = [functools.partial(env, name) for name in range(3)]
+    envs = gym.vector.SyncVectorEnv(makers, autoreset_mode=mode)
+    space, rows = envs.single_observation_space, (40, envs.single_observation_space, ACTIONS)
+    pair = [
+        PrioritizedReplayBuffer(*rows, num_envs=3, seed=1, **{"frame_stack": stack, **options})
+        for stack in (FrameStack.of(envs), None)
+    ]
+    writers = [TransitionWriter(envs, buffer) for buffer in pair]
+    obs, _ = envs.reset(seed=0)
+    for writer in writers:
+        writer.reset(obs)
+    for _ in range(60):
+        actions = envs.action_space.sample()
+        result = _, _, terminations, truncations, _ = envs.step(actions)
+        for writer in writers:
+            writer.step(actions, *result)
+        over = terminations | truncations
+        if mode is AutoresetMode.DISABLED and over.any():
+            obs, _ = envs.reset(options={"reset_mask": over})
+            for writer in writers:
+                writer.reset(obs, over)
+        compare(*(buffer.sample(8) for buffer in pair))
+    compare(*(buffer.get(buffer.order()) for buffer in pair))
+    assert pair[0].get(pair[0].order()).obs.shape == (40, *space.shape)
+
+
+@pytest.mark.parametrize("padding", ["reset", "zero"])
+def test_frames_alone_give_the_stacks_of_the_wrapper(padding):
+    plain = gym.vector.SyncVectorEnv([functools.partial(Pictures, name) for name in range(2)])
+    envs = gym.vector.SyncVectorEnv(
+        [functools.partial(stacked, name, 3, padding) for name in range(2)]
+    )
+    space = envs.single_observation_space
+    by_frames = made(FrameStack(3, axis=0, padding=padding), 25, space)
+    by_stacks = made(None, 25, space)
+    for source, buffer in ((plain, by_frames), (envs, by_stacks)):
+        writer = TransitionWriter(source, buffer)
+        writer.reset(source.reset(seed=0)[0])
+        for _ in range(40):
+            actions = np.zeros(2, np.int64)
+            writer.step(actions, *source.step(actions))
+    compare(*(buffer.get(buffer.order()) for buffer in (by_frames, by_stacks)))
+
+
+def test_the_stacks_of_wrappers_are_read():
+    makers, expected = [functools.partial(stacked, 1, 3, "zero")] * 2, FrameStack(3, padding="zero")
+    plain = [functools.partial(Pictures, 1)] * 2
+    for envs in (
+        stacked(1, 3, "zero"),
+        gym.vector.SyncVectorEnv(makers),
+        vecenv.make_vec(makers, backend="sync"),
+        vecenv.wrappers.FrameStack(vecenv.make_vec(plain, backend="sync"), 3, "zero"),
+    ):
+        assert FrameStack.of(envs) == expected
+        envs.close()
+    wrapper = functools.partial(FrameStackObservation, stack_size=3, padding_type="zero")
+    envs = vecenv.make_vec("CartPole-v1", 2, backend="async", wrappers=[wrapper])
+    assert FrameStack.of(envs) == expected  # by the specs of the envs in workers
+    envs.close()
+
+
+def test_a_million_transitions_of_atari_take_7_and_a_half_gigabytes():
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    asked = (space, spaces.Discrete(6))
+    million = SharedReplayBuffer.nbytes_for(1_000_000, *asked, num_envs=8, frame_stack=4)
+    assert 7.056e9 < million <= 7.5e9
+    small = SharedReplayBuffer(1000, *asked, num_envs=8, frame_stack=4)
+    asked_for = SharedReplayBuffer.nbytes_for(1000, *asked, num_envs=8, frame_stack=4)
+    assert abs(small.nbytes - asked_for) < 1000
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_many_short_episodes_make_room_for_their_frames(staged):
+    once, twin = (made(stack, 100, staged=staged) for stack in (4, None))
+    before = once.memory()["frames"]
+    for t in range(120):
+        columns = step(5 * (t % 40) + 4, truncations=~NOTHING)
+        for buffer in (once, twin):
+            buffer.add(**columns)
+    compare(once.sample(64), twin.sample(64))
+    grown = once.memory()["frames"]
+    assert grown > before
+    for t in range(200, 250):  # one long episode: what was free is taken again
+        once.add(**step(t))
+    assert once.memory()["frames"] == grown
+    once.reserve_final_obs(10_000)
+    assert once.memory()["frames"] > grown
+    assert len(once.get(once.order())) == 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"obs": stacks_from(8)}, r"row 0, env 0: frame 0 of obs is not that of the next_obs"),
+        ({"next_obs": stacks_from(9)}, r"row 0, env 0: frame 0 of next_obs is not frame 1 of obs"),
+        ({"next_obs": stacks_from(8)[:, ::-1]}, r"frame 0 of next_obs is not frame 1 of obs"),
+        ({"obs": stacks_from(7)[:, :3]}, r"\(2, 3, 2, 3\), expected \(2, 4, 2, 3\), stacks of 4"),
+        ({"obs": stacks_from(7)[..., None]}, r"expected \(2, 4, 2, 3\), stacks of 4"),
+        ({"obs": stacks_from(7)[:, -1]}, "next_obs has stacks, but obs the newest frames alone"),
+        ({"obs": stacks_from(7) * 1.0}, "dtype float64, expected uint8"),
+    ],
+)
+@pytest.mark.parametrize("staged", [False, True])
+def test_what_is_no_stack_or_not_the_next_is_refused_and_changes_nothing(changes, message, staged):
+    buffer = made(staged=staged)
+    for t in range(4, 7):
+        buffer.add(**step(t))
+    before = bytes_of(buffer)
+    with pytest.raises(BufferMisuseError, match=message):
+        buffer.add(**step(7, **changes))
+    assert bytes_of(buffer) == before
+    buffer.add(**step(7))
+
+
+def test_the_second_row_of_an_env_in_one_add_is_compared_with_the_first():
+    buffer, parts = made(), [step(t) for t in (4, 5)]
+    both = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    wrong = copy.deepcopy(both)
+    wrong["obs"][3, 1] += 1
+    with pytest.raises(BufferMisuseError, match="row 3, env 1: frame 1 of obs"):
+        buffer.add(**wrong)
+    assert len(buffer) == 0
+    buffer.add(**both)
+
+
+def test_episodes_that_were_cut_may_go_on_elsewhere():
+    buffer = made()
+    buffer.add(**step(10))
+    with pytest.raises(BufferMisuseError, match="row 1, env 1"):
+        buffer.cut_episodes([0])
+        buffer.add(**step(20))
+    buffer.cut_episodes()
+    buffer.add(**step(20))
+    assert len(buffer) == 4
+
+
+def test_the_check_can_be_left_out():
+    buffer = made(FrameStack(4, is_checked=False))
+    buffer.add(**step(10))
+    buffer.add(**step(20))
+    assert (buffer.get([2]).next_obs[0, :, 0, 0] == np.array([9, 10, 11, 21])).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "stack", "message"),
+    [
+        ((5, 2, 3), 4, r"shape \(5, 2, 3\), and 0 axes of length 4, expected one"),
+        ((4, 2, 4), 4, "2 axes of length 4, expected one"),
+        ((4, 2, 3), FrameStack(4, axis=3), "axis is 3, expected one of obs"),
+        ((4, 2, 3), FrameStack(3, axis=0), "has length 4, expected 3 frames, or a multiple"),
+        ((4, 2, 3), 0, "frame_stack must be a positive integer"),
+        ((4, 2, 3), "4", "frame_stack must be a positive integer"),
+        ((4, 2, 3), FrameStack(4, padding="first"), "padding is 'first', expected"),
+        ((4, 0), 4, "expected frames with something in them"),
+    ],
+)
+def test_constructors_refuse(shape, stack, message):
+    with pytest.raises(BufferMisuseError, match=message):
+        made(stack, space=spaces.Box(0, 255, shape, np.uint8))
+
+
+def test_other_spaces_and_unknown_envs_are_refused():
+    with pytest.raises(BufferMisuseError, match="needs a Box of stacked frames"):
+        made(4, space=spaces.Dict(a=STACKS))
+    with pytest.raises(BufferMisuseError, match="frame_stack need num_envs"):
+        SharedReplayBuffer(9, STACKS, ACTIONS, frame_stack=4)
+    with pytest.raises(BufferMisuseError, match="have no wrapper that tells it"):
+        FrameStack.of(gym.vector.SyncVectorEnv([functools.partial(Pictures, 1)]))
+    envs = gym.vector.SyncVectorEnv(
+        [functools.partial(stacked, 1), functools.partial(stacked, 1, 4, "zero")]
+    )
+    with pytest.raises(BufferMisuseError, match="its environments differ in it"):
+        FrameStack.of(envs)
+
+
+def test_a_stack_of_more_frames_than_the_buffer_has_rows():
+    once, twin = (made(stack, 2) for stack in (4, None))
+    for t in range(9):
+        for buffer in (once, twin):
+            buffer.add(**step(t + 4))
+    compare(once.sample(8), twin.sample(8))
+
+
+def test_states_of_other_settings_are_refused(tmp_path):
+    buffer = made()
+    buffer.add(**step(4))
+    buffer.save(tmp_path / "frames")
+    others = [
+        (made(None), "frame_stack is 4, expected None"),
+        (made(FrameStack(2, axis=0)), "frame_stack is 4, expected 2"),
+        (made(FrameStack(2, axis=1)), "frame_stack is 4, expected 2"),
+        (made(staged=True), "generator of another device|frame_bytes is"),
+    ]
+    for other, message in others:
+        with pytest.raises(BufferMisuseError, match=message):
+            other.load(tmp_path / "frames")
+        assert len(other) == 0
+    made(store_next=False).load(tmp_path / "frames")  # which makes no difference here
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s["rows"][0, :4].fill_(99), "rows of frames that are not among its"),
+        (lambda s: s["rows"][0, 16:20].copy_(s["rows"][0, :4]), "first and last frame are the"),
+        (lambda s: s["heads"][0, :1].fill_(-1), "newest stacks of frames that cannot be"),
+        (lambda s: s["heads"].fill_(99), "newest stacks of frames that cannot be"),
+        (lambda s: s.update(frames=s["frames"][:2]), "not among its 2"),
+    ],
+)
+def test_a_state_that_contradicts_itself_is_refused(change, message):
+    buffer = made()
+    buffer.add(**step(4))
+    state, before = buffer.state_dict(), bytes_of(buffer)
+    change(state)
+    with pytest.raises(BufferMisuseError, match=message):
+        buffer.load_state_dict(state)
+    assert bytes_of(buffer) == before
+
+
+def test_adds_that_find_no_memory_change_nothing(monkeypatch):
+    from buffers.core import memory
+
+    buffer = made(capacity=4)
+    buffer.add(**step(4))
+    before = bytes_of(buffer)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 0)
+    many = {name: np.concatenate([np.asarray(c)] * 90) for name, c in step(5).items()}
+    many["truncations"][:] = True
+    with pytest.raises(MemoryError, match="further frames"):
+        buffer.cut_episodes()
+        buffer.add(**many)
+    monkeypatch.undo()
+    buffer.load_state_dict(buffer.state_dict())
+    assert {**bytes_of(buffer), "heads": 0, "state": 0} == {**before, "heads": 0, "state": 0}

@@ -1,0 +1,320 @@
+"""Random operations on a buffer that stores frames once, and on its twin that stores stacks.
+
+Both have the same seed and are given the same transitions; every batch must have the same bytes.
+Frames are few and often equal, episodes short, and adds sometimes larger than the buffer. After
+each operation the slots of frames are counted anew: none may be lost, or free while it is in use.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from buffers import (
+    BufferMisuseError,
+    FrameStack,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+)
+
+UNIT = "operations"
+OPERATIONS_PER_CASE = 300
+CLASSES = (SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer)
+# Shape of a frame, axis of the stack, and whether it is the frame's own axis, only longer.
+SHAPES = (
+    ((3, 2), 0, False),
+    ((3, 2), 2, False),
+    ((3, 2), 1, False),
+    ((2, 3, 2), 0, True),
+    ((2, 2, 3), 2, True),
+    ((2, 3, 2), 1, True),
+    ((5,), 0, False),
+    ((), 0, False),
+)
+DTYPES = (np.uint8, np.uint8, np.float32, np.int64, np.bool_)
+ACTIONS = Discrete(4)
+COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations", "discounts")
+
+
+def run_case(number, count=OPERATIONS_PER_CASE):
+    """Try `count` operations; raise if the two buffers ever differ."""
+    case = Case(number)
+    with case.folder:
+        for place in range(count):
+            name = case.rng.choice(case.names, p=case.weights)
+            try:
+                getattr(case, name)()
+                case.check()
+            except BaseException as error:
+                error.add_note(f"operation {place}, {name}, of case {number}: {case.told}")
+                raise
+    return count
+
+
+class Stream:
+    """One environment: its newest stack, whose frames are often equal."""
+
+    def __init__(self, case):
+        self.case = case
+        self.reset()
+
+    def frame(self, before=None):
+        rng, case = self.case.rng, self.case
+        if before is not None and rng.random() < 0.2:
+            return before
+        values = rng.integers(0, 3 if rng.random() < 0.5 else 256, case.frame)
+        if case.dtype == np.float32 and rng.random() < 0.1:
+            return np.full(case.frame, np.nan, np.float32)
+        return values.astype(case.dtype)
+
+    def reset(self):
+        case, number = self.case, self.case.number
+        newest = self.frame()
+        self.is_padded = case.rng.random() < 0.7  # as the buffer does when it is given frames only
+        if self.is_padded:
+            first = newest if case.stack.padding == "reset" else np.zeros_like(newest)
+            self.frames = [first] * (number - 1) + [newest]
+        else:
+            self.frames = [self.frame() for _ in range(number)]
+        self.is_new = True
+
+    def step(self, over):
+        obs = np.stack(self.frames)
+        self.frames = [*self.frames[1:], self.frame(self.frames[-1])]
+        row = obs, np.stack(self.frames), self.is_new and not self.is_padded
+        self.is_new = False
+        if over:
+            self.reset()
+        return row
+
+
+class Case:
+    """A pair of buffers, and what is done to both."""
+
+    names = (
+        "add_steps", "add_rows", "add_valid", "cut", "draw", "draw_into", "give_priorities",
+        "get_all", "save_and_load", "load_state", "copy", "go_back", "refuse",
+    )  # fmt: skip
+    weights = np.array([20, 20, 8, 5, 20, 6, 6, 4, 2, 2, 2, 2, 3]) / 100
+
+    def __init__(self, seed):
+        self.rng = rng = np.random.default_rng(seed)
+        self.kind = CLASSES[rng.integers(len(CLASSES))]
+        self.number = number = int(rng.integers(1, 6))
+        self.frame, self.axis, self.is_merged = SHAPES[rng.integers(len(SHAPES))]
+        self.dtype = np.dtype(DTYPES[rng.integers(len(DTYPES))])
+        padding = "reset" if rng.random() < 0.6 else "zero"
+        self.stack = FrameStack(number, self.axis, padding, bool(rng.random() < 0.7))
+        self.num_envs = int(rng.integers(1, 5))
+        n_step = int(rng.integers(1, 5)) if rng.random() < 0.5 else 1
+        options = {"num_envs": self.num_envs, "seed": seed, "staged": bool(rng.random() < 0.2)}
+        options |= {"n_step": n_step, "gamma": 0.9 if n_step > 1 or rng.random() < 0.3 else None}
+        options |= {"track_env": bool(rng.random() < 0.3)}
+        if rng.random() < 0.3:
+            options["extra_columns"] = {"costs": Box(-9, 9, (2,))}
+        self.extras = options.get("extra_columns", {})
+        self.capacity = int(rng.choice([1, 2, 5, 17, 40]))
+        low = np.zeros(self.join(np.zeros((1, number, *self.frame))).shape[1:], self.dtype)
+        space = Box(low, np.ones_like(low), dtype=self.dtype.type)
+        store_next = bool(rng.random() < 0.5)
+        self.told = f"{self.kind.__name__}, {space}, {self.stack}, {store_next=}, {options}"
+        made = self.capacity, space, ACTIONS
+        self.once = self.kind(*made, frame_stack=self.stack, store_next=store_next, **options)
+        self.twin = self.kind(*made, **options)
+        self.streams = [Stream(self) for _ in range(self.num_envs)]
+        memory = Path("/dev/shm")  # files are synchronised, which takes long on a disk
+        self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
+        self.saved = None
+
+    def join(self, stacks):
+        """Frames (K, F, *frame) as observations."""
+        axis = self.axis + 1
+        stacks = np.moveaxis(stacks, 1, axis)
+        if self.is_merged:
+            length = stacks.shape[axis] * stacks.shape[axis + 1]
+            stacks = stacks.reshape((*stacks.shape[:axis], length, *stacks.shape[axis + 2 :]))
+        return stacks if self.rng.random() < 0.5 else np.ascontiguousarray(stacks)
+
+    def both(self, method, *arguments, **columns):
+        return [getattr(b, method)(*arguments, **columns) for b in (self.once, self.twin)]
+
+    # ---- operations
+
+    def add_steps(self):
+        count = int(self.rng.choice([1, 1, 1, 2, 5]))
+        self.add(np.tile(np.arange(self.num_envs), count), has_ids=False)
+
+    def add_rows(self):
+        largest = 3 * self.capacity + 3 if self.rng.random() < 0.1 else 6
+        self.add(self.rng.integers(self.num_envs, size=self.rng.integers(largest + 1)))
+
+    def add_valid(self):
+        ids = self.rng.integers(self.num_envs, size=8)
+        self.add(ids, valid=self.rng.random(8) < 0.7)
+
+    def add(self, ids, *, has_ids=True, valid=None):
+        columns, alone = self.columns(ids, valid)
+        others = {"env_ids": ids} if has_ids else {}
+        others |= {} if valid is None else {"valid": valid}
+        self.twin.add(**columns, **others)
+        self.once.add(**{**columns, **alone}, **others)
+
+    def columns(self, ids, valid=None):
+        """A step of each env; and what may be given instead of stacks: frames."""
+        rng, count = self.rng, len(ids)
+        flags = rng.random((2, count)) < rng.choice([0.0, 0.05, 0.4])
+        obs = np.zeros((2, count, self.number, *self.frame), self.dtype)
+        is_whole = False
+        for i, env in enumerate(ids.tolist()):
+            stream = self.streams[env]
+            if valid is not None and not valid[i]:
+                stream.reset()  # the agent was dead
+                continue
+            *obs[:, i], is_odd = stream.step(flags[:, i].any())
+            is_whole |= is_odd
+        columns = {
+            "obs": self.join(obs[0]),
+            "next_obs": self.join(obs[1]),
+            "actions": rng.integers(4, size=count),
+            "rewards": rng.normal(size=count).astype(np.float32),
+            "terminations": flags[0],
+            "truncations": flags[1],
+        }
+        columns |= {name: rng.normal(size=(count, 2)) for name in self.extras}
+        newest = {"obs": obs[0, :, -1], "next_obs": obs[1, :, -1]}
+        if not is_whole and rng.random() < 0.4:
+            return columns, newest
+        return columns, {"next_obs": newest["next_obs"]} if rng.random() < 0.2 else {}
+
+    def cut(self):
+        ids = np.flatnonzero(self.rng.random(self.num_envs) < 0.6)
+        self.both("cut_episodes", ids)
+        for env in ids.tolist():
+            self.streams[env].reset()
+
+    def draw(self):
+        if len(self.twin):
+            size = int(self.rng.integers(1, 9))
+            replace = self.kind is PrioritizedReplayBuffer or self.rng.random() < 0.8
+            size = size if replace else min(size, len(self.twin))
+            options = {} if self.kind is PrioritizedReplayBuffer else {"replace": replace}
+            compare(*self.both("sample", size, **options))
+
+    def draw_into(self):
+        if len(self.twin):
+            outs = self.both("new_batch", 5)
+            for _ in range(2):
+                drawn = [b.sample(5, o) for b, o in zip((self.once, self.twin), outs, strict=True)]
+                compare(*drawn)
+            compare(*(pickle.loads(pickle.dumps(batch)) for batch in drawn))
+
+    def give_priorities(self):
+        if self.kind is PrioritizedReplayBuffer and len(self.twin):
+            rows = self.rng.choice(self.twin.order().numpy(), 4)
+            self.both("update_priorities", np.unique(rows), self.rng.random(len(np.unique(rows))))
+
+    def get_all(self):
+        if len(self.twin):
+            compare(*(buffer.get(buffer.order()) for buffer in (self.once, self.twin)))
+
+    def save_and_load(self):
+        for name in ("once", "twin"):
+            path, buffer = Path(self.folder.name, name), getattr(self, name)
+            buffer.save(path)
+            if self.rng.random() < 0.5:
+                setattr(self, name, self.fresh(buffer))
+            getattr(self, name).load(path)
+
+    def load_state(self):
+        for name in ("once", "twin"):
+            buffer = getattr(self, name)
+            setattr(self, name, self.fresh(buffer))
+            getattr(self, name).load_state_dict(buffer.state_dict())
+
+    def fresh(self, buffer):
+        maker, arguments, options = buffer._made_by
+        return maker(*arguments, **options)
+
+    def copy(self):
+        for name in ("once", "twin"):
+            buffer = getattr(self, name)
+            if self.rng.random() < 0.5:
+                setattr(self, name, copy.deepcopy(buffer))
+            else:
+                setattr(self, name, pickle.loads(pickle.dumps(buffer)))
+
+    def go_back(self):
+        """Load what was held earlier, and go on from there or with newly reset envs."""
+        now = self.both("state_dict"), [copy.copy(vars(stream)) for stream in self.streams]
+        if self.saved is not None:
+            states, streams = self.saved
+            for buffer, state in zip((self.once, self.twin), states, strict=True):
+                buffer.load_state_dict(state)
+            if self.rng.random() < 0.5:
+                self.both("cut_episodes")
+                for stream in self.streams:
+                    stream.reset()
+            else:
+                for stream, old in zip(self.streams, streams, strict=True):
+                    vars(stream).update(old)
+        self.saved = now if self.saved is None or self.rng.random() < 0.5 else self.saved
+
+    def refuse(self):
+        """What is no stack, or not the next one, changes nothing."""
+        before = [copy.copy(vars(stream)) for stream in self.streams]
+        ids = self.rng.integers(self.num_envs, size=4)
+        columns, _ = self.columns(ids)
+        for stream, old in zip(self.streams, before, strict=True):
+            vars(stream).update(old)
+        name, row = ("obs", "next_obs")[self.rng.integers(2)], int(self.rng.integers(4))
+        if self.stack.is_checked and self.number > 1 and self.rng.random() < 0.7:
+            place = int(self.rng.integers(1, self.number)) - (name == "next_obs")
+            # In place: a view of the one frame of one row.
+            changed = np.array(columns[name])
+            axis = self.axis
+            length = changed.shape[1 + axis] // self.number
+            part = [slice(None)] * (changed.ndim - 1)
+            part[axis] = slice(place * length, (place + 1) * length)
+            frame = changed[row][tuple(part)]
+            frame[...] = frame == 0
+            columns[name] = changed
+        else:
+            columns[name] = columns[name][..., None]
+        try:
+            self.once.add(**columns, env_ids=ids)
+        except BufferMisuseError:
+            return
+        raise AssertionError(f"{name} of row {row} was taken")
+
+    # ---- checks
+
+    def check(self):
+        assert len(self.once) == len(self.twin)
+        assert self.once.num_added == self.twin.num_added
+        storage = self.once._storage
+        frames = storage.frames
+        windows, _ = storage.live_windows()
+        held = np.bincount(windows.reshape(-1), minlength=len(frames._counts))
+        held += np.bincount(frames.heads[frames.heads >= 0], minlength=len(held))
+        assert (held == frames._counts).all()
+        free = frames._free[: frames._numbers[0]]
+        assert sorted(free.tolist()) == np.flatnonzero(held == 0).tolist()
+
+
+def compare(once, twin):
+    """Raise unless two batches have the same bytes."""
+    for name in (*COLUMNS, "indices", "env_ids", "weights"):
+        left, right = getattr(once, name), getattr(twin, name)
+        assert (left is None) == (right is None), name
+        if left is not None:
+            left, right = left.numpy(), right.numpy()
+            assert left.dtype == right.dtype and left.shape == right.shape, name
+            assert left.tobytes() == right.tobytes(), name
+    for name, column in twin.extras.items():
+        assert once.extras[name].numpy().tobytes() == column.numpy().tobytes(), name

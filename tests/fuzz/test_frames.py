@@ -1,0 +1,23 @@
+"""What `make fuzz` finds in frames that are stored once."""
+
+import pytest
+from fuzz import frames
+
+from buffers import BufferMisuseError
+from buffers.replay.frames import Frames
+
+
+@pytest.mark.slow
+def test_a_few_cases_of_frames():
+    assert sum(frames.run_case(number, 100) for number in range(10)) == 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["cut", "check", "recount"], ids=["heads kept", "nothing refused", "not counted"]
+)
+def test_what_is_left_out_is_found(name, monkeypatch):
+    monkeypatch.setattr(Frames, name, lambda self, *_: None)
+    with pytest.raises((AssertionError, IndexError, BufferMisuseError)):
+        for number in range(20):
+            frames.run_case(number, 200)
