@@ -32,15 +32,19 @@ def pytest_addoption(parser):
 
 # What takes longest: begun first, so that the processes end at about the same time.
 LONGEST = (
-    "tests/buffers/core",
     "tests/cage/challenge2",
+    "tests/buffers/core",
+    "tests/cage/challenge4",
     "tests/workers/test_starting.py",
     "tests/compare",
+    "tests/agents",
     "tests/workers",
     "tests/jit",
     "tests/examples",
     "tests/buffers",
 )
+# Compiling a simulator takes minutes on a busy machine, in whichever test is first.
+COMPILING = ("tests/cage/challenge2", "tests/cage/challenge4", "tests/agents")
 
 
 def group_of(nodeid):
@@ -54,6 +58,9 @@ def pytest_collection_modifyitems(items):
         return next((k for k, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
 
     items.sort(key=place)
+    for item in items:
+        if group_of(item.nodeid).startswith(COMPILING) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.hookimpl(optionalhook=True)

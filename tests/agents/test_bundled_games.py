@@ -120,7 +120,7 @@ def test_central_states_show_the_whole_map():
 
 @pytest.mark.parametrize("name", IDS)
 def test_games_are_drawn(name):
-    envs = make(name, 1, {}, render_mode="rgb_array")
+    envs = make(name, 1, {}, render_mode="rgb_array", debug=True)
     envs.reset(seed=0)
     picture = envs.render()[0]
     assert picture.dtype == np.uint8
@@ -144,7 +144,7 @@ def test_options_that_make_no_game_are_refused(name, options, message):
 
 
 def test_saved_states_with_agents_outside_the_map_are_refused():
-    envs = make("pursuit", 2, {})
+    envs = make("pursuit", 2, {}, debug=True)
     envs.reset(seed=0)
     saved = envs.state_dict()
     saved["games"]["states"]["evader"][1, 3] = 0

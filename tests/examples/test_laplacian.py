@@ -20,6 +20,7 @@ LAYOUTS = {
     "square": "#####\n#...#\n#...#\n#...#\n#####",
     "one cell": "###\n#.#\n###",
 }
+ONE_CELL = pytest.param("one cell", marks=pytest.mark.slow)  # each layout is compiled for itself
 SMALL = {"num_updates": 3, "num_envs": 10, "num_episodes": 20, "episode_steps": 20}
 
 
@@ -65,7 +66,7 @@ def walked_matrix(rooms):
 # --------------------------------------------------------------------------- the env
 
 
-@pytest.mark.parametrize("layout", ["rooms", "one cell"])
+@pytest.mark.parametrize("layout", ["rooms", ONE_CELL])
 def test_env_walks_as_a_plain_one(layout):
     rooms = make_rooms(layout)
     envs = rooms.make_envs(7, max_episode_steps=9)
@@ -104,7 +105,7 @@ def test_episodes_begin_in_all_cells_equally_often():
 # --------------------------------------------------------------------------- what is exact
 
 
-@pytest.mark.parametrize("layout", ["rooms", "one cell"])
+@pytest.mark.parametrize("layout", ["rooms", ONE_CELL])
 def test_transition_matrix_is_that_of_the_rules(layout):
     rooms = make_rooms(layout)
     matrix = rooms.transition_matrix()
@@ -138,7 +139,7 @@ def test_offset_weights_are_those_of_the_sampler(tmp_path):
     assert ((found - expected) ** 2 / expected).sum() < 18.5  # 4 degrees of freedom, p < 0.001
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["rooms", "corridor", "square", ONE_CELL])
 def test_eigenvectors_are_those_of_the_matrix_of_pairs(layout):
     matrix = make_rooms(layout).transition_matrix()
     weights = laplacian.offset_weights(0.9, 30)

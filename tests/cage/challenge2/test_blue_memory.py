@@ -113,7 +113,11 @@ def test_forgetting_some_episodes_leaves_the_others():
     [{}, pytest.param({"green": True, "episode_length": [30, 50]}, marks=pytest.mark.slow)],
     ids=["usual", "green"],
 )
-@pytest.mark.parametrize("scenario", [cage2_scenario(), HARBOUR], ids=["cage2", "harbour"])
+@pytest.mark.parametrize(
+    "scenario",
+    [cage2_scenario(), pytest.param(HARBOUR, marks=pytest.mark.slow)],  # compiled for itself
+    ids=["cage2", "harbour"],
+)
 def test_envs_that_remember_are_the_plain_ones_beside_a_memory(scenario, options):
     options = {"red_agent": "mixed", "scenario": scenario, "autoreset_mode": "Disabled", **options}
     plain = Cage2VectorEnv(NUM_ENVS, **options)
