@@ -628,7 +628,8 @@ def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Any, Tenso
             features, _ = agent.step(obs, state, starts)
             report["values"] = agent.value(features) * agent.returns.std()
             if agent.is_discrete:
-                parts = agent.policy(features, mask).logits.softmax(-1).unbind(1)
+                policy: Any = agent.policy(features, mask)
+                parts = policy.logits.softmax(-1).unbind(1)
                 shares = [part[:, :n].numpy() for part, n in zip(parts, agent.sizes, strict=True)]
                 report["probabilities"] = shares
         actions, state = agent.act(obs, None, mask, state, starts)
