@@ -253,6 +253,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises:
             BufferMisuseError: An index or a priority does not fit; nothing was changed.
         """
+        if self._folder is not None:
+            self._folder.check_writable()
         if self._sums is not None and _is_on(indices, priorities, self.device):
             self._update_sums(indices, priorities)
             return
