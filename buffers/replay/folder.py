@@ -136,6 +136,7 @@ class RowFolder:
         sums: float64 (num_sums,), or None.
         inserted: int64 (1,), rows the tree knows of.
         is_new: Whether the folder was made just now.
+        is_restarted: Whether the machine was started again since others wrote.
         read_only: Whether this is a reader.
         log_rows: The most rows of one add.
 
@@ -169,6 +170,7 @@ class RowFolder:
         self._files: list[int] = []
         self._release = weakref.finalize(self, _close_all, self._files)
         self._is_closed, self._pid = False, os.getpid()
+        self.is_restarted = False
         self._syncing: Future[None] | None = None
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._ahead: Future[None] | None = None
@@ -411,6 +413,7 @@ class RowFolder:
 
     def _after_power_loss(self) -> np.ndarray:
         """What `durable` says is safe; places that are in doubt get copies of other rows."""
+        self.is_restarted = True
         state, horizon, words = self._read_durable()
         if horizon is not None:
             totals = state[state[at.TOTALS] :][: self._num_rings]

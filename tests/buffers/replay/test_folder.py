@@ -674,3 +674,15 @@ def test_priorities_that_were_half_restored_are_those_of_new_rows(tmp_path, monk
         patch.setattr(SumTree, "update", die)
         make(tmp_path / "f", "prioritized")
     assert make(tmp_path / "f", "prioritized").priorities[:3].min() > 1
+
+
+def test_after_a_power_loss_no_row_is_left_out_of_draws(tmp_path, monkeypatch):
+    buffer = make(tmp_path / "f", "prioritized")
+    fill([buffer], CountingEnvs(3))
+    buffer.update_priorities([1], [5.0])
+    buffer.close()
+    np.memmap(tmp_path / "f" / "priorities", np.float64, "r+")[2:] = 0.0  # never reached the disk
+    monkeypatch.setattr(folders, "_boot_words", lambda: [5, 7])
+    largest = 5.0**buffer.alpha
+    priorities = make(tmp_path / "f", "prioritized").priorities
+    torch.testing.assert_close(priorities[:4].tolist(), [1.0, largest, largest, 0.0])
