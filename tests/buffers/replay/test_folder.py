@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -597,6 +598,13 @@ def test_an_attempt_that_failed_holds_no_folder_and_no_files(tmp_path, monkeypat
 def test_one_of_many_threads_gets_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "_LEFT_TIMEOUT", 0.0)
     make(tmp_path / "f").close()
+    lock = folders.fcntl.lockf
+
+    def late(*arguments):  # so that all threads are as far as that
+        time.sleep(0.05)
+        lock(*arguments)
+
+    monkeypatch.setattr(folders.fcntl, "lockf", late)
 
     def attempt(_):
         try:
