@@ -227,9 +227,14 @@ class ReplayBuffer(SavedBuffer):
 
     @exclusive
     def _take_news(self) -> None:
-        assert self._folder is not None
-        self._folder.check_usable()
-        self._folder.refresh(self._state)
+        self._refresh_now()
+
+    def _refresh_now(self) -> None:
+        """The same in a call that is exclusive; raise if the folder was closed."""
+        if self._folder is not None:
+            self._folder.check_usable()
+            if self._folder.read_only:
+                self._folder.refresh(self._state)
 
     @exclusive
     def flush(self) -> None:
@@ -480,6 +485,7 @@ class ReplayBuffer(SavedBuffer):
     @exclusive
     def order(self) -> torch.Tensor:
         """int64 (len,) on the CPU: the rows that hold transitions, oldest first in each ring."""
+        self._refresh_now()
         return self._storage.oldest_first()
 
     def get(self, indices: Any) -> ReplayBatch:
@@ -505,10 +511,7 @@ class ReplayBuffer(SavedBuffer):
     def _get(self, rows: np.ndarray) -> ReplayBatch | None:
         """The transitions in rows int64 (B,), or None if one is out of range or holds nothing."""
         state, capacity = self._state, int(self._state[at.CAPACITY])
-        if self._folder is not None:
-            self._folder.check_usable()
-            if self._folder.read_only:
-                self._folder.refresh(state)
+        self._refresh_now()
         if rows.min() < 0 or rows.max() >= len(self._storage.rows):
             return None
         if (rows % capacity >= state[state[at.TOTALS] + rows // capacity]).any():
@@ -582,8 +585,14 @@ class ReplayBuffer(SavedBuffer):
             self._folder.check_writable()
             found = amended_integers(self._storage.layout, self._state, state.small["state"])
             # Rows added since then stay: what they have overwritten is gone. Episodes don't go on.
-            is_same = found[at.ADDED] == self._state[at.ADDED]
-            state.small["state"] = found if is_same else self._state.copy()
+            own = self._state.copy()
+            rings, envs = (
+                slice(own[place], own[place] + own[count])
+                for place, count in ((at.TOTALS, at.NUM_RINGS), (at.STOPPED, at.NUM_ENVS))
+            )
+            if (found[rings] == own[rings]).all():
+                own[envs] = found[envs]
+            state.small["state"] = own  # else as it is, as the rows are what the folder has
             return
         state.small["state"] = checked_integers(self._storage, state)
 

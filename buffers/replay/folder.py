@@ -30,6 +30,8 @@ import contextlib
 import errno
 import mmap
 import os
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -70,6 +72,13 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _LEFT_TIMEOUT = 1.0  # seconds in which a thread lets go of a buffer that nobody has
 _written: weakref.WeakValueDictionary[tuple[int, int], RowFolder] = weakref.WeakValueDictionary()
+_locking = threading.RLock()  # files are locked by processes, which keeps no threads apart
+if hasattr(os, "register_at_fork"):  # no child begins with it held by a thread it does not have
+    os.register_at_fork(
+        before=_locking.acquire, after_in_parent=_locking.release, after_in_child=_locking.release
+    )
+# Python has it from 3.13 on. A private mapping is else refused if it is larger than memory.
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 class Place(NamedTuple):
@@ -95,14 +104,16 @@ def plan_place(
         return None
     if fcntl is None or not hasattr(os, "pwrite") or not hasattr(os, "posix_fallocate"):
         raise BufferMisuseError("storage='memmap' needs a system with mapped files as Linux has")
-    if not isinstance(folder, str | os.PathLike):
+    path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
         raise BufferMisuseError(f"storage='memmap' needs folder, a path; it is {folder!r:.99}")
     if device.type != "cpu" or staged:
         raise BufferMisuseError(
             f"storage='memmap' makes batches on the CPU, but device is {device}"
             f"{' and staged' if staged else ''}; use device='cpu' and move batches with .to()"
         )
-    return Place(Path(folder), bool(read_only))
+    # The thread that synchronises finds it also after the program has changed its directory.
+    return Place(Path(os.path.abspath(path)), bool(read_only))
 
 
 class RowFolder:
@@ -125,6 +136,7 @@ class RowFolder:
         sums: float64 (num_sums,), or None.
         inserted: int64 (1,), rows the tree knows of.
         is_new: Whether the folder was made just now.
+        is_restarted: Whether the machine was started again since others wrote.
         read_only: Whether this is a reader.
         log_rows: The most rows of one add.
 
@@ -158,14 +170,23 @@ class RowFolder:
         self._files: list[int] = []
         self._release = weakref.finalize(self, _close_all, self._files)
         self._is_closed, self._pid = False, os.getpid()
+        self.is_restarted = False
         self._syncing: Future[None] | None = None
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._ahead: Future[None] | None = None
         try:
             self._open(described, state, check)
         except BaseException:
-            self._release()
+            self._let_others()  # now: who keeps the error keeps this object, too
             raise
+
+    def _let_others(self) -> None:
+        """Close the files, and let others write."""
+        with _locking:
+            for key, folder in list(_written.items()):
+                if folder is self:
+                    del _written[key]
+            self._release()
 
     def _plan_journal(self, num_state_words: int) -> None:
         parts = {
@@ -236,26 +257,30 @@ class RowFolder:
             )
 
     def _lock(self) -> None:
-        assert fcntl is not None
-        number = self._open_file("lock", os.O_RDWR | os.O_CREAT)
-        found = os.fstat(number)
-        key = found.st_dev, found.st_ino
         # A buffer that was left without `close` may be held by its thread for a moment.
         deadline = time.monotonic() + _LEFT_TIMEOUT
-        while key in _written and time.monotonic() < deadline:
+        while self._is_written_here() and time.monotonic() < deadline:
             time.sleep(0.01)
-        if key in _written:
-            self._files.remove(number)  # closing it would unlock the file for the other
-            _kept_open.append(number)
-            raise self._in_use("this process")
+        with _locking:
+            # Before it is opened, as closing it would unlock the file for the other.
+            if self._is_written_here():
+                raise self._in_use("this process")
+            number = self._open_file("lock", os.O_RDWR | os.O_CREAT)
+            assert fcntl is not None
+            try:
+                # Locks of the process and not of the open file: forked children don't hold them on.
+                fcntl.lockf(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                raise self._in_use("another process") from None
+            _written[_key(os.fstat(number))] = self
+
+    def _is_written_here(self) -> bool:
         try:
-            # Locks of the process and not of the open file: forked children don't hold them on.
-            fcntl.lockf(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            raise self._in_use("another process") from None
-        _written[key] = self
+            return _key(os.stat(self._path / "lock")) in _written
+        except FileNotFoundError:
+            return False
 
     def _in_use(self, by: str) -> BufferMisuseError:
         return BufferMisuseError(
@@ -310,7 +335,6 @@ class RowFolder:
 
     def _map(self) -> None:
         flags = os.O_RDONLY if self.read_only else os.O_RDWR
-        access = mmap.ACCESS_COPY if self.read_only else mmap.ACCESS_WRITE
         areas: dict[str, np.ndarray] = {}
         self._maps: dict[str, mmap.mmap] = {}
         for name, size in self._sizes().items():
@@ -322,8 +346,7 @@ class RowFolder:
                     f"file {str(self._path / name)!r} is damaged: it has {found} bytes, expected "
                     f"{size}; the buffer in this folder cannot be opened"
                 )
-            kind = mmap.ACCESS_READ if self.read_only and name == "journal" else access
-            area = self._maps[name] = mmap.mmap(number, size, access=kind)
+            area = self._maps[name] = self._map_file(name, number, size)
             areas[name] = np.frombuffer(area, np.uint8)
             if name == "rows":
                 self._rows_file = number
@@ -341,6 +364,14 @@ class RowFolder:
         self.states = found["states"].reshape(2, -1)
         self._where, self._befores, self._codes = (found[n] for n in ("where", "befores", "codes"))
         self._packed = found["packed"].reshape(self.log_rows, self._stride)
+
+    def _map_file(self, name: str, number: int, size: int) -> mmap.mmap:
+        if not self.read_only:
+            return mmap.mmap(number, size, access=mmap.ACCESS_WRITE)
+        if name == "journal":
+            return mmap.mmap(number, size, access=mmap.ACCESS_READ)
+        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+        return mmap.mmap(number, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
     # ---- What a crash has left
 
@@ -382,6 +413,7 @@ class RowFolder:
 
     def _after_power_loss(self) -> np.ndarray:
         """What `durable` says is safe; places that are in doubt get copies of other rows."""
+        self.is_restarted = True
         state, horizon, words = self._read_durable()
         if horizon is not None:
             totals = state[state[at.TOTALS] :][: self._num_rings]
@@ -624,10 +656,7 @@ class RowFolder:
         self._is_closed = True
         for thread in self._threads.values():
             thread.shutdown()
-        for key, folder in list(_written.items()):
-            if folder is self:
-                del _written[key]
-        self._release()
+        self._let_others()
 
     # ---- Reading
 
@@ -692,10 +721,12 @@ class RowFolder:
     def load_ahead(self, state: np.ndarray, rows: np.ndarray, num_steps: int) -> None:
         """The same on a thread, unless that is still busy."""
         if self._ahead is None or self._ahead.done():
-            self._ahead = self._thread("ahead").submit(self.load, state, rows, num_steps)
+            with contextlib.suppress(RuntimeError):  # no threads any more: the program ends
+                self._ahead = self._thread("ahead").submit(self.load, state, rows, num_steps)
 
 
-_kept_open: list[int] = []  # see `_lock`
+def _key(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _close_all(files: list[int]) -> None:

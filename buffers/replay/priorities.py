@@ -122,6 +122,7 @@ class SumTree:
     def restore(self, values: np.ndarray) -> None:
         """Take over all values, float64 (capacity,); nothing of what the tree has is believed."""
         values = values.copy() if np.may_share_memory(values, self._tree) else values
+        self.inserted[0] = 0  # rows of a file that loses its values halfway count as new
         self._tree[:] = 0
         self.update(np.arange(self._capacity), values)
 

@@ -144,7 +144,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if not folder.is_new:
             values, limit = self._tree.leaves.copy(), largest_value(self.capacity)
             inserted = min(max(int(folder.inserted[0]), 0), self.num_added)
-            is_good = (values >= 0) & (values <= limit)  # after a power loss maybe not
+            # After a power loss maybe not; pages that were never written have zeros.
+            is_good = (values <= limit) & ((values > 0) if folder.is_restarted else (values >= 0))
             largest, alpha, beta = exponents.tolist()
             if not (1 <= largest < math.inf and 0 <= alpha < math.inf and 0 <= beta < math.inf):
                 largest, alpha, beta = 1.0, self.alpha, self.beta
@@ -253,6 +254,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises:
             BufferMisuseError: An index or a priority does not fit; nothing was changed.
         """
+        if self._folder is not None:
+            self._folder.check_writable()
         if self._sums is not None and _is_on(indices, priorities, self.device):
             self._update_sums(indices, priorities)
             return

@@ -130,16 +130,20 @@ class ReplayStorage:
         if not count:
             return
         rows, befores, envs = np.empty((3, count), np.int64)
-        place_rows(self.state, env_ids, is_over, rows, befores, envs)
+        before = self.state.copy() if self.frames is not None else None
+        try:
+            place_rows(self.state, env_ids, is_over, rows, befores, envs)
+            if self.frames is not None:
+                ids = self._keep_frames(self.frames, arrays, env_ids, is_over, rows)
+                arrays = {**arrays, "frame_ids": ids}
+        except BaseException:  # an interrupt: no row may count whose frames were not kept
+            if before is not None:
+                self.state[:] = before
+            raise
         if self.successors is not None:
             codes = self.successors.keep(arrays, rows, befores, envs)
         else:
             codes = (rows + 1).astype(np.int32)
-        if self.frames is not None:
-            arrays = {
-                **arrays,
-                "frame_ids": self._keep_frames(self.frames, arrays, env_ids, is_over, rows),
-            }
         if "env_ids" in self.layout.fields:
             arrays = {**arrays, "env_ids": envs.astype(np.int32)}
         if self.staging is not None:

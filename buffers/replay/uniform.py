@@ -191,6 +191,7 @@ class PerEnvReplayBuffer(ReplayBuffer):
     @property
     def counts(self) -> np.ndarray:
         """int64 (num_envs,), transitions held of each environment; a copy."""
+        self._refresh()
         state = self._state
         return np.minimum(state[state[at.TOTALS] :][: state[at.NUM_RINGS]], self.capacity)
 

@@ -1,8 +1,12 @@
 """Buffers whose rows are files: as those in memory, and whole after kills and full disks."""
 
 import errno
+import gc
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,12 +24,15 @@ from buffers import (
     SharedReplayBuffer,
 )
 from buffers.replay import folder as folders
+from buffers.replay import layout as at
+from buffers.replay.priorities import SumTree
 
 CLASSES = {
     "shared": SharedReplayBuffer,
     "per env": PerEnvReplayBuffer,
     "prioritized": PrioritizedReplayBuffer,
 }
+PICTURE = Box(0, 255, (1, 3), np.uint8)
 STEPS = {"n_step": 3, "gamma": 0.5, "num_envs": 3}
 
 
@@ -544,11 +551,146 @@ def test_arguments_that_do_not_go_together(tmp_path):
         ({"storage": "disk"}, "'memory' or 'memmap'"),
         ({"folder": tmp_path}, "need storage='memmap'"),
         ({"storage": "memmap"}, "needs folder"),
+        ({"storage": "memmap", "folder": ""}, "needs folder"),
+        ({"storage": "memmap", "folder": "a\0b"}, "needs folder"),
         ({"storage": "memmap", "folder": tmp_path / "f", "staged": True}, "staged"),
         ({"storage": "memmap", "folder": tmp_path / "f", "store_next": False}, "store_next=True"),
+        ({"storage": "memmap", "folder": tmp_path / "f", "frame_stack": 1}, "frame_stack needs"),
     ):
         with pytest.raises(BufferMisuseError, match=text):
-            SharedReplayBuffer(7, OBS, ACTIONS, num_envs=2, **options)
+            SharedReplayBuffer(7, PICTURE, ACTIONS, num_envs=2, **options)
+    assert not (tmp_path / "f").exists()
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(OSError):
         make(tmp_path / "file")
+
+
+def test_states_with_other_newest_rows_change_no_row(tmp_path):
+    buffer, memory = make(tmp_path / "f", capacity=20), make(None, capacity=20)
+    envs = CountingEnvs(3)
+    fill([buffer, memory], envs)
+    state = buffer.state_dict()
+    integers = state["state"].numpy()
+    integers[integers[at.LAST] :][:3] = 2**41, -5, 1
+    buffer.load_state_dict(state)
+    fill([buffer, memory], envs, steps=3)
+    assert_same(buffer.sample(50), memory.sample(50))
+
+
+def test_an_attempt_that_failed_holds_no_folder_and_no_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_LEFT_TIMEOUT", 0.0)
+    make(tmp_path / "f").close()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(BufferMisuseError, match="capacity") as kept:
+        make(tmp_path / "f", capacity=8)
+    buffer = make(tmp_path / "f")
+    assert kept.value.__traceback__ is not None  # which leads to the buffer that was refused
+    for _ in range(2):
+        with pytest.raises(BufferMisuseError, match="this process"):
+            make(tmp_path / "f")
+    buffer.close()
+    del buffer, kept
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_one_of_many_threads_gets_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_LEFT_TIMEOUT", 0.0)
+    make(tmp_path / "f").close()
+    lock = folders.fcntl.lockf
+
+    def late(*arguments):  # so that all threads are as far as that
+        time.sleep(0.05)
+        lock(*arguments)
+
+    monkeypatch.setattr(folders.fcntl, "lockf", late)
+
+    def attempt(_):
+        try:
+            return make(tmp_path / "f")
+        except BufferMisuseError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(attempt, range(4)))
+    assert sum(isinstance(buffer, SharedReplayBuffer) for buffer in found) == 1
+
+
+def test_the_folder_is_that_of_the_beginning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    buffer = make("f")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    fill([buffer], CountingEnvs(3))
+    buffer.close()
+    assert len(make(tmp_path / "f")) == 3
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_calls_after_close_are_refused(kind, tmp_path):
+    buffer = make(tmp_path / "f", kind)
+    fill([buffer], CountingEnvs(3))
+    buffer.close()
+    other = make(tmp_path / "f", kind)
+    calls = [buffer.order, buffer.state_dict, buffer.cut_episodes, lambda: buffer.get([0])]
+    calls += [lambda: buffer.sample(1), lambda: fill([buffer], CountingEnvs(3))]
+    if kind == "prioritized":
+        calls.append(lambda: buffer.update_priorities([0], [9.0]))
+    for call in calls:
+        with pytest.raises(BufferMisuseError, match="was closed"):
+            call()
+    if kind == "prioritized":
+        assert other.priorities.max() == 1
+
+
+def test_readers_count_and_order_what_was_added_since(tmp_path):
+    buffer = make(tmp_path / "f", "per env")
+    reader = make(tmp_path / "f", "per env", read_only=True)
+    fill([buffer], CountingEnvs(3))
+    assert reader.counts.tolist() == [1, 1, 1]
+    fill([buffer], CountingEnvs(3))
+    assert len(reader.order()) == 6
+
+
+def test_readers_of_folders_larger_than_memory(tmp_path, monkeypatch):
+    size = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    picture = Box(0, 255, (1 << 22,), np.uint8)
+    options = {"storage": "memmap", "folder": tmp_path / "f"}
+    # Blocks are made when they are written, so that it takes no such disk.
+    monkeypatch.setattr(folders.os, "posix_fallocate", lambda file, _, n: os.ftruncate(file, n))
+    disk = SimpleNamespace(f_bavail=2**60, f_frsize=1)
+    monkeypatch.setattr(folders.os, "statvfs", lambda _: disk)
+    buffer = SharedReplayBuffer(size >> 23, picture, ACTIONS, **options)
+    reader = SharedReplayBuffer(size >> 23, picture, ACTIONS, read_only=True, **options)
+    obs, flags = np.full((1, 1 << 22), 7, np.uint8), np.zeros(1, bool)
+    steps = {"actions": np.zeros((1, *ACTIONS.shape), ACTIONS.dtype), "rewards": np.ones(1)}
+    buffer.add(obs=obs, next_obs=obs, terminations=flags, truncations=flags, **steps)
+    assert (reader.sample(2).next_obs == 7).all()
+
+
+def test_priorities_that_were_half_restored_are_those_of_new_rows(tmp_path, monkeypatch):
+    buffer = make(tmp_path / "f", "prioritized")
+    fill([buffer], CountingEnvs(3))
+    buffer.update_priorities([1], [5.0])
+    buffer.close()
+
+    def die(*arguments):
+        raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(SumTree, "update", die)
+        make(tmp_path / "f", "prioritized")
+    assert make(tmp_path / "f", "prioritized").priorities[:3].min() > 1
+
+
+def test_after_a_power_loss_no_row_is_left_out_of_draws(tmp_path, monkeypatch):
+    buffer = make(tmp_path / "f", "prioritized")
+    fill([buffer], CountingEnvs(3))
+    buffer.update_priorities([1], [5.0])
+    buffer.close()
+    np.memmap(tmp_path / "f" / "priorities", np.float64, "r+")[2:] = 0.0  # never reached the disk
+    monkeypatch.setattr(folders, "_boot_words", lambda: [5, 7])
+    largest = 5.0**buffer.alpha
+    priorities = make(tmp_path / "f", "prioritized").priorities
+    torch.testing.assert_close(priorities[:4].tolist(), [1.0, largest, largest, 0.0])

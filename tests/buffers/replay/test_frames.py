@@ -20,6 +20,7 @@ from buffers import (
     SharedReplayBuffer,
     TransitionWriter,
 )
+from buffers.replay import frames
 
 ACTIONS = spaces.Discrete(2)
 STACKS = spaces.Box(0, 255, (4, 2, 3), np.uint8)
@@ -329,3 +330,28 @@ def test_adds_that_find_no_memory_change_nothing(monkeypatch):
     monkeypatch.undo()
     buffer.load_state_dict(buffer.state_dict())
     assert {**bytes_of(buffer), "heads": 0, "state": 0} == {**before, "heads": 0, "state": 0}
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("staged", [False, True])
+def test_an_interrupt_leaves_no_row_without_frames(staged, after, monkeypatch):
+    buffer = made(staged=staged)
+    buffer.add(**step(4))
+    keep = frames.keep_frames
+
+    def interrupted(*arguments):
+        if after:
+            keep(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(frames, "keep_frames", interrupted)
+        buffer.add(**step(5))
+    other, state = made(staged=staged), buffer.state_dict()
+    for one in (buffer, other):
+        one.load_state_dict(state)
+        one.cut_episodes()
+        one.add(**step(30))
+    assert len(buffer) == len(other) == 4
+    compare(buffer.get(buffer.order()), other.get(other.order()))
+    assert buffer.get(buffer.order()).obs[:, -1, 0, 0].tolist() == [4, 4, 30, 30]
