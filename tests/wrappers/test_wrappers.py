@@ -479,6 +479,8 @@ def test_a_step_that_a_limit_has_begun_and_not_ended_needs_a_reset():
 
 def test_a_reset_that_timed_out_is_told_how_to_go_on():
     envs = wrappers.FrameStack(make_bare("sync", 2, "NextStep"), 2)
-    with pytest.raises(AttributeError, match=r"`envs.unwrapped.reset_wait\(\)`, then call `envs.reset"):
+    with pytest.raises(
+        AttributeError, match=r"`envs.unwrapped.reset_wait\(\)`, then call `envs.reset"
+    ):
         envs.reset_wait()
     envs.close()
