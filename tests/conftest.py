@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -118,6 +119,13 @@ def envs_that_do_not_wait(monkeypatch):
     import vecenv.workers.opening
 
     monkeypatch.setattr(vecenv.workers.opening, "_threads_for", lambda *_: 1)
+
+
+@pytest.fixture(autouse=True)
+def subnormal_numbers():
+    """Code that torch compiles with GCC lets a thread take them for 0 from its loading on."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The command `vecenv`."""
 
+import dataclasses
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from vecenv.cli import main
+from vecenv.trainers import load
 
 ROOT = Path(__file__).parents[1]
 
@@ -241,9 +243,9 @@ def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
 
 
 def test_trace_says_why_a_backend_can_not_run(capsys, tmp_path):
-    args = ["trace", "Acrobot-v1", "--backend", "jit", "--out", str(tmp_path / "trace.json")]
+    args = ["trace", "Blackjack-v1", "--backend", "jit", "--out", str(tmp_path / "trace.json")]
     assert main(args) == 2
-    assert "jit: Acrobot-v1 is not compiled" in capsys.readouterr().err
+    assert "jit: Blackjack-v1 is not compiled" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -419,6 +421,7 @@ def test_factories_are_trained_and_played(capsys, tmp_path):
     ("args", "words"),
     [
         (["train", "CartPole-v7"], "there is no env 'CartPole-v7'; did you mean CartPole-v1"),
+        (["train", "--algo", "ppo", "CartPole-v1"], "ENV comes first, as in: vecenv train CartP"),
         (["train", "CartPole-v1", "--algo", "pp0"], "algo is 'pp0'; did you mean ppo"),
         (["train", "CartPole-v1", "--algo", "my.py"], "'my.py', but there is no such file"),
         (["train", "CartPole-v1", "--algo", "sac"], "CartPole-v1 has the spaces"),
@@ -474,6 +477,24 @@ def test_help_of_train_has_its_options_and_those_of_the_algorithm(capsys):
         assert all(word in out for word in words)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ("ppo_agents", "vecenv train agents:Spread-v0 --save run --resume --total-steps 0"),
+        ("cage4_defender", "vecenv evaluate --challenge 4 --policy run/defender.npz"),
+    ],
+)
+def test_policies_that_play_can_not_play_are_told_what_does(
+    algorithm, words, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    options = dataclasses.asdict(load(algorithm).Options())
+    Path("run").mkdir()
+    Path("run/options.json").write_text(json.dumps(options, default=str))
+    assert main(["play", "agents:Spread-v0", "--policy", "run"]) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("one_torch_thread")
 def test_a_policy_of_another_env_is_refused(cartpole_run, capsys):
     assert main(["play", "Acrobot-v1", "--policy", str(cartpole_run)]) == 2
@@ -496,6 +517,24 @@ def test_envs_lists_spaces(capsys):
     out = capsys.readouterr().out
     assert "CartPole-v1" in out
     assert "CartPole-v0" not in out.replace("JitCartPole", "")
+
+
+def test_envs_shows_ids_in_full_and_what_is_to_be_installed(capsys, monkeypatch):
+    def make(**kwargs):
+        raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[mine]"`')
+
+    name = "InvertedDoublePendulumOfMine-v0"
+    gym.register(name, make, disable_env_checker=True)
+    monkeypatch.setenv("COLUMNS", "80")
+    try:
+        assert main(["envs", "--all", "ofmine"]) == 0
+    finally:
+        gym.registry.pop(name)
+    out = capsys.readouterr().out
+    assert name in out
+    cells = [line.split()[-1:] for line in out.splitlines()]
+    assert '"gymnasium[mine]"' in "".join(word for cell in cells for word in cell)
+    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.slow

@@ -78,6 +78,30 @@ def closed():
     envs.step([0, 0])
 
 
+def nan_actions():
+    envs = vecenv.make_vec("Pendulum-v1", 2, backend="sync")
+    envs.reset(seed=1)
+    envs.step(np.full((2, 1), np.nan, np.float32))
+
+
+def ended():
+    brief = variant(step=lambda self, action: (ZEROS, 0.0, True, False, {}))
+    envs = vecenv.make_vec(brief, 2, backend="sync", autoreset_mode="Disabled")
+    envs.reset(seed=1)
+    envs.step([0, 0])
+    envs.step([0, 0])
+
+
+def put_actions_alone():
+    envs = vecenv.make_vec("CartPole-v1", 3, backend="sync")
+    mode = envs.autoreset_mode
+    buffer = RolloutBuffer(
+        4, 3, envs.single_observation_space, envs.single_action_space, autoreset_mode=mode
+    )
+    buffer.start(envs.reset(seed=1)[0])
+    buffer.put(0, actions=np.zeros(3, np.int64))
+
+
 ONE = Still()
 MISTAKES = {
     "old step": (lambda: made(OLD_STEP), vecenv.ObservationError, "four are gym's old interface"),
@@ -117,6 +141,17 @@ MISTAKES = {
         lambda: stepped(torch.zeros(3, requires_grad=True)),
         vecenv.ActionError,
         r"tensor.detach\(\).numpy\(\)",
+    ),
+    "nan actions": (
+        nan_actions,
+        vecenv.ActionError,
+        r"actions\[0\] \(env 0\) is \[nan\]",
+    ),
+    "ended": (ended, ResetNeeded, "reset_mask"),
+    "no log_probs": (
+        put_actions_alone,
+        BufferMisuseError,
+        r"put\(0\) was given no log_probs and no values",
     ),
     "no reset": (
         lambda: vecenv.make_vec("CartPole-v1", 2, backend="sync").step([0, 0]),

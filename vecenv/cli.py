@@ -32,8 +32,7 @@ EnvName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 
 _DESCRIPTION = """Train, play and watch policies; check, compare and trace Gymnasium's vector envs.
 
-`vecenv demo` trains and films a defender. `vecenv COMMAND --help` says more about a
-command, `vecenv --version` which version this is."""
+`vecenv COMMAND --help` says more about a command."""
 
 # What wrong arguments, files and ids lead to; anything else is a bug and keeps its traceback.
 _USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError)
@@ -85,6 +84,11 @@ def _train(words: Sequence[str]) -> int:
     """Read what `Train` has, then the options of the trainer, and run it."""
     helps = {"-h", "--help"} & set(words)
     if not words or words[0].startswith("-"):
+        if words and not helps:
+            raise ValueError(
+                f"{words[0]} came before ENV; ENV comes first, as in: vecenv train CartPole-v1 "
+                f"{words[0]} ..."
+            )
         tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
     own = [word for word in words if word not in helps]
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)

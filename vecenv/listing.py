@@ -11,7 +11,8 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from rich.box import SIMPLE_HEAD
-from rich.table import Column, Table
+from rich.markup import escape
+from rich.table import Table
 
 from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
 
@@ -39,11 +40,12 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     if not specs:
         hint = "" if has_all else "; --all lists Gymnasium's, too"
         raise ValueError(f"no env has {' or '.join(words)} in its name{hint}")
-    table = Table(
-        Column("id", no_wrap=True), "observations", "actions", "agents", "compiled", box=SIMPLE_HEAD
-    )
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("id", no_wrap=True, overflow="fold")  # to be copied
+    for name in ("observations", "actions", "agents", "compiled"):
+        table.add_column(name, overflow="fold")
     for spec in sorted(specs, key=lambda spec: (not _is_ours(spec), spec.id)):
-        table.add_row(spec.id, *_cells(spec))
+        table.add_row(*map(escape, (spec.id, *_cells(spec))))  # "gymnasium[mujoco]"
     table.caption = "vecenv train ID trains in one; agents:ID makes each agent learn"
     table.caption_justify = "left"
     return table

@@ -22,6 +22,12 @@ from vecenv.watching import frame_of
 
 __all__ = ["LoadedPolicy", "film", "load_policy", "play", "record_run"]
 
+# What plays the policies of trainers that have no `load_policy`.
+_ELSEWHERE = {
+    "ppo_agents": "vecenv train {env} --save {home} --resume --total-steps 0 plays its games",
+    "cage4_defender": "vecenv evaluate --challenge 4 --policy {home}/defender.npz scores it, "
+    "vecenv watch Cage4-v0 --policy {home}/defender.npz shows it",
+}
 _OPTIONS_FILE = "options.json"  # of a run folder, see vecenv.learn.Run
 
 
@@ -169,9 +175,10 @@ def load_policy(
         )
     module, options = _options_of(home, algorithm)
     if not hasattr(module, "load_policy"):
+        does = _ELSEWHERE.get(module.__name__, "it has no function `load_policy`")
         raise ValueError(
-            f"{home} is of {module.__name__}, whose policies vecenv play can't play; those of CAGE "
-            "are played by: vecenv evaluate --policy FILE"
+            f"{home} is of {module.__name__}, which vecenv play can't play: "
+            f"{does.format(env=env, home=home)}"
         )
     trained_in, env_id = options.env_id, env_id_of(source)
     kwargs = {**options.env_kwargs, **env_kwargs}

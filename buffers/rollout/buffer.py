@@ -455,6 +455,12 @@ class RolloutBuffer(StatefulBuffer):
             if read and actions is None and log_probs is None and values is None:
                 self._write_extras(t, read)
                 return self._action_pages[t]
+            given = {"actions": actions, "log_probs": log_probs, "values": values}
+            if missing := [name for name, column in given.items() if column is None]:
+                raise BufferMisuseError(
+                    f"put({t}) was given no {' and no '.join(missing)}; expected actions, "
+                    "log_probs and values together, or extra columns alone"
+                )
             actions = read_tensor("actions", actions, self._action_shape, self._action_dtype)
             log_probs = read_tensor("log_probs", log_probs, row_shape, float32)
             values = read_tensor("values", values, row_shape, float32)

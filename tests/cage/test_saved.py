@@ -112,7 +112,11 @@ def test_a_policy_says_if_it_was_trained_under_other_rules(tmp_path):
         find_policy(path)
 
 
+TD3 = {"target_policy_noise": 0.1, "policy_delay": 2, "target_noise_clip": 0.5}
+DDPG = {"target_policy_noise": 0.1, "policy_delay": 1, "target_noise_clip": 0.0}
 SB3_FILES = [
+    ("stable_baselines3", "TD3", TD3, "td3.policies"),
+    ("stable_baselines3", "DDPG", DDPG, "td3.policies"),
     ("stable_baselines3", "PPO", {"clip_range": 0}, "common.policies"),
     ("stable_baselines3", "A2C", {"gae_lambda": 1}, "common.policies"),
     ("stable_baselines3", "DQN", {"exploration_fraction": 0.1}, "dqn.policies"),

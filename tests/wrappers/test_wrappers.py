@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -336,9 +337,16 @@ def test_nan_names_the_env_and_changes_no_moments():
     with pytest.raises(vecenv.ObservationError, match="env 1 returned NaN, infinity"):
         envs.step([0, 1, 0])
     assert_same(envs.env.moments.state_dict(), before[1])
+    with pytest.raises(ResetNeeded, match=r"ended in NormalizeObservation.*env 1 returned NaN"):
+        envs.step([0, 0, 0])  # the wrapper around has missed a step
+    with pytest.raises(ResetNeeded):
+        envs.send([0, 0, 0])
+    envs.reset()
+    before = envs.state_dict()["own"], None
     with pytest.raises(vecenv.ObservationError, match="env 2 returned the reward inf"):
         envs.step([0, 0, 2])
     assert_same(envs.moments.state_dict(), before[0]["moments"])
+    envs.reset()
     envs.step([0, 0, 0])  # goes on
     state = envs.moments.state_dict()
     state["variance"] = np.array(np.nan)
@@ -408,3 +416,71 @@ def test_importing_them_loads_no_compiler():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+class Naps(gym.Env):
+    """Counts its steps, and takes longer for action 1 than anybody waits."""
+
+    observation_space, action_space = OBS, spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        time.sleep(0.6 * int(action))
+        return np.full(3, self.steps, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("with_out", [False, True])
+def test_a_step_that_timed_out_is_waited_for_through_the_wrappers(with_out):
+    envs = vecenv.AsyncVectorEnv([Naps] * 2, num_workers=2, timeout=0.2)
+    envs = wrappers.FrameStack(wrappers.TimeLimit(envs, 3), 2)
+    envs = wrappers.RecordEpisodeStatistics(wrappers.ClipReward(envs, 0.0, 0.5))
+    slot = slot_of(envs) if with_out else None
+    envs.reset()
+    envs.step([0, 0])
+    with pytest.raises(vecenv.StepTimeoutError):
+        envs.step([0, 1], out=slot)
+    obs, rewards, *_ = envs.step_wait(10.0)
+    if with_out:
+        assert obs is slot.obs
+        assert rewards is slot.rewards
+    np.testing.assert_array_equal(obs[:, :, 0], [[1, 2]] * 2)
+    np.testing.assert_array_equal(rewards, [0.5, 0.5])
+    infos = envs.step([0, 0])[4]
+    np.testing.assert_array_equal(infos["episode"]["r"], [1.5, 1.5])  # the late step counts
+    np.testing.assert_array_equal(infos["episode"]["l"], [3, 3])
+    envs.close()
+
+
+def test_a_step_that_a_limit_has_begun_and_not_ended_needs_a_reset():
+    envs = vecenv.AsyncVectorEnv([Naps] * 2, num_workers=2, timeout=0.2)
+    envs = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(envs, 2))
+    envs.reset()
+    envs.step([0, 0])
+    envs.step([0, 0])
+    envs.reset(options={"reset_mask": np.array([True, False])})  # env 1 is reset by its next step
+    envs.step([0, 0])
+    envs.step([0, 0])
+    with pytest.raises(vecenv.StepTimeoutError):
+        envs.step([0, 1])
+    with pytest.raises(ResetNeeded, match=r"ended in TimeLimit.*StepTimeoutError"):
+        envs.step([0, 0])
+    with pytest.raises(ResetNeeded):
+        envs.recv()
+    time.sleep(0.6)
+    envs.reset()
+    assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
+    envs.close()
+    envs.close()
+
+
+def test_a_reset_that_timed_out_is_told_how_to_go_on():
+    envs = wrappers.FrameStack(make_bare("sync", 2, "NextStep"), 2)
+    with pytest.raises(
+        AttributeError, match=r"`envs.unwrapped.reset_wait\(\)`, then call `envs.reset"
+    ):
+        envs.reset_wait()
+    envs.close()

@@ -246,7 +246,7 @@ _SB3_SIGNS = (
     ("sb3_contrib", "ARS", "setting", "n_delta"),
     ("stable_baselines3", "DQN", "setting", "exploration_fraction"),
     ("stable_baselines3", "SAC", "setting", "target_entropy"),
-    ("stable_baselines3", "TD3", "setting", "target_policy_noise"),
+    ("stable_baselines3", "TD3", "setting", "target_policy_noise"),  # or DDPG, see below
     ("stable_baselines3", "PPO", "setting", "clip_range"),
     ("stable_baselines3", "A2C", "setting", "gae_lambda"),
 )
@@ -305,6 +305,11 @@ def load_sb3_policy(path: str | Path, observation_of: Callable[[Any, Any], str])
     return SB3Policy(model, observation, uses_masks=uses_masks)
 
 
+def _is_ddpg(settings: Mapping[str, Any]) -> bool:
+    """Whether settings of TD3 are those that stable-baselines3's DDPG sets in it."""
+    return settings.get("policy_delay") == 1 and settings.get("target_noise_clip") == 0
+
+
 def _sb3_algorithm(path: str | Path) -> tuple[str, str]:
     """Return the library and the class that wrote a file."""
     try:
@@ -318,7 +323,7 @@ def _sb3_algorithm(path: str | Path) -> tuple[str, str]:
         raise ValueError(f"{path} is no model that stable-baselines3 saved: {error}") from error
     for library, name, kind, sign in _SB3_SIGNS:
         if module.startswith(sign) if kind == "module" else sign in settings:
-            return library, name
+            return library, "DDPG" if name == "TD3" and _is_ddpg(settings) else name
     raise ValueError(
         f"{path} is a model with a policy of {module}, expected one of "
         f"{', '.join(name for _, name, _, _ in _SB3_SIGNS)}"

@@ -17,7 +17,7 @@ from gymnasium.error import (
 from vecenv.core.batches import as_array
 from vecenv.core.errors import ForkedEnvError
 
-__all__ = ["CallProtocol"]
+__all__ = ["CallProtocol", "told"]
 
 
 class CallProtocol:
@@ -127,7 +127,7 @@ class CallProtocol:
         """Refuse `call` after close, and in a fork."""
         self.require_owner(call)
         if self.is_closed:
-            because = "" if self.fault is None else f" It is closed because: {_told(self.fault)}"
+            because = "" if self.fault is None else f" It is closed because: {told(self.fault)}"
             raise ClosedEnvironmentError(
                 f"Trying to operate on a vector env after a call to `close()`: `{call}` came after "
                 f"`close`; make a new vector env.{because}"
@@ -166,7 +166,7 @@ class CallProtocol:
             raise ResetNeeded(f"`{call}` was called before the first `reset`; call `reset` first")
         raise ResetNeeded(
             f"`{call}` was called after a fault, in what state the envs are is not known; call "
-            f"`reset` first. What happened: {_told(self.fault)}"
+            f"`reset` first. What happened: {told(self.fault)}"
         ) from self.fault
 
     def _refuse_pending(self, call: str) -> NoReturn:
@@ -308,6 +308,7 @@ class CallProtocol:
 _UNFINISHED = RuntimeError("the last `reset` did not come to its end")
 
 
-def _told(fault: BaseException) -> str:
-    told = " ".join([str(fault), *getattr(fault, "__notes__", ())]).strip()
-    return f"{type(fault).__name__}{': ' if told else ''}{told}"
+def told(fault: BaseException | None) -> str:
+    """Return an error and its notes in a line."""
+    text = " ".join([str(fault), *getattr(fault, "__notes__", ())]).strip()
+    return f"{type(fault).__name__}{': ' if text else ''}{text}"

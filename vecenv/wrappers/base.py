@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -15,6 +15,7 @@ from vecenv.core.actions import ActionBatcher
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.batches import join_rows, take_row
 from vecenv.core.errors import ActionError, EnvStateError, NoActionMaskError
+from vecenv.core.protocol import told
 from vecenv.core.rows import ObservationRows, check_slot_array
 from vecenv.core.seeding import Seed
 from vecenv.core.slots import REWARD_DTYPES, SlotCheck, slot_arrays
@@ -124,6 +125,8 @@ class VecWrapper(VecEnv):
         self.timing = env.timing
         self._phase = name
         self._log = None
+        self._out: Any = None  # of a step that was broken off, see `step_wait`
+        self._fault: BaseException | None = None  # what ended a call between the env's and ours
         self._set_spaces(single_observation_space, single_action_space)
         self._inner: ObservationRows | None = None  # where the env writes its observations
         self._raw_rewards = np.zeros(self.num_envs) if self.changes_rewards else None
@@ -221,7 +224,10 @@ class VecWrapper(VecEnv):
         """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
         obs, infos = self.env.reset(seed=seed, options=options)
         with self.timing.phase(self._phase):
-            part = self._begin(self._reset_rows(options))
+            rows = self._reset_rows(options)
+            if rows.all():
+                self._fault = None
+            part = self._begin(rows)
             if self.changes_obs:
                 raw, obs = obs, self._new_obs(self.num_envs)
                 self.reset_observations(raw, part, obs)
@@ -229,23 +235,64 @@ class VecWrapper(VecEnv):
 
     def step(self, actions: Any, *, out: Any = None) -> StepResult:
         """Step every env once; see `VecEnv.step`."""
+        if self._fault is not None:
+            self._refuse_fault("step")
         slot = out
         if out is not None and type(out) is not self._slot_type:
             self._check_slot_mode(out)
         if self.changes_obs or self.changes_rewards:
             slot = self._own_slot(out)
-        if self._converts_actions:
-            given, keywords = self._env_actions(actions, None), {"out": slot}
-            result = self._call_env(self.env.step, given, **({} if slot is None else keywords))
-        else:
-            result = self.env.step(actions) if slot is None else self.env.step(actions, out=slot)
-        if not self.timing.enabled:
-            return self._changed(result, EVERY, None, out)
-        with self.timing.phase(self._phase):
-            return self._changed(result, EVERY, None, out)
+        try:
+            if self._converts_actions:
+                given, keywords = self._env_actions(actions, None), {"out": slot}
+                result = self._call_env(self.env.step, given, **({} if slot is None else keywords))
+            elif slot is None:
+                result = self.env.step(actions)
+            else:
+                result = self.env.step(actions, out=slot)
+        except BaseException:
+            self._out = out
+            raise
+        return self._finish_step(result, out)
+
+    def step_wait(self, timeout: float | None = None) -> StepResult:
+        """Wait for a step that has timed out, or that Ctrl-C ended, and return its results.
+
+        Args:
+            timeout: Longest wait in seconds.
+
+        Raises:
+            NoAsyncCallError: No step is pending.
+            StepTimeoutError: Some env has not answered; the step stays pending.
+            AttributeError: The envs are of a backend whose steps never are pending.
+        """
+        env: Any = self.env
+        result = env.step_wait(timeout)
+        out, self._out = self._out, None
+        return self._finish_step(result, out)
+
+    def _finish_step(self, result: StepResult, out: Any) -> StepResult:
+        try:
+            if not self.timing.enabled:
+                return self._changed(result, EVERY, None, out)
+            with self.timing.phase(self._phase):
+                return self._changed(result, EVERY, None, out)
+        except BaseException as error:
+            self._fault = error
+            raise
+
+    def _refuse_fault(self, call: str) -> NoReturn:
+        """Refuse a call: the env has stepped, and the wrappers around did not see it."""
+        raise ResetNeeded(
+            f"`{call}` came after a call that ended in {self._phase}, after its env had been "
+            "stepped, so what the wrappers keep is of an earlier step; call `reset` of all envs "
+            f"first. What happened: {told(self._fault)}"
+        ) from self._fault
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Start stepping some envs and return at once; see `VecEnv.send`."""
+        if self._fault is not None:
+            self._refuse_fault("send")
         self._call_env(self.env.send, self._env_actions(actions, env_ids), env_ids)
 
     def recv(
@@ -256,12 +303,18 @@ class VecWrapper(VecEnv):
         max_envs: int | None = None,
     ) -> StepBatch:
         """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
+        if self._fault is not None:
+            self._refuse_fault("recv")
         batch: Any = self.env.recv(min_envs, timeout, max_envs=max_envs)
-        with self.timing.phase(self._phase):
-            valid = batch.valid if self._has_agents else None
-            obs, rewards, terminations, truncations, infos = self._changed(
-                batch[:5], batch.env_ids, valid, None
-            )
+        try:
+            with self.timing.phase(self._phase):
+                valid = batch.valid if self._has_agents else None
+                obs, rewards, terminations, truncations, infos = self._changed(
+                    batch[:5], batch.env_ids, valid, None
+                )
+        except BaseException as error:
+            self._fault = error
+            raise
         return batch._replace(
             obs=obs,
             rewards=rewards,
@@ -505,6 +558,7 @@ class VecWrapper(VecEnv):
         self.env.load_state_dict(state["env"])
         self._alive[:] = state["alive"]
         self._are_all_alive = not self._has_agents and bool(self._alive.all())
+        self._fault = None
         self.load_own_state(state["own"])
 
     def close(self, **kwargs: Any) -> None:
@@ -514,6 +568,11 @@ class VecWrapper(VecEnv):
     def __getattr__(self, name: str) -> Any:
         if name in _FORWARDED:
             return getattr(self.env, name)
+        if name == "reset_wait":
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute 'reset_wait': wait for a reset that has "
+                "timed out with `envs.unwrapped.reset_wait()`, then call `envs.reset()` again"
+            )
         raise AttributeError(
             f"{type(self).__name__} has no attribute {name!r}; those of the wrapper inside are at "
             "`envs.env`, and what a backend adds to VecEnv is at `envs.unwrapped`, where it passes "

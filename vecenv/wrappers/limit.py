@@ -100,21 +100,37 @@ class TimeLimit(VecWrapper):
 
     def step(self, actions: Any, *, out: Any = None) -> StepResult:
         """Step every env once; see `VecEnv.step`."""
+        if self._fault is not None:
+            self._refuse_fault("step")
         if not np.count_nonzero(self._is_cut):
-            result = self._step_env(actions, out)
+            try:
+                result = self._step_env(actions, out)
+            except BaseException:
+                self._out = out
+                raise
         else:
             self._note_closed()
             self._calls.require_ready("step")
             self._refuse_ended(EVERY)
-            result = self._step_some(actions, out)
+            checked = self._checked(actions, out)
+            try:
+                result = self._step_some(checked, out)
+            except BaseException as error:
+                self._fault = error
+                raise
+        return self._finish_step(result, out)
+
+    def _changed(
+        self, result: StepResult, rows: Any, valid: np.ndarray | None, out: Any
+    ) -> StepResult:
+        """Return what becomes of a step of all envs."""
         obs, rewards, terminations, truncations, infos = result
-        with self.timing.phase(self._phase):
-            cut = self._count(EVERY, terminations, truncations)
-            if len(cut) and self.autoreset_mode is AutoresetMode.SAME_STEP:
-                obs, infos = self._reset_now(cut, cut, obs, infos, self.num_envs)
-                if out is not None:
-                    _put(self.single_observation_space, obs, out.obs)
-                    obs = out.obs
+        cut = self._count(EVERY, terminations, truncations)
+        if len(cut) and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            obs, infos = self._reset_now(cut, cut, obs, infos, self.num_envs)
+            if out is not None:
+                _put(self.single_observation_space, obs, out.obs)
+                obs = out.obs
         return obs, rewards, terminations, truncations, infos
 
     def _step_env(self, actions: Any, out: Any) -> StepResult:
@@ -133,8 +149,8 @@ class TimeLimit(VecWrapper):
                 "the next step. Nothing was stepped."
             )
 
-    def _step_some(self, actions: Any, out: Any) -> StepResult:
-        """Step the envs that go on, and reset those that were truncated, as NEXT_STEP has it."""
+    def _checked(self, actions: Any, out: Any) -> Any:
+        """Return checked actions, before any env is reset or stepped; check `out`, too."""
         space, count = self.single_observation_space, self.num_envs
         checked = self._actions.check(actions)
         if out is not None:
@@ -145,6 +161,11 @@ class TimeLimit(VecWrapper):
 
                 self._own = ObservationRows.make(space, count)
             slot_rows(out, self._own, count)  # raises what is wrong with it
+        return checked
+
+    def _step_some(self, checked: Any, out: Any) -> StepResult:
+        """Step the envs that go on, and reset those that were truncated, as NEXT_STEP has it."""
+        space, count = self.single_observation_space, self.num_envs
         is_reset = self._is_cut.copy()
         obs, reset_infos = self._reset_env(is_reset)
         entries = split_infos(reset_infos, count)
@@ -218,6 +239,8 @@ class TimeLimit(VecWrapper):
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Start stepping some envs and return at once; see `VecEnv.send`."""
         self._note_closed()
+        if self._fault is not None:
+            self._refuse_fault("send")
         ids = self._calls.check_env_ids(env_ids)
         checked = self._actions.check(actions, ids)
         self._refuse_ended(ids)
@@ -225,16 +248,24 @@ class TimeLimit(VecWrapper):
         if not is_due.any():
             self.env.send(checked, ids)
         else:
-            live = np.flatnonzero(~is_due)
-            if len(live):
-                chosen = take_rows(self.single_action_space, checked, live.tolist())
-                self.env.send(chosen, ids[live])
-            mask = np.zeros(self.num_envs, np.bool_)
-            mask[ids[is_due]] = True
-            obs, infos = self._reset_env(mask)
-            entries = split_infos(infos, self.num_envs)
-            self._held += [_Held(i, obs, entries[i]) for i in ids[is_due].tolist()]
+            try:
+                self._send_some(checked, ids, is_due)
+            except BaseException as error:
+                self._fault = error
+                raise
         self._calls.mark_sent(ids)
+
+    def _send_some(self, checked: Any, ids: np.ndarray, is_due: np.ndarray) -> None:
+        """Send the envs that go on, and reset those that were truncated."""
+        live = np.flatnonzero(~is_due)
+        if len(live):
+            chosen = take_rows(self.single_action_space, checked, live.tolist())
+            self.env.send(chosen, ids[live])
+        mask = np.zeros(self.num_envs, np.bool_)
+        mask[ids[is_due]] = True
+        obs, infos = self._reset_env(mask)
+        entries = split_infos(infos, self.num_envs)
+        self._held += [_Held(i, obs, entries[i]) for i in ids[is_due].tolist()]
 
     def recv(
         self,
@@ -245,11 +276,21 @@ class TimeLimit(VecWrapper):
     ) -> StepBatch:
         """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
         self._note_closed()
+        if self._fault is not None:
+            self._refuse_fault("recv")
         count, most = self._calls.check_recv(min_envs, max_envs)
         num_held = min(len(self._held), most)
         batch = None
         if count > num_held:
             batch = self.env.recv(count - num_held, timeout, max_envs=most - num_held)
+        try:
+            return self._followed(batch, num_held)
+        except BaseException as error:
+            self._fault = error
+            raise
+
+    def _followed(self, batch: StepBatch | None, num_held: int) -> StepBatch:
+        """Return rows of resets and those of a batch, and note where episodes stand."""
         held = [self._held.popleft() for _ in range(num_held)]
         if batch is None or held:
             batch = self._with_held(held, batch)

@@ -309,7 +309,7 @@ def test_bad_observations_change_nothing(obs, message):
         ({"values": torch.ones(2, 1)}, r"values has shape \(2, 1\), expected \(2,\)"),
         ({"values": 1.0}, r"values has shape \(\), expected \(2,\)"),
         ({"values": "high"}, "values must be a tensor or an array, got str"),
-        ({"log_probs": None}, "log_probs must be a tensor or an array, got NoneType"),
+        ({"log_probs": None}, "was given no log_probs; expected"),
         (
             {"log_probs": torch.ones(2, dtype=torch.complex64)},
             "log_probs has dtype torch.complex64",
@@ -437,6 +437,16 @@ def test_marks_are_those_of_async_vector_envs():
     assert unwritten(bits) == UNWRITTEN
     bits.fill(UNWRITTEN)
     assert np.isnan(bits.view(np.float32))
+
+
+def test_outputs_of_the_policy_that_are_missing_are_named():
+    rollout = started(3, 2)
+    before = rollout.log_probs.clone()
+    with pytest.raises(BufferMisuseError, match=r"put\(0\) was given no log_probs; expected"):
+        rollout.put(0, actions=rollout.actions[0].clone(), values=torch.zeros(2))
+    with pytest.raises(BufferMisuseError, match="no actions and no log_probs and no values"):
+        rollout.put(0)
+    torch.testing.assert_close(rollout.log_probs, before, equal_nan=True)  # nothing was written
 
 
 @pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])

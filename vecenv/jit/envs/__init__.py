@@ -1,1 +1,9 @@
-"""Bundled compiled envs, one per module; `vecenv.jit.cartpole` is another."""
+"""Bundled compiled envs, one per module; `vecenv.jit.cartpole` is another.
+
+Most are made by their ids. Those that take maps of one's own are here, too.
+"""
+
+from vecenv.jit.envs.grid_world import GridWorldVectorEnv
+from vecenv.jit.envs.tables import FrozenLakeVectorEnv
+
+__all__ = ["FrozenLakeVectorEnv", "GridWorldVectorEnv"]
