@@ -221,8 +221,8 @@ def cases(*, takes=("factories", "compiled", "either"), variants=None, on_ray=1,
     """Parametrize a test by backends that take this, in all variants or in so many."""
     found = []
     # What steps on a GPU returns tensors there: see tests/jit/on_device.
-    names = [name for name in MADE if BACKENDS[name].takes in takes and name != "cuda"]
-    for backend in map(BACKENDS.__getitem__, names):
+    chosen = [name for name in MADE if BACKENDS[name].takes in takes and name != "cuda"]
+    for backend in map(BACKENDS.__getitem__, chosen):
         options = VARIANTS.get(backend.name, {"": {}})
         marks = [pytest.mark.ray] if backend.name == "ray" else []
         for variant in [*options][: on_ray if marks else variants]:
