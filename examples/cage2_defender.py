@@ -84,6 +84,8 @@ def load_policy(options: Options, num_envs: int) -> tuple[VecEnv, Any]:
 
 def main(options: Options) -> Evaluation:
     """Train, play the nine cells of the challenge, and save."""
+    if options.normalize:
+        raise SystemExit("a defender plays without normalised inputs: leave --normalize out")
     ppo.main(with_env(options), WINNER, Trainer)
     policy, scenario = options.save / "defender.npz", cage2_scenario(options.rules)
     save_defender(policy, load_defender(options.save / "policy.npz", scenario).layers, scenario)

@@ -98,3 +98,9 @@ def test_a_folder_that_cannot_be_made_is_refused(example, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit, match="choose another folder with --save"):
         example.main(options_of(example, tmp_path / "file" / "run"))
+
+
+def test_what_a_defender_can_not_be_is_refused_before_training(example, tmp_path):
+    with pytest.raises(SystemExit, match="leave --normalize out"):
+        example.main(example.Options(normalize=True, save=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
