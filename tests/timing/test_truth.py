@@ -299,7 +299,8 @@ def test_first_ready_is_not_worth_more_than_the_envs_allow(policy_s):
     assert near(report.gains["policy"] / report.steps_per_second, measured)
     if policy_s < 0.005:  # some env is at work all the time
         in_calls = 1 - report.shares["policy"] - report.shares["other"]
-        assert report.shares["env compute"] > in_calls - POINTS
+        # Twice, as on a busy machine those who wait are woken late.
+        assert report.shares["env compute"] > in_calls - 2 * POINTS
 
 
 def advised(envs, others, num_rounds=10):

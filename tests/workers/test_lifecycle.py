@@ -399,8 +399,11 @@ def test_what_envs_start_ends_with_their_worker(way, context, ignores):
 class Parent(FaultyEnv):
     def ends_of_children(self):
         """Exit codes of a fork and of a program that were sent SIGTERM."""
-        fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        context = multiprocessing.get_context("fork")
+        begun = context.Event()  # the worker's handler is undone in the fork itself
+        fork = context.Process(target=lambda: (begun.set(), time.sleep(60)))
         fork.start()
+        assert begun.wait(10)
         program = subprocess.Popen(["sleep", "60"])
         codes = []
         for child in (fork, program):
