@@ -41,7 +41,7 @@ from vecenv.jit.games import state_writer
 from vecenv.jit.kernels import EnvKernels, as_record, draw
 from vecenv.jit.runner import CompiledRunner, Fixed, PythonRunner
 
-__all__ = ["MODES", "JitVectorEnv", "check_seeds", "read_state"]
+__all__ = ["MODES", "JitVectorEnv", "read_seeds", "read_state"]
 
 MODES = {
     AutoresetMode.NEXT_STEP: NEXT_STEP,
@@ -53,7 +53,6 @@ _RENDER_FPS = 10
 _NUM_EMPTY = 20  # compiled calls that do nothing, to measure the time of stamping itself
 _MAX_SEED = 2**64 - 1
 _BOOL = np.dtype(np.bool_)
-_NO_IDS, _NO_SEEDS = np.zeros(0, np.int64), np.zeros(0, np.uint64)
 # Layout of states saved by older versions, which counted steps in 32 bits.
 _NARROW_RUN_DTYPE = np.dtype(
     [
@@ -195,7 +194,9 @@ class JitVectorEnv(VecEnv):
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """Seeds of the envs' random streams."""
-        self._begin_streams(_NO_IDS, _NO_SEEDS)
+        if not self._is_seeded:
+            self._set_streams(*read_seeds(None, None, self.num_envs, is_first=True))
+            self._is_seeded = True
         return tuple(self._runs["seed"].tolist())
 
     @property
@@ -408,12 +409,13 @@ class JitVectorEnv(VecEnv):
     ) -> tuple[Any, dict[str, Any]]:
         if options:
             raise ValueError(f"options has {sorted(options)}; compiled envs know only 'reset_mask'")
-        begins = self._read_seeds(seed, reset_mask)
+        begins = read_seeds(seed, reset_mask, self.num_envs, is_first=not self._is_seeded)
         obs = np.empty(self._obs_shape, self._obs_dtype)
         self._calls.has_reset = self._calls.is_ready = False  # until the reset is complete
         try:
             self._runner.end_cut_job()
-            self._begin_streams(*begins)
+            self._set_streams(*begins)
+            self._is_seeded = True
             if reset_mask is None or reset_mask.all():
                 self._sent.clear()
                 self._run_without_actions(RESET, self.num_envs, obs=obs)
@@ -438,27 +440,6 @@ class JitVectorEnv(VecEnv):
         """Do a job that steps no env, and return what it does; see `CompiledRunner.run`."""
         outputs = self._unused if obs is None else self._unused._replace(obs=obs)
         return self._runner.run(op, num_rows, self._no_actions, outputs, **arrays)
-
-    def _read_seeds(
-        self, seed: Seed, reset_mask: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the envs that are given a seed, int64 (B,), and their seeds, uint64 (B,)."""
-        chosen = np.arange(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask)
-        if isinstance(seed, int):
-            check_seeds(seed, seed + self.num_envs - 1)
-            return chosen, np.uint64(seed) + chosen.astype(np.uint64)
-        given = {} if seed is None else {i: seed[i] for i in chosen.tolist() if seed[i] is not None}
-        check_seeds(*given.values())
-        return np.array(list(given), np.int64), np.array(list(given.values()), np.uint64)
-
-    def _begin_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
-        """Start the random streams of these envs; at first, those of all envs."""
-        if not self._is_seeded:
-            every = np.arange(self.num_envs)
-            self._set_streams(every, secrets.randbits(62) + every.astype(np.uint64))
-            self._is_seeded = True
-        if len(env_ids):
-            self._set_streams(env_ids, seeds)
 
     def _set_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
         self._runs["seed"][env_ids] = seeds
@@ -614,7 +595,37 @@ def _count(name: str, value: Any) -> int:
     return int(value)
 
 
-def check_seeds(*seeds: int | None) -> None:
+def read_seeds(
+    seed: Seed, reset_mask: np.ndarray | None, num_envs: int, *, is_first: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the envs whose random streams a reset begins, int64 (B,), and their seeds, uint64.
+
+    Args:
+        seed: As given to `reset`.
+        reset_mask: bool (num_envs,), or None for all.
+        num_envs: Number of envs.
+        is_first: Whether no stream has begun: then all do, where no seed is given with random ones.
+
+    Raises:
+        ValueError: A seed is no 64-bit number.
+    """
+    chosen = np.arange(num_envs) if reset_mask is None else np.flatnonzero(reset_mask)
+    if isinstance(seed, int):
+        _check_seeds(seed, seed + num_envs - 1)
+        ids, seeds = chosen, np.uint64(seed) + chosen.astype(np.uint64)
+    else:
+        given = {} if seed is None else {i: seed[i] for i in chosen.tolist() if seed[i] is not None}
+        _check_seeds(*given.values())
+        ids, seeds = np.array(list(given), np.int64), np.array(list(given.values()), np.uint64)
+    if not is_first:
+        return ids, seeds
+    every = np.arange(num_envs)
+    of_all = secrets.randbits(62) + every.astype(np.uint64)
+    of_all[ids] = seeds
+    return every, of_all
+
+
+def _check_seeds(*seeds: int | None) -> None:
     """Refuse seeds that are no 64-bit numbers."""
     for seed in seeds:
         if seed is not None and not 0 <= seed <= _MAX_SEED:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +22,7 @@ from vecenv.jit.arrays import element_bounds
 from vecenv.jit.binding import uncompiled
 from vecenv.jit.cuda.devices import Device, open_device, torch_dtype
 from vecenv.jit.cuda.driver import ARGUMENTS, BAD_ACTION, BAD_MASK, FAULT_SHIFT, IS_OVER
-from vecenv.jit.env import MODES, JitVectorEnv, check_seeds, read_state
+from vecenv.jit.env import MODES, JitVectorEnv, read_seeds, read_state
 from vecenv.jit.episodes import MASK, NO_LIMIT, OBSERVE, RESET, RUN_DTYPE, STEP
 from vecenv.jit.kernels import EnvKernels
 
@@ -236,7 +235,9 @@ class CudaVectorEnv(VecEnv):
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """Seeds of the envs' random streams."""
-        self._begin_streams(np.zeros(0, np.int64), np.zeros(0, np.uint64))
+        if not self._is_seeded:
+            self._set_streams(*read_seeds(None, None, self.num_envs, is_first=True))
+            self._is_seeded = True
         return tuple(self._run_field_words("seed").cpu().numpy().view(np.uint64).tolist())
 
     def _run_field_words(self, name: str) -> torch.Tensor:
@@ -287,17 +288,9 @@ class CudaVectorEnv(VecEnv):
         if options:
             raise ValueError(f"options has {sorted(options)}; compiled envs know only 'reset_mask'")
         self._raise_faults()
-        chosen = np.arange(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask)
-        if isinstance(seed, int):
-            check_seeds(seed, seed + self.num_envs - 1)
-            ids, seeds = chosen, np.uint64(seed) + chosen.astype(np.uint64)
-        else:
-            given = {} if seed is None else {i: seed[i] for i in chosen.tolist()}
-            given = {i: one for i, one in given.items() if one is not None}
-            check_seeds(*given.values())
-            ids = np.array(list(given), np.int64)
-            seeds = np.array(list(given.values()), np.uint64)
-        self._begin_streams(ids, seeds)
+        begins = read_seeds(seed, reset_mask, self.num_envs, is_first=not self._is_seeded)
+        self._set_streams(*begins)
+        self._is_seeded = True
         obs = self._new_obs()
         if reset_mask is None or reset_mask.all():
             self._sent.clear()
@@ -310,16 +303,9 @@ class CudaVectorEnv(VecEnv):
             infos = self._with_masks(infos, None, self._upload(is_there))
         return self._result(obs), infos
 
-    def _begin_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
-        """Start the random streams of these envs; at first, those of all envs."""
-        if not self._is_seeded:
-            every = np.arange(self.num_envs)
-            self._set_streams(every, secrets.randbits(62) + every.astype(np.uint64))
-            self._is_seeded = True
-        if len(env_ids):
-            self._set_streams(env_ids, seeds)
-
     def _set_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
+        if not len(env_ids):
+            return
         runs = aligned_zeros((len(env_ids),), RUN_DTYPE)
         _seed_streams(runs.view(np.recarray), np.arange(len(env_ids)), seeds)
         runs["seed"] = seeds
