@@ -208,12 +208,13 @@ class SyncVectorEnv(GymVecEnv):
 def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
     """Call the factories; if one raises, close the envs made so far and say which it was."""
     envs: list[Env] = []
+    known: dict[int, int] = {}
     for index, env_fn in enumerate(env_fns):
         try:
             env = env_fn()
             if not isinstance(env, Env):
                 raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}")
-            require_new_env(env, envs)
+            require_new_env(env, known)
             envs.append(env)
         except Exception as error:
             _close_all(envs)

@@ -35,21 +35,27 @@ class BatchedSpaces(NamedTuple):
         )
 
 
-def require_new_env(env: Env, made: Sequence[Env]) -> None:
-    """Raise TypeError for an env without spaces, or one that a factory has returned before."""
+def require_new_env(env: Env, known: dict[int, int]) -> None:
+    """Raise TypeError for an env without spaces, or one that a factory has returned before.
+
+    Args:
+        env: The env.
+        known: Numbers of the envs made so far, which are alive, by the id of the innermost; this
+            one is added.
+    """
     for name in ("observation_space", "action_space"):
         if not hasattr(env, name):
             raise TypeError(
                 f"{type(env).__name__} has no {name}; set observation_space and action_space in "
                 "its __init__, or as class attributes"
             )
-    inner = env.unwrapped
-    for index, other in enumerate(made):
-        if other is env or other.unwrapped is inner:
-            raise TypeError(
-                f"the factory returned the env that was made for env {index}; let every call make "
-                "a new one (`lambda: MyEnv()`, not `env = MyEnv(); lambda: env`)"
-            )
+    number = len(known)
+    index = known.setdefault(id(env.unwrapped), number)
+    if index != number:
+        raise TypeError(
+            f"the factory returned the env that was made for env {index}; let every call make "
+            "a new one (`lambda: MyEnv()`, not `env = MyEnv(); lambda: env`)"
+        )
 
 
 def batch_thinly(space: Space, num_envs: int) -> Space:

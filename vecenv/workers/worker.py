@@ -167,12 +167,13 @@ def make_chunk_envs(
         The envs made, and what stopped it, if something did.
     """
     envs: list[Env] = []
+    known: dict[int, int] = {}
 
     def make(index: int) -> Env | EnvFault:
         try:
             env = factories[index]()
             if isinstance(env, Env):
-                require_new_env(env, envs)
+                require_new_env(env, known)
             return env
         except BaseException as error:
             if worker < 0 and isinstance(error, KeyboardInterrupt):
