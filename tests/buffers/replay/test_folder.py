@@ -200,6 +200,8 @@ def write(folder, seed, times):
             buffer.update_priorities(buffer.sample(16).indices, rng.random(16) + 0.1)
         if rng.random() < 0.02:
             buffer.flush()
+        if owner not in (os.getpid(), os.getppid()):  # the test is gone
+            os._exit(1)
 
 def check(folder):
     # Every row is one that was added, whole; at most the add that was under way is missing.
@@ -229,6 +231,7 @@ def check(folder):
     return added
 
 folder, times = Path(sys.argv[1]), int(sys.argv[2])
+owner = os.getpid()
 write(folder, 0, 30)  # compiled code is loaded
 rng = np.random.default_rng(0)
 for k in range(times):
