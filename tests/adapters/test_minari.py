@@ -1,4 +1,3 @@
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -6,7 +5,6 @@ from gymnasium import spaces
 import vecenv
 from buffers import EpisodicReplayBuffer, TransitionWriter
 from vecenv.adapters.minari import export_episodes
-from vecenv.cage import Cage2VectorEnv
 
 minari = pytest.importorskip("minari")
 pytest.importorskip("h5py")
@@ -15,6 +13,7 @@ pytest.importorskip("h5py")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`.*` is set to None"),
     pytest.mark.filterwarnings("ignore:env_spec is None"),
+    pytest.mark.filterwarnings("ignore:export_episodes is deprecated"),
 ]
 
 
@@ -33,52 +32,6 @@ def filled_buffer(envs, num_steps, **options):
         actions = envs.action_space.sample()
         writer.step(actions, *envs.step(actions))
     return buffer
-
-
-def assert_same_episode(read, stored):
-    np.testing.assert_equal(read.observations, numpy_of(stored["obs"]))
-    for name in ("actions", "rewards", "terminations", "truncations"):
-        np.testing.assert_equal(getattr(read, name), stored[name].numpy())
-
-
-def numpy_of(obs):
-    if isinstance(obs, dict):
-        return {key: numpy_of(part) for key, part in obs.items()}
-    return obs.numpy()
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_what_is_read_back_is_what_was_stored(mode):
-    envs = vecenv.make_vec("CartPole-v1", 3, backend="sync", autoreset_mode=mode)
-    buffer = filled_buffer(envs, 100)
-    assert buffer.num_episodes > 5
-    export_episodes(buffer, "pole/random-v0", env="CartPole-v1", algorithm_name="random")
-    dataset = minari.load_dataset("pole/random-v0")
-    assert dataset.total_episodes == buffer.num_episodes
-    assert dataset.total_steps == len(buffer)
-    assert dataset.storage.metadata["algorithm_name"] == "random"
-    assert dataset.recover_environment().spec.id == "CartPole-v1"
-    for number, read in enumerate(dataset.iterate_episodes()):
-        stored = buffer.episode(number)
-        assert_same_episode(read, stored)
-        assert len(read.observations) == len(read.rewards) + 1
-        assert read.terminations[-1]
-
-
-def test_episodes_of_cage_replay_in_the_env():
-    envs = Cage2VectorEnv(2, episode_length=20)
-    buffer = filled_buffer(envs, 30)
-    assert buffer.num_episodes == 2
-    export_episodes(buffer, "cage/random-v0", episodes=[-1], env="Cage2-v0")
-    (episode,) = minari.load_dataset("cage/random-v0").iterate_episodes()
-    assert_same_episode(episode, buffer.episode(1))
-    assert episode.truncations.tolist() == [False] * 19 + [True]
-    env = gym.make("Cage2-v0", episode_length=20)
-    np.testing.assert_array_equal(env.reset(seed=2)[0], episode.observations[0])
-    for t, action in enumerate(episode.actions):
-        obs, reward, *_ = env.step(action)
-        np.testing.assert_array_equal(obs, episode.observations[t + 1])
-        assert reward == pytest.approx(episode.rewards[t])
 
 
 def test_nested_spaces_boundaries_and_extra_columns():
@@ -114,3 +67,12 @@ def test_an_episode_that_is_not_there():
     buffer = filled_buffer(envs, 100)
     with pytest.raises(IndexError, match="episode 999"):
         export_episodes(buffer, "pole-v0", episodes=[999])
+
+
+def test_it_is_deprecated():
+    buffer = EpisodicReplayBuffer(100, spaces.Discrete(2), spaces.Discrete(2))
+    with (
+        pytest.warns(DeprecationWarning, match=r"use buffers\.datasets\.to_minari"),
+        pytest.raises(ValueError, match="no episodes"),
+    ):
+        export_episodes(buffer, "none-v0")

@@ -1,7 +1,8 @@
-"""export_episodes: the episodes of a buffer as a Minari dataset."""
+"""export_episodes, deprecated: the episodes of a buffer as a Minari dataset."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,8 +23,9 @@ def export_episodes(
     env: str | EnvSpec | Env | None = None,
     **options: Any,
 ) -> Any:
-    """Write episodes of an `EpisodicReplayBuffer` into a new local Minari dataset.
+    """Deprecated: use `buffers.datasets.to_minari`, which takes replay buffers and folders too.
 
+    Writes episodes of an `EpisodicReplayBuffer` into a new local Minari dataset.
     Observations (one more than steps), actions, rewards and both flags are written; boundaries and
     extra columns go into the infos as "boundaries" and under their own names. Steps of episodes
     still open are not in it. Each episode is copied once.
@@ -46,6 +48,11 @@ def export_episodes(
         IndexError: There is no such episode.
         ValueError: No episodes; the id exists or is malformed (Minari's).
     """
+    warnings.warn(
+        "export_episodes is deprecated: use buffers.datasets.to_minari(buffer, dataset_id)",
+        DeprecationWarning,
+        stacklevel=2,
+    )
     minari = load_library("minari", "minari")
     numbers = list(range(buffer.num_episodes) if episodes is None else episodes)
     if not numbers:

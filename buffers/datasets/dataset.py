@@ -1,0 +1,426 @@
+"""EpisodeDataset: recorded episodes, read one at a time, checked, and put into buffers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from buffers.core.arguments import check_rewards, read_array, read_nest
+from buffers.core.errors import BufferMisuseError
+from buffers.core.rows import RowLayout
+from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
+
+__all__ = [
+    "DatasetError",
+    "EpisodeDataset",
+    "RawEpisode",
+    "leaves_of",
+    "load_library",
+    "reading",
+    "row_layout",
+]
+
+_FLAGS = ("terminations", "truncations", "boundaries")
+_TAKEN = frozenset(("obs", "next_obs", "actions", "rewards", *_FLAGS))
+
+_DAMAGED = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    RuntimeError,
+    EOFError,
+)
+
+BufferT = TypeVar("BufferT")
+
+
+class DatasetError(BufferMisuseError):
+    """Recorded data that is damaged, incomplete, or of another env; no buffer was changed."""
+
+
+class RawEpisode(NamedTuple):
+    """An episode of T steps as a file has it; nothing is checked."""
+
+    where: str  # file and episode, for messages
+    columns: dict[str, Any]  # obs (T + 1, ...) nested, or (T, ...) with next_obs; others (T, ...)
+
+
+def load_library(module: str) -> ModuleType:
+    """Import a module of an optional library.
+
+    Raises:
+        ModuleNotFoundError: The library is not installed; says how to install it.
+    """
+    library = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        # Minari says itself, with ImportError, that it lacks h5py.
+        missing = (error.name or library).partition(".")[0]
+        if missing not in (library, "h5py"):
+            raise
+        raise ModuleNotFoundError(
+            f"this data set needs {library}, which is not installed or not whole: "
+            "pip install 'vecenv[datasets]'",
+            name=error.name,
+        ) from None
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Turn what libraries raise about damaged files into DatasetError, one sentence."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except _DAMAGED as error:
+        said = " ".join(str(error).split()) or repr(error)
+        raise DatasetError(f"{where} can't be read: {said:.200}") from None
+
+
+class EpisodeDataset:
+    """Recorded episodes, read one at a time, each time anew; made by the functions `from_...`.
+
+    Iterating yields episodes as dicts of what `EpisodicReplayBuffer.add_episode` takes: `obs`
+    (T + 1, *obs_shape), nested like the space, `actions`, `rewards`, `terminations`,
+    `truncations`, `boundaries` and extra columns (T, ...); NumPy arrays, nobody else's unless the
+    source is in memory. Rewards keep their dtype, all else has that of the spaces. Whatever an
+    episode has is checked before it is yielded.
+
+    Attributes:
+        name: Of the file or data set, for messages.
+        observation_space: Of a single environment.
+        action_space: Of a single environment.
+        extra_columns: Names and spaces of further values per step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[], Iterator[RawEpisode]],
+        observation_space: Space,
+        action_space: Space,
+        *,
+        extra_columns: Mapping[str, Space] | None = None,
+        check_bounds: bool = True,
+    ):
+        self.name, self._read = name, read
+        self.observation_space, self.action_space = observation_space, action_space
+        self.extra_columns = dict(extra_columns or {})
+        self._checks_bounds = check_bounds
+        self._obs = space_leaves(observation_space, "obs")
+        self._others = [action_leaf(action_space), *extra_leaves(self.extra_columns, _TAKEN)]
+        self._spaces = {
+            **dict(zip([leaf.path for leaf in self._obs], _flat(observation_space), strict=True)),
+            "actions": action_space,
+            **self.extra_columns,
+        }
+        self._lengths: np.ndarray | None = None
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Read, check and yield the episodes in their order.
+
+        Raises:
+            DatasetError: An episode does not fit; the message names file, episode, step and field.
+        """
+        for where, columns in self._read():
+            try:
+                yield self._checked(where, columns)
+            except DatasetError:
+                raise
+            except BufferMisuseError as error:
+                raise DatasetError(f"{where}: {error}") from None
+
+    @property
+    def episode_lengths(self) -> np.ndarray:
+        """int64 (num_episodes,), steps of each episode; the first time it reads and checks all.
+
+        Later on, and in the two below, it is as when all was read the last time.
+        """
+        lengths = self.count() if self._lengths is None else self._lengths
+        return lengths.copy()
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes; reads all the first time."""
+        return len(self.episode_lengths)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps; reads all the first time."""
+        return int(self.episode_lengths.sum())
+
+    def count(self) -> np.ndarray:
+        """Read and check all; return the steps of each episode, int64 (num_episodes,).
+
+        Raises:
+            DatasetError: As of iterating, or there is no step.
+        """
+        lengths = np.array([len(episode["rewards"]) for episode in self], np.int64)
+        if not len(lengths):
+            raise DatasetError(f"{self.name} has no step")
+        self._lengths = lengths
+        return lengths
+
+    def to_buffer(self, kind: Callable[..., BufferT], **options: Any) -> BufferT:
+        """Make a buffer that holds exactly these steps, and fill it.
+
+        Args:
+            kind: `EpisodicReplayBuffer`, or a class of replay buffers.
+            **options: Of its constructor, without spaces. `capacity` is that of the data unless
+                given; so is `max_episodes`. Data larger than memory goes into a folder, with
+                storage="memmap".
+
+        Raises:
+            DatasetError: As of iterating, or there is no step; no buffer was made.
+        """
+        lengths = self.count()
+        own: dict[str, Any] = {"capacity": _rows_needed(lengths, options.get("num_envs"), kind)}
+        if hasattr(kind, "add_episode"):
+            own["max_episodes"] = len(lengths)
+        if self.extra_columns:
+            own["extra_columns"] = self.extra_columns
+        options = {**own, **options}
+        spaces_ = {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+        }
+        return self._fill(kind(**spaces_, **options), lengths)
+
+    def fill(self, buffer: BufferT) -> BufferT:
+        """Add all episodes to a buffer, one by one, after all were checked.
+
+        So the data is read twice, and a buffer is never left half filled by data that does not fit,
+        unless the data changes meanwhile. Rings that know their envs get episode k
+        as of env k modulo `num_envs`; open episodes of theirs are cut. An episode that ends without
+        a flag counts as cut.
+
+        Args:
+            buffer: An `EpisodicReplayBuffer` or a replay buffer with the same spaces and extra
+                columns, and room for all steps: none is overwritten.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            DatasetError: As of iterating; or the buffer has other spaces, or not enough room.
+                Nothing was changed.
+        """
+        self._check_spaces(buffer)
+        return self._fill(buffer, self.count())
+
+    def _fill(self, buffer: BufferT, lengths: np.ndarray) -> BufferT:
+        target: Any = buffer
+        self._check_spaces(target)
+        self._check_room(target, lengths)
+        if hasattr(target, "add_episode"):
+            for episode in self:
+                target.add_episode(episode)
+            return buffer
+        target.cut_episodes()
+        for number, episode in enumerate(self):
+            obs = episode.pop("obs")
+            episode.pop("boundaries")  # which rings don't have
+            is_cut = not (episode["terminations"][-1] or episode["truncations"][-1])
+            leaves = leaves_of(self.observation_space, obs)
+            ids = None
+            if target.num_envs is not None:
+                ids = np.full(len(episode["rewards"]), number % target.num_envs, np.int64)
+            target.add(
+                obs=build_tree(self.observation_space, [leaf[:-1] for leaf in leaves]),
+                next_obs=build_tree(self.observation_space, [leaf[1:] for leaf in leaves]),
+                env_ids=ids,
+                **episode,
+            )
+            if is_cut and ids is not None:
+                target.cut_episodes(ids[:1])
+        return buffer
+
+    def _check_spaces(self, buffer: Any) -> None:
+        for name in ("observation_space", "action_space"):
+            own, other = getattr(self, name), getattr(buffer, name)
+            if own != other:
+                raise DatasetError(
+                    f"{self.name} has the {name} {_shown(own)}, but the buffer {_shown(other)}; it "
+                    "is the data of another env, or needs the spaces given when it is opened"
+                )
+        layout = row_layout(buffer)
+        extras = {leaf.path: (leaf.shape, leaf.dtype) for leaf in self._others[1:]}
+        others = {name: layout.fields[name][1:3] for name in layout.extras}
+        if extras != others:
+            raise DatasetError(
+                f"{self.name} is read with the extra columns {list(extras)}, but the buffer has "
+                f"{list(others)}; both need the same, of equal shapes and dtypes"
+            )
+
+    def _check_room(self, buffer: Any, lengths: np.ndarray) -> None:
+        needed, room = int(lengths.sum()), buffer.capacity - len(buffer)
+        if hasattr(buffer, "counts"):  # a ring for each env
+            ids = np.arange(len(lengths)) % buffer.num_envs
+            rows = np.bincount(ids, lengths, buffer.num_envs).astype(np.int64)
+            worst = int(np.argmax(rows + buffer.counts))
+            needed, room = int(rows[worst]), buffer.capacity - int(buffer.counts[worst])
+        if needed > room:
+            raise DatasetError(
+                f"{self.name} has {needed} steps, but the buffer room for {room} more; make its "
+                "capacity larger, as to_buffer does"
+            )
+        if hasattr(buffer, "max_episodes"):
+            room = buffer.max_episodes - buffer.num_episodes
+            if len(lengths) > room:
+                raise DatasetError(
+                    f"{self.name} has {len(lengths)} episodes, but the buffer room for {room} "
+                    "more; make its max_episodes larger, as to_buffer does"
+                )
+
+    def _checked(self, where: str, columns: dict[str, Any]) -> dict[str, Any]:
+        """The episode in the form that is yielded; raise BufferMisuseError if it does not fit."""
+        rewards = np.asarray(columns["rewards"])
+        if rewards.ndim != 1 or rewards.dtype.kind not in "fiub" or not len(rewards):
+            raise DatasetError(
+                f"{where}: rewards has dtype {rewards.dtype} and shape {rewards.shape}, expected "
+                "numbers (T,), one at least"
+            )
+        count = len(rewards)
+        bad = np.flatnonzero(~np.isfinite(rewards))
+        if len(bad):
+            raise DatasetError(
+                f"{where}, step {bad[0]}: rewards is {rewards[bad[0]]}, expected finite numbers"
+            )
+        check_rewards(rewards)
+        obs = self._observations(where, columns, count)
+        found: dict[str, Any] = {"obs": build_tree(self.observation_space, obs), "rewards": rewards}
+        for leaf in self._others:
+            found[leaf.path] = self._column(where, leaf, columns[leaf.path], count)
+        for name in _FLAGS:
+            flags = columns.get(name)
+            flags = np.zeros(count, np.bool_) if flags is None else _as_flags(flags)
+            found[name] = read_array(name, flags, (count,), np.dtype(np.bool_)).astype(np.bool_)
+        for name in ("terminations", "truncations"):
+            early = np.flatnonzero(found[name][:-1])
+            if len(early):
+                raise DatasetError(
+                    f"{where}, step {early[0]}: {name} is True, but the episode has {count} steps; "
+                    "a flag ends it in its last step only"
+                )
+        return found
+
+    def _observations(self, where: str, columns: dict[str, Any], count: int) -> list[np.ndarray]:
+        """Arrays (T + 1, ...) of the leaves of obs."""
+        space, following = self.observation_space, columns.get("next_obs")
+        rows = count if following is not None else count + 1
+        leaves = read_nest("obs", columns["obs"], space, self._obs, rows)
+        leaves = [self._stored(where, *pair) for pair in zip(self._obs, leaves, strict=True)]
+        if following is None:
+            return leaves
+        nexts = read_nest("next_obs", following, space, self._obs, count)
+        found = []
+        for leaf, array, later in zip(self._obs, leaves, nexts, strict=True):
+            named = leaf._replace(path=f"next_{leaf.path}")
+            later = self._stored(where, named, later, leaf.path)
+            same = (array[1:] == later[:-1]).all(axis=tuple(range(1, array.ndim)))
+            if not same.all():
+                step = int(np.argmin(same))
+                raise DatasetError(
+                    f"{where}, step {step}: {named.path} is not {leaf.path} of step {step + 1}, so "
+                    "steps between the two are missing; end the episode there, by truncations, if "
+                    "it is meant"
+                )
+            found.append(np.concatenate([array, later[-1:]]))
+        return found
+
+    def _column(self, where: str, leaf: Leaf, given: Any, count: int) -> np.ndarray:
+        array = read_array(leaf.path, given, (count, *leaf.shape), leaf.dtype)
+        return self._stored(where, leaf, array)
+
+    def _stored(
+        self, where: str, leaf: Leaf, array: np.ndarray, path: str | None = None
+    ) -> np.ndarray:
+        """Values in the dtype of the space; raise DatasetError for those not in it."""
+        with np.errstate(over="ignore"):
+            stored = array.astype(leaf.dtype, copy=False)
+        wrong = np.zeros(stored.shape, np.bool_)
+        expected = "finite numbers"
+        if stored.dtype.kind == "f":
+            wrong = ~np.isfinite(stored)
+        if self._checks_bounds and not wrong.any():
+            space = self._spaces[path or leaf.path]
+            wrong, expected = _outside(space, stored), f"values of {_shown(space)}"
+        if wrong.any():
+            step, *place = (int(axis[0]) for axis in np.nonzero(wrong))
+            shown = f"{leaf.path}{place if place else ''}"
+            hint = ", or check_bounds=False" if "values" in expected else ""
+            value = array[(step, *place)]
+            raise DatasetError(
+                f"{where}, step {step}: {shown} is {value}, expected {expected}{hint}"
+            )
+        return stored
+
+
+def _as_flags(flags: Any) -> Any:
+    """Flags that some formats have as floats 0.0 and 1.0."""
+    array = np.asarray(flags)
+    if array.dtype.kind == "f" and np.isin(array, (0.0, 1.0)).all():
+        return array.astype(np.bool_)
+    return array
+
+
+def _flat(space: Space) -> Iterator[Space]:
+    """The spaces of the leaves, in their order."""
+    children: Any = ()
+    if isinstance(space, spaces.Dict):
+        children = space.spaces.values()
+    elif isinstance(space, spaces.Tuple):
+        children = space.spaces
+    else:
+        yield space
+    for child in children:
+        yield from _flat(child)
+
+
+def _shown(space: Space) -> str:
+    return f"{' '.join(str(space).split()):.200}"
+
+
+def _outside(space: Space, values: np.ndarray) -> np.ndarray:
+    """Which values (K, ...) are none of a space."""
+    if isinstance(space, spaces.Box):
+        return (values < space.low) | (values > space.high)
+    low, high = 0, 1  # MultiBinary
+    if isinstance(space, spaces.Discrete):
+        low, high = int(space.start), int(space.start + space.n) - 1
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+    return (values < low) | (values > high)
+
+
+def row_layout(buffer: Any) -> RowLayout:
+    """Of the rows of a replay buffer, or an episodic one."""
+    layout = buffer._storage.layout
+    return getattr(layout, "row", layout)
+
+
+def leaves_of(space: Space, tree: Any) -> list[Any]:
+    """What lies at the leaves of a nest, in the order of the space."""
+    if isinstance(space, spaces.Dict):
+        return [x for key, child in space.spaces.items() for x in leaves_of(child, tree[key])]
+    if isinstance(space, spaces.Tuple):
+        return [x for k, child in enumerate(space.spaces) for x in leaves_of(child, tree[k])]
+    return [tree]
+
+
+def _rows_needed(lengths: np.ndarray, num_envs: int | None, kind: Any) -> int:
+    """Capacity that holds all; of each ring, where there is one for each env."""
+    if hasattr(kind, "counts") and num_envs:
+        ids = np.arange(len(lengths)) % num_envs
+        return int(np.bincount(ids, lengths).max())
+    return int(lengths.sum())

@@ -1,0 +1,153 @@
+"""Minari data sets: read episode by episode, and written from buffers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, load_library, reading
+from buffers.datasets.held import as_dataset
+
+__all__ = ["from_minari", "to_minari"]
+
+
+def from_minari(
+    dataset: Any,
+    *,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    extra_columns: Mapping[str, Space] | None = None,
+    check_bounds: bool = True,
+) -> EpisodeDataset:
+    """Episodes of a local Minari data set, one in memory at a time; needs minari.
+
+    Rewards are float32 in buffers, and what is in `infos` comes along where an extra column, or
+    `boundaries`, has its name: of T + 1 infos the last T, as the first is that of the reset. Not
+    taken: other infos, those of resets, seeds and options of resets, and the metadata.
+
+    Args:
+        dataset: Its id, or a `minari.MinariDataset`, which may be filtered.
+        observation_space: Of a single environment; None for that of the data set.
+        action_space: Of a single environment; None for that of the data set.
+        extra_columns: Names and spaces of infos to read.
+        check_bounds: Refuse values that the spaces do not contain.
+
+    Raises:
+        ModuleNotFoundError: minari is not installed, or h5py, which its default format needs.
+        DatasetError: There is no such data set, or it can't be read.
+    """
+    minari = load_library("minari")
+    name = dataset if isinstance(dataset, str) else "a Minari data set"
+    with reading(name):
+        opened = minari.load_dataset(dataset) if isinstance(dataset, str) else dataset
+        name = opened.spec.dataset_id or name
+        single = (
+            opened.observation_space if observation_space is None else observation_space,
+            opened.action_space if action_space is None else action_space,
+        )
+
+    def read() -> Iterator[RawEpisode]:
+        wanted = opened.episode_indices
+        found = opened.iterate_episodes(wanted)
+        for number in wanted.tolist():
+            where = f"{name}, episode {number}"
+            with reading(where):
+                episode = next(found, None)
+            if episode is None:
+                raise DatasetError(f"{where} is missing")
+            yield RawEpisode(where, _columns(where, episode, extra_columns or {}))
+
+    return EpisodeDataset(
+        name, read, *single, extra_columns=extra_columns, check_bounds=check_bounds
+    )
+
+
+def _columns(where: str, episode: Any, extras: Mapping[str, Space]) -> dict[str, Any]:
+    infos, count = episode.infos or {}, len(episode.rewards)
+    found = {
+        "obs": episode.observations,
+        "actions": episode.actions,
+        "rewards": episode.rewards,
+        "terminations": episode.terminations,
+        "truncations": episode.truncations,
+    }
+    marks = infos.get("boundaries")
+    if isinstance(marks, np.ndarray) and marks.dtype == np.bool_ and marks.size == count + 1:
+        found["boundaries"] = marks.reshape(-1)[1:]
+    for name, space in extras.items():
+        column = infos.get(name)
+        if not isinstance(column, np.ndarray) or column.ndim == 0:
+            raise DatasetError(
+                f"{where}: the info {name!r} is missing; there is {sorted(map(str, infos))}"
+            )
+        if not space.shape and column.shape[1:] == (1,):  # as to_minari writes them for arrow
+            column = column[:, 0]
+        found[name] = column[1:] if len(column) == count + 1 else column
+    return found
+
+
+def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) -> Any:
+    """Write a buffer, or a data set, as a new local Minari data set; needs minari.
+
+    Observations (one more than steps), actions, rewards and both flags are written; boundaries and
+    extra columns go into the infos, where that of the reset is zero. Pictures are written as they
+    are. One episode is in memory at a time. If it fails nothing is left of it.
+
+    Args:
+        source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
+        dataset_id: Minari's id, such as "cage/b_line/trained-v0"; must be new.
+        env: Where the episodes come from, so that Minari can make the env again: an id, without
+            "module:" in front, a spec or an env. None stores the spaces only.
+        **options: Further arguments of `minari.create_dataset_from_buffers`, such as
+            `algorithm_name`, `author`, `description` and `data_format`.
+
+    Returns:
+        The `minari.MinariDataset`.
+
+    Raises:
+        ModuleNotFoundError: minari is not installed, or h5py, which its default format needs.
+        DatasetError: There is no episode, or one does not fit.
+        ValueError: The id exists or is malformed (Minari's).
+    """
+    minari = load_library("minari")
+    kind = load_library("minari.data_collector.episode_buffer").EpisodeBuffer
+    local = load_library("minari.storage.datasets_root_dir")
+    dataset = as_dataset(source)
+    dataset.count()  # checks all
+    folder = Path(local.get_dataset_path(dataset_id))
+    was_there = folder.exists()
+    # Minari 0.5 can't read infos that are one number per step if they were written as arrow.
+    axes = 2 if options.get("data_format") == "arrow" else 1
+    exported = (
+        kind(id=number, **_exported(episode, axes)) for number, episode in enumerate(dataset)
+    )
+    try:
+        return minari.create_dataset_from_buffers(
+            dataset_id,
+            exported,
+            env=env,
+            observation_space=dataset.observation_space,
+            action_space=dataset.action_space,
+            **{"jpeg_encoding": False, **options},
+        )
+    except BaseException:
+        if not was_there:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _exported(episode: dict[str, Any], axes: int) -> dict[str, Any]:
+    """An episode of T steps as Minari's fields, arrays of T or T + 1 rows; infos of some axes."""
+    fields = dict(episode)
+    steps = {name: fields.pop(name) for name in ("rewards", "terminations", "truncations")}
+    observations, actions = fields.pop("obs"), fields.pop("actions")
+    infos = {}
+    for name, column in fields.items():
+        padded = np.concatenate([np.zeros_like(column[:1]), column])
+        infos[name] = padded.reshape(*padded.shape, *[1] * (axes - padded.ndim))
+    return {"observations": observations, "actions": actions, "infos": infos, **steps}

@@ -1,0 +1,293 @@
+"""Flat arrays into buffers and back: where episodes end, and what is refused."""
+
+import re
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from buffers import EpisodicReplayBuffer, PerEnvReplayBuffer, SharedReplayBuffer
+from buffers.datasets import DatasetError, EpisodeDataset, from_arrays, from_buffer
+
+OBS = spaces.Dict(
+    place=spaces.Box(-99, 99, (2,), np.float32),
+    more=spaces.Tuple([spaces.Discrete(200), spaces.MultiBinary(3)]),
+)
+ACTIONS = spaces.Box(-1, 1, (2,), np.float32)
+EXTRA = {"effort": spaces.Box(0, 9, (), np.float64)}
+
+
+def flat(ends, count, *, with_next=True, seed=0):
+    """Arrays of `count` steps whose episodes end with those in `ends`, in turn by each flag."""
+    rng = np.random.default_rng(seed)
+    terminals, timeouts = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    terminals[ends[::2]], timeouts[ends[1::2]] = True, True
+
+    def observations():
+        bits = rng.integers(0, 2, (count, 3), dtype=np.int8)
+        place = rng.uniform(-9, 9, (count, 2)).astype(np.float32)
+        return {"place": place, "more": {"0": rng.integers(0, 200, count), "1": bits}}
+
+    obs, following = observations(), observations()
+    goes_on = np.flatnonzero(~(terminals | timeouts)[:-1])
+    for get in (lambda o: o["place"], lambda o: o["more"]["0"], lambda o: o["more"]["1"]):
+        get(following)[goes_on] = get(obs)[goes_on + 1]
+    arrays = {
+        "observations": obs,
+        "actions": rng.uniform(-1, 1, (count, 2)).astype(np.float32),
+        "rewards": rng.normal(size=count).astype(np.float32),
+        "terminals": terminals,
+        "timeouts": timeouts,
+        "infos/effort": rng.random(count),
+    }
+    return arrays | ({"next_observations": following} if with_next else {})
+
+
+def opened(arrays, **options):
+    return from_arrays(arrays, OBS, ACTIONS, **{"extra_columns": EXTRA, **options})
+
+
+def assert_same(first, second):
+    first, second = list(first), list(second)
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert set(one) == set(other)
+        np.testing.assert_equal(one, other)
+
+
+def test_episodes_come_back_bit_for_bit_from_every_buffer(tmp_path):
+    data = opened(flat([3, 10, 11, 29], 40))
+    assert data.episode_lengths.tolist() == [4, 7, 1, 18, 10]
+    episodic = data.to_buffer(EpisodicReplayBuffer)
+    assert (len(episodic), episodic.num_episodes) == (40, 5)
+    assert_same(data, from_buffer(episodic))
+    options = {"num_envs": 1, "n_step": 3, "gamma": 0.9}
+    assert_same(data, from_buffer(data.to_buffer(SharedReplayBuffer, **options)))
+    assert_same(data, from_buffer(data.to_buffer(SharedReplayBuffer)))
+    stored_once = data.to_buffer(SharedReplayBuffer, num_envs=1, store_next=False)
+    assert_same(data, from_buffer(stored_once))
+    disk = data.to_buffer(SharedReplayBuffer, storage="memmap", folder=tmp_path / "replay")
+    assert_same(data, from_buffer(disk))
+    disk.close()
+
+
+def test_rings_for_each_env_get_episodes_in_turn():
+    data = opened(flat([3, 10, 11, 29], 40))
+    ring = data.to_buffer(PerEnvReplayBuffer, num_envs=2)
+    assert ring.capacity == 25 and ring.counts.tolist() == [15, 25]
+    episodes = list(data)
+    assert_same([episodes[k] for k in (0, 2, 4, 1, 3)], from_buffer(ring))
+
+
+def test_a_ring_of_several_envs_gives_the_episodes_of_each():
+    data = list(opened(flat([9, 19, 29], 40)))
+    ring = SharedReplayBuffer(30, OBS, ACTIONS, num_envs=4, track_env=True, extra_columns=EXTRA)
+    for t in range(10):  # the oldest 10 transitions are overwritten
+        rows = [{name: column[t : t + 2] for name, column in flattened(e).items()} for e in data]
+        step = {name: np.concatenate([r[name][:1] for r in rows]) for name in rows[0]}
+        ring.add(**nested(step), env_ids=np.arange(4))
+    found = list(from_buffer(ring))
+    assert [len(episode["rewards"]) for episode in found] == [7, 7, 8, 8]
+    for one, other in zip(found, data, strict=True):
+        count = len(one["rewards"])
+        np.testing.assert_equal(one["obs"]["place"], other["obs"]["place"][-count - 1 :])
+        np.testing.assert_equal(one["effort"], other["effort"][-count:])
+    unknown = SharedReplayBuffer(30, OBS, ACTIONS, num_envs=4)
+    with pytest.raises(DatasetError, match=r"which of its 4 envs.*track_env=True"):
+        from_buffer(unknown)
+
+
+def flattened(episode):
+    place, (number, bits) = episode["obs"]["place"], episode["obs"]["more"]
+    others = {k: v for k, v in episode.items() if k not in ("obs", "boundaries")}
+    return {"a": place[:-1], "b": number[:-1], "c": bits[:-1],
+            "na": place[1:], "nb": number[1:], "nc": bits[1:], **others}  # fmt: skip
+
+
+def nested(step):
+    obs, following = (
+        {"place": step.pop(f"{p}a"), "more": (step.pop(f"{p}b"), step.pop(f"{p}c"))}
+        for p in ("", "n")
+    )
+    return {"obs": obs, "next_obs": following, **step}
+
+
+def test_without_next_observations_only_a_termination_keeps_its_last_step():
+    arrays = flat([3, 10, 11, 29], 40, with_next=False)
+    data = opened(arrays)
+    assert data.episode_lengths.tolist() == [4, 6, 1, 17, 9]
+    first, second, *_ = data
+    assert first["terminations"].tolist() == [False, False, False, True]
+    place = arrays["observations"]["place"]
+    np.testing.assert_array_equal(first["obs"]["place"], place[[0, 1, 2, 3, 3]])
+    assert not (second["terminations"] | second["truncations"]).any()
+    np.testing.assert_array_equal(second["obs"]["place"], place[4:11])
+    ring = data.to_buffer(SharedReplayBuffer, num_envs=1, n_step=5, gamma=0.9)
+    batch = ring.get(np.arange(4, 10))  # windows end with the episode that was cut
+    last = np.float32(0.9) ** np.array([5, 5, 4, 3, 2, 1])
+    np.testing.assert_allclose(batch.discounts.numpy(), last, rtol=1e-6)
+
+
+def test_episodes_by_index_and_frames_by_number():
+    arrays = flat([], 12)
+    del arrays["terminals"], arrays["timeouts"], arrays["next_observations"]
+    arrays |= {"episode_index": np.repeat([4, 7, 8], [5, 6, 1])}
+    arrays |= {"frame_index": np.concatenate([np.arange(5), np.arange(6), [0]])}
+    assert opened(arrays).episode_lengths.tolist() == [4, 5]
+    for place, wrong, message in [
+        (2, 3, r"episode 4, step 2: frame_index is 3, expected 2; rows are missing"),
+        (5, 1, r"episode 7, step 0: frame_index is 1, expected 0"),
+    ]:
+        changed = arrays | {"frame_index": arrays["frame_index"].copy()}
+        changed["frame_index"][place] = wrong
+        refused(changed, message)
+    refused(arrays | {"episode_index": np.repeat([4, 7, 4], [5, 6, 1])}, "from 7 back to 4")
+
+
+def refused(arrays, message, **options):
+    buffer = SharedReplayBuffer(100, OBS, ACTIONS, extra_columns=EXTRA, num_envs=1, seed=0)
+    with pytest.raises(DatasetError, match=message) as error:
+        opened(arrays, **options).fill(buffer)
+    assert len(buffer) == 0 and "\n" not in str(error.value)
+
+
+def changed(path, place, value, **options):
+    arrays = flat([3, 10, 11, 29], 40, **options)
+    holder, (*keys, last) = arrays, path.split(".")
+    for key in keys:
+        holder = holder[key]
+    holder[last] = holder[last].copy()
+    holder[last][place] = value
+    return arrays
+
+
+BAD = {
+    "NaN obs": (
+        lambda: changed("observations.place", (6, 1), np.nan, with_next=False),
+        r"arrays, episode 1, step 2: obs\['place'\]\[1\] is nan, expected finite numbers",
+    ),
+    "NaN reward": (
+        lambda: changed("rewards", 35, np.nan),
+        "arrays, episode 4, step 5: rewards is nan, expected finite",
+    ),
+    "action out of bounds": (
+        lambda: changed("actions", (0, 0), 1.5),
+        r"episode 0, step 0: actions\[0\] is 1.5, expected values of Box.*check_bounds=False",
+    ),
+    "another env's Discrete": (
+        lambda: changed("observations.more.0", 4, 200, with_next=False),
+        r"episode 1, step 0: obs\['more'\]\[0\] is 200, expected values of Discrete\(200\)",
+    ),
+    "rows missing": (
+        lambda: {k: removed(v, 7) for k, v in flat([3, 10, 11, 29], 40).items()},
+        r"episode 1, step 2: next_obs\['place'\] is not obs\['place'\] of step 3, so steps",
+    ),
+    "one column cut": (
+        lambda: flat([3], 40) | {"rewards": np.zeros(39)},
+        "'rewards' has 39 rows, but '.*' 40; the file was cut",
+    ),
+    "field missing": (
+        lambda: {k: v for k, v in flat([3], 40).items() if k != "actions"},
+        r"the field actions is missing, looked for 'actions' or 'action'; there is \[",
+    ),
+    "nothing ends": (
+        lambda: {k: v for k, v in flat([3], 40).items() if k not in ("terminals", "timeouts")},
+        "nothing tells where episodes end",
+    ),
+    "wrong shape": (
+        lambda: flat([3], 40) | {"actions": np.zeros((40, 3))},
+        r"episode 0: actions has shape \(4, 3\), expected \(4, 2\)",
+    ),
+    "other nest": (
+        lambda: flat([3], 40) | {"observations": {"place": np.zeros((40, 2))}},
+        "the field obs is missing, looked for .* with .*'more/0'",
+    ),
+    "flags of two columns": (
+        lambda: flat([3], 40) | {"timeouts": np.zeros((40, 2), np.bool_)},
+        r"timeouts has dtype bool and shape \(40, 2\), expected one number per step",
+    ),
+    "flags that are none": (
+        lambda: flat([3], 40) | {"timeouts": np.full(40, 2)},
+        "episode 0: truncations has 2, expected bool",
+    ),
+    "text": (
+        lambda: flat([3], 40) | {"rewards": np.full(40, "x")},
+        "rewards has dtype <U1 and shape",
+    ),
+    "extra missing": (
+        lambda: {k: v for k, v in flat([3], 40).items() if k != "infos/effort"},
+        "the field effort is missing",
+    ),
+    "empty": (
+        lambda: {k: removed(v, slice(None)) for k, v in flat([3], 40).items()},
+        "has no step",
+    ),
+}
+
+
+def removed(tree, place):
+    if isinstance(tree, dict):
+        return {key: removed(value, place) for key, value in tree.items()}
+    return np.delete(tree, place, axis=0)
+
+
+@pytest.mark.parametrize("make, message", BAD.values(), ids=BAD)
+def test_bad_data_is_refused_and_changes_nothing(make, message):
+    refused(make(), message)
+
+
+def test_bounds_need_not_be_looked_at_and_columns_can_have_other_names():
+    arrays = changed("actions", (0, 0), 1.5)
+    assert opened(arrays, check_bounds=False).num_steps == 40
+    renamed = {"act" if k == "actions" else k: v for k, v in flat([3], 9).items() if k != "rewards"}
+    data = opened(renamed, columns={"actions": "act", "rewards": None})
+    assert next(iter(data))["rewards"].tolist() == [0.0] * 4
+    with pytest.raises(DatasetError, match="columns has 'reward', expected some of"):
+        opened(renamed, columns={"reward": "x"})
+
+
+def test_a_buffer_that_does_not_fit_is_refused():
+    data = opened(flat([3, 10], 20))
+    for buffer, message in [
+        (SharedReplayBuffer(19, OBS, ACTIONS, extra_columns=EXTRA), "20 steps, but .* room for 19"),
+        (SharedReplayBuffer(99, OBS, spaces.Box(-2, 2, (2,)), extra_columns=EXTRA), "another env"),
+        (SharedReplayBuffer(99, OBS, ACTIONS), "extra columns"),
+        (EpisodicReplayBuffer(99, OBS, ACTIONS, max_episodes=2, extra_columns=EXTRA), "3 episodes"),
+        (PerEnvReplayBuffer(11, OBS, ACTIONS, num_envs=2, extra_columns=EXTRA), "13 steps, but"),
+    ]:
+        with pytest.raises(DatasetError, match=message):
+            data.fill(buffer)
+        assert len(buffer) == 0
+
+
+def test_a_filled_buffer_goes_on_with_steps_of_running_envs():
+    data = opened(flat([3], 9))
+    ring = SharedReplayBuffer(
+        99, OBS, ACTIONS, num_envs=1, n_step=3, gamma=0.5, extra_columns=EXTRA
+    )
+    data.fill(ring)
+    episode = flattened(next(iter(data)))
+    ring.add(**nested({name: column[:1] for name, column in episode.items()}))
+    batch = ring.get([7, 8])  # their windows end with the data
+    np.testing.assert_allclose(batch.discounts.numpy(), [0.25, 0.5])
+    assert_same([*data, *data], list(from_buffer(data.fill(data.fill(ring_of(18))))))
+
+
+def ring_of(capacity):
+    return EpisodicReplayBuffer(capacity, OBS, ACTIONS, extra_columns=EXTRA)
+
+
+def test_data_that_changes_between_two_readings_is_checked_again():
+    arrays = flat([3], 9)
+    data = opened(arrays)
+    assert data.num_steps == 9
+    arrays["rewards"][2] = np.inf
+    with pytest.raises(DatasetError, match=re.escape("step 2: rewards is inf")):
+        data.to_buffer(EpisodicReplayBuffer)
+
+
+def test_a_data_set_is_not_made_of_anything_else():
+    for source in ({}, 3, SharedReplayBuffer):
+        with pytest.raises((DatasetError, TypeError)):
+            from_buffer(source)
+    assert isinstance(opened(flat([3], 9)), EpisodeDataset)
