@@ -7,13 +7,15 @@ from 1 000 episodes of 200 steps (52 float32 observed) with five boundaries each
 tensors. "loop" goes through the batch item by item; "table" keeps the boundaries of each episode in
 a table 100 wide, looks up the rows drawn, masks those before the step and sorts. All return
 observations, later observations, offsets, actions and rewards; `sample` returns flags besides.
-Growth: the same call for longer episodes and more boundaries at the same number of steps. One
-thread.
+Columns: observations and later ones only, at two sizes, against two `index_select` of a plain table
+of observations, rows of both given. Growth: the same call for longer episodes and more boundaries
+at the same number of steps. One thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import statistics
@@ -151,6 +153,26 @@ def pair_cases() -> dict[str, Callable[[], object]]:
     }
 
 
+def column_cases(size: int) -> dict[str, Callable[[], object]]:
+    episodes = Episodes(1000, 200, 5)
+    buffer, chosen = episodes.fill(make_buffer(200_000)), ("obs", "future_obs")
+    table = torch.from_numpy(episodes.obs.reshape(-1, OBS_SIZE))
+    steps = itertools.cycle(torch.randint(len(table) - 60, (2_000_000 // size, size)))
+    rooms = itertools.cycle(torch.randint(1, 60, (1_999_000 // size, size)))
+
+    def gather() -> list[torch.Tensor]:
+        rows = next(steps)
+        return [table.index_select(0, rows), table.index_select(0, rows + next(rooms))]
+
+    out = buffer.sample(size, DISCOUNT, columns=chosen)
+    return {
+        "gather": gather,
+        "columns": lambda: buffer.sample(size, DISCOUNT, columns=chosen),
+        "columns, out=": lambda: buffer.sample(size, DISCOUNT, out=out),
+        "whole": lambda: buffer.sample(size, DISCOUNT),
+    }
+
+
 def growth_cases() -> dict[str, Callable[[], object]]:
     cases = {}
     for num_episodes, length, boundaries in ((1000, 200, 5), (1000, 200, 80), (20, 10_000, 5)):
@@ -170,6 +192,9 @@ def main() -> None:
     print(f"median and spread over {options.repetitions} alternating rounds")
     arguments = options.repetitions, options.seconds
     print("\n" + report(f"pairs, B = {BATCH}", measure(pair_cases(), *arguments), SAMPLE))
+    for size in (BATCH, 4096):
+        rates = measure(column_cases(size), *arguments)
+        print("\n" + report(f"two columns, B = {size}", rates, "gather"))
     cases = growth_cases()
     print("\n" + report("growth", measure(cases, *arguments), next(iter(cases))))
 

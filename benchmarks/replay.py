@@ -2,6 +2,7 @@
 
     python benchmarks/replay.py
     python benchmarks/replay.py --only prioritized files
+    python benchmarks/replay.py --only layouts columns prefetch
 
 A transition is 52 float32 obs and next obs, an int64 action, a float32 reward and two flags. Other
 libraries are measured if they are installed (stable-baselines3, cpprb, torchrl, tianshou); all are
@@ -14,6 +15,12 @@ tensors. One thread.
 In "3 steps", cpprb has a single environment and folds the steps when they are added; the others
 have 2048 environments and fold at sampling. "update, same" gives the same priorities to the same
 rows over and over, "update, new" other priorities to other rows each time, as training does.
+
+"layouts" adds to buffers whose observations are a Dict of three arrays, or stored once; an add
+follows on the one before. "field by field" is the way without the compiled call. "columns" draws
+observations and actions only. "prefetch" is a loop of draws, each followed by work of torch that
+takes about as long as an update of small networks; the rows are in memory, or in a folder whose
+pages are dropped before each round.
 """
 
 from __future__ import annotations
@@ -34,6 +41,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box, Dict
 from measure import alternate, machine, markdown_table, median_ratio
 from replay_peers import ACTIONS, ALPHA, BETA, GAMMA, OBS, PEERS, Columns, Peer, make_peers
 
@@ -174,6 +182,86 @@ def time_sample(capacity: int, repetitions: int) -> None:
         report(f"sample {size} of {capacity}", cases, "fresh", repetitions)
 
 
+def time_layouts(capacity: int, repetitions: int) -> None:
+    sizes = {"position": 24, "velocity": 24, "goal": 4}
+    nested = Dict({key: Box(-np.inf, np.inf, (size,)) for key, size in sizes.items()})
+    begins = dict(zip(sizes, (0, 24, 48), strict=True))
+
+    def split(obs: np.ndarray) -> dict[str, np.ndarray]:
+        return {k: np.ascontiguousarray(obs[:, begins[k] :][:, : sizes[k]]) for k in sizes}
+
+    for count in (NUM_ENVS, 8, 1):
+        columns = make_columns(count)
+        flat = [columns, {**columns, "obs": columns["next_obs"], "next_obs": columns["obs"]}]
+        dicts: list[Any] = [
+            {**c, "obs": split(c["obs"]), "next_obs": split(c["next_obs"])} for c in flat
+        ]
+        cases = {}
+        layouts: list[tuple[str, Any, list[Any], dict[str, Any]]] = [
+            ("both stored", OBS, flat, {}),
+            ("both stored, 3 steps", OBS, flat, {"n_step": 3, "gamma": GAMMA}),
+            ("stored once", OBS, flat, {"store_next": False}),
+            ("Dict", nested, dicts, {}),
+            ("Dict, field by field", nested, dicts, {}),
+            ("Dict, stored once", nested, dicts, {"store_next": False}),
+        ]
+        for name, space, given, options in layouts:
+            buffer = SharedReplayBuffer(
+                capacity // count * count, space, ACTIONS, num_envs=count, seed=0, **options
+            )
+            if "by field" in name:
+                buffer._adder = None
+            steps = itertools.cycle(given)
+            cases[name] = repeat(lambda buffer=buffer, steps=steps: buffer.add(**next(steps)))
+        report(f"add {count}", cases, "both stored", repetitions)
+
+
+def time_columns(capacity: int, repetitions: int) -> None:
+    chosen = "obs", "actions"
+    uniform = filled(capacity)
+    prioritized = filled(capacity, PrioritizedReplayBuffer)
+    for size in (256, 4096):
+        cases = {}
+        for name, buffer in (("uniform", uniform), ("prioritized", prioritized)):
+            cases[name] = repeat(partial(buffer.sample, size))
+            cases[f"{name}, obs and actions"] = repeat(partial(buffer.sample, size, columns=chosen))
+        report(f"sample {size} of {capacity}", cases, "uniform", repetitions)
+
+
+def time_prefetch(capacity: int, repetitions: int) -> None:
+    draws, work = 100, torch.randn(256, 256)
+    buffer = filled(capacity)
+    with tempfile.TemporaryDirectory() as folder:
+        cold = filled(capacity, storage="memmap", folder=Path(folder, "rows"))
+        cold.flush()
+        path = max(Path(folder, "rows").iterdir(), key=lambda file: file.stat().st_size)
+
+        def learn(batch: Any) -> None:
+            made = batch.obs @ work[:52]
+            for _ in range(12):
+                made = torch.relu(made @ work)
+
+        def run(source: Any, depth: int | None, is_dropped: bool) -> None:
+            if is_dropped:  # mapped pages stay; those nobody has asked for yet go
+                with open(path, "rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if depth is None:
+                for _ in range(draws):
+                    learn(source.sample(256))
+                return
+            with source.prefetch(256, depth=depth) as batches:
+                for _ in range(draws):
+                    learn(next(batches))
+
+        cases: dict[str, Case] = {}
+        for name, source, is_dropped in (("memory", buffer, False), ("folder", cold, True)):
+            for depth in (None, 1, 2):
+                case = name if depth is None else f"{name}, depth {depth}"
+                cases[case] = partial(run, source, depth, is_dropped), draws
+        report("draw and learn, 256", cases, "memory", repetitions)
+        cold.close()
+
+
 def time_windows(capacity: int, repetitions: int) -> None:
     options = {"num_envs": NUM_ENVS, "n_step": 3, "gamma": GAMMA}
     buffer = SharedReplayBuffer(capacity, OBS, ACTIONS, seed=0, **options)
@@ -272,6 +360,9 @@ def main() -> None:
         "add": time_add,
         "sample": time_sample,
         "sample-twice": lambda capacity, repetitions: time_sample(2 * capacity, repetitions),
+        "layouts": time_layouts,
+        "columns": time_columns,
+        "prefetch": time_prefetch,
         "windows": time_windows,
         "prioritized": time_priorities,
         "files": lambda _, repetitions: time_files(options.file_rows, repetitions),

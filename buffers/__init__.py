@@ -14,12 +14,20 @@ except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(_needed, name="torch") from None
 
 from buffers.core.batches import Batch
-from buffers.core.errors import BufferMemoryError, BufferMisuseError, CheckpointError
+from buffers.core.errors import (
+    BufferClosedError,
+    BufferMemoryError,
+    BufferMisuseError,
+    CheckpointError,
+)
 from buffers.core.generator import restore_generator
-from buffers.episodic.batches import GoalBatch, PairBatch, SequenceBatch, StackBatch
+from buffers.core.prefetch import Prefetch
+from buffers.core.sequences import SequenceBatch
+from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.buffer import EpisodicReplayBuffer
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.frames import FrameStack
+from buffers.replay.multiprocess import MultiprocessReplayBuffer, ReplayWriter
 from buffers.replay.prioritized import PrioritizedReplayBuffer
 from buffers.replay.uniform import PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
@@ -32,6 +40,7 @@ from buffers.writer import TransitionWriter
 
 __all__ = [
     "Batch",
+    "BufferClosedError",
     "BufferMemoryError",
     "BufferMisuseError",
     "CheckpointError",
@@ -39,10 +48,13 @@ __all__ = [
     "EpisodicReplayBuffer",
     "FrameStack",
     "GoalBatch",
+    "MultiprocessReplayBuffer",
     "PairBatch",
     "PerEnvReplayBuffer",
+    "Prefetch",
     "PrioritizedReplayBuffer",
     "ReplayBatch",
+    "ReplayWriter",
     "RolloutBatch",
     "RolloutBuffer",
     "RolloutSequenceBatch",

@@ -32,6 +32,8 @@ __all__ = ["TrajectoryBuffer", "TrajectoryStats"]
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
 _FLAGS = ("terminations", "truncations")
 _BUILT_IN = ("actions", "rewards", *_FLAGS)
+_FEW_STEPS = 4096  # of trajectories whose rewards are summed together
+_STEPS_AT_ONCE = 65536  # and of these together
 _TAKEN = frozenset(("obs", "next_obs", "env_ids", "self", "valid", *_BUILT_IN))
 
 
@@ -224,7 +226,7 @@ class TrajectoryBuffer(Rebuilt):
             self._allocate(max(num_steps, 2 * self._capacity))
         for column, parts in zip(self._storage, columns, strict=True):
             if parts:
-                foreach_copy(column[:num_steps].split(lengths), parts, non_blocking=True)
+                _lay(column[:num_steps], parts, lengths)
         if self.device.type == "cuda":  # pinned memory may be reused by the caller from now on
             torch.cuda.current_stream(self.device).synchronize()
         self._ends = list(accumulate(lengths))
@@ -233,6 +235,8 @@ class TrajectoryBuffer(Rebuilt):
     def _read(self, trajectories: Sequence[Mapping[str, Any]]) -> list[list[torch.Tensor]]:
         """For each column, in the order of the storage, the tensors of all trajectories."""
         columns: list[list[torch.Tensor]] = [[] for _ in self._leaves]
+        expected: dict[int, list[tuple[int, ...]]] = {}  # shapes by number of steps
+        is_host = self.device.type == "cpu"
         for number, trajectory in enumerate(trajectories):
             valid = trajectory.get("valid") if isinstance(trajectory, Mapping) else None
             keys = self._keys if valid is None else self._keys | {"valid"}
@@ -251,12 +255,17 @@ class TrajectoryBuffer(Rebuilt):
             steps = _count(trajectory["rewards"])
             name = f"trajectory {number}: valid"
             chosen = None if valid is None else read_tensor(name, valid, (steps,), torch.bool)
-            for index, value in enumerate(values):
+            shapes = expected.get(steps)
+            if shapes is None:
+                shapes = expected[steps] = [(steps, *shape) for shape in self._shapes]
+            for index, (value, shape, dtype) in enumerate(
+                zip(values, shapes, self._dtypes, strict=True)
+            ):
                 fits = (
                     type(value) is torch.Tensor
-                    and value.dtype is self._dtypes[index]
-                    and value.shape == (steps, *self._shapes[index])
-                    and value.device == self.device
+                    and value.dtype is dtype
+                    and value.shape == shape
+                    and (value.is_cpu if is_host else value.device == self.device)
                 )
                 tensor = value if fits else self._convert(number, index, value, steps)
                 tensor = tensor if chosen is None else tensor[chosen.to(tensor.device)]
@@ -275,6 +284,17 @@ class TrajectoryBuffer(Rebuilt):
         """Sum of all rewards, which must be finite; waits for the device once."""
         if not rewards:
             return 0.0
+        lengths = list(map(len, rewards))
+        if max(lengths) <= _FEW_STEPS and all(
+            reward.dtype is torch.float32 and reward.is_cpu for reward in rewards
+        ):  # Of float32 none but an infinite one, or NaN, makes an infinite sum in float64.
+            most = max(1, _STEPS_AT_ONCE // max(1, *lengths))
+            starts = range(0, len(rewards), most)
+            total = math.fsum(
+                float(torch.cat(rewards[i : i + most]).sum(dtype=torch.float64)) for i in starts
+            )
+            if math.isfinite(total):
+                return total
         # Summed in their own dtype, pairwise: another one would make torch convert them all first.
         sums = [reward.sum() for reward in rewards]
         if any(part.device != self.device or part.dtype != sums[0].dtype for part in sums):
@@ -308,6 +328,18 @@ class TrajectoryBuffer(Rebuilt):
                 torch.empty((capacity, *leaf.shape), dtype=dtype, device=self.device)
                 for leaf, dtype in zip(self._leaves, self._dtypes, strict=True)
             ]
+
+
+def _lay(column: torch.Tensor, parts: list[torch.Tensor], lengths: list[int]) -> None:
+    """Copy tensors into a column, one behind the other."""
+    # One call for many small ones, if torch need not convert them.
+    if column.is_cpu and all(part.dtype is column.dtype and part.is_cpu for part in parts):
+        try:
+            torch.cat(parts, out=column)
+            return
+        except RuntimeError:  # one of them is a view of this memory
+            pass
+    foreach_copy(column.split(lengths), parts, non_blocking=True)
 
 
 def _plan(

@@ -344,6 +344,8 @@ NUMBERS = "steps", "num_updates", "obs", "returns"
 
 def main(options: Options) -> EvaluationResult:
     """Train, save, evaluate and report; return the evaluation."""
+    if options.frame_stack and options.storage == "memmap":
+        raise SystemExit("--frame-stack is for --storage memory: files hold whole observations")
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
     torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
@@ -375,7 +377,9 @@ def main(options: Options) -> EvaluationResult:
     best = options.save / "checkpoint" / "best.npz"
     if best.exists():  # DQN forgets: the last policy may be a bad one
         trainer.agent.load_state_dict(load_checkpoint(best)["state"]["agent"])
+    print(f"evaluating {options.eval_episodes} episodes; Ctrl-C leaves that out", flush=True)
     result = trainer.evaluate(options.eval_episodes, seed=1_000_000)
+    run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
     print(result)
     return result
 

@@ -391,7 +391,9 @@ def main(options: Options) -> EvaluationResult:
         return to_env(trainer.agent.act(obs.float()).cpu().numpy(), trainer.space)
 
     count, device = options.eval_episodes, options.device
+    print(f"evaluating {count} episodes; Ctrl-C leaves that out", flush=True)
     result = evaluate(act, options.env_id, count, device=device, **given)
+    run.write_json("evaluation", {"mean": result.mean, "ci95": result.ci95})
     print(result)
     return result
 

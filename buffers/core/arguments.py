@@ -6,9 +6,10 @@ Each function returns its argument in the form to be stored, or raises BufferMis
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = [
     "check_place",
     "check_rewards",
     "read_array",
+    "read_columns",
     "read_distinct_ids",
     "read_episode",
     "read_flags",
@@ -168,6 +170,29 @@ def check_count(name: str, number: Any, most: int | None = None) -> int:
     if most is not None and count > most:
         raise BufferMisuseError(f"{name} is {count}, expected at most {most}")
     return count
+
+
+def read_columns(columns: Any, known: tuple[str, ...]) -> frozenset[str] | None:
+    """The names of the columns to draw, or None for all.
+
+    Raises:
+        BufferMisuseError: They are no names of `known` columns, or there is none.
+    """
+    if columns is None:
+        return None
+    names: tuple[Any, ...] = ()
+    if isinstance(columns, Iterable) and not isinstance(columns, str | bytes | Mapping):
+        names = tuple(columns)
+    if all(type(name) is str for name in names) and (chosen := _names_among(names, known)):
+        return chosen
+    raise BufferMisuseError(
+        f"columns is {columns!r}, expected a sequence of names out of {list(known)}, one at least"
+    )
+
+
+@functools.lru_cache(64)  # reading them costs as much as a tenth of a draw
+def _names_among(names: tuple[str, ...], known: tuple[str, ...]) -> frozenset[str] | None:
+    return frozenset(names) if all(name in known for name in names) else None
 
 
 def read_number(name: str, number: Any, most: float = 1.0) -> float:

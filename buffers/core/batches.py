@@ -22,7 +22,7 @@ __all__ = ["Batch", "BatchArrays", "BatchMemory", "Kept"]
 BatchArrays = dict[str, np.ndarray]
 
 _CPU = torch.device("cpu")
-_POOL_SIZE = 2  # batches of one kind whose memory is kept
+_POOL_SIZE = 4  # batches of one kind whose memory is kept; with a prefetch several are in use
 _MAX_POOLED_BYTES = 1 << 26
 
 
@@ -33,7 +33,8 @@ class Batch:
     `extra_columns` are in the dict ``batch.extras`` (``batch.extras["costs"]``, and as an attribute
     too). Unpacking gives the built-in columns that every batch of the class has, in the order in
     which it lists them: ``obs, actions, *_ = batch``. Other entries (`indices`, `weights`,
-    `env_ids`, `extras`) are reached by name only. ``len(batch)`` is the number of rows.
+    `env_ids`, `extras`) are reached by name only. ``len(batch)`` is the number of rows. A batch
+    drawn with `columns=` has those alone: others raise AttributeError, and so does unpacking.
 
     Batches can be copied (`copy.copy`, `copy.deepcopy`) and pickled: a copy has tensors of its own,
     and is no `out` for the buffer.
@@ -43,6 +44,7 @@ class Batch:
 
     _fields: ClassVar[tuple[str, ...]]  # what unpacking gives, in order
     _others: ClassVar[tuple[str, ...]] = ()  # further columns, None where there is none
+    _counted: ClassVar[str] = "actions"  # one that every batch has, whatever columns were drawn
 
     actions: torch.Tensor
     extras: dict[str, torch.Tensor]
@@ -53,12 +55,15 @@ class Batch:
 
     def __len__(self) -> int:
         """Number of rows."""
-        return len(self.actions)
+        return len(getattr(self, self._counted))
 
     def __getattr__(self, name: str) -> torch.Tensor:
         """A column the user added."""
         if name.startswith("_") or name in self._names():
-            raise AttributeError(f"this {type(self).__name__} has no {name!r}")
+            raise AttributeError(
+                f"this {type(self).__name__} has no {name!r}; if it was drawn with columns=, name "
+                "it there"
+            )
         if name in self.extras:
             return self.extras[name]
         raise AttributeError(
@@ -75,7 +80,7 @@ class Batch:
 
     def _asdict(self) -> dict[str, Any]:
         """The columns by name, without the extra ones; those that are None are left out."""
-        found = {name: getattr(self, name) for name in (*self._fields, *self._others)}
+        found = {name: getattr(self, name, None) for name in (*self._fields, *self._others)}
         return {name: column for name, column in found.items() if column is not None}
 
     def _replace(self, **columns: Any) -> Self:

@@ -35,6 +35,7 @@ class ColumnSpec(NamedTuple):
     place: Where it lives if the device is not the CPU: "host" only, "device" only, or "both". On
         the CPU it lives once, whatever this says.
     is_shared: The environment reads or writes it, so `allocate` may say where it lies.
+    is_on_device: That memory is on the device, and host pages, if any, are a copy for us.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ColumnSpec(NamedTuple):
     dtype: np.dtype
     place: Literal["host", "device", "both"]
     is_shared: bool = False
+    is_on_device: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +71,9 @@ class Column:
         if not staged or spec.place != "device":
             self._pages = _allocate_pages(spec, device, allocate)
             self._host_tensor = torch.from_numpy(self._pages)
-        if self._host_tensor is None or (staged and spec.place == "both"):
+        if spec.is_on_device and allocate is not None:
+            self.tensor = _allocated_tensor(spec, device, allocate)
+        elif self._host_tensor is None or (staged and spec.place == "both"):
             self.tensor = torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=device)
         else:
             self.tensor = self._host_tensor
@@ -99,11 +103,17 @@ class Column:
         assert self._host_tensor is not None, f"{self.spec.name} lives on the device only"
         return self._host_tensor.unbind(0)
 
-    def upload(self) -> None:
-        """Enqueue the copy of the host pages to the device, if they are not one memory."""
+    def upload(self, where: slice = slice(None)) -> None:
+        """Enqueue the copy of the host pages, or some rows, to the device, if there are two."""
         if self.is_twofold:
             assert self._host_tensor is not None
-            self.tensor.copy_(self._host_tensor, non_blocking=True)
+            self.tensor[where].copy_(self._host_tensor[where], non_blocking=True)
+
+    def download(self, where: slice) -> None:
+        """Copy some rows from the device to the host pages, and wait for that."""
+        if self.is_twofold:
+            assert self._host_tensor is not None
+            self._host_tensor[where].copy_(self.tensor[where])
 
     def copied_pages(self) -> list[np.ndarray]:
         """What a copy of the column is made of: its memory, on host and device, as host arrays."""
@@ -167,7 +177,7 @@ def allocate_columns(
 def _allocate_pages(
     spec: ColumnSpec, device: torch.device, allocate: Allocate | None
 ) -> np.ndarray:
-    if allocate is None or not spec.is_shared:
+    if allocate is None or not spec.is_shared or spec.is_on_device:
         # Memory of torch is aligned to cache lines; pinned, it can be copied without blocking.
         pinned = device.type == "cuda" and spec.place == "both"
         if pinned:
@@ -189,3 +199,20 @@ def _allocate_pages(
             f"allocate returned an array for {spec.name} that is not C-contiguous or not writeable"
         )
     return pages
+
+
+def _allocated_tensor(spec: ColumnSpec, device: torch.device, allocate: Any) -> torch.Tensor:
+    tensor, dtype = allocate(spec.shape, spec.dtype), torch_dtype(spec.dtype)
+    if (
+        not isinstance(tensor, torch.Tensor)
+        or (tensor.device, tensor.dtype, tuple(tensor.shape)) != (device, dtype, spec.shape)
+        or not tensor.is_contiguous()
+    ):
+        kind = type(tensor).__name__
+        if isinstance(tensor, torch.Tensor):
+            kind = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+        raise BufferMisuseError(
+            f"allocate returned {kind} for {spec.name}, expected a contiguous tensor {dtype} "
+            f"{spec.shape} on {device}"
+        )
+    return tensor

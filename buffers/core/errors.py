@@ -1,8 +1,8 @@
-"""Errors of buffers: one for misuse, one for memory that is not there."""
+"""Errors of buffers: misuse, memory that is not there, and a learner that is not."""
 
 from __future__ import annotations
 
-__all__ = ["BufferMemoryError", "BufferMisuseError", "CheckpointError"]
+__all__ = ["BufferClosedError", "BufferMemoryError", "BufferMisuseError", "CheckpointError"]
 
 
 class BufferMisuseError(ValueError):
@@ -15,3 +15,7 @@ class BufferMemoryError(MemoryError):
 
 class CheckpointError(BufferMisuseError):
     """A checkpoint is damaged, cut off, or of another buffer; nothing was changed."""
+
+
+class BufferClosedError(BufferMisuseError):
+    """The learner has closed the buffer, or its process has ended: writers can end, too."""

@@ -8,6 +8,7 @@ callers turn to an exclusive way of doing the same. So a small `add` costs no mo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -33,16 +34,27 @@ class Guard:
         flag: int64 (1,), not 0 during an exclusive call; for kernels to look at.
         word: The same memory, quicker for Python.
         is_torn: Whether this process was forked while another thread was in such a call.
+        ahead: Has a method `settle`, if a thread draws ahead: everything waits for it.
     """
 
-    __slots__ = ("__weakref__", "flag", "is_torn", "lock", "word")
+    __slots__ = ("__weakref__", "ahead", "flag", "is_torn", "lock", "word")
 
     def __init__(self):
         self.lock = threading.RLock()
         self.flag = np.zeros(1, np.int64)
         self.word = memoryview(self.flag)  # type: ignore[arg-type]  # typeshed before 3.12
         self.is_torn = False
+        self.ahead: Any = None
         _guards.add(self)
+
+    def settle(self) -> bool:
+        """Wait for what is drawn ahead; return whether the thread that draws it is the caller."""
+        return self.ahead is not None and self.ahead.settle()
+
+    def rewind(self) -> None:
+        """Forget what was drawn ahead."""
+        if self.ahead is not None:
+            self.ahead.rewind()
 
     def refusal(self) -> BufferMisuseError:
         """The error of a call that finds the flag set although it holds the lock."""
@@ -63,6 +75,8 @@ def exclusive(method: _Method) -> _Method:
     @functools.wraps(method)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         guard = self._guard
+        if guard.ahead is not None:
+            guard.ahead.settle()
         with guard.lock:  # in C, so that no interrupt comes between taking it and being in it
             word = guard.word
             if word[0]:
@@ -76,13 +90,23 @@ def exclusive(method: _Method) -> _Method:
     return call  # pyright: ignore[reportReturnType]
 
 
+def _before_fork() -> None:
+    """Let threads that draw ahead finish: a child could not use what they are in the middle of."""
+    for guard in list(_guards):
+        with contextlib.suppress(Exception):
+            guard.settle()
+
+
 def _after_fork() -> None:
     """The other threads are not in this process: what they held is free, what they did is torn."""
     for guard in _guards:
+        if guard.ahead is not None:
+            guard.ahead.abandon()
+            guard.ahead = None
         if not guard.lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition does
             guard.lock = threading.RLock()
             guard.is_torn = bool(guard.flag[0])
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

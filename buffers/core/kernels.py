@@ -13,24 +13,34 @@ of the next word, so it fits into a checkpoint and can be continued anywhere.
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
+from numba.np.numpy_support import carray
 
 from buffers.core.compiling import njit
 
 __all__ = [
+    "address_of",
     "bounded",
+    "bytes_at",
+    "copy_at",
     "copy_bytes",
     "copy_field",
+    "copy_item_at",
     "is_apart",
+    "is_same_at",
+    "items_at",
     "prefetch",
     "prefetch_to_write",
     "random_word",
     "scatter_field",
     "unit_float",
+    "word_at",
 ]
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
@@ -69,6 +79,38 @@ def is_apart(left, right):
     return not np.may_share_memory(left, right)
 
 
+def address_of(array):
+    """Where the memory of an array begins."""
+    return array.ctypes.data
+
+
+def word_at(address):
+    """The int64 at an address."""
+    return ctypes.c_int64.from_address(address).value
+
+
+def items_at(address, count, dtype):
+    """Array (count,) of the memory at an address, which it does not keep alive."""
+    size = int(count) * np.dtype(dtype).itemsize
+    memory = memoryview((ctypes.c_uint8 * size).from_address(int(address)))
+    return np.ndarray((count,), dtype, memory)
+
+
+def bytes_at(address, num_rows, row_bytes):
+    """The same as uint8 (num_rows, row_bytes)."""
+    return items_at(address, num_rows * row_bytes, np.uint8).reshape(num_rows, row_bytes)
+
+
+def copy_at(target, source, count):
+    """Copy `count` bytes between addresses; nothing is checked, and the two must not overlap."""
+    ctypes.memmove(int(target), int(source), int(count))
+
+
+def is_same_at(left, right, count):
+    """Whether `count` bytes at two addresses are the same."""
+    return ctypes.string_at(int(left), int(count)) == ctypes.string_at(int(right), int(count))
+
+
 def _address(context, builder, array_type, array, offset):
     start = context.make_array(array_type)(context, builder, array).data
     return builder.gep(builder.bitcast(start, _BYTE.as_pointer()), [offset])
@@ -83,6 +125,45 @@ def _copy_bytes(typing_context, target, target_offset, source, source_offset, co
         return context.get_dummy_value()
 
     return types.void(target, types.intp, source, types.intp, types.intp), generate
+
+
+@intrinsic
+def _word_at(typing_context, address):
+    def generate(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.intp), generate
+
+
+@intrinsic
+def _pointer_to(typing_context, address):
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.intp), generate
+
+
+@intrinsic
+def _copy_at(typing_context, target, source, count):
+    def generate(context, builder, signature, args):
+        pointer = _BYTE.as_pointer()
+        to, start = builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer)
+        cgutils.raw_memcpy(builder, to, start, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def _compare_at(typing_context, left, right, count):
+    def generate(context, builder, signature, args):
+        pointer = _BYTE.as_pointer()
+        kind = ir.FunctionType(_INT32, [pointer, pointer, args[2].type])
+        compare = cgutils.get_or_insert_function(builder.module, kind, "memcmp")
+        ours, theirs = (builder.inttoptr(address, pointer) for address in args[:2])
+        return builder.call(compare, [ours, theirs, args[2]])
+
+    return types.int32(types.intp, types.intp, types.intp), generate
 
 
 def _generate_prefetch(context, builder, signature, args, is_write):
@@ -139,6 +220,55 @@ def _compile_is_apart(left, right):
     return compiled
 
 
+@overload(address_of, inline="always")
+def _compile_address_of(array):
+    def compiled(array):
+        return _address_of(array)  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
+@overload(word_at, inline="always")
+def _compile_word_at(address):
+    def compiled(address):
+        return _word_at(address)  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
+@overload(items_at, inline="always")
+def _compile_items_at(address, count, dtype):
+    def compiled(address, count, dtype):
+        return carray(_pointer_to(address), (count,), dtype)  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
+@overload(bytes_at, inline="always")
+def _compile_bytes_at(address, num_rows, row_bytes):
+    def compiled(address, num_rows, row_bytes):
+        pointer = _pointer_to(address)  # pyright: ignore[reportCallIssue]
+        return carray(pointer, (num_rows, row_bytes), np.uint8)
+
+    return compiled
+
+
+@overload(copy_at, inline="always")
+def _compile_copy_at(target, source, count):
+    def compiled(target, source, count):
+        _copy_at(target, source, count)  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
+@overload(is_same_at, inline="always")
+def _compile_is_same_at(left, right, count):
+    def compiled(left, right, count):
+        return _compare_at(left, right, count) == 0  # pyright: ignore[reportCallIssue]
+
+    return compiled
+
+
 @overload(prefetch, inline="always")
 def _compile_prefetch(source, offset):
     def compiled(source, offset):
@@ -169,6 +299,21 @@ def copy_field(target, target_offset, source, source_offset, count):
         copy_bytes(target, target_offset + rest, source, source_offset + rest, 32)
     else:
         copy_bytes(target, target_offset, source, source_offset, count)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def copy_item_at(target, source, count):
+    """As `copy_at`; the common sizes become single moves."""
+    if count == 8:
+        copy_at(target, source, 8)
+    elif count == 4:
+        copy_at(target, source, 4)
+    elif 32 <= count <= _MAX_INLINE:
+        for done in range(0, count - 31, 32):
+            copy_at(target + done, source + done, 32)
+        copy_at(target + count - 32, source + count - 32, 32)
+    else:
+        copy_at(target, source, count)
 
 
 @njit(nogil=True, cache=True)

@@ -23,6 +23,7 @@ __all__ = [
     "FrameLayout",
     "RowLayout",
     "RowPacker",
+    "as_words",
     "plan_view",
     "row_stride",
     "row_views",
@@ -245,3 +246,14 @@ def row_views(
         views[path] = view.reshape(len(words), *field.shape)
         assert view.size == 0 or np.may_share_memory(view, views[path])
     return views
+
+
+def as_words(*rows: torch.Tensor) -> list[torch.Tensor]:
+    """Views of packed rows uint8 (K, size) as int64 (K, size / 8); if one can't be, all as given.
+
+    torch moves rows element by element on a device: an eighth as many then.
+    """
+    can_be = all(
+        not (part.shape[-1] % 8 or part.storage_offset() % 8 or part.stride(0) % 8) for part in rows
+    )
+    return [part.view(torch.int64) for part in rows] if can_be else list(rows)

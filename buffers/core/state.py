@@ -109,6 +109,7 @@ class StatefulBuffer(Rebuilt):
     @exclusive
     def state_dict(self) -> dict[str, Any]:
         """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
+        self._guard.rewind()
         arrays = {}
         for name, blocks in self._saved_arrays().items():
             tensors = [torch.from_numpy(b) if isinstance(b, np.ndarray) else b for b in blocks]
@@ -142,6 +143,7 @@ class StatefulBuffer(Rebuilt):
         self._take_over(loaded, {name: [arrays[name]] for name in self._large})
 
     def _take_over(self, state: LoadedState, large: Mapping[str, Sequence[np.ndarray]]) -> None:
+        self._guard.rewind()
         targets, finish = self._place(state)
         for name, blocks in targets.items():
             _fill_blocks(blocks, large[name])
@@ -168,6 +170,7 @@ class SavedBuffer(StatefulBuffer):
         Raises:
             OSError: The disk is full or the folder is not there; a file that was there stays.
         """
+        self._guard.rewind()
         save_checkpoint(path, self._kind, self._described(), self._saved_arrays())
 
     @exclusive
@@ -198,6 +201,7 @@ class SavedBuffer(StatefulBuffer):
             small = {name: reader.array(name) for name in wanted if name not in self._large}
             state = LoadedState(reader.meta, small, reader.shapes(), watchers)
             self._check_arrays(state)
+            self._guard.rewind()
             targets, finish = self._place(state)
             try:
                 for name, blocks in targets.items():
@@ -208,6 +212,7 @@ class SavedBuffer(StatefulBuffer):
             finish()
 
     def _copied_state(self) -> dict[str, Any]:
+        self._guard.rewind()
         arrays = {
             name: [b if isinstance(b, np.ndarray) else b.cpu().numpy() for b in blocks]
             for name, blocks in self._saved_arrays().items()

@@ -11,7 +11,7 @@ from buffers.core.batches import Batch
 from buffers.core.rows import RowLayout, plan_view, view_fields
 from buffers.episodic.layout import HEADER_BYTES
 
-__all__ = ["BatchShaper", "GoalBatch", "PairBatch", "SequenceBatch", "StackBatch"]
+__all__ = ["BatchShaper", "GoalBatch", "PairBatch", "StackBatch"]
 
 _HEADER_NAMES = {"steps": "step", "bounds": "bound"}
 
@@ -33,27 +33,7 @@ class PairBatch(Batch):
     _fields = (
         "obs", "future_obs", "offsets", "actions", "rewards", "terminations", "truncations",
     )  # fmt: skip
-
-
-@dataclass(slots=True, repr=False, eq=False)
-class SequenceBatch(Batch):
-    """B runs of L steps, each within one episode."""
-
-    obs: Any  # (B, L, *obs_shape)
-    next_obs: Any  # (B, L, *obs_shape)
-    actions: torch.Tensor  # (B, L, *action_shape)
-    rewards: torch.Tensor  # float32 (B, L)
-    terminations: torch.Tensor  # bool (B, L)
-    truncations: torch.Tensor  # bool (B, L)
-    boundaries: torch.Tensor  # bool (B, L)
-    steps: torch.Tensor  # int32 (B, L), counted from 0 in the episode
-    mask: torch.Tensor  # bool (B, L), False after the end of the episode, where all is zero
-    extras: dict[str, torch.Tensor]  # (B, L, ...)
-
-    _fields = (
-        "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "boundaries",
-        "steps", "mask",
-    )  # fmt: skip
+    _counted = "offsets"
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -72,6 +52,7 @@ class StackBatch(Batch):
     _fields = (
         "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "steps",
     )  # fmt: skip
+    _counted = "steps"
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -93,6 +74,7 @@ class GoalBatch(Batch):
         "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "goal_obs",
         "goal_offsets", "relabelled",
     )  # fmt: skip
+    _counted = "relabelled"
 
 
 class BatchShaper:

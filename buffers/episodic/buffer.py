@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from buffers.core.checkpoint import Block
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
+from buffers.core.prefetch import Prefetch, bound_draw
+from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.core.state import (
     FieldWatcher,
     LoadedState,
@@ -33,8 +35,8 @@ from buffers.core.state import (
     Wanted,
     check_settings,
 )
-from buffers.episodic.batches import BatchShaper, GoalBatch, PairBatch, SequenceBatch, StackBatch
-from buffers.episodic.draws import EpisodicDraws
+from buffers.episodic.batches import BatchShaper, GoalBatch, PairBatch, StackBatch
+from buffers.episodic.draws import EpisodicDraws, GoalFunction
 from buffers.episodic.layout import FLAGS, NUM_STARTS, plan_episodic
 from buffers.episodic.open_episodes import OpenEpisodes
 from buffers.episodic.samplers import CompiledSampler, PairPlanner, TorchSampler, is_by_episode
@@ -48,6 +50,8 @@ from buffers.episodic.state import (
 from buffers.episodic.storage import EpisodicStorage
 
 __all__ = ["EpisodicReplayBuffer"]
+
+_METHODS = ("sample", "sample_sequences", "sample_stacks", "sample_goals")
 
 
 class EpisodicReplayBuffer(SavedBuffer):
@@ -123,7 +127,7 @@ class EpisodicReplayBuffer(SavedBuffer):
             self._storage = EpisodicStorage(layout, self.device, staged=is_staged)
         sampler = TorchSampler if is_staged else CompiledSampler
         self._sampler = sampler(self._storage, seed)
-        self._planner = PairPlanner(layout.row, self.device)
+        self._planner = PairPlanner(layout.row, self.device, is_staged=is_staged)
         self._shaper = BatchShaper(layout.row, self.device)
         self._draws = EpisodicDraws(self._storage, self._sampler, self._shaper)
         self._row, self._counters = layout.row, self._storage.counters
@@ -165,6 +169,11 @@ class EpisodicReplayBuffer(SavedBuffer):
         sizes["windows"] = self._sampler.windows.nbytes
         sizes["open_episodes"] = 0 if self._open is None else self._open.nbytes
         return sizes
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator on the device, to register with a CUDA graph; None on the CPU."""
+        return getattr(self._sampler.generator, "torch", None)
 
     @property
     def nbytes(self) -> int:
@@ -349,6 +358,7 @@ class EpisodicReplayBuffer(SavedBuffer):
         *,
         over: str = "steps",
         out: PairBatch | None = None,
+        columns: Iterable[str] | None = None,
     ) -> PairBatch:
         """Draw steps, and for each a later step k steps on, not beyond its bound.
 
@@ -361,9 +371,12 @@ class EpisodicReplayBuffer(SavedBuffer):
             over: "steps" draws every step that is possible with equal probability, "episodes" an
                 episode first, so that steps of short episodes come more often.
             out: A batch returned before, of the same size, to be overwritten.
+            columns: Names of the columns to draw, such as ("obs", "future_obs"); None for all. The
+                pairs are the same; `offsets` are always there.
 
         Returns:
-            Tensors on the device; the views lie in packed rows, so not all are contiguous.
+            Tensors on the device; the views lie in packed rows, so not all are contiguous, unless
+            columns were named.
 
         Raises:
             BufferMisuseError: An argument does not fit, or no step has a later one in its bound.
@@ -377,13 +390,53 @@ class EpisodicReplayBuffer(SavedBuffer):
                 "episodes of two steps or more first"
             )
         planner = self._planner
-        batch = planner.new(batch_size) if out is None else planner.check(out, batch_size)
+        chosen = planner.read_columns(columns)
+        if out is None:
+            batch = planner.new(batch_size, chosen)
+        else:
+            batch = planner.check(out, batch_size, chosen)
         self._sampler.fill_pairs(batch, discount, by_episode)
         return batch
 
+    def prefetch(
+        self,
+        batch_size: int,
+        *,
+        depth: int = 2,
+        device: torch.device | str | None = None,
+        method: str = "sample",
+        **options: Any,
+    ) -> Prefetch[Any]:
+        """Draw batches on a thread, ahead of the learner; see `SharedReplayBuffer.prefetch`.
+
+        Args:
+            batch_size: B.
+            depth: Batches drawn ahead.
+            device: Where batches are copied to; None leaves them.
+            method: "sample", "sample_sequences", "sample_stacks" or "sample_goals".
+            options: Of that method, without `out`.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
+        """
+        if method not in _METHODS:
+            raise BufferMisuseError(f"method is {method!r}, expected one of {list(_METHODS)}")
+        size = check_count("batch_size", batch_size, MAX_COUNT)
+        draw, sampler = bound_draw(getattr(self, method), size, options), self._sampler
+        return Prefetch(draw, lambda: sampler.generator, self._guard, depth, device)
+
     @exclusive
     def sample_sequences(
-        self, batch_size: int, sequence_length: int, *, over: str = "steps", pad: bool = False
+        self,
+        batch_size: int,
+        sequence_length: int,
+        *,
+        over: str = "steps",
+        burn_in: int = 0,
+        overlap: int | None = None,
+        pad: bool = False,
+        initial_states: Sequence[str] | str = (),
+        columns: Iterable[str] | None = None,
     ) -> SequenceBatch:
         """Draw runs of steps that follow one another in an episode, for recurrent networks.
 
@@ -392,16 +445,55 @@ class EpisodicReplayBuffer(SavedBuffer):
             sequence_length: L.
             over: "steps" draws every possible first step with equal probability, "episodes" an
                 episode first.
-            pad: Let runs end with the episode; the rest is zero, and False in `mask`. Otherwise
-                all runs are full, and episodes shorter than L are never drawn.
+            burn_in: Number of steps at the start of a run that only bring a recurrent state up to
+                date; False in `learn_mask`. Runs that begin with their episode have none.
+            overlap: Number of steps that a run shares with the next of its episode; they begin at
+                every (L - overlap)-th step. None lets them begin at any step.
+            pad: Let runs end with the episode; the rest is zero, and False in `mask`. At least one
+                step is left to learn from. Otherwise all runs are full, and episodes shorter than L
+                are never drawn.
+            initial_states: Names of extra columns with the state of the policy before each step: a
+                batch has those of the first steps only, (B, ...), in `initial_states` instead of
+                `extras`.
+            columns: Names of the columns to draw, such as ("obs", "rewards"); None for all. The
+                sequences are the same; what says which steps they are (`mask`, `steps`, `indices`
+                and the like) is always there.
 
         Raises:
             BufferMisuseError: An argument does not fit, or no episode is long enough.
         """
-        return self._draws.sequences(batch_size, sequence_length, over, pad)
+        options = read_sequences(sequence_length, burn_in, overlap, pad)
+        return self._draws.sequences(batch_size, options, over, initial_states, columns)
+
+    def refresh_states(self, batch: SequenceBatch, **states: Any) -> None:
+        """Replace recurrent states, or other extra columns, in the rows of sequences.
+
+        Episodes that made room since the batch was drawn are left out, and so is what lies behind
+        the end of a sequence. Of a row in several sequences one of the values stays.
+
+        Args:
+            batch: What `sample_sequences` returned, no copy.
+            states: New values by name, (B, L, ...), of the dtype of the column or one that fits.
+
+        Raises:
+            BufferMisuseError: The batch is of another buffer, there is no such extra column, or a
+                shape or dtype does not fit; nothing was changed.
+        """
+        self._refresh_states(batch, states)
 
     @exclusive
-    def sample_stacks(self, batch_size: int, num_frames: int, *, over: str = "steps") -> StackBatch:
+    def _refresh_states(self, batch: SequenceBatch, states: Mapping[str, Any]) -> None:
+        self._draws.refresh_states(batch, states)
+
+    @exclusive
+    def sample_stacks(
+        self,
+        batch_size: int,
+        num_frames: int,
+        *,
+        over: str = "steps",
+        columns: Iterable[str] | None = None,
+    ) -> StackBatch:
         """Draw steps with the last observations of their episode stacked.
 
         Where the episode has not so many its first observation is repeated.
@@ -410,11 +502,12 @@ class EpisodicReplayBuffer(SavedBuffer):
             batch_size: B.
             num_frames: K.
             over: As in `sample_sequences`.
+            columns: Names of the columns to draw; None for all. `steps` are always there.
 
         Raises:
             BufferMisuseError: An argument does not fit, or the buffer is empty.
         """
-        return self._draws.stacks(batch_size, num_frames, over)
+        return self._draws.stacks(batch_size, num_frames, over, columns)
 
     def sample_goals(
         self,
@@ -422,38 +515,52 @@ class EpisodicReplayBuffer(SavedBuffer):
         strategy: str = "future",
         *,
         relabel_ratio: float = 0.8,
+        discount: float = 1.0,
         over: str = "steps",
         achieved: str = "achieved_goal",
         desired: str = "desired_goal",
-        compute_reward: Callable[[Any, Any, Any], Any] | None = None,
+        compute_reward: GoalFunction | None = None,
+        compute_terminated: GoalFunction | None = None,
     ) -> GoalBatch:
         """Draw steps with goals that were reached in hindsight.
 
         Args:
             batch_size: B.
             strategy: Which observation of the episode gives the goal: "future", any after the
-                step; "final", the last; "episode", any but the first.
+                step; "final", the last; "episode", any but the first; "bound", any after the step
+                that is not beyond its bound, which are the pairs of `sample`: steps that are their
+                own bound are not drawn then.
             relabel_ratio: Probability that a step gets a new goal.
+            discount: Of "future" and "bound": the goal is k steps on with probability proportional
+                to discount ** k among the k possible; at 1 all are equally likely, at 0 it is 1.
             over: As in `sample_sequences`.
             achieved: Key of the observation space, if that is a Dict, with the goal reached.
-            desired: Key of the goal wanted, which is replaced in `obs` and `next_obs`.
-            compute_reward: Called as `compute_reward(achieved, desired, {})` on tensors (B, ...)
-                of the next observations; its result replaces `rewards` where the goal was replaced.
-                None leaves rewards as they were.
+            desired: Key of the goal wanted, which is replaced in `obs` and `next_obs`. Goals may be
+                nested, both alike.
+            compute_reward: Called as `compute_reward(achieved, desired, extras)` on tensors
+                (B, ...) of the next observations, nested like the goals, and the extra columns by
+                name, as the `compute_reward` of Gymnasium's goal environments with infos; on the
+                CPU functions of NumPy will do. Its numbers (B,) replace `rewards` where the goal
+                was replaced. None leaves rewards as they were.
+            compute_terminated: The same for `terminations`: whether the goal that a step now has
+                ends the episode. None leaves them as they were.
 
         Returns:
             `goal_obs` is the observation that holds the goal. If the space has no such keys nothing
             is replaced, and the caller makes of `goal_obs` and `relabelled` what is needed.
 
         Raises:
-            BufferMisuseError: An argument does not fit, or the buffer is empty.
+            BufferMisuseError: An argument does not fit, the buffer is empty, or a function returned
+                something else than a finite number per step.
         """
-        batch = self._goals(batch_size, strategy, relabel_ratio, over)
-        return self._draws.relabel(batch, achieved, desired, compute_reward)
+        batch = self._goals(batch_size, strategy, relabel_ratio, discount, over)
+        return self._draws.relabel(batch, achieved, desired, compute_reward, compute_terminated)
 
     @exclusive
-    def _goals(self, batch_size: int, strategy: str, relabel_ratio: float, over: str) -> GoalBatch:
-        return self._draws.goals(batch_size, strategy, relabel_ratio, over)
+    def _goals(
+        self, batch_size: int, strategy: str, relabel_ratio: float, discount: float, over: str
+    ) -> GoalBatch:
+        return self._draws.goals(batch_size, strategy, relabel_ratio, discount, over)
 
     @exclusive
     def clear(self) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from buffers.core.arguments import MAX_COUNT, check_count, read_number
+from buffers.core.arguments import MAX_COUNT, check_count, read_columns, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import check_fits
-from buffers.episodic.batches import BatchShaper, GoalBatch, SequenceBatch, StackBatch
+from buffers.core.sequences import SequenceBatch, SequenceOptions, read_new_states, read_states
+from buffers.episodic.batches import BatchShaper, GoalBatch, StackBatch
+from buffers.episodic.layout import FIRST_DRAWABLE, FIRST_START, NUM_DRAWABLE, NUM_STARTS
 from buffers.episodic.samplers import (
     STRATEGIES,
     CompiledSampler,
@@ -19,11 +21,25 @@ from buffers.episodic.samplers import (
 )
 from buffers.episodic.storage import EpisodicStorage
 
-__all__ = ["EpisodicDraws"]
+__all__ = ["EpisodicDraws", "GoalFunction"]
+
+GoalFunction = Callable[[Any, Any, Any], Any]
 
 _LOW = 0xFFFFFFFF
 _NO_MATTER_BYTES = 1 << 26  # that may be there without looking
 _COMMON = ("actions", "rewards", "terminations", "truncations")
+
+
+_ANY_STEP = SequenceOptions(1, 0, 1, True)
+
+
+class SequenceMemory(NamedTuple):
+    """What the ring was when sequences were drawn."""
+
+    owner: object
+    first_row: int  # of the ring, the oldest then
+    num_evicted: int
+    num_restored: int
 
 
 class EpisodicDraws:
@@ -38,52 +54,140 @@ class EpisodicDraws:
         self._storage, self._sampler, self._shaper = storage, sampler, shaper
         self._num_rows = storage.layout.num_rows
 
-    def sequences(self, batch_size: int, length: int, over: str, pad: bool) -> SequenceBatch:
+    def sequences(
+        self,
+        batch_size: int,
+        options: SequenceOptions,
+        over: str,
+        initial_states: Sequence[str] | str,
+        columns: Iterable[str] | None,
+    ) -> SequenceBatch:
         """Runs of steps."""
-        length = check_count("sequence_length", length, MAX_COUNT)
+        length, known = options.length, self._storage.layout.row.extras
+        names = read_states(initial_states, known)
+        chosen = read_columns(columns, (*SequenceBatch._fields, *known))
         self._check_room(batch_size, 3 * length, f"sequences of {length} steps")
-        first = self._first_rows(batch_size, 1 if pad else length, over)
+        first = self._first_rows(batch_size, options, over)
         places = torch.arange(length, device=first.device)
-        chosen = (first[:, None] + places) % self._num_rows
+        rows = (first[:, None] + places) % self._num_rows
         remaining = self._headers(first)[:, 1] & _LOW
         mask = places < remaining[:, None]
-        words = self._rows(torch.where(mask, chosen, -1))
-        following = torch.where(mask, (chosen + 1) % self._num_rows, -1)
-        return SequenceBatch(
-            obs=self._shaper.obs(words),
-            next_obs=self._observations(following),
-            mask=mask,
-            extras=self._shaper.extras(words),
-            **self._shaper.fields(words, *_COMMON, "boundaries", "steps"),
+        words = self._rows(torch.where(mask, rows, -1))
+        following = torch.where(mask, (rows + 1) % self._num_rows, -1)
+        extras = self._shaper.extras(words)
+        states = {name: extras.pop(name)[:, 0] for name in names}
+        found = self._chosen(
+            chosen, words, extras, "boundaries", "steps",
+            obs=lambda: self._shaper.obs(words), next_obs=lambda: self._observations(following),
+        )  # fmt: skip
+        steps = self._shaper.fields(words, "steps")["steps"]
+        return SequenceBatch._made_of(
+            {
+                **found,
+                "steps": steps,
+                "mask": mask,
+                **options.masks(mask, steps),
+                "indices": torch.where(mask, rows, -1),
+                "weights": None,
+                "initial_states": states,
+                "memory": self._sequence_memory(),
+            }
         )
 
-    def stacks(self, batch_size: int, num_frames: int, over: str) -> StackBatch:
+    def _chosen(
+        self,
+        chosen: frozenset[str] | None,
+        words: torch.Tensor,
+        extras: dict[str, torch.Tensor],
+        *others: str,
+        **observations: Callable[[], Any],
+    ) -> dict[str, Any]:
+        """Columns of a batch by name: those chosen, or all; others are not gathered.
+
+        Args:
+            chosen: Their names; None for all.
+            words: Whole rows int64 (*K, W).
+            extras: Extra columns of these.
+            others: Columns of these that not all batches have.
+            observations: What gathers observations, by name.
+        """
+        names = [name for name in (*_COMMON, *others) if chosen is None or name in chosen]
+        found = self._shaper.fields(words, *names) if names else {}
+        found |= {
+            name: gather()
+            for name, gather in observations.items()
+            if chosen is None or name in chosen
+        }
+        kept = {name: extras[name] for name in extras if chosen is None or name in chosen}
+        return {**found, "extras": kept}
+
+    def _sequence_memory(self) -> SequenceMemory:
+        storage = self._storage
+        evicted, restored = storage.num_evicted, storage.num_restored
+        return SequenceMemory(self, storage.count("first_row"), evicted, restored)
+
+    def refresh_states(self, batch: SequenceBatch, states: Mapping[str, Any]) -> None:
+        """Replace extra columns in the rows of sequences that are still there."""
+        memory, now = getattr(batch, "memory", None), self._sequence_memory()
+        if not isinstance(memory, SequenceMemory) or memory.owner is not self:
+            raise BufferMisuseError(
+                f"batch is a {type(batch).__name__}, expected what sample_sequences of this buffer "
+                "returned, not a copy"
+            )
+        if memory.num_restored != now.num_restored:
+            raise BufferMisuseError("batch was drawn before a state was loaded; draw anew")
+        given = read_new_states(states, batch, self._storage.layout.row, self._storage.device)
+        rows = batch.indices.reshape(-1)
+        is_there = (
+            rows - memory.first_row
+        ) % self._num_rows >= now.num_evicted - memory.num_evicted
+        kept = (is_there & (rows >= 0)).nonzero()[:, 0]
+        columns = self._shaper.fields(self._storage.rows, *given)
+        for name, values in given.items():
+            columns[name][rows[kept]] = values.flatten(0, 1).index_select(0, kept)
+
+    def stacks(
+        self, batch_size: int, num_frames: int, over: str, columns: Iterable[str] | None
+    ) -> StackBatch:
         """Steps with the observations before them."""
+        known = self._storage.layout.row.extras
+        chosen = read_columns(columns, (*StackBatch._fields, *known))
         num_frames = check_count("num_frames", num_frames, MAX_COUNT)
         self._check_room(batch_size, 3 * num_frames, f"stacks of {num_frames} frames")
-        rows = self._first_rows(batch_size, 1, over)
+        rows = self._first_rows(batch_size, _ANY_STEP, over)
         words = self._rows(rows)
         steps = words[:, 0] >> 32 & _LOW
         back = torch.arange(num_frames - 1, -1, -1, device=rows.device)
         ages = torch.minimum(back, steps[:, None])
         next_ages = torch.minimum(back - 1, steps[:, None])
-        return StackBatch(
-            obs=self._observations((rows[:, None] - ages) % self._num_rows),
-            next_obs=self._observations((rows[:, None] - next_ages) % self._num_rows),
-            extras=self._shaper.extras(words),
-            **self._shaper.fields(words, *_COMMON, "steps"),
-        )
+        found = self._chosen(
+            chosen, words, self._shaper.extras(words),
+            obs=lambda: self._observations((rows[:, None] - ages) % self._num_rows),
+            next_obs=lambda: self._observations((rows[:, None] - next_ages) % self._num_rows),
+        )  # fmt: skip
+        return StackBatch._made_of({**found, **self._shaper.fields(words, "steps")})
 
-    def goals(self, batch_size: int, strategy: str, relabel_ratio: float, over: str) -> GoalBatch:
+    def goals(
+        self, batch_size: int, strategy: str, relabel_ratio: float, discount: float, over: str
+    ) -> GoalBatch:
         """Steps and the observations that are to give their goals; nothing is replaced yet."""
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise BufferMisuseError(
                 f"strategy is {strategy!r}, expected one of {sorted(STRATEGIES)}"
             )
         relabel_ratio = read_number("relabel_ratio", relabel_ratio)
+        discount = read_number("discount", discount)
+        if discount != 1 and strategy not in ("future", "bound"):
+            raise BufferMisuseError(
+                f"discount is {discount} with strategy={strategy!r}; it is a law of distances, "
+                "which 'future' and 'bound' have"
+            )
         self._check_room(batch_size, 5, "goals")
-        rows = self._first_rows(batch_size, 1, over)
-        goals, relabelled = self._sampler.draw_goals(rows, strategy, relabel_ratio)
+        if strategy == "bound":
+            rows = self._rows_with_room(batch_size, over)
+        else:
+            rows = self._first_rows(batch_size, _ANY_STEP, over)
+        goals, relabelled = self._sampler.draw_goals(rows, strategy, relabel_ratio, discount)
         words, goal_words = self._rows(rows), self._rows(goals)
         offsets = (goal_words[:, 0] >> 32) - (words[:, 0] >> 32)
         return GoalBatch(
@@ -101,41 +205,61 @@ class EpisodicDraws:
         batch: GoalBatch,
         achieved: str,
         desired: str,
-        compute_reward: Callable[[Any, Any, Any], Any] | None,
+        compute_reward: GoalFunction | None,
+        compute_terminated: GoalFunction | None,
     ) -> GoalBatch:
-        """Put the goals into the observations, if the space has keys for them, and rewards."""
-        if isinstance(batch.obs, dict) and {achieved, desired} <= set(batch.obs):
-            mask, goal = batch.relabelled, batch.goal_obs[achieved]
-            chosen = mask.view(-1, *[1] * (goal.ndim - 1))
-            for obs in (batch.obs, batch.next_obs):
-                if obs[desired].shape != goal.shape:
-                    raise BufferMisuseError(
-                        f"{achieved} has shape {tuple(goal.shape)}, but {desired} "
-                        f"{tuple(obs[desired].shape)}; they must be alike to be exchanged"
-                    )
-                obs[desired].copy_(torch.where(chosen, goal, obs[desired]))
-            if compute_reward is not None:
-                reached = batch.next_obs[achieved]
-                made = torch.as_tensor(compute_reward(reached, batch.next_obs[desired], {}))
-                made = made.to(batch.rewards.device, batch.rewards.dtype)
-                batch.rewards.copy_(torch.where(mask, made, batch.rewards))
-        elif compute_reward is not None:
-            raise BufferMisuseError(
-                f"compute_reward needs a Dict observation space with the keys {achieved!r} and "
-                f"{desired!r}; leave it out and use goal_obs"
-            )
+        """Put the goals into the observations, if the space has keys for them, and what follows."""
+        if not (isinstance(batch.obs, dict) and {achieved, desired} <= set(batch.obs)):
+            if compute_reward is not None or compute_terminated is not None:
+                name = "compute_terminated" if compute_reward is None else "compute_reward"
+                raise BufferMisuseError(
+                    f"{name} needs a Dict observation space with the keys {achieved!r} and "
+                    f"{desired!r}; leave it out and use goal_obs"
+                )
+            return batch
+        mask = batch.relabelled
+        for obs in (batch.obs, batch.next_obs):
+            _replace(obs[desired], batch.goal_obs[achieved], mask, (achieved, desired))
+        reached, wanted = batch.next_obs[achieved], batch.next_obs[desired]
+        for name, compute, column in (
+            ("compute_reward", compute_reward, batch.rewards),
+            ("compute_terminated", compute_terminated, batch.terminations),
+        ):
+            if compute is not None:
+                made = _computed(name, compute(reached, wanted, dict(batch.extras)), column)
+                column.copy_(torch.where(mask, made, column))
         return batch
 
-    def _first_rows(self, batch_size: int, length: int, over: str) -> torch.Tensor:
+    def _first_rows(self, batch_size: int, options: SequenceOptions, over: str) -> torch.Tensor:
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         by_episode = is_by_episode(over)
-        if not self._sampler.windows.prepare(length):
+        if not self._sampler.windows.prepare(options):
             held = self._storage.count("num_episodes")
             raise BufferMisuseError(
-                f"none of the {held} episodes has {length} steps; add longer ones, or ask for "
-                "shorter sequences"
+                f"none of the {held} episodes has {options.needed_at_start} steps; add longer "
+                "ones, or ask for shorter sequences"
             )
         return self._sampler.draw_windows(batch_size, by_episode)
+
+    def _rows_with_room(self, batch_size: int, over: str) -> torch.Tensor:
+        """Rows int64 (B,) of steps with a later one in their bound, as `sample` draws them."""
+        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        by_episode, storage = is_by_episode(over), self._storage
+        if not storage.count("num_starts"):
+            raise BufferMisuseError(
+                f"the buffer has {storage.count('num_steps')} steps, but none with a later one in "
+                "its bound; add episodes of two steps or more first"
+            )
+        tables = storage.device_tables
+        first, count = tables["counters"][FIRST_START], tables["counters"][NUM_STARTS]
+        uniforms = self._sampler.uniforms(2 * batch_size).view(2, -1)
+        if by_episode:
+            drawable = tables["drawable"]
+            number = (uniforms[0] * tables["counters"][NUM_DRAWABLE]).long()
+            slots = drawable[(tables["counters"][FIRST_DRAWABLE] + number) % len(drawable)].long()
+            first, count = tables["episodes"].index_select(0, slots)[:, 2:].unbind(1)
+        places = (first + (uniforms[1] * count).long()) % len(tables["starts"])
+        return tables["starts"].index_select(0, places).long()
 
     def _check_room(self, batch_size: int, rows_each: int, what: str) -> None:
         """Raise BufferMemoryError if a batch takes more memory than there is, intermediates too."""
@@ -156,3 +280,39 @@ class EpisodicDraws:
         out = self._shaper.empty_words(*chosen.shape, bare=True)
         self._sampler.gather(chosen, out, bare=True)
         return self._shaper.obs(out, bare=True)
+
+
+def _replace(target: Any, goal: Any, mask: torch.Tensor, names: tuple[str, str]) -> None:
+    """Copy goals (B, ...), nested or not, where the mask (B,) says so."""
+    if isinstance(target, dict | tuple) or isinstance(goal, dict | tuple):
+        keys = list(target) if isinstance(target, dict) else range(len(target))
+        if type(target) is not type(goal) or len(goal) != len(target):
+            raise BufferMisuseError(
+                f"{names[0]} and {names[1]} are nested differently; they must be alike to be "
+                "exchanged"
+            )
+        for key in keys:
+            _replace(target[key], goal[key], mask, (f"{names[0]}[{key!r}]", f"{names[1]}[{key!r}]"))
+        return
+    if target.shape != goal.shape:
+        raise BufferMisuseError(
+            f"{names[0]} has shape {tuple(goal.shape)}, but {names[1]} {tuple(target.shape)}; they "
+            "must be alike to be exchanged"
+        )
+    target.copy_(torch.where(mask.view(-1, *[1] * (goal.ndim - 1)), goal, target))
+
+
+def _computed(name: str, made: Any, column: torch.Tensor) -> torch.Tensor:
+    """What a function of the user's returned, as one number per step."""
+    made = torch.as_tensor(made)
+    if made.shape != column.shape:
+        raise BufferMisuseError(
+            f"{name} returned shape {tuple(made.shape)}, expected {tuple(column.shape)}: one "
+            "number per step"
+        )
+    made = made.to(column.device, column.dtype)
+    if made.is_floating_point() and not made.isfinite().all():
+        raise BufferMisuseError(
+            f"{name} returned {made[~made.isfinite()][0]}, expected finite numbers"
+        )
+    return made

@@ -49,7 +49,8 @@ FLAGS = ("terminations", "truncations", "boundaries")
 _TAKEN = frozenset((
     "obs", "next_obs", "actions", "rewards", "env_ids", "self", *FLAGS, *HEADER, "future_obs",
     "offsets", "goal_obs", "goal_offsets", "relabelled", "mask", "steps", "bounds", "extras",
-    "memory", "count", "index", "valid",
+    "memory", "count", "index", "valid", "is_first", "learn_mask", "indices", "weights",
+    "initial_states", "batch",
 ))  # fmt: skip
 _WORD_BYTES = 8
 _MAX_ROWS = 2**31 - 1  # rows are listed as int32

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from buffers.core.arguments import read_columns
 from buffers.core.batches import BatchArrays, BatchMemory
 from buffers.core.columns import torch_dtype
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
-from buffers.core.kernels import copy_bytes, prefetch, random_word, unit_float
+from buffers.core.kernels import copy_bytes, copy_field, prefetch, random_word, unit_float
+from buffers.core.memory import allocation
 from buffers.core.rows import Field, RowLayout, plan_view
+from buffers.core.sequences import SequenceOptions
+from buffers.core.staging import StagingBlock
 from buffers.episodic.batches import PairBatch
 from buffers.episodic.layout import (
     FIRST_DRAWABLE,
@@ -37,11 +42,13 @@ __all__ = [
     "offsets_below",
 ]
 
-STRATEGIES = {"future": 0, "final": 1, "episode": 2}
+STRATEGIES = {"future": 0, "final": 1, "episode": 2, "bound": 3}
 _OVER = {"steps": False, "episodes": True}
 _LOW = 0xFFFFFFFF
 _ONE = np.uint64(1)
 _MAX_PLANS = 64
+_ALIGNMENT = 64
+_BLOCK = 512  # pairs whose rows are asked for before one is copied
 # After obs, future_obs and offsets.
 _PAIR_FIELDS = ("actions", "rewards", "terminations", "truncations")
 
@@ -64,6 +71,8 @@ class PairMemory(NamedTuple):
     words: Any  # int64, NumPy array on the CPU, else tensor
     size: int  # B
     layout: RowLayout
+    columns: frozenset[str] | None = None  # those that were asked for
+    plan: Any = None  # int64 (F, 4) of `draw_pair_fields`, if it has these alone
 
     @property
     def block(self) -> torch.Tensor:
@@ -93,6 +102,7 @@ class _PairPlan(NamedTuple):
     fields: list[_PairField]
     num_words: int
     memory: BatchMemory
+    copies: Any = None
 
 
 class PairPlanner:
@@ -101,15 +111,24 @@ class PairPlanner:
     Args:
         layout: Of the rows.
         device: Where batches live.
+        is_staged: Whether `TorchSampler` fills them.
     """
 
-    def __init__(self, layout: RowLayout, device: torch.device):
-        self.layout, self._device = layout, device
+    def __init__(self, layout: RowLayout, device: torch.device, *, is_staged: bool):
+        self.layout, self._device, self._is_staged = layout, device, is_staged
         self._extra, self._is_nested = layout.extras, layout.obs[0] != "obs"
         self._plans: dict[int, _PairPlan] = {}
+        self._narrow_plans: dict[Any, _PairPlan] = {}
+        self._column_names = (*PairBatch._fields, *self._extra)
 
-    def new(self, batch_size: int) -> PairBatch:
-        """A batch of pairs in memory of its own, not filled yet."""
+    def read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
+        """Names of the columns to draw; None for all."""
+        return read_columns(columns, self._column_names)
+
+    def new(self, batch_size: int, columns: frozenset[str] | None = None) -> PairBatch:
+        """A batch of pairs in memory of its own, not filled yet; of some columns only."""
+        if columns is not None:
+            return self._new_narrow(batch_size, columns)
         plan = self._plans.get(batch_size) or self._plan(batch_size)
         if self._device.type == "cpu":
             kept = plan.memory.take()
@@ -158,7 +177,61 @@ class PairPlanner:
         plan = self._plans[batch_size] = _PairPlan(fields, num_words, memory)
         return plan
 
-    def check(self, out: Any, batch_size: int) -> PairBatch:
+    def _new_narrow(self, batch_size: int, columns: frozenset[str]) -> PairBatch:
+        """A batch of some columns, each contiguous; on devices a whole one that shows them only."""
+        if self._device.type != "cpu" or self._is_staged:
+            whole = self.new(batch_size)
+            found = {name: getattr(whole, name) for name in {*columns, "offsets"} - {*self._extra}}
+            extras = {name: whole.extras[name] for name in self._extra if name in columns}
+            memory = whole.memory._replace(columns=columns)
+            return PairBatch._made_of({**found, "extras": extras, "memory": memory})
+        key = batch_size, columns
+        plan = self._narrow_plans.get(key) or self._plan_narrow(*key)
+        kept = plan.memory.take()
+        tensors = {name: torch.from_numpy(array) for name, array in kept.arrays.items() if name}
+        words = kept.arrays[""]
+        plan.memory.keep(kept)
+        del kept
+        if self._is_nested:
+            for column, prefix in (("obs", ""), ("future_obs", "future ")):
+                if column in columns:
+                    leaves = [tensors.pop(prefix + name) for name in self.layout.obs]
+                    tensors[column] = self.layout.build_obs(leaves)
+        elif "future obs" in tensors:
+            tensors["future_obs"] = tensors.pop("future obs")
+        extras = {name: tensors.pop(name) for name in self._extra if name in columns}
+        memory = PairMemory(words, batch_size, self.layout, columns, plan.copies)
+        return PairBatch._made_of({**tensors, "extras": extras, "memory": memory})
+
+    def _plan_narrow(self, batch_size: int, columns: frozenset[str]) -> _PairPlan:
+        """How some columns lie in a block, behind offsets and the rows of both observations."""
+        layout = self.layout
+        chosen = [("offsets", None, 0)]
+        for column, prefix, is_later in (("obs", "", 0), ("future_obs", "future ", 1)):
+            if column in columns:
+                chosen += [(prefix + name, layout.fields[name], is_later) for name in layout.obs]
+        others = [name for name in (*_PAIR_FIELDS, *layout.extras) if name in columns]
+        chosen += [(name, layout.fields[name], 0) for name in others]
+        fields, copies, end = [], [], 3 * 8 * batch_size
+        for name, field, is_later in chosen:
+            if field is None:
+                fields.append(_PairField(name, np.dtype(np.int64), (batch_size,), (1,), 0))
+                continue
+            end += -end % _ALIGNMENT
+            copies.append((field.offset, field.nbytes, end, is_later))
+            strides = (field.nbytes // field.dtype.itemsize, *plan_view(field).strides)
+            start, shape = end // field.dtype.itemsize, (batch_size, *field.shape)
+            fields.append(_PairField(name, field.dtype, shape, strides, start))
+            end += field.nbytes * batch_size
+        end += -end % 8
+        if len(self._narrow_plans) >= _MAX_PLANS:
+            self._narrow_plans.clear()
+        memory = BatchMemory(end, lambda pages: (_view_pairs(pages, fields), None))
+        table = np.array(copies, np.int64).reshape(-1, 4)
+        plan = self._narrow_plans[batch_size, columns] = _PairPlan(fields, end // 8, memory, table)
+        return plan
+
+    def check(self, out: Any, batch_size: int, columns: frozenset[str] | None = None) -> PairBatch:
         """The batch to be written again; raise BufferMisuseError unless it fits."""
         if not isinstance(out, PairBatch) or getattr(out.memory, "layout", None) is not self.layout:
             raise BufferMisuseError(
@@ -167,6 +240,10 @@ class PairPlanner:
             )
         if out.memory.size != batch_size:
             raise BufferMisuseError(f"out has {out.memory.size} rows, expected {batch_size}")
+        if columns is not None and columns != out.memory.columns:
+            raise BufferMisuseError(
+                f"out has other columns than {sorted(columns)}; pass a batch drawn with the same"
+            )
         return out
 
 
@@ -181,42 +258,68 @@ def _view_pairs(pages: np.ndarray, fields: list[_PairField]) -> BatchArrays:
 
 
 class WindowTable:
-    """Which episodes have windows of one length, and how many; made anew after insertions.
+    """Which episodes have windows, and how many; made anew after insertions.
 
     Attributes:
+        period: Steps from the begin of a window to that of the next.
         slots: int64 (E,), the episodes with a window.
         ends: int64 (E,), windows in these and all listed before.
+        on_device: int64 (2, max_episodes) and (2,): slots and ends, the last end repeated, and E
+            and the number of windows; None before the first `prepare`. They never move, so a CUDA
+            graph sees later insertions.
     """
 
     def __init__(self, storage: EpisodicStorage):
         self._storage = storage
-        self._key: tuple[int, int] = (-1, 0)
+        self._key: tuple[int, SequenceOptions | None] = (-1, None)
+        self.period = 1
         self._memory = np.zeros((2, storage.layout.max_episodes), np.int64)
         self.slots, self.ends = self._memory[:, :0]
-        self.device_slots = self.device_ends = torch.zeros(0, dtype=torch.int64, device="cpu")
+        self._block: StagingBlock | None = None
+        self.on_device: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._memory.nbytes
+        return self._memory.nbytes if self._block is None else self._block.nbytes
 
     @property
     def total(self) -> int:
         """Number of windows."""
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def prepare(self, length: int) -> int:
-        """List the windows of a length; return how many there are."""
+    def prepare(self, options: SequenceOptions) -> int:
+        """List the windows there are; return how many."""
         storage = self._storage
-        if self._key != (storage.version, length):
-            episodes = storage.tables["episodes"]
-            count = int(count_windows(storage.counters, episodes, length, *self._memory))
-            self.slots, self.ends = self._memory[:, :count]
+        if self._key != (storage.version, options):
             if storage.is_staged:
-                table = torch.from_numpy(self._memory[:, :count]).to(storage.device, copy=True)
-                self.device_slots, self.device_ends = table
-            self._key = storage.version, length
+                self._wait_for_block()
+            episodes, self.period = storage.tables["episodes"], options.period
+            sizes = options.needed, options.needed_at_start, options.period
+            count = int(count_windows(storage.counters, episodes, *sizes, *self._memory))
+            self.slots, self.ends = self._memory[:, :count]
+            if self._block is not None:
+                self._memory[1, count:] = self.total
+                words = self._block.host.view(torch.int64)
+                words[-2], words[-1] = count, self.total
+                self._block.upload(0, self._block.host.nbytes)
+            self._key = storage.version, options
         return self.total
+
+    def _wait_for_block(self) -> None:
+        """See to it that the table lies in host pages, which may be written."""
+        if self._block is None:
+            num_words, device = self._memory.size + 2, self._storage.device
+            with (
+                allocation("a table of windows", 16 * num_words, device, "use fewer episodes"),
+                torch.inference_mode(False),
+            ):
+                self._block = StagingBlock(8 * num_words, device)
+            words = self._block.host.numpy().view(np.int64)
+            self._memory = words[:-2].reshape(self._memory.shape)
+            table = self._block.device.view(torch.int64)
+            self.on_device = table[:-2].view(self._memory.shape), table[-2:]
+        self._block.wait()
 
 
 class CompiledSampler:
@@ -248,6 +351,9 @@ class CompiledSampler:
         """Draw pairs into a batch."""
         log = math.log(discount) if discount > 0 else -math.inf
         words, size = batch.memory.words, batch.memory.size
+        if batch.memory.plan is not None:
+            draw_pair_fields(*self._sources, log, by_episode, batch.memory.plan, size, words)
+            return
         draw_pairs(*self._sources, log, by_episode, HEADER_WORDS, size, words)
 
     def draw_windows(self, batch_size: int, by_episode: bool) -> torch.Tensor:
@@ -255,17 +361,19 @@ class CompiledSampler:
         chosen = np.empty(batch_size, np.int64)
         table, num_rows = self.windows, len(self._rows)
         slots, ends = table.slots, table.ends
-        draw_windows(num_rows, self._episodes, slots, ends, self.words, by_episode, chosen)
+        draw_windows(
+            num_rows, self._episodes, slots, ends, table.period, self.words, by_episode, chosen
+        )
         return torch.from_numpy(chosen)
 
     def draw_goals(
-        self, chosen: torch.Tensor, strategy: str, relabel_ratio: float
+        self, chosen: torch.Tensor, strategy: str, relabel_ratio: float, discount: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows int64 (B,) of goals, and whether to use them, bool (B,)."""
         goals, relabelled = np.empty(len(chosen), np.int64), np.empty(len(chosen), np.bool_)
-        number = STRATEGIES[strategy]
-        rows = chosen.numpy()
-        draw_goals(self._rows, rows, number, float(relabel_ratio), self.words, goals, relabelled)
+        log = math.log(discount) if discount > 0 else -math.inf
+        options = STRATEGIES[strategy], float(relabel_ratio), log
+        draw_goals(self._rows, chosen.numpy(), *options, self.words, goals, relabelled)
         return torch.from_numpy(goals), torch.from_numpy(relabelled)
 
     def gather(self, chosen: torch.Tensor, out: torch.Tensor, *, bare: bool) -> torch.Tensor:
@@ -322,32 +430,34 @@ class TorchSampler:
 
     def draw_windows(self, batch_size: int, by_episode: bool) -> torch.Tensor:
         """First rows int64 (B,) of windows of the length `windows` was prepared for."""
-        slots, ends = self.windows.device_slots, self.windows.device_ends
+        assert self.windows.on_device is not None
+        (slots, ends), (count, total) = self.windows.on_device
         first, second = self.uniforms(2 * batch_size).view(2, -1)
         before = torch.nn.functional.pad(ends[:-1], (1, 0))
         if by_episode:
-            chosen = (first * len(slots)).long()
+            chosen = (first * count).long()
             positions = (second * (ends - before)[chosen]).long()
         else:
-            numbers = (first * self.windows.total).long()
+            numbers = (first * total).long()
             chosen = torch.searchsorted(ends, numbers, right=True)
             positions = numbers - before[chosen]
         begins = self._tables["episodes"][:, 0]
-        return (begins[slots[chosen]] + positions) % len(self._rows)
+        return (begins[slots[chosen]] + positions * self.windows.period) % len(self._rows)
 
     def draw_goals(
-        self, chosen: torch.Tensor, strategy: str, relabel_ratio: float
+        self, chosen: torch.Tensor, strategy: str, relabel_ratio: float, discount: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows int64 (B,) of goals, and whether to use them, bool (B,)."""
         headers = self._headers.index_select(0, chosen)
         steps, remaining = headers[:, 0] >> 32 & _LOW, headers[:, 1] & _LOW
         uniforms = self.uniforms(2 * len(chosen)).view(2, -1)
-        if strategy == "future":
-            later = 1 + (uniforms[1] * remaining).long()
-        elif strategy == "final":
+        if strategy == "final":
             later = remaining
-        else:
+        elif strategy == "episode":
             later = 1 + (uniforms[1] * (steps + remaining)).long() - steps
+        else:
+            rooms = remaining if strategy == "future" else headers[:, 0] & _LOW
+            later = offsets_below(uniforms[1], rooms, discount)
         return (chosen + later) % len(self._rows), uniforms[0] < relabel_ratio
 
     def gather(self, chosen: torch.Tensor, out: torch.Tensor, *, bare: bool) -> torch.Tensor:
@@ -379,12 +489,12 @@ def offsets_below(uniforms: torch.Tensor, rooms: torch.Tensor, discount: float) 
 
 
 @njit(nogil=True, cache=True)
-def count_windows(counters, episodes, sequence_length, slots, ends):
-    """List the episodes that have windows of a length, and count these.
+def count_windows(counters, episodes, needed, needed_at_start, period, slots, ends):
+    """List the episodes that have windows, and count these.
 
     Args:
         counters, episodes: The tables.
-        sequence_length: Steps of a window.
+        needed, needed_at_start, period: See `SequenceOptions`.
         slots: int64 (M,), written: the episodes with a window.
         ends: int64 (M,), written: the number of windows in these and all listed before.
 
@@ -394,7 +504,11 @@ def count_windows(counters, episodes, sequence_length, slots, ends):
     count, total = 0, 0
     for e in range(counters[NUM_EPISODES]):
         slot = (counters[FIRST_EPISODE] + e) % episodes.shape[0]
-        windows = episodes[slot, 1] - sequence_length + 1
+        length, windows = episodes[slot, 1], 0
+        if length >= needed:
+            windows = (length - needed) // period + 1
+        elif length >= needed_at_start:
+            windows = 1
         if windows > 0:
             total += windows
             slots[count] = slot
@@ -507,13 +621,84 @@ def draw_pairs(
 
 
 @njit(nogil=True, cache=True)
-def draw_windows(num_rows, episodes, slots, ends, generator, by_episode, chosen):
+def draw_pair_fields(
+    rows, starts, episodes, drawable, counters, generator, log_discount, by_episode, plan,
+    batch_size, out,
+):  # fmt: skip
+    """Draw the pairs that `draw_pairs` draws, and copy some of their fields.
+
+    Args:
+        rows, starts, episodes, drawable, counters, generator, log_discount, by_episode: As there.
+        plan: int64 (F, 4), of each field its byte in the row, its bytes, its byte in `out`, and
+            whether it is of the later row.
+        batch_size: B.
+        out: int64, written: B offsets, B rows, B rows of the later steps, and the fields.
+    """
+    row_bytes, num_rows, capacity = 8 * rows.shape[1], rows.shape[0], starts.shape[0]
+    offsets, chosen = out[:batch_size], out[batch_size : 2 * batch_size]
+    later = out[2 * batch_size : 3 * batch_size]
+    key, first_word = generator[0], generator[1]
+    each = 2 if by_episode else 1  # words for a step
+    for begin in range(0, batch_size, _BLOCK):
+        stop = min(begin + _BLOCK, batch_size)
+        for b in range(begin, stop):
+            word = np.add(first_word, np.uint64(each * b))
+            first, count = counters[FIRST_START], counters[NUM_STARTS]
+            if by_episode:
+                number = int(unit_float(random_word(key, word)) * counters[NUM_DRAWABLE])
+                slot = drawable[(counters[FIRST_DRAWABLE] + number) % drawable.shape[0]]
+                first, count = episodes[slot, 2], episodes[slot, 3]
+                word = np.add(word, _ONE)
+            place = first + int(unit_float(random_word(key, word)) * count)
+            chosen[b] = place - capacity if place >= capacity else place
+            prefetch(starts, 4 * chosen[b])
+        for b in range(begin, stop):
+            row = np.int64(starts[chosen[b]])
+            chosen[b] = row
+            prefetch(rows, row * row_bytes)
+            for f in range(plan.shape[0]):
+                if plan[f, 3] == 0:
+                    ask_for_field(rows, row * row_bytes + plan[f, 0], plan[f, 1])
+        for b in range(begin, stop):
+            row = chosen[b]
+            word = np.add(first_word, np.uint64(each * batch_size + b))
+            uniform = unit_float(random_word(key, word))
+            offset = _offset_below(uniform, rows[row, 0] & _LOW, log_discount)
+            other = row + offset
+            other = other - num_rows if other >= num_rows else other
+            offsets[b], later[b] = offset, other
+            for f in range(plan.shape[0]):
+                if plan[f, 3] == 1:
+                    ask_for_field(rows, other * row_bytes + plan[f, 0], plan[f, 1])
+                else:
+                    target = plan[f, 2] + b * plan[f, 1]
+                    copy_field(out, target, rows, row * row_bytes + plan[f, 0], plan[f, 1])
+        for f in range(plan.shape[0]):
+            if plan[f, 3] == 1:
+                offset, size = plan[f, 0], plan[f, 1]
+                for b in range(begin, stop):
+                    target = plan[f, 2] + b * size
+                    copy_field(out, target, rows, later[b] * row_bytes + offset, size)
+    generator[1] = np.add(first_word, np.uint64((each + 1) * batch_size))
+
+
+@njit(nogil=True, cache=True)
+def ask_for_field(rows, start, count):
+    """Prefetch the lines of `count` bytes from byte `start` of the table on."""
+    for offset in range(start, start + count, 64):
+        prefetch(rows, offset)
+    prefetch(rows, start + count - 1)
+
+
+@njit(nogil=True, cache=True)
+def draw_windows(num_rows, episodes, slots, ends, period, generator, by_episode, chosen):
     """Draw first steps of windows.
 
     Args:
         num_rows: Of the ring.
         episodes: int64 (M, 4), the table.
         slots, ends: int64 (E,), as `count_windows` wrote them.
+        period: Steps from the begin of a window to that of the next.
         generator: uint64 (2,), moves on.
         by_episode: Draw episodes with equal probability, not windows.
         chosen: int64 (B,), written: rows.
@@ -531,21 +716,25 @@ def draw_windows(num_rows, episodes, slots, ends, generator, by_episode, chosen)
             number = int(uniform * ends[ends.shape[0] - 1])
             e = np.searchsorted(ends, number, side="right")
             position = number - (ends[e - 1] if e > 0 else 0)
-        row = episodes[slots[e], 0] + position
+        row = episodes[slots[e], 0] + position * period
         chosen[b] = row - num_rows if row >= num_rows else row
     generator[1] = counter
 
 
 @njit(nogil=True, cache=True)
-def draw_goals(rows, chosen, strategy, relabel_ratio, generator, goals, relabelled):
+def draw_goals(
+    rows, chosen, strategy, relabel_ratio, log_discount, generator, goals, relabelled
+):  # fmt: skip
     """Draw for each step the row of the observation that is to be its goal.
 
     Args:
         rows: int64 (R, W), the table.
-        chosen: int64 (B,), rows of steps.
+        chosen: int64 (B,), rows of steps; for strategy 3 of those with room.
         strategy: 0 future: one of the observations after the step; 1 final: the last of the
-            episode; 2 episode: any but the first of the episode.
+            episode; 2 episode: any but the first of the episode; 3 bound: one after the step, not
+            beyond its bound.
         relabel_ratio: Probability of a new goal.
+        log_discount: Of strategies 0 and 3, natural logarithm of the discount.
         generator: uint64 (2,), moves on.
         goals: int64 (B,), written: rows.
         relabelled: bool (B,), written: whether the goal is to be used.
@@ -559,11 +748,12 @@ def draw_goals(rows, chosen, strategy, relabel_ratio, generator, goals, relabell
         counter = np.add(counter, _ONE)
         uniform = unit_float(random_word(key, counter))
         counter = np.add(counter, _ONE)
-        if strategy == 0:
-            later = 1 + int(uniform * remaining)
-        elif strategy == 1:
+        if strategy == 1:
             later = remaining
-        else:
+        elif strategy == 2:
             later = 1 + int(uniform * (step + remaining)) - step
+        else:
+            room = remaining if strategy == 0 else rows[row, 0] & _LOW
+            later = _offset_below(uniform, room, log_discount)
         goals[b] = (row + later) % num_rows
     generator[1] = counter

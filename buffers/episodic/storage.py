@@ -49,6 +49,8 @@ class EpisodicStorage:
         tables: The tables on the host, by name.
         device_tables: The same as tensors on the device; over the same memory if not staged.
         version: Changes with every insertion.
+        num_evicted: Rows that were ever evicted.
+        num_restored: How often episodes were loaded or cleared.
     """
 
     def __init__(self, layout: EpisodicLayout, device: torch.device, *, staged: bool):
@@ -71,7 +73,7 @@ class EpisodicStorage:
             self.tables["starts"],
             self.tables["drawable"],
         )
-        self.version = 0
+        self.version = self.num_evicted = self.num_restored = 0
         self._allocate_staging(0)
 
     def count(self, name: str) -> int:
@@ -137,7 +139,9 @@ class EpisodicStorage:
         num_rows = int(kept.sum()) + len(kept)
         # An episode that is skipped would have outlived all that are in the ring.
         steps = self.layout.capacity if skipped else int(kept.sum())
+        held = self.count("num_rows")
         evict(*self._table_arrays, steps, len(kept))
+        self.num_evicted += held - self.count("num_rows")
         self.counters[_COUNTER["first_episode"]] += skipped
         before = self.counters.copy()
         part = slice(begin, begin + num_rows)
@@ -198,6 +202,7 @@ class EpisodicStorage:
         Returns:
             Whether the headers of the rows say the same; if not, the buffer is empty.
         """
+        self.wait_for_device()
         self.counters[:] = 0
         self.counters[_COUNTER["first_episode"]] = first_episode
         sizes, begin = np.cumsum(lengths + 1), 0
@@ -218,13 +223,21 @@ class EpisodicStorage:
         for name in _TABLES:
             self.columns[name].upload()
         self.version += 1
+        self.num_restored += 1
         return is_same
+
+    def wait_for_device(self) -> None:
+        """Wait until the copies of an earlier `refile` have left the tables."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def clear(self) -> None:
         """Forget all episodes; their memory stays."""
+        self.wait_for_device()
         self.counters[:] = 0
         self.device_tables["counters"].zero_()
         self.version += 1
+        self.num_restored += 1
 
 
 def _count_skipped(lengths: np.ndarray, layout: EpisodicLayout) -> int:

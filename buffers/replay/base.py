@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Unpack
@@ -16,6 +16,7 @@ from buffers.core.arguments import (
     MAX_COUNT,
     as_array,
     check_count,
+    read_columns,
     read_distinct_ids,
     read_row_ids,
     read_steps,
@@ -26,13 +27,24 @@ from buffers.core.errors import BufferMemoryError, BufferMisuseError
 from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation
+from buffers.core.prefetch import Prefetch, bound_draw
 from buffers.core.rows import plan_view, view_fields
+from buffers.core.sequences import (
+    SequenceBatch,
+    SequenceOptions,
+    read_new_states,
+    read_sequences,
+    read_states,
+    zero_padding,
+)
 from buffers.core.state import FieldWatcher, LoadedState, Placed, SavedBuffer, Shapes, Wanted
 from buffers.replay import layout as at
-from buffers.replay.batches import ReplayBatch, check_out
+from buffers.replay.adding import PackedAdder
+from buffers.replay.batches import ReplayBatch, check_out, column_names
 from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
 from buffers.replay.folder import Place, RowFolder, plan_place
 from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
+from buffers.replay.sequences import SequenceIndex, SequenceMemory, sequence_bytes
 from buffers.replay.state import (
     amended_integers,
     check_meta,
@@ -44,8 +56,9 @@ from buffers.replay.state import (
 from buffers.replay.storage import ReplayStorage
 from buffers.replay.torch_reader import TorchReader
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["ReplayBuffer", "find_gaps"]
 
+_METHODS = ("sample", "sample_sequences")
 _KEPT = ("pending", "free", "slots")  # of observations stored once, besides the final ones
 
 
@@ -97,24 +110,22 @@ class ReplayBuffer(SavedBuffer):
         where = plan_place(*place, self.device, staged=staged)
         if where is None:
             check_room(self._kind, options.capacity, self._bytes_for(options), self.device)
-        elif options.layout.frames is not None:
-            raise BufferMisuseError(
-                "frame_stack needs storage='memory': files hold every observation whole"
-            )
-        elif not options.layout.next_obs:
-            raise BufferMisuseError(
-                "storage='memmap' needs store_next=True: observations that no row has are kept "
-                "apart, in memory"
-            )
+        else:
+            _check_files_can_hold(options)
         # The tensors outlive the mode they were made in.
         with self._allocation(options), torch.inference_mode(False):
             self._storage = ReplayStorage(
                 options,
                 self.device,
                 staged=is_staged,
+                busy=self._guard.flag,
                 open_folder=None if where is None else partial(self._open_folder, where, options),
             )
             self._make_priorities(is_staged)
+        self._sequences = None
+        if options.has_sequences:
+            self._sequences = SequenceIndex(self._storage, options.capacity * options.num_rings)
+        self._sequence_readers: dict[tuple[str, ...], Any] = {}
         self._large = ("rows",)
         if self._storage.successors is not None:
             self._large = ("finals", "rows")
@@ -127,7 +138,9 @@ class ReplayBuffer(SavedBuffer):
             self._reader.go_on_with(self._folder)
         self._state, self._table = self._storage.state, self._storage.table
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
-        self._busy = self._guard.flag
+        self._column_names = column_names(self._storage.layout, has_weights=self._has_weights)
+        self._adder = PackedAdder.of(self._storage)
+        self._where = self._storage.addresses.words
         made = {**(own or {}), "num_envs": num_envs, "device": self.device, "staged": staged}
         self._remember(maker, capacity, *spaces, **made, **rows)
 
@@ -178,7 +191,12 @@ class ReplayBuffer(SavedBuffer):
     @classmethod
     def _bytes_for(cls, options: ReplayOptions) -> Callable[[int], int]:
         """Bytes by capacity."""
-        return options.nbytes
+        if not options.has_sequences:
+            return options.nbytes
+        rings, envs = options.num_rings, options.num_envs
+        return lambda capacity: (
+            options.nbytes(capacity) + sequence_bytes(capacity * rings, rings, envs)
+        )
 
     def _allocation(self, options: ReplayOptions) -> AbstractContextManager[None]:
         """Around what allocates memory in the constructor."""
@@ -207,7 +225,7 @@ class ReplayBuffer(SavedBuffer):
             has_weights=self._has_weights,
         )
         gamma = 1.0 if self.gamma is None else self.gamma
-        return CompiledReader(self._storage, planner, gamma, seed, self._guard)
+        return CompiledReader(self._storage, planner, gamma, seed)
 
     def __len__(self) -> int:
         """Number of transitions held."""
@@ -262,7 +280,8 @@ class ReplayBuffer(SavedBuffer):
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
-        return self._storage.memory()
+        sizes = self._storage.memory()
+        return sizes if self._sequences is None else {**sizes, "sequences": self._sequences.nbytes}
 
     @property
     def nbytes(self) -> int:
@@ -308,6 +327,8 @@ class ReplayBuffer(SavedBuffer):
             BufferMisuseError: More final observations than there is room for, which a CUDA graph
                 reads; see `reserve_final_obs`. Nothing was changed.
         """
+        if self._guard.ahead is not None:
+            self._guard.settle()
         # Only arrays go to Numba unread: a list that contains itself ends the interpreter there.
         if (
             self._add_rows is not None
@@ -322,22 +343,17 @@ class ReplayBuffer(SavedBuffer):
             is np.ndarray
             and (env_ids is None or env_ids.__class__ is np.ndarray)
         ):
+            ids = self._no_ids if env_ids is None else env_ids
             try:
-                if self._add_rows(
-                    self._table,
-                    self._state,
-                    self._busy,
-                    self._no_ids if env_ids is None else env_ids,
-                    obs,
-                    next_obs,
-                    actions,
-                    rewards,
-                    terminations,
-                    truncations,
-                ):
-                    return
+                is_added = self._add_rows(
+                    self._where, ids, obs, next_obs, actions, rewards, terminations, truncations
+                )
             except (TypeError, NumbaError):  # other types than those it was compiled for
-                pass
+                is_added = False
+            if is_added:
+                if self._sequences is not None:
+                    self._follow()
+                return
         columns = {
             "obs": obs,
             "next_obs": next_obs,
@@ -346,6 +362,10 @@ class ReplayBuffer(SavedBuffer):
             "terminations": terminations,
             "truncations": truncations,
         }
+        if self._adder is not None and valid is None and self._adder.add(columns, extras, env_ids):
+            if self._sequences is not None:
+                self._follow()
+            return
         given = {name: column for name, column in columns.items() if column is not None}
         self._add_checked({**given, **extras}, env_ids, valid)
 
@@ -363,7 +383,7 @@ class ReplayBuffer(SavedBuffer):
             self._write(arrays, ids)
             return
         ids = ids if len(ids) else np.arange(count) % num_envs
-        stops, cuts = _gaps(ids, is_valid)
+        stops, cuts = find_gaps(ids, is_valid)
         self._write(arrays, ids[is_valid], stops[is_valid], cuts)
 
     @exclusive
@@ -375,6 +395,17 @@ class ReplayBuffer(SavedBuffer):
         cuts: np.ndarray | None = None,
     ) -> None:
         self._storage.write(arrays, ids, stops, cuts)
+        if self._sequences is not None:
+            self._sequences.follow(self._new_sequence_value())
+
+    @exclusive
+    def _follow(self) -> None:
+        assert self._sequences is not None
+        self._sequences.follow(self._new_sequence_value())
+
+    def _new_sequence_value(self) -> float:
+        """What sequences get that nobody has given a priority yet."""
+        return 1.0
 
     def cut_episodes(self, env_ids: Any = None) -> None:
         """Say that environments were reset, or left, before their episodes ended.
@@ -425,11 +456,28 @@ class ReplayBuffer(SavedBuffer):
             kept.is_captured = before
             raise
 
-    def new_batch(self, batch_size: int) -> ReplayBatch:
-        """Memory for `sample(batch_size, out=...)`, not initialised."""
-        return self._reader.new(check_count("batch_size", batch_size, MAX_COUNT))
+    def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
+        """Memory for `sample(batch_size, out=...)`, not initialised.
 
-    def _batch(self, batch_size: int, out: ReplayBatch | None) -> ReplayBatch:
+        Args:
+            batch_size: B.
+            columns: What it is to have, as of `sample`.
+        """
+        size = check_count("batch_size", batch_size, MAX_COUNT)
+        return self._reader.new(size, self._read_columns(columns))
+
+    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
+        """Names of columns to draw, None for all; those that are always there are left out."""
+        chosen = read_columns(columns, self._column_names)
+        return chosen and chosen - {"indices", "weights"}
+
+    def sample(self, batch_size: int, out: ReplayBatch | None = None) -> ReplayBatch:
+        """Draw transitions; see the classes."""
+        raise NotImplementedError
+
+    def _batch(
+        self, batch_size: int, out: ReplayBatch | None, columns: Iterable[str] | None = None
+    ) -> ReplayBatch:
         """The batch to fill.
 
         Raises:
@@ -443,7 +491,10 @@ class ReplayBuffer(SavedBuffer):
         if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
             batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         reader = self._reader
-        return reader.new(batch_size) if out is None else check_out(out, batch_size, reader.owner)
+        chosen = None if columns is None else self._read_columns(columns)
+        if out is None:
+            return reader.new(batch_size, chosen)
+        return check_out(out, batch_size, reader.owner, chosen)
 
     @exclusive
     def _fill(self, batch: ReplayBatch, draw: str) -> None:
@@ -456,6 +507,185 @@ class ReplayBuffer(SavedBuffer):
     def _gather(self, batch: ReplayBatch) -> None:
         self._reader.gather(batch)
 
+    def sample_sequences(
+        self,
+        batch_size: int,
+        sequence_length: int,
+        *,
+        burn_in: int = 0,
+        overlap: int | None = None,
+        pad: bool = False,
+        initial_states: Sequence[str] | str = (),
+        columns: Iterable[str] | None = None,
+    ) -> SequenceBatch:
+        """Draw sequences of steps of one episode each, all that there are equally likely.
+
+        As of priorities that are all the same: the b-th of a batch comes from the b-th of B equal
+        parts of the rows. Steps of episodes that are not over count as well. The first call, and
+        each with other options than the one before, goes through all rows once.
+
+        Args:
+            batch_size: B.
+            sequence_length: L.
+            burn_in: Number of steps at the start of a sequence that only bring a recurrent state up
+                to date; False in `learn_mask`. Sequences that begin with their episode have none.
+            overlap: Number of steps that a sequence shares with the next of its episode; they
+                begin at every (L - overlap)-th step. None lets them begin at any step.
+            pad: Let sequences run out with the episode, or at the newest step; the rest is zero and
+                False in `mask`. At least one step is left to learn from. Otherwise all are full.
+            initial_states: Names of extra columns with the state of the policy before each step: a
+                batch has those of the first steps only, (B, ...), in `initial_states` instead of
+                `extras`.
+            columns: Names of the columns to draw, such as ("obs", "rewards"); None for all. The
+                sequences are the same; what says which steps they are (`mask`, `steps`, `indices`
+                and the like) is always there.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, there is no such sequence, or the buffer
+                has track_episodes=False or over="envs".
+        """
+        options = read_sequences(sequence_length, burn_in, overlap, pad)
+        return self._sample_sequences(batch_size, options, initial_states, columns)
+
+    def _require_sequences(self) -> SequenceIndex:
+        if self._sequences is None:
+            raise BufferMisuseError(
+                "sample_sequences needs track_episodes=True in the constructor, which keeps what "
+                "follows on what"
+            )
+        return self._sequences
+
+    @exclusive
+    def _sample_sequences(
+        self,
+        batch_size: int,
+        options: SequenceOptions,
+        initial_states: Sequence[str] | str,
+        columns: Iterable[str] | None,
+        beta: float | None = None,
+    ) -> SequenceBatch:
+        index, layout = self._require_sequences(), self._storage.layout
+        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        check_count("batch_size * sequence_length", batch_size * options.length, MAX_COUNT)
+        names = read_states(initial_states, layout.extras)
+        chosen = read_columns(columns, (*SequenceBatch._fields, *layout.extras))
+        index.prepare(options, self._new_sequence_value())
+        rows, steps, weights, memory = index.draw(self._host_words(), batch_size, beta or 0.0)
+        indices, steps = torch.from_numpy(rows), torch.from_numpy(steps)
+        mask = indices >= 0
+        reader = self._sequence_reader(names)
+        drawn = reader.new(
+            rows.size, chosen and (chosen - {*names}).intersection(self._column_names)
+        )
+        # What has run out is read from the first row, and set to zero below.
+        drawn.indices.copy_(torch.where(mask, indices, indices[:, :1]).view(-1))
+        reader.gather(drawn)
+        is_short, whole = not bool(mask.all()), self.rows() if names else {}
+        indices, steps, mask, starts = (
+            tensor.to(self.device) for tensor in (indices, steps, mask, indices[:, 0])
+        )
+
+        def shaped(tensors: Any) -> Any:
+            if isinstance(tensors, torch.Tensor):
+                return tensors.unflatten(0, rows.shape)
+            if isinstance(tensors, dict):
+                return {name: shaped(tensor) for name, tensor in tensors.items()}
+            return tuple(map(shaped, tensors))
+
+        drawn_names = [n for n in SequenceBatch._fields if n in ReplayBatch._fields]
+        fields = {n: shaped(getattr(drawn, n)) for n in drawn_names if not chosen or n in chosen}
+        extras = shaped({n: drawn.extras[n] for n in drawn.extras if n not in names})
+        if is_short:
+            zero_padding((fields, extras), mask)
+        if not chosen or "boundaries" in chosen:
+            none = torch.zeros((), dtype=torch.bool, device=self.device)
+            fields["boundaries"] = none.expand(mask.shape)
+        return SequenceBatch._made_of(
+            {
+                **fields,
+                "steps": steps,
+                "mask": mask,
+                "extras": extras,
+                **options.masks(mask, steps),
+                "indices": indices,
+                "weights": None if beta is None else torch.from_numpy(weights).to(self.device),
+                "initial_states": {n: whole[n].index_select(0, starts) for n in names},
+                "memory": memory,
+            }
+        )
+
+    def _host_words(self) -> np.ndarray:
+        """State of a generator for kernels, uint64 (2,), which moves the buffer's own on."""
+        words = getattr(self._reader, "words", None)
+        if words is not None:
+            return words
+        key = torch.empty(1, dtype=torch.int64, device=self.device)
+        key.random_(generator=self._reader.generator.torch)
+        return np.array([int(key), 0], np.uint64)
+
+    def _sequence_reader(self, without: tuple[str, ...]) -> Any:
+        """A reader whose batches are without some of the extra columns, if that saves copies."""
+        if not isinstance(self._reader, CompiledReader):
+            return self._reader
+        if without not in self._sequence_readers:
+            layout, gamma = self._storage.layout, 1.0
+            fields = {name: f for name, f in layout.fields.items() if name not in without}
+            extras = [name for name in layout.extras if name not in without]
+            planner = BatchPlanner(
+                layout._replace(fields=fields, extras=extras),
+                num_steps=1,
+                has_discounts=False,
+                has_weights=False,
+            )
+            reader = CompiledReader(self._storage, planner, gamma, 0)
+            self._sequence_readers[without] = reader
+        return self._sequence_readers[without]
+
+    def _check_sequences(self, batch: Any) -> SequenceMemory:
+        """What is known of a batch of sequences; raise BufferMisuseError if it is not ours."""
+        memory, index = getattr(batch, "memory", None), self._sequences
+        if not isinstance(memory, SequenceMemory) or memory.owner is not index or index is None:
+            raise BufferMisuseError(
+                f"batch is a {type(batch).__name__}, expected what sample_sequences of this buffer "
+                "returned, not a copy"
+            )
+        if memory.version != index.version:
+            raise BufferMisuseError(
+                "batch was drawn before a state was loaded, or sequences of other options were "
+                "drawn; draw anew"
+            )
+        return memory
+
+    def refresh_states(self, batch: SequenceBatch, **states: Any) -> None:
+        """Replace recurrent states, or other extra columns, in the rows of sequences.
+
+        Rows that were overwritten since the batch was drawn are left out, and so is what lies
+        behind the end of a sequence. Of a row in several sequences one of the values stays.
+
+        Args:
+            batch: What `sample_sequences` returned, no copy.
+            states: New values by name, (B, L, ...), of the dtype of the column or one that fits.
+
+        Raises:
+            BufferMisuseError: The batch is of another buffer, there is no such extra column, or a
+                shape or dtype does not fit; nothing was changed.
+        """
+        self._refresh_states(batch, states)
+
+    @exclusive
+    def _refresh_states(self, batch: SequenceBatch, states: Mapping[str, Any]) -> None:
+        memory, index = self._check_sequences(batch), self._sequences
+        assert index is not None
+        given = read_new_states(states, batch, self._storage.layout, self.device)
+        rows = batch.indices.reshape(-1).cpu().numpy()
+        kept = np.flatnonzero(rows >= 0)
+        kept = kept[index.are_alive(rows[kept], memory)]
+        if len(kept):
+            places, columns = torch.from_numpy(rows[kept]).to(self.device), self.rows()
+            chosen = torch.from_numpy(kept).to(self.device)
+            for name, values in given.items():
+                columns[name][places] = values.flatten(0, 1).index_select(0, chosen)
+
     def _check_distinct(self, batch_size: int) -> None:
         count = int(self._state[at.COUNT])
         if batch_size > count:
@@ -463,6 +693,51 @@ class ReplayBuffer(SavedBuffer):
                 f"batch_size is {batch_size} without replacement, but the buffer holds "
                 f"{count} transitions; add more or draw fewer"
             )
+
+    def prefetch(
+        self,
+        batch_size: int,
+        *,
+        depth: int = 2,
+        device: torch.device | str | None = None,
+        method: str = "sample",
+        **options: Any,
+    ) -> Prefetch[Any]:
+        """Draw batches on a thread, ahead of the learner; close it when done.
+
+        It pays where draws wait: for a disk (`storage="memmap"`), for the copy to a device, for
+        large observations. Else a draw takes less time than handing it over.
+
+        Args:
+            batch_size: B.
+            depth: Batches drawn ahead, 1 to 64. A batch shows the buffer as it was, and priorities
+                too, so many batches before it is returned.
+            device: Where batches are copied to; None leaves them where they are drawn.
+            method: "sample" or "sample_sequences". With `device` sequences are copies, which can be
+                given no priorities and no states.
+            options: Of that method, without `out`.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
+
+        >>> import numpy as np
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> from buffers import SharedReplayBuffer
+        >>> buffer = SharedReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2), seed=0)
+        >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
+        >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
+        >>> buffer.add(**step, terminations=flags, truncations=flags)
+        >>> with buffer.prefetch(256, depth=2) as batches:
+        ...     for _ in range(3):
+        ...         batch = next(batches)
+        >>> len(batch)
+        256
+        """
+        if method not in _METHODS:
+            raise BufferMisuseError(f"method is {method!r}, expected one of {list(_METHODS)}")
+        size, reader = check_count("batch_size", batch_size, MAX_COUNT), self._reader
+        draw = bound_draw(getattr(self, method), size, options)
+        return Prefetch(draw, lambda: reader.generator, self._guard, depth, device)
 
     def rows(self) -> dict[str, Any]:
         """Views of all rows by column: (num_rows, ...) tensors of the one allocation, not copies.
@@ -488,11 +763,12 @@ class ReplayBuffer(SavedBuffer):
         self._refresh_now()
         return self._storage.oldest_first()
 
-    def get(self, indices: Any) -> ReplayBatch:
+    def get(self, indices: Any, columns: Iterable[str] | None = None) -> ReplayBatch:
         """The transitions in given rows, as `sample` would return them; all weights are 1.
 
         Args:
             indices: int (B,), rows that hold transitions.
+            columns: As in `sample`.
 
         Raises:
             BufferMisuseError: A row is out of range or holds nothing.
@@ -500,7 +776,8 @@ class ReplayBuffer(SavedBuffer):
         given = as_array("indices", indices, self.device)
         fits = given.ndim == 1 and len(given) > 0 and given.dtype.kind in "iu"
         rows = np.array(given, np.int64) if fits else np.zeros(0, np.int64)  # nobody else's
-        batch = self._get(rows) if fits else None
+        chosen = self._read_columns(columns)
+        batch = self._get(rows, chosen) if fits else None
         if batch is None:
             raise BufferMisuseError(
                 f"indices is {given}, expected rows that hold transitions, (B,); see order()"
@@ -508,7 +785,7 @@ class ReplayBuffer(SavedBuffer):
         return batch
 
     @exclusive
-    def _get(self, rows: np.ndarray) -> ReplayBatch | None:
+    def _get(self, rows: np.ndarray, columns: frozenset[str] | None) -> ReplayBatch | None:
         """The transitions in rows int64 (B,), or None if one is out of range or holds nothing."""
         state, capacity = self._state, int(self._state[at.CAPACITY])
         self._refresh_now()
@@ -516,7 +793,7 @@ class ReplayBuffer(SavedBuffer):
             return None
         if (rows % capacity >= state[state[at.TOTALS] + rows // capacity]).any():
             return None
-        batch = self._reader.new(len(rows))
+        batch = self._reader.new(len(rows), columns)
         batch.indices.copy_(torch.from_numpy(rows))
         if batch.weights is not None:
             batch.weights.fill_(1.0)
@@ -539,6 +816,8 @@ class ReplayBuffer(SavedBuffer):
 
     def _described(self) -> dict[str, Any]:
         settings = {"n_step": self.n_step, "gamma": self.gamma, **self._own_settings()}
+        if self._sequences is not None:
+            settings["track_episodes"] = True
         return describe(self._kind, self._storage, settings)
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
@@ -551,6 +830,9 @@ class ReplayBuffer(SavedBuffer):
         arrays = {"state": [self._storage.state], "generator": [self._reader.generator.get_state()]}
         if kept is not None:
             arrays |= {name: [getattr(kept, name)] for name in (*_KEPT, "finals")}
+        if self._sequences is not None:
+            self._sequences.follow(self._new_sequence_value())
+            arrays |= self._sequences.saved(self._has_weights)
         if self._folder is not None:
             return arrays
         if self._storage.frames is not None:
@@ -595,6 +877,8 @@ class ReplayBuffer(SavedBuffer):
             state.small["state"] = own  # else as it is, as the rows are what the folder has
             return
         state.small["state"] = checked_integers(self._storage, state)
+        if self._sequences is not None:
+            self._sequences.check(state.small, state.shapes["rows"][0], read_sequences)
 
     def _place(self, state: LoadedState) -> Placed:
         storage, kept = self._storage, self._storage.successors
@@ -625,6 +909,8 @@ class ReplayBuffer(SavedBuffer):
                 storage.staging.refresh()
             if frames is not None:
                 storage.recount_frames(num_frames)
+            if self._sequences is not None:
+                self._sequences.restore(small)
 
         return {**targets, "rows": storage.live_blocks()}, finish
 
@@ -640,9 +926,28 @@ class ReplayBuffer(SavedBuffer):
             storage.recount_frames(0)
         if storage.staging is not None:
             storage.staging.refresh()
+        if self._sequences is not None:
+            self._sequences.reset()
 
 
-def _gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _check_files_can_hold(options: ReplayOptions) -> None:
+    """Refuse what the files of `storage="memmap"` do not keep."""
+    if options.layout.frames is not None:
+        raise BufferMisuseError(
+            "frame_stack needs storage='memory': files hold every observation whole"
+        )
+    if not options.layout.next_obs:
+        raise BufferMisuseError(
+            "storage='memmap' needs store_next=True: observations that no row has are kept apart, "
+            "in memory"
+        )
+    if options.has_sequences:
+        raise BufferMisuseError(
+            "track_episodes needs storage='memory': files do not keep what sequences need"
+        )
+
+
+def find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where rows that are left out interrupt environments.
 
     Args:
@@ -653,7 +958,7 @@ def _gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.nda
         bool (K,), rows whose environment's next row here is left out; and the environments whose
         first row here is left out.
 
-    >>> stops, cuts = _gaps(np.array([0, 1, 0, 1]), np.array([True, False, False, True]))
+    >>> stops, cuts = find_gaps(np.array([0, 1, 0, 1]), np.array([True, False, False, True]))
     >>> stops.tolist(), cuts.tolist()
     ([True, False, False, False], [1])
     """

@@ -8,8 +8,9 @@ import torch
 
 from buffers.core.batches import Batch
 from buffers.core.errors import BufferMisuseError
+from buffers.core.rows import RowLayout
 
-__all__ = ["LATE", "ReplayBatch", "check_out"]
+__all__ = ["LATE", "ReplayBatch", "check_out", "column_names"]
 
 LATE = ("indices", "truncations")  # columns that most learners do not read: tensors when asked for
 
@@ -32,11 +33,14 @@ class ReplayBatch(Batch):
         weights: float32 (B,), of prioritized sampling, or None.
         extras: The user's columns by name, (B, ...).
         size: B.
+        num_added: Of prioritized buffers: how many transitions had been added when it was drawn;
+            else None.
+        drawn_from: Of prioritized buffers: a number of that buffer, another one after each load.
     """
 
     __slots__ = (
-        "actions", "discounts", "env_ids", "extras", "indices", "memory", "next_obs", "obs",
-        "rewards", "size", "terminations", "truncations", "weights",
+        "actions", "discounts", "drawn_from", "env_ids", "extras", "indices", "memory", "next_obs",
+        "num_added", "obs", "rewards", "size", "terminations", "truncations", "weights",
     )  # fmt: skip
     _fields = (
         "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "discounts",
@@ -55,10 +59,12 @@ class ReplayBatch(Batch):
     weights: Any
     extras: dict[str, torch.Tensor]
     size: int
+    num_added: int | None
+    drawn_from: int | None
     memory: Any
 
     def __init__(self, fields: dict[str, Any], extras: dict[str, torch.Tensor], size: int, memory):
-        self.env_ids = self.weights = None
+        self.env_ids = self.weights = self.num_added = self.drawn_from = None
         for name, tensor in fields.items():
             setattr(self, name, tensor)
         self.extras, self.size, self.memory = extras, size, memory
@@ -78,8 +84,17 @@ class ReplayBatch(Batch):
         return self.size
 
 
-def check_out(out: Any, size: int, owner: object) -> ReplayBatch:
-    """Raise BufferMisuseError unless out is a batch of this size that `owner` has made."""
+def check_out(
+    out: Any, size: int, owner: object, columns: frozenset[str] | None = None
+) -> ReplayBatch:
+    """Raise BufferMisuseError unless out is a batch of this size that `owner` has made.
+
+    Args:
+        out: What was given.
+        size: Expected.
+        owner: See above.
+        columns: Expected, if not None.
+    """
     if not isinstance(out, ReplayBatch) or getattr(out.memory, "owner", None) is not owner:
         raise BufferMisuseError(
             f"out is a {type(out).__name__}, expected a batch that new_batch or sample of this "
@@ -87,4 +102,16 @@ def check_out(out: Any, size: int, owner: object) -> ReplayBatch:
         )
     if out.size != size:
         raise BufferMisuseError(f"out holds {out.size} transitions, expected {size}")
+    if columns is not None and columns != out.memory.columns:
+        raise BufferMisuseError(
+            f"out has other columns than {sorted(columns)}; make it with new_batch and the same "
+            "columns"
+        )
     return out
+
+
+def column_names(layout: RowLayout, *, has_weights: bool) -> tuple[str, ...]:
+    """The names that `columns=` may have."""
+    others = ["indices", *(["env_ids"] if "env_ids" in layout.fields else [])]
+    others += ["weights"] if has_weights else []
+    return (*ReplayBatch._fields, *layout.extras, *others)

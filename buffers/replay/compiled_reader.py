@@ -5,7 +5,8 @@ each lies is said by `plan` int64: constants at the places named below, then fou
 field: its byte offset in the row, its bytes, its byte offset in the pages, and which row it is
 taken from (OWN, LAST, or SUCCESSOR: an observation that may lie elsewhere). SUCCESSOR fields come
 behind the others, and behind them stacks: of these the offset in the row is that of the ids of
-their frames, and the bytes are those of a frame.
+their frames, and the bytes are those of a frame. Last come the parts of rows that are read, three
+numbers each: first byte, last byte + 1, and of which row (OWN or LAST).
 
 Rows are drawn for the whole batch before anything is copied, and the copies ask for the rows some
 places ahead: the time is spent waiting for memory, and so the waits overlap.
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import NamedTuple
+from collections.abc import Set
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +25,10 @@ import torch
 from buffers.core.batches import BatchArrays, BatchMemory
 from buffers.core.compiling import njit
 from buffers.core.generator import HostGenerator
-from buffers.core.guard import Guard
 from buffers.core.kernels import bounded, copy_field, prefetch, random_word
 from buffers.core.rows import RowLayout
 from buffers.replay import layout as at
+from buffers.replay.addresses import open_pages, open_table
 from buffers.replay.batches import LATE, ReplayBatch
 from buffers.replay.folder import RowFolder
 from buffers.replay.storage import ReplayStorage
@@ -35,7 +37,7 @@ __all__ = ["BatchPlanner", "CompiledReader"]
 
 BATCH, NUM_FIELDS, NUM_SUCCESSORS = 0, 1, 2
 ROWS_TO, LASTS_TO, REWARDS_TO, DISCOUNTS_TO, NUM_STEPS = 3, 4, 5, 6, 7
-OWN_END, LAST_BEGIN = 8, 9
+SPANS, NUM_SPANS = 8, 9
 NUM_STACKS, NUM_FRAMES, NUM_PIECES, PLAN_HEADER = 10, 11, 12, 13  # of stacks of frames
 OWN, LAST, SUCCESSOR = 0, 1, 2
 
@@ -61,7 +63,6 @@ class CompiledReader:
         planner: Makes the batches.
         gamma: Discount per step.
         seed: Of the generator.
-        guard: Of the buffer.
 
     Attributes:
         generator: What rows are drawn by.
@@ -76,10 +77,9 @@ class CompiledReader:
         planner: BatchPlanner,
         gamma: float,
         seed: int | None,
-        guard: Guard,
     ):
         self._storage, self._gamma = storage, float(gamma)
-        self._busy = guard.flag
+        self._where = storage.addresses.words
         self.generator = HostGenerator(seed)
         self.words = self.generator.words
         self._moved = np.empty(0, np.int64)
@@ -101,36 +101,15 @@ class CompiledReader:
         """
         if draw != "rows" or batch.size > _MOST_AT_ONCE or self._storage.folder is not None:
             return False
-        storage, memory = self._storage, batch.memory
-        pending, finals = self._kept()
-        return sample_uniform(
-            storage.table,
-            storage.state,
-            self._busy,
-            self.words,
-            memory.plan,
-            memory.pages,
-            self._gamma,
-            pending,
-            finals,
-        )
+        memory = batch.memory
+        return sample_uniform(self._where, self.words, memory.plan, memory.pages, self._gamma)
 
     def gather_at_once(self, batch: ReplayBatch) -> bool:
         """As `gather`; see `fill_at_once`."""
         if batch.size > _MOST_AT_ONCE or self._storage.folder is not None:
             return False
-        storage, memory = self._storage, batch.memory
-        pending, finals = self._kept()
-        return gather_at_once(
-            storage.table,
-            storage.state,
-            self._busy,
-            memory.plan,
-            memory.pages,
-            self._gamma,
-            pending,
-            finals,
-        )
+        memory = batch.memory
+        return gather_at_once(self._where, memory.plan, memory.pages, self._gamma)
 
     def fill(self, batch: ReplayBatch, draw: str) -> None:
         """Draw rows ("rows": all equally likely, "rings", "distinct") and gather them."""
@@ -200,6 +179,7 @@ class BatchPages(NamedTuple):
     eager: list[np.ndarray]  # views made into tensors at once
     late: BatchArrays  # and those that are when asked for
     owner: object
+    columns: frozenset[str] | None  # those that were asked for
 
 
 class _Part(NamedTuple):
@@ -207,6 +187,9 @@ class _Part(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     begin: int  # in the pages
+
+
+_Copied = tuple[str, tuple[int, ...], np.dtype, int, int]  # name, shape, dtype, offset, source
 
 
 class _Recipe(NamedTuple):
@@ -235,49 +218,63 @@ class BatchPlanner:
         self._has_weights = has_weights
         # Named by batches instead of the planner, which keeps their memory: no reference cycle.
         self.owner = object()
-        self._recipes: dict[int, _Recipe] = {}
-        self._fields = self._list_fields()
+        self._recipes: dict[Any, _Recipe] = {}
 
-    def _list_fields(self) -> list[tuple[str, tuple[int, ...], np.dtype, int, int]]:
-        """Name, shape, dtype, offset in the row and source of every field that is copied."""
+    def _list_fields(self, columns: Set[str]) -> list[_Copied]:
+        """What is copied of such columns, but for stacks."""
         layout, found = self._layout, []
-        stored_once = layout.has_successors
+        column_of = dict.fromkeys(layout.obs, "obs")
+        column_of |= dict.fromkeys(layout.next_obs, "next_obs")
         for path, field in layout.fields.items():
             if path in ("link", "frame_ids") or (path == "rewards" and self._has_discounts):
                 continue
             is_last = path in layout.next_obs or path in ("terminations", "truncations")
             source = LAST if is_last else OWN
-            found.append((path, field.shape, field.dtype, field.offset, source))
-            if stored_once and path in layout.obs:
+            if column_of.get(path, path) in columns:
+                found.append((path, field.shape, field.dtype, field.offset, source))
+            if layout.has_successors and path in layout.obs and "next_obs" in columns:
                 name, offset = f"next_{path}", field.offset - layout.obs_at
                 found.append((name, field.shape, field.dtype, offset, SUCCESSOR))
         return sorted(found, key=lambda field: field[-1] == SUCCESSOR)
 
-    def _list_stacks(self) -> list[tuple[str, int, int]]:
+    def _list_stacks(self, columns: Set[str]) -> list[tuple[str, int, int]]:
         """Name, offset of the first id in the row, and source of stacks of frames."""
         if self._layout.frames is None:
             return []
         begin = self._layout.fields["frame_ids"].offset
-        return [("obs", begin, OWN), ("next_obs", begin + 4, LAST)]
+        stacks = [("obs", begin, OWN), ("next_obs", begin + 4, LAST)]
+        return [stack for stack in stacks if stack[0] in columns]
 
-    def new(self, size: int) -> ReplayBatch:
-        """A batch of B transitions in memory of its own, not initialised."""
-        recipe = self._recipes.get(size) or self._plan(size)
+    def new(self, size: int, columns: frozenset[str] | None = None) -> ReplayBatch:
+        """A batch of B transitions in memory of its own, not initialised; of some columns only."""
+        recipe = self._recipes.get((size, columns)) or self._plan(size, columns)
         kept = recipe.memory.take()
         memory = kept.shared
         tensors = dict(zip(recipe.eager, map(torch.from_numpy, memory.eager), strict=True))
         recipe.memory.keep(kept)
         layout = self._layout
-        if layout.obs == ["obs"] or layout.frames is not None:
-            extras = {name: tensors.pop(name) for name in layout.extras}
-            return ReplayBatch(tensors, extras, size, memory)
-        obs = layout.build_obs([tensors.pop(path) for path in layout.obs])
-        following = layout.build_obs([tensors.pop(f"next_{path}") for path in layout.obs])
-        extras = {name: tensors.pop(name) for name in layout.extras}
-        fields = {"obs": obs, "next_obs": following, **tensors}
-        return ReplayBatch(fields, extras, size, memory)
+        if not (layout.obs == ["obs"] or layout.frames is not None):
+            for column, prefix in (("obs", ""), ("next_obs", "next_")):
+                if columns is None or column in columns:
+                    leaves = [tensors.pop(prefix + path) for path in layout.obs]
+                    tensors[column] = layout.build_obs(leaves)
+        extras = {}
+        if layout.extras:
+            extras = {name: tensors.pop(name) for name in layout.extras if name in tensors}
+        return ReplayBatch(tensors, extras, size, memory)
 
-    def _plan(self, size: int) -> _Recipe:
+    def _plan(self, size: int, columns: frozenset[str] | None) -> _Recipe:
+        layout = self._layout
+        chosen = {*ReplayBatch._fields, "env_ids", *layout.extras}
+        if columns is not None:
+            chosen = {*columns}
+        if not self._has_discounts and "discounts" in chosen:
+            chosen.add("terminations")  # they follow from these
+        fields, stacks = self._list_fields(chosen), self._list_stacks(chosen)
+        is_walked = self._has_discounts and (
+            not chosen.isdisjoint(("rewards", "discounts"))
+            or (self._num_steps > 1 and any(source != OWN for *_, source in (*fields, *stacks)))
+        )
         if len(self._recipes) >= _MAX_PLANS:
             self._recipes.clear()
         parts, copies, end = [], [], 0
@@ -291,31 +288,35 @@ class BatchPlanner:
             return begin
 
         rows_to = reserve("indices", (), _INT64)
-        for name, shape, dtype, offset, source in self._fields:
+        for name, shape, dtype, offset, source in fields:
             begin = reserve(name, shape, dtype)
             copies += [offset, math.prod(shape) * dtype.itemsize, begin, source]
         places = [-1, 0, 0]  # of last rows, rewards, discounts
-        frames, stacks = self._layout.frames, self._list_stacks()
+        frames = layout.frames
         joined = {}
         for name, offset, source in stacks:
             assert frames is not None
             joined[name] = frames
             begin = reserve(name, frames.memory_shape, frames.dtype)
             copies += [offset, frames.nbytes, begin, source]
-        if self._has_discounts:
+        if is_walked:
             sums = [reserve("rewards", (), _FLOAT32), reserve("discounts", (), _FLOAT32)]
             places = [end, *sums]
             end += 8 * size
         if self._has_weights:
             reserve("weights", (), _FLOAT32)
-        following = sum(source == SUCCESSOR for *_, source in self._fields)
-        counts = [size, len(self._fields) - following, following]
-        header = [*counts, rows_to, *places, self._num_steps, *self._spans(), len(stacks)]
+        following = sum(source == SUCCESSOR for *_, source in fields)
+        counts = [size, len(fields) - following, following]
+        spans = self._spans(fields, stacks)
+        spans_at = PLAN_HEADER + len(copies), len(spans)
+        copies += [number for span in spans for number in span]
+        header = [*counts, rows_to, *places, self._num_steps, *spans_at, len(stacks)]
         header += [1, 1] if frames is None else [frames.num_frames, frames.num_pieces]
         assert len(header) == PLAN_HEADER
 
         owner, plan = self.owner, np.array(header + copies, np.int64)
-        names = [part.name for part in parts if part.name not in LATE]
+        hidden = {*LATE, *({"rewards", "discounts"} - chosen)}
+        names = [part.name for part in parts if part.name not in hidden]
 
         def view(pages: np.ndarray) -> tuple[BatchArrays, BatchPages]:
             found = {
@@ -323,21 +324,31 @@ class BatchPlanner:
             }
             found |= {name: frames.join(found[name]) for name, frames in joined.items()}
             rows, weights, eager = found["indices"], found.get("weights"), [found[n] for n in names]
-            late = {name: found[name] for name in LATE}
-            return found, BatchPages(pages, plan, rows, weights, eager, late, owner)
+            late = {name: found[name] for name in LATE if name in found}
+            return found, BatchPages(pages, plan, rows, weights, eager, late, owner, columns)
 
         recipe = _Recipe(BatchMemory(end, view), names)
-        self._recipes[size] = recipe
+        self._recipes[size, columns] = recipe
         return recipe
 
-    def _spans(self) -> tuple[int, int]:
-        """Where what is read of the own row ends, and of the last row of a window begins."""
-        whole = self._num_steps == 1
-        own = [o + math.prod(s) * d.itemsize for _, s, d, o, src in self._fields if src == OWN]
-        last = [o for _, _, _, o, src in self._fields if src == LAST]
-        own += [o + 4 for _, o, src in self._list_stacks() if src == OWN]
-        last += [o for _, o, src in self._list_stacks() if src == LAST]
-        return self._layout.stride if whole else max(own), min(last)
+    def _spans(
+        self, fields: list[_Copied], stacks: list[tuple[str, int, int]]
+    ) -> list[tuple[int, int, int]]:
+        """What is read of a row and of the last row of its window, in pieces lines apart."""
+        num_ids = 0 if self._layout.frames is None else 4 * self._layout.frames.num_frames
+        pieces = [(o, o + math.prod(s) * d.itemsize, src) for _, s, d, o, src in fields]
+        pieces += [(offset, offset + num_ids, source) for _, offset, source in stacks]
+        found: list[tuple[int, int, int]] = []
+        for row in (OWN, LAST):
+            own = [p for p in pieces if p[2] == row or (self._num_steps == 1 and p[2] == LAST)]
+            if row == LAST and self._num_steps == 1:
+                break  # the same row
+            for begin, stop, _ in sorted(own):
+                if found and found[-1][2] == row and begin < found[-1][1] + _ALIGNMENT:
+                    found[-1] = found[-1][0], max(stop, found[-1][1]), row
+                else:
+                    found.append((begin, stop, row))
+        return found
 
 
 @njit(nogil=True, cache=True)
@@ -495,14 +506,13 @@ def ask_for(table, start, stop):
 def copy_fields(table, plan, pages, begin, rows, lasts):
     """Copy the fields of rows int64 (K,) and lasts (K,) to places begin, begin + 1, ... ."""
     stride, num_rows = table.shape[1], rows.shape[0]
-    own_end, last_begin, is_long = plan[OWN_END], plan[LAST_BEGIN], plan[NUM_STEPS] > 1
+    spans, end = plan[SPANS], plan[SPANS] + 3 * plan[NUM_SPANS]
     for i in range(-_AHEAD, num_rows):
         ahead = i + _AHEAD
         if ahead < num_rows:
-            ask_for(table, rows[ahead] * stride, rows[ahead] * stride + own_end)
-            if is_long and last_begin < stride:
-                start = lasts[ahead] * stride
-                ask_for(table, start + last_begin, start + stride)
+            for s in range(spans, end, 3):
+                start = (lasts[ahead] if plan[s + 2] == LAST else rows[ahead]) * stride
+                ask_for(table, start + plan[s], start + plan[s + 1])
         if i < 0:
             continue
         for f in range(PLAN_HEADER, PLAN_HEADER + 4 * plan[NUM_FIELDS], 4):
@@ -636,17 +646,21 @@ def gather(table, state, plan, pages, gamma, pending, finals):
 
 
 @njit(cache=True)
-def gather_at_once(table, state, busy, plan, pages, gamma, pending, finals):
-    """As `gather`, unless the flag of the buffer's `Guard` is set in busy int64 (1,).
+def gather_at_once(where, plan, pages, gamma):
+    """As `gather` from words of `Addresses`, unless the flag of the buffer's `Guard` is set.
 
     It keeps the interpreter's lock, so that no other thread adds meanwhile.
     """
+    table, state, busy = open_table(where)
+    pending, finals = open_pages(where)
     return busy[0] == 0 and gather(table, state, plan, pages, gamma, pending, finals)
 
 
 @njit(cache=True)
-def sample_uniform(table, state, busy, generator, plan, pages, gamma, pending, finals):
+def sample_uniform(where, generator, plan, pages, gamma):
     """Draw live rows with replacement and fill the batch with them; as `gather_at_once`."""
+    table, state, busy = open_table(where)
+    pending, finals = open_pages(where)
     if busy[0] != 0:
         return False
     rows = pages[plan[ROWS_TO] : plan[ROWS_TO] + 8 * plan[BATCH]].view(np.int64)

@@ -17,10 +17,13 @@ from gymnasium import Space, spaces
 from buffers.core.arguments import check_count
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
+from buffers.core.interrupts import interrupts_later
 from buffers.core.kernels import copy_bytes
 from buffers.core.memory import allocation, zeroed_bytes
 from buffers.core.rows import FrameLayout, row_stride
 from buffers.core.spaces import space_leaves
+from buffers.replay import addresses
+from buffers.replay.addresses import Addresses
 
 __all__ = ["FrameStack", "Frames", "frame_bytes", "plan_frames"]
 
@@ -197,10 +200,11 @@ class Frames:
         num_rows: int,
         num_envs: int,
         device: torch.device,
+        where: Addresses,
         *,
         staged: bool,
     ):
-        self.layout, self._device, self._staged = layout, device, staged
+        self.layout, self._device, self._staged, self._where = layout, device, staged, where
         number, self.num_main = (
             layout.num_frames,
             _first_slots(num_rows, num_envs, layout.num_frames),
@@ -235,6 +239,7 @@ class Frames:
         self.extra = extra
         pages = [_NO_BYTES, _NO_BYTES] if self._staged else [self.main.numpy(), extra.numpy()]
         self.main_pages, self.extra_pages = pages
+        self._where.name({addresses.PENDING: pages[0], addresses.FINALS: pages[1]})
 
     def check(
         self,
@@ -328,9 +333,10 @@ class Frames:
         # Below those that were there, which are taken first.
         free[:added] = np.arange(len(counts), len(self._counts), -1) - 1
         free[added : added + num_free] = self._free[:num_free]
-        self._counts, self._free = counts, free
-        self._numbers[0] = added + num_free
-        self._take_extra(extra)
+        with interrupts_later():
+            self._counts, self._free = counts, free
+            self._numbers[0] = added + num_free
+            self._take_extra(extra)
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Let the next stacks of some envs begin episodes."""

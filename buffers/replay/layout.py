@@ -10,7 +10,7 @@ alive until number a + C is added.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ __all__ = [
     "first_slots",
     "new_state",
     "plan_replay",
+    "were_not_overwritten",
 ]
 
 CAPACITY, NUM_RINGS, NUM_ENVS = 0, 1, 2
@@ -44,12 +45,18 @@ HEADER = 25
 
 _ARRAYS = (POINTERS, TOTALS, LAST, STOPPED, CUMULATED, OCCUPIED)
 
+# The same of sequences.
+_TAKEN_OF_SEQUENCES = frozenset((
+    "boundaries", "initial_states", "is_first", "learn_mask", "mask", "steps",
+))  # fmt: skip
+
 _MAX_ROWS = 2**31 - 2  # links between rows are 32-bit, with a sign, like env ids
 _GRAIN = 16  # of the stride: the largest item torch has
 # Columns, attributes of batches, the field of the buffer's own, and what no method takes by name.
 _TAKEN = frozenset((
     "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "env_ids", "indices",
-    "discounts", "weights", "extras", "memory", "size", "link", "self", "valid",
+    "discounts", "weights", "extras", "memory", "size", "num_added", "drawn_from", "link", "self",
+    "valid",
 ))  # fmt: skip
 
 
@@ -62,6 +69,7 @@ class ReplayOptions(NamedTuple):
     num_envs: int  # 0 if no track of them is kept
     num_steps: int
     gamma: float | None
+    has_sequences: bool = False
 
     def nbytes(self, capacity: int) -> int:
         """Bytes a buffer of another capacity takes at first; final observations may need more."""
@@ -82,6 +90,7 @@ class RowOptions(TypedDict, total=False):
     gamma: float | None
     store_next: bool
     track_env: bool
+    track_episodes: bool
     extra_columns: Mapping[str, Space] | None
     frame_stack: int | FrameStack | None
 
@@ -97,6 +106,7 @@ def plan_replay(
     gamma: float | None = None,
     store_next: bool = True,
     track_env: bool = False,
+    track_episodes: bool = False,
     extra_columns: Mapping[str, Space] | None = None,
     frame_stack: int | FrameStack | None = None,
 ) -> ReplayOptions:
@@ -111,11 +121,17 @@ def plan_replay(
     if n_step > 1 and gamma is None:
         raise BufferMisuseError(f"n_step={n_step} needs gamma, the discount per step")
     frames = plan_frames(observation_space, frame_stack)
-    needs_envs = n_step > 1 or not store_next or track_env or frames is not None
+    if n_step > 1 and track_episodes:
+        raise BufferMisuseError(
+            f"track_episodes=True needs n_step=1, got {n_step}: sequences have the reward of every "
+            "step, to be summed by the learner"
+        )
+    needs_envs = n_step > 1 or not store_next or track_env or track_episodes or frames is not None
     if needs_envs and num_envs is None:
         raise BufferMisuseError(
-            "n_step > 1, store_next=False, track_env=True and frame_stack need num_envs, to tell "
-            "which rows follow one another; with a single environment give num_envs=1"
+            "n_step > 1, store_next=False, track_env=True, track_episodes=True and frame_stack "
+            "need num_envs, to tell which rows follow one another; with a single environment give "
+            "num_envs=1"
         )
     store_next = store_next or frames is not None  # a row has the frames of both
     is_untracked = num_envs is None and not is_per_env
@@ -130,11 +146,12 @@ def plan_replay(
         action_space,
         extra_columns,
         store_next=store_next,
-        is_linked=n_step > 1 or not store_next,
-        has_env_ids=track_env or not store_next,
+        is_linked=n_step > 1 or not store_next or track_episodes,
+        has_env_ids=track_env or not store_next or track_episodes,
         frames=frames,
+        taken=_TAKEN | _TAKEN_OF_SEQUENCES if track_episodes else _TAKEN,
     )
-    return ReplayOptions(layout, capacity, num_rings, number, n_step, gamma)
+    return ReplayOptions(layout, capacity, num_rings, number, n_step, gamma, track_episodes)
 
 
 def _plan_rows(
@@ -146,6 +163,7 @@ def _plan_rows(
     is_linked: bool,
     has_env_ids: bool,
     frames: FrameLayout | None,
+    taken: frozenset[str],
 ) -> RowLayout:
     """Pack obs, next_obs (if stored), actions, extras, rewards, links, env ids and flags.
 
@@ -161,7 +179,7 @@ def _plan_rows(
     if frames is not None:
         ids = Leaf("frame_ids", (frames.num_frames + 1,), np.dtype(np.int32))
         obs_leaves, following = [ids], []
-    extras = extra_leaves(extra_columns, _TAKEN if frames is None else _TAKEN | {"frame_ids"})
+    extras = extra_leaves(extra_columns, taken if frames is None else taken | {"frame_ids"})
     packer = RowPacker()
     start = packer.add(_largest_first(obs_leaves))
     obs_bytes = packer.end - start
@@ -247,6 +265,21 @@ def _successor_bytes(num_rows: int, num_envs: int, obs_bytes: int) -> int:
     """Bytes a new `Successors` takes."""
     slots = first_slots(num_rows, num_envs)
     return (num_envs + slots) * obs_bytes + 8 * slots + 4 * num_rows
+
+
+def were_not_overwritten(rows: Any, capacity: int, before: Any, now: Any) -> Any:
+    """Whether rows of rings still hold what they held at an earlier time.
+
+    Args:
+        rows: int64 (K,), array or tensor, rows counted from the first of their ring.
+        capacity: Rows of a ring.
+        before: Rows ever added to the ring at that time; a number, or int64 (K,).
+        now: The same now.
+
+    >>> were_not_overwritten(np.arange(4), 4, before=6, now=8)  # rows 2 and 3 were written since
+    array([ True,  True, False, False])
+    """
+    return now - before <= (rows - before) % capacity  # adds that leave a row alone
 
 
 def check_room(what: str, capacity: int, bytes_for: Callable[[int], int], device: torch.device):

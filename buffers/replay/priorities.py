@@ -24,11 +24,21 @@ from buffers.core.compiling import njit
 from buffers.core.kernels import prefetch, random_word, unit_float
 from buffers.replay import layout as at
 
-__all__ = ["BlockSums", "SumTree", "check_update", "largest_value", "level_sizes", "set_newest"]
+__all__ = [
+    "BlockSums",
+    "SumTree",
+    "check_update",
+    "largest_value",
+    "level_sizes",
+    "nodes_of",
+    "set_newest",
+    "sum_node",
+]
 
 FAN_OUT = 16
 BLOCK = 1024
 _WORDS_PER_LINE = 8
+_NODES_EACH = 8  # nodes of a level, for each point, that are passed sooner than searched
 
 
 def level_sizes(capacity: int) -> list[int]:
@@ -59,6 +69,7 @@ class SumTree:
 
     Attributes:
         leaves: float64 (capacity,), view of the tree; read only.
+        arrays: Tree and `starts`, for kernels.
         inserted: int64 (1,), the number of rows that `insert` knows of.
     """
 
@@ -73,6 +84,7 @@ class SumTree:
         self._starts = np.cumsum([0, *sizes[:-1]])
         self._tree = _aligned_zeros(sum(sizes)) if memory is None else memory
         self.leaves = self._tree[:capacity]
+        self.arrays = self._tree, self._starts
         self._nodes, self._masses = np.zeros(0, np.int64), np.zeros(0, np.float64)
         self.inserted = np.zeros(1, np.int64) if inserted is None else inserted
 
@@ -141,6 +153,10 @@ class BlockSums:
         leaves: float64 (capacity,) on the device, view; read only.
         largest: float64 (), the largest priority ever given, before the exponent; at least 1.
         num_refused: int64 (), updates left out as they were negative, not finite or too large.
+        alpha, beta: float64 (), exponents of values and weights. These two and the next two are on
+            the device, so that a captured CUDA graph reads them anew.
+        bound: float64 (), the largest priority that is taken.
+        num_rows: int64 (), leaves that are in use: 0 .. num_rows - 1.
     """
 
     def __init__(self, capacity: int, device: torch.device):
@@ -157,15 +173,22 @@ class BlockSums:
         self.leaves = self._values.view(-1)[:capacity]
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
+        exponents = torch.zeros(3, dtype=torch.float64, device=device)
+        self.alpha, self.beta, self.bound = exponents.unbind(0)
+        self.num_rows = torch.zeros((), dtype=torch.int64, device=device)
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
         return self._written.nbytes + self._written_sums.nbytes
 
-    def insert(self, end: int, count: int, alpha: float) -> None:
-        """Give the largest priority to the newest `count` leaves, the last of them before `end`."""
-        value = self.largest.pow(alpha)
+    def insert(self, end: int, count: int, num_rows: int) -> None:
+        """Give the largest priority to the newest `count` leaves, the last of them before `end`.
+
+        `num_rows` are in use then.
+        """
+        value = self.largest.pow(self.alpha)
+        self.num_rows.fill_(num_rows)
         if count >= self._capacity:
             spans = [(0, self._capacity)]
         elif count > end:
@@ -178,31 +201,21 @@ class BlockSums:
                 first, last = begin // BLOCK, (stop - 1) // BLOCK + 1
                 torch.sum(self._values[first:last], 1, out=self._sums[first:last])
 
-    def update(
-        self,
-        leaves: torch.Tensor,
-        priorities: torch.Tensor,
-        count: int,
-        alpha: float,
-        bound: float,
-    ) -> None:
+    def update(self, leaves: torch.Tensor, priorities: torch.Tensor) -> None:
         """Give priorities to leaves; those not in 0 .. bound are left out and counted.
 
         Args:
-            leaves: int (K,), on the device; those not in 0 .. count - 1 are left out and counted
-                too. Equal ones should have equal priorities.
+            leaves: int (K,), on the device; those not in use are left out and counted too. Equal
+                ones should have equal priorities.
             priorities: float (K,), on the device.
-            count: See above.
-            alpha: Exponent.
-            bound: See above.
         """
         if not len(leaves):
             return
         given = priorities.detach().to(torch.float64)
-        is_there = (leaves >= 0) & (leaves < count)
-        is_good = (given >= 0) & (given <= bound) & is_there
+        is_there = (leaves >= 0) & (leaves < self.num_rows)
+        is_good = (given >= 0) & (given <= self.bound) & is_there
         leaves = torch.where(is_good, leaves.long(), self._values.numel())
-        self._written.view(-1).index_copy_(0, leaves, given.pow(alpha))
+        self._written.view(-1).index_copy_(0, leaves, given.pow(self.alpha))
         blocks = torch.div(leaves, BLOCK, rounding_mode="floor")
         self._written_sums.index_copy_(0, blocks, self._written.index_select(0, blocks).sum(1))
         largest = torch.where(is_good, given, 0.0).amax()
@@ -210,7 +223,11 @@ class BlockSums:
         self.num_refused.add_((~is_good).sum())
 
     def draw(
-        self, generator: torch.Generator, leaves: torch.Tensor, weights: torch.Tensor, beta: float
+        self,
+        generator: torch.Generator,
+        leaves: torch.Tensor,
+        weights: torch.Tensor,
+        beta: float | None,
     ) -> None:
         """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
 
@@ -218,7 +235,7 @@ class BlockSums:
             generator: On the device.
             leaves: int64 (B,), written.
             weights: float32 (B,), written.
-            beta: Exponent.
+            beta: Exponent; None stands for the one on the device.
         """
         size, device = len(leaves), leaves.device
         places = torch.arange(size, dtype=torch.float64, device=device)
@@ -237,11 +254,12 @@ class BlockSums:
         place = torch.where(found > 0, place, values.argmax(1))
         torch.add(place, block, alpha=BLOCK, out=leaves)
         drawn = values.gather(1, place[:, None])[:, 0]
-        weights.copy_((drawn.amin() / drawn).pow(beta))
+        weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
 
-    def restore(self, values: torch.Tensor) -> None:
-        """Take over all values, float64 (capacity,)."""
+    def restore(self, values: torch.Tensor, num_rows: int) -> None:
+        """Take over all values, float64 (capacity,), of which the first `num_rows` are in use."""
         self.leaves.copy_(values)
+        self.num_rows.fill_(num_rows)
         torch.sum(self._values, 1, out=self._sums)
 
 
@@ -352,6 +370,33 @@ def insert_newest(tree, starts, state, inserted, value):
     inserted[0] = state[at.ADDED]  # last: what is in files must be right if the process is killed
 
 
+@njit(nogil=True, cache=True)
+def walk_level(tree, starts, level, masses, nodes):
+    """Find the node of a level that covers each of some points, if they lie end to end.
+
+    Args:
+        tree, starts: See above.
+        level: See above.
+        masses: float64 (B or more,), the points, ascending; written: how far each is in its node.
+        nodes: int64 (B,), written; never a node that is 0. One of them must not be.
+    """
+    here = starts[level]
+    last = (starts[level + 1] if level + 1 < starts.shape[0] else tree.shape[0]) - here - 1
+    while last > 0 and not tree[here + last] > 0.0:
+        last -= 1
+    node, begin = 0, 0.0
+    below = starts[level - 1] if level > 0 else 0
+    for i in range(nodes.shape[0]):
+        while node < last and masses[i] >= begin + tree[here + node]:
+            begin += tree[here + node]
+            node += 1
+        masses[i] -= begin
+        nodes[i] = node
+        if level > 0:
+            prefetch(tree, 8 * (below + 16 * node))
+            prefetch(tree, 8 * (below + 16 * node) + 64)
+
+
 @njit(cache=True)
 def draw_leaves(tree, starts, generator, leaves, masses, ratios):
     """Draw leaves with probability proportional to their values, one from each B-th of the sum.
@@ -371,6 +416,10 @@ def draw_leaves(tree, starts, generator, leaves, masses, ratios):
         masses[i] = (i + unit_float(word)) * share
         leaves[i] = 0
     generator[1] = np.add(counter, np.uint64(size))
+    # The points ascend, so levels of few nodes are passed through once for all of them.
+    while top > 0 and starts[top] - starts[top - 1] <= _NODES_EACH * size:
+        top -= 1
+    walk_level(tree, starts, top, masses, leaves)
     for level in range(top - 1, -1, -1):
         here, below = starts[level], starts[max(level - 1, 0)]
         for i in range(size):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Space
 
-from buffers.core.arguments import as_array, read_number
+from buffers.core.arguments import as_array, as_tensor, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import exclusive
+from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.core.state import LoadedState, Placed, contradiction
 from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
@@ -62,6 +64,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         store_next: Whether next observations are stored besides.
         frame_stack: Number of frames of an observation, each of which is stored once.
         track_env: Keep env ids.
+        track_episodes: Keep what follows on what, for `sample_sequences`.
         extra_columns: Names and spaces of further values per transition.
         device: Where the transitions live.
         seed: Of the generator.
@@ -100,6 +103,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         store_next: bool = True,
         frame_stack: int | FrameStack | None = None,
         track_env: bool = False,
+        track_episodes: bool = False,
         extra_columns: Mapping[str, Space] | None = None,
         device: torch.device | str = "cpu",
         seed: int | None = None,
@@ -108,25 +112,51 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         folder: str | os.PathLike[str] | None = None,
     ):
         self._given = {"alpha": alpha, "beta": beta}
-        self.alpha = read_number("alpha", _ALPHA if alpha is None else alpha, math.inf)
-        self.beta = read_number("beta", _BETA if beta is None else beta, math.inf)
+        self._sums: BlockSums | None = None
+        self._bound = -1.0, 0.0  # an alpha, and the largest priority for it
+        self.alpha = _ALPHA if alpha is None else alpha
+        self.beta = _BETA if beta is None else beta
         super().__init__(
             PrioritizedReplayBuffer, capacity, observation_space, action_space, own=self._given,
             n_step=n_step, gamma=gamma,
             store_next=store_next, frame_stack=frame_stack,
-            track_env=track_env, extra_columns=extra_columns,
+            track_env=track_env, track_episodes=track_episodes, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
             place=(storage, folder, False),
         )  # fmt: skip
         self._num_inserted = 0  # rows that `_sums` knows of
+        self._origin = secrets.randbits(63)  # of batches; another for each state that is loaded
         self._largest = np.ones(1)
-        self._bound = -1.0, 0.0  # an alpha, and the largest priority for it
         if self._storage.folder is not None:
             self._open_priorities(self._storage.folder)
 
     @classmethod
     def _bytes_for(cls, options: ReplayOptions) -> Callable[[int], int]:
-        return lambda capacity: options.nbytes(capacity) + 8 * sum(level_sizes(capacity))
+        others = super()._bytes_for(options)
+        return lambda capacity: others(capacity) + 8 * sum(level_sizes(capacity))
+
+    @property
+    def alpha(self) -> float:
+        """Exponent of priorities given from now on, also by updates in a captured CUDA graph."""
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self._alpha = read_number("alpha", alpha, math.inf)
+        if self._sums is not None:
+            self._sums.alpha.fill_(self._alpha)
+            self._sums.bound.fill_(self._largest_priority())
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights; draws in a captured CUDA graph see what it is set to."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._beta = read_number("beta", beta, math.inf)
+        if self._sums is not None:
+            self._sums.beta.fill_(self._beta)
 
     def _num_sums(self, capacity: int) -> int:
         return sum(level_sizes(capacity))
@@ -136,6 +166,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         memory = (None, None) if folder is None else (folder.sums, folder.inserted)
         self._tree = None if is_staged else SumTree(self.capacity, *memory)
         self._sums = BlockSums(self.capacity, self.device) if is_staged else None
+        self.alpha, self.beta = self._alpha, self._beta  # on the device, too
 
     def _open_priorities(self, folder: RowFolder) -> None:
         """Go on with the priorities in a folder; rows it doesn't know of are new."""
@@ -161,7 +192,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Bytes held now, by what they are for, host and device together; batches not included."""
         sums = self._tree if self._sums is None else self._sums
         assert sums is not None
-        return {**self._storage.memory(), "priorities": sums.nbytes}
+        return {**super().memory(), "priorities": sums.nbytes}
 
     @property
     def priorities(self) -> torch.Tensor:
@@ -199,11 +230,16 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         state = self._state
         count, end = int(state[at.ADDED]) - self._num_inserted, int(state[state[at.POINTERS]])
         if self._sums is not None and count:
-            self._sums.insert(end, count, self.alpha)
+            self._sums.insert(end, count, len(self))
             self._num_inserted += count
 
     def sample(
-        self, batch_size: int, out: ReplayBatch | None = None, *, beta: float | None = None
+        self,
+        batch_size: int,
+        out: ReplayBatch | None = None,
+        *,
+        beta: float | None = None,
+        columns: Iterable[str] | None = None,
     ) -> ReplayBatch:
         """Draw transitions by their priorities, with replacement.
 
@@ -211,31 +247,34 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             batch_size: B.
             out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
             beta: Exponent of the weights; None takes the constructor's.
+            columns: As in `SharedReplayBuffer.sample`; `weights` are always there, too.
 
         Raises:
             BufferMisuseError: The buffer is empty, or all priorities are 0 (found out on the CPU
                 only), or an argument does not fit.
         """
-        exponent = self.beta if beta is None else read_number("beta", beta, math.inf)
-        tree = self._tree
-        if tree is not None and len(self) and not tree.total > 0:
+        exponent = None if beta is None else read_number("beta", beta, math.inf)
+        is_ahead, tree = self._guard.ahead is not None and self._guard.settle(), self._tree
+        if tree is not None and not tree.total > 0 and len(self):
             self._insert_new()
-        if tree is not None and len(self) and not tree.total > 0:
-            raise BufferMisuseError(
-                "all priorities are 0; give some a positive one with update_priorities"
-            )
-        batch = self._batch(batch_size, out)
+            if not tree.total > 0:
+                raise BufferMisuseError(
+                    "all priorities are 0; give some a positive one with update_priorities"
+                )
+        batch = self._batch(batch_size, out, columns)
+        batch.num_added, batch.drawn_from = int(self._state[at.ADDED]), self._origin
         if tree is None:
             self._draw_on_device(batch, exponent)
             return batch
         memory = batch.memory
+        exponent = self._beta if exponent is None else exponent
         tree.draw(self._reader.words, memory.rows, memory.weights, exponent)
-        if not self._reader.gather_at_once(batch):
+        if is_ahead or not self._reader.gather_at_once(batch):
             self._gather(batch)
         return batch
 
     @exclusive
-    def _draw_on_device(self, batch: ReplayBatch, exponent: float) -> None:
+    def _draw_on_device(self, batch: ReplayBatch, exponent: float | None) -> None:
         assert self._sums is not None
         self._sums.draw(self._reader.generator.torch, batch.indices, batch.weights, exponent)
         self._reader.gather(batch)
@@ -244,18 +283,23 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Give transitions new priorities.
 
         Args:
-            indices: int (K,), rows: `batch.indices`. Rows overwritten since then hold other
-                transitions, so update before adding.
+            indices: The batch they are of: rows that were overwritten since it was drawn are left
+                out. Or rows int (K,), such as `batch.indices`, whatever they hold now: update
+                before adding then.
             priorities: float (K,), not negative, and so small that no sum of powers overflows: the
                 error, plus a little if nothing is to be forgotten. Of equal indices the last
                 counts; on a device they should agree. Tensors on a device are not looked at: what
                 does not fit there is left out, and counted in `num_refused`.
 
         Raises:
-            BufferMisuseError: An index or a priority does not fit; nothing was changed.
+            BufferMisuseError: An index or a priority does not fit, or the batch was drawn from
+                another buffer or before a state was loaded; nothing was changed.
         """
+        self._guard.settle()
         if self._folder is not None:
             self._folder.check_writable()
+        if isinstance(indices, ReplayBatch):
+            indices, priorities = self._not_overwritten(indices, priorities)
         if self._sums is not None and _is_on(indices, priorities, self.device):
             self._update_sums(indices, priorities)
             return
@@ -281,11 +325,109 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         elif len(rows):
             self._update_sums(*(torch.from_numpy(a).to(self.device) for a in (rows, values)))
 
+    def _not_overwritten(self, batch: ReplayBatch, priorities: Any) -> tuple[Any, Any]:
+        """The rows of a batch that still hold what was drawn, and their priorities."""
+        drawn_at, state = batch.num_added, self._state
+        if drawn_at is None:
+            raise BufferMisuseError(
+                "the batch was not drawn by sample of a PrioritizedReplayBuffer; pass its indices"
+            )
+        if batch.drawn_from != self._origin:
+            raise BufferMisuseError(
+                "the batch was drawn from another buffer, or before a state was loaded into this "
+                "one, and its rows hold other transitions now; draw anew"
+            )
+        now, rows = int(state[at.ADDED]), batch.indices
+        if now == drawn_at:
+            return rows, priorities
+        given = as_tensor("priorities", priorities)
+        if given.shape != rows.shape:
+            raise BufferMisuseError(
+                f"priorities has shape {tuple(given.shape)}, expected {tuple(rows.shape)}"
+            )
+        kept = at.were_not_overwritten(rows, self.capacity, drawn_at, now)
+        return rows[kept], given[kept.to(given.device)]
+
+    def sample_sequences(
+        self,
+        batch_size: int,
+        sequence_length: int,
+        *,
+        burn_in: int = 0,
+        overlap: int | None = None,
+        pad: bool = False,
+        initial_states: Sequence[str] | str = (),
+        columns: Iterable[str] | None = None,
+        beta: float | None = None,
+    ) -> SequenceBatch:
+        """Draw sequences in proportion to priority ** alpha, as `sample` draws transitions.
+
+        Sequences have priorities of their own, see `update_sequence_priorities`; a new one gets the
+        largest given so far, 1 at first. Once some were given, sequences of other options are
+        refused. Otherwise as `SharedReplayBuffer.sample_sequences`.
+
+        Args:
+            batch_size: See there, like the next five, and `columns`.
+            sequence_length: L.
+            burn_in: Number of steps that are not learned from.
+            overlap: Number of steps shared with the next sequence.
+            pad: Whether sequences may run out.
+            initial_states: Names of extra columns.
+            columns: Names of those to draw.
+            beta: Exponent of `weights` float32 (B,); None takes the constructor's.
+
+        Raises:
+            BufferMisuseError: See above, and there.
+        """
+        exponent = self.beta if beta is None else read_number("beta", beta, math.inf)
+        options = read_sequences(sequence_length, burn_in, overlap, pad)
+        return self._sample_sequences(batch_size, options, initial_states, columns, exponent)
+
+    def _new_sequence_value(self) -> float:
+        return 1.0 if self._sequences is None else self._sequences.largest**self.alpha
+
+    def update_sequence_priorities(
+        self, batch: SequenceBatch, errors: Any, *, eta: float = 0.9
+    ) -> None:
+        """Give sequences the priority eta * max + (1 - eta) * mean of the sizes of their errors.
+
+        Sequences whose first row was overwritten since the batch was drawn are left out.
+
+        Args:
+            batch: What `sample_sequences` returned, no copy.
+            errors: float (B, L), of any sign; read where `batch.learn_mask` is True.
+            eta: See above, from 0 to 1.
+
+        Raises:
+            BufferMisuseError: The batch is of another buffer or state, or an error is not finite
+                or too large, or a shape does not fit; nothing was changed.
+        """
+        self._update_sequences(batch, errors, read_number("eta", eta))
+
+    @exclusive
+    def _update_sequences(self, batch: SequenceBatch, errors: Any, eta: float) -> None:
+        memory = self._check_sequences(batch)
+        given = np.asarray(_read_list("errors", errors, _FLOAT64, self.device))
+        learn = batch.learn_mask.cpu().numpy()
+        if given.shape != learn.shape:
+            raise BufferMisuseError(
+                f"errors has shape {given.shape}, expected {learn.shape}: one for each step"
+            )
+        sizes, bound = np.abs(np.where(learn, given, 0.0)), self._largest_priority()
+        if not (sizes <= bound).all():
+            b, k = np.argwhere(~(sizes <= bound))[0].tolist()
+            raise BufferMisuseError(
+                f"errors[{b}, {k}] is {given[b, k]}, expected at most {bound:.4g} in size"
+            )
+        means = (sizes / learn.sum(1, keepdims=True)).sum(1)
+        priorities = np.minimum(eta * sizes.max(1) + (1 - eta) * means, bound)
+        assert self._sequences is not None
+        self._sequences.update(memory, priorities, self.alpha)
+
     @exclusive
     def _update_sums(self, indices: torch.Tensor, priorities: torch.Tensor) -> None:
         assert self._sums is not None
-        bound = self._largest_priority()
-        self._sums.update(indices, priorities, len(self), self.alpha, bound)
+        self._sums.update(indices, priorities)
 
     def _largest_priority(self) -> float:
         """Up to which priorities are taken: so many rows of it can be summed up."""
@@ -365,6 +507,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             # With an exponent of 0 nothing is known of the priorities: all are like new.
             with np.errstate(over="ignore"):  # limited below
                 given = powers ** (1 / self.alpha) if self.alpha else np.full_like(powers, largest)
+            if self._sequences is not None:
+                self._sequences.raise_to(self.alpha, alpha)
             self.alpha = alpha
             largest = min(largest, self._largest_priority())
             values[held] = np.minimum(given, largest) ** alpha
@@ -375,13 +519,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._restore(largest, arrays["priorities"])
 
     def _restore(self, largest: float, values: np.ndarray) -> None:
-        self._largest[0] = largest
+        self._largest[0], self._origin = largest, secrets.randbits(63)
         self._num_inserted = int(self._state[at.ADDED])
         if self._tree is not None:
             self._tree.restore(values)
             self._tree.inserted[0] = self._num_inserted
         elif self._sums is not None:
-            self._sums.restore(torch.from_numpy(values).to(self.device))
+            self._sums.restore(torch.from_numpy(values).to(self.device), len(self))
             self._sums.largest.fill_(largest)
 
 

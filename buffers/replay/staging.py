@@ -9,7 +9,7 @@ import torch
 
 from buffers.core.kernels import scatter_field
 from buffers.core.memory import allocation, check_fits
-from buffers.core.rows import RowLayout
+from buffers.core.rows import RowLayout, as_words
 from buffers.core.staging import StagingBlock
 from buffers.replay import layout as at
 
@@ -123,10 +123,13 @@ class Staging:
         words = block.device[: 8 * sum(sizes)].view(torch.int64)
         counts, where, linked, links = words.split(sizes)
         self.counts.copy_(counts)
-        packed = block.device[span[0] : span[1]].view(num_rows, -1)
-        self._rows.index_copy_(0, where, packed)
+        rows, packed = as_words(
+            self._rows, block.device[span[0] : span[1]].view(-1, self._layout.stride)
+        )
+        rows.index_copy_(0, where, packed)
         if self._links is not None:
-            self._links.index_copy_(0, linked, links.to(torch.int32))
+            # The low halves: nothing is allocated, and so nothing fails once rows are counted.
+            self._links.index_copy_(0, linked, links.view(torch.int32)[::2])
 
     def host_counts(self) -> np.ndarray:
         """int64 (R,), live rows of each ring."""

@@ -12,20 +12,39 @@ from numba.core import config
 from numba.core.errors import NumbaError
 
 from buffers.core.compiling import njit
-from buffers.core.kernels import copy_field, is_apart, prefetch_to_write, scatter_field
+from buffers.core.kernels import (
+    address_of,
+    copy_field,
+    copy_item_at,
+    is_apart,
+    is_same_at,
+    prefetch_to_write,
+    scatter_field,
+    word_at,
+)
 from buffers.core.memory import zeroed_bytes
 from buffers.core.rows import RowLayout
+from buffers.replay import addresses
 from buffers.replay import layout as at
+from buffers.replay.addresses import Addresses, open_kept, open_pages, open_sources, open_table
 from buffers.replay.folder import RowFolder
 from buffers.replay.frames import Frames
 from buffers.replay.layout import ReplayOptions, new_state
 from buffers.replay.staging import Staging
-from buffers.replay.successors import Successors
+from buffers.replay.successors import Successors, keep_successor
 
-__all__ = ["ReplayStorage", "add_rows", "mark_cut", "place_rows"]
+__all__ = [
+    "ReplayStorage",
+    "add_packed",
+    "add_rows",
+    "mark_cut",
+    "place_rows",
+]
 
 _BYTES_AHEAD = 6144  # which a row is asked for before it is written
+_LINKS_AHEAD = 12  # rows
 _PLAIN = "fiub"
+ARRAY_POINTER = object.__basicsize__  # of NumPy's arrays: what comes first is where their memory is
 _compiled: dict[Any, Callable[..., bool] | None] = {}
 
 
@@ -39,6 +58,8 @@ class ReplayStorage:
         successors: Next observations that no row has, or None if all rows have their own.
         frames: Frames of observations, if they are stored once; else None.
         add_rows: Compiled for this layout, or None if `write` must be used.
+        addresses: Where table, state, `busy` and what `successors` or `frames` keep lie.
+        sources: int64 (F, 4) of `write_packed`, without addresses: obs, next_obs, actions, extras.
         folder: Where the rows are files, else None.
     """
 
@@ -49,6 +70,8 @@ class ReplayStorage:
         *,
         staged: bool,
         open_folder: Callable[[np.ndarray], RowFolder] | None = None,
+        rows: torch.Tensor | None = None,
+        busy: np.ndarray | None = None,
     ):
         layout, capacity, num_rings = options.layout, options.capacity, options.num_rings
         self.layout, self.device, self.is_staged = layout, device, staged
@@ -57,18 +80,30 @@ class ReplayStorage:
         self.folder = None if open_folder is None else open_folder(self.state)
         if self.folder is not None:
             self.rows = torch.from_numpy(self.folder.table)
+        elif rows is not None:  # of somebody else
+            self.rows = rows
         elif device.type == "cpu":
             self.rows = zeroed_bytes(num_rows * layout.stride).view(num_rows, -1)
         else:
             self.rows = torch.zeros((num_rows, layout.stride), dtype=torch.uint8, device=device)
         self.table = np.zeros((0, layout.stride), np.uint8) if staged else self.rows.numpy()
+        self.sources = _list_sources(layout)
+        self.addresses = Addresses()
+        self.addresses.name(
+            {
+                addresses.TABLE: self.table,
+                addresses.STATE: self.state,
+                addresses.BUSY: np.zeros(1, np.int64) if busy is None else busy,
+                addresses.SOURCES: self.sources,
+            }
+        )
         self.successors = None
         if layout.has_successors:
-            self.successors = Successors(layout, self.state, device, staged=staged)
+            self.successors = Successors(layout, self.state, device, self.addresses, staged=staged)
         self.frames = None
         if layout.frames is not None:
             sizes = num_rows, options.num_envs
-            self.frames = Frames(layout.frames, *sizes, device, staged=staged)
+            self.frames = Frames(layout.frames, *sizes, device, self.addresses, staged=staged)
         self.staging = Staging(layout, self.rows, self.state) if staged else None
         is_compiled = not staged and self.folder is None
         self.add_rows = _compiled_add(layout) if is_compiled else None
@@ -288,35 +323,49 @@ class ReplayStorage:
         return torch.from_numpy(np.concatenate(found))
 
 
+def _list_sources(layout: RowLayout) -> np.ndarray:
+    """Where the arrays of an add go; see `write_packed`."""
+    fields, obs = layout.fields, [layout.fields[path] for path in layout.obs]
+    places = [(0, leaf.offset, leaf.nbytes, -1) for leaf in obs]
+    if layout.next_obs:
+        following = [fields[path] for path in layout.next_obs]
+        places += [(0, leaf.offset, leaf.nbytes, -1) for leaf in following]
+    else:
+        places += [(0, -1, leaf.nbytes, leaf.offset - layout.obs_at) for leaf in obs]
+    others = [fields[name] for name in ("actions", *layout.extras)]
+    places += [(0, field.offset, field.nbytes, -1) for field in others]
+    return np.array(places, np.int64)
+
+
 def _compiled_add(layout: RowLayout) -> Callable[..., bool] | None:
     """`add_rows` for exactly the dtypes and axes of this layout, or None if it cannot have it."""
     fields = layout.fields
-    is_plain = layout.obs == ["obs"] and layout.next_obs and not layout.extras
+    is_plain = layout.obs == ["obs"] and layout.frames is None and not layout.extras
     leaves = [fields[name] for name in ("obs", "actions") if name in fields]
     if not is_plain or config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
         return None
     if any(leaf.dtype.kind not in _PLAIN or leaf.dtype == np.float16 for leaf in leaves):
         return None
-    key = tuple((leaf.dtype.str, len(leaf.shape)) for leaf in leaves)
+    kernel: Any = add_rows_once if layout.has_successors else add_rows
+    leaves_key = tuple((leaf.dtype.str, len(leaf.shape)) for leaf in leaves)
+    key = leaves_key, layout.has_successors
     if key not in _compiled:
 
         def array(dtype: Any, ndim: int) -> numba.types.Array:
             return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C")
 
-        obs, actions = (array(dtype, ndim + 1) for dtype, ndim in key)
+        obs, actions = (array(dtype, ndim + 1) for dtype, ndim in leaves_key)
         words, flags = array(np.int64, 1), array(np.bool_, 1)
         signatures = [
-            numba.types.boolean(
-                array(np.uint8, 2), words, words, words, obs, obs, actions, rewards, flags, flags
-            )
+            numba.types.boolean(words, words, obs, obs, actions, rewards, flags, flags)
             for rewards in (array(np.float32, 1), array(np.float64, 1))
         ]
-        kernel: Any = add_rows
         compiled = njit(cache=True)(kernel.py_func)
         for signature in signatures:
             compiled.compile(signature)
         compiled.disable_compile()
-        _compiled[key] = compiled if _refuses_swapped(compiled, *key) else None
+        is_safe = _refuses_swapped(compiled, *leaves_key)
+        _compiled[key] = compiled if is_safe else None
     return _compiled[key]
 
 
@@ -335,12 +384,12 @@ def _refuses_swapped(kernel: Any, obs: tuple[str, int], action: tuple[str, int])
     """
     observations, actions = (np.zeros((2,) * (n + 1), dtype) for dtype, n in (obs, action))
     ids, rewards, flags = np.zeros(2, np.int64), np.zeros(2), np.zeros(2, np.bool_)
-    busy = np.ones(1, np.int64)  # then it looks at nothing else
+    where = Addresses()
+    where.name({addresses.BUSY: np.ones(1, np.int64)})  # then it looks at nothing else
     good: list[np.ndarray] = [
-        np.zeros((2, 2), np.uint8), ids, busy, ids, observations, observations, actions, rewards,
-        flags, flags,
+        where.words, ids, observations, observations, actions, rewards, flags, flags
     ]  # fmt: skip
-    for place, array in [*enumerate(good), (7, rewards.astype(np.float32))]:
+    for place, array in [*enumerate(good), (5, rewards.astype(np.float32))]:
         for code in np.typecodes["All"]:
             if np.dtype(code) != array.dtype or array.dtype.itemsize == 1:
                 continue
@@ -389,7 +438,7 @@ def skip_rows(state, num_rows):
 
 @njit(nogil=True, cache=True)
 def take_row(state, ring):
-    """Give the next row of a ring to a new transition; return the row of the table."""
+    """Give the next row of a ring to a new transition; return it, and its number in the ring."""
     capacity, place = state[at.CAPACITY], state[at.POINTERS] + ring
     pointer = state[place]
     state[place] = pointer + 1 if pointer + 1 < capacity else 0
@@ -398,12 +447,16 @@ def take_row(state, ring):
         state[at.IS_TALLIED] = 0
     state[state[at.TOTALS] + ring] += 1
     state[at.ADDED] += 1
-    return ring * capacity + pointer
+    return ring * capacity + pointer, state[state[at.TOTALS] + ring] - 1
 
 
 @njit(nogil=True, cache=True)
 def take_rows(state, count):
-    """The same for `count` transitions at once, at most the capacity, if there is one ring."""
+    """The same for `count` transitions at once, at most the capacity, if there is one ring.
+
+    Returns:
+        The first row, and the number of the row before it.
+    """
     capacity, place = state[at.CAPACITY], state[at.POINTERS]
     pointer, total = state[place], state[state[at.TOTALS]]
     state[place] = (pointer + count) % capacity
@@ -411,19 +464,18 @@ def take_rows(state, count):
     state[at.COUNT] = min(total + count, capacity)
     state[at.ADDED] += count
     state[at.IS_TALLIED] = 0
-    return pointer
+    return pointer, total - 1
 
 
 @njit(nogil=True, cache=True)
-def follow(state, ring, env, row, is_over):
-    """Note that `row`, just taken, is the newest of `env`, and what it follows.
+def follow(state, ring, env, row, number, is_over):
+    """Note that `row`, just taken, the row `number` of its ring, is the newest of `env`.
 
     Returns:
         The row before it in the same env, or -1 if that is not alive; and whether the two lie in
         one episode.
     """
     capacity = state[at.CAPACITY]
-    number = state[state[at.TOTALS] + ring] - 1
     before = state[state[at.LAST] + env] - 1
     is_joined = state[state[at.STOPPED] + env] == 0
     state[state[at.LAST] + env] = number + 1
@@ -462,28 +514,13 @@ def all_finite(rewards):
     return total == np.float32(0.0)
 
 
-@njit(cache=True)
-def add_rows(
+@njit(nogil=True, cache=True, inline="always")
+def columns_fit(
     table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
 ):  # fmt: skip
-    """Check and write transitions with a single array as observation, both observations stored.
-
-    It keeps the interpreter's lock, so that no other thread adds or draws meanwhile.
-
-    Args:
-        table: uint8 (rows, stride), written.
-        state: int64, see `layout`; written.
-        busy: int64 (1,), the flag of the buffer's `Guard`; nothing is written while it is set.
-        env_ids: int64 (K,), or (0,) for whole steps.
-        obs, next_obs: (K, *obs_shape), of the dtype of the table, like actions (K, *action_shape).
-        rewards: float (K,); stored as float32.
-        terminations, truncations: bool (K,).
-
-    Returns:
-        Whether everything fits; otherwise nothing was written.
-    """
+    """Whether the arguments of `add_rows` may be written."""
     num_rows = rewards.shape[0]
-    fits = (
+    return (
         busy[0] == 0
         and shape_fits(obs.shape, num_rows, state, state[at.OBS_DIMS])
         and shape_fits(next_obs.shape, num_rows, state, state[at.OBS_DIMS])
@@ -497,6 +534,59 @@ def add_rows(
         and (is_apart(rewards, table) and is_apart(env_ids, table))
         and (is_apart(terminations, table) and is_apart(truncations, table))
     )
+
+
+@njit(nogil=True, cache=True)
+def plan_ahead(table, state):
+    """Bytes from a row to the one written some rows later, and where the last such row may begin.
+
+    The latter is -1 if there is none to ask for.
+    """
+    stride, ring = table.shape[1], state[at.CAPACITY] if state[at.NUM_RINGS] > 1 else 1
+    ahead = _BYTES_AHEAD // stride * stride * ring
+    return ahead, (table.size - stride if ahead else -1)
+
+
+# These two are inlined by Numba: for a call it would count references to the table, row by row, by
+# operations that wait until all that was written before has reached the cache.
+@njit(nogil=True, cache=True, inline="always")
+def ask_to_write(table, begin, last, stride):
+    """Ask for the row at byte `begin`, as writing has to wait for it, unless `last` is before."""
+    if begin <= last:
+        for offset in range(begin, begin + stride, 64):
+            prefetch_to_write(table, offset)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def ask_for_next(table, before, link_at):
+    """Ask for a link that is written soon if the rows before, too, lie one behind the other."""
+    row = before + _LINKS_AHEAD
+    if before >= 0 and row < table.shape[0]:
+        prefetch_to_write(table, row * table.shape[1] + link_at)
+
+
+@njit(cache=True)
+def add_rows(where, env_ids, obs, next_obs, actions, rewards, terminations, truncations):
+    """Check and write transitions with a single array as observation, both observations stored.
+
+    It keeps the interpreter's lock, so that no other thread adds or draws meanwhile.
+
+    Args:
+        where: Words of `Addresses`: table and state are written, unless busy, the flag of the
+            buffer's `Guard`, is set.
+        env_ids: int64 (K,), or (0,) for whole steps.
+        obs, next_obs: (K, *obs_shape), of the dtype of the table, like actions (K, *action_shape).
+        rewards: float (K,); stored as float32.
+        terminations, truncations: bool (K,).
+
+    Returns:
+        Whether everything fits; otherwise nothing was written.
+    """
+    table, state, busy = open_table(where)
+    num_rows = rewards.shape[0]
+    fits = columns_fit(
+        table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
+    )
     if not fits:
         return False
     obs_bytes, action_bytes = state[at.OBS_BYTES], state[at.ACTION_BYTES]
@@ -505,27 +595,22 @@ def add_rows(
     reward_word = state[at.REWARD_AT] // 4
     next_at, action_at = state[at.NEXT_AT], state[at.ACTION_AT]
     floats, words = table.view(np.float32), table.view(np.int32)
-    # What is written some rows later is asked for now, as writing it has to wait for it as well.
-    ahead = _BYTES_AHEAD // stride * stride * (state[at.CAPACITY] if num_rings > 1 else 1)
-    end = table.size - stride if ahead else -1
-    first = skip_rows(state, num_rows)
-    at_once = num_rings == 1 and link_at < 0  # no row needs to know another
-    following = take_rows(state, num_rows - first) if at_once else 0
+    ahead, last = plan_ahead(table, state)
+    first, capacity = skip_rows(state, num_rows), state[at.CAPACITY]
+    following, number = take_rows(state, num_rows - first) if num_rings == 1 else (0, 0)
     step, last_env = first % num_envs if num_envs else 0, max(num_envs - 1, 0)
     for i in range(first, num_rows):
         # Limited, as another thread may have changed it since it was checked.
         env = min(max(env_ids[i], 0), last_env) if env_ids.shape[0] else step
         step = step + 1 if step + 1 < num_envs else 0
         ring = env if num_rings > 1 else 0
-        if at_once:
-            row = following
-            following = row + 1 if row + 1 < state[at.CAPACITY] else 0
+        if num_rings == 1:
+            row, number = following, number + 1
+            following = row + 1 if row + 1 < capacity else 0
         else:
-            row = take_row(state, ring)
+            row, number = take_row(state, ring)
         start = row * stride
-        if start + ahead <= end:
-            for offset in range(start + ahead, start + ahead + stride, 64):
-                prefetch_to_write(table, offset)
+        ask_to_write(table, start + ahead, last, stride)
         copy_field(table, start, obs, i * obs_bytes, obs_bytes)
         copy_field(table, start + next_at, next_obs, i * obs_bytes, obs_bytes)
         copy_field(table, start + action_at, actions, i * action_bytes, action_bytes)
@@ -536,10 +621,150 @@ def add_rows(
             words[row, env_at // 4] = env
         if link_at >= 0:
             words[row, link_at // 4] = 0
-            before, is_joined = follow(state, ring, env, row, terminations[i] | truncations[i])
+            is_over = terminations[i] | truncations[i]
+            before, is_joined = follow(state, ring, env, row, number, is_over)
             if before >= 0 and is_joined:
                 words[before, link_at // 4] = row + 1
+            ask_for_next(table, before, link_at)
     return True
+
+
+@njit(cache=True)
+def add_rows_once(where, env_ids, obs, next_obs, actions, rewards, terminations, truncations):
+    """As `add_rows` where observations are stored once; what `Successors` has is written, too.
+
+    Returns:
+        Whether everything fits, and free slots are as many as rows; else nothing was written.
+    """
+    table, state, busy = open_table(where)
+    pending, finals = open_pages(where)
+    slots, free = open_kept(where)
+    sources = open_sources(where)
+    fits = columns_fit(
+        table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
+    )
+    if not (fits and is_apart(obs, pending) and is_apart(next_obs, pending)):
+        return False
+    if state[at.NUM_FREE] < rewards.shape[0]:
+        return False
+    sources[0, 0], sources[1, 0] = address_of(obs), address_of(next_obs)
+    sources[2, 0] = address_of(actions)
+    write_packed(
+        table, state, env_ids, sources, rewards, terminations, truncations, slots, pending,
+        finals, free,
+    )  # fmt: skip
+    return True
+
+
+@njit(cache=True)
+def add_packed(where, env_ids, sources, rewards, terminations, truncations):
+    """Write transitions of any layout whose arrays are known by their objects.
+
+    Args:
+        where, env_ids, rewards, terminations, truncations: As in `add_rows_once`.
+        sources: int64 (F, 4), as of `write_packed`, but with `id(array)` of NumPy arrays that have
+            the right shape and dtype and are C-contiguous; replaced by addresses.
+
+    Returns:
+        Whether the rest fits; else nothing was written.
+    """
+    table, state, busy = open_table(where)
+    pending, finals = open_pages(where)
+    slots, free = open_kept(where)
+    num_rows = rewards.shape[0]
+    fits = (
+        busy[0] == 0
+        and terminations.shape[0] == num_rows
+        and truncations.shape[0] == num_rows
+        and ids_fit(state, env_ids, num_rows)
+        and all_finite(rewards)
+        and (is_apart(rewards, table) and is_apart(env_ids, table))
+        and (is_apart(terminations, table) and is_apart(truncations, table))
+        and (state[at.NEXT_AT] >= 0 or state[at.NUM_FREE] >= num_rows)
+    )
+    begin, other = address_of(table), address_of(pending)
+    for f in range(sources.shape[0]):
+        source = word_at(sources[f, 0] + ARRAY_POINTER)
+        sources[f, 0], size = source, num_rows * sources[f, 2]
+        fits = fits and (source + size <= begin or source >= begin + table.size)
+        fits = fits and (source + size <= other or source >= other + pending.size)
+    if fits:
+        write_packed(
+            table, state, env_ids, sources, rewards, terminations, truncations, slots, pending,
+            finals, free,
+        )  # fmt: skip
+    return fits
+
+
+@njit(nogil=True, cache=True)
+def write_packed(
+    table, state, env_ids, sources, rewards, terminations, truncations, slots, pending, finals,
+    free,
+):  # fmt: skip
+    """Write checked transitions into rows of any layout.
+
+    In the loop there are addresses instead of arrays: Numba would count references to these for
+    each row, by operations that wait until all that was written before has reached the cache.
+
+    Args:
+        table, state, env_ids, rewards, terminations, truncations: As in `add_rows`.
+        sources: int64 (F, 4): of each array its address, the byte of the row that it goes to, or
+            -1, the bytes of an item, and the byte of an observation in `pending`, or -1.
+        slots, pending, finals, free: See `keep_successor`.
+    """
+    num_rows, stride = rewards.shape[0], table.shape[1]
+    num_envs, num_rings = state[at.NUM_ENVS], state[at.NUM_RINGS]
+    over_at, obs_bytes = state[at.OVER_AT], state[at.OBS_BYTES]
+    link_at, env_at, reward_word = state[at.LINK_AT], state[at.ENV_AT], state[at.REWARD_AT] // 4
+    is_once, num_leaves = state[at.NEXT_AT] < 0, 0
+    while is_once and sources[num_leaves, 3] < 0:
+        num_leaves += 1
+    floats, words = table.view(np.float32), table.view(np.int32)
+    begin, newest, kept = address_of(table), address_of(pending), address_of(finals)
+    ahead, last = plan_ahead(table, state)
+    first, capacity = skip_rows(state, num_rows), state[at.CAPACITY]
+    following, number = take_rows(state, num_rows - first) if num_rings == 1 else (0, 0)
+    step, last_env = first % num_envs if num_envs else 0, max(num_envs - 1, 0)
+    for i in range(first, num_rows):
+        # Limited, as another thread may have changed it since it was checked.
+        env = min(max(env_ids[i], 0), last_env) if env_ids.shape[0] else step
+        step = step + 1 if step + 1 < num_envs else 0
+        ring = env if num_rings > 1 else 0
+        if num_rings == 1:
+            row, number = following, number + 1
+            following = row + 1 if row + 1 < capacity else 0
+        else:
+            row, number = take_row(state, ring)
+        ask_to_write(table, row * stride + ahead, last, stride)
+        start = begin + row * stride
+        for f in range(sources.shape[0]):
+            if sources[f, 1] >= 0:
+                size = sources[f, 2]
+                copy_item_at(start + sources[f, 1], sources[f, 0] + i * size, size)
+        floats[row, reward_word] = np.float32(rewards[i])
+        table[row, over_at] = terminations[i]
+        table[row, over_at + 1] = truncations[i]
+        if env_at >= 0:
+            words[row, env_at // 4] = env
+        if link_at < 0:
+            continue
+        words[row, link_at // 4] = 0
+        is_over = terminations[i] | truncations[i]
+        before, is_joined = follow(state, ring, env, row, number, is_over)
+        code = row + 1 if is_joined else 0
+        if is_once:
+            place, is_same = newest + env * obs_bytes, is_joined
+            for f in range(num_leaves):  # what was given, as the row may be on its way to the cache
+                given, size = sources[f, 0], sources[f, 2]
+                kept_at = place + sources[num_leaves + f, 3]
+                is_same = is_same and is_same_at(kept_at, given + i * size, size)
+            code = keep_successor(state, row, before, is_same, place, obs_bytes, slots, kept, free)
+            for f in range(num_leaves, 2 * num_leaves):
+                size = sources[f, 2]
+                copy_item_at(place + sources[f, 3], sources[f, 0] + i * size, size)
+        if before >= 0 and code != 0:
+            words[before, link_at // 4] = code
+        ask_for_next(table, before, link_at)
 
 
 @njit(cache=True)
@@ -565,10 +790,10 @@ def place_rows(state, env_ids, is_over, rows, befores, envs):
         env = env_ids[i] if env_ids.shape[0] else step
         step = step + 1 if step + 1 < num_envs else 0
         ring = env if num_rings > 1 else 0
-        row = take_row(state, ring)
+        row, number = take_row(state, ring)
         rows[i], befores[i], envs[i] = row, -1, env
         if state[at.LINK_AT] >= 0:
-            before, is_joined = follow(state, ring, env, row, is_over[i])
+            before, is_joined = follow(state, ring, env, row, number, is_over[i])
             if before >= 0:
                 befores[i] = before if is_joined else -2 - before
 

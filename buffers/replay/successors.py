@@ -9,12 +9,17 @@ import torch
 
 from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
+from buffers.core.interrupts import interrupts_later
+from buffers.core.kernels import address_of, copy_at, is_same_at
 from buffers.core.memory import allocation
-from buffers.core.rows import RowLayout
+from buffers.core.rows import RowLayout, as_words
+from buffers.core.staging import StagingBlock
+from buffers.replay import addresses
 from buffers.replay import layout as at
+from buffers.replay.addresses import Addresses
 from buffers.replay.layout import first_slots
 
-__all__ = ["Successors"]
+__all__ = ["Successors", "keep_successor"]
 
 _ADVICE = "use a smaller capacity, or store_next=True if most transitions end an episode"
 
@@ -36,7 +41,10 @@ class Successors:
         is_captured: Whether a CUDA graph reads `device_finals`.
     """
 
-    def __init__(self, layout: RowLayout, state: np.ndarray, device: torch.device, *, staged: bool):
+    def __init__(
+        self, layout: RowLayout, state: np.ndarray, device: torch.device,
+        where: Addresses, *, staged: bool,
+    ):  # fmt: skip
         self._layout, self._state, self._device, self._staged = layout, state, device, staged
         num_rows, num_envs = int(state[at.CAPACITY] * state[at.NUM_RINGS]), int(state[at.NUM_ENVS])
         num_slots = first_slots(num_rows, num_envs)
@@ -49,15 +57,21 @@ class Successors:
         self.slots = np.zeros(num_rows, np.int32)
         state[at.NUM_FREE] = num_slots
         self.is_captured = False
+        self._blocks: list[StagingBlock] = []  # one is filled while the other is copied
+        self._block_rows, self._next = 0, 0
         self.device_pending = self._twin(self.pending)
         self.device_finals = self._twin(self.finals)
+        self._where = where
+        where.name({addresses.SLOTS: self.slots, addresses.PENDING: self.pending})
+        where.name({addresses.FINALS: self.finals, addresses.FREE: self.free})
 
     @property
     def nbytes(self) -> int:
         """Bytes held, on host and device together."""
         twice = 2 if self._staged else 1
         observations = self.pending.nbytes + self.finals.nbytes
-        return twice * observations + self.free.nbytes + self.slots.nbytes
+        staging = sum(block.nbytes for block in self._blocks)
+        return twice * observations + self.free.nbytes + self.slots.nbytes + staging
 
     def reserve(self, num_rows: int) -> None:
         """See to it that `num_rows` slots are free.
@@ -69,6 +83,14 @@ class Successors:
         missing = num_rows - int(self._state[at.NUM_FREE])
         if missing > 0:
             self.resize(len(self.finals) + max(missing, len(self.finals)))
+        if self._staged and num_rows > self._block_rows:
+            size = 2 * num_rows * (8 + self._layout.obs_bytes)
+            with (
+                allocation(f"staging {num_rows} observations", 2 * size, self._device, _ADVICE),
+                torch.inference_mode(False),
+            ):
+                self._blocks = [StagingBlock(size, self._device) for _ in range(2)]
+            self._block_rows = num_rows
 
     def resize(self, num_slots: int) -> None:
         """Grow to a number of slots; the new ones are free. Raises as `reserve`."""
@@ -85,8 +107,10 @@ class Successors:
             finals[:before] = self.finals
             twin = self._twin(finals)
         free[:before] = self.free
-        self.finals, self.free, self.device_finals = finals, free, twin
-        self.add_slots(before)
+        with interrupts_later():
+            self.finals, self.free, self.device_finals = finals, free, twin
+            self._where.name({addresses.FINALS: finals, addresses.FREE: free})
+            self.add_slots(before)
 
     def add_slots(self, first: int) -> None:
         """Take all slots from a number on for free, besides those that are counted as free."""
@@ -127,9 +151,7 @@ class Successors:
             codes,
         )
         if self._staged:
-            slots = np.unique(-1 - codes[codes < 0])
-            self._upload(self.device_finals, self.finals, slots)
-            self._upload(self.device_pending, self.pending, np.unique(envs[rows >= 0]))
+            self._upload(np.unique(-1 - codes[codes < 0]), np.unique(envs[rows >= 0]))
         return codes
 
     def refresh_device(self) -> None:
@@ -145,9 +167,30 @@ class Successors:
             tensor = torch.from_numpy(pages)
             return tensor.to(self._device, copy=True) if self._staged else tensor
 
-    def _upload(self, target: torch.Tensor, pages: np.ndarray, chosen: np.ndarray) -> None:
-        values = torch.from_numpy(pages[chosen]).to(self._device)
-        target.index_copy_(0, torch.from_numpy(chosen).to(self._device, torch.int64), values)
+    def _upload(self, slots: np.ndarray, envs: np.ndarray) -> None:
+        """Enqueue copies of some final and newest observations, in memory that `reserve` saw to.
+
+        Nothing is allocated, so that nothing can fail when the state already counts the rows.
+        """
+        block = self._blocks[self._next]
+        self._next = 1 - self._next
+        block.wait()
+        begin, size = 8 * (len(slots) + len(envs)), self._layout.obs_bytes
+        end = begin + (len(slots) + len(envs)) * size
+        host = block.host.numpy()
+        host[:begin] = np.concatenate([slots, envs]).astype(np.int64, copy=False).view(np.uint8)
+        packed = host[begin:end].reshape(-1, size)
+        np.take(self.finals, slots, 0, out=packed[: len(slots)], mode="clip")
+        np.take(self.pending, envs, 0, out=packed[len(slots) :], mode="clip")
+        block.upload(0, end)
+        counts = [len(slots), len(envs)]
+        chosen = block.device[:begin].view(torch.int64).split(counts)
+        finals, pending, values = as_words(
+            self.device_finals, self.device_pending, block.device[begin:end].view(-1, size)
+        )
+        parts = zip((finals, pending), chosen, values.split(counts), strict=True)
+        for target, where, rows in parts:
+            target.index_copy_(0, where, rows)
 
     def _pack(self, arrays: Mapping[str, np.ndarray], prefix: str) -> np.ndarray:
         """Observations as uint8 (K, S), leaves where they are in a row of the table."""
@@ -167,53 +210,70 @@ class Successors:
 
 
 @njit(nogil=True, cache=True)
-def same_bytes(left, left_row, right, right_row):
-    """Whether row left_row of uint8 (A, S) equals row right_row of uint8 (B, S)."""
-    difference = np.uint8(0)
-    for k in range(left.shape[1]):
-        difference |= left[left_row, k] ^ right[right_row, k]
-    return difference == 0
+def keep_successor(state, row, before, is_same, pending, size, slots, finals, free):
+    """Decide where the row before a new one finds its next observation.
+
+    A row's code is 0 while it is the newest of its env (the next observation is pending), row + 1
+    of its successor if that begins with the same bytes, else -1 - slot in `finals`.
+
+    Args:
+        state: int64, see `layout`; its count of free slots is written.
+        row: The new one, whose slot is free from now on.
+        before: The row before it in its env, or -1.
+        is_same: Whether the two lie in one episode, and the new one begins with `pending`.
+        pending: Address of the next observation of the row before.
+        size: Bytes of an observation.
+        slots: int32 (rows,), written: for each row of the table its slot + 1, or 0.
+        finals: Address of observations uint8 (F, S), written.
+        free: int64 (F,), the stack of free slots; written. One at least must be free.
+
+    Returns:
+        The code of the row before.
+    """
+    if slots[row] > 0:  # the row that is overwritten here had one
+        free[state[at.NUM_FREE]] = slots[row] - 1
+        state[at.NUM_FREE] += 1
+        slots[row] = 0
+    if before < 0:
+        return 0
+    if is_same:
+        return row + 1
+    state[at.NUM_FREE] -= 1
+    slot = free[state[at.NUM_FREE]]
+    copy_at(finals + slot * size, pending, size)
+    slots[before] = slot + 1
+    return -1 - slot
 
 
 @njit(cache=True)
 def keep_successors(
     state, rows, befores, envs, obs, next_obs, slots, pending, finals, free, codes
 ):  # fmt: skip
-    """Decide where each row finds its next observation, if observations are stored once.
-
-    A row's code is 0 while it is the newest of its env (the next observation is in `pending`), row
-    + 1 of its successor if that begins with the same bytes, else -1 - slot in `finals`.
+    """Decide where each row before a new one finds its next observation; see `keep_successor`.
 
     Args:
         state: int64, see `layout`; its count of free slots is written.
-        rows, befores, envs: int64 (K,), from `place_rows`.
+        rows, befores, envs: int64 (K,), from `place_rows`; befores becomes plain rows, or -1.
         obs, next_obs: uint8 (K, S), packed observations.
-        slots: int32 (rows,), written: for each row of the table its slot + 1, or 0.
-        pending: uint8 (N, S), written: the newest next observation of each env.
-        finals: uint8 (F, S), written.
-        free: int64 (F,), the stack of free slots; written. At least K must be free.
-        codes: int32 (K,), written: the code of row befores[i].
+        slots: int32 (rows,), written, like all that follow.
+        pending: uint8 (N, S): the newest next observation of each env.
+        finals: uint8 (F, S).
+        free: int64 (F,). At least K slots must be free.
+        codes: int32 (K,): the code of row befores[i].
     """
-    num_free = state[at.NUM_FREE]
+    size = pending.shape[1]
+    newest, given, following = address_of(pending), address_of(obs), address_of(next_obs)
     for i in range(rows.shape[0]):
         row, env = rows[i], envs[i]
         codes[i] = 0
         if row < 0:
             continue
-        if slots[row] > 0:  # the row that is overwritten here had one
-            free[num_free] = slots[row] - 1
-            num_free += 1
-            slots[row] = 0
         is_joined = befores[i] >= 0
         before = befores[i] if is_joined else -2 - befores[i]
         befores[i] = before
-        if before >= 0 and is_joined and same_bytes(pending, env, obs, i):
-            codes[i] = row + 1
-        elif before >= 0:
-            num_free -= 1
-            slot = free[num_free]
-            finals[slot] = pending[env]
-            slots[before] = slot + 1
-            codes[i] = -1 - slot
-        pending[env] = next_obs[i]
-    state[at.NUM_FREE] = num_free
+        place = newest + env * size
+        is_same = is_joined and is_same_at(place, given + i * size, size)
+        codes[i] = keep_successor(
+            state, row, before, is_same, place, size, slots, address_of(finals), free
+        )
+        copy_at(place, following + i * size, size)

@@ -7,7 +7,7 @@ buffer's `generator` with the graph).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from buffers.core.columns import torch_dtype
 from buffers.core.generator import DeviceGenerator
 from buffers.core.memory import check_fits
-from buffers.core.rows import Field, FrameLayout, RowLayout, plan_view, view_fields
+from buffers.core.rows import Field, FrameLayout, RowLayout, as_words, plan_view, view_fields
 from buffers.replay import layout as at
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.storage import ReplayStorage
@@ -35,8 +35,9 @@ class TorchMemory(NamedTuple):
     discounts: torch.Tensor | None  # float32 (B,)
     indices: torch.Tensor  # int64 (B,)
     weights: torch.Tensor | None  # float32 (B,)
-    stacks: list[TorchStack]  # of obs and next_obs, if their frames are stored once
+    stacks: dict[str, TorchStack]  # of obs and next_obs, if their frames are stored once
     owner: object
+    columns: frozenset[str] | None  # those that were asked for
 
 
 class TorchStack(NamedTuple):
@@ -83,8 +84,10 @@ class TorchReader:
         fields = {name: f for name, f in self._layout.fields.items() if name in names}
         self._columns = _views(storage.rows, fields)
 
-    def new(self, size: int) -> ReplayBatch:
-        """A batch of B transitions in memory of its own, not initialised."""
+    def new(self, size: int, columns: frozenset[str] | None = None) -> ReplayBatch:
+        """A batch of B transitions in memory of its own, not initialised; of some columns only."""
+        chosen: Any = {*ReplayBatch._fields, "env_ids", *self._layout.extras}
+        chosen = chosen if columns is None else columns
         device, layout = self._storage.device, self._layout
 
         def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -100,20 +103,23 @@ class TorchReader:
         own = empty(layout.stride, dtype=torch.uint8)
         is_long, has_sums = self._num_steps > 1, self._gamma is not None
         last = empty(layout.stride, dtype=torch.uint8) if is_long else own
-        once = empty(layout.obs_bytes, dtype=torch.uint8) if layout.has_successors else None
+        has_once = layout.has_successors and "next_obs" in chosen
+        once = empty(layout.obs_bytes, dtype=torch.uint8) if has_once else None
         sums = [empty(dtype=floats) if has_sums else None for _ in range(2)]
         weights = empty(dtype=floats) if self._has_weights else None
         indices = empty(dtype=torch.int64)
-        stacks = (
-            []
-            if layout.frames is None
-            else [
-                _new_stack(layout.fields["frame_ids"], layout.frames, rows, begin)
-                for begin, rows in enumerate((own, last))
-            ]
+        stacks = {}
+        if layout.frames is not None:
+            ids = layout.fields["frame_ids"]
+            stacks = {
+                name: _new_stack(ids, layout.frames, rows, begin)
+                for begin, (name, rows) in enumerate((("obs", own), ("next_obs", last)))
+                if name in chosen
+            }
+        memory = TorchMemory(
+            own, last, once, sums[0], sums[1], indices, weights, stacks, self, columns
         )
-        memory = TorchMemory(own, last, once, sums[0], sums[1], indices, weights, stacks, self)
-        return _shape_batch(memory, layout, size)
+        return _shape_batch(memory, layout, size, chosen)
 
     def fill_at_once(self, batch: ReplayBatch, draw: str) -> bool:
         """False: on a device nothing takes one call only."""
@@ -172,16 +178,17 @@ class TorchReader:
 
     def gather(self, batch: ReplayBatch) -> None:
         """Fill a batch from the rows it lists."""
-        memory, rows = batch.memory, self._storage.rows
-        torch.index_select(rows, 0, memory.indices, out=memory.own)
+        memory = batch.memory
+        rows, own, last = as_words(self._storage.rows, memory.own, memory.last)
+        torch.index_select(rows, 0, memory.indices, out=own)
         lasts = memory.indices
         if self._gamma is not None:
             lasts = self._walk(memory)
         if self._num_steps > 1:
-            torch.index_select(rows, 0, lasts, out=memory.last)
+            torch.index_select(rows, 0, lasts, out=last)
         if memory.successors is not None:
             self._find_successors(lasts, memory.successors)
-        for stack in memory.stacks:
+        for stack in memory.stacks.values():
             self._stack(stack)
 
     def _walk(self, memory: TorchMemory) -> torch.Tensor:
@@ -212,14 +219,15 @@ class TorchReader:
         """Gather the frames of stacks from where they are kept."""
         kept = self._storage.frames
         assert kept is not None
-        ids, extra = stack.ids.reshape(-1).long(), kept.extra
-        torch.index_select(kept.main, 0, ids.clamp(max=kept.num_main - 1), out=stack.frames)
+        ids = stack.ids.reshape(-1).long()
+        main, extra, frames = as_words(kept.main, kept.extra, stack.frames)
+        torch.index_select(main, 0, ids.clamp(max=kept.num_main - 1), out=frames)
         if self._is_capturing():
             kept.is_captured = True
         if len(extra):
             others = extra.index_select(0, (ids - kept.num_main).clamp_(min=0))
             is_main = (ids < kept.num_main)[:, None]
-            torch.where(is_main, stack.frames, others, out=stack.frames)
+            torch.where(is_main, frames, others, out=frames)
         if stack.target is not None:
             kept.layout.split(stack.target).copy_(stack.parts)
 
@@ -232,51 +240,48 @@ class TorchReader:
         if self._is_capturing():
             kept.is_captured = True
         begin = int(state[at.OBS_AT])
-        observations = self._storage.rows[:, begin : begin + self._layout.obs_bytes]
+        observations, finals, pending, target = as_words(
+            self._storage.rows[:, begin : begin + self._layout.obs_bytes],
+            kept.device_finals,
+            kept.device_pending,
+            target,
+        )
         link = self._columns["link"].index_select(0, lasts).long()
         env = self._columns["env_ids"].index_select(0, lasts)
         followed = observations.index_select(0, (link - 1).clamp_(min=0))
-        final = kept.device_finals.index_select(0, (-1 - link).clamp_(min=0))
-        newest = kept.device_pending.index_select(0, env)
+        final = finals.index_select(0, (-1 - link).clamp_(min=0))
+        newest = pending.index_select(0, env)
         link = link[:, None]
         torch.where(link > 0, followed, torch.where(link < 0, final, newest), out=target)
 
 
-def _shape_batch(memory: TorchMemory, layout: RowLayout, size: int) -> ReplayBatch:
-    """Name the fields of packed rows."""
-    own, last = _views(memory.own, layout.fields), _views(memory.last, layout.fields)
-    found: dict[str, Any] = {"indices": memory.indices, "weights": memory.weights}
-    if layout.frames is not None:
-        join, stacks = layout.frames.join, memory.stacks
-        found |= {
-            name: join(stack.parts) if stack.target is None else stack.target
-            for name, stack in zip(("obs", "next_obs"), stacks, strict=True)
-        }
-        return _shape_others(found, own, last, memory, layout, size)
-    found["obs"] = layout.build_obs([own[path] for path in layout.obs])
-    if memory.successors is None:
-        following = [last[path] for path in layout.next_obs]
-    else:
-        views = [plan_view(layout.fields[path], layout.obs_at) for path in layout.obs]
-        following = view_fields(memory.successors, views)
-    found["next_obs"] = layout.build_obs(following)
-    return _shape_others(found, own, last, memory, layout, size)
-
-
-def _shape_others(
-    found: dict[str, Any],
-    own: Mapping[str, torch.Tensor],
-    last: Mapping[str, torch.Tensor],
-    memory: TorchMemory,
-    layout: RowLayout,
-    size: int,
+def _shape_batch(
+    memory: TorchMemory, layout: RowLayout, size: int, chosen: Set[str]
 ) -> ReplayBatch:
-    """Name the fields besides observations."""
+    """Name the fields of packed rows that are in the chosen columns."""
+    own, last = _views(memory.own, layout.fields), _views(memory.last, layout.fields)
+    found: dict[str, Any] = {}
+    if layout.frames is not None:
+        join = layout.frames.join
+        for name, stack in memory.stacks.items():
+            found[name] = join(stack.parts) if stack.target is None else stack.target
+    else:
+        found["obs"] = layout.build_obs([own[path] for path in layout.obs])
+        if memory.successors is not None:
+            views = [plan_view(layout.fields[path], layout.obs_at) for path in layout.obs]
+            found["next_obs"] = layout.build_obs(view_fields(memory.successors, views))
+        elif layout.next_obs:
+            found["next_obs"] = layout.build_obs([last[path] for path in layout.next_obs])
     found |= {name: own[name] for name in ("actions", "rewards", "env_ids") if name in own}
     found |= {name: last[name] for name in ("terminations", "truncations")}
     if memory.rewards is not None:
         found |= {"rewards": memory.rewards, "discounts": memory.discounts}
-    return ReplayBatch(found, {name: own[name] for name in layout.extras}, size, memory)
+    elif "discounts" in chosen:
+        chosen = {*chosen, "terminations"}  # they follow from these
+    found = {name: column for name, column in found.items() if name in chosen}
+    found |= {"indices": memory.indices, "weights": memory.weights}
+    extras = {name: own[name] for name in layout.extras if name in chosen}
+    return ReplayBatch(found, extras, size, memory)
 
 
 def _new_stack(field: Field, frames: FrameLayout, rows: torch.Tensor, begin: int) -> TorchStack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.frames import FrameStack
+from buffers.replay.sequences import SequenceIndex
 
 __all__ = ["PerEnvReplayBuffer", "SharedReplayBuffer"]
 
@@ -39,6 +40,7 @@ class SharedReplayBuffer(ReplayBuffer):
         frame_stack: Number of frames an observation, a Box, is a stack of, or a `FrameStack`. Each
             frame is stored once then; `add` takes stacks, or the newest frame of each alone.
         track_env: Keep the env id of each transition; batches have `env_ids`.
+        track_episodes: Keep what follows on what, for `sample_sequences`; batches have `env_ids`.
         extra_columns: Names and spaces of further values per transition.
         device: Where the transitions live and batches are made.
         seed: Of the generator; None takes entropy of the system.
@@ -74,6 +76,7 @@ class SharedReplayBuffer(ReplayBuffer):
         store_next: bool = True,
         frame_stack: int | FrameStack | None = None,
         track_env: bool = False,
+        track_episodes: bool = False,
         extra_columns: Mapping[str, Space] | None = None,
         device: torch.device | str = "cpu",
         seed: int | None = None,
@@ -86,13 +89,18 @@ class SharedReplayBuffer(ReplayBuffer):
             SharedReplayBuffer, capacity, observation_space, action_space,
             n_step=n_step, gamma=gamma,
             store_next=store_next, frame_stack=frame_stack,
-            track_env=track_env, extra_columns=extra_columns,
+            track_env=track_env, track_episodes=track_episodes, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
             place=(storage, folder, read_only),
         )  # fmt: skip
 
     def sample(
-        self, batch_size: int, out: ReplayBatch | None = None, *, replace: bool = True
+        self,
+        batch_size: int,
+        out: ReplayBatch | None = None,
+        *,
+        replace: bool = True,
+        columns: Iterable[str] | None = None,
     ) -> ReplayBatch:
         """Draw transitions, all equally likely.
 
@@ -100,14 +108,19 @@ class SharedReplayBuffer(ReplayBuffer):
             batch_size: B.
             out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
             replace: False draws B different ones.
+            columns: Names of the columns to draw, such as ("obs", "actions"); None for all. The
+                same rows are drawn, and copied in part; `indices` are always there.
 
         Raises:
             BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
                 an argument does not fit.
         """
-        batch = self._batch(batch_size, out)
+        batch = self._batch(batch_size, out, columns)
         draw = "rows" if replace else "distinct"
-        if not self._reader.fill_at_once(batch, draw):
+        guard = self._guard
+        # On the thread that draws ahead the lock of the interpreter is given up.
+        is_ahead = guard.ahead is not None and guard.settle()
+        if is_ahead or not self._reader.fill_at_once(batch, draw):
             self._fill(batch, draw)
         return batch
 
@@ -128,6 +141,7 @@ class PerEnvReplayBuffer(ReplayBuffer):
         store_next: Whether next observations are stored besides.
         frame_stack: Number of frames of an observation, each of which is stored once.
         track_env: Batches have `env_ids`.
+        track_episodes: Keep what follows on what, for `sample_sequences`.
         extra_columns: Names and spaces of further values per transition.
         device: Where the transitions live and batches are made.
         seed: Of the generator.
@@ -165,6 +179,7 @@ class PerEnvReplayBuffer(ReplayBuffer):
         store_next: bool = True,
         frame_stack: int | FrameStack | None = None,
         track_env: bool = False,
+        track_episodes: bool = False,
         extra_columns: Mapping[str, Space] | None = None,
         device: torch.device | str = "cpu",
         seed: int | None = None,
@@ -180,13 +195,18 @@ class PerEnvReplayBuffer(ReplayBuffer):
             PerEnvReplayBuffer, capacity, observation_space, action_space, own={"over": over},
             n_step=n_step, gamma=gamma,
             store_next=store_next, frame_stack=frame_stack,
-            track_env=track_env, extra_columns=extra_columns,
+            track_env=track_env, track_episodes=track_episodes, extra_columns=extra_columns,
             num_envs=num_envs, device=device, seed=seed, staged=staged,
             place=(storage, folder, read_only),
         )  # fmt: skip
 
     def _own_settings(self) -> dict[str, Any]:
         return {"over": self.over}
+
+    def _require_sequences(self) -> SequenceIndex:
+        if self.over != "transitions":
+            raise BufferMisuseError("sample_sequences needs over='transitions'")
+        return super()._require_sequences()
 
     @property
     def counts(self) -> np.ndarray:
@@ -196,7 +216,12 @@ class PerEnvReplayBuffer(ReplayBuffer):
         return np.minimum(state[state[at.TOTALS] :][: state[at.NUM_RINGS]], self.capacity)
 
     def sample(
-        self, batch_size: int, out: ReplayBatch | None = None, *, replace: bool = True
+        self,
+        batch_size: int,
+        out: ReplayBatch | None = None,
+        *,
+        replace: bool = True,
+        columns: Iterable[str] | None = None,
     ) -> ReplayBatch:
         """Draw transitions, as `over` says.
 
@@ -204,6 +229,7 @@ class PerEnvReplayBuffer(ReplayBuffer):
             batch_size: B.
             out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
             replace: False draws B different ones; only over transitions.
+            columns: As in `SharedReplayBuffer.sample`.
 
         Raises:
             BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
@@ -211,8 +237,9 @@ class PerEnvReplayBuffer(ReplayBuffer):
         """
         if not replace and self.over != "transitions":
             raise BufferMisuseError("replace=False needs over='transitions'")
-        batch = self._batch(batch_size, out)
+        batch = self._batch(batch_size, out, columns)
         draw = _DRAWS[self.over] if replace else "distinct"
-        if not self._reader.fill_at_once(batch, draw):
+        is_ahead = self._guard.ahead is not None and self._guard.settle()
+        if is_ahead or not self._reader.fill_at_once(batch, draw):
             self._fill(batch, draw)
         return batch

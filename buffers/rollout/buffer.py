@@ -48,7 +48,7 @@ _STATE_VERSION = 1
 _CARRIED = ("over_before", "running_returns", "running_lengths")
 
 _COUNTS = (
-    *("gamma", "gae_lambda", "_is_started", "_open_steps", "_has_marks"),
+    *("gamma", "gae_lambda", "_is_started", "_open_steps", "_has_marks", "_num_taken"),
     *("_is_computed", "_is_counted", "_num_valid", "_num_episodes"),
 )
 
@@ -58,6 +58,29 @@ class EpisodeStats(NamedTuple):
 
     returns: np.ndarray  # float64 (K,), undiscounted sums of rewards
     lengths: np.ndarray  # int64 (K,), numbers of steps
+
+
+class _Result:
+    """A column of results: what the env has written is on the device when it is looked at."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, rollout: Any, owner: type) -> Any:
+        if rollout is None:
+            return self
+        storage = rollout._storage
+        if rollout._staged and rollout._open_steps:
+            return storage.upload_result(self._name, rollout._num_taken)
+        return storage.tensor(self._name)
+
+    def __set__(self, rollout: Any, tensor: Any) -> None:
+        """Let `rollout.rewards /= 10` pass, which changes the tensor and puts it back."""
+        if tensor is not rollout._storage.tensor(self._name):
+            raise AttributeError(
+                f"{self._name} is memory of the buffer: write into it, as by rollout.{self._name}"
+                "[:] = ..."
+            )
 
 
 class RolloutBuffer(StatefulBuffer):
@@ -88,17 +111,24 @@ class RolloutBuffer(StatefulBuffer):
 
     With a device other than the CPU the environment still writes into host pages (pinned, unless
     `allocate` supplied them). `obs_at` enqueues the copy of one row, `compute_advantages` that of
-    rewards and flags; `put` and `env_actions` wait for the device, as the environment needs the
-    actions, and `minibatches` waits once to send the order of rows.
+    rewards and flags, unless these were changed on the device; `put` and `env_actions` wait for the
+    device, as the environment needs the actions, and `minibatches` waits once to send the order of
+    rows.
+
+    With `allocate=envs.allocate` of an environment on the same device nothing but that passes
+    through the host while steps are made: observations and actions are there only, and rewards and
+    flags, 6 bytes per env and step, are copied to the host once per rollout, for checks, statistics
+    of episodes and the list of valid rows.
 
     Attributes:
         obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`, and
             on the CPU over the same memory as the slots. Write into it; putting another in its
-            place has no effect.
+            place has no effect, or is an error.
         actions: (T, N, *action_shape), of the dtype of the space.
         log_probs: float32 (T, N).
         values: float32 (T + 1, N).
-        rewards: float32 (T, N).
+        rewards: float32 (T, N). On another device each look at this, and the next two, enqueues the
+            copy of what the env has written; what is then changed there counts.
         terminations: bool (T, N).
         truncations: bool (T, N).
         valid: bool (T, N), complete after `compute_advantages`.
@@ -122,7 +152,9 @@ class RolloutBuffer(StatefulBuffer):
         device: Where the tensors live.
         seed: Of the order of rows in minibatches; None takes entropy of the system.
         allocate: `envs.allocate`, so that the environment can write without a copy: called with
-            (shape, dtype) for observations, actions, rewards and flags. None for own memory.
+            (shape, dtype) for observations, actions, rewards and flags. None for own memory. If
+            `envs.device` is `device`, not the CPU, slots, and actions that `put` returns, are
+            tensors there.
         extra_columns: Names and spaces of further values per step, such as costs: `put` writes
             them, batches have them in `extras`.
         game_columns: The same of values that a game's agents share, such as its state for a central
@@ -150,6 +182,10 @@ class RolloutBuffer(StatefulBuffer):
     [(3, 4), (3, 4)]
     >>> rollout.advance()
     """
+
+    rewards = _Result()
+    terminations = _Result()
+    truncations = _Result()
 
     def __init__(
         self,
@@ -179,8 +215,7 @@ class RolloutBuffer(StatefulBuffer):
         self.num_steps, self.num_envs = layout.num_steps, layout.num_envs
         self.observation_space, self.action_space = observation_space, action_space
         self.autoreset_mode = layout.autoreset_mode
-        resolve_device(device)  # raises
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self._guard = Guard()
         self._layout = layout
@@ -218,9 +253,6 @@ class RolloutBuffer(StatefulBuffer):
         self.actions = storage.tensor("actions")
         self.log_probs = storage.tensor("log_probs")
         self.values = storage.tensor("values")
-        self.rewards = storage.tensor("rewards")
-        self.terminations = storage.tensor("terminations")
-        self.truncations = storage.tensor("truncations")
         self.valid = storage.tensor("valid")
         self.valid_pages = storage.pages["valid"]
         uses_final = self._layout.uses_final_values
@@ -241,7 +273,7 @@ class RolloutBuffer(StatefulBuffer):
         self._has_extras = {name: bytearray(self.num_steps) for name in self.extras}
         self._is_uploaded = bytearray(self.num_steps + 1)
         # T while steps may be written, else 0: one comparison checks both the range and the time.
-        self._open_steps = 0
+        self._open_steps = self._num_taken = 0  # the latter: steps whose slots were taken
         self._is_started = self._has_marks = False
 
     @staticmethod
@@ -298,6 +330,7 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: Structure, shape or dtype does not fit; nothing was changed.
         """
         leaves = self._read_obs(obs)
+        self._storage.wait_for_device()
         self._storage.write_obs(0, leaves)
         for name in ("over_before", "running_returns", "running_lengths"):
             self._pages[name].fill(0)
@@ -305,8 +338,7 @@ class RolloutBuffer(StatefulBuffer):
         self._begin()
 
     def _begin(self) -> None:
-        """Open all steps for writing."""
-        self._storage.wait_for_device()
+        """Open all steps for writing; the device has been waited for."""
         for marks in (self._has_policy, self._is_uploaded, *self._has_extras.values()):
             marks[:] = bytes(len(marks))
         self._storage.mark_policy_outputs()
@@ -314,7 +346,8 @@ class RolloutBuffer(StatefulBuffer):
         self.valid_pages.fill(True)
         if self.final_values is not None:
             self._pages["has_final"].fill(False)
-        self._open_steps = self.num_steps
+        self._open_steps, self._num_taken = self.num_steps, 0
+        self._storage.begin_results()
         self._is_started = True
         self._stop_passes()
         self._is_computed = self._is_counted = False
@@ -374,10 +407,14 @@ class RolloutBuffer(StatefulBuffer):
         # Under NEXT_STEP there is a step in between, which only resets.
         last = t - 2 if self.autoreset_mode is AutoresetMode.NEXT_STEP else t - 1
         if last >= 0:
+            if self._open_steps:
+                self._storage.download_results(("terminations", "truncations"), last)
             flags = pages["terminations"][last], pages["truncations"][last]
             np.logical_or(*flags, out=pages["is_first"][t])
         elif t > 0:
             pages["is_first"][t] = pages["over_before"]
+        if t > 0 and self._open_steps:
+            self._storage.written_valid.download(slice(t - 1, t))
         acted = self._storage.written_valid.written_row(t - 1) if t > 0 else None
         if acted is not None:
             is_first = pages["is_first"][t]
@@ -386,8 +423,16 @@ class RolloutBuffer(StatefulBuffer):
                 is_first |= pages["terminations"][t - 1]
             is_first |= ~acted
 
-    def _read_obs(self, obs: Any) -> list[np.ndarray]:
-        layout = self._layout
+    def _read_obs(self, obs: Any) -> list[Any]:
+        layout, device = self._layout, self.device
+        if (  # nothing passes through the host
+            self._storage.is_env_on_device
+            and isinstance(obs, torch.Tensor)
+            and isinstance(self.obs, torch.Tensor)
+            and (obs.device, obs.dtype) == (device, self.obs.dtype)
+            and obs.shape == self.obs.shape[1:]
+        ):
+            return [obs.detach()]
         return read_nest("obs", obs, self.observation_space, layout.obs_leaves, self.num_envs)
 
     def write_obs(self, t: int, obs: Any) -> None:
@@ -403,8 +448,15 @@ class RolloutBuffer(StatefulBuffer):
         if not (0 <= t <= self.num_steps and self._open_steps):
             raise self._refusal("write_obs", t, self.num_steps)
         t = operator.index(t)  # what is equal to an integer indexes otherwise
-        self._storage.write_obs(t, self._read_obs(obs))
-        self._is_uploaded[t] = 0
+        leaves = self._read_obs(obs)
+        self._take_back_obs(t)
+        self._storage.write_obs(t, leaves)
+
+    def _take_back_obs(self, t: int) -> None:
+        """Let the host pages of observations t be written that may be on their way to a device."""
+        if self._is_uploaded[t]:
+            self._storage.wait_for_device()
+            self._is_uploaded[t] = 0
 
     def put(
         self,
@@ -464,6 +516,13 @@ class RolloutBuffer(StatefulBuffer):
             actions = read_tensor("actions", actions, self._action_shape, self._action_dtype)
             log_probs = read_tensor("log_probs", log_probs, row_shape, float32)
             values = read_tensor("values", values, row_shape, float32)
+            # As they are stored: older torch copies several of mixed dtypes out of bounds.
+            actions, log_probs, values = (
+                given.to(row.dtype)
+                for given, row in zip(
+                    (actions, log_probs, values), self._policy_rows[t], strict=True
+                )
+            )
         if torch.is_grad_enabled():
             actions, log_probs, values = actions.detach(), log_probs.detach(), values.detach()
         # One call instead of three: with few environments calls take longer than the copying.
@@ -524,8 +583,16 @@ class RolloutBuffer(StatefulBuffer):
             if not self._has_marks:
                 self._storage.mark_rewards()
                 self._has_marks = True
+            if self._staged:
+                self._take_slot(operator.index(t))
             return self._slots[t]
         raise self._refusal("slot", t, self.num_steps - 1)
+
+    def _take_slot(self, t: int) -> None:
+        self._take_back_obs(t + 1)
+        if t < self._num_taken:
+            self._storage.forget_step(t)
+        self._num_taken = max(self._num_taken, t + 1)
 
     def set_final_values(self, t: int, env_ids: Any, values: Any) -> None:
         """Give the values of the observations that episodes truncated in step t ended with.
@@ -565,8 +632,9 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
         self._episodes()  # carries the sums of unfinished episodes on
+        self._storage.wait_for_device()
         pages = self._pages
-        self._storage.write_obs(0, [pages[-1] for pages in self._storage.obs_pages])
+        self._storage.write_obs(0, self._storage.last_obs())
         self._mark_first(self.num_steps)
         terminations, truncations = pages["terminations"], pages["truncations"]
         np.logical_or(terminations[-1], truncations[-1], out=pages["over_before"])
@@ -620,7 +688,9 @@ class RolloutBuffer(StatefulBuffer):
         for t in range(self.num_steps + 1):
             if not self._is_uploaded[t]:
                 self._storage.upload_obs(t)
-        self._storage.upload_results()
+        for name in ("rewards", "terminations", "truncations"):
+            self._storage.upload_result(name, self.num_steps)
+        self._storage.columns["valid"].upload()
         results = self.advantages, self.returns
         fill_advantages_torch(self._gae_inputs, *results, self.gamma, self.gae_lambda)
 
@@ -795,6 +865,8 @@ class RolloutBuffer(StatefulBuffer):
 
     def _has_any_results(self) -> bool:
         """Whether anything was written into a slot since the rollout began."""
+        if self._has_marks:
+            self._storage.download_results(("rewards",))
         return self._has_marks and bool((self._storage.reward_bits != UNWRITTEN).any())
 
     def _require_results(self, method: str) -> None:
@@ -802,6 +874,7 @@ class RolloutBuffer(StatefulBuffer):
 
         Complete `valid` between the two: flags of steps that nobody wrote must not clear it.
         """
+        self._storage.download_results()
         bits = self._storage.reward_bits
         if self._has_marks and are_all_finite(bits.reshape(-1)):
             self._mark_valid()
@@ -907,6 +980,13 @@ class RolloutBuffer(StatefulBuffer):
                 f"{method} needs a complete rollout; call compute_advantages(last_values) first"
             )
 
+    def _check_copyable(self) -> None:
+        if self._storage.is_env_on_device:
+            raise BufferMisuseError(
+                "this rollout's memory is that of an env on the device; load its state_dict() into "
+                "a buffer made for the other env instead of copying it"
+            )
+
     def _copied_state(self) -> dict[str, Any]:
         columns = self._storage.columns.items()
         marks = {
@@ -987,10 +1067,14 @@ class RolloutBuffer(StatefulBuffer):
 
     def _carried(self) -> dict[str, np.ndarray]:
         """What the next rollout starts from, as views."""
-        leaves = zip(self._layout.obs_leaves, self._storage.obs_pages, strict=True)
+        storage = self._storage
+        obs = [pages[0] for pages in storage.obs_pages]
+        if storage.is_env_on_device:
+            obs = [column.tensor[0].cpu().numpy() for column in storage.obs]
+        leaves = zip(self._layout.obs_leaves, obs, strict=True)
         rows = {name: self._pages[name] for name in _CARRIED}
         rows["is_first"] = self._pages["is_first"][0]
-        return {**rows, **{leaf.path: pages[0] for leaf, pages in leaves}}
+        return {**rows, **{leaf.path: row for leaf, row in leaves}}
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
         return {name: [row] for name, row in self._carried().items()}
@@ -1011,8 +1095,12 @@ class RolloutBuffer(StatefulBuffer):
 
     def _place(self, state: LoadedState) -> Placed:
         shuffle = state.meta["shuffle"]
+        self._storage.wait_for_device()
         for name, row in self._carried().items():
             row[...] = state.small[name]
+        if self._storage.is_env_on_device:
+            paths = [leaf.path for leaf in self._layout.obs_leaves]
+            self._storage.write_obs(0, [np.array(state.small[path]) for path in paths])
         self._sampler.generator.words[:] = shuffle % 2**64, shuffle >> 64
         return {}, self._begin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 from weakref import WeakMethod
@@ -20,11 +21,13 @@ __all__ = ["RolloutSlot", "RolloutStorage", "WrittenValid"]
 
 _ADVICE = "use fewer steps or envs, or smaller observations"
 _POLICY_FLOATS = ("log_probs", "values")
-_UPLOADED_AT_END = ("rewards", "terminations", "truncations", "valid")
+_RESULTS = ("rewards", "terminations", "truncations")
 
 
 class RolloutSlot(NamedTuple):
     """Where an environment writes the results of one step: views of the buffer's host pages.
+
+    Of an environment on the buffer's device they are tensors there.
 
     Its attribute `autoreset_mode` is that of the buffer: `step(out=)` of vecenv's vector envs
     refuses a slot of another mode than their own.
@@ -87,6 +90,7 @@ class WrittenValid:
         device: As in `RolloutStorage`, like the next two.
         staged: See above.
         allocate: See above; that of a vector env is used only while this exists.
+        is_env_on_device: Whether envs write tensors on the device.
 
     Attributes:
         flags: uint8 (T, N): 0, 1, or `UNWRITTEN_FLAG`. None before anyone asked.
@@ -100,14 +104,22 @@ class WrittenValid:
         *,
         staged: bool,
         allocate: Allocate | None,
+        is_env_on_device: bool,
     ):
-        self._spec = ColumnSpec("valid", (num_steps, num_envs), np.dtype(np.bool_), "host", True)
-        self._device, self._staged = device, staged
+        self._spec = ColumnSpec(
+            "valid",
+            (num_steps, num_envs),
+            np.dtype(np.bool_),
+            "both" if is_env_on_device else "host",
+            True,
+            is_env_on_device,
+        )
+        self._device, self._staged, self._is_on_device = device, staged, is_env_on_device
         # The buffer does not keep the vector env alive.
         is_method = isinstance(allocate, MethodType)
         self._allocate: Any = WeakMethod(allocate) if is_method else lambda: allocate
         self._column: Column | None = None
-        self._rows: list[np.ndarray] = []
+        self._rows: Sequence[Any] = ()
         self.flags: np.ndarray | None = None
 
     @property
@@ -115,14 +127,16 @@ class WrittenValid:
         """Bytes held."""
         return 0 if self._column is None else self._column.nbytes
 
-    def row(self, t: int) -> np.ndarray:
-        """Where step t is written, bool (N,).
+    def row(self, t: int) -> Any:
+        """Where step t is written, bool (N,): an array, or a tensor if envs are on the device.
 
         Raises:
             BufferMemoryError: It is the first to be asked for, and memory for all is missing.
         """
         if not self._rows:
-            self._rows = list(self.allocated())
+            pages = self.allocated()
+            assert self._column is not None
+            self._rows = self._column.rows() if self._is_on_device else list(pages)
         return self._rows[t]
 
     def allocated(self) -> np.ndarray:
@@ -145,6 +159,13 @@ class WrittenValid:
         """Mark all as not written yet."""
         if self.flags is not None:
             self.flags.fill(UNWRITTEN_FLAG)
+            if self._is_on_device and self._column is not None:
+                self._column.tensor.view(torch.uint8).fill_(UNWRITTEN_FLAG)
+
+    def download(self, steps: slice) -> None:
+        """Copy steps to the host pages, if envs have written them on the device."""
+        if self._is_on_device and self._column is not None:
+            self._column.download(steps)
 
     def written_row(self, t: int) -> np.ndarray | None:
         """Which rows acted in step t, bool (N,); None if the env does not say, or has not yet."""
@@ -186,16 +207,27 @@ class RolloutStorage:
     ):
         self.is_staged = staged
         self.device = device
+        self.is_env_on_device = staged and _device_of(allocate) == device
+        specs = layout.columns
+        if self.is_env_on_device:
+            hostless = {"actions", *(leaf.path for leaf in layout.obs_leaves)}
+            specs = [
+                spec._replace(
+                    place="device" if spec.name in hostless else spec.place,
+                    is_on_device=spec.is_shared,
+                )
+                for spec in specs
+            ]
         self.columns = allocate_columns(
             f"a rollout of {layout.num_steps} steps of {layout.num_envs} envs",
-            layout.columns,
+            specs,
             device,
             staged=staged,
             allocate=allocate,
             advice=_ADVICE,
         )
         self.obs = [self.columns[leaf.path] for leaf in layout.obs_leaves]
-        self.obs_pages = [column.host for column in self.obs]
+        self.obs_pages = [] if self.is_env_on_device else [column.host for column in self.obs]
         self.pages = {
             name: column.host
             for name, column in self.columns.items()
@@ -204,7 +236,12 @@ class RolloutStorage:
         self.flags = {n: a.view(np.uint8) for n, a in self.pages.items() if a.dtype == np.bool_}
         self._layout = layout
         self.written_valid = WrittenValid(
-            layout.num_steps, layout.num_envs, device, staged=staged, allocate=allocate
+            layout.num_steps,
+            layout.num_envs,
+            device,
+            staged=staged,
+            allocate=allocate,
+            is_env_on_device=self.is_env_on_device,
         )
         self._make_views()
 
@@ -215,13 +252,15 @@ class RolloutStorage:
         self.obs_rows = [
             build_tree(space, [rows[t] for rows in leaf_rows]) for t in range(num_steps + 1)
         ]
-        rewards, terminations, truncations = (
-            columns[name].host for name in ("rewards", "terminations", "truncations")
-        )
+        at_env: list[Any] = [
+            column.tensor if self.is_env_on_device else column.host
+            for column in (*self.obs, *(columns[name] for name in _RESULTS))
+        ]
+        *obs, rewards, terminations, truncations = at_env
         slot_class = _SLOT_CLASSES[self._layout.autoreset_mode]
         self.slots = [
             slot_class(
-                build_tree(space, [column.host[t + 1] for column in self.obs]),
+                build_tree(space, [array[t + 1] for array in obs]),
                 rewards[t],
                 terminations[t],
                 truncations[t],
@@ -232,19 +271,25 @@ class RolloutStorage:
             slot._written_valid, slot._t = self.written_valid, t
         fields = (columns[name].rows() for name in ("actions", "log_probs", "values"))
         self.policy_rows = list(zip(*fields, strict=False))  # values has one row more
-        self.action_pages = list(columns["actions"].host)
+        self._leaf_rows = leaf_rows
+        self.action_pages: list[Any] = [row for row, *_ in self.policy_rows]
+        if not self.is_env_on_device:
+            self.action_pages = list(columns["actions"].host)
         self._first_rows = columns["is_first"].rows()
         self.extras = {leaf.path: columns[leaf.path].tensor for leaf in self._layout.extras}
         self.games = {leaf.path: columns[leaf.path].tensor for leaf in self._layout.games}
         self.extra_rows = {name: columns[name].rows() for name in (*self.extras, *self.games)}
-        self.reward_bits = rewards.view(np.int32)
+        self.reward_bits = columns["rewards"].host.view(np.int32)
         self.policy_bits = [columns[name].tensor.view(torch.int32) for name in _POLICY_FLOATS]
-        if self.is_staged:
+        if self.is_staged and not self.is_env_on_device:
             host_rows = [column.host_rows() for column in self.obs]
             self._upload_pairs = list(
                 zip(zip(*leaf_rows, strict=True), zip(*host_rows, strict=True), strict=True)
             )
-        self._host_action_rows = columns["actions"].host_rows() if self.is_staged else ()
+        self.begin_results()
+        self._host_action_rows: Sequence[torch.Tensor] = ()
+        if self.is_staged and not self.is_env_on_device:
+            self._host_action_rows = columns["actions"].host_rows()
         self._host_first_rows = columns["is_first"].host_rows() if self.is_staged else ()
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -255,13 +300,25 @@ class RolloutStorage:
         """Observations of all steps, (T + 1, N, *obs_shape), nested like the space."""
         return build_tree(self._layout.observation_space, [column.tensor for column in self.obs])
 
-    def write_obs(self, t: int, leaves: list[np.ndarray]) -> None:
-        """Copy checked observations into the host pages of row t."""
+    def write_obs(self, t: int, leaves: Sequence[np.ndarray | torch.Tensor]) -> None:
+        """Copy checked observations into row t: host pages, unless the env is on the device."""
+        if self.is_env_on_device:
+            for rows, leaf in zip(self._leaf_rows, leaves, strict=True):
+                rows[t].copy_(torch.as_tensor(leaf))
+            return
         for pages, leaf in zip(self.obs_pages, leaves, strict=True):
             pages[t] = leaf
 
+    def last_obs(self) -> list[Any]:
+        """The leaves of the observations after the last step, where the env writes them."""
+        if self.is_env_on_device:
+            return [rows[-1] for rows in self._leaf_rows]
+        return [pages[-1] for pages in self.obs_pages]
+
     def mark_rewards(self) -> None:
         """Mark all rewards as not written yet; they read as NaN. So too which rows acted."""
+        if self.is_env_on_device:
+            self.columns["rewards"].tensor.view(torch.int32).fill_(UNWRITTEN)
         self.reward_bits.fill(UNWRITTEN)
         self.written_valid.mark()
 
@@ -272,6 +329,8 @@ class RolloutStorage:
 
     def upload_obs(self, t: int) -> None:
         """Enqueue the copy of one row of observations from the host pages to the device."""
+        if self.is_env_on_device:
+            return
         targets, sources = self._upload_pairs[t]
         foreach_copy(targets, sources, non_blocking=True)
 
@@ -281,14 +340,49 @@ class RolloutStorage:
             self._first_rows[t].copy_(self._host_first_rows[t], non_blocking=True)
         return self._first_rows[t]
 
-    def upload_results(self) -> None:
-        """Enqueue the copies of rewards, flags and valid of the whole rollout to the device."""
-        for name in _UPLOADED_AT_END:
-            self.columns[name].upload()
+    def begin_results(self) -> None:
+        """Forget what became of the results on the device in an earlier rollout."""
+        self._sent = {name: (self.columns[name].tensor._version, 0, 0) for name in _RESULTS}
+
+    def upload_result(self, name: str, num_steps: int) -> torch.Tensor:
+        """Enqueue the copy of a column of results to the device, and return it there.
+
+        What the user has changed on the device since the last call stays: only the steps after
+        those that had been taken then are copied.
+
+        Args:
+            name: "rewards", "terminations" or "truncations".
+            num_steps: Steps whose slots have been taken.
+        """
+        column = self.columns[name]
+        if self.is_env_on_device:
+            return column.tensor
+        version, begin, count = self._sent[name]  # steps up to `begin` the user has changed
+        if column.tensor._version != version:  # each change in place counts it up
+            begin = count
+        if begin < num_steps:
+            column.upload(slice(begin, num_steps))
+        self._sent[name] = column.tensor._version, begin, num_steps
+        return column.tensor
+
+    def download_results(self, names: Sequence[str] = _RESULTS, t: int | None = None) -> None:
+        """Copy results, of one step or all, to the host pages if the env has not written there."""
+        if self.is_env_on_device:
+            steps = slice(None) if t is None else slice(t, t + 1)
+            for name in names:
+                self.columns[name].download(steps)
+            if t is None:
+                self.written_valid.download(steps)
+
+    def forget_step(self, t: int) -> None:
+        """Let the results of a step, whose slot is taken once more, be copied once more."""
+        for name, (version, begin, count) in self._sent.items():
+            self._sent[name] = version, min(begin, t), min(count, t)
 
     def download_actions(self, t: int) -> None:
         """Copy the actions of one step from the device to the host pages, and wait for that."""
-        self._host_action_rows[t].copy_(self.policy_rows[t][0])
+        if not self.is_env_on_device:
+            self._host_action_rows[t].copy_(self.policy_rows[t][0])
 
     def wait_for_device(self) -> None:
         """Wait until enqueued copies have left the host pages, which are about to be rewritten."""
@@ -313,3 +407,9 @@ class RolloutStorage:
             None if final is None else final.host,
             self.flags["valid"],
         )
+
+
+def _device_of(allocate: Allocate | None) -> torch.device | None:
+    """The device of the env that memory is taken from, if it says."""
+    device = getattr(getattr(allocate, "__self__", None), "device", None)
+    return device if isinstance(device, torch.device) else None

@@ -1,29 +1,17 @@
 """examples/dqn.py, and the envs it and the memory tasks are made of."""
 
-import importlib.util
+import json
 import os
 import signal
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from example_files import load_example
 from gymnasium.spaces import Box
 
 from vecenv import check_vector_env, make_vec
 from vecenv.learn import load_checkpoint
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def load_example(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and registered ids look their module up
-    spec.loader.exec_module(module)
-    return module
-
 
 dqn, breakout, memory = map(load_example, ("dqn", "breakout", "memory"))
 SMALL = {
@@ -97,8 +85,8 @@ def test_pictures_have_their_channels_first_or_last(shape):
     "changed",
     [
         {"n_step": 1, "dueling": False},
-        {**BOARD, "prioritized": True},
-        {**BOARD, "prioritized": True, "storage": "memmap"},
+        pytest.param({**BOARD, "prioritized": True}, marks=pytest.mark.slow),
+        pytest.param({**BOARD, "prioritized": True, "storage": "memmap"}, marks=pytest.mark.slow),
     ],
     ids=["plain", "board", "board on disk"],
 )
@@ -119,6 +107,8 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed, monkeypatch):
         dqn.main(halved)
     halved.resume = True
     assert dqn.main(halved) == whole
+    evaluation = json.loads((tmp_path / "half" / "evaluation.json").read_text())
+    assert evaluation == {"mean": whole.mean, "ci95": whole.ci95}
     states = [
         load_checkpoint(tmp_path / n / "checkpoint/last.npz")["state"] for n in ("whole", "half")
     ]

@@ -1,10 +1,9 @@
 """examples/sac.py: gradients, truncation, resuming, refusals, and (slow) the score reached."""
 
-import importlib.util
+import json
 import math
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from example_files import load_example
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
@@ -22,15 +22,7 @@ from vecenv.learn import Run, load_checkpoint
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def load_example():
-    spec = importlib.util.spec_from_file_location("sac_example", EXAMPLES / "sac.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sac_example"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-sac = load_example()
+sac = load_example("sac")
 
 
 class Drift(gym.Env):
@@ -129,6 +121,7 @@ def single_nets(critics):
     return nets
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_three_separate_losses():
     """Of the definitions, by torch.distributions and two critics that are modules of their own."""
     trainer = trainer_for()
@@ -230,6 +223,8 @@ def test_a_resumed_run_ends_as_one_that_went_on(tmp_path, changed):
     sac.main(options_for(tmp_path / "half", **{**changed, "total_steps": 63}))
     rest = sac.main(options_for(tmp_path / "half", resume=True, **changed))
     assert whole == rest
+    evaluation = json.loads((tmp_path / "half" / "evaluation.json").read_text())
+    assert evaluation == {"mean": rest.mean, "ci95": rest.ci95}
     states = [
         load_checkpoint(tmp_path / name / "checkpoint" / "last.npz")["state"]
         for name in ("whole", "half")

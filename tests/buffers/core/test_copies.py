@@ -75,7 +75,15 @@ def make_ring(kind, staged=False, **options):
 
 def equal_batches(left, right):
     """Whether two batches have the same fields with the same values."""
-    names = set(left.__slots__) - {"memory", "extras", "obs", "next_obs", "size"}
+    names = set(left.__slots__) - {
+        "memory",
+        "extras",
+        "obs",
+        "next_obs",
+        "size",
+        "num_added",
+        "drawn_from",
+    }
     pairs = [(getattr(left, name), getattr(right, name)) for name in names]
     pairs += [(left.obs[key], right.obs[key]) for key in SPACE]
     pairs += [(left.next_obs[key], right.next_obs[key]) for key in SPACE]

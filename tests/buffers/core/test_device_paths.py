@@ -1,12 +1,16 @@
 """What buffers do for devices, as far as it shows without one."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from buffers import (
     BufferMemoryError,
+    BufferMisuseError,
     EpisodicReplayBuffer,
     PrioritizedReplayBuffer,
     RolloutBuffer,
@@ -14,8 +18,11 @@ from buffers import (
 )
 from buffers.core.memory import allocation, free_bytes
 from buffers.core.staging import StagingBlock
+from buffers.episodic.storage import EpisodicStorage
 from buffers.replay.priorities import BlockSums
 from buffers.replay.staging import Staging
+from buffers.replay.successors import Successors
+from buffers.rollout.storage import RolloutStorage
 
 OBS, ACTIONS = Box(-1, 1, (3,), np.float32), Discrete(2)
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:1")
@@ -111,12 +118,14 @@ def test_failures_of_cuda_to_take_memory_are_those_of_buffers(failure):
 def test_priorities_on_a_device_may_have_gradients_or_be_none():
     with torch.inference_mode():
         sums = BlockSums(10, CPU)
-    sums.insert(10, 10, 0.5)
+    sums.alpha.fill_(0.5)
+    sums.bound.fill_(1e9)
+    sums.insert(10, 10, 10)
     before = sums.leaves.clone()
-    sums.update(torch.zeros(0, dtype=torch.int64), torch.zeros(0), 10, 0.5, 1e9)
+    sums.update(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
     assert sums.leaves.equal(before)
     given = torch.tensor([4.0, 9.0], requires_grad=True)
-    sums.update(torch.tensor([1, 7]), given * 1, 10, 0.5, 1e9)
+    sums.update(torch.tensor([1, 7]), given * 1)
     assert sums.leaves[[1, 7]].tolist() == [2.0, 3.0]
     assert not sums.leaves.requires_grad
     assert sums.largest.item() == 9.0
@@ -139,3 +148,238 @@ def test_rows_on_their_way_to_a_device_have_no_links_of_earlier_ones(monkeypatch
         buffer.add(**columns(4, value))
     assert len(seen) == 6
     assert not torch.stack(seen).any()
+
+
+def filled_rollout(**options):
+    """A rollout whose steps are made, and which has not been computed."""
+    rollout = RolloutBuffer(3, 2, OBS, ACTIONS, autoreset_mode="NextStep", seed=0, **options)
+    rollout.start(np.zeros((2, 3), np.float32))
+    for t in range(3):
+        floats = np.full(2, t, np.float32)
+        rollout.put(t, actions=np.zeros(2, np.int64), log_probs=floats, values=floats)
+        slot = rollout.slot(t)
+        slot.obs[:], slot.rewards[:], slot.terminations[:], slot.truncations[:] = (
+            t,
+            1 + t,
+            0,
+            t == 1,
+        )
+        if t == 1:  # steps that follow are not lost, nor is this change
+            rollout.rewards[0] += 10
+    return rollout
+
+
+def test_what_a_user_changes_on_the_device_counts_as_on_the_cpu():
+    results = []
+    for staged in (False, True):
+        rollout = filled_rollout(staged=staged)
+        rollout.rewards /= 10
+        rollout.terminations.logical_or_(rollout.truncations)
+        rollout.truncations.zero_()
+        rollout.compute_advantages(np.ones(2, np.float32))
+        rollout.compute_advantages(np.ones(2, np.float32))
+        results.append((rollout.rewards.clone(), rollout.advantages.clone()))
+        rollout.advance()
+        assert rollout.slot(0).rewards.shape == (2,)
+    for name, plain, staged in zip(("rewards", "advantages"), *results, strict=True):
+        torch.testing.assert_close(plain, staged, msg=name)
+    assert results[0][0][:, 0].tolist() == pytest.approx([1.1, 0.2, 0.3])
+
+
+def test_a_step_that_is_made_again_counts_on_the_device():
+    plain, staged = (filled_rollout(staged=staged) for staged in (False, True))
+    for rollout in (plain, staged):
+        rollout.obs_at(3)
+        assert rollout.rewards[2].tolist() == [3, 3]
+        slot = rollout.slot(2)
+        slot.obs[:], slot.rewards[:] = 7, 8
+        assert rollout.rewards[2].tolist() == [8, 8]
+        rollout.compute_advantages(np.ones(2, np.float32))
+        assert rollout.obs[3].unique().tolist() == [7]
+    torch.testing.assert_close(plain.advantages, staged.advantages)
+
+
+def test_host_pages_are_written_when_the_copies_from_them_have_ended(monkeypatch):
+    rollout, order = filled_rollout(staged=True), []
+    waits, writes = RolloutStorage.wait_for_device, RolloutStorage.write_obs
+    monkeypatch.setattr(
+        RolloutStorage, "wait_for_device", lambda self: (order.append("wait"), waits(self))
+    )
+    monkeypatch.setattr(
+        RolloutStorage, "write_obs", lambda self, *a: (order.append("write"), writes(self, *a))
+    )
+    rollout.obs_at(1)
+    for t, expected in ((2, ["write"]), (1, ["wait", "write"])):  # nothing reads row 2 yet
+        order.clear()
+        rollout.write_obs(t, np.zeros((2, 3), np.float32))
+        assert order == expected
+    rollout.compute_advantages(np.zeros(2, np.float32))
+    for call in (rollout.advance, lambda: rollout.start(np.zeros((2, 3), np.float32))):
+        order.clear()
+        call()
+        assert order == ["wait", "write"]
+
+
+class Allocations(TorchDispatchMode):
+    """Notes operations that take memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def during(self, call):
+        def noted(*args):
+            with self:
+                return call(*args)
+
+        return noted
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if not (name.endswith("_") or name in {"view", "slice", "select", "split", "as_strided"}):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+class Moves(TorchDispatchMode):
+    """Notes what rows are moved as."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in {"index_select", "index_copy_"} and args[0].ndim == 2:
+            self.found.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(4, {torch.int64}), (3, {torch.int64, torch.uint8})]
+)
+def test_rows_move_in_words_where_they_are_whole_ones(size, expected):
+    buffer = SharedReplayBuffer(
+        16, Box(-1, 1, (size,), np.float32), ACTIONS, num_envs=4, n_step=2, gamma=0.9,
+        store_next=False, staged=True,
+    )  # fmt: skip
+    with Moves() as moves:
+        for value in range(6):
+            rows = columns(4, value)
+            rows["obs"], rows["next_obs"] = (
+                np.full((4, size), number, np.float32) for number in (value, value + 1)
+            )
+            buffer.add(**rows)
+        batch = buffer.sample(64)
+    assert set(moves.found) == expected  # observations of 12 bytes are no whole words
+    assert batch.obs.unique().tolist() == [2, 3, 4, 5]
+    is_newest = batch.obs == 5  # whose window has one step
+    assert batch.next_obs.equal(batch.obs + torch.where(is_newest, 1, 2))
+
+
+@pytest.mark.parametrize("store_next", [True, False])
+def test_nothing_is_allocated_on_a_device_once_rows_are_counted(store_next, monkeypatch):
+    buffer = SharedReplayBuffer(
+        16, OBS, ACTIONS, num_envs=4, n_step=2, gamma=0.9, store_next=store_next, staged=True
+    )
+    seen, writes = Allocations(), [(Staging, "write"), (Successors, "keep")]
+    for owner, name in writes:
+        monkeypatch.setattr(owner, name, seen.during(getattr(owner, name)))
+    for value in range(6):
+        rows = columns(4, value)
+        rows["terminations"][value % 4] = True
+        buffer.add(**rows)
+    # What is over the host's own pages takes no memory.
+    assert set(seen.found) <= {"split_with_sizes", "from_numpy", "detach", "lift_fresh"}
+
+
+def test_updates_read_exponents_and_numbers_of_rows_on_the_device():
+    """As a captured graph does: nothing of the host is in the calls."""
+    plain, staged = (
+        PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, alpha=0.5, staged=is_staged)
+        for is_staged in (False, True)
+    )
+    sums = staged._sums
+    assert sums is not None
+    staged.add(**columns(4))
+    sums.update(torch.tensor([1, 5]), torch.tensor([4.0, 4.0]))  # there is no row 5 yet
+    assert (sums.leaves[1].item(), staged.num_refused) == (2.0, 1)
+    staged.add(**columns(4))
+    staged.alpha = 1.0
+    sums.update(torch.tensor([1, 5]), torch.tensor([4.0, 3.0]))
+    assert (sums.leaves[[1, 5]].tolist(), staged.num_refused) == ([4.0, 3.0], 1)
+    sums.update(torch.tensor([2]), torch.tensor([1e308]).double())  # 16 of these have no sum
+    assert staged.num_refused == 2
+    plain.add(**columns(4))
+    plain.update_priorities(np.array([1]), np.array([4.0]))
+    plain.add(**columns(4))
+    plain.alpha = 1.0
+    plain.update_priorities(np.array([1, 5]), np.array([4.0, 3.0]))
+    torch.testing.assert_close(plain.priorities, staged.priorities)
+    other = PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
+    other.load_state_dict(staged.state_dict())
+    assert other._sums is not None
+    other._sums.update(torch.tensor([7, 8]), torch.tensor([5.0, 5.0]))
+    assert (other.priorities[7].item(), other.num_refused, other.alpha) == (5.0, 1, 1.0)
+    for buffer in (plain, staged):
+        with pytest.raises(BufferMisuseError, match="alpha"):
+            buffer.alpha = -1.0
+        assert buffer.alpha == 1.0
+
+
+def test_tables_are_rebuilt_when_the_copies_from_them_have_ended(monkeypatch):
+    def make():
+        return EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
+
+    buffer, order = make(), []
+    for length in (5, 9):
+        buffer.add_episode({
+            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
+            "rewards": np.zeros(length, np.float32),
+        })  # fmt: skip
+    state, other = buffer.state_dict(), make()
+    counters = other._storage.counters
+
+    def wait(storage):
+        order.append(("wait", counters.any()))
+
+    monkeypatch.setattr(EpisodicStorage, "wait_for_device", wait)
+    for _ in range(2):
+        other.load_state_dict(state)
+        assert other.num_episodes == 2
+    assert order == [("wait", False), ("wait", True)]  # before they were cleared
+
+
+def test_draws_read_exponents_and_numbers_of_windows_on_the_device():
+    plain, staged = (
+        PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, beta=0.4, staged=is_staged)
+        for is_staged in (False, True)
+    )
+    for buffer in (plain, staged):
+        buffer.add(**columns(4))
+        buffer.update_priorities(np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]))
+        buffer.beta = 1.0
+    for buffer in (staged, copy.deepcopy(staged)):
+        assert buffer._sums is not None
+        assert buffer._sums.beta.item() == 1.0 == buffer.beta
+    weights = {}
+    for buffer in (plain, staged):
+        batch = buffer.sample(64)
+        weights[buffer] = dict(zip(batch.indices.tolist(), batch.weights.tolist(), strict=True))
+    assert weights[plain] == pytest.approx(weights[staged], rel=1e-6)
+    with pytest.raises(BufferMisuseError, match="beta"):
+        staged.beta = -1.0
+
+    buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
+    assert isinstance(buffer.generator, torch.Generator)
+    draws, places = [], []
+    for length in (5, 9):
+        buffer.add_episode({
+            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
+            "rewards": np.zeros(length, np.float32),
+        })  # fmt: skip
+        buffer.sample_sequences(4, 4)
+        table = buffer._sampler.windows.on_device
+        assert table is not None
+        places.append([part.data_ptr() for part in table])
+        draws.append(table[1].tolist())
+    assert places[0] == places[1] and draws == [[1, 2], [2, 8]]

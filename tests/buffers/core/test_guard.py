@@ -243,7 +243,7 @@ def test_an_interrupt_in_an_exclusive_call_leaves_the_buffer_free():
 
     write, buffer._storage.write = buffer._storage.write, interrupted
     with pytest.raises(KeyboardInterrupt):
-        buffer.add(**step_of(1, NESTED))
+        buffer.add(**step_of(1, NESTED), valid=np.ones(NUM_ENVS, np.bool_))  # not by one call
     buffer._storage.write = write
     buffer.add(**step_of(1, NESTED))
     assert len(buffer) == NUM_ENVS

@@ -5,6 +5,7 @@ import pytest
 import torch
 from episodes import ACTIONS, SPACE, fill, make_buffer, make_episode, one_step
 from gymnasium import spaces
+from gymnasium.spaces import Box, Discrete
 
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
 from buffers.episodic import samplers, storage
@@ -228,6 +229,57 @@ def test_padded_sequences_end_with_the_episode(staged):
     for field in (batch.obs, batch.next_obs, batch.actions, batch.rewards, batch.terminations):
         assert not field[outside].any()
     assert (batch.next_obs[batch.mask][:, 1] == batch.obs[batch.mask][:, 1] + 1).all()
+
+
+@pytest.mark.parametrize(("burn_in", "overlap", "pad"), [(0, 0, False), (2, 3, True), (3, 1, True)])
+def test_overlapping_windows_are_uniform_and_know_what_to_learn_from(burn_in, overlap, pad, staged):
+    buffer = make_buffer(staged=staged)
+    lengths, size = [3, 2, 12, 5], 5
+    for number, length in enumerate(lengths):
+        buffer.add_episode(make_episode(number, length))
+    batch = buffer.sample_sequences(30_000, size, burn_in=burn_in, overlap=overlap, pad=pad)
+    first, numbers = batch.steps[:, 0].long(), batch.obs[:, 0, 0].long()
+    law = np.zeros(80)
+    for number, length in enumerate(lengths):
+        for step in range(0, length, size - overlap):
+            if length - step >= size or (pad and (step == 0 or length - step > burn_in)):
+                law[20 * number + step] = 1
+    assert chi_square_fits(np.bincount((20 * numbers + first).numpy(), minlength=80), law)
+    is_late = torch.arange(size) >= torch.where(first == 0, 0, burn_in)[:, None]
+    assert torch.equal(batch.learn_mask, batch.mask & is_late)
+    assert batch.learn_mask.any(1).all()
+    assert torch.equal(batch.is_first, batch.mask & (batch.steps == 0))
+    assert torch.equal(batch.indices >= 0, batch.mask)
+
+
+def test_stored_states_are_refreshed_where_their_episode_is_still_there(staged):
+    buffer = EpisodicReplayBuffer(
+        20, Box(-np.inf, np.inf, (1,)), Discrete(2), staged=staged, seed=0, max_episodes=9,
+        extra_columns={"state": Box(-np.inf, np.inf, (2,))},
+    )  # fmt: skip
+
+    def add(number, length):
+        obs = number * 100 + np.arange(length + 1, dtype=np.float32)[:, None]
+        columns = {"actions": np.zeros(length, int), "rewards": np.zeros(length)}
+        buffer.add_episode({"obs": obs, **columns, "state": np.repeat(obs[:-1], 2, 1)})
+
+    for number, length in enumerate((6, 7, 5)):
+        add(number, length)
+    batch = buffer.sample_sequences(60, 4, pad=True, initial_states="state")
+    assert torch.equal(batch.initial_states["state"], batch.obs[:, 0].repeat(1, 2))
+    assert not batch.extras
+    add(3, 6)  # in place of the first episode
+    buffer.refresh_states(batch, state=-batch.obs.repeat(1, 1, 2))
+    is_drawn = set(batch.obs[batch.mask][:, 0].tolist())
+    for index in range(buffer.num_episodes):
+        episode = buffer.episode(index)
+        for obs, state in zip(episode["obs"][:, 0].tolist(), episode["state"], strict=False):
+            assert state.tolist() == [-obs if obs in is_drawn else obs] * 2
+    with pytest.raises(BufferMisuseError, match="not a copy"):
+        buffer.refresh_states(buffer.sample_sequences(2, 2)._replace(), state=0)
+    buffer.load_state_dict(buffer.state_dict())
+    with pytest.raises(BufferMisuseError, match="before a state was loaded"):
+        buffer.refresh_states(batch, state=-batch.obs.repeat(1, 1, 2))
 
 
 def test_stacks_repeat_the_first_observation(staged):

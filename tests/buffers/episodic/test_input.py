@@ -57,6 +57,12 @@ BAD_CALLS = {
     "zero length": (lambda b: b.sample_sequences(4, 0), "sequence_length must be"),
     "strategy": (lambda b: b.sample_goals(4, "past"), "strategy is 'past'"),
     "ratio": (lambda b: b.sample_goals(4, relabel_ratio=2), "relabel_ratio is 2"),
+    "goal discount": (lambda b: b.sample_goals(4, discount=-1), "discount is -1"),
+    "law of none": (lambda b: b.sample_goals(4, "final", discount=0.5), "discount is 0.5 with"),
+    "no end keys": (
+        lambda b: b.sample_goals(4, compute_terminated=max),
+        "needs a Dict observation",
+    ),
     "no keys": (lambda b: b.sample_goals(4, compute_reward=max), "needs a Dict observation"),
     "ids": (lambda b: b.cut_episodes([-1]), "env_ids is"),
     "unknown envs": (lambda b: b.add(env_ids=[0], **one_step(1)), "give num_envs"),

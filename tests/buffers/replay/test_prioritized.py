@@ -1,6 +1,8 @@
 """Prioritized sampling: its law, its sums after many updates, and the order of calls."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -208,11 +210,31 @@ def test_priorities_that_a_state_with_exponent_0_does_not_have_are_as_of_new_row
 )
 def test_what_is_refused_on_a_device_leaves_the_rest_of_the_update_alone(row, priority):
     sums = BlockSums(100, torch.device("cpu"))
-    sums.insert(0, 100, 1.0)
+    sums.alpha.fill_(1.0)
+    sums.bound.fill_(1e9)
+    sums.insert(0, 100, 100)
     rows, priorities = torch.tensor([0, row, 99]), torch.tensor([5.0, priority, 2.0])
-    sums.update(rows, priorities.double(), 100, 1.0, 1e9)
+    sums.update(rows, priorities.double())
     assert sums.leaves.tolist() == [5.0, *[1.0] * 98, 2.0]
     found, weights = torch.zeros(1050, dtype=torch.int64), torch.zeros(1050)
     sums.draw(torch.Generator().manual_seed(0), found, weights, 1.0)
     assert abs(int((found == 0).sum()) - 50) <= 1  # of a sum of 105
     assert (int(sums.num_refused), float(sums.largest)) == (1, 5.0)
+
+
+def test_priorities_of_batches_of_another_state_are_refused():
+    first, other = (PrioritizedReplayBuffer(8, OBS, ACTIONS, seed=0) for _ in range(2))
+    for buffer in (first, other):
+        buffer.add(**columns_of(CountingEnvs(4).random_steps(range(4))))
+    batch, state = first.sample(4), first.state_dict()
+    clone = pickle.loads(pickle.dumps(copy.copy(batch)))
+    first.update_priorities(clone, np.ones(4))  # copies are of the same buffer
+    for buffer in (other, copy.deepcopy(first)):
+        with pytest.raises(BufferMisuseError, match="another buffer"):
+            buffer.update_priorities(batch, np.ones(4))
+    first.load_state_dict(state)
+    before = first.priorities
+    with pytest.raises(BufferMisuseError, match="before a state was loaded"):
+        first.update_priorities(batch, np.full(4, 9.0))
+    assert (first.priorities == before).all()
+    first.update_priorities(first.sample(4), np.full(4, 9.0))

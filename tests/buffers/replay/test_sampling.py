@@ -31,7 +31,7 @@ def fields(batch):
     return {
         name: getattr(batch, name)
         for name in ReplayBatch.__slots__
-        if name not in ("memory", "size", "extras")
+        if name not in ("memory", "size", "extras", "drawn_from")
     }
 
 

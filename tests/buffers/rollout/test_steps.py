@@ -632,3 +632,13 @@ def test_bad_final_values_change_nothing(env_ids, values, message):
 def test_final_values_are_refused_under_next_step():
     with pytest.raises(BufferMisuseError, match="set_final_values is not for autoreset NEXT_STEP"):
         started().set_final_values(0, [0], [1.0])
+
+
+def test_actions_of_another_float_dtype_are_stored_as_those_of_the_space():
+    rollout = started(actions=Box(-1, 1, (3,)))
+    actions = torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3)
+    values = torch.ones(2, dtype=torch.float64)
+    given = put(rollout, 0, actions=actions, values=values)
+    assert given.dtype == np.float32
+    assert torch.equal(rollout.actions[0], actions.float())
+    assert rollout.values[0].tolist() == [1.0, 1.0]

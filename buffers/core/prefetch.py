@@ -1,0 +1,282 @@
+"""Batches that a thread draws, and copies to a device, before they are asked for."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import torch
+
+from buffers.core.arguments import check_count, resolve_device
+from buffers.core.batches import Batch
+from buffers.core.errors import BufferMisuseError
+from buffers.core.guard import Guard
+
+__all__ = ["Prefetch", "bound_draw"]
+
+_B = TypeVar("_B", bound=Batch)
+_MAX_DEPTH = 64
+_TIMEOUT = 60.0  # seconds in which a batch has to be drawn
+
+
+class Prefetch(Iterator[_B], Generic[_B]):
+    """Batches of a buffer, drawn by a thread ahead of the learner; made by `buffer.prefetch`.
+
+    The first `next` asks for `depth` + 1 batches, each later one for one more. A batch is drawn
+    from the buffer as it is when it is asked for: whatever changes or reads the buffer waits until
+    all that were asked for are drawn. So a batch is `depth` batches old at most, nothing depends on
+    how fast the thread is, and if nothing is added in between the batches are those that as many
+    calls of `sample` would have returned.
+
+    Batches that were drawn and not taken are dropped by `close`, and when the buffer is saved,
+    copied or loaded; if nothing else was drawn since, the generator goes back to before the first
+    of them.
+
+    Args:
+        buffer: Held until `close`.
+        draw: Draws a batch; called by the thread.
+        generator: What it draws by.
+        guard: Of the buffer.
+        depth: See above.
+        device: Where batches are copied to; None leaves them.
+
+    Raises:
+        BufferMisuseError: An argument does not fit, or another `Prefetch` of the buffer is open.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[], _B],
+        generator: Callable[[], Any],
+        guard: Guard,
+        depth: int,
+        device: torch.device | str | None,
+    ):
+        self._depth = check_count("depth", depth, _MAX_DEPTH)
+        target = None if device is None else resolve_device(device)
+        self._guard, self._work = guard, _Work(draw, generator, target)
+        with guard.lock:
+            if guard.ahead is not None:
+                raise BufferMisuseError(
+                    "another prefetch of this buffer is open; close it first: two would draw in no "
+                    "certain order"
+                )
+            guard.ahead = self._work
+        self._stop = weakref.finalize(self, _stop, self._work, guard)  # also when Python ends
+
+    def __iter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __next__(self) -> _B:
+        """The next batch.
+
+        Raises:
+            BufferMisuseError: This was closed, or `sample` raised it: the buffer is empty, say. Any
+                error of the draw comes here, and the next call draws anew.
+            TimeoutError: The draw takes longer than 60 s.
+        """
+        return self._work.take(self._depth)
+
+    def close(self) -> None:
+        """End the thread, and drop what was drawn and not taken. Twice does no harm."""
+        self._stop()
+
+    def __enter__(self) -> Self:
+        """Itself; closed at the end of the block."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+def bound_draw(
+    sample: Callable[..., _B], batch_size: int, options: Mapping[str, Any]
+) -> Callable[[], _B]:
+    """`sample` with its arguments.
+
+    Raises:
+        BufferMisuseError: It does not take them, or one of them is memory to draw into.
+    """
+    try:
+        if "out" in options:
+            raise TypeError("each batch is a new one, so there is no out")
+        inspect.signature(sample).bind(batch_size, **options)
+    except TypeError as error:
+        raise BufferMisuseError(f"options are {dict(options)}: {error}") from None
+    return functools.partial(sample, batch_size, **options)
+
+
+def _stop(work: _Work, guard: Guard) -> None:
+    try:
+        work.close()
+    finally:
+        if guard.ahead is work:
+            guard.ahead = None
+
+
+class _Work:
+    """What the thread and its callers share; the thread holds this, and nobody's `Prefetch`."""
+
+    def __init__(
+        self,
+        draw: Callable[[], Any],
+        generator: Callable[[], Any],
+        device: torch.device | None,
+    ):
+        self._draw, self._generator, self._device = draw, generator, device
+        self._changed = threading.Condition()
+        self._num_asked, self._is_closed = 0, False
+        self._drawn: collections.deque[tuple[Any, np.ndarray]] = collections.deque()
+        self._error: BaseException | None = None
+        self._after: np.ndarray | None = None  # where the generator stood after the last draw
+        self._thread: threading.Thread | None = None
+        self._stream: Any = None
+
+    def take(self, depth: int) -> Any:
+        """The oldest batch; asks for as many as are to be ahead then."""
+        with self._changed:
+            if self._is_closed:
+                raise BufferMisuseError(
+                    "this prefetch was closed, or the process was forked; ask the buffer for "
+                    "another"
+                )
+            self._start()
+            if not self._error:
+                self._ask(depth + 1 - len(self._drawn) - self._num_asked)
+            self._wait(lambda: bool(self._drawn or self._error))
+            if not self._drawn:
+                error, self._error = self._error, None
+                assert error is not None
+                raise error
+            batch, _ = self._drawn.popleft()
+        if self._device is not None and self._device.type == "cuda":
+            _each(batch._contents(), lambda t: t.record_stream(torch.cuda.current_stream(t.device)))
+        return batch
+
+    def _ask(self, number: int) -> None:
+        self._num_asked += max(0, number)
+        self._changed.notify_all()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def settle(self) -> bool:
+        """Wait until all batches that were asked for are drawn.
+
+        Returns:
+            Whether it is the thread itself that calls, which does not wait.
+        """
+        if threading.current_thread() is self._thread:
+            return True
+        if self._num_asked:
+            with self._changed:
+                self._wait(lambda: not self._num_asked)
+        return False
+
+    def _wait(self, is_done: Callable[[], bool]) -> None:
+        """Wait; raise if it takes too long, or the thread is not there."""
+        deadline = time.monotonic() + _TIMEOUT
+        while not is_done():
+            if self._is_closed:
+                raise BufferMisuseError("this prefetch was closed by another thread")
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"a draw ahead is not done after {_TIMEOUT:g} s; is a disk gone?"
+                )
+            self._changed.wait(0.5)
+
+    def rewind(self) -> None:
+        """Drop what was drawn and not taken; nothing is asked for."""
+        with self._changed:
+            if not self._drawn:
+                return
+            before = self._drawn[0][1]
+            self._drawn.clear()
+            generator, after = self._generator(), self._after
+            if after is not None and np.array_equal(generator.get_state(), after):
+                generator.set_state(before)
+
+    def abandon(self) -> None:
+        """In a child of fork, where the thread is not: it may have held the lock."""
+        self._changed = threading.Condition()
+        self._num_asked, self._is_closed = 0, True
+        self._drawn.clear()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._is_closed, self._num_asked = True, 0
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(_TIMEOUT)
+        if thread.is_alive():
+            raise TimeoutError(f"the thread that draws ahead is not done after {_TIMEOUT:g} s")
+        self.rewind()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._num_asked or self._is_closed):
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+            try:
+                before = self._generator().get_state()
+                batch = self._draw()
+                after = self._generator().get_state()
+                if self._device is not None:
+                    batch = self._moved(batch, self._device)
+            except BaseException as error:  # for the caller
+                with self._changed:
+                    self._error, self._num_asked = error, 0
+                    self._changed.notify_all()
+                continue
+            with self._changed:
+                self._drawn.append((batch, before))
+                self._after = after
+                self._num_asked = max(0, self._num_asked - 1)
+                self._changed.notify_all()
+            del batch
+
+    def _moved(self, batch: Any, device: torch.device) -> Any:
+        """A copy of a batch on a device, done."""
+        if device.type != "cuda":
+            return type(batch)._made_of(_each(batch._contents(), lambda t: t.to(device)))
+        self._stream = self._stream or torch.cuda.Stream(device)
+        with torch.cuda.stream(self._stream):
+            contents = _each(
+                batch._contents(), lambda t: t.pin_memory().to(device, non_blocking=True)
+            )
+        self._stream.synchronize()
+        return type(batch)._made_of(contents)
+
+
+def _each(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The same nest with what the function returns for each tensor."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: _each(part, function) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_each(part, function) for part in value)
+    return value

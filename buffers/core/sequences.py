@@ -1,0 +1,164 @@
+"""Sequences of steps for recurrent networks: which there are, and batches of them.
+
+A sequence is L steps that follow one another in an episode. Any step may be the first, or, with an
+overlap, every (L - overlap)-th from the start of its episode. The first `burn_in` steps bring a
+recurrent state up to date and are not learned from, unless the sequence begins with its episode,
+where the state needs no bringing up to date. With `pad` a sequence may run out before L steps, as
+long as one is left to learn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from buffers.core.arguments import MAX_COUNT, check_count, read_array
+from buffers.core.batches import Batch
+from buffers.core.columns import torch_dtype
+from buffers.core.errors import BufferMisuseError
+from buffers.core.rows import RowLayout
+
+__all__ = [
+    "SequenceBatch",
+    "SequenceOptions",
+    "read_new_states",
+    "read_sequences",
+    "read_states",
+    "zero_padding",
+]
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class SequenceBatch(Batch):
+    """B runs of L steps, each within one episode."""
+
+    obs: Any  # (B, L, *obs_shape)
+    next_obs: Any  # (B, L, *obs_shape)
+    actions: torch.Tensor  # (B, L, *action_shape)
+    rewards: torch.Tensor  # float32 (B, L)
+    terminations: torch.Tensor  # bool (B, L)
+    truncations: torch.Tensor  # bool (B, L)
+    boundaries: torch.Tensor  # bool (B, L); False in rings, which keep none
+    steps: torch.Tensor  # int32 (B, L), counted from 0 in the episode
+    mask: torch.Tensor  # bool (B, L), False where the steps have run out, where all is zero
+    extras: dict[str, torch.Tensor]  # (B, L, ...), without those of `initial_states`
+    learn_mask: Any = None  # bool (B, L), the steps to learn from: `mask` without the burn-in
+    is_first: Any = None  # bool (B, L), the first step of an episode
+    indices: Any = None  # int64 (B, L), rows of the buffer; -1 where the steps have run out
+    weights: Any = None  # float32 (B,), of prioritized sampling, else None
+    initial_states: dict[str, torch.Tensor] = field(default_factory=dict)  # (B, ...), at step 0
+    memory: Any = None  # what the buffer knows its sequences by; None in copies
+
+    _fields = (
+        "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "boundaries",
+        "steps", "mask",
+    )  # fmt: skip
+    _others = ("learn_mask", "is_first", "indices", "weights", "initial_states")
+    _counted = "mask"
+
+
+class SequenceOptions(NamedTuple):
+    """Which sequences there are."""
+
+    length: int  # L
+    burn_in: int
+    period: int  # of the first steps of sequences, counted from the start of the episode
+    pad: bool
+
+    @property
+    def needed(self) -> int:
+        """Steps that have to be there from the first one on, unless that begins its episode."""
+        return self.burn_in + 1 if self.pad else self.length
+
+    @property
+    def needed_at_start(self) -> int:
+        """The same where the sequence begins with its episode."""
+        return 1 if self.pad else self.length
+
+    def masks(self, mask: torch.Tensor, steps: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Say which steps are first ones, and which are to be learned from.
+
+        Args:
+            mask: bool (B, L), steps that are there.
+            steps: int32 (B, L), their numbers in their episodes.
+        """
+        is_first = mask & (steps == 0)
+        learn = mask
+        if self.burn_in:
+            learn = mask.clone()
+            learn[:, : self.burn_in] &= is_first[:, :1]
+        return {"learn_mask": learn, "is_first": is_first}
+
+
+def read_sequences(length: Any, burn_in: Any, overlap: Any, pad: Any) -> SequenceOptions:
+    """Check the arguments that say which sequences there are.
+
+    Raises:
+        BufferMisuseError: One of them is wrong, or they do not go together.
+    """
+    length = check_count("sequence_length", length, MAX_COUNT)
+    burn_in = check_count("burn_in", burn_in) if burn_in != 0 else 0
+    if burn_in >= length:
+        raise BufferMisuseError(
+            f"burn_in is {burn_in} of sequence_length {length}, which leaves no step to learn "
+            "from; make it smaller, or the sequences longer"
+        )
+    kept = length - 1 if overlap is None else 0
+    if overlap is not None and overlap != 0:
+        kept = check_count("overlap", overlap)
+    if kept >= length:
+        raise BufferMisuseError(
+            f"overlap is {kept} of sequence_length {length}, expected less; None lets sequences "
+            "begin anywhere"
+        )
+    return SequenceOptions(length, burn_in, length - kept, bool(pad))
+
+
+def read_states(names: Sequence[str] | str, extras: Sequence[str]) -> tuple[str, ...]:
+    """Check the names of extra columns that hold recurrent states.
+
+    Raises:
+        BufferMisuseError: There is no such column.
+    """
+    found = (names,) if isinstance(names, str) else tuple(names)
+    for name in found:
+        if name not in extras:
+            raise BufferMisuseError(
+                f"initial_states has {name!r}, expected names of extra columns, which are "
+                f"{sorted(extras)}; name it in extra_columns of the constructor"
+            )
+    return found
+
+
+def read_new_states(
+    states: Mapping[str, Any], batch: SequenceBatch, layout: RowLayout, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """New values (B, L, ...) of extra columns, on the device.
+
+    Raises:
+        BufferMisuseError: There is no such column, or a shape or dtype does not fit.
+    """
+    found = {}
+    for name in read_states(tuple(states), layout.extras):
+        field, given = layout.fields[name], states[name]
+        shape, dtype = (*batch.mask.shape, *field.shape), torch_dtype(field.dtype)
+        if isinstance(given, torch.Tensor) and (given.dtype, given.device) == (dtype, device):
+            if given.shape != shape:
+                raise BufferMisuseError(f"{name} has shape {tuple(given.shape)}, expected {shape}")
+            found[name] = given.detach()
+        else:
+            array = read_array(name, given, shape, field.dtype, device)
+            found[name] = torch.from_numpy(array).to(device)
+    return found
+
+
+def zero_padding(tensors: Any, mask: torch.Tensor) -> None:
+    """Set tensors (B, L, ...), in dicts and tuples, to zero where mask bool (B, L) is False."""
+    if isinstance(tensors, torch.Tensor):
+        tensors.masked_fill_(~mask.view(*mask.shape, *[1] * (tensors.ndim - 2)), 0)
+        return
+    for part in tensors.values() if isinstance(tensors, dict) else tensors:
+        zero_padding(part, mask)

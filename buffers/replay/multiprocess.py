@@ -1,0 +1,690 @@
+"""A replay buffer that other processes fill, and a learner draws from; see `shared_memory`."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from gymnasium import Space
+from numba.core.errors import NumbaError
+
+from buffers.core.arguments import (
+    MAX_COUNT,
+    check_count,
+    read_columns,
+    read_distinct_ids,
+    read_number,
+    read_row_ids,
+    read_steps,
+    read_valid,
+)
+from buffers.core.errors import BufferMisuseError
+from buffers.core.guard import Guard, exclusive
+from buffers.core.kernels import scatter_field
+from buffers.core.memory import allocation
+from buffers.replay import layout as at
+from buffers.replay.base import find_gaps
+from buffers.replay.batches import ReplayBatch, check_out, column_names
+from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
+from buffers.replay.layout import ReplayOptions, RowOptions, check_room, plan_replay
+from buffers.replay.shared_memory import (
+    BEGUN,
+    CLOSED,
+    COMMITTED,
+    DONE,
+    IS_CLOSED,
+    IS_LIMITED,
+    MAX_WRITERS,
+    MIN_SIZE,
+    SAMPLED,
+    SLOT,
+    SLOTS,
+    Address,
+    SharedMemory,
+    begin_rows,
+    commit_rows,
+    count_rows,
+    draw_whole,
+    find_overwritten,
+    shared_bytes,
+)
+from buffers.replay.storage import ReplayStorage, mark_cut, place_rows, write_links
+
+__all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
+
+_CPU = torch.device("cpu")
+_PAUSE = 0.001  # seconds between looks at what is waited for
+_LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
+_NO_IDS = np.zeros(0, np.int64)
+_ONLY_ARRAYS = {np.ndarray}
+
+
+class MultiprocessReplayBuffer:
+    """The newest transitions of several processes, in memory that they share with a learner.
+
+    The process that makes the buffer draws from it. Others add to it by a `ReplayWriter`, which
+    `writer()` makes and which is handed to them: by fork or spawn, or to actors of Ray on the same
+    machine. Each writer has a ring of `capacity / num_writers` rows, so that writers never wait for
+    one another, nor the learner for them, unless a limit on samples per insert says so.
+
+    *What is drawn.* Whole rows, all equally likely: of each writer the newest that are committed.
+    An `add` is committed when it returns, all of its rows at once (in pieces of an eighth of the
+    writer's ring, if it has more). A draw is of what is committed when it begins. If one of its
+    rows is overwritten while they are copied, it is drawn anew; so that this is rare, the oldest
+    rows are left out, twice as many as were added during the draw before. A writer that is killed
+    in an `add` leaves what it has committed; another may take its place, and goes on behind that.
+
+    Args:
+        capacity: Number of transitions held by all writers together; a multiple of `num_writers`.
+        observation_space: As in `SharedReplayBuffer`, like the next.
+        action_space: See above.
+        num_writers: Number of writers there may be at a time.
+        num_envs: Number of environments of each writer; needed by the next and by `track_env`.
+        n_step: As in `SharedReplayBuffer`, like the three that follow.
+        gamma: Discount per step.
+        track_env: Batches have `env_ids`: writer * num_envs + environment.
+        extra_columns: Names and spaces of further values per transition.
+        seed: Of the generator.
+        samples_per_insert: How many transitions are drawn for each that is added; None for no
+            limit. The learner waits when it has drawn more, writers wait when it has drawn fewer.
+        min_size_to_sample: Transitions added before the first draw.
+        error_buffer: Transitions that may be drawn too many or too few before one of the two waits
+            (at most one draw, or one `add` of each writer, goes beyond it); None takes a tenth of
+            `samples_per_insert * min_size_to_sample`, and what 100 inserts ask for at least.
+        timeout: Seconds that `sample` waits for transitions, and writers for draws.
+
+    Raises:
+        BufferMisuseError: An argument that does not fit, or a system other than Linux.
+        BufferMemoryError: More memory is needed than is free. Nothing was allocated.
+
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> buffer = MultiprocessReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2), num_writers=2)
+    >>> writer = buffer.writer()  # handed to another process
+    >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
+    >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
+    >>> writer.add(**step, terminations=flags, truncations=flags)
+    >>> len(buffer), tuple(buffer.sample(256).obs.shape)
+    (3, (256, 4))
+    >>> buffer.close()
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_writers: int,
+        num_envs: int | None = None,
+        n_step: int = 1,
+        gamma: float | None = None,
+        track_env: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
+        seed: int | None = None,
+        samples_per_insert: float | None = None,
+        min_size_to_sample: int = 1,
+        error_buffer: float | None = None,
+        timeout: float = 60.0,
+    ):
+        rows = _row_options(n_step, gamma, track_env, extra_columns)
+        spaces = observation_space, action_space
+        self._arguments = capacity, spaces, num_writers, num_envs, rows
+        options = self._options = _plan(*self._arguments)
+        self.capacity, self.num_writers = int(capacity), options.num_rings
+        self.num_envs = options.num_envs or None
+        self.n_step, self.gamma = options.num_steps, options.gamma
+        self.observation_space, self.action_space = observation_space, action_space
+        self.device, self.timeout = _CPU, read_number("timeout", timeout, math.inf)
+        least = check_count("min_size_to_sample", min_size_to_sample)
+        if least > self.capacity:
+            raise BufferMisuseError(
+                f"min_size_to_sample is {least}, expected at most the capacity, {self.capacity}"
+            )
+        limits = _read_limits(samples_per_insert, least, error_buffer)
+        name = type(self).__name__
+        needed = shared_bytes(options)
+        check_room(
+            name, self.capacity, lambda rows: needed * rows // max(1, self.capacity), self.device
+        )
+        with allocation(name, needed, self.device, "use a smaller capacity", is_checked=True):
+            self._memory = SharedMemory(options)
+        words = self._words = self._memory.words
+        words[MIN_SIZE], words[IS_LIMITED] = least, samples_per_insert is not None
+        self._limits = self._memory.limits
+        self._limits[:] = limits
+        self._guard, self._pid = Guard(), os.getpid()
+        with torch.inference_mode(False):
+            storage = ReplayStorage(
+                options, self.device, staged=False, rows=self._memory.rows, busy=self._guard.flag
+            )
+        planner = BatchPlanner(
+            options.layout,
+            num_steps=min(self.n_step, options.capacity),
+            has_discounts=self.gamma is not None,
+            has_weights=False,
+        )
+        gamma = 1.0 if self.gamma is None else self.gamma
+        self._reader = CompiledReader(storage, planner, gamma, seed)
+        self._column_names = column_names(options.layout, has_weights=False)
+        self._spans = np.zeros((self.num_writers, 3), np.int64)
+        self._margin = 0  # oldest rows of each ring that are not drawn, as writers come closer
+
+    @classmethod
+    def nbytes_for(
+        cls,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_writers: int,
+        num_envs: int | None = None,
+        n_step: int = 1,
+        gamma: float | None = None,
+        track_env: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
+    ) -> int:
+        """Bytes the constructor would allocate with these arguments; allocates nothing."""
+        rows = _row_options(n_step, gamma, track_env, extra_columns)
+        spaces = observation_space, action_space
+        return shared_bytes(_plan(capacity, spaces, num_writers, num_envs, rows))
+
+    # ---- What there is
+
+    def __len__(self) -> int:
+        """Number of transitions that can be drawn."""
+        return int(self.counts.sum())
+
+    @property
+    def counts(self) -> np.ndarray:
+        """int64 (num_writers,), transitions of each writer that can be drawn; a copy."""
+        slots = self._slots()
+        committed = slots[:, COMMITTED].copy()
+        firsts = np.maximum(slots[:, BEGUN] - self._options.capacity, 0)
+        return np.maximum(committed - firsts, 0)
+
+    def _slots(self) -> np.ndarray:
+        """int64 (num_writers, SLOT), the words of the writers; a view."""
+        return self._words[SLOTS:][: SLOT * self.num_writers].reshape(-1, SLOT)
+
+    @property
+    def num_added(self) -> int:
+        """Number of transitions ever added."""
+        return int(count_rows(self._words))
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of transitions ever drawn."""
+        return int(self._words[SAMPLED])
+
+    @property
+    def writer_pids(self) -> list[int]:
+        """The process that each writer is in; 0 where there is none, or none any more."""
+        return [self._memory.writer_pid(index) for index in range(self.num_writers)]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, by what they are for; batches not included."""
+        return {
+            "rows": self._memory.rows.nbytes,
+            "state": shared_bytes(self._options) - self._memory.rows.nbytes,
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return sum(self.memory().values())
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self)} of {self.capacity} transitions, "
+            f"{sum(map(bool, self.writer_pids))} of {self.num_writers} writers)"
+        )
+
+    # ---- Writers
+
+    def writer(self, index: int | None = None, *, timeout: float | None = None) -> ReplayWriter:
+        """A writer for another process, or for this one.
+
+        Args:
+            index: Which of the writers, 0 to `num_writers - 1`; None for one that no process is.
+            timeout: Seconds that its `add` waits for draws; None takes that of the buffer.
+
+        Raises:
+            BufferMisuseError: The index is out of range, or the buffer is closed.
+        """
+        self._check_open()
+        if index is not None and index not in range(self.num_writers):
+            raise BufferMisuseError(
+                f"index is {index!r:.99}, expected 0 to {self.num_writers - 1}, or None for any"
+            )
+        seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
+        return ReplayWriter(self._memory.address, self._arguments, index, seconds)
+
+    def add(self, **columns: Any) -> NoReturn:
+        """Refused: rows come from writers."""
+        raise BufferMisuseError(
+            "this buffer is filled by writers, each with rows of its own: hand another process "
+            "buffer.writer(), and add(...) there"
+        )
+
+    # ---- Drawing
+
+    def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
+        """Memory for `sample(batch_size, out=...)`, not initialised; of some columns only."""
+        size = check_count("batch_size", batch_size, MAX_COUNT)
+        return self._reader.new(size, self._read_columns(columns))
+
+    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
+        chosen = read_columns(columns, self._column_names)
+        return chosen and chosen - {"indices"}
+
+    def sample(
+        self,
+        batch_size: int,
+        out: ReplayBatch | None = None,
+        *,
+        columns: Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> ReplayBatch:
+        """Draw transitions, all equally likely, with replacement.
+
+        Waits until `min_size_to_sample` were added, and until the limit on samples per insert
+        allows another draw.
+
+        Args:
+            batch_size: B.
+            out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
+            columns: As in `SharedReplayBuffer.sample`.
+            timeout: Seconds to wait; None takes that of the buffer.
+
+        Raises:
+            TimeoutError: There were too few transitions for so long.
+            BufferMisuseError: An argument does not fit, the buffer is closed, or this is a fork of
+                the process that made it.
+        """
+        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
+            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        reader, chosen = self._reader, None if columns is None else self._read_columns(columns)
+        if out is None:
+            batch = reader.new(batch_size, chosen)
+        else:
+            batch = check_out(out, batch_size, reader.owner, chosen)
+        if self._fill(batch):
+            return batch
+        seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
+        deadline = time.monotonic() + seconds
+        while not self._fill(batch):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(self._missing(seconds))
+            time.sleep(_PAUSE)
+        return batch
+
+    @exclusive
+    def _fill(self, batch: ReplayBatch) -> bool:
+        """Draw whole rows and gather them; False if there are too few."""
+        self._check_usable()
+        words, spans, rows = self._words, self._spans, batch.memory.rows
+        while True:
+            margin = self._margin
+            if draw_whole(words, self._limits, self._reader.words, margin, spans, rows) != DONE:
+                return False
+            self._reader.gather(batch)
+            num_begun = find_overwritten(words, spans, rows)
+            is_whole = num_begun >= 0
+            # Leave out what the next draw would lose: as much again as was begun in this one.
+            most = 2 * (num_begun if is_whole else max(-1 - num_begun, margin))
+            self._margin = max(most, margin - 1 - margin // 8, 0)
+            if is_whole:
+                return True
+
+    def _missing(self, seconds: float) -> str:
+        words, (ratio, least, _) = self._words, self._limits.tolist()
+        added, sampled = self.num_added, self.num_sampled
+        if not len(self) or added < words[MIN_SIZE]:
+            what = f"{added} of min_size_to_sample={words[MIN_SIZE]} transitions were added"
+        else:
+            what = (
+                f"{sampled} transitions were drawn of {added} added, and samples_per_insert="
+                f"{ratio:g} allows no more: {math.ceil((least + sampled) / ratio)} have to be added"
+            )
+        pids = self.writer_pids
+        there = ", ".join(f"{index}: {pid or 'none'}" for index, pid in enumerate(pids))
+        return f"sample has waited {seconds:g} s: {what}; processes of the writers: {there}"
+
+    def _check_open(self) -> None:
+        if self._words[IS_CLOSED]:
+            raise BufferMisuseError("the buffer was closed; make another one")
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        if self._pid != os.getpid():
+            raise BufferMisuseError(
+                "this process was forked from the one that draws from the buffer; hand it "
+                "buffer.writer() to add transitions here"
+            )
+
+    # ---- The end
+
+    @exclusive
+    def close(self) -> None:
+        """Let writers end: their next `add` raises BufferClosedError. Twice does no harm.
+
+        A buffer that is no longer referred to, or whose process ends, is closed, too.
+        """
+        self._memory.close()
+
+    def __enter__(self) -> MultiprocessReplayBuffer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise BufferMisuseError(
+            "a buffer that processes share is not copied, pickled or saved; hand other processes "
+            "buffer.writer()"
+        )
+
+    def save(self, path: Any) -> NoReturn:
+        """Refused: writers don't stop for it."""
+        self.__reduce__()
+
+
+class ReplayWriter:
+    """Adds transitions to a `MultiprocessReplayBuffer`, in whatever process of the same machine.
+
+    It is made by `buffer.writer()`, and can be handed to processes and pickled. With its first
+    `add`, or `open`, it becomes one of the buffer's writers, until it is closed, or its process
+    ends. Several writers may be in one process; a fork of that is another process. A
+    `TransitionWriter` takes it for a buffer.
+
+    Attributes:
+        index: Which of the buffer's writers it is; None before.
+    """
+
+    def __init__(
+        self, address: Address, arguments: tuple[Any, ...], index: int | None, timeout: float
+    ):
+        self._given = address, arguments, index, timeout
+        self._timeout, self._asked, self.index = timeout, index, index
+        self._options: ReplayOptions | None = None
+        self._guard, self._pid = Guard(), 0
+        self._release: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReplayWriter, self._given
+
+    def open(self) -> None:
+        """Become one of the buffer's writers now.
+
+        Raises:
+            BufferMisuseError: All of them are in use, or the one that was asked for; or the memory
+                was made by another version of this package.
+            BufferClosedError: The buffer was closed, or its process has ended.
+        """
+        if self._pid == os.getpid():
+            return
+        address, arguments, *_ = self._given
+        options = self._options = _plan(*arguments)
+        memory = SharedMemory(options, address)
+        index = memory.take_slot(self._asked)
+        self._release = weakref.finalize(self, _give_back, memory, index, os.getpid())
+        self._memory, self._words, self._limits = memory, memory.words, memory.limits
+        self._slot, self._first = SLOTS + SLOT * index, index * options.capacity
+        own = options._replace(num_rings=1)
+        with torch.inference_mode(False):
+            self._storage = ReplayStorage(own, _CPU, staged=False, rows=memory.ring(index))
+        self._table, self._state = self._storage.table, self._storage.state
+        self._piece = max(1, options.capacity // 8)
+        fields = options.layout.fields
+        self._link_at = fields["link"].offset if "link" in fields else -1
+        is_plain = self._link_at < 0 and "env_ids" not in fields
+        self._add_rows = self._storage.add_rows if is_plain else None
+        self._go_on()
+        self._first_env, self._next_look = index * own.num_envs, time.monotonic() + _LOOK_EVERY
+        self.index, self._pid = index, os.getpid()
+
+    def _go_on(self) -> None:
+        """Continue behind what is committed; no episode goes on."""
+        assert self._options is not None
+        capacity, num_envs = self._options.capacity, self._options.num_envs
+        total = int(self._words[self._slot + COMMITTED])
+        state = self._state
+        state[:] = at.new_state(self._options.layout, capacity, 1, num_envs)
+        state[state[at.POINTERS]], state[state[at.TOTALS]] = total % capacity, total
+        state[at.COUNT], state[at.ADDED] = min(total, capacity), total
+        state[state[at.STOPPED] :][:num_envs] = 1
+
+    @property
+    def num_added(self) -> int:
+        """Number of transitions ever added by this writer and those whose place it took."""
+        return 0 if self._options is None else int(self._words[self._slot + COMMITTED])
+
+    def add(
+        self,
+        *,
+        obs: Any = None,
+        next_obs: Any = None,
+        actions: Any = None,
+        rewards: Any = None,
+        terminations: Any = None,
+        truncations: Any = None,
+        env_ids: Any = None,
+        valid: Any = None,
+        **extras: Any,
+    ) -> None:
+        """Add K transitions; all are copied. The arguments are those of `SharedReplayBuffer.add`.
+
+        Waits while the learner has drawn too few of those that were added, if the buffer has a
+        limit on samples per insert.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, or there is no writer left. Nothing was
+                added.
+            BufferClosedError: The buffer was closed, or its process has ended.
+            TimeoutError: The learner has drawn too little for so long. Nothing was added.
+        """
+        columns = {
+            "obs": obs,
+            "next_obs": next_obs,
+            "actions": actions,
+            "rewards": rewards,
+            "terminations": terminations,
+            "truncations": truncations,
+        }
+        self._add(columns, env_ids, valid, extras)
+
+    @exclusive
+    def _add(
+        self, columns: dict[str, Any], env_ids: Any, valid: Any, extras: dict[str, Any]
+    ) -> None:
+        self.open()
+        if self._add_rows is not None and not extras and valid is None:
+            arrays = list(columns.values())
+            kinds = {array.__class__ for array in arrays}
+            if kinds == _ONLY_ARRAYS and (env_ids is None or env_ids.__class__ is np.ndarray):
+                shape = columns["rewards"].shape
+                is_small = len(shape) == 1 and 0 < shape[0] <= self._piece
+                if is_small and self._add_at_once(shape[0], env_ids, arrays):
+                    return
+        given = {name: column for name, column in columns.items() if column is not None}
+        self._add_checked({**given, **extras}, env_ids, valid)
+
+    def _add_at_once(self, count: int, env_ids: Any, arrays: list[np.ndarray]) -> bool:
+        """The compiled way; whether the columns were for it."""
+        words, slot, before = self._words, self._slot, int(self._words[self._slot + BEGUN])
+        ids, add_rows = _NO_IDS if env_ids is None else env_ids, self._add_rows
+        assert add_rows is not None
+        self._wait(count)
+        try:
+            if add_rows(self._storage.addresses.words, ids, *arrays):
+                commit_rows(words, slot, count)
+                return True
+        except (TypeError, NumbaError):  # other types than those it was compiled for
+            pass
+        except BaseException:  # an interrupt: the rows are written again
+            self._go_on()
+            raise
+        words[slot + BEGUN] = before  # nothing was written
+        return False
+
+    def _wait(self, count: int) -> None:
+        """Wait until rows may be added, and say that `count` will be written."""
+        deadline = 0.0
+        while True:
+            now = time.monotonic()
+            answer = begin_rows(self._words, self._limits, self._slot, count, True)
+            if answer == CLOSED or now > self._next_look:
+                self._next_look = now + _LOOK_EVERY
+                self._memory.check_open()
+            if answer == DONE:
+                return
+            deadline = deadline or now + self._timeout
+            if now >= deadline:
+                raise TimeoutError(
+                    f"add has waited {self._timeout:g} s: the learner (process "
+                    f"{self._memory.address.pid}) has drawn {int(self._words[SAMPLED])} "
+                    f"transitions of {count_rows(self._words)} added, and samples_per_insert="
+                    f"{self._limits[0]:g} asks for more before others are added"
+                )
+            time.sleep(min(_PAUSE, max(0.0, deadline - now)))
+
+    def _add_checked(self, columns: Mapping[str, Any], env_ids: Any, valid: Any) -> None:
+        assert self._options is not None
+        num_envs = self._options.num_envs
+        arrays = read_steps(columns, self._options.layout, _CPU)
+        count = len(arrays["rewards"])
+        ids = read_row_ids(env_ids, count, num_envs, _CPU)
+        ids = np.arange(count) % num_envs if num_envs and not len(ids) else ids
+        stops, cuts = np.zeros(count, np.bool_), _NO_IDS
+        if valid is not None:
+            is_valid = read_valid(valid, count, _CPU)
+            arrays = {path: array[is_valid] for path, array in arrays.items()}
+            if num_envs:
+                stops, cuts = find_gaps(ids, is_valid)
+                ids = ids[is_valid]
+            stops = stops[is_valid]
+        stops = stops | arrays["terminations"] | arrays["truncations"]
+        ids = ids if num_envs else np.zeros(len(stops), np.int64)
+        if len(stops):
+            self._wait(0)
+        mark_cut(self._state, cuts)
+        for begin in range(0, len(stops), self._piece):
+            piece = slice(begin, begin + self._piece)
+            part = {path: array[piece] for path, array in arrays.items()}
+            try:
+                self._write(part, ids[piece], stops[piece])
+            except BaseException:  # an interrupt: the rows are written again
+                self._go_on()
+                raise
+
+    def _write(self, arrays: dict[str, np.ndarray], ids: np.ndarray, is_over: np.ndarray) -> None:
+        """Write rows field by field, and commit them."""
+        assert self._options is not None
+        layout, count, link_at = self._options.layout, len(is_over), self._link_at
+        begin_rows(self._words, self._limits, self._slot, count, False)
+        rows, befores, envs = np.empty((3, count), np.int64)
+        place_rows(self._state, ids, is_over, rows, befores, envs)
+        if "env_ids" in layout.fields:
+            arrays["env_ids"] = (envs + self._first_env).astype(np.int32)
+        for path, field in layout.fields.items():
+            if path != "link":
+                source = np.ascontiguousarray(arrays[path]).reshape(-1).view(np.uint8)
+                scatter_field(self._table, rows, source, field.offset, field.nbytes)
+        codes = (rows + 1 + self._first).astype(np.int32)
+        if link_at >= 0:  # of the rows that were here before
+            write_links(self._table, rows, np.full(count, -1), codes, link_at)
+        commit_rows(self._words, self._slot, count)
+        if link_at >= 0:
+            write_links(self._table, rows, befores, codes, link_at)
+
+    @exclusive
+    def cut_episodes(self, env_ids: Any = None) -> None:
+        """As `SharedReplayBuffer.cut_episodes`, of the environments of this writer."""
+        self.open()
+        assert self._options is not None
+        num_envs = self._options.num_envs
+        if num_envs:
+            ids = np.arange(num_envs) if env_ids is None else env_ids
+            mark_cut(self._state, read_distinct_ids(ids, num_envs, _CPU))
+
+    @exclusive
+    def close(self) -> None:
+        """Let another be this writer; what was added stays. Twice does no harm.
+
+        The next `add` becomes one of the buffer's writers again.
+        """
+        if self._release is not None:
+            self._release()
+        self._pid, self._release = 0, None
+
+    def __enter__(self) -> ReplayWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _give_back(memory: SharedMemory, index: int, pid: int) -> None:
+    if os.getpid() == pid:  # not a fork of it
+        memory.give_back_slot(index)
+
+
+def _row_options(
+    n_step: int, gamma: float | None, track_env: bool, extra_columns: Mapping[str, Space] | None
+) -> RowOptions:
+    return {
+        "n_step": n_step,
+        "gamma": gamma,
+        "track_env": track_env,
+        "extra_columns": dict(extra_columns or {}),
+    }
+
+
+def _plan(
+    capacity: Any,
+    spaces: tuple[Space, Space],
+    num_writers: Any,
+    num_envs: int | None,
+    rows: RowOptions,
+) -> ReplayOptions:
+    """Check arguments; the options are those of rings, of which each writer has one."""
+    whole = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
+    rings = check_count("num_writers", num_writers, MAX_WRITERS)
+    if whole.capacity % rings or whole.capacity < 2 * rings:
+        fits = max(2, -(-whole.capacity // rings)) * rings
+        raise BufferMisuseError(
+            f"capacity is {whole.capacity}, expected a multiple of num_writers = {rings}, two "
+            f"transitions for each at least; take {fits}"
+        )
+    return whole._replace(capacity=whole.capacity // rings, num_rings=rings)
+
+
+def _read_limits(ratio: Any, least: int, error_buffer: Any) -> tuple[float, float, float]:
+    """Samples per insert, and between which differences of the two none has to wait.
+
+    The difference is that of `ratio` times the transitions added, and the transitions drawn.
+    """
+    if ratio is None:
+        if error_buffer is not None:
+            raise BufferMisuseError("error_buffer needs samples_per_insert, which it belongs to")
+        return 0.0, -math.inf, math.inf
+    ratio = read_number("samples_per_insert", ratio, math.inf)
+    if not ratio:
+        raise BufferMisuseError("samples_per_insert is 0, expected more, or None for no limit")
+    offset = ratio * least
+    if error_buffer is None:
+        error_buffer = max(0.1 * offset, 100.0 * max(1.0, ratio))
+    error_buffer = read_number("error_buffer", error_buffer, math.inf)
+    if error_buffer < max(1.0, ratio):
+        raise BufferMisuseError(
+            f"error_buffer is {error_buffer:g}, expected at least {max(1.0, ratio):g}, so that "
+            "either the learner or a writer can go on"
+        )
+    return ratio, offset - error_buffer, offset + error_buffer

@@ -1,0 +1,439 @@
+"""Sequences in a ring of transitions: which rows follow one another, and which begin a sequence.
+
+Of each row it is kept which one follows it in its episode, its number in that, and its environment.
+This is brought up to date with every add, from the links and env ids of the new rows alone. When
+sequences are drawn for the first time the rows that begin one are marked: they have a value in a
+tree of sums, of which rows are drawn. From then on each new row marks the one that has become the
+start of a whole sequence, and removes what it overwrites, so that no draw searches anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from buffers.core.compiling import njit
+from buffers.core.errors import BufferMisuseError
+from buffers.core.sequences import SequenceOptions
+from buffers.core.state import contradiction
+from buffers.replay import layout as at
+from buffers.replay.priorities import SumTree, largest_value, level_sizes, nodes_of, sum_node
+from buffers.replay.storage import ReplayStorage
+
+__all__ = ["SequenceIndex", "SequenceMemory", "sequence_bytes"]
+
+_EMPTY = -1  # in `steps`, of rows that hold nothing
+_LOST = -1  # in `tails`, of environments whose newest row was overwritten
+_MAX_STEPS = 2**31 - 2
+_ENV_BYTES = 8 * 3  # tails, candidates, reaches
+
+
+def sequence_bytes(num_rows: int, num_rings: int, num_envs: int) -> int:
+    """Bytes a `SequenceIndex` takes."""
+    return 12 * num_rows + 8 * sum(level_sizes(num_rows)) + _ENV_BYTES * num_envs + 8 * num_rings
+
+
+class SequenceMemory(NamedTuple):
+    """What the sequences of a batch were when it was drawn."""
+
+    owner: object
+    starts: np.ndarray  # int64 (B,), rows
+    totals: np.ndarray  # int64 (rings,), rows ever added to each ring
+    version: int
+
+
+class SequenceIndex:
+    """Which rows follow one another, which begin a sequence, and draws of these.
+
+    Args:
+        storage: Of the buffer, with links and env ids.
+        num_rows: Rows of the table.
+
+    Attributes:
+        options: Which sequences there are, or None before any was asked for.
+        largest: The largest priority of a sequence ever given; at least 1.
+        is_updated: Whether any was given.
+        version: Changes with the options, and with every state that is loaded.
+    """
+
+    def __init__(self, storage: ReplayStorage, num_rows: int):
+        state, fields = storage.state, storage.layout.fields
+        self._storage, self._state, self._capacity = storage, state, int(state[at.CAPACITY])
+        self._links_at, self._envs_at = (fields[n].offset // 4 for n in ("link", "env_ids"))
+        self._num_envs, num_rings = int(state[at.NUM_ENVS]), int(state[at.NUM_RINGS])
+        self.tree = SumTree(num_rows)
+        self._following, self._steps, self._envs = np.zeros((3, num_rows), np.int32)
+        self._per_env = np.zeros((3, self._num_envs), np.int64)
+        self._done = np.zeros(num_rings, np.int64)
+        self.options: SequenceOptions | None = None
+        self.largest, self.is_updated, self.version = 1.0, False, 0
+        # Of a device the host keeps links and ids, so that no draw has to wait for it.
+        self._mirror = np.zeros((num_rows, 2), np.int32) if storage.is_staged else None
+        self.reset()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        arrays = (self._following, self._steps, self._envs, self._per_env, self._done)
+        mirror = 0 if self._mirror is None else self._mirror.nbytes
+        return self.tree.nbytes + mirror + sum(array.nbytes for array in arrays)
+
+    def reset(self) -> None:
+        """Know of no row."""
+        self._steps[:] = _EMPTY
+        self._following[:], self._envs[:], self._per_env[:], self._done[:] = 0, 0, 0, 0
+        fill_leaves(*self.tree.arrays, np.zeros(len(self._steps)))
+        self.options, self.largest, self.is_updated = None, 1.0, False
+        self.version += 1
+
+    def _totals(self) -> np.ndarray:
+        begin = self._state[at.TOTALS]
+        return self._state[begin : begin + len(self._done)]
+
+    def _table(self) -> tuple[np.ndarray, int, int]:
+        """int32 (rows, words), where in a row the link is, and where the env id."""
+        if self._mirror is None:
+            return self._storage.table.view(np.int32), self._links_at, self._envs_at
+        return self._mirror, 0, 1
+
+    def follow(self, value: float) -> None:
+        """Take note of the rows that were added since the last call.
+
+        Args:
+            value: Of the sequences that are new, in the tree.
+        """
+        if self._mirror is not None:
+            self._fetch(self._mirror)
+        options = self.options or SequenceOptions(1, 0, 0, False)
+        follow_rows(
+            *self._table(), self._state, self._done, self._following, self._steps, self._envs,
+            self._per_env, *self.tree.arrays, options.needed, options.needed_at_start,
+            options.period, float(value),
+        )  # fmt: skip
+
+    def _fetch(self, mirror: np.ndarray) -> None:
+        """Copy links and ids of new rows from the device, and links of the newest before them."""
+        found, capacity = [], self._capacity
+        for ring, total in enumerate(self._totals()):
+            count = min(int(total - self._done[ring]), capacity)
+            found.append(ring * capacity + np.arange(total - count, total) % capacity)
+        tails = self._per_env[0]
+        rows = np.concatenate([*found, tails[tails > 0] - 1])
+        words = self._storage.rows.view(torch.int32)
+        index = torch.from_numpy(rows).to(words.device)
+        for place, word in enumerate((self._links_at, self._envs_at)):
+            mirror[rows, place] = words[:, word].index_select(0, index).cpu().numpy()
+
+    def prepare(self, options: SequenceOptions, value: float) -> None:
+        """Mark the rows that begin a sequence, if that was not done for these options.
+
+        Args:
+            options: Which sequences there are.
+            value: Of each, in the tree.
+
+        Raises:
+            BufferMisuseError: Sequences of other options have priorities.
+        """
+        self.follow(value)
+        if options == self.options:
+            return
+        if self.is_updated:
+            assert self.options is not None
+            raise BufferMisuseError(
+                f"{_described(self.options)}, have priorities, got "
+                f"{_described(options)}; draw the same ones, or make another buffer"
+            )
+        self._mark(options, np.full(len(self._steps), value))
+
+    def _mark(self, options: SequenceOptions, values: np.ndarray) -> None:
+        is_start = np.zeros(len(self._steps), np.bool_)
+        mark_starts(
+            self._state, self._following, self._steps, self._envs, self._per_env, options.needed,
+            options.needed_at_start, options.period, np.zeros(len(self._steps), np.int32), is_start,
+        )  # fmt: skip
+        fill_leaves(*self.tree.arrays, np.where(is_start, values, 0.0))
+        self.options = options
+        self.version += 1
+
+    def draw(
+        self, generator: np.ndarray, batch_size: int, beta: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SequenceMemory]:
+        """Draw sequences in proportion to their values; `prepare` was called.
+
+        Returns:
+            Rows int64 (B, L), -1 where the steps have run out; their numbers in their episodes
+            int32 (B, L), 0 there; weights float32 (B,); what the sequences are known by.
+
+        Raises:
+            BufferMisuseError: There is none.
+        """
+        options = self.options
+        assert options is not None
+        if not self.tree.total > 0:
+            raise BufferMisuseError(
+                f"none of the {int(self._state[at.COUNT])} transitions begins {_described(options)}"
+                + (", or all priorities are 0" if self.is_updated else "")
+                + "; add longer episodes, or ask for shorter sequences"
+            )
+        starts, weights = np.empty(batch_size, np.int64), np.empty(batch_size, np.float32)
+        self.tree.draw(generator, starts, weights, beta)
+        rows = np.empty((batch_size, options.length), np.int64)
+        steps = np.empty((batch_size, options.length), np.int32)
+        walk(self._following, self._steps, starts, rows, steps)
+        memory = SequenceMemory(self, starts, self._totals().copy(), self.version)
+        return rows, steps, weights, memory
+
+    def are_alive(self, rows: np.ndarray, memory: SequenceMemory) -> np.ndarray:
+        """Whether rows int64 (K,) of a batch still hold what they held when it was drawn."""
+        rings = rows // self._capacity
+        before, now = memory.totals[rings], self._totals()[rings]
+        return at.were_not_overwritten(rows % self._capacity, self._capacity, before, now)
+
+    def update(self, memory: SequenceMemory, priorities: np.ndarray, alpha: float) -> None:
+        """Give sequences priorities float64 (B,); those whose first row is gone are left out."""
+        is_there = self.are_alive(memory.starts, memory)
+        if is_there.any():
+            priorities, starts = priorities[is_there], memory.starts[is_there]
+            self.largest = max(self.largest, float(priorities.max()))
+            self.tree.update(starts, priorities**alpha)
+        self.is_updated = True
+
+    def raise_to(self, before: float, alpha: float) -> None:
+        """Let priorities count by another exponent than before."""
+        values = self.tree.leaves
+        if before:
+            values = np.where(values > 0, values ** (alpha / before), 0.0)
+        else:  # nothing is known of the priorities: all are like new
+            values = np.where(values > 0, self.largest**alpha, 0.0)
+        fill_leaves(*self.tree.arrays, values)
+
+    def saved(self, has_priorities: bool) -> dict[str, list[np.ndarray]]:
+        """What does not follow from the rows, as arrays by name."""
+        arrays = {"sequence_steps": [self._steps]}
+        if has_priorities:
+            options = self.options or SequenceOptions(0, 0, 0, False)
+            numbers = np.array([*options, self.is_updated, self.largest], np.float64)
+            arrays |= {"sequence_options": [numbers], "sequence_priorities": [self.tree.leaves]}
+        return arrays
+
+    def check(
+        self, small: dict[str, np.ndarray], num_rows: int, read: Callable[..., SequenceOptions]
+    ) -> None:
+        """Raise BufferMisuseError unless saved arrays can be restored.
+
+        Args:
+            small: The arrays by name, those of `saved` among them.
+            num_rows: Rows that hold transitions.
+            read: Checks options.
+        """
+        steps = small["sequence_steps"]
+        held = steps[steps != _EMPTY]
+        if len(held) != num_rows or (num_rows and not 0 <= held.min() <= held.max() <= _MAX_STEPS):
+            raise contradiction("it has numbers of steps that cannot be")
+        if "sequence_options" not in small:
+            return
+        numbers, values = small["sequence_options"], small["sequence_priorities"]
+        limit, largest = largest_value(len(values)), numbers[5]
+        fits = (  # false of NaN
+            np.isfinite(numbers).all()
+            and (numbers[:5] == numbers[:5].astype(np.int64)).all()
+            and largest >= 1.0
+            and 0.0 <= values.min() <= values.max() <= limit
+        )
+        if fits and numbers[0]:
+            length, burn_in, period, pad = map(int, numbers[:4])
+            fits = read(length, burn_in, length - period, pad) == (length, burn_in, period, pad)
+        if not fits:
+            raise contradiction("it has sequences or priorities of these that cannot be")
+
+    def restore(self, small: dict[str, np.ndarray]) -> None:
+        """Take over arrays that `saved` gave, when the rows and integers are those saved."""
+        self.reset()
+        totals = self._totals()
+        if self._mirror is not None:
+            self._fetch(self._mirror)
+        self._steps[:] = small["sequence_steps"]
+        restore_rows(
+            *self._table(), self._state, self._following, self._steps, self._envs, self._per_env
+        )
+        self._done[:] = totals
+        if "sequence_options" in small and small["sequence_options"][0]:
+            length, burn_in, period, pad, is_updated, largest = small["sequence_options"].tolist()
+            options = SequenceOptions(int(length), int(burn_in), int(period), bool(pad))
+            self._mark(options, small["sequence_priorities"])
+            self.is_updated, self.largest = bool(is_updated), largest
+
+
+def _described(options: SequenceOptions) -> str:
+    overlap = options.length - options.period
+    begins = "anywhere" if options.period == 1 else f"overlapping by {overlap}"
+    return (
+        f"sequences of {options.length} steps, {begins}, with burn_in={options.burn_in} and "
+        f"pad={options.pad}"
+    )
+
+
+@njit(nogil=True, cache=True)
+def set_leaf(tree, starts, leaf, value):
+    """Write a value to a leaf and refresh the sums above."""
+    tree[leaf] = value
+    rows, node = nodes_of(tree), leaf
+    for level in range(1, starts.shape[0]):
+        node = node >> 4
+        tree[starts[level] + node] = sum_node(rows, (starts[level - 1] >> 4) + node)
+
+
+@njit(nogil=True, cache=True)
+def fill_leaves(tree, starts, values):
+    """Write values float64 (rows,) to all leaves and refresh all sums."""
+    tree[:] = 0.0
+    tree[: values.shape[0]] = values
+    rows = nodes_of(tree)
+    for level in range(1, starts.shape[0]):
+        first, here = starts[level - 1] >> 4, starts[level]
+        for node in range((here >> 4) - first):
+            tree[here + node] = sum_node(rows, first + node)
+
+
+@njit(cache=True)
+def follow_rows(
+    table, link_at, env_at, state, done, following, step_of, env_of, per_env, tree, starts, needed,
+    needed_at_start, period, value,
+):  # fmt: skip
+    """Take note of the rows that were added since the last call.
+
+    Args:
+        table: int32 (rows, words), with the link of a row at word `link_at`, its env at `env_at`.
+        state: int64, see `layout`.
+        done: int64 (rings,), rows of each ring taken note of; brought up to date.
+        following, step_of, env_of: int32 (rows,), written: row + 1 of the next one in the episode
+            or 0, its number in that or -1, its environment.
+        per_env: int64 (3, N), written: tails, row + 1 of the newest; candidates, row + 1 of the
+            oldest row of the open episode that is not the start of a sequence yet, or 0; reaches,
+            rows from that to the newest, both included.
+        tree, starts: Of a `SumTree`, written.
+        needed, needed_at_start: See `SequenceOptions`.
+        period: The same; 0 as long as no sequences are wanted.
+        value: Of new sequences.
+    """
+    tails, candidates, reaches = per_env[0], per_env[1], per_env[2]
+    capacity = state[at.CAPACITY]
+    for ring in range(done.shape[0]):
+        total = state[state[at.TOTALS] + ring]
+        begin = done[ring]
+        if total - begin > capacity:  # all that was known of is gone
+            begin = total - capacity
+            first, last = (ring, ring + 1) if done.shape[0] > 1 else (0, tails.shape[0])
+            for env in range(first, last):
+                tails[env] = _LOST
+                candidates[env] = 0
+        for number in range(begin, total):
+            row = ring * capacity + number % capacity
+            if step_of[row] >= 0:
+                env = env_of[row]
+                if tree[row] > 0.0:
+                    set_leaf(tree, starts, row, 0.0)
+                if candidates[env] == row + 1:
+                    candidates[env] = following[row]
+                    reaches[env] -= 1
+                if tails[env] == row + 1:
+                    tails[env] = _LOST
+            env = np.int64(table[row, env_at])
+            before = tails[env] - 1
+            # The table has all new rows already, maybe one in place of the row before this.
+            if before >= 0 and number - (row - before) % capacity < total - capacity:
+                before = _LOST - 1
+            is_joined = before >= 0 and table[before, link_at] == row + 1
+            env_of[row] = env
+            following[row] = 0
+            tails[env] = row + 1
+            if is_joined:
+                following[before] = row + 1
+                step_of[row] = step_of[before] + 1
+            else:  # of a row behind lost ones it is not known whether an episode begins with it
+                step_of[row] = 1 if before == _LOST - 1 else 0
+            if is_joined and candidates[env]:
+                reaches[env] += 1
+            else:
+                candidates[env] = row + 1
+                reaches[env] = 1
+            while period and candidates[env]:
+                start = candidates[env] - 1
+                if reaches[env] < (needed if step_of[start] else needed_at_start):
+                    break
+                if step_of[start] % period == 0:
+                    set_leaf(tree, starts, start, value)
+                candidates[env] = following[start]
+                reaches[env] -= 1
+        done[ring] = total
+
+
+@njit(cache=True)
+def mark_starts(
+    state, following, step_of, env_of, per_env, needed, needed_at_start, period, remaining, is_start
+):
+    """Find the rows that begin a sequence.
+
+    Args:
+        state, following, step_of, env_of, per_env: As in `follow_rows`; of per_env the last two
+            rows are written.
+        needed, needed_at_start, period: As there.
+        remaining: int32 (rows,), written: steps from the row to the last known of its episode.
+        is_start: bool (rows,), zeros; written.
+    """
+    tails, candidates, reaches = per_env[0], per_env[1], per_env[2]
+    capacity, num_rings = state[at.CAPACITY], state[at.NUM_RINGS]
+    candidates[:] = 0
+    for ring in range(num_rings):
+        total = state[state[at.TOTALS] + ring]
+        for age in range(min(total, capacity)):  # from the newest row
+            row = ring * capacity + (total - 1 - age) % capacity
+            after, env = following[row], env_of[row]
+            remaining[row] = remaining[after - 1] + 1 if after else 1
+            if remaining[row] >= (needed if step_of[row] else needed_at_start):
+                is_start[row] = step_of[row] % period == 0
+            # The open episode is the one that the rows not marked yet lead to the tail of.
+            elif tails[env] == row + 1 or (after and candidates[env] == after):
+                candidates[env] = row + 1
+                reaches[env] = remaining[row]
+
+
+@njit(cache=True)
+def restore_rows(table, link_at, env_at, state, following, step_of, env_of, per_env):
+    """Fill following, env_of and tails of all rows that hold something; see `follow_rows`."""
+    tails = per_env[0]
+    capacity, num_rings = state[at.CAPACITY], state[at.NUM_RINGS]
+    for env in range(tails.shape[0]):
+        tails[env] = _LOST if state[state[at.LAST] + env] else 0
+    for ring in range(num_rings):
+        total = state[state[at.TOTALS] + ring]
+        for number in range(total - min(total, capacity), total):
+            row = ring * capacity + number % capacity
+            env_of[row] = table[row, env_at]
+            tails[env_of[row]] = row + 1
+            following[row] = max(table[row, link_at], 0)
+            step_of[row] = max(step_of[row], 0)
+
+
+@njit(nogil=True, cache=True)
+def walk(following, step_of, starts, rows, steps):
+    """Follow sequences int64 (B,) from their first rows, all at once, so that waits overlap.
+
+    Args:
+        following, step_of: As in `follow_rows`.
+        starts: See above.
+        rows: int64 (B, L), written: -1 where the episode has no more.
+        steps: int32 (B, L), written: 0 there.
+    """
+    for b in range(starts.shape[0]):
+        rows[b, 0] = starts[b]
+        steps[b, 0] = step_of[starts[b]]
+    for k in range(1, rows.shape[1]):
+        for b in range(starts.shape[0]):
+            row = rows[b, k - 1]
+            row = np.int64(following[row]) - 1 if row >= 0 else -1
+            rows[b, k] = row
+            steps[b, k] = step_of[row] if row >= 0 else 0

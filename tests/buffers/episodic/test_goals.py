@@ -1,0 +1,209 @@
+"""Goals in hindsight: laws of their distances, a slow twin, nested goals, rewards anew."""
+
+import numpy as np
+import pytest
+import torch
+from episodes import ACTIONS, make_buffer, make_episode
+from gymnasium import spaces
+
+from buffers import BufferMisuseError, EpisodicReplayBuffer
+from buffers.core.kernels import random_word, unit_float
+from buffers.episodic import samplers
+
+BOUNDARIES, LENGTHS = [2, 5, 6, 11], (15, 4, 1)
+
+
+def slow_room(strategy, length, t):
+    """How many later observations can be the goal."""
+    if strategy == "future":
+        return length - t
+    ahead = [place for place in BOUNDARIES if t <= place < length]
+    return [length - 1, *ahead[:1], *ahead[1:2]][min(len(ahead), 2)] - t
+
+
+def filled(**options):
+    buffer = make_buffer(**options)
+    for number, length in enumerate(LENGTHS):
+        buffer.add_episode(make_episode(number, length, [b for b in BOUNDARIES if b < length]))
+    return buffer
+
+
+def chi_square_fits(counts, law):
+    """Whether chance gives counts so far from the law more often than once in 10 000 times."""
+    counts, law = np.asarray(counts, float), np.asarray(law, float)
+    assert counts[law == 0].sum() == 0
+    expected = counts.sum() * law / law.sum()
+    often = expected > 5
+    freedom = max(often.sum() - 1, 1)
+    found = ((counts - expected)[often] ** 2 / expected[often]).sum()
+    return found < freedom + 5 * np.sqrt(2 * freedom) + 10
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["compiled", "staged"])
+@pytest.mark.parametrize("strategy, discount, over", [
+    ("future", 0.7, "steps"), ("future", 0.0, "episodes"), ("bound", 0.7, "episodes"),
+    ("bound", 1.0, "steps"),
+])  # fmt: skip
+def test_distances_follow_the_truncated_geometric_law(strategy, discount, over, staged):
+    buffer = filled(staged=staged)
+    batch = buffer.sample_goals(60_000, strategy, discount=discount, over=over)
+    numbers, steps = batch.obs.numpy().astype(int).T
+    torch.testing.assert_close(batch.goal_obs[:, 1], batch.obs[:, 1] + batch.goal_offsets)
+    assert (batch.goal_obs[:, 0] == batch.obs[:, 0]).all()
+    drawn, wanted = [], []
+    for number, length in enumerate(LENGTHS):
+        rooms = np.array([slow_room(strategy, length, t) for t in range(length)])
+        share = (rooms > 0) / (1 if over == "steps" else max((rooms > 0).sum(), 1))
+        wanted += share.tolist()
+        drawn += np.bincount(steps[numbers == number], minlength=length).tolist()
+        for t, room in enumerate(rooms):
+            offsets = batch.goal_offsets[(numbers == number) & (steps == t)].numpy()
+            law = np.zeros(room + 1)
+            law[1:] = float(discount) ** np.arange(room)
+            assert (
+                len(offsets) == 0
+                if room == 0
+                else chi_square_fits(np.bincount(offsets, minlength=room + 1), law)
+            )
+    assert chi_square_fits(drawn, wanted)
+
+
+def test_bound_draws_the_pairs_of_sample():
+    buffer = filled()
+    pairs, goals = buffer.sample(40_000, 0.8), buffer.sample_goals(40_000, "bound", discount=0.8)
+    counts = []
+    for batch, offsets in ((pairs, pairs.offsets), (goals, goals.goal_offsets)):
+        keys = (batch.obs[:, 0] * 400 + batch.obs[:, 1] * 20 + offsets).long()
+        counts.append(torch.bincount(keys, minlength=1200).double())
+    first, second = counts
+    both = first + second
+    often = both > 20
+    assert ((first > 0) == (second > 0))[often].all()
+    found = ((first - second)[often] ** 2 / both[often]).sum()
+    freedom = int(often.sum())
+    assert found < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_long_distances_pass_a_kolmogorov_smirnov_test():
+    buffer = make_buffer(5000)
+    buffer.add_episode(make_episode(0, 3000))
+    count, discount = 20_000, 0.997
+    batch = buffer.sample_goals(count, "future", discount=discount)
+    rooms = 3000 - batch.obs[:, 1].double().numpy()
+    later = batch.goal_offsets.double().numpy()
+    mass = -np.expm1(rooms * np.log(discount))
+    below, upto = (-np.expm1(k * np.log(discount)) / mass for k in (later - 1, later))
+    uniform = np.sort(below + (upto - below) * np.random.default_rng(0).random(count))
+    distance = np.abs(uniform - (np.arange(count) + 0.5) / count).max()
+    assert distance < 2.2 / np.sqrt(count)  # 1 in 8000
+
+
+@pytest.mark.parametrize("strategy, discount", [
+    ("future", 1.0), ("future", 0.9), ("final", 1.0), ("episode", 1.0), ("bound", 0.5),
+])  # fmt: skip
+def test_goals_equal_those_of_a_slow_twin(strategy, discount, load_kernels):
+    buffer = filled()
+    sampler = buffer._sampler
+    table = sampler._rows
+    rows, firsts = [], []
+    for slot in range(3):
+        first, length = buffer._storage.tables["episodes"][slot, :2]
+        for t in range(length):
+            if strategy != "bound" or slow_room("bound", length, t) > 0:
+                rows.append(first + t)
+                firsts.append((first, length, t))
+    key, counter = sampler.generator.words.copy()
+    expected = []
+    with np.errstate(over="ignore"):
+        words = [random_word(key, counter + np.uint64(k)) for k in range(2 * len(rows))]
+    uniforms = np.array([unit_float(np.uint64(word)) for word in words])
+    for k, (first, length, t) in enumerate(firsts):
+        u = uniforms[2 * k + 1]
+        if strategy == "final":
+            goal = length
+        elif strategy == "episode":
+            goal = 1 + int(u * length)
+        else:
+            law = float(discount) ** np.arange(slow_room(strategy, length, t))
+            goal = t + 1 + int(np.searchsorted(np.cumsum(law / law.sum()), u, side="right"))
+        expected.append((first + goal) % len(table))
+    words = sampler.generator.words.copy()
+    goals, used = sampler.draw_goals(torch.tensor(rows), strategy, 0.4, discount)
+    assert goals.tolist() == expected
+    assert used.tolist() == (uniforms[::2] < 0.4).tolist()
+    plain, plain_used = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
+    number = samplers.STRATEGIES[strategy]
+    with np.errstate(over="ignore"):
+        load_kernels(samplers).draw_goals(
+            table, np.array(rows), number, 0.4, np.log(discount), words, plain, plain_used
+        )
+    assert plain.tolist() == goals.tolist() and plain_used.tolist() == used.tolist()
+
+
+PLACE = spaces.Dict(
+    cube=spaces.Box(-1, 99, (2,), np.float32), held=spaces.Tuple([spaces.Discrete(99)])
+)
+SPACE = spaces.Dict(observation=spaces.Discrete(99), achieved_goal=PLACE, desired_goal=PLACE)
+
+
+def nested_buffer(**options):
+    extra = {"effort": spaces.Box(0, 9, ())}
+    buffer = EpisodicReplayBuffer(100, SPACE, ACTIONS, extra_columns=extra, seed=0, **options)
+    for length in (6, 3):
+        steps = np.arange(length + 1)
+        reached = {"cube": np.stack([steps, steps], 1), "held": (steps,)}
+        goal = {"cube": np.full((length + 1, 2), 50), "held": (np.full(length + 1, 50),)}
+        buffer.add_episode({
+            "obs": {"observation": steps, "achieved_goal": reached, "desired_goal": goal},
+            "actions": steps[:-1], "rewards": np.full(length, -7.0),
+            "effort": np.ones(length, np.float32), "terminations": steps[:-1] == length - 1,
+        })  # fmt: skip
+    return buffer
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["compiled", "staged"])
+def test_nested_goals_are_exchanged_with_rewards_and_ends(staged):
+    buffer = nested_buffer(staged=staged)
+
+    def is_there(achieved, desired):
+        return np.linalg.norm(achieved["cube"] - desired["cube"], axis=-1) < 0.5
+
+    def compute_reward(achieved, desired, extras):
+        return is_there(achieved, desired) - np.asarray(extras["effort"])
+
+    def compute_terminated(achieved, desired, extras):
+        return is_there(achieved, desired) & (achieved["held"][0] == desired["held"][0]).numpy()
+
+    batch = buffer.sample_goals(
+        400, relabel_ratio=0.5, compute_reward=compute_reward, compute_terminated=compute_terminated
+    )
+    mask, goal = batch.relabelled, batch.goal_obs["achieved_goal"]
+    for obs in (batch.obs, batch.next_obs):
+        assert torch.equal(obs["desired_goal"]["cube"][mask], goal["cube"][mask])
+        assert torch.equal(obs["desired_goal"]["held"][0][mask], goal["held"][0][mask])
+        assert (obs["desired_goal"]["cube"][~mask] == 50).all()
+    reached = batch.goal_offsets == 1
+    assert torch.equal(batch.rewards[mask], torch.where(reached, 0.0, -1.0)[mask])
+    assert (batch.rewards[~mask] == -7).all()
+    assert torch.equal(batch.terminations[mask], reached[mask])
+    last = (batch.actions == 5) | ((batch.actions == 2) & (batch.goal_offsets <= 1))
+    assert not batch.terminations[~mask & ~last].any() and batch.terminations[~mask].any()
+    assert buffer.episode(0)["obs"]["desired_goal"]["cube"].unique().tolist() == [50]
+
+
+@pytest.mark.parametrize("made, message", [
+    (np.zeros((8, 1)), r"compute_reward returned shape \(8, 1\), expected \(8,\)"),
+    (np.full(8, np.nan), "compute_reward returned nan, expected finite numbers"),
+])  # fmt: skip
+def test_what_a_reward_function_returns_is_checked(made, message):
+    with pytest.raises(BufferMisuseError, match=message):
+        nested_buffer().sample_goals(8, compute_reward=lambda *given: made)
+
+
+def test_goals_that_are_not_alike_are_refused():
+    with pytest.raises(BufferMisuseError, match="observation and desired_goal are nested diff"):
+        nested_buffer().sample_goals(8, achieved="observation")
+    with pytest.raises(BufferMisuseError, match="none with a later one in its bound"):
+        buffer = make_buffer()
+        buffer.add_episode(make_episode(0, 1))
+        buffer.sample_goals(4, "bound")

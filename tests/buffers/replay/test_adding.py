@@ -1,0 +1,140 @@
+"""Adds by one compiled call and column by column leave the same, and refuse the same."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+
+from buffers import BufferMisuseError, SharedReplayBuffer
+
+SPACE = Dict({"a": Box(-9, 9, (3,)), "b": Box(0, 255, (2, 2), np.uint8)})
+NUM_ENVS = 2
+
+
+def observe(rng):
+    return {
+        "a": rng.standard_normal((NUM_ENVS, 3)).astype(np.float32),
+        "b": rng.integers(0, 9, (NUM_ENVS, 2, 2)).astype(np.uint8),
+    }
+
+
+def steps(count, seed=0):
+    rng, obs = np.random.default_rng(seed), None
+    for _ in range(count):
+        obs, following = obs or observe(rng), observe(rng)
+        over = rng.random(NUM_ENVS) < 0.3
+        yield {
+            "obs": obs, "next_obs": following, "actions": rng.integers(0, 3, NUM_ENVS),
+            "rewards": rng.random(NUM_ENVS), "terminations": over, "truncations": over & False,
+        }  # fmt: skip
+        obs = observe(rng) if over.all() else following
+
+
+def other_form(step, form):
+    """The same values as other arrays, which some calls read column by column."""
+    if form == 1:
+        obs = step["obs"]
+        return {**step, "obs": {"b": obs["b"], "a": obs["a"].astype(">f4")}}
+    if form == 2:
+        return {**step, "actions": step["actions"].tolist()}
+    if form == 3:
+        return {**step, "rewards": torch.from_numpy(step["rewards"])}
+    return step
+
+
+@pytest.mark.parametrize("store_next", [True, False])
+def test_both_ways_leave_the_same(store_next):
+    options = {"num_envs": NUM_ENVS, "n_step": 2, "gamma": 0.9, "store_next": store_next}
+    quick, mixed, whole = (
+        SharedReplayBuffer(20, SPACE, Discrete(3), seed=0, **{**options, **changes})
+        for changes in ({}, {}, {"store_next": True})
+    )
+    for number, step in enumerate(steps(50)):
+        quick.add(**step)
+        mixed.add(**other_form(step, number % 4))
+        whole.add(**step)
+        drawn = [buffer.sample(30) for buffer in (quick, mixed, whole)]
+        for name in ("obs", "next_obs", "actions", "rewards", "discounts", "terminations"):
+            for other in drawn[1:]:
+                expected = getattr(drawn[0], name)
+                torch.testing.assert_close(getattr(other, name), expected, rtol=0, atol=0)
+
+
+def test_what_does_not_fit_changes_nothing():
+    buffer = SharedReplayBuffer(
+        20, SPACE, Discrete(3), num_envs=NUM_ENVS, store_next=False, seed=0,
+        extra_columns={"costs": Box(-1, 1, (2,))},
+    )  # fmt: skip
+    *_, step = steps(3)
+    step["costs"] = np.zeros((NUM_ENVS, 2), np.float32)
+    buffer.add(**step)
+    before = buffer.state_dict()
+    wrong = (
+        {"rewards": np.array([np.nan, 1.0])}, {"actions": np.zeros(3, int)}, {"rewards": None},
+        {"terminations": np.zeros(3, bool)}, {"obs": {"a": step["obs"]["a"]}}, {"costs": None},
+        {"env_ids": np.array([0, 5])}, {"truncations": 3}, {"rewards": np.float64(3)},
+        {"costs": np.zeros((NUM_ENVS, 3), np.float32)}, {"more": step["costs"]},
+        {"next_obs": {**step["obs"], "c": step["costs"]}}, {"env_ids": np.zeros((2, 1), int)},
+    )  # fmt: skip
+    for changes in wrong:
+        with pytest.raises(BufferMisuseError):
+            buffer.add(**{**step, **changes})
+    after = buffer.state_dict()
+    for name, value in before.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, after[name]), name
+
+
+def test_rows_of_the_buffer_itself_may_be_added():
+    buffer = SharedReplayBuffer(6, SPACE, Discrete(3), seed=0)
+    given = list(steps(3))
+    for step in given:
+        buffer.add(**step)
+    rows = buffer.rows()["obs"]
+    views = {key: rows[key][1:3].numpy() for key in rows}
+    expected = {key: view.copy() for key, view in views.items()}
+    buffer.add(**{**given[0], "obs": views})
+    found = buffer.get([0, 1]).obs
+    for key, array in expected.items():
+        assert np.array_equal(found[key].numpy(), array)
+
+
+@pytest.mark.parametrize("space", [SPACE, SPACE["a"]], ids=["Dict", "array"])
+def test_kernels_read_and_write_memory_that_has_moved_and_that_of_a_copy(space):
+    def shaped(step):
+        if space is SPACE:
+            return step
+        return {**step, "obs": step["obs"]["a"], "next_obs": step["next_obs"]["a"]}
+
+    once, whole = (
+        SharedReplayBuffer(
+            200, space, Discrete(3), num_envs=NUM_ENVS, store_next=is_whole, track_env=True, seed=0
+        )
+        for is_whole in (False, True)
+    )
+    held, over = once.memory()["successors"], np.ones(NUM_ENVS, bool)
+    *given, last = (  # all are final observations
+        {**shaped(step), "terminations": over} for step in steps(151)
+    )
+
+    def fill(given):
+        for step in given:
+            for buffer in (once, whole):
+                buffer.add(**step)
+            drawn, expected = once.sample(100), whole.sample(100)
+            for name in ("obs", "next_obs", "actions", "indices"):
+                torch.testing.assert_close(getattr(drawn, name), getattr(expected, name))
+
+    fill(given[:75])
+    assert once.memory()["successors"] > 2 * held
+    twin = copy.deepcopy(once)
+    before, order = twin.sample(100), twin.order()
+    fill(given[75:])
+    torch.testing.assert_close(twin.get(before.indices).next_obs, before.next_obs)
+    twin.add(**last)
+    assert twin.num_added == 2 * 75 + 2
+    assert torch.equal(twin.order()[: len(order)], order)
+    assert once.num_added == whole.num_added == 300
+    torch.testing.assert_close(once.sample(100).next_obs, whole.sample(100).next_obs)

@@ -1,0 +1,524 @@
+"""Buffers that other processes fill: whole rows only, whoever dies; limits; bad input."""
+
+import pickle
+import threading
+from collections import Counter
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import SyncVectorEnv
+from programs import printed
+from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, check_law, columns_of
+
+from buffers import (
+    BufferClosedError,
+    BufferMisuseError,
+    MultiprocessReplayBuffer,
+    SharedReplayBuffer,
+    TransitionWriter,
+)
+from buffers.replay import multiprocess as module
+from buffers.replay import shared_memory as at
+
+
+def simple(capacity=100, num_writers=1, **options):
+    spaces = Box(-np.inf, np.inf, (4,)), Discrete(2)
+    options = {"timeout": 0.0, "seed": 0, **options}
+    return MultiprocessReplayBuffer(capacity, *spaces, num_writers=num_writers, **options)
+
+
+def rows(*numbers):
+    """Rows of which every column tells the number."""
+    given = np.array(numbers)
+    obs = np.repeat(given[:, None], 4, 1).astype(np.float32)
+    return {
+        "obs": obs, "next_obs": obs + 0.5, "actions": given % 2, "rewards": given.astype(float),
+        "terminations": given % 5 == 0, "truncations": given % 7 == 0,
+    }  # fmt: skip
+
+
+def numbers_in(batch):
+    numbers = batch.rewards.numpy().astype(int)
+    for name, column in rows(*numbers).items():
+        np.testing.assert_array_equal(getattr(batch, name).numpy(), column)
+    return numbers
+
+
+def die(writer):
+    """Let a writer of this process be one whose process has ended."""
+    writer._release.detach()
+    writer._memory.give_back_slot(writer.index)
+    writer._pid = 0
+
+
+@pytest.mark.parametrize("space", [OBS, NESTED], ids=["array", "nested"])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_rows_are_those_of_buffers_in_memory_that_were_given_the_same(space, n_step):
+    rng = np.random.default_rng(n_step)
+    options = {"num_envs": 3, "n_step": n_step, "gamma": 0.5, "track_env": n_step > 1}
+    options["extra_columns"] = {"costs": Box(-1, 1, (2,))} if space is NESTED else None
+    buffer = MultiprocessReplayBuffer(40, space, ACTIONS, num_writers=2, seed=0, **options)
+    twins = [SharedReplayBuffer(20, space, ACTIONS, **options) for _ in range(2)]
+    envs = [CountingEnvs(3, seed) for seed in range(2)]
+    writers = [buffer.writer(index) for index in range(2)]
+    for turn in range(250):
+        which = int(rng.integers(2))
+        if turn % 30 == 29:  # one dies, and another takes its place
+            die(writers[which])
+            writers[which] = buffer.writer(which)
+            twins[which].cut_episodes()
+            writers[which].add(**columns_of([], space), **extras(0, space))
+            envs[which].joined = [False] * 3
+        elif turn % 11 == 10:
+            writers[which].cut_episodes([1])
+            twins[which].cut_episodes([1])
+        else:
+            ids = rng.integers(0, 3, int(rng.integers(0, 7)))
+            made = columns_of(envs[which].random_steps(ids), space)
+            made |= extras(len(ids), space)
+            valid = rng.random(len(ids)) < 0.8 if turn % 3 == 0 else None
+            for target in (writers[which], twins[which]):
+                target.add(**made, env_ids=ids, valid=valid)
+        if not len(buffer):
+            continue
+        batch = buffer.sample(32)
+        places = batch.indices.numpy()
+        for index, twin in enumerate(twins):
+            is_own = places // 20 == index
+            if not is_own.any():
+                continue
+            expected = twin.get(places[is_own] % 20)
+            assert_equal(batch.obs, expected.obs, is_own)
+            assert_equal(batch.next_obs, expected.next_obs, is_own)
+            names = ("actions", "rewards", "terminations", "truncations", "discounts")
+            for name in (*names, *batch.extras):
+                assert_equal(getattr(batch, name), getattr(expected, name), is_own)
+            if n_step > 1:
+                assert_equal(batch.env_ids, expected.env_ids + 3 * index, is_own)
+    assert buffer.counts.tolist() == [len(twin) for twin in twins] == [20, 20]
+    assert buffer.num_added == sum(twin.num_added for twin in twins)
+
+
+def extras(count, space):
+    return {"costs": np.full((count, 2), 0.5, np.float32)} if space is NESTED else {}
+
+
+def assert_equal(given, expected, is_own):
+    if isinstance(given, dict):
+        for key, column in given.items():
+            assert_equal(column, expected[key], is_own)
+        return
+    np.testing.assert_array_equal(given.numpy()[is_own], expected.numpy())
+
+
+def test_all_committed_rows_are_drawn_alike_and_no_others():
+    buffer = simple(40, num_writers=4)
+    writers = [buffer.writer() for _ in range(3)]
+    for writer, count in zip(writers, (25, 4, 1), strict=True):
+        for number in range(count):
+            writer.add(**rows(100 * writers.index(writer) + number))
+    at.begin_rows(buffer._words, buffer._limits, at.SLOTS, 3, False)  # three rows are being written
+    assert buffer.counts.tolist() == [7, 4, 1, 0] and len(buffer) == 12
+    live = [*range(18, 25), *range(100, 104), 200]
+    counts = Counter(np.concatenate([numbers_in(buffer.sample(256)) for _ in range(60)]).tolist())
+    assert counts.keys() == set(live)
+    check_law([counts[number] for number in live], np.ones(12))
+    assert buffer.num_sampled == 60 * 256 and buffer.num_added == 30
+    again, other = simple(seed=5), simple(seed=5)
+    for each in (again, other):
+        each.writer().add(**rows(*range(50)))
+    assert numbers_in(again.sample(20)).tolist() == numbers_in(other.sample(20)).tolist()
+    part = again.sample(20, again.new_batch(20, ("rewards",)), columns=["rewards"])
+    assert part.rewards.tolist() == other.sample(20).rewards.tolist()
+    assert not hasattr(part, "obs")
+    with pytest.raises(BufferMisuseError, match="columns is"):
+        again.sample(20, columns=("weights",))
+
+
+@pytest.mark.parametrize("stage", ["begun", "half written", "written", "without links"])
+def test_a_writer_that_dies_in_an_add_leaves_what_it_has_committed(stage, monkeypatch):
+    options = {"num_envs": 1, "n_step": 3, "gamma": 1.0}
+    buffer, torn = simple(48, **options), rows(*[-3] * 6)
+    writer = buffer.writer()
+    for number in range(100):
+        writer.add(**(rows(number) | {"terminations": np.zeros(1, bool)}), valid=[True])
+    before = buffer._memory.rows.clone()
+
+    def stop(*args):
+        raise SystemExit
+
+    stops = {"begun": "place_rows", "half written": "write_links", "written": "commit_rows"}
+    if stage == "without links":
+        calls = iter([module.write_links, stop])
+
+        def write_links(*args):
+            next(calls)(*args)
+
+        monkeypatch.setattr(module, "write_links", write_links)
+    else:
+        monkeypatch.setattr(module, stops[stage], stop)
+    with pytest.raises(SystemExit):
+        writer.add(**torn, valid=np.ones(6, bool))
+    monkeypatch.undo()
+    die(writer)
+    assert (before != buffer._memory.rows).any() == (stage != "begun")
+    committed = 106 if stage == "without links" else 100
+    assert buffer.num_added == committed
+    assert buffer.counts.tolist() == [48 if stage == "without links" else 42]
+
+    def firsts(size=2000):
+        batch = buffer.sample(size)
+        found = batch.obs[:, 0].numpy().astype(int)
+        ends = zip(found, batch.rewards.tolist(), batch.next_obs[:, 0].tolist(), strict=True)
+        for first, reward, last in ends:
+            window = list(range(first, min(first + 3, 100)))
+            over = [n for n in window if n % 7 == 0]
+            window = window[: window.index(over[0]) + 1] if over else window
+            if 0 <= first < 1000:
+                assert reward == sum(window) and last == window[-1] + 0.5
+        return set(found.tolist())
+
+    new = {-3} if stage == "without links" else set()
+    assert firsts() == set(range(58, 100)) | new
+    other = buffer.writer()  # goes on behind what was committed, first over rows that may be torn
+    for number in range(1000, 1020):
+        other.add(**(rows(number) | {"terminations": np.zeros(1, bool)}))
+        new, begun = new | {number}, max(106, committed + number - 999)
+        assert firsts() == set(range(begun - 48, 100)) | new
+    assert buffer.counts.tolist() == [48]
+
+
+def test_rows_overwritten_while_they_are_copied_are_drawn_anew(monkeypatch):
+    buffer, number = simple(16), 100
+    writer, gather = buffer.writer(), buffer._reader.gather
+    writer.add(**rows(*range(16)))
+    calls = []
+
+    def gather_late(batch):
+        nonlocal number
+        gather(batch)
+        if len(calls) < 3:
+            writer.add(**rows(number, number + 1))
+            number += 2
+        gather(batch)  # what is copied now is partly of other rows
+        calls.append(batch.memory.rows.copy())
+
+    monkeypatch.setattr(buffer._reader, "gather", gather_late)
+    batch = buffer.sample(256)
+    assert len(calls) > 1 and buffer.num_sampled == 256
+    found = numbers_in(batch)
+    assert set(found) <= {*range(2, 16), *range(100, number)}
+
+
+def test_the_learner_and_writers_wait_for_one_another_and_say_why():
+    buffer = simple(64, samples_per_insert=4, min_size_to_sample=10, error_buffer=8)
+    writer = buffer.writer()
+    with pytest.raises(TimeoutError, match=r"0 of min_size_to_sample=10 .* writers: 0: none"):
+        buffer.sample(4)
+    writer.add(**rows(*range(9)))
+    with pytest.raises(TimeoutError, match="9 of min_size_to_sample=10"):
+        buffer.sample(4)
+    rng, sizes = np.random.default_rng(0), {"draws": 0, "adds": 0}
+    for _ in range(400):
+        number = buffer.num_added
+        try:
+            if rng.random() < 0.5:
+                buffer.sample(int(rng.integers(1, 20)))
+                sizes["draws"] += 1
+            else:
+                writer.add(**rows(*range(number, number + int(rng.integers(1, 5)))))
+                sizes["adds"] += 1
+        except TimeoutError as error:
+            told = str(error)
+            assert "samples_per_insert=4" in told and "waited 0 s" in told
+            assert buffer.num_added == number
+        ahead = 4 * buffer.num_added - buffer.num_sampled
+        assert 40 - 8 - 20 <= ahead <= 40 + 8 + 16
+    assert min(sizes.values()) > 50
+
+
+def test_a_waiting_learner_goes_on_when_another_thread_adds():
+    buffer = simple(64, timeout=30.0, samples_per_insert=1, error_buffer=1)
+    writer = buffer.writer()
+
+    def add():
+        for number in range(200):
+            writer.add(**rows(number))
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    for _ in range(100):
+        numbers_in(buffer.sample(2))
+    thread.join(30)
+    assert not thread.is_alive() and buffer.num_sampled == buffer.num_added == 200
+
+
+def test_bad_arguments_are_refused():
+    for options, text in (
+        ({"num_writers": 3}, "capacity is 100, expected a multiple of num_writers = 3.*take 102"),
+        ({"capacity": 2, "num_writers": 2}, "take 4"),
+        ({"num_writers": 0}, "num_writers must be a positive integer"),
+        ({"samples_per_insert": 0}, "samples_per_insert is 0"),
+        ({"samples_per_insert": np.nan}, "samples_per_insert is nan"),
+        ({"samples_per_insert": 8, "error_buffer": 7}, "error_buffer is 7, expected at least 8"),
+        ({"error_buffer": 7}, "needs samples_per_insert"),
+        ({"min_size_to_sample": 101}, "at most the capacity, 100"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"n_step": 2}, "n_step=2 needs gamma"),
+    ):
+        with pytest.raises(BufferMisuseError, match=text):
+            simple(**options)
+    buffer = simple(num_writers=2)
+    spaces = Box(-1, 1, (4,)), Discrete(2)
+    assert buffer.nbytes == MultiprocessReplayBuffer.nbytes_for(100, *spaces, num_writers=2)
+    with pytest.raises(BufferMisuseError, match="index is 2, expected 0 to 1"):
+        buffer.writer(2)
+    with pytest.raises(BufferMisuseError, match=r"filled by writers"):
+        buffer.add(**rows(1))
+    for refused in (lambda: pickle.dumps(buffer), lambda: buffer.save("file")):
+        with pytest.raises(BufferMisuseError, match="not copied, pickled or saved"):
+            refused()
+    with pytest.raises(BufferMisuseError, match="batch_size"):
+        buffer.sample(0)
+    writer = buffer.writer()
+    for columns, text in (
+        ({"rewards": np.array([np.nan])}, "rewards"),
+        ({"obs": np.zeros((1, 3), np.float32)}, r"obs has shape \(1, 3\)"),
+        ({"obs": np.zeros((1, 4), ">f4") * np.nan, "actions": np.array([0.5])}, "actions"),
+        ({"rewards": np.zeros(2)}, "shape"),
+        ({"more": np.zeros(1)}, "unknown"),
+        ({"obs": None}, "missing"),
+    ):
+        with pytest.raises(BufferMisuseError, match=text):
+            writer.add(**{**rows(1), **columns})
+    assert len(buffer) == 0 and (buffer._slots()[:, : at.PID] == 0).all()
+    writer.add(**{name: column.tolist() for name, column in rows(1, 2).items()})
+    writer.add(**{name: torch.from_numpy(column) for name, column in rows(3).items()})
+    assert set(numbers_in(buffer.sample(64))) == {1, 2, 3}
+
+
+def test_two_processes_are_not_one_writer_and_none_writes_to_what_it_does_not_know():
+    buffer = simple(num_writers=2)
+    first, other = buffer.writer(1), buffer.writer()
+    first.open()
+    with pytest.raises(BufferMisuseError, match=r"writer 1 by process \d+ in use; close one"):
+        buffer.writer(1).open()
+    other.add(**rows(1))
+    assert (first.index, other.index) == (1, 0)
+    with pytest.raises(BufferMisuseError, match=r"writers 0 by process \d+, 1 by process \d+"):
+        pickle.loads(pickle.dumps(other)).open()
+    other.close()
+    other.close()
+    with buffer.writer() as third:
+        third.add(**rows(2))
+        assert third.index == 0 and third.num_added == 2
+    assert buffer.writer_pids[0] == 0
+    address, (capacity, spaces, *rest), *more = third._given
+    for changed, text in (
+        ((capacity, (Box(-1, 1, (5,)), spaces[1]), *rest), "bytes, expected"),
+        ((capacity, (Box(0, 255, (4,), np.int32), spaces[1]), *rest), "another layout of rows"),
+    ):
+        with pytest.raises(BufferMisuseError, match=text):
+            module.ReplayWriter(address, changed, *more).open()
+    buffer._words[at.VERSION] = 99
+    with pytest.raises(BufferMisuseError, match="version 99, expected version 1"):
+        third.open()
+    buffer._words[at.VERSION] = 1
+    for wrong in (address._replace(token=1), address._replace(start=1), address._replace(file=0)):
+        with pytest.raises(BufferClosedError, match="is gone"):
+            module.ReplayWriter(wrong, third._given[1], *more).open()
+    buffer.close()
+    buffer.close()
+    for refused in (lambda: first.add(**rows(1)), lambda: third.add(**rows(1))):
+        with pytest.raises(BufferClosedError, match="is gone"):
+            refused()
+    for refused in (lambda: buffer.sample(1), buffer.writer):
+        with pytest.raises(BufferMisuseError, match="was closed"):
+            refused()
+
+
+def test_a_buffer_that_nobody_has_is_closed():
+    buffer = simple()
+    writer = buffer.writer()
+    writer.add(**rows(1))
+    del buffer
+    with pytest.raises(BufferClosedError):
+        writer.add(**rows(1))
+
+
+def test_a_transition_writer_writes_the_steps_of_a_vector_env():
+    envs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    spaces = envs.single_observation_space, envs.single_action_space
+    options = {"num_envs": 2, "n_step": 3, "gamma": 0.9}
+    buffer = MultiprocessReplayBuffer(1000, *spaces, num_writers=1, **options)
+    twin = SharedReplayBuffer(1000, *spaces, **options)
+    writers = [TransitionWriter(envs, target) for target in (buffer.writer(), twin)]
+    obs, _ = envs.reset(seed=0)
+    for writer in writers:
+        writer.reset(obs)
+    for _ in range(100):
+        actions = envs.action_space.sample()
+        result = envs.step(actions)
+        for writer in writers:
+            writer.step(actions, *result)
+    batch = buffer.sample(256)
+    expected = twin.get(batch.indices)
+    for name in ("obs", "next_obs", "rewards", "discounts"):
+        torch.testing.assert_close(getattr(batch, name), getattr(expected, name), rtol=0, atol=0)
+    envs.close()
+
+
+# Rows of 4 KiB with a checksum of all of their bytes; windows of two steps, so that links count.
+PROGRAM = """
+import os, signal, sys, time, traceback, zlib
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from buffers import BufferClosedError, BufferMisuseError, MultiprocessReplayBuffer
+from buffers.replay import shared_memory as at
+
+WIDTH = 256
+OBS = Box(-np.inf, np.inf, (WIDTH,), np.int64)
+
+def columns(writer, number, count):
+    numbers = np.arange(number, number + count)
+    obs = numbers[:, None] * 1000 + np.arange(WIDTH) + 10**9 * writer
+    sums = [[zlib.crc32(row.tobytes() + (row + 1).tobytes())] for row in obs]
+    return {
+        "obs": obs, "next_obs": obs + 1, "actions": numbers % 5, "rewards": np.ones(count),
+        "terminations": np.zeros(count, bool), "truncations": np.zeros(count, bool),
+        "sums": np.array(sums),
+    }
+
+def make(n_step, capacity=400, **options):
+    steps = {"n_step": 2, "gamma": 0.5, "num_envs": 1} if n_step > 1 else {}
+    extras = {"sums": Box(0, 2**33, (1,), np.int64)}
+    return MultiprocessReplayBuffer(
+        capacity, OBS, Discrete(5), num_writers=2, seed=0, extra_columns=extras, **steps, **options
+    )
+
+def write(writer, index):
+    number = 0
+    while True:
+        writer.add(**columns(index, number, 7))
+        number += 7
+
+def check(batch, n_step):
+    obs, following = batch.obs.numpy(), batch.next_obs.numpy()
+    for row, after, total, reward in zip(
+        obs, following, batch.extras["sums"][:, 0].tolist(), batch.rewards.tolist()
+    ):
+        steps = 1 if reward == 1 else 2
+        last = after - 1 - 1000 * (steps - 1)
+        assert zlib.crc32(row.tobytes() + (last + 1).tobytes()) == total, "a row is torn"
+        assert (last == row).all(), "a window leads to another row"
+"""
+
+KILLS = (
+    PROGRAM
+    + """
+n_step, times = map(int, sys.argv[1:])
+buffer, rng, num_torn, writers = make(n_step), np.random.default_rng(0), 0, {}
+
+def start(index):
+    writer = buffer.writer(index)
+    pid = os.fork()
+    if not pid:
+        try:
+            write(writer, index)
+        finally:
+            os._exit(1)
+    writers[index] = pid
+
+with buffer.writer() as own:  # compiled code is loaded
+    own.add(**columns(0, 0, 2))
+buffer.sample(4)
+for index in range(2):
+    start(index)
+for k in range(times):
+    deadline = time.monotonic() + 0.05 * rng.random()
+    while time.monotonic() < deadline:
+        check(buffer.sample(64), n_step)
+    index = int(rng.integers(2))
+    os.kill(writers[index], signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(writers[index], 0)[1]) == -9
+    slot = buffer._memory.slot(index)
+    num_torn += int(slot[at.BEGUN] != slot[at.COMMITTED])
+    for _ in range(5):  # while the place is empty, and rows may be half written
+        check(buffer.sample(64), n_step)
+    start(index)
+for pid in writers.values():
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+print(num_torn, buffer.num_added, buffer.num_sampled)
+"""
+)
+
+
+def test_kills_of_writers_tear_no_row():
+    _, added, sampled = map(int, printed(KILLS, 2, 8, kind="buffers"))
+    assert added > 8 * 7 and sampled > 8 * 64
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("n_step", [1, 2])
+def test_two_hundred_kills_of_writers_tear_no_row(n_step):
+    torn, added, sampled = map(int, printed(KILLS, n_step, 200, kind="buffers", timeout=280))
+    assert torn > 20, "kills that came in the middle of an add"
+    assert added > 10_000 and sampled > 10_000
+
+
+ENDS = (
+    PROGRAM
+    + """
+def spawn(function):
+    sys.stdout.flush()
+    if pid := os.fork():
+        return pid
+    try:
+        function()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
+
+reading, writing = os.pipe()
+started, done = os.pipe()
+def learn():
+    buffer = make(1)
+    def add():
+        writer = buffer.writer()
+        writer.add(**columns(0, 0, 3))
+        try:
+            buffer.sample(1)
+        except BufferMisuseError as error:
+            print("forked" in str(error))
+        os.write(writing, b"ready")
+        deadline = time.monotonic() + 30
+        try:
+            while time.monotonic() < deadline:
+                writer.add(**columns(0, 0, 3))
+                time.sleep(0.01)
+        except BufferClosedError:
+            os.write(writing, b"ended")
+    pid = spawn(add)
+    assert os.read(reading, 5) == b"ready"
+    assert buffer.writer_pids == [pid, 0]
+    os.write(done, b"ready")
+    time.sleep(60)
+
+learner = spawn(learn)
+assert os.read(started, 5) == b"ready"
+os.kill(learner, signal.SIGKILL)
+os.waitpid(learner, 0)
+print(os.read(reading, 5).decode())
+"""
+)
+
+
+def test_a_writer_ends_soon_after_the_learner_was_killed():
+    assert printed(ENDS, kind="buffers") == ["True", "ended"]

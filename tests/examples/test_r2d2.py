@@ -1,0 +1,48 @@
+"""examples/r2d2.py."""
+
+import pytest
+import torch
+from example_files import load_example
+
+r2d2, memory = map(load_example, ("r2d2", "memory"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_errors_are_those_of_n_steps(recurrent):
+    torch.manual_seed(0)
+    options = r2d2.Options(env_kwargs={"length": 4}, n_step=3, hidden=8, recurrent=recurrent,
+                           learning_starts=10**6, prioritized=False)  # fmt: skip
+    envs = r2d2.make_vec(options.env_id, 4, autoreset_mode="SameStep", length=4)
+    trainer = r2d2.Trainer(options, envs)
+    for _ in range(60):
+        trainer.collect()
+    batch = trainer.buffer.sample_sequences(8, 6, pad=True, initial_states="state")
+    errors, states = r2d2.td_errors(trainer.network, trainer.target, batch, options)
+    assert states.shape == (8, 6, 8)
+    for b in range(8):
+        count = int(batch.mask[b].sum())
+        obs = torch.cat([batch.obs[b, :count], batch.next_obs[b, count - 1 : count]])[None]
+        state = batch.initial_states["state"][b : b + 1]
+        with torch.no_grad():
+            values, later = trainer.network(obs, state)
+        picks = values[0].argmax(1)
+        for t in range(count):
+            goal, factor = 0.0, 1.0
+            end = min(t + 3, count)
+            for k in range(t, end):
+                goal += factor * float(batch.rewards[b, k])
+                factor *= options.gamma * float(~batch.terminations[b, k])
+            goal += factor * float(values[0, end, picks[end]])
+            taken = float(values[0, t, batch.actions[b, t]])
+            assert float(errors[b, t].detach()) == pytest.approx(taken - goal, abs=1e-4)
+            if t:
+                torch.testing.assert_close(states[b, t], later[0, t - 1])
+    envs.close()
+
+
+@pytest.mark.learn
+@pytest.mark.timeout(900)
+def test_a_memory_task_is_learned(tmp_path):
+    options = r2d2.Options(env_kwargs={"length": 6}, total_steps=30_000, save=tmp_path)
+    assert r2d2.main(options).mean >= 0.9

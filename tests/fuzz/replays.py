@@ -1,0 +1,514 @@
+"""Random operations on a replay buffer with options drawn together, against lists.
+
+Every observation carries a number of its own, so whatever is drawn can be compared with the
+transition that was added. Options that no single test combines come together here: frames,
+sequences, stored once, priorities, columns, prefetch, memmap folders, writers, copies and states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import pickle
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import replay_model
+import torch
+from gymnasium.spaces import Box
+from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, ListModel
+
+from buffers import (
+    BufferMisuseError,
+    MultiprocessReplayBuffer,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+    datasets,
+)
+
+UNIT = "operations"
+OPERATIONS_PER_CASE = 120
+CLASSES = (SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer)
+FRAMES = Box(0, 255, (2, 4), np.uint8)  # two frames, each the bytes of a number
+TAGS = Box(-np.inf, np.inf, (2,), np.float64)
+COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations", "tags")
+
+
+class Marked(np.ndarray):
+    """A subclass of NumPy's arrays."""
+
+
+def run_case(number, count=OPERATIONS_PER_CASE):
+    """Try `count` operations; raise if anything drawn is not what was added."""
+    case = Case(number)
+    with case.folder:
+        try:
+            for place in range(count):
+                name = str(case.rng.choice(case.names))
+                try:
+                    getattr(case, name)()
+                except BaseException as error:
+                    error.add_note(f"operation {place}, {name}, of case {number}: {case.told}")
+                    raise
+        finally:
+            case.close()
+    return count
+
+
+class Case:
+    def __init__(self, number):
+        rng = self.rng = np.random.default_rng(number)
+        self.folder = tempfile.TemporaryDirectory()
+        self.where = str(rng.choice(["memory", "memory", "memory", "memmap", "writers"]))
+        self.cls = CLASSES[rng.integers(3)]
+        self.space = (OBS, NESTED, FRAMES)[rng.integers(3 if self.where == "memory" else 2)]
+        self.num_envs, self.capacity = int(rng.integers(1, 4)), int(rng.integers(2, 24))
+        self.num_steps = int(rng.choice([1, 1, 2, 3]))
+        self.gamma = 0.5 if self.num_steps > 1 or rng.random() < 0.3 else None
+        self.num_writers = int(rng.integers(1, 3)) if self.where == "writers" else 1
+        self.options = {
+            "num_envs": self.num_envs, "n_step": self.num_steps, "gamma": self.gamma,
+            "track_env": bool(rng.random() < 0.5), "seed": int(rng.integers(9)),
+            "extra_columns": {"tags": TAGS} if rng.random() < 0.5 else None,
+        }  # fmt: skip
+        is_per_env = self.where != "writers" and self.cls is PerEnvReplayBuffer
+        if self.where == "memory":
+            self.options |= {
+                "track_episodes": self.num_steps == 1 and bool(rng.random() < 0.8),
+                "staged": bool(rng.random() < 0.2),
+            }
+            if self.space is FRAMES:
+                self.options["frame_stack"] = 2
+            else:
+                self.options["store_next"] = bool(rng.random() < 0.5)
+        elif self.where == "writers":
+            self.capacity *= self.num_writers
+            self.options["num_writers"] = self.num_writers
+        total = self.num_envs * self.num_writers
+        self.envs, self.before = CountingEnvs(total, int(rng.integers(99))), {}
+        per_ring = self.capacity // self.num_writers
+        self.model = ListModel(per_ring, total, is_per_env)
+        if self.where == "writers":
+            self.model = WriterModel(per_ring, self.num_envs, self.num_writers)
+        self.buffer, self.held = self.make(), []
+        self.writers = []
+        if isinstance(self.buffer, MultiprocessReplayBuffer):
+            self.writers = [self.buffer.writer(n) for n in range(self.num_writers)]
+        self.names = ["add", "add", "add", "sample", "sample_columns"]
+        if self.where != "writers":
+            self.names += ["cut", "prefetch", "check_all", "check_all", "reload", "fill_another"]
+        if self.where != "writers" and self.cls is PrioritizedReplayBuffer:
+            self.names += ["hold", "update", "update"]
+        if self.options.get("track_episodes"):
+            self.names += ["sequences", "sequences", "refresh"]
+        self.told = (
+            f"{self.cls.__name__}({self.capacity}, {self.space}, {self.options}), {self.where}"
+        )
+
+    def make(self):
+        if self.where == "writers":
+            return MultiprocessReplayBuffer(self.capacity, self.space, ACTIONS, **self.options)
+        options = dict(self.options)
+        if self.where == "memmap":
+            options |= {"storage": "memmap", "folder": Path(self.folder.name) / "rows"}
+        return self.cls(self.capacity, self.space, ACTIONS, **options)
+
+    def close(self):
+        for writer in self.writers:
+            writer.close()
+        self.buffer.close()
+
+    # ---- transitions
+
+    def encode(self, numbers):
+        if self.space is not FRAMES:
+            return replay_model.encode(np.asarray(numbers), self.space)
+        pairs = [(self.before.get(n, n), n) for n in numbers]
+        return np.array(pairs, "<u4").reshape(-1, 2).view(np.uint8).reshape(-1, 2, 4)
+
+    def decode(self, obs):
+        if self.space is not FRAMES:
+            return replay_model.decode(obs).tolist()
+        numbers = obs.numpy().reshape(-1, 2, 4).copy().view("<u4")[:, 1, 0].tolist()
+        assert np.array_equal(obs.numpy(), self.encode(numbers))
+        return numbers
+
+    def columns(self, made):
+        columns = {
+            "obs": self.encode([t.obs for t in made]),
+            "next_obs": self.encode([t.next_obs for t in made]),
+            "actions": np.array([t.obs % 5 for t in made], np.int64),
+            "rewards": np.array([t.reward for t in made], np.float32),
+            "terminations": np.array([t.terminated for t in made], bool),
+            "truncations": np.array([t.truncated for t in made], bool),
+        }
+        if self.options["extra_columns"]:
+            columns["tags"] = tags_of([t.obs for t in made])
+        return columns
+
+    def in_some_form(self, array):
+        if isinstance(array, dict):
+            keys = list(array)
+            self.rng.shuffle(keys)
+            return {key: self.in_some_form(array[key]) for key in keys}
+        form = int(self.rng.integers(9))
+        if form == 0:
+            return array.astype(array.dtype.newbyteorder(">"))
+        if form == 1:
+            array = array.copy()
+            array.flags.writeable = False
+            return array
+        if form == 2:
+            return array.view(Marked)
+        if form == 3:
+            return torch.from_numpy(array.copy())
+        if form == 4:
+            wide = np.zeros((len(array), 2, *array.shape[1:]), array.dtype)
+            wide[:, 1] = array
+            return wide[:, 1]
+        if form == 5:
+            memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
+            found = memory.view(array.dtype) if array.nbytes else memory[:0].view(array.dtype)
+            found = found.reshape(array.shape)
+            found[...] = array
+            return found
+        return array
+
+    def step(self, envs):
+        made = []
+        for env in envs:
+            made.append(self.envs.step(env, *(self.rng.random(2) < 0.12)))
+            self.before[made[-1].next_obs] = made[-1].obs
+        return made
+
+    # ---- operations
+
+    def add(self):
+        rng, first = self.rng, 0
+        writer = int(rng.integers(self.num_writers))
+        if self.writers:
+            first = writer * self.num_envs
+        is_whole = rng.random() < 0.5
+        size = int(rng.choice([0, 1, 2, 5, 9, 40]))
+        envs = rng.integers(self.num_envs, size=size)
+        if is_whole:
+            envs = np.tile(np.arange(self.num_envs), int(rng.choice([0, 1, 1, 2, 12])))
+        valid = None
+        if rng.random() < 0.15:
+            valid = rng.random(len(envs)) < 0.7
+        made, kept = [], []
+        for place, env in enumerate(envs):
+            if valid is not None and not valid[place]:
+                made += self.step([first + env])
+                self.envs.cut(first + env)
+            else:
+                kept += self.step([first + env])
+                made.append(kept[-1])
+        columns = self.columns(made)
+        if rng.random() < 0.5:
+            columns = {name: self.in_some_form(column) for name, column in columns.items()}
+        if rng.random() < 0.3:
+            columns["rewards"] = np.asarray(columns["rewards"], np.float64)
+        if made and rng.random() < 0.2 and type(columns["terminations"]) is np.ndarray:
+            columns["terminations"] = columns["terminations"].tolist()
+        ids = {} if is_whole else {"env_ids": np.asarray(envs, np.int64)}
+        given = {} if valid is None else {"valid": valid}
+        target = self.writers[writer] if self.writers else self.buffer
+        target.add(**columns, **ids, **given)
+        self.model.add(kept)
+
+    def cut(self):
+        ids = self.rng.permutation(self.num_envs)[: self.rng.integers(1, self.num_envs + 1)]
+        self.buffer.cut_episodes(ids)
+        for env in ids.tolist():
+            self.envs.cut(env)
+
+    def sample(self):
+        size = int(self.rng.choice([1, 7, 33]))
+        if not self.model.live():
+            with contextlib.suppress(BufferMisuseError, TimeoutError):
+                self.buffer.sample(size, **({"timeout": 0.0} if self.writers else {}))
+                raise AssertionError("an empty buffer was drawn from")
+            return
+        self.compare(self.buffer.sample(size), None)
+
+    def some_columns(self):
+        known = [n for n in COLUMNS if n != "tags" or self.options["extra_columns"]]
+        return list(self.rng.permutation(known)[: self.rng.integers(1, len(known) + 1)])
+
+    def sample_columns(self):
+        if self.model.live():
+            columns = [str(name) for name in self.some_columns()]
+            size = int(self.rng.choice([1, 7, 33]))
+            if self.writers and "obs" not in columns:
+                columns.append("obs")  # by which transitions are known
+            self.compare(self.buffer.sample(size, columns=columns), columns)
+
+    def by_row(self):
+        return dict(zip(self.buffer.order().tolist(), self.model.live(), strict=True))
+
+    def compare(self, batch, columns):
+        """Raise unless a batch is of transitions that are held."""
+        if self.writers:
+            of_obs = {t.obs: t for t in self.model.live()}
+            made = [of_obs[number] for number in self.decode(batch.obs)]
+        else:
+            rows = self.by_row()
+            made = [rows[row] for row in batch.indices.tolist()]
+        self.compare_made(batch, made, columns)
+
+    def compare_made(self, batch, made, columns):
+        def has(name):
+            return columns is None or name in columns
+
+        windows = [self.model.window(t, self.num_steps, self.gamma or 1.0) for t in made]
+        lasts, totals, discounts = zip(*windows, strict=True)
+        if has("obs"):
+            assert self.decode(batch.obs) == [t.obs for t in made]
+        if has("next_obs"):
+            assert self.decode(batch.next_obs) == [t.next_obs for t in lasts]
+        if has("actions"):
+            assert batch.actions.tolist() == [t.obs % 5 for t in made]
+        if has("rewards"):
+            np.testing.assert_allclose(batch.rewards, totals, rtol=1e-6, atol=1e-5)
+        if has("terminations"):
+            assert batch.terminations.tolist() == [t.terminated for t in lasts]
+        if has("truncations"):
+            assert batch.truncations.tolist() == [t.truncated for t in lasts]
+        if columns is None and self.gamma is not None:
+            np.testing.assert_allclose(batch.discounts, discounts, rtol=1e-6)
+        if columns is None and batch.env_ids is not None:
+            assert batch.env_ids.tolist() == [t.env for t in made]
+        if has("tags") and self.options["extra_columns"]:
+            assert np.array_equal(batch.tags, tags_of([t.obs for t in made]))
+
+    def check_all(self):
+        live = self.model.live()
+        assert len(self.buffer) == len(live)
+        if live:
+            columns = None
+            if self.rng.random() < 0.3:
+                columns = [str(name) for name in self.some_columns()]
+            self.compare_made(self.buffer.get(self.buffer.order(), columns), live, columns)
+
+    def prefetch(self):
+        if not self.model.live():
+            return
+        size, depth = int(self.rng.choice([1, 9])), int(self.rng.integers(1, 4))
+        columns = [str(n) for n in self.some_columns()] if self.rng.random() < 0.5 else None
+        twin = None if self.where == "memmap" else copy.deepcopy(self.buffer)
+        with self.buffer.prefetch(size, depth=depth, columns=columns) as batches:
+            for _ in range(int(self.rng.integers(5))):
+                batch = next(batches)
+                self.compare(batch, columns)
+                if twin is not None:
+                    assert torch.equal(batch.indices, twin.sample(size).indices)
+            with contextlib.suppress(BufferMisuseError), self.buffer.prefetch(1):
+                raise AssertionError("two of them")
+            kind = int(self.rng.integers(4))
+            if kind == 0:
+                self.add()
+                self.check_all()
+            elif kind == 1 and self.options.get("track_episodes"):
+                self.sequences()
+            elif kind == 2:
+                self.reload()
+        if kind == 3 and twin is not None:
+            assert torch.equal(self.buffer.sample(3).indices, twin.sample(3).indices)
+
+    def reload(self):
+        """Go on with a copy, or with what was saved."""
+        way, before = int(self.rng.integers(5)), self.buffer
+        self.told += f"; way {way}"
+        if self.where == "memmap":
+            before.cut_episodes()
+            for env in range(self.num_envs):
+                self.envs.cut(env)
+            before.close()
+            self.buffer = self.make()
+        elif way == 0:
+            self.buffer = copy.deepcopy(before)
+        elif way == 1:
+            self.buffer = pickle.loads(pickle.dumps(before))
+        elif way == 2:
+            self.buffer = self.make()
+            self.buffer.load_state_dict(before.state_dict())
+        elif way == 3:
+            path = Path(self.folder.name) / "saved"
+            before.save(path)
+            self.buffer = self.make()
+            if self.space is not FRAMES and self.rng.random() < 0.5:
+                made = CountingEnvs(self.num_envs).random_steps(range(self.num_envs))
+                self.buffer.add(**self.columns(made))  # are forgotten
+            self.buffer.load(path)
+        else:  # into itself; a batch drawn before is no batch of what is there now
+            state = before.state_dict()
+            before.load_state_dict(state)
+        if self.where != "memmap":
+            for batch, _ in self.held:
+                with contextlib.suppress(BufferMisuseError):
+                    self.buffer.update_priorities(batch, np.ones(len(batch)))
+                    raise AssertionError("a batch drawn before a state was loaded was taken")
+        self.held.clear()
+
+    def hold(self):
+        if self.model.live():
+            batch = self.buffer.sample(int(self.rng.choice([1, 9])))
+            if self.rng.random() < 0.3:
+                batch = pickle.loads(pickle.dumps(batch))
+            self.held.append((batch, self.by_row()))
+
+    def update(self):
+        """Rows overwritten since the draw keep their priority."""
+        if not self.held:
+            return
+        batch, then = self.held.pop(int(self.rng.integers(len(self.held))))
+        now, before = self.by_row(), self.buffer.priorities.numpy()
+        given = self.rng.random(len(batch)) + 0.1
+        self.buffer.update_priorities(batch, given)
+        expected = before.copy()
+        for row, value in zip(batch.indices.tolist(), given, strict=True):
+            if now[row] is then[row]:
+                expected[row] = value**self.buffer.alpha
+        if not self.options.get("staged"):
+            np.testing.assert_allclose(self.buffer.priorities.numpy(), expected, rtol=1e-12)
+
+    # ---- sequences
+
+    def runs(self):
+        """By transition that is held: the next of its episode, or None."""
+        following = {}
+        for env in range(self.num_envs):
+            own = [t for t in self.model.live() if t.env == env]
+            following |= {id(t): None for t in own}
+            for t, after in itertools.pairwise(own):
+                if after.follows:
+                    following[id(t)] = after
+        return following
+
+    def sequences(self):
+        rng, length = self.rng, int(self.rng.integers(1, 6))
+        burn_in, pad = int(rng.integers(length)), bool(rng.random() < 0.5)
+        following, live = self.runs(), self.model.live()
+        try:
+            size, options = int(rng.choice([1, 12])), {"burn_in": burn_in, "pad": pad}
+            batch = self.drawn_sequences(size, length, options)
+        except BufferMisuseError as error:
+            if "have priorities" in str(error):
+                return None
+            assert not pad or not live or burn_in, error
+            assert not any(len(run(t, following, length)) == length for t in live), error
+            return None
+        rows = self.by_row()
+        for b, row in enumerate(batch.indices.tolist()):
+            made = [rows[number] for number in row if number >= 0]
+            assert made == run(made[0], following, length)[: len(made)]
+            assert len(made) == min(length, len(run(made[0], following, length)))
+            assert batch.mask[b].tolist() == [k < len(made) for k in range(length)]
+            if not pad:
+                assert len(made) == length
+            part = slice(0, len(made))
+            obs, next_obs = first(batch.obs, b, part), first(batch.next_obs, b, part)
+            assert self.decode(obs) == [t.obs for t in made]
+            assert (batch.steps[b, part].diff() == 1).all()
+            assert batch.actions[b, part].tolist() == [t.obs % 5 for t in made]
+            if self.num_steps == 1:
+                assert self.decode(next_obs) == [t.next_obs for t in made]
+                np.testing.assert_allclose(batch.rewards[b, part], [t.reward for t in made])
+        if self.cls is PrioritizedReplayBuffer and rng.random() < 0.2:
+            self.buffer.update_sequence_priorities(batch, rng.random(batch.mask.shape))
+        return batch
+
+    def drawn_sequences(self, size, length, options):
+        """Sequences, and the same again by other ways."""
+        if self.rng.random() < 0.6:
+            return self.buffer.sample_sequences(size, length, **options)
+        twin = copy.deepcopy(self.buffer)
+        if self.rng.random() < 0.5:
+            if self.buffer._guard.ahead is not None:
+                return self.buffer.sample_sequences(size, length, **options)
+            self.buffer.sample_sequences(1, length, **options)  # there are some
+            twin = copy.deepcopy(self.buffer)
+            given = {**options, "method": "sample_sequences", "sequence_length": length}
+            with self.buffer.prefetch(size, **given) as batches:
+                batch = next(batches)
+            assert torch.equal(
+                twin.sample_sequences(size, length, **options).indices, batch.indices
+            )
+            return batch
+        batch = self.buffer.sample_sequences(size, length, **options)
+        names = self.rng.permutation(["obs", "next_obs", "rewards", "terminations", "mask"])
+        columns = [str(name) for name in names[: self.rng.integers(1, 4)]]
+        part = twin.sample_sequences(size, length, **options, columns=columns)
+        for name in {*columns, "indices", "mask", "steps", "learn_mask"}:
+            torch.testing.assert_close(getattr(part, name), getattr(batch, name), rtol=0, atol=0)
+        assert len(part) == size
+        assert not any(hasattr(part, name) for name in {"obs", "rewards"} - {*columns})
+        return batch
+
+    def refresh(self):
+        """New values of an extra column; equal ones, so that nothing else changes."""
+        batch = self.sequences()
+        if batch is None or not self.options["extra_columns"]:
+            return
+        if self.rng.random() < 0.5:
+            self.add()
+        self.buffer.refresh_states(batch, tags=batch.tags)
+        self.check_all()
+
+    def fill_another(self):
+        """Episodes of this buffer, in one that draws sequences."""
+        live = self.model.live()
+        knows = self.options["track_env"] or self.options.get("track_episodes")
+        knows = knows or self.num_envs == 1 or self.cls is PerEnvReplayBuffer
+        if not live or not knows or self.num_steps > 1 or self.space is FRAMES:
+            return
+        options = {
+            "track_episodes": True,
+            "num_envs": 1,
+            "extra_columns": self.options["extra_columns"],
+        }
+        other = SharedReplayBuffer(len(live) + 3, self.space, ACTIONS, seed=0, **options)
+        datasets.from_buffer(self.buffer).fill(other)
+        assert len(other) == len(live)
+        batch, of_obs = other.sample_sequences(8, 2, pad=True), {t.obs: t for t in live}
+        following = self.runs()
+        for b in range(8):
+            count = int(batch.mask[b].sum())
+            made = [of_obs[n] for n in self.decode(first(batch.obs, b, slice(0, count)))]
+            assert made == run(made[0], following, 2)
+
+
+class WriterModel(ListModel):
+    """Rings by writer."""
+
+    def __init__(self, capacity, num_envs, num_writers):
+        super().__init__(capacity, num_writers, True)
+        self.num_envs = num_envs
+
+    def add(self, transitions):
+        for made in transitions:
+            ring = self.rings[made.env // self.num_envs]
+            ring.append(made)
+            del ring[: -self.capacity]
+
+
+def tags_of(numbers):
+    return np.stack([np.array(numbers, float) * 3, -np.array(numbers, float)], 1).reshape(-1, 2)
+
+
+def run(made, following, length):
+    found = [made]
+    while len(found) < length and following[id(found[-1])] is not None:
+        found.append(following[id(found[-1])])
+    return found
+
+
+def first(tree, b, part):
+    """A part of one sequence, of every leaf."""
+    if isinstance(tree, dict):
+        return {key: leaf[b, part] for key, leaf in tree.items()}
+    return tree[b, part]
