@@ -154,7 +154,7 @@ class Interrupts:
             self.usual_s[name] = max(usual_s, 1.2 * took_s)
         else:
             self.usual_s[name] = 0.7 * usual_s + 0.3 * took_s
-        return struck, value
+        return struck, None if struck else value  # which may have come just before the interrupt
 
 
 class Sender:

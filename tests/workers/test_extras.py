@@ -228,6 +228,7 @@ class NapEnv(gym.Env):
         return threading.active_count()
 
 
+@pytest.mark.linux
 def test_envs_that_wait_get_threads(monkeypatch):
     monkeypatch.undo()  # one of them is tried out
     pool = AsyncVectorEnv([NapEnv] * 12, num_workers=2, context="fork")
@@ -245,6 +246,7 @@ class QuickEnv(NapEnv):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+@pytest.mark.linux
 def test_envs_that_compute_get_none(monkeypatch):
     monkeypatch.undo()  # one of them is tried out
     pool = AsyncVectorEnv([QuickEnv] * 12, num_workers=2, context="fork")
@@ -296,6 +298,7 @@ def trial(probe, times=None):
     return choose_backend(counters([9] * 8), run=run)
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(
     ("here", "workers", "backend"),
     [
@@ -322,6 +325,7 @@ def test_rounds_that_disagree_are_too_noisy_and_the_choice_is_safe(
         assert choice.options == ({"threads_per_worker": 1} if backend == "async" else {})
 
 
+@pytest.mark.linux
 def test_single_rounds_may_go_to_one_or_the_other_of_those_with_workers(monkeypatch):
     monkeypatch.setattr(choose, "usable_cores", lambda: 2)
     times = {

@@ -250,6 +250,7 @@ assert not sent or {no_pidfd}, sent
 """
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(
     ("how", "no_pidfd"),
     [

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -344,3 +345,108 @@ with interrupts_later():
 
 def test_signals_of_a_fork_by_another_thread_do_not_wait():
     assert printed(FORKED_BY_ANOTHER_THREAD) == ["3"]
+
+
+FORKED_MEANWHILE = """
+import os, signal
+import gymnasium as gym
+from vecenv import AsyncVectorEnv
+
+class Asking(gym.Wrapper):
+    def ask(self):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return signal.getsignal(signal.SIGUSR1).__name__, told
+
+told = []
+
+def tell(number, frame):
+    told.append(number)
+
+signal.signal(signal.SIGUSR1, tell)
+envs = AsyncVectorEnv(
+    [lambda: Asking(gym.make("CartPole-v1"))], context="fork", num_workers=1, threads_per_worker=1
+)
+print(*envs.call("ask")[0], told)
+envs.close()
+"""
+
+
+def test_a_worker_that_was_forked_while_signals_waited_has_the_users_handlers():
+    assert printed(FORKED_MEANWHILE) == ["tell", str([int(signal.SIGUSR1)]), "[]"]
+
+
+@contextlib.contextmanager
+def no_garbage_collection():
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_workers_end_when_nobody_has_their_vector_env():
+    with no_garbage_collection():
+        envs = AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, threads_per_worker=1)
+        pids = [process.pid for process in envs._exchange.pool.processes]
+        envs.reset(seed=0)
+        envs.send(np.full(2, FINE))
+        envs.recv()
+        del envs
+        assert wait_until_gone(pids, 1) == []
+
+
+@pytest.mark.parametrize("place", ["open_workers", "_bind", "__init__"])
+def test_ctrl_c_just_after_the_start_of_workers_leaves_none(place, monkeypatch):
+    """Also a second one, in the `__del__` of the vector env, where Python swallows it."""
+    import vecenv.workers.opening as opening
+
+    pids, struck = [], []
+    owner = opening if place == "open_workers" else AsyncVectorEnv
+    real = getattr(owner, place)
+
+    def interrupted(*args, **kwargs):
+        result = real(*args, **kwargs)
+        pids.extend(children())
+        raise KeyboardInterrupt
+        return result
+
+    def swallowed(envs):
+        struck.append(envs)
+        struck.clear()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, place, interrupted)
+    monkeypatch.setattr(AsyncVectorEnv, "__del__", swallowed)
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    before = set(children())
+    with no_garbage_collection():
+        with pytest.raises(KeyboardInterrupt):
+            AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, threads_per_worker=1)
+        assert set(pids) - before
+        assert wait_until_gone(set(pids) - before, 1) == []
+
+
+def test_ctrl_c_during_a_fork_is_not_swallowed_by_what_libraries_do_after_forks(monkeypatch):
+    """As the locks of `logging` are let go of there, and were not."""
+    import multiprocess.popen_fork
+
+    real = os.fork
+
+    def fork():
+        before = os.getpid()
+        pid = real()
+        if os.getpid() == before:
+            signal.raise_signal(signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(multiprocess.popen_fork.os, "fork", fork)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = set(children())
+    try:
+        with no_garbage_collection():
+            with pytest.raises(KeyboardInterrupt):
+                AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, threads_per_worker=1, context="fork")
+            assert wait_until_gone(set(children()) - before, 1) == []
+    finally:
+        signal.signal(signal.SIGINT, handler)

@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import multiprocess
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
@@ -33,8 +34,11 @@ def shared_memory_files():
 
 
 def left_since(known):
-    """New files of shared memory that no process has mapped: others' come and go."""
-    left = shared_memory_files() - known
+    """New files of shared memory that no process has mapped: others' come and go.
+
+    Semaphores of other tests and programs are known by their names, see `helpers_that_stay`.
+    """
+    left = {name for name in shared_memory_files() - known if not name.startswith("sem.mp-")}
     for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
         with contextlib.suppress(OSError):  # the process has ended meanwhile
             left -= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
@@ -43,10 +47,17 @@ def left_since(known):
 
 @pytest.fixture(scope="module")
 def helpers_that_stay():
+    configs = [lib.process.current_process()._config for lib in (multiprocess, multiprocessing)]
+    before = [config["semprefix"] for config in configs]
+    for config in configs:
+        config["semprefix"] = "/lifecycle"
     AsyncVectorEnv(faulty(1), context="forkserver").close()
     prepare()
     gc.collect()
     gc.freeze()  # what is there now is not looked at again, so collecting takes no time
+    yield
+    for config, prefix in zip(configs, before, strict=True):
+        config["semprefix"] = prefix
 
 
 @pytest.fixture(autouse=True)

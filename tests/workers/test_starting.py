@@ -8,6 +8,7 @@ import os
 import pickle
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -93,12 +94,14 @@ def told(**options):
     return result
 
 
+@pytest.mark.linux
 def test_workers_of_a_process_with_threads_are_not_forked_from_it(thread, no_method):
     assert "Python threads" in why_not_fork()
     assert told()["served"]
     assert not told(context="fork")["served"]
 
 
+@pytest.mark.linux
 def test_a_forked_worker_has_no_threads_that_spin():
     np.ones((64, 64)) @ np.ones((64, 64))  # OpenBLAS may have threads here
     pool = AsyncVectorEnv([Spy], num_workers=1, threads_per_worker=1, context="fork")
@@ -106,6 +109,7 @@ def test_a_forked_worker_has_no_threads_that_spin():
     pool.close()
 
 
+@pytest.mark.linux
 def test_a_process_without_threads_is_forked(tmp_path):
     """NumPy's library has started threads, which it ends before a fork."""
     text = (
@@ -130,6 +134,7 @@ def test_libraries_that_cannot_be_forked_are_known(monkeypatch, no_method):
     monkeypatch.undo()
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("library", [multiprocess, multiprocessing])
 def test_a_start_method_that_was_set_is_taken_and_an_argument_wins(library, no_method, thread):
     library.set_start_method("spawn", force=True)
@@ -178,6 +183,8 @@ def test_workers_print_where_the_caller_prints(capfd, thread, no_method):
     assert capfd.readouterr().out == "made\nmade\n"
 
 
+@pytest.mark.slow
+@pytest.mark.linux
 def test_the_server_is_used_again_and_started_again_when_it_is_gone(thread, no_method):
     told()
     pid = server._server.pid
@@ -198,6 +205,7 @@ def test_a_worker_whose_server_was_killed_is_found_dead_and_is(thread, no_method
     assert wait_until_gone({pid}, 5) == []
 
 
+@pytest.mark.linux
 def test_a_worker_that_can_not_be_forked_is_an_error_and_others_live(thread, no_method):
     pool = AsyncVectorEnv(faulty(1), num_workers=1)
     pid = server._server.pid
@@ -292,6 +300,7 @@ def test_a_forked_child_has_a_server_of_its_own(tmp_path):
     assert run_script(text, folder=tmp_path) == "True\n"
 
 
+@pytest.mark.linux
 def test_what_can_not_be_pickled_is_forked_and_said_once(caplog, thread, no_method):
     lock = threading.Lock()  # which cloudpickle refuses
 
@@ -543,3 +552,18 @@ def test_a_caller_that_has_run_a_backward_pass(tmp_path):
 def test_libraries_with_threads_several_times(in_env, in_caller, how, tmp_path):
     for _ in range(3):
         drill(in_env, in_caller, how, tmp_path)
+
+
+def test_a_timeout_that_a_program_has_set_for_its_sockets_is_not_the_workers():
+    import gymnasium as gym
+
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.05)
+    try:
+        envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=2)
+        envs.reset(seed=1)
+        time.sleep(0.2)  # longer than that, for workers to wait for a message
+        assert envs.call("get_wrapper_attr", "spec") == envs.get_attr("spec")
+        envs.close()
+    finally:
+        socket.setdefaulttimeout(before)

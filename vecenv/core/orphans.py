@@ -15,11 +15,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
+
+from vecenv.machine import is_portable
 
 __all__ = ["Family", "end_with_caller"]
 
 _PR_SET_PDEATHSIG = 1
+_LOOK_S = 0.25  # between looks after the caller, where it can't be waited for
 # By module: the functions by which Python starts processes, but for forks, which have hooks.
 _STARTERS = (
     ("subprocess", "_fork_exec"),
@@ -64,7 +68,7 @@ class Family:
                 os.setpgid(0, 0)
             except OSError:  # a session's leader has a group of its own
                 self._has_group = os.getpgrp() == self._pid
-        if self._has_group:
+        if self._has_group:  # which Windows has not
             os.register_at_fork(before=self._note)
             for module, name in _STARTERS:
                 self._note_calls(importlib.import_module(module), name)
@@ -123,7 +127,7 @@ def end_with_caller(caller_pid: int, *, is_child_of_main_thread: bool) -> None:
         is_child_of_main_thread: Whether the caller's main thread started this process itself. Linux
             then signals the end of the parent; for other threads it would signal the thread's end.
     """
-    if is_child_of_main_thread and sys.platform == "linux" and _ask_kernel():
+    if is_child_of_main_thread and not is_portable() and _ask_kernel():
         if os.getppid() != caller_pid:  # it ended before we asked
             os._exit(1)
         return
@@ -139,27 +143,38 @@ def _ask_kernel() -> bool:
 
 def _watch(caller_pid: int) -> None:
     """Wait for the caller's end and kill this process."""
-    try:
-        file = os.pidfd_open(caller_pid)
-    except ProcessLookupError:
-        os._exit(1)
-    except (AttributeError, OSError):  # not Linux, or too old
-        _poll(caller_pid)
-    else:
+    file = -1
+    if not is_portable():
+        try:
+            file = os.pidfd_open(caller_pid)
+        except ProcessLookupError:
+            os._exit(1)
+        except (AttributeError, OSError):  # too old, or forbidden
+            pass
+    if file >= 0:
         import select
 
         ended = select.poll()  # `select` refuses files above 1023
         ended.register(file, select.POLLIN)
         ended.poll()
-    os.kill(os.getpid(), signal.SIGKILL)
+    elif sys.platform == "win32":
+        from multiprocess.process import parent_process
+
+        caller = parent_process()
+        if caller is not None:
+            caller.join()
+    else:
+        _poll(caller_pid)
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 def _poll(caller_pid: int) -> None:
-    import time
-
+    is_child = os.getppid() == caller_pid  # then the number can't be another process's meanwhile
     while True:
         try:
             os.kill(caller_pid, 0)
         except ProcessLookupError:
             return
-        time.sleep(0.25)
+        if is_child and os.getppid() != caller_pid:
+            return
+        time.sleep(_LOOK_S)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vecenv.core.interrupts import put_handlers_back
 from vecenv.core.orphans import Family, end_with_caller
 from vecenv.core.pickling import load_factories, load_registry
 
@@ -71,8 +72,10 @@ def set_up_child(setup: ChildSetup, name: str) -> Family:
         The processes that envs will start.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and then closes us
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what the caller does is not for our envs
+    if hasattr(signal, "SIGCHLD"):  # not in Windows
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what the caller does is not for our envs
     _leave_sigterm_to_caller()
+    put_handlers_back()
     end_with_caller(setup.caller_pid, is_child_of_main_thread=setup.is_own_child)
     family = Family()
     # Workers are processes of `multiprocess`, of which the standard library knows nothing.

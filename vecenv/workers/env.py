@@ -123,6 +123,7 @@ class AsyncVectorEnv(GymVecEnv):
         self.closed = True  # until there is something to close
         _import_all()
         from vecenv.workers.opening import PoolOptions, open_workers
+        from vecenv.workers.pool import StartedPools
 
         if worker is not None:
             raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
@@ -145,16 +146,16 @@ class AsyncVectorEnv(GymVecEnv):
             autoreset_mode=self.autoreset_mode,
             owner=type(self).__name__,
         )
-        opened = open_workers(env_fns, options)
+        self._started = StartedPools()
         try:
+            opened = open_workers(env_fns, options, self._started)
             self._exchange = opened.exchange
             self._bind(opened)
         except BaseException:  # Ctrl-C
             self.closed = True
-            opened.exchange.pool.kill()
-            if opened.exchange.own is not None:
-                opened.exchange.own.close()
-            opened.arena.close()
+            self._started.end()
+            if hasattr(self, "_exchange") and self._exchange.own is not None:
+                self._exchange.own.close()
             raise
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -686,10 +687,8 @@ class AsyncVectorEnv(GymVecEnv):
         try:
             super().close(**kwargs)
         finally:
-            if hasattr(self, "_exchange"):
-                pool = self._exchange.pool
-                if pool.is_owner and not pool.has_ended:
-                    pool.kill()
+            if hasattr(self, "_started"):
+                self._started.end()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the workers, whatever state they are in.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,8 @@ class Receiver:
         writer: ActionWriter | None,
         limit_s: float | None,
     ) -> None:
-        self._envs = envs
+        # A proxy: a vector env that nobody has any more ends at once, not with the next collection.
+        self._envs: GymVecEnv = weakref.proxy(envs)
         self._exchange = exchange
         self._writer = writer
         bounds = exchange.pool.bounds

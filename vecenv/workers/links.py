@@ -1,26 +1,33 @@
 """Links between caller and workers: post, wait, complete.
 
 There are two that do the same. `futex_link.FutexLink` calls compiled kernels; `PortableLink` is for
-systems without futex and for runs with the JIT switched off, and pays a semaphore per command and
-per completion.
+systems without futex (see `vecenv.machine.is_portable`) and for runs with the JIT switched off, and
+pays a semaphore per command and per completion.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import platform
 import sys
+import tempfile
 import threading
 import time
+import uuid
 from typing import Any
 
 import numpy as np
 
+from vecenv.machine import is_portable
 from vecenv.workers import layout as at
 from vecenv.workers.layout import LINE, ControlLayout
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "CALLER_SLICE_S",
@@ -80,7 +87,30 @@ class Link:
 def has_futex() -> bool:
     """Whether waits can be compiled: Linux, a known processor, Numba's compiler not off."""
     jit_is_off = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
-    return sys.platform == "linux" and FUTEX >= 0 and sys.byteorder == "little" and not jit_is_off
+    return not is_portable() and FUTEX >= 0 and sys.byteorder == "little" and not jit_is_off
+
+
+def _lock_file(file: int) -> None:
+    """Take the system's lock on a file for this process, or raise OSError: another one has it."""
+    if fcntl is not None:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        import msvcrt
+
+        os.lseek(file, 0, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+
+
+def _unlock_file(file: int) -> None:
+    """Let go of the lock, if this process has it."""
+    if fcntl is not None:
+        fcntl.lockf(file, fcntl.LOCK_UN)
+        return
+    import msvcrt
+
+    with contextlib.suppress(OSError):  # it was not held
+        os.lseek(file, 0, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
 
 
 class _FileLock:
@@ -103,14 +133,24 @@ class _FileLock:
         self._threads.__enter__()
         try:
             self.may_be_held = True
-            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            self._wait()
             self._words[at.CLAIMS_LINE * LINE + at.LOCK_HOLDER] = self._pid
         except BaseException:  # Ctrl-C, perhaps when it had just been taken
             self.__exit__()
             raise
 
+    def _wait(self) -> None:
+        if fcntl is not None:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            return
+        while True:
+            with contextlib.suppress(OSError):
+                _lock_file(self._file)
+                return
+            time.sleep(_LOCK_POLL_S)
+
     def __exit__(self, *_: object) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN)
+        _unlock_file(self._file)
         self._threads.__exit__(None, None, None)
 
     def acquire(self, timeout: float) -> bool:
@@ -119,7 +159,7 @@ class _FileLock:
         self.may_be_held = True
         while True:
             try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock_file(self._file)
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
@@ -131,7 +171,7 @@ class _FileLock:
 
     def release(self) -> None:
         """Let go of it if it is held, in a process that has no threads that take it."""
-        fcntl.lockf(self._file, fcntl.LOCK_UN)
+        _unlock_file(self._file)
         self.may_be_held = False
 
 
@@ -149,11 +189,17 @@ class PortableLink(Link):
         self._caller_bell = context.Semaphore(0)
         num_threads = layout.num_workers * layout.lanes if layout.lanes > 1 else 0
         self._lane_bells = [context.Semaphore(0) for _ in range(num_threads)]
+        # Where the arena has no file: each process opens this one, the last one's end deletes it.
+        name = f"vecenv-{uuid.uuid4().hex}.lock"
+        self._lock_path = os.path.join(tempfile.gettempdir(), name) if fcntl is None else ""
 
     def attach(self, words: np.ndarray, *, is_caller: bool, may_spin: bool, file: int = -1) -> None:
         """See `Link`."""
         self.words = words
         self._commands = [self.layout.command(k) for k in range(self.layout.num_workers)]
+        if self._lock_path:
+            temporary: int = os.O_TEMPORARY  # type: ignore[attr-defined]  # in Windows
+            file = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | temporary)
         self._lock = _FileLock(file, words, has_threads=not is_caller)
         self.post, self.wait_count, self.wait_done = self._post, self._wait_count, self._wait_done
         self.post_and_wait, self.wait_command = self._post_and_wait, self._wait_command
@@ -164,7 +210,7 @@ class PortableLink(Link):
         self.find_holder = self._find_holder
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("layout", "_bells", "_caller_bell", "_lane_bells")
+        kept = ("layout", "_bells", "_caller_bell", "_lane_bells", "_lock_path")
         return {name: vars(self)[name] for name in kept}
 
     def _unlock(self) -> None:

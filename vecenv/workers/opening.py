@@ -32,7 +32,7 @@ from vecenv.workers.info_columns import ColumnReader
 from vecenv.workers.layout import ControlLayout
 from vecenv.workers.links import Link, PortableLink, has_futex
 from vecenv.workers.messages import EnvSpaces, Layout
-from vecenv.workers.pool import WorkerPool
+from vecenv.workers.pool import StartedPools, WorkerPool
 from vecenv.workers.probe import MOST_THREADS, ProbeTimeout, mostly_wait, run_apart
 from vecenv.workers.rows import ReadyRing, SlotTable, make_slot, ring_size
 from vecenv.workers.starting import prepare_start
@@ -157,10 +157,16 @@ def worker_shares(
     return max(1, min(num_workers, most)), most_threads
 
 
-def open_workers(factories: Factories, options: PoolOptions) -> Opened:
+def open_workers(factories: Factories, options: PoolOptions, started: StartedPools) -> Opened:
     """Open a pool; if no process can hold two of the envs, one with a worker for each.
 
     That is so if an env can't be made where another was, and can where there is none.
+
+    Args:
+        factories: One per env.
+        options: How the pool is to be.
+        started: Takes every pool before it has a process, for who has to end them if Ctrl-C comes;
+            what has been ended here is taken out again.
 
     Raises:
         EnvCreationError: A factory raised, or a worker ended while its envs were made.
@@ -168,13 +174,15 @@ def open_workers(factories: Factories, options: PoolOptions) -> Opened:
         ValueError: A custom observation space is refused.
     """
     try:
-        return open_pool(factories, options)
+        return open_pool(factories, options, started)
     except EnvCreationError as error:
         failed = error
     env_id: int = vars(failed).get("env_index", 0)
     has_own = options.bounds[0] > 0
     singly = list(range(int(has_own), len(factories) + 1))
-    if env_id in (0, *options.bounds) or not _can_be_made_alone(factories[env_id], options):
+    if env_id in (0, *options.bounds) or not _can_be_made_alone(
+        factories[env_id], options, started
+    ):
         raise failed
     if len(singly) - 1 > options.most_workers:
         failed.add_note(
@@ -183,7 +191,7 @@ def open_workers(factories: Factories, options: PoolOptions) -> Opened:
         )
         raise failed
     try:
-        opened = open_pool(factories, options._replace(bounds=singly, threads=1))
+        opened = open_pool(factories, options._replace(bounds=singly, threads=1), started)
     except Exception:  # the first error is the one to report
         raise failed from failed.__cause__
     _logger.warning(
@@ -194,21 +202,24 @@ def open_workers(factories: Factories, options: PoolOptions) -> Opened:
     return opened
 
 
-def _can_be_made_alone(factory: Callable[[], Env], options: PoolOptions) -> bool:
+def _can_be_made_alone(
+    factory: Callable[[], Env], options: PoolOptions, started: StartedPools
+) -> bool:
     """Whether an env can be made in a process that has no other."""
     try:
-        opened = open_pool([factory], options._replace(bounds=[0, 1], threads=1))
+        opened = open_pool([factory], options._replace(bounds=[0, 1], threads=1), started)
     except Exception:  # the error that led here says what is wrong
         return False
     deadline = Deadline(_CLOSE_S)
     opened.exchange.ask_to_close(deadline)
     opened.exchange.pool.stop(deadline)
     opened.arena.close()
+    started.remove(opened.exchange.pool)
     return True
 
 
-def open_pool(factories: Factories, options: PoolOptions) -> Opened:
-    """Start the workers, make all envs, and lay out the shared memory.
+def open_pool(factories: Factories, options: PoolOptions, started: StartedPools) -> Opened:
+    """Start the workers, make all envs, and lay out the shared memory; see `open_workers`.
 
     Raises:
         EnvCreationError: A factory raised, or a worker ended while its envs were made.
@@ -233,6 +244,7 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
         may_spin=options.may_spin,
         restarts=arena.allocate((num_envs,), np.int64) if options.restart_envs else None,
     )
+    started.append(pool)
     own_envs: list[Env] = []
     try:
         for worker in range(num_workers):
@@ -243,6 +255,7 @@ def open_pool(factories: Factories, options: PoolOptions) -> Opened:
         pool.dismiss(Deadline(_CLOSE_S if isinstance(error, Exception) else 0))
         close_envs(own_envs, run_here)
         arena.close()
+        started.remove(pool)
         raise
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import select
+import socket
 import struct
+import sys
 import time
 import weakref
 from collections import deque
@@ -18,6 +20,7 @@ from gymnasium import Env
 
 from vecenv.core.deadline import Deadline
 from vecenv.core.faults import EnvFault, WorkerDiedError, describe_exit
+from vecenv.core.interrupts import interrupts_later
 from vecenv.core.pickling import dumps, loads
 from vecenv.workers.arena import Arena
 from vecenv.workers.layout import CURRENT
@@ -27,7 +30,7 @@ from vecenv.workers.process import tell_after_fork
 from vecenv.workers.starting import make_start
 from vecenv.workers.worker import WorkerSetup, run_worker
 
-__all__ = ["WorkerPool"]
+__all__ = ["StartedPools", "WorkerPool"]
 
 _logger = logging.getLogger("vecenv")
 
@@ -100,7 +103,7 @@ class WorkerPool:
         first, last = self.bounds[worker], self.bounds[worker + 1]
         self.start_s[worker] = -time.monotonic()
         start = make_start(self._method, self.factories[first:last])
-        here, there = start.context.Pipe()
+        here, there = _make_pipe()
         setup = WorkerSetup(
             worker=worker,
             first=first,
@@ -304,6 +307,40 @@ class WorkerPool:
             alive = [process for process in alive if process.is_alive()]
 
 
+class StartedPools(list[WorkerPool]):
+    """Pools of one vector env, ended at the latest when nobody has this list any more.
+
+    What a vector env is made of refers to itself in circles. If Ctrl-C comes between the start of
+    the workers and the moment in which somebody has the vector env, nothing else would end them
+    before the next collection of garbage. A second Ctrl-C waits, see `interrupts_later`; should it
+    come in the `__del__` of the vector env, where Python swallows it, this is still to come.
+    """
+
+    def end(self) -> None:
+        """Kill the workers that have not ended."""
+        with interrupts_later():
+            for pool in self:
+                if pool.is_owner and not pool.has_ended:
+                    pool.kill()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End the pools; at the interpreter's end, when names here are gone, others do that."""
+        if not is_finalizing():
+            self.end()
+
+
+def _make_pipe() -> tuple[socket.socket, Any]:
+    """Return the caller's end of a pipe, and a worker's, which can be sent to a process.
+
+    Both ends are sockets, as those of `multiprocessing` are but in Windows.
+    """
+    from multiprocess.connection import Connection
+
+    here, there = socket.socketpair()
+    there.setblocking(True)  # whatever the program has set by `socket.setdefaulttimeout`
+    return here, Connection(there.detach())
+
+
 class _Channel:
     """The caller's end of the pipe to a worker; no call of it waits for a worker that is gone.
 
@@ -312,14 +349,13 @@ class _Channel:
     Ctrl-C may come at any time: what has been read or written, and the note of it, are one call.
 
     Attributes:
-        file: Descriptor of the pipe.
+        file: The socket.
     """
 
-    def __init__(self, connection: Any, process: Any) -> None:
-        self._connection, self._process = connection, process
-        self.file: int = connection.fileno()
-        os.set_blocking(self.file, False)
-        self._poll = select.poll()
+    def __init__(self, file: socket.socket, process: Any) -> None:
+        self.file, self._process = file, process
+        file.setblocking(False)
+        self._poll: Any = select.poll() if hasattr(select, "poll") else None  # not in Windows
         self._received: list[bytes | memoryview] = []  # from the first message that is not dropped
         self._end = 0  # of that message, once it is whole
         # Each with how many bytes of it were sent at a time.
@@ -351,11 +387,11 @@ class _Channel:
                 self._unsent.popleft()
                 continue
             try:
-                counts.extend(map(os.write, (self.file,), (part[sum(counts) :],)))
+                counts.extend(map(self.file.send, (part[sum(counts) :],)))
             except BlockingIOError:
                 if patience.is_over or not self._process.is_alive():
                     return
-                self._await(select.POLLIN | select.POLLOUT, min(CALLER_SLICE_S, patience.left()))
+                self._await(min(CALLER_SLICE_S, patience.left()), to_send=True)
                 self._read()
                 continue
             except OSError:  # the worker is gone, which the next wait will find
@@ -372,7 +408,7 @@ class _Channel:
         if message is None and self._unsent:
             self.flush(0.0)
         if message is None and not self._is_over:
-            self._await(select.POLLIN, timeout_s)
+            self._await(timeout_s)
             is_alive = self._process.is_alive()  # before the last look
             while message is None and self._read():
                 message = self._first()
@@ -402,14 +438,18 @@ class _Channel:
         """Close the pipe."""
         self._is_over = True
         self._unsent.clear()
-        self._connection.close()
+        self.file.close()
 
     def quiet_s(self) -> float:
         """Return for how many seconds nothing has come."""
         return time.monotonic() - self._heard
 
-    def _await(self, events: int, timeout_s: float) -> None:
-        self._poll.register(self.file, events)
+    def _await(self, timeout_s: float, *, to_send: bool = False) -> None:
+        # No state that Ctrl-C could leave half changed, as a selector of the library's has.
+        if self._poll is None:
+            select.select([self.file], [self.file] if to_send else [], [], timeout_s)
+            return
+        self._poll.register(self.file, select.POLLIN | select.POLLOUT * to_send)
         self._poll.poll(timeout_s * 1000)
 
     def _read(self) -> bool:
@@ -418,7 +458,7 @@ class _Channel:
             return False
         received = self._received
         try:
-            received.extend(map(os.read, (self.file,), (1 << 20,)))
+            received.extend(map(self.file.recv, (1 << 20,)))
         except BlockingIOError:
             return False
         except OSError:

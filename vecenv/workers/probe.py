@@ -14,6 +14,7 @@ from gymnasium import Env
 
 from vecenv.core.deadline import Deadline
 from vecenv.core.faults import describe_exit
+from vecenv.core.interrupts import interrupts_later
 from vecenv.core.pickling import dumps, loads
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def run_apart(
             process.join(_END_S)
             return loads(value)
         finally:
-            _end(process)
+            with interrupts_later():
+                _end(process)
 
 
 def _receive(pipe: Any, process: Any, deadline: Any, what: str) -> Any:
@@ -149,8 +151,8 @@ def _receive(pipe: Any, process: Any, deadline: Any, what: str) -> Any:
 def _end(process: Any) -> None:
     """Kill a probe's process and all that it has started."""
     if process.pid is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
+            os.killpg(process.pid, signal.SIGKILL)  # which Windows has not
     process.kill()  # it may have no group of its own yet
     process.join(5)
     process.close()  # unless it can't be ended, in a system call for example
@@ -304,6 +306,8 @@ class WaitMeter:
 
 
 def _voluntary_switches() -> int:
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows, which does not tell: whoever does not compute has waited
+        return time.perf_counter_ns()
     return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw

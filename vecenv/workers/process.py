@@ -24,6 +24,9 @@ from collections.abc import Callable
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any, Protocol
 
+from vecenv.core.interrupts import interrupts_later
+from vecenv.machine import is_portable
+
 __all__ = ["Process", "open_pidfd", "tell_after_fork"]
 
 _SLICE_S = 0.05  # between looks after a process that no file stands for
@@ -68,9 +71,11 @@ def open_pidfd(pid: int, sentinel: int) -> int:
         pid: Of the process.
         sentinel: A file that can be read when it has ended; its number may be another's then.
     """
+    if is_portable():
+        return -1
     try:
         file = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not Linux, too old, forbidden, or the process is gone
+    except (AttributeError, OSError):  # too old, forbidden, or the process is gone
         return -1
     if wait_for_any([sentinel], 0):
         os.close(file)
@@ -110,13 +115,17 @@ class Process:
         self._close_pidfd()
 
     def start(self) -> None:
-        """Start it."""
+        """Start it; Ctrl-C waits until it is known, as this process would not end it otherwise."""
+        with interrupts_later():
+            self._start()
+
+    def _start(self) -> None:
         table = importlib.import_module("multiprocess.process")
         _ours.add(self._process)
         try:
             with self._starting():
                 self._process.start()
-        finally:  # also if Ctrl-C came when it had been started
+        finally:  # also if a third Ctrl-C came when it had been started
             # It ends with its owner, which needs no table for that; and a fork must not end it.
             table._children.discard(self._process)
             self._note_start()
@@ -170,11 +179,11 @@ class Process:
 
     def terminate(self) -> None:
         """Ask it to end: of what envs may have handlers for, see `set_up_child`."""
-        self._signal(signal.SIGTERM)
+        self._signal("terminate", signal.SIGTERM)
 
     def kill(self) -> None:
         """End it."""
-        self._signal(signal.SIGKILL)
+        self._signal("kill", getattr(signal, "SIGKILL", 0))
 
     def close(self) -> None:
         """Let go of it, if it has ended."""
@@ -193,11 +202,13 @@ class Process:
             file, self._pidfd = self._pidfd, -1
             os.close(file)
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, name: str, number: int) -> None:
         if not self.is_alive():
             return
         with contextlib.suppress(ProcessLookupError):
-            if self._pidfd >= 0:
+            if sys.platform == "win32":  # which has no signals, but the handle of the process
+                getattr(self._popen, name)()
+            elif self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, number)
             else:  # a child that has not been reaped still has its number
                 assert self.pid is not None
@@ -206,6 +217,8 @@ class Process:
     def _is_no_child(self) -> bool:
         """Whether it has ended, where no file stands for it."""
         popen = self._popen
+        if sys.platform == "win32":
+            return popen.poll() is not None
         if popen.returncode is not None:
             return True
         try:

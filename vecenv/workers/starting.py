@@ -18,7 +18,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from vecenv.core.interrupts import interrupts_later
 from vecenv.core.pickling import dump_factories, dump_registry
+from vecenv.machine import is_portable
 from vecenv.workers.child import ChildSetup, loaded_libraries
 from vecenv.workers.process import Process
 
@@ -63,8 +65,9 @@ def make_start(method: str | None, factories: Sequence[Callable[[], Any]]) -> St
     Args:
         method: "fork", "forkserver" or "spawn"; None for the one that the user has set with
             `multiprocess.set_start_method` or `multiprocessing.set_start_method`, and if there is
-            none, for "fork" where it is harmless and "forkserver" elsewhere. What can't be pickled
-            is then forked all the same, and the log says so.
+            none, for "spawn" where `vecenv.machine.is_portable`, for "fork" where it is harmless
+            and "forkserver" elsewhere. What can't be pickled is then forked all the same, and the
+            log says so.
         factories: Of envs.
     """
     method, reason = _resolve(method)
@@ -110,13 +113,11 @@ def starts_quickly() -> bool:
 
 def _resolve(method: str | None) -> tuple[str, str | None]:
     """Return the start method, and why it is not "fork" if that would have been our choice."""
-    import multiprocess
-
     method = method or _set_by_user()
     if method is not None:
         return method, None
-    if sys.platform != "linux":
-        return multiprocess.get_all_start_methods()[0], None  # type: ignore[attr-defined]
+    if is_portable():
+        return "spawn", None
     reason = why_not_fork()
     return "fork" if reason is None else "forkserver", reason
 
@@ -213,10 +214,13 @@ def _num_threads() -> int:
 
 def _let_libraries_prepare() -> None:
     """Fork a child that ends at once: libraries do before a fork what they must."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 counts threads too, and knows less of them
-        pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    with contextlib.suppress(ChildProcessError):  # a handler of the user's waits for all children
-        os.waitpid(pid, 0)
+    with interrupts_later():
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # Python 3.12 counts threads too, and knows less of them
+            pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        with contextlib.suppress(ChildProcessError):  # a handler of the user's waits for all
+            os.waitpid(pid, 0)

@@ -1,0 +1,113 @@
+"""Workers by what every system has: spawned processes, semaphores, sockets and an unnamed file.
+
+`make test-portable` runs the conformance matrix and the tests of workers so.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from programs import ROOT
+
+ENVIRON = os.environ | {"VECENV_PORTABLE": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+
+_DRILL = """
+import os, signal
+import gymnasium as gym
+import numpy as np
+from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDiedError
+from equality import assert_same
+
+factories = [lambda: gym.make("CartPole-v1")] * 4
+pool, sync = AsyncVectorEnv(factories, num_workers=2, timeout=60), SyncVectorEnv(factories)
+link = pool._exchange.link
+print(type(link).__name__, pool._exchange.pool._method, pool._exchange.pool.processes[0]._pidfd)
+assert_same(pool.reset(seed=3), sync.reset(seed=3))
+for step in range(40):
+    actions = np.arange(4) * step % 2
+    assert_same(pool.step(actions), sync.step(actions))
+pool.send([1, 0], env_ids=[3, 0])
+print(sorted(pool.recv(2).env_ids.tolist()))
+os.kill(pool._exchange.pool.processes[1].pid, signal.SIGKILL)
+try:
+    pool.step(actions)
+except WorkerDiedError as error:
+    print("worker 1 (envs 2-3" in str(error), "SIGKILL" in str(error))
+pool.close()
+"""
+
+_CALLER = """
+import time
+import gymnasium as gym
+from vecenv import AsyncVectorEnv
+
+envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=2)
+envs.reset(seed=1)
+print(*(process.pid for process in envs._exchange.pool.processes), flush=True)
+time.sleep(60)
+"""
+
+# What Windows lacks, as far as that can be had here.
+_IMPORTS = """
+import sys
+import multiprocess.connection, tempfile, subprocess, torch
+sys.modules["fcntl"] = sys.modules["resource"] = None
+import buffers
+import vecenv.workers.env, vecenv.workers.worker, vecenv.workers.probe, vecenv.compare
+import vecenv.timing.stamps, vecenv.jit.env, vecenv.cli, vecenv.learn
+from vecenv.workers.links import PortableLink
+print("imported", vecenv.workers.probe._voluntary_switches() > 0)
+"""
+
+
+def test_workers_do_as_envs_here_and_a_killed_one_is_named():
+    done = subprocess.run(
+        [sys.executable, "-c", _DRILL],
+        env=ENVIRON,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.split("\n")[:3] == ["PortableLink None -1", "[0, 3]", "True True"], done
+
+
+def test_workers_end_with_a_caller_that_is_killed():
+    caller = subprocess.Popen(
+        [sys.executable, "-c", _CALLER], env=ENVIRON, stdout=subprocess.PIPE, text=True
+    )
+    with caller:
+        pids = [int(word) for word in caller.stdout.readline().split()]
+        assert len(pids) == 2
+        caller.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while any(Path(f"/proc/{pid}/stat").exists() for pid in pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_all_is_imported_where_there_is_no_fcntl_and_no_resource():
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTS],
+        env=ENVIRON,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout == "imported True\n", done.stderr
+
+
+@pytest.mark.parametrize(("value", "is_portable"), [("1", True), ("0", False), ("", False)])
+def test_the_variable_chooses(monkeypatch, value, is_portable):
+    from vecenv.machine import is_portable as found
+    from vecenv.workers.links import has_futex
+
+    monkeypatch.setenv("VECENV_PORTABLE", value)
+    assert found() is is_portable or sys.platform != "linux"
+    assert not (found() and has_futex())
