@@ -10,16 +10,19 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithExamples(build_py):
-    """Copies examples/*.py to vecenv/examples, which editable installations do without."""
+    """Copies the examples and their zoo to vecenv/examples; editable installations do without."""
 
     def run(self) -> None:
         """Build, then copy."""
         super().run()
         if not self.editable_mode:
-            folder = Path(self.build_lib, "vecenv", "examples")
-            self.mkpath(str(folder))
-            for file in sorted(Path("examples").glob("*.py")):
-                self.copy_file(str(file), str(folder / file.name))
+            zoo = [
+                f for f in Path("examples/zoo").rglob("*") if f.suffix in (".toml", ".json", ".npz")
+            ]
+            for file in sorted([*Path("examples").glob("*.py"), *zoo]):
+                target = Path(self.build_lib, "vecenv", file)
+                self.mkpath(str(target.parent))
+                self.copy_file(str(file), str(target))
 
 
 setup(cmdclass={"build_py": BuildWithExamples})

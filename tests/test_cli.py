@@ -1,6 +1,5 @@
 """The command `vecenv`."""
 
-import dataclasses
 import json
 import os
 import re
@@ -16,7 +15,6 @@ import pytest
 from PIL import Image
 
 from vecenv.cli import main
-from vecenv.trainers import load
 
 ROOT = Path(__file__).parents[1]
 
@@ -173,7 +171,7 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
         (["compare", "CartPole-v1", "--plot", "/nowhere/at/all.png"], "/nowhere/at/all.png"),
         (["compare", "CartPole-v1", "--trace", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
         (["compare", "CartPole-v1", "--plot", "picture.abc"], "expected an ending of"),
-        (["trace", "NoSuchEnv-v0", "--out", "trace.json"], "gymnasium.registry has all ids"),
+        (["trace", "NoSuchEnv-v0", "--out", "trace.json"], "vecenv envs --all lists ids"),
         (["trace", "CartPole-v1", "--out", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
         (
             ["trace", "CartPole-v1", "--out", "trace.json", "--backend", "loop"],
@@ -194,6 +192,7 @@ def test_what_can_not_be_done_is_said_in_one_line(args, words, capsys, monkeypat
     assert "Traceback" not in captured.err
 
 
+@pytest.mark.slow
 def test_compare_prints_tables_and_writes_files(capsys, tmp_path):
     files = {name: tmp_path / f"compare.{name}" for name in ("json", "png", "trace")}
     args = ["compare", "vecenv:Synthetic-v0", "--num-envs", "2", "--backends", "loop,sync,jit"]
@@ -248,13 +247,50 @@ def test_trace_says_why_a_backend_can_not_run(capsys, tmp_path):
     assert "jit: Blackjack-v1 is not compiled" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "args", [[], ["dance"], ["evaluate"], ["watch", "--policy", "sleep", "--x"], ["compare"]]
-)
+@pytest.mark.parametrize("args", [["evaluate"], ["watch", "--policy", "sleep", "--x"], ["compare"]])
 def test_wrong_options_end_the_command(args, capsys):
     with pytest.raises(SystemExit) as caught:
         main(args)
     assert caught.value.code == 2
+
+
+def test_without_arguments_the_commands_are_described(capsys):
+    assert main([]) == 2
+    assert "train" in (out := capsys.readouterr().out)
+    assert "envs" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["trian", "CartPole-v1"], "no command 'trian'; did you mean vecenv train?"),
+        (["list"], "did you mean vecenv envs?"),
+        (["xyzzy"], "expected one of demo, train, play, envs"),
+        (["train", "cartpole-V1"], "did you mean CartPole-v1?"),
+        (["train", "CartPole-v7"], "did you mean CartPole-v1 or JitCartPole-v1"),
+        (["train", "CartPole-v1", "--total-steps", "-5"], "total_steps is -5"),
+        (["watch", "CartPole-v1"], "CartPole-v1 does not render as text"),
+        (["watch", "JitPendulum-v1", "--steps", "1"], "by --gif FILE or --html FILE"),
+    ],
+)
+def test_what_was_meant_is_said(args, words, capsys):
+    assert main(args) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_that_an_env_is_there_compiled_is_said(capsys, tmp_path):
+    args = ["--total-steps", "0", "--eval-episodes", "1", "--save"]
+    assert main(["train", "CartPole-v1", *args, str(tmp_path / "a")]) == 0
+    assert "in less time: vecenv train JitCartPole-v1" in capsys.readouterr().out
+    (tmp_path / "a" / "checkpoint" / "last.npz").unlink()  # as before the first one is saved
+    assert main(["play", "CartPole-v1", "--policy", str(tmp_path / "a"), "--episodes", "1"]) == 2
+    assert "has no policy yet: there is no" in capsys.readouterr().err
+
+
+def test_the_compiled_twin_is_named_where_pygame_is_missing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    assert main(["watch", "CartPole-v1", "--gif", str(tmp_path / "a.gif"), "--steps", "1"]) == 2
+    assert "JitCartPole-v1 is the same env and draws itself" in capsys.readouterr().err
 
 
 def test_help_needs_no_compiler():
@@ -280,6 +316,12 @@ def test_runs_as_a_module():
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("vecenv 0.")
+
+
+def test_the_package_is_the_command_too():
+    command = [sys.executable, "-m", "vecenv", "--version"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("vecenv 0.")
 
 
 def test_check_takes_factories(capsys):
@@ -422,7 +464,7 @@ def test_factories_are_trained_and_played(capsys, tmp_path):
     [
         (["train", "CartPole-v7"], "there is no env 'CartPole-v7'; did you mean CartPole-v1"),
         (["train", "--algo", "ppo", "CartPole-v1"], "ENV comes first, as in: vecenv train CartP"),
-        (["train", "CartPole-v1", "--algo", "pp0"], "algo is 'pp0'; did you mean ppo"),
+        (["train", "CartPole-v1", "--algo", "pp0"], "algo is 'pp0', expected one of ppo, sac"),
         (["train", "CartPole-v1", "--algo", "my.py"], "'my.py', but there is no such file"),
         (["train", "CartPole-v1", "--algo", "sac"], "CartPole-v1 has the spaces"),
         (["train", "Pendulum-v1", "--algo", "dqn"], "expected (Box, Discrete)"),
@@ -477,22 +519,63 @@ def test_help_of_train_has_its_options_and_those_of_the_algorithm(capsys):
         assert all(word in out for word in words)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "words"),
-    [
-        ("ppo_agents", "vecenv train agents:Spread-v0 --save run --resume --total-steps 0"),
-        ("cage4_defender", "vecenv evaluate --challenge 4 --policy run/defender.npz"),
-    ],
-)
-def test_policies_that_play_can_not_play_are_told_what_does(
-    algorithm, words, capsys, monkeypatch, tmp_path
-):
+@pytest.mark.usefixtures("one_torch_thread")
+def test_policies_of_several_agents_play_games(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = dataclasses.asdict(load(algorithm).Options())
+    options = ["--total-steps", "300", "--num-games", "2", "--num-steps", "16", "--eval-games", "2"]
+    options += ["--compile", "off", "--backend", "sync", "--save", "run", "--critic", "central"]
+    assert main(["train", "agents:agents.parallel_tag", *options]) == 0
+    evaluation = json.loads(Path("run/evaluation.json").read_text())
+    capsys.readouterr()
+    play = ["play", "agents:agents.parallel_tag", "--policy", "run", "--episodes", "2"]
+    assert main([*play, "--seed", "1000001"]) == 0  # as at the end of the training
+    out = capsys.readouterr().out
+    wanted = r", ppo_agents of run, runner, 3 agents: return ([-0-9.]+) ± .* over 2 episodes"
+    found = re.search(wanted, out)
+    assert found is not None, out
+    assert float(found[1]) == pytest.approx(evaluation["runner"]["mean"], abs=0.06)
+    assert main(["play", "CartPole-v1", "--policy", "run"]) == 2
+    assert "CartPole-v1 is no game with the same agents" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+@pytest.mark.slow  # compiles
+def test_a_game_with_several_agents_is_filmed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--total-steps", "300", "--num-games", "2", "--num-steps", "16", "--eval-games", "2"]
+    assert main(["train", "agents:Spread-v0", *options, "--compile", "off", "--save", "run"]) == 0
+    play = ["play", "agents:Spread-v0", "--policy", "run", "--episodes", "2", "--frames", "5"]
+    assert main([*play, "--html", "a.html", "--gif", "a.gif"]) == 0
+    assert "(5 steps" in capsys.readouterr().out
+    page = Path("a.html").read_text()
+    assert "agent_0: " in page and "; agent_2: " in page
+    assert Path("a.gif").stat().st_size > 0
+
+
+def test_a_policy_of_a_trainer_without_load_policy_is_refused(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("own_trainer.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass\nclass Options:\n    speed: int = 1\n"
+    )
     Path("run").mkdir()
-    Path("run/options.json").write_text(json.dumps(options, default=str))
-    assert main(["play", "agents:Spread-v0", "--policy", "run"]) == 2
-    assert words in capsys.readouterr().err
+    Path("run/options.json").write_text('{"speed": 1}')
+    play = ["play", "CartPole-v1", "--policy", "run", "--algo", "own_trainer.py"]
+    assert main(play) == 2
+    assert "is of own_trainer, which vecenv play can't play" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+@pytest.mark.slow  # trains
+def test_a_defender_of_challenge_4_plays(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    options = ["--total-steps", "1000", "--num-games", "2", "--eval-episodes", "2"]
+    assert main(["train", "Cage4-v0", *options, "--compile", "off", "--save", "run"]) == 0
+    play = ["play", "Cage4-v0", "--policy", "run", "--episodes", "3"]
+    play += ["--env-kwargs", "steps=40"]
+    assert main(play) == 0
+    assert re.search(r"defender of run: return .* over 3 episodes", capsys.readouterr().out)
+    assert main(["play", "CartPole-v1", "--policy", "run"]) == 2
+    assert "run was trained in Cage4-v0, not in CartPole-v1" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("one_torch_thread")
@@ -535,6 +618,14 @@ def test_envs_shows_ids_in_full_and_what_is_to_be_installed(capsys, monkeypatch)
     cells = [line.split()[-1:] for line in out.splitlines()]
     assert '"gymnasium[mine]"' in "".join(word for cell in cells for word in cell)
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_envs_counts_agents_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["envs", "pursuit", "spread", "cage4", "mountaincarcontinuous"]) == 0
+    words = capsys.readouterr().out.split()
+    counts = [words[k - 1] for k, word in enumerate(words) if word == "agents"]
+    assert counts == ["5", "8", "3"]  # whole words, none cut off
 
 
 @pytest.mark.slow

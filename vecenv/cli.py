@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import importlib.metadata
 import itertools
 import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vecenv.backends import COMPARED
 from vecenv.files import require_writable
+from vecenv.make import COMPILED_TWINS
 
 __all__ = ["main"]
 
@@ -72,8 +74,8 @@ class Train:
     """ppo, sac, dqn, ppo_agents, cage2_defender, cage4_defender; or a file of your own, such as
     --eject writes. By default chosen by the env's spaces."""
     config: Path | None = None
-    """File of options, .toml, or .json such as options.json of a run folder; those given here go
-    first."""
+    """File of options, .toml, or .json such as options.json of a run folder; "zoo" for the
+    bundled settings of this env, if it has some. Those given here go first."""
     track: Literal["tensorboard", "wandb"] | None = None
     """Where to send the scalars, too."""
     eject: Path | None = None
@@ -96,7 +98,14 @@ def _train(words: Sequence[str]) -> int:
 
     env_kwargs = rest[rest.index("--env-kwargs") + 1 :] if "--env-kwargs" in rest else []
     env_kwargs = list(itertools.takewhile(lambda word: not word.startswith("--"), env_kwargs))
-    chosen = trainers.choose(given.env, given.algo, env_kwargs)
+    config, values = given.config, dict[str, Any]()
+    if config is not None:
+        if config == Path("zoo") and not config.is_file():
+            config = trainers.zoo_config(given.env)
+        values = trainers.read_config(config)
+    chosen = trainers.choose(given.env, given.algo or values.get("algo"), env_kwargs)
+    if given.algo is None and "algo" in values:
+        chosen = chosen._replace(reason=f"as {config} says")
     if given.eject is not None:
         copies = trainers.eject(chosen.algorithm, given.eject)
         print(*copies, sep="\n")
@@ -104,13 +113,14 @@ def _train(words: Sequence[str]) -> int:
         return 0
     if not helps:
         print(f"{chosen.algorithm}: {chosen.reason} (--algo takes another)", flush=True)
+        _name_twin(chosen.env, rest)
     module = trainers.load(chosen.algorithm)
     fields = {field.name for field in dataclasses.fields(module.Options)}
     defaults = {"save": trainers.run_folder(given.env, chosen.algorithm)}
     defaults |= {name: chosen.env for name in ("env_id", "env") if name in fields}
     defaults |= getattr(module, "DEFAULTS", {}).get(chosen.env, {})
-    if given.config is not None:
-        rest = [*trainers.arguments_of(given.config, module.Options), *rest]
+    if config is not None:
+        rest = [*trainers.arguments_of(values, module.Options, config), *rest]
     if given.track is not None:
         trainers.require_tracker(given.track, chosen.algorithm, fields)
         rest.append("--tensorboard")
@@ -121,9 +131,26 @@ def _train(words: Sequence[str]) -> int:
         default=dataclasses.replace(module.Options(), **defaults),
         args=["--help"] if helps else rest,
     )
+    _check_steps(options)
     with trainers.sent_to(given.track, options):
         module.main(options)
     return 0
+
+
+def _name_twin(env: str, rest: Sequence[str]) -> None:
+    """Say so if an env is stepped in Python although the same is there compiled."""
+    twin = COMPILED_TWINS.get(env)
+    if twin is not None and "--resume" not in rest:
+        print(
+            f"{env} is stepped in Python; compiled, it trains in less time: vecenv train {twin}",
+            flush=True,
+        )
+
+
+def _check_steps(options: Any) -> None:
+    steps = getattr(options, "total_steps", 0)
+    if steps < 0:
+        raise ValueError(f"total_steps is {steps}, expected a number of steps, or 0 for none")
 
 
 def play(
@@ -148,9 +175,10 @@ def play(
 
     Args:
         env: As for `train`.
-        policy: Run folder of `train`, or a file in it; or a .zip that stable-baselines3 has
-            written, which can run code when it is read.
-        episodes: How many.
+        policy: Run folder of `train`, or a file in it; "zoo" for the bundled one of this env, if
+            it has one; or a .zip that stable-baselines3 has written, which can run code when it is
+            read.
+        episodes: How many; games, of several agents, whose return is of all agents of a group.
         seed: Of the episodes.
         env_kwargs: For the env, such as size=5; those of the training hold, too.
         algo: What trained it, if it was a file of your own.
@@ -166,24 +194,30 @@ def play(
     if human:
         return _play_as_human(env, policy, env_kwargs, seed, side, port)
     if policy is None:
+        there = ", ".join(_runs_of(env))
+        there = f" ({there})" if there else ""
         raise ValueError(
-            "policy is missing: give --policy FOLDER, of a run of vecenv train, or --human to play "
-            "yourself"
+            f"policy is missing: give --policy FOLDER, of a run of vecenv train{there}, or --human "
+            "to play yourself"
         )
     from vecenv.cage.canvas import require_gif, save_gif
     from vecenv.compare.source import read_env_kwargs
     from vecenv.playing import film, play, record_run
-    from vecenv.watching import new_page, progress_of, save_page, show_texts
+    from vecenv.trainers import zoo_policy
+    from vecenv.watching import PAGE_FPS, new_page, progress_of, save_page, show_texts
 
     _check_fps(fps)
+    if policy == Path("zoo") and not (policy / "options.json").is_file():
+        policy = zoo_policy(env)
     if html is not None:
         _check_page(html)
     if gif is not None:
         require_gif(gif)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
     options["seed"] = seed
-    result, name = play(env, policy, episodes, **options)
-    print(f"{env}, {name} of {policy}: {result}")
+    results, name = play(env, policy, episodes, **options)
+    for group, result in results.items():
+        print(f"{env}, {name} of {policy}{group and f', {group}'}: {result}")
     if text:
         found, own_fps = film(env, policy, "ansi", frames, **options)
         show_texts(found, fps or own_fps)
@@ -192,11 +226,19 @@ def play(
         save_gif(found, gif, fps=fps or own_fps)
         print(f"animation: {gif}")
     if html is not None:
-        page = new_page(env, f"{name} of {policy}", seed, fps or 10.0)
+        page = new_page(env, f"{name} of {policy}", seed, fps or PAGE_FPS)
         with progress_of(page, frames):
             record_run(page, env, policy, frames, **options)
         save_page(page, html)
     return 0
+
+
+def _runs_of(env: str) -> list[str]:
+    """Return the folders of runs of an env that `train` has left here."""
+    name = env.rpartition(":")[2].replace("/", "-")
+    return sorted(
+        str(path.parents[1]) for path in Path("runs").glob(f"{name}-*/checkpoint/last.npz")
+    )
 
 
 def _play_as_human(
@@ -285,7 +327,7 @@ def evaluate(
             react-remove, react-restore, obs-remove, obs-restore, of Challenge 4 react-restore,
             react-remove, decoy-restore; a file with a saved policy, of examples/ppo.py,
             examples/cage2_defender.py, examples/cage4_defender.py or stable-baselines3; or
-            module:object, a policy of your own.
+            module:object, a policy of your own; or a run folder of these.
         challenge: Which.
         episodes: How many; of Challenge 2 per cell.
         seed: Of the episodes.
@@ -373,7 +415,7 @@ def watch(
     green: bool = False,
     gif: Path | None = None,
     html: Path | None = None,
-    fps: float = 2.0,
+    fps: float | None = None,
 ) -> int:
     """Show an env, CAGE 2, CAGE 4 or another, in the terminal, as an animation or as a page.
 
@@ -390,7 +432,8 @@ def watch(
         green: In CAGE 2, as for `evaluate`.
         gif: File to write an animation to, instead of showing the episode here.
         html: File to write a page to, with the episode to scrub through in a browser.
-        fps: Steps per second.
+        fps: Steps per second; by default 2 of CAGE 2 and 4, 10 of other pages, else those of
+            the env.
     """
     _check_fps(fps)
     if html is not None:
@@ -398,7 +441,7 @@ def watch(
             raise ValueError("gif and html were both given; give one of the two")
         _check_page(html)
     if env.rpartition(":")[2] == "Cage4-v0":
-        return _watch_cage4(policy, gif, html, fps, steps, seed)
+        return _watch_cage4(policy, gif, html, fps or 2.0, steps, seed)
     if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
         from vecenv.watching import show
 
@@ -413,7 +456,7 @@ def watch(
         "observation": observation,
         "green": green,
     }
-    return _watch_cage(policy, gif, html, fps, options)
+    return _watch_cage(policy, gif, html, fps or 2.0, options)
 
 
 def _check_fps(fps: float | None) -> None:
@@ -663,6 +706,19 @@ def _warnings_in_one_line() -> Iterator[None]:
         yield
 
 
+# What other programs call some of the commands.
+_ELSEWHERE = {"list": "envs", "benchmark": "bench", "learn": "train", "render": "watch"}
+
+
+def _unknown_command(word: str, commands: Iterable[str]) -> str:
+    """Say that there is no such command, and which it may be."""
+    near = difflib.get_close_matches(word.lower(), [*commands, *_ELSEWHERE], 1)
+    told = f"expected one of {', '.join(commands)}"
+    if near:
+        told = f"did you mean vecenv {_ELSEWHERE.get(near[0], near[0])}?"
+    return f"there is no command {word!r}; {told} (vecenv --help describes them)"
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status.
 
@@ -689,12 +745,16 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
     try:
+        if words and not words[0].startswith("-") and words[0] not in commands:
+            raise ValueError(_unknown_command(words[0], commands))
         if words[:1] in (["demo"], ["train"]):  # which take the options of an example
             return (_demo if words[0] == "demo" else _train)(words[1:])
         return tyro.extras.subcommand_cli_from_dict(
-            commands, prog="vecenv", description=_DESCRIPTION, args=words
+            commands, prog="vecenv", description=_DESCRIPTION, args=words or ["--help"]
         )
     except SystemExit as error:
+        if not words:
+            return 2
         if not isinstance(error.code, str):
             raise
         print(f"vecenv: {error.code}", file=sys.stderr)  # of an example

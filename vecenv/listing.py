@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -40,10 +41,11 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     if not specs:
         hint = "" if has_all else "; --all lists Gymnasium's, too"
         raise ValueError(f"no env has {' or '.join(words)} in its name{hint}")
-    table = Table(box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("id", no_wrap=True, overflow="fold")  # to be copied
-    for name in ("observations", "actions", "agents", "compiled"):
-        table.add_column(name, overflow="fold")
+    table.add_column("observations", min_width=19, overflow="fold")
+    table.add_column("actions", min_width=16, overflow="fold")
+    table.add_column("", overflow="fold")
     for spec in sorted(specs, key=lambda spec: (not _is_ours(spec), spec.id)):
         table.add_row(*map(escape, (spec.id, *_cells(spec))))  # "gymnasium[mujoco]"
     table.caption = "vecenv train ID trains in one; agents:ID makes each agent learn"
@@ -77,23 +79,25 @@ def _cells(spec: EnvSpec) -> list[str]:
             spaces = envs.single_observation_space, envs.single_action_space
             envs.close()
     except Exception as error:  # whatever a package that is missing leads to
-        return [f"not to be had: {_first_line(error.__cause__ or error)}", "", "", ""]
+        return [f"not to be had: {_first_line(error.__cause__ or error)}", "", ""]
     twin = COMPILED_TWINS.get(spec.id)
-    compiled = "yes" if is_compiled else f"as {twin}" if twin else ""
-    return [_shown(spaces[0]), _shown(spaces[1]), _agents(spec), compiled]
+    compiled = "compiled" if is_compiled else f"compiled: {twin}" if twin else ""
+    notes = [note for note in (compiled, _agents(spec, spaces[1])) if note]
+    return [_shown(spaces[0]), _shown(spaces[1]), ", ".join(notes)]
 
 
-def _agents(spec: EnvSpec) -> str:
-    if spec.id == "Cage4-v0":
-        return "5"
-    return "several" if any(point.startswith(_GAMES) for point in _points(spec)) else ""
+def _agents(spec: EnvSpec, action_space: Any) -> str:
+    """How many agents a game has, whose actions are one space."""
+    is_game = spec.id == "Cage4-v0" or any(point.startswith(_GAMES) for point in _points(spec))
+    return f"{action_space.shape[0]} agents" if is_game else ""
 
 
 def _shown(space: Any) -> str:
     """A space in a few words."""
     name = type(space).__name__
     if name in ("Box", "MultiBinary"):
-        return f"{name}{space.shape} {space.dtype}".replace(",)", ")")
+        dtype = "" if space.dtype in (np.float32, np.int8) else f" {space.dtype}"  # as is usual
+        return f"{name}({'x'.join(map(str, space.shape))}){dtype}"
     if name == "Discrete":
         return f"Discrete({space.n})"
     if name == "MultiDiscrete":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import perf_counter_ns
@@ -16,6 +17,7 @@ __all__ = [
     "OthersLoad",
     "cgroup_quota",
     "cpu_ns",
+    "is_portable",
     "machine_cpu_ns",
     "pss_bytes",
     "tree_memory_bytes",
@@ -24,6 +26,16 @@ __all__ = [
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _STATES = 8  # of a processor: user, nice, system, idle, iowait, irq, softirq, steal
+
+
+def is_portable() -> bool:
+    """Return whether processes are started and waited for only by what every system has.
+
+    So it is wherever there is no Linux, and there if the environment variable VECENV_PORTABLE is
+    set (and not 0): spawned processes, semaphores and sockets, where Linux has forks, futexes,
+    memfds, pidfds and parent-death signals.
+    """
+    return sys.platform != "linux" or os.environ.get("VECENV_PORTABLE", "0") not in ("", "0")
 
 
 def usable_cores() -> int:
@@ -114,7 +126,7 @@ def machine_cpu_ns() -> int | None:
 
 
 def _tick_ns() -> int:
-    return 10**9 // os.sysconf("SC_CLK_TCK")
+    return 10**9 // (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
 
 
 def pss_bytes(pid: int | None = None) -> int | None:

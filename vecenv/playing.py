@@ -12,22 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vecenv.agents import AgentsVecEnv
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
-from vecenv.compare.source import EnvSource, read_source
+from vecenv.compare.source import GAMES, EnvSource, read_source
 from vecenv.make import make_vec
 from vecenv.page.episode import EpisodePage, record
 from vecenv.page.names import action_names
-from vecenv.trainers import ALGORITHMS, env_id_of, load, make_single
+from vecenv.trainers import ALGORITHMS, OF_ENVS, env_id_of, load, make_single
 from vecenv.watching import frame_of
 
 __all__ = ["LoadedPolicy", "film", "load_policy", "play", "record_run"]
 
-# What plays the policies of trainers that have no `load_policy`.
-_ELSEWHERE = {
-    "ppo_agents": "vecenv train {env} --save {home} --resume --total-steps 0 plays its games",
-    "cage4_defender": "vecenv evaluate --challenge 4 --policy {home}/defender.npz scores it, "
-    "vecenv watch Cage4-v0 --policy {home}/defender.npz shows it",
-}
 _OPTIONS_FILE = "options.json"  # of a run folder, see vecenv.learn.Run
 
 
@@ -35,8 +30,9 @@ class LoadedPolicy(NamedTuple):
     """A policy, and envs for it.
 
     Attributes:
-        envs: A vector env, the caller's to close.
-        act: A function from observations, tensors, to actions, as `vecenv.learn.evaluate` calls it.
+        envs: A vector env, the caller's to close; of several agents an `AgentsVecEnv`.
+        act: A function from observations, tensors, to actions, as `vecenv.learn.evaluate` calls it;
+            of several agents as `evaluate_games` does.
         name: What trained it.
     """
 
@@ -45,8 +41,11 @@ class LoadedPolicy(NamedTuple):
     name: str
 
 
-def play(env: str, policy: Path, episodes: int, **options: Any) -> Any:
-    """Play whole episodes; return the `vecenv.learn.EvaluationResult` and what trained the policy.
+def play(env: str, policy: Path, episodes: int, **options: Any) -> tuple[dict[str, Any], str]:
+    """Play whole episodes; return what was found, and what trained the policy.
+
+    That is a `vecenv.learn.EvaluationResult` under the name "", or for each group of agents one
+    under "NAME, N agents".
 
     Args:
         env: See `load_policy`.
@@ -57,16 +56,25 @@ def play(env: str, policy: Path, episodes: int, **options: Any) -> Any:
     Raises:
         ValueError: See `load_policy`; or fewer than one episode.
     """
-    from vecenv.learn import evaluate
-
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, expected at least 1")
     seed = options.pop("seed")
     loaded = load_policy(env, policy, num_envs=min(episodes, 100), **options)
     try:
-        return evaluate(loaded.act, loaded.envs, episodes, seed=seed), loaded.name
+        return _evaluate(loaded.act, loaded.envs, episodes, seed), loaded.name
     finally:
         loaded.envs.close()
+
+
+def _evaluate(act: Callable[..., Any], envs: Any, episodes: int, seed: int) -> dict[str, Any]:
+    """Return what `play` does."""
+    from vecenv.learn import evaluate, evaluate_games  # torch, not before there is a policy
+
+    if not isinstance(envs, AgentsVecEnv):
+        return {"": evaluate(act, envs, episodes, seed=seed)}
+    found = evaluate_games(act, envs, episodes, seed=seed)
+    counts = {name: group.num_agents for name, group in envs.groups.items()}
+    return {f"{k}, {counts[k]} agent{'s' * (counts[k] > 1)}": x for k, x in found.items()}
 
 
 def film(
@@ -84,13 +92,11 @@ def film(
     Raises:
         ValueError: The env does not render so; see also `load_policy`.
     """
-    from vecenv.learn import evaluate
-
     seed, kwargs = options.pop("seed"), {**options.pop("env_kwargs"), "render_mode": render_mode}
     loaded = load_policy(env, policy, num_envs=1, env_kwargs=kwargs, **options)
     frames: list[Any] = []
 
-    @functools.wraps(loaded.act)  # `evaluate` reads the names of its parameters
+    @functools.wraps(loaded.act)  # `ask` reads the names of its parameters
     def act(*args: Any, **given: Any) -> Any:
         keep()
         return loaded.act(*args, **given)
@@ -100,7 +106,7 @@ def film(
             frames.append(frame_of(loaded.envs, env, render_mode))
 
     try:
-        evaluate(act, loaded.envs, 1, seed=seed)
+        _evaluate(act, loaded.envs, 1, seed)
         keep()
         fps = float(loaded.envs.metadata.get("render_fps") or 10)
     finally:
@@ -126,17 +132,53 @@ def record_run(page: EpisodePage, env: str, policy: Path, num_steps: int, **opti
     seed = options.pop("seed")
     kwargs = {**options.pop("env_kwargs"), "render_mode": "rgb_array"}
     loaded = load_policy(env, policy, num_envs=1, env_kwargs=kwargs, **options)
-    envs = loaded.envs
+    envs: Any = loaded.envs
+    is_game = isinstance(envs, AgentsVecEnv)
 
     def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
         return ask(loaded.act, envs, obs, np.array([is_first]), report=report)
 
     try:
         picture = functools.partial(frame_of, envs, env, "rgb_array")
-        names = action_names(envs, env)
-        record(page, envs, act, names, picture, seed=seed, num_steps=num_steps)
+        names: Any = _NamesByAgent(envs, env) if is_game else action_names(envs, env)
+        shown = _OneGame(envs) if is_game else envs
+        record(page, shown, act, names, picture, seed=seed, num_steps=num_steps)
     finally:
         envs.close()
+
+
+class _OneGame:
+    """One game as a vector env of one env, for `record`: its reward is that of all agents."""
+
+    def __init__(self, envs: AgentsVecEnv) -> None:
+        self._envs = envs
+
+    def reset(self, *, seed: int | None) -> tuple[Any, dict[str, Any]]:
+        return self._envs.reset(seed=seed)[0], {}
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        obs, rewards, *_ = self._envs.step(actions)
+        facts = {f"reward of {k}": x.sum(keepdims=True) for k, x in rewards.items()}
+        is_over = np.array([not any(alive.any() for alive in self._envs.alive.values())])
+        total = np.array([sum(part.sum() for part in rewards.values())])
+        return obs, total, is_over, np.zeros(1, np.bool_), facts if len(rewards) > 1 else {}
+
+
+class _NamesByAgent:
+    """What the actions of all agents of a game are called, in place of `ActionNames`."""
+
+    parts = ()
+
+    def __init__(self, envs: AgentsVecEnv, env: str) -> None:
+        self._groups = [(group, action_names(group, env)) for group in envs.groups.values()]
+
+    def describe(self, actions: Mapping[str, Any]) -> str:
+        return "; ".join(
+            f"{agent}: {names.describe(actions[group.name][k])}"
+            for group, names in self._groups
+            for k, agent in enumerate(group.agents)
+            if group.alive[k]
+        )
 
 
 def load_policy(
@@ -175,19 +217,66 @@ def load_policy(
         )
     module, options = _options_of(home, algorithm)
     if not hasattr(module, "load_policy"):
-        does = _ELSEWHERE.get(module.__name__, "it has no function `load_policy`")
         raise ValueError(
-            f"{home} is of {module.__name__}, which vecenv play can't play: "
-            f"{does.format(env=env, home=home)}"
+            f"{home} is of {module.__name__}, which vecenv play can't play: it has no function "
+            "`load_policy`"
         )
-    trained_in, env_id = options.env_id, env_id_of(source)
+    fields = {field.name for field in dataclasses.fields(module.Options)}
+    if "env_kwargs" not in fields:  # a trainer of one env
+        return _load_for_one(source, home, module, options, num_envs, env_kwargs)
     kwargs = {**options.env_kwargs, **env_kwargs}
+    given = {"env_kwargs": kwargs, "save": home}
+    if "env_id" not in fields:
+        return _load_agents(env, dataclasses.replace(options, **given), module, num_envs)
+    trained_in, env_id = options.env_id, env_id_of(source)
     if trained_in != env_id:
         _check_spaces(home, source, kwargs, trained_in)
-    given = {"env_id": env_id, "env_kwargs": kwargs, "save": home, "device": "cpu"}
-    options = dataclasses.replace(options, **given)
-    envs, act = module.load_policy(options, num_envs)
+    options = dataclasses.replace(options, **given, env_id=env_id, device="cpu")
+    return _load_run(module, options, num_envs)
+
+
+def _load_run(module: ModuleType, options: Any, num_envs: int, **kwargs: Any) -> LoadedPolicy:
+    """Have a trainer load the policy of a run; say when the run has none yet."""
+    try:
+        envs, act = module.load_policy(options, num_envs, **kwargs)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{options.save} has no policy yet: there is no {error.filename}, which the training "
+            "saves at its end and from time to time (--save-every)"
+        ) from error
     return LoadedPolicy(envs, act, module.__name__)
+
+
+def _load_agents(env: str, options: Any, module: ModuleType, num_games: int) -> LoadedPolicy:
+    """Load the policies of a run with several agents, whose options call the game `env`."""
+    game = env.removeprefix(GAMES)
+    trained_in, home = options.env, options.save
+    try:
+        return _load_run(module, dataclasses.replace(options, env=game), num_games)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        if game == trained_in:
+            raise
+        raise ValueError(
+            f"{home} was trained in {trained_in}; {game} is no game with the same agents, of the "
+            f"same spaces: {type(error).__name__}: {error!s:.200}"
+        ) from None
+
+
+def _load_for_one(
+    source: EnvSource,
+    home: Path,
+    module: ModuleType,
+    options: Any,
+    num_envs: int,
+    env_kwargs: Mapping[str, Any],
+) -> LoadedPolicy:
+    """Load a policy of a trainer that has an env of its own."""
+    own = [env_id for env_id, name in OF_ENVS.items() if name == module.__name__]
+    asked = source.name.removeprefix(GAMES).rpartition(":")[2]
+    if own and asked not in own:
+        raise ValueError(f"{home} was trained in {own[0]}, not in {source.name}")
+    options = dataclasses.replace(options, save=home)
+    return _load_run(module, options, num_envs, **{**source.kwargs, **env_kwargs})
 
 
 def _options_of(home: Path, algorithm: str | None) -> tuple[ModuleType, Any]:

@@ -6,7 +6,8 @@ module runs either, and any file of a user's that has the same parts:
 - `Options`, a dataclass with the fields `env_id` (or `env`), `save` and `resume`;
 - `main(options)`, which trains;
 - for `vecenv play`, `load_policy(options, num_envs)`, which returns envs and a function from
-  observations, and where episodes begin, to actions.
+  observations, and where episodes begin, to actions; of several agents an `AgentsVecEnv`, and dicts
+  by group. Where `Options` has no `env_kwargs`, it is given them as keyword arguments.
 
 Only `load` imports torch, by what it loads.
 """
@@ -46,9 +47,12 @@ __all__ = [
     "folder",
     "load",
     "make_single",
+    "read_config",
     "require_tracker",
     "run_folder",
     "sent_to",
+    "zoo_config",
+    "zoo_policy",
 ]
 
 # What `--algo` takes; other names are files. In the order in which a run folder is recognised.
@@ -98,9 +102,10 @@ def path_of(algorithm: str) -> Path:
             raise FileNotFoundError(f"algo is {algorithm!r}, but there is no such file")
         return path
     if algorithm not in ALGORITHMS:
-        near = difflib.get_close_matches(algorithm.lower(), ALGORITHMS, 2)
-        told = f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(ALGORITHMS)}"
-        raise ValueError(f"algo is {algorithm!r}; {told}; or give a file of your own, as my.py")
+        raise ValueError(
+            f"algo is {algorithm!r}, expected one of {', '.join(ALGORITHMS)}, or a file of your "
+            "own such as my.py"
+        )
     return folder() / f"{algorithm}.py"
 
 
@@ -230,15 +235,54 @@ def _plain_kwargs(words: Sequence[str]) -> dict[str, Any]:
     return {name: value(word) for name, word in zip(words[::2], words[1::2], strict=False)}
 
 
-def arguments_of(config: Path, kind: type) -> list[str]:
-    """Return a file of options as command line arguments, which are then read like those.
+def _file_name(env: str) -> str:
+    return env.rpartition(":")[2].replace("/", "-")
 
-    Args:
-        config: .toml or .json, such as `options.json` of a run folder; names as in the dataclass.
-        kind: The dataclass.
+
+def zoo_config(env: str) -> Path:
+    """Return the file of the zoo's settings for an env, for `--config zoo`.
 
     Raises:
-        ValueError: The file is of another form, or has names that the options lack.
+        ValueError: There are none; the sentence names near ones.
+        FileNotFoundError: The examples are missing.
+    """
+    zoo = folder() / "zoo"
+    path = zoo / f"{_file_name(env)}.toml"
+    if not path.is_file():
+        raise _not_in_zoo(env, "settings", [file.stem for file in zoo.glob("*.toml")])
+    return path
+
+
+def zoo_policy(env: str) -> Path:
+    """Return the zoo's policy for an env, a folder like that of a run, for `--policy zoo`.
+
+    Raises:
+        ValueError: There is none; the sentence names near ones.
+        FileNotFoundError: The examples are missing.
+    """
+    zoo = folder() / "zoo"
+    path = zoo / _file_name(env)
+    if not (path / "options.json").is_file():
+        names = [file.parent.name for file in zoo.glob("*/options.json")]
+        raise _not_in_zoo(env, "policy", names)
+    return path
+
+
+def _not_in_zoo(env: str, kind: str, names: Collection[str]) -> ValueError:
+    name = _file_name(env)
+    near = difflib.get_close_matches(name, names, 2)
+    told = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(sorted(names))}"
+    return ValueError(f"the zoo has no {kind} for {name}; {told}")
+
+
+def read_config(config: Path) -> dict[str, Any]:
+    """Read a file of options; names are as in a trainer's dataclass.
+
+    Args:
+        config: .toml or .json, such as `options.json` of a run folder. `algo` in it is as --algo.
+
+    Raises:
+        ValueError: The file is of another form.
         OSError: It can't be read.
     """
     try:
@@ -249,10 +293,29 @@ def arguments_of(config: Path, kind: type) -> list[str]:
         raise ValueError(f"{config} can't be read: {error!s:.200}; {wanted}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{config} holds {type(values).__name__}, expected names and values")
+    algorithm = values.get("algo", "")
+    if not isinstance(algorithm, str):
+        raise ValueError(f"{config} has the algo {algorithm!r}, expected a name, as of --algo")
+    return values
+
+
+def arguments_of(values: Mapping[str, Any], kind: type, config: Path) -> list[str]:
+    """Return options as command line arguments, which are then read like those.
+
+    Args:
+        values: What `read_config` returned.
+        kind: The dataclass.
+        config: The file, for messages.
+
+    Raises:
+        ValueError: There are names that the options lack.
+    """
     names = [field.name for field in dataclasses.fields(kind)]
     found: list[str] = []
     for name, value in values.items():
         name = name.replace("-", "_")
+        if name == "algo":
+            continue
         if name not in names:
             near = difflib.get_close_matches(name, names, 2)
             told = f"did you mean {' or '.join(near)}?" if near else "--help lists the options"
@@ -275,8 +338,7 @@ def _as_arguments(name: str, value: Any) -> list[str]:
 
 def run_folder(env: str, algorithm: str) -> Path:
     """Return where `vecenv train` saves by default."""
-    name = env.rpartition(":")[2].replace("/", "-")
-    return Path("runs", f"{name}-{Path(algorithm).stem}")
+    return Path("runs", f"{_file_name(env)}-{Path(algorithm).stem}")
 
 
 def require_tracker(tracker: str, algorithm: str, fields: Collection[str]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AutoresetMode
 from rich.console import Console
 from rich.live import Live
@@ -19,12 +21,13 @@ from rich.text import Text
 from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
 from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
-from vecenv.make import has_compiled_envs, make_vec
+from vecenv.make import COMPILED_TWINS, has_compiled_envs, make_vec
 from vecenv.page.episode import EpisodePage, record, takes_report
 from vecenv.page.human import Game, env_orders, serve
 from vecenv.page.names import action_names
 
 __all__ = [
+    "PAGE_FPS",
     "frame_of",
     "new_page",
     "play_as_human",
@@ -38,6 +41,8 @@ __all__ = [
     "show_texts",
     "watch_env",
 ]
+
+PAGE_FPS = 10.0  # of a page to scrub through, where actions are to be seen
 
 
 def play_frames(
@@ -80,17 +85,18 @@ def show(
     env_kwargs: Sequence[str],
     gif: Path | None,
     html: Path | None,
-    fps: float,
+    fps: float | None,
     **play: Any,
 ) -> int:
     """Do what `vecenv watch` does for envs other than CAGE 2; `env_kwargs` are "name=value"."""
     kwargs = read_env_kwargs(env_kwargs)
     if html is not None:
-        page = new_page(env, play["policy"] or "random", play["seed"], fps)
+        page = new_page(env, play["policy"] or "random", play["seed"], fps or PAGE_FPS)
         with progress_of(page, play["num_steps"]):
             record_env(page, env, kwargs, **play)
         save_page(page, html)
         return 0
+    fps = fps or _own_fps(read_source(env, kwargs), "ansi" if gif is None else "rgb_array")
     if gif is None:
         watch_env(env, kwargs, fps=fps, **play)
         return 0
@@ -224,7 +230,7 @@ def save_gif_of(
 def _make(
     source: EnvSource, render_mode: str, mode: AutoresetMode = AutoresetMode.NEXT_STEP
 ) -> VecEnv:
-    """Make a vector env of one env that renders."""
+    """Make a vector env of one env that renders, or does not: `frame_of` says that."""
     kwargs = {**source.kwargs, "render_mode": render_mode, "autoreset_mode": mode}
     if source.kernels is not None:
         return make_vec(source.kernels, backend="jit", **kwargs)
@@ -233,12 +239,34 @@ def _make(
         own = functools.partial(source.factory, **{**source.kwargs, "render_mode": render_mode})
         return make_vec(own, backend="sync", autoreset_mode=mode)
     backend = "jit" if has_compiled_envs(source.spec, kwargs) else "sync"
-    return make_vec(source.spec, backend=backend, **kwargs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)
+        return make_vec(source.spec, backend=backend, **kwargs)
+
+
+def _own_fps(source: EnvSource, render_mode: str) -> float:
+    """Return how many pictures or texts per second an env asks for; 10 if it does not say."""
+    envs = _make(source, render_mode)
+    try:
+        return float(envs.metadata.get("render_fps") or 10)
+    finally:
+        envs.close()
 
 
 def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
-    """Return a picture or a text of the only env."""
-    frames = envs.render()
+    """Return a picture or a text of the only env.
+
+    Raises:
+        ValueError: The env does not render in this mode.
+        ModuleNotFoundError: It draws with a package that is not installed.
+    """
+    modes = envs.metadata.get("render_modes") or [render_mode]
+    try:
+        frames = envs.render() if render_mode in modes else None
+    except DependencyNotInstalled as error:
+        twin = COMPILED_TWINS.get(name.rpartition(":")[2])
+        told = f"; {twin} is the same env and draws itself" if twin else ""
+        raise ModuleNotFoundError(f"{error}{told}") from error
     frame = frames[0] if frames else None
     if render_mode == "ansi" and not isinstance(frame, str):
         raise ValueError(
