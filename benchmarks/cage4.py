@@ -52,9 +52,15 @@ def main() -> None:
     parser.add_argument(
         "--one-by-one", action="store_true", help="draw every green user for itself"
     )
+    parser.add_argument("--observation", default="flat", help="flat, graph or graph_with_red")
     args = parser.parse_args()
     begin = time.perf_counter()
-    games = Cage4VectorEnv(args.games, greens_one_by_one=args.one_by_one, num_threads=args.threads)
+    games = Cage4VectorEnv(
+        args.games,
+        greens_one_by_one=args.one_by_one,
+        num_threads=args.threads,
+        observation=args.observation,
+    )
     games.reset(seed=0)
     games.step(draw_actions(games, np.random.default_rng(0), "sleep")[0])
     print(f"first reset and step: {time.perf_counter() - begin:.1f} s")

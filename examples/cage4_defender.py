@@ -373,6 +373,19 @@ class Trainer:
                 progress.console.print(f"Stopped; to go on: {run.resume_command}")
 
 
+def load_policy(options: Options, num_envs: int, **env_kwargs: Any) -> tuple[Any, Any]:
+    """Return games and the defender of a run, for `vecenv play`."""
+    envs = Cage4VectorEnv(num_envs, **env_kwargs)
+    player = Cage4Player(options.save / "defender.npz", seed=options.seed)
+
+    def act(obs: Tensor, starts: Tensor, report: dict[str, Any] | None = None) -> np.ndarray:
+        if starts.all():  # all games have the same length
+            player.reset([mask.copy() for mask in envs.agent_masks()])
+        return player.act(envs.agent_obs(obs.numpy()), report=report)
+
+    return envs, act
+
+
 def main(options: Options) -> float:
     """Train, save and evaluate; return the mean score."""
     if options.total_steps < NUM_STEPS * options.num_games:
@@ -390,7 +403,10 @@ def main(options: Options) -> float:
             overwrite=options.overwrite,
         )
     except (OSError, RunError) as error:
-        raise SystemExit(f"{error}: choose another folder with --save") from None
+        is_told = isinstance(error, RunError)
+        raise SystemExit(
+            f"{error}{'' if is_told else '; choose another folder with --save'}"
+        ) from None
     with run:
         trainer = Trainer(options, run.read_json("gradient") if options.resume else None)
         if options.load is not None:

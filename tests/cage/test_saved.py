@@ -1,9 +1,11 @@
 """Policies from files, read and evaluated without torch."""
 
 import json
+import shutil
 import sys
 import zipfile
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +13,9 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.cage import cage2_scenario, evaluate, find_policy
+import vecenv.cage
+from vecenv.cage import Cage4Player, cage2_scenario, evaluate, find_policy
+from vecenv.cage.challenge4.play.policies import find_policy as find_cage4_policy
 from vecenv.cage.saved import save_network
 from vecenv.files import load_arrays, save_arrays
 
@@ -223,3 +227,11 @@ def test_files_of_another_kind_are_refused_by_name(tmp_path):
         save_policy(path, *sizes)
         with pytest.raises(ValueError, match=f"{sizes[0]} inputs and {sizes[1]} actions, expected"):
             find_policy(path)
+
+
+def test_a_run_folder_stands_for_the_policy_in_it(tmp_path):
+    trained = Path(vecenv.cage.__file__).parent
+    for challenge, name in (("challenge2", "policy.npz"), ("challenge4", "defender.npz")):
+        shutil.copy(trained / challenge / "play" / "defender.npz", tmp_path / name)
+    assert type(find_policy(str(tmp_path))) is type(find_policy("defender"))
+    assert isinstance(find_cage4_policy(str(tmp_path)), Cage4Player)

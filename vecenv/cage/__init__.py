@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
     from vecenv.cage.challenge4.env import Cage4AgentsVectorEnv, Cage4Env, Cage4VectorEnv
+    from vecenv.cage.challenge4.graph import Cage4Graph
     from vecenv.cage.challenge4.parallel import Cage4ParallelEnv
     from vecenv.cage.challenge4.play.player import (
         Cage4Memory,
@@ -73,6 +74,7 @@ __all__ = [
     "Cage4AgentsVectorEnv",
     "Cage4Env",
     "Cage4Evaluation",
+    "Cage4Graph",
     "Cage4Memory",
     "Cage4ParallelEnv",
     "Cage4Player",
@@ -127,6 +129,7 @@ _MODULES = {
     "challenge2.play.policies": ("BatchedPolicy", "BluePolicy", "find_policy", "make_policy"),
     "challenge2.replay": ("RecordedStep", "Replay", "replay_episodes"),
     "challenge4.env": ("Cage4AgentsVectorEnv", "Cage4Env", "Cage4VectorEnv"),
+    "challenge4.graph": ("Cage4Graph",),
     "challenge4.parallel": ("Cage4ParallelEnv",),
     "challenge4.play.player": ("Cage4Memory", "Cage4Player", "save_cage4_defender"),
     "challenge4.play.playing": ("Cage4Evaluation", "evaluate_cage4"),

@@ -24,7 +24,7 @@ def play(red_agent, num_steps, *, seed=1, restores=True):
     envs.close()
 
 
-@pytest.mark.parametrize("red_agent", ["b_line", "meander"])
+@pytest.mark.parametrize("red_agent", ["b_line", pytest.param("meander", marks=pytest.mark.slow)])
 def test_it_knows_which_decoys_are_in_place(red_agent):
     names = [host.name for host in cage2_scenario().hosts]
     for memory, envs, _ in play(red_agent, 60):

@@ -88,6 +88,7 @@ def test_b_line_draws_its_user_host_once_per_episode():
     assert_uniform(np.bincount(run.states["first_host"], minlength=13)[9:], "user host")
 
 
+@pytest.mark.slow
 def test_custom_red_policy_and_the_draw_of_a_session():
     run = FreeRun(8000, (own_red,), seed=2)
     run.states["custom"][:, 0] = 1

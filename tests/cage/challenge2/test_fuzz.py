@@ -162,5 +162,6 @@ def test_beginnings_of_episodes_replay(name):
     assert replay_a_few(name, rules, 6, 40) == []
 
 
+@pytest.mark.slow
 def test_rules_run_with_the_compiler_off():
     run_pytest({"NUMBA_DISABLE_JIT": "1"}, str(FOLDER / "test_fuzz.py"), "-k", "beginnings")

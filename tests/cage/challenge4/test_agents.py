@@ -121,6 +121,7 @@ def test_rows_of_agents_are_drawn_and_tell_rewards_by_zone():
     envs.close()
 
 
+@pytest.mark.slow
 def test_the_parallel_env_plays_one_of_these_games(episode):
     actions, seen = episode
     env = Cage4ParallelEnv(steps=STEPS)
@@ -146,6 +147,7 @@ def test_the_parallel_env_plays_one_of_these_games(episode):
     env.close()
 
 
+@pytest.mark.slow
 def test_agents_with_get_action_play():
     class Agent:
         def get_action(self, observation, action_space):
@@ -166,6 +168,7 @@ def test_agents_with_get_action_play():
     env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pad", [False, True])
 def test_pettingzoo_s_own_test_passes(pad):
     testing = pytest.importorskip("pettingzoo.test")
@@ -174,6 +177,7 @@ def test_pettingzoo_s_own_test_passes(pad):
     env.close()
 
 
+@pytest.mark.slow
 def test_labels_say_what_actions_do():
     env = Cage4ParallelEnv(steps=STEPS, pad_spaces=True)
     labels = env.action_labels("blue_agent_4")
@@ -188,6 +192,7 @@ def test_labels_say_what_actions_do():
     env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "match"),
     [
@@ -207,6 +212,7 @@ def test_wrong_arguments_are_refused(call, match):
     env.close()
 
 
+@pytest.mark.slow
 def test_gymnasium_makes_the_team(episode):
     actions, seen = episode
     env = gym.make("Cage4-v0", steps=STEPS, messages=True)
@@ -223,6 +229,7 @@ def test_gymnasium_makes_the_team(episode):
     envs.close()
 
 
+@pytest.mark.slow
 def test_rewards_by_zone_add_up(episode):
     actions, _ = episode
     envs = Cage4VectorEnv(3, messages=True, steps=STEPS, phishing_rate=0.5)

@@ -10,6 +10,7 @@ from gymnasium import Env
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
+from vecenv.cage.challenge4.graph import FLAT, GRAPH_WITH_RED, check_observation, graph_length
 from vecenv.cage.challenge4.kernels import game_kernels, team_kernels
 from vecenv.cage.challenge4.network.names import ZONE_NAMES, action_labels
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
@@ -28,6 +29,7 @@ from vecenv.cage.challenge4.rules.codes import (
     SUBNET_NAMES,
     WORK_REWARD,
 )
+from vecenv.cage.challenge4.rules.graph import UNITS
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels
 
@@ -82,15 +84,23 @@ class Cage4AgentsVectorEnv(_Games):
         num_envs: How many games.
         pad: Whether all agents are in one group, with vectors of 210 values and 242 actions.
         messages: Whether an action is an index and a message of 8 bits, or an index alone.
+        observation: See `Cage4VectorEnv`. Padded graphs are those of agent 4's size.
         **options: Those of `Cage4Options` and of `JitVectorEnv`.
     """
 
     def __init__(
-        self, num_envs: int = 1, *, pad: bool = False, messages: bool = False, **options: Any
+        self,
+        num_envs: int = 1,
+        *,
+        pad: bool = False,
+        messages: bool = False,
+        observation: str = FLAT,
+        **options: Any,
     ) -> None:
         names = [field.name for field in fields(Cage4Options)]
         chosen = Cage4Options(**{name: options.pop(name) for name in names if name in options})
-        kernels = game_kernels(bool(pad), bool(messages), chosen.own_red)
+        check_observation(observation)
+        kernels = game_kernels(bool(pad), bool(messages), chosen.own_red, observation)
         super().__init__(kernels, num_envs, chosen, **options)
 
 
@@ -104,6 +114,9 @@ class Cage4VectorEnv(_Games):
         num_envs: How many games.
         messages: Whether actions have a message of 8 bits for each agent, too. Without, none is
             sent, as in the challenge's own evaluation.
+        observation: What agents see. "flat" is the original's vectors; "graph" the same and the
+            agent's own decoys and action under way as rows of a `Cage4Graph`; "graph_with_red" adds
+            true state, which no blue agent may know: red's sessions on the agent's hosts.
         steps, red, phishing_rate, alarm_rate, greens_one_by_one: See `Cage4Options`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_threads: At most so many threads; None for one per processor.
@@ -133,6 +146,7 @@ class Cage4VectorEnv(_Games):
         num_envs: int = 1,
         *,
         messages: bool = False,
+        observation: str = FLAT,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         num_threads: int | None = None,
         episode_infos: bool = False,
@@ -141,9 +155,11 @@ class Cage4VectorEnv(_Games):
         debug: bool = False,
         **options: Any,
     ) -> None:
+        check_observation(observation)
         chosen = Cage4Options(**options)
+        self._observation = observation
         super().__init__(
-            team_kernels(messages, chosen.own_red),
+            team_kernels(messages, chosen.own_red, observation),
             num_envs,
             chosen,
             autoreset_mode=autoreset_mode,
@@ -164,8 +180,12 @@ class Cage4VectorEnv(_Games):
         return np.split(masks[:, : stops[-1]], stops[:-1], axis=1)
 
     def agent_obs(self, obs: np.ndarray) -> list[np.ndarray]:
-        """Return what each agent sees, views (num_envs, 92) or (.., 210) of obs (num_envs, 578)."""
-        return vectors_of(obs)
+        """Return what each agent sees, views of obs: (num_envs, 92) or (.., 210) of vectors."""
+        if self._observation == FLAT:
+            return vectors_of(obs)
+        with_red = self._observation == GRAPH_WITH_RED
+        stops = np.cumsum([graph_length(units, with_red) for units in UNITS])
+        return np.split(obs, stops[:-1], axis=1)
 
     def get_action_meanings(self) -> dict[str, list[str]]:
         """Return what each action of each agent is called; messages are "00000000" and so on."""
@@ -205,7 +225,7 @@ class Cage4Env(Env[np.ndarray, np.ndarray]):
         """Begin an episode on a new network.
 
         Returns:
-            The observation uint8 (578,), and infos with "action_mask".
+            The observation uint8 (578,), longer of graphs, and infos with "action_mask".
         """
         super().reset(seed=seed)
         obs, _ = self._envs.reset(seed=seed)

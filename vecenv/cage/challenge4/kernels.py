@@ -10,6 +10,12 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numba import njit
 
+from vecenv.cage.challenge4.graph import (
+    FLAT,
+    GRAPH_WITH_RED,
+    graph_length,
+    graph_space,
+)
 from vecenv.cage.challenge4.network.state import STATE_DTYPE
 from vecenv.cage.challenge4.rules import dynamics
 from vecenv.cage.challenge4.rules.codes import (
@@ -22,6 +28,7 @@ from vecenv.cage.challenge4.rules.codes import (
     OBS_LENGTHS,
     OBS_STARTS,
 )
+from vecenv.cage.challenge4.rules.graph import MAX_UNITS, UNITS, write_graph
 from vecenv.cage.challenge4.rules.masks import mask_agent, mask_all
 from vecenv.cage.challenge4.rules.observation import observe, observe_agent
 from vecenv.jit.games import AgentsOf
@@ -111,6 +118,30 @@ def _observe_agent(state, agent, out, rules):
         out[place] = 0
 
 
+def _graph_observer(units: int, with_red: bool) -> Callable[..., None]:
+    """Return a kernel that writes an agent's graph, with room for `units` own zones."""
+
+    @njit
+    def observe_graph(state, agent, out, rules):
+        write_graph(state, agent, out, units, with_red)
+
+    return observe_graph
+
+
+def _graphs_observer(with_red: bool) -> Callable[..., None]:
+    """Return a kernel that writes the graphs of all agents, one after the other."""
+    ends = np.cumsum([graph_length(units, with_red) for units in UNITS])
+    starts, rooms = np.array([0, *ends[:-1]]), np.array(UNITS)
+
+    @njit
+    def observe_graphs(state, out, rules):
+        for agent in range(NUM_BLUE):
+            row = out[starts[agent] : ends[agent]]
+            write_graph(state, agent, row, rooms[agent], with_red)
+
+    return observe_graphs
+
+
 @njit
 def _mask_of_zone(state, agent, out, rules):
     mask_agent(state, agent, out, NUM_ACTIONS[0])
@@ -127,20 +158,26 @@ def _mask_all(state, out, rules):
 
 
 @functools.cache
-def team_kernels(messages: bool = False, own_red: Callable[..., Any] | None = None) -> EnvKernels:
+def team_kernels(
+    messages: bool = False, own_red: Callable[..., Any] | None = None, observation: str = FLAT
+) -> EnvKernels:
     """Return the kernels of an env in which one agent plays all of blue.
 
-    It sees uint8 (578,), the vectors of all agents one after the other, and acts with an index for
-    each agent, then, if there are messages, a number of 8 bits for each.
+    It sees what all agents see, one after the other, uint8 (578,) if that is vectors, and acts with
+    an index for each agent, then, if there are messages, a number of 8 bits for each.
     """
     nvec = [*NUM_ACTIONS, *([NUM_MESSAGES] * NUM_BLUE if messages else [])]
+    space, observer = vector_space(OBS_STARTS, OBS_LENGTH), observe
+    if observation != FLAT:
+        with_red = observation == GRAPH_WITH_RED
+        space, observer = graph_space(UNITS, with_red), _graphs_observer(with_red)
     return EnvKernels(
         STATE_DTYPE,
-        vector_space(OBS_STARTS, OBS_LENGTH),
+        space,
         MultiDiscrete(nvec),
         dynamics.reset,
         dynamics.step_kernel(_team_and_messages if messages else _team, own_red),
-        observe,
+        observer,
         _mask_all,
         name="CAGE Challenge 4",
     )
@@ -148,7 +185,10 @@ def team_kernels(messages: bool = False, own_red: Callable[..., Any] | None = No
 
 @functools.cache
 def game_kernels(
-    pad: bool = False, messages: bool = False, own_red: Callable[..., Any] | None = None
+    pad: bool = False,
+    messages: bool = False,
+    own_red: Callable[..., Any] | None = None,
+    observation: str = FLAT,
 ) -> EnvKernels:
     """Return the kernels of a game of five blue agents.
 
@@ -157,25 +197,37 @@ def game_kernels(
             "blue_agent", agents 0 to 3, and "blue_agent_4", agent 4.
         messages: Whether an action is an index and a message of 8 bits, or an index alone.
         own_red: See `dynamics.step_kernel`.
+        observation: See `Cage4VectorEnv`.
     """
+    with_red = observation == GRAPH_WITH_RED
+
+    def space_of(agent: int) -> Box:
+        if observation != FLAT:
+            return graph_space((MAX_UNITS if pad else UNITS[agent],), with_red)
+        return vector_space((0,), PADDED if pad else OBS_LENGTHS[agent])
+
+    observers: Any = _observe_agent
     if pad:
-        space = vector_space((0,), PADDED)
-        groups = {ZONES: AgentsOf(AGENT_NAMES, space, _actions(MAX_ACTIONS, messages))}
+        groups = {ZONES: AgentsOf(AGENT_NAMES, space_of(0), _actions(MAX_ACTIONS, messages))}
         read = _padded_and_messages if messages else _team
         masks: Any = _mask
+        if observation != FLAT:
+            observers = _graph_observer(MAX_UNITS, with_red)
     else:
         groups = {}
         masks = {ZONES: _mask_of_zone, HEADQUARTERS: _mask}
         for name, agents in ((ZONES, AGENT_NAMES[:4]), (HEADQUARTERS, AGENT_NAMES[4:])):
             agent = AGENT_NAMES.index(agents[0])
-            space = vector_space((0,), OBS_LENGTHS[agent])
-            groups[name] = AgentsOf(agents, space, _actions(NUM_ACTIONS[agent], messages))
+            groups[name] = AgentsOf(agents, space_of(agent), _actions(NUM_ACTIONS[agent], messages))
         read = _two_groups_and_messages if messages else _two_groups
+        if observation != FLAT:
+            first, last = _graph_observer(1, with_red), _graph_observer(MAX_UNITS, with_red)
+            observers = {ZONES: first, HEADQUARTERS: last}
     return EnvKernels(
         STATE_DTYPE,
         reset=dynamics.reset,
         step=dynamics.step_kernel(read, own_red),
-        observe=_observe_agent,
+        observe=observers,
         action_mask=masks,
         groups=groups,
         name="CAGE Challenge 4",

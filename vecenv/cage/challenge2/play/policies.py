@@ -297,8 +297,9 @@ def _named_policy(text: str, scenario: Scenario, seed: int | None) -> BatchedPol
         return make_policy(name, scenario, seed=seed)
     if name == "defender":
         return load_defender(TRAINED_DEFENDER, scenario)
-    if Path(text).is_file():
-        return _policy_of_file(text, scenario)
+    for path in (Path(text), Path(text) / "policy.npz"):  # in a run folder
+        if path.is_file():
+            return _policy_of_file(str(path), scenario)
     if ":" in text:
         found = import_object("policy", text)
         if isinstance(found, str | Path):

@@ -124,6 +124,14 @@ class Episodes:
     overflowed: dict[str, int]
 
 
+def _make_envs(num: int, num_threads: int | None, options: dict[str, Any]) -> Cage4VectorEnv:
+    if "observation" in options:
+        raise TypeError("policies are played with vectors, as in the challenge: no `observation`")
+    return Cage4VectorEnv(
+        num, messages=True, autoreset_mode="Disabled", num_threads=num_threads, **options
+    )
+
+
 def play_game(policy: Any, envs: Cage4VectorEnv, seed: int | None) -> Iterator[np.ndarray]:
     """Play one episode in every env; yield the rewards (N,) of each step.
 
@@ -193,9 +201,7 @@ def play_episodes(
     overflowed: dict[str, int] = {}
     for start in range(0, episodes, _BATCH):
         size = min(_BATCH, episodes - start)
-        envs = Cage4VectorEnv(
-            size, messages=True, autoreset_mode="Disabled", num_threads=num_threads, **options
-        )
+        envs = _make_envs(size, num_threads, options)
         try:
             rewards, phases, causes = [], np.zeros((size, NUM_PHASES)), np.zeros((size, 4))
             for reward in play_game(player, envs, seed + start):
@@ -286,7 +292,7 @@ def record_episode(
         ImportError: Pictures need the extra `plots`.
     """
     player = find_policy(policy, seed)
-    envs = Cage4VectorEnv(1, messages=True, autoreset_mode="Disabled", num_threads=1, **options)
+    envs = _make_envs(1, 1, options)
 
     def act(obs: np.ndarray, is_first: bool, report: dict[str, Any]) -> np.ndarray:
         if is_first:
@@ -320,7 +326,7 @@ def episode_pictures(policy: Any, *, seed: int | None = None, **options: Any) ->
         ImportError: Pictures need the extra `plots`.
     """
     player = find_policy(policy, seed)
-    envs = Cage4VectorEnv(1, messages=True, autoreset_mode="Disabled", num_threads=1, **options)
+    envs = _make_envs(1, 1, options)
     try:
         for _ in play_game(player, envs, seed):
             yield envs.render()[0]

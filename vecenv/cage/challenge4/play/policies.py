@@ -186,8 +186,9 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
         name = policy.replace("-", "_")
         if name in POLICY_NAMES:
             return make_policy(name, seed)
-        if Path(policy).is_file():
-            return Cage4Player(policy)
+        for path in (Path(policy), Path(policy) / "defender.npz"):  # in a run folder
+            if path.is_file():
+                return Cage4Player(path)
         if ":" not in policy:
             known = ", ".join(name.replace("_", "-") for name in POLICY_NAMES)
             raise ValueError(
