@@ -9,6 +9,11 @@ each other: more than any vector env with two processes can do, since these wait
 games that end are reset at once, which is timed and not counted. SuperSuit's are
 `pettingzoo_env_to_vec_env_v1` and `concat_vec_envs_v1` with 0 and 2 CPUs; agents that die need
 `black_death_v3` there.
+
+    python benchmarks/agents.py --overhead
+
+is the processor time that a game-step takes besides the game's own, in this process, of a game of
+three agents that does nothing; the least of several rounds, so that it needs no idle cores.
 """
 
 from __future__ import annotations
@@ -18,12 +23,14 @@ import functools
 import importlib
 import os
 import statistics
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from async_envs import LooseProcesses
+from gymnasium.spaces import Box, Discrete
 from measure import Rates, alternate, machine, markdown_table, median_ratio
 
 from vecenv import make_vec_agents
@@ -161,6 +168,59 @@ def rows_of(name: str, rates: Rates) -> list[list[str]]:
     return rows
 
 
+class Idle:
+    """A game of three agents that returns the same things in each of 25 steps."""
+
+    metadata: dict[str, Any] = {}
+    possible_agents = ("agent_0", "agent_1", "agent_2")
+    seen, acted = Box(-np.inf, np.inf, (18,), np.float32), Discrete(5)
+
+    def observation_space(self, agent: str) -> Box:
+        return self.seen
+
+    def action_space(self, agent: str) -> Discrete:
+        return self.acted
+
+    def reset(self, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
+        self.agents, self.time = list(self.possible_agents), 0
+        self.obs = {agent: np.zeros(18, np.float32) for agent in self.agents}
+        return self.obs, {}
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        self.time += 1
+        acted, is_over = self.agents, self.time == 25
+        if is_over:
+            self.agents = []
+        no, ends = dict.fromkeys(acted, False), dict.fromkeys(acted, is_over)
+        return self.obs, dict.fromkeys(acted, -1.0), no, ends, {agent: {} for agent in acted}
+
+    def close(self) -> None:
+        pass
+
+
+def least_us(run: Callable[[], object], num_steps: int, rounds: int) -> float:
+    """Return the least processor time of a step, in microseconds."""
+    times = []
+    for _ in range(rounds):
+        begin = time.process_time_ns()
+        run()
+        times.append(time.process_time_ns() - begin)
+    return min(times) / num_steps / 1e3
+
+
+def overhead(num_games: int, repetitions: int) -> None:
+    """Print what a game-step takes besides the game's own step."""
+    num_steps = 500
+    bare = bare_loop(Idle, num_games)
+    own_us = least_us(lambda: bare(num_steps), num_steps * num_games, repetitions)
+    for mode in ("NextStep", "SameStep"):
+        envs = make_vec_agents(Idle, num_games, backend="sync", autoreset_mode=mode)
+        loop = our_loop(envs, num_steps)
+        all_us = least_us(loop, num_steps * num_games, repetitions)
+        print(f"{mode}: {all_us - own_us:.1f} us per game-step besides a bare loop's {own_us:.1f}")
+        envs.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -168,7 +228,12 @@ def main() -> None:
     parser.add_argument("--games", nargs="+", default=list(GAMES), choices=list(GAMES))
     parser.add_argument("--num-games", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--overhead", action="store_true")
     options = parser.parse_args()
+    if options.overhead:
+        print(machine("numpy", "gymnasium"))
+        overhead(options.num_games, options.repetitions)
+        return
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # no window opens
     warnings.filterwarnings("ignore")
     print(machine("numpy", "gymnasium", "pettingzoo", "supersuit"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -30,7 +30,15 @@ from torch.nn import functional as F
 from buffers import RolloutBuffer
 from vecenv import make_vec_agents
 from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
-from vecenv.learn import Adam, Gradient, Run, RunError
+from vecenv.learn import (
+    Adam,
+    EvaluationResult,
+    Gradient,
+    Run,
+    RunError,
+    evaluate_games,
+    load_checkpoint,
+)
 
 
 @dataclass
@@ -190,13 +198,6 @@ def masks_of(group: AgentGroup) -> Tensor | None:
     return torch.from_numpy(group.action_masks()) if group.has_action_masks else None
 
 
-def tensors(obs: Any) -> Any:
-    """Return a nest of arrays as one of tensors over the same memory."""
-    if isinstance(obs, Mapping):
-        return {name: tensors(part) for name, part in obs.items()}
-    return torch.from_numpy(obs)
-
-
 # ------------------------------------------------------------------------------ training
 
 
@@ -257,11 +258,6 @@ class Learner:
         if state is not None:
             put["state"] = state
         return agent.to_env(self.rollout.put(t, actions=actions, **put))
-
-    def likeliest(self, group: AgentGroup, obs: Any) -> np.ndarray:
-        """Return the likeliest action for each row of such a group, in any number of games."""
-        policy = self.agent.policy(self.agent.features(tensors(obs)), masks_of(group))
-        return self.agent.to_env(policy.mode.numpy())
 
     def values(self, features: Tensor, state: Tensor | None) -> Tensor:
         """Return values of all rows, of which those of a game share its state."""
@@ -395,27 +391,31 @@ class Trainer:
         run.save({**self.parts(), **counts}, score=score)
 
 
-@torch.inference_mode()
-def evaluate_agents(learners: Mapping[str, Learner], options: Options) -> np.ndarray:
-    """Play each of some games once, with the likeliest actions.
+def player(envs: AgentsVecEnv, agents: Mapping[str, Agent]) -> Callable[[Any], dict[str, Any]]:
+    """Return the likeliest actions, by group, as a function of observations by group."""
 
-    Returns:
-        float64 (eval_games, groups): the sums of the rewards of all agents of a group.
-    """
-    envs = make_envs(options, options.eval_games)
-    returns = np.zeros((envs.num_games, len(learners)))
-    goes_on = np.ones(envs.num_games, np.bool_)
-    obs, _ = envs.reset(seed=1_000_000 + options.seed)
-    while goes_on.any():
-        pairs = zip(learners.values(), envs.groups.items(), strict=True)
-        actions = {k: learner.likeliest(group, obs[k]) for learner, (k, group) in pairs}
-        obs, rewards, *_ = envs.step(actions)
-        earned = [rewards[name].reshape(envs.num_games, -1).sum(1) for name in learners]
-        returns[goes_on] += np.stack(earned, 1)[goes_on]
-        alive = [group.alive.reshape(envs.num_games, -1) for group in envs.groups.values()]
-        goes_on &= np.concatenate(alive, 1).any(1)
-    envs.close()
-    return returns
+    def act(obs: Any) -> dict[str, Any]:
+        found = {}
+        for name, agent in agents.items():
+            policy = agent.policy(agent.features(obs[name]), masks_of(envs.groups[name]))
+            found[name] = agent.to_env(policy.mode.numpy())
+        return found
+
+    return act
+
+
+def load_policy(options: Options, num_games: int) -> tuple[AgentsVecEnv, Callable[..., Any]]:
+    """Return games and the policies of a run, for `vecenv play`; also of one that was killed."""
+    envs = make_envs(options, num_games)
+    size = 0
+    if options.critic == "central":
+        envs.reset()
+        size = envs.state()[0].size
+    agents = {name: Agent(group, size, options) for name, group in envs.groups.items()}
+    state = load_checkpoint(options.save / "checkpoint/last.npz")["state"]
+    for name, agent in agents.items():
+        agent.load_state_dict(state[f"{name}/agent"])
+    return envs, player(envs, agents)
 
 
 def make_envs(options: Options, num_games: int) -> AgentsVecEnv:
@@ -433,8 +433,8 @@ def make_envs(options: Options, num_games: int) -> AgentsVecEnv:
     return envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
 
 
-def main(options: Options) -> dict[str, dict[str, float]]:
-    """Train, save, evaluate and report; return means and halves of their intervals by group."""
+def main(options: Options) -> dict[str, EvaluationResult]:
+    """Train, save, evaluate and report; return what a game earns, by group."""
     torch.set_num_threads(options.torch_threads)
     torch.manual_seed(options.seed)
     changeable = {"total_steps", "save", "save_every", "eval_games", "overwrite", "num_workers"}
@@ -449,7 +449,10 @@ def main(options: Options) -> dict[str, dict[str, float]]:
             overwrite=options.overwrite,
         )
     except (OSError, RunError) as error:
-        raise SystemExit(f"{error}: choose another folder with --save") from None
+        is_told = isinstance(error, RunError)
+        raise SystemExit(
+            f"{error}{'' if is_told else '; choose another folder with --save'}"
+        ) from None
     with run:
         envs = make_envs(options, options.num_games)
         plans = run.read_json("gradients") if options.resume else None
@@ -457,17 +460,19 @@ def main(options: Options) -> dict[str, dict[str, float]]:
         trainer.train(run)
         envs.close()
         run.draw_curve(f"{options.env}, seed {options.seed}")
-        returns = evaluate_agents(trainer.learners, options)
-        means, spreads = returns.mean(0), returns.std(0, ddof=1) / len(returns) ** 0.5
-        found = zip(trainer.learners, means.tolist(), spreads.tolist(), strict=True)
-        found = {name: {"mean": mean, "ci95": 1.96 * spread} for name, mean, spread in found}
-        run.write_json("evaluation", found)
+        games = make_envs(options, options.eval_games)
+        act = player(games, {name: lea.agent for name, lea in trainer.learners.items()})
+        found = evaluate_games(act, games, options.eval_games, seed=1_000_000 + options.seed)
+        games.close()
+        run.write_json(
+            "evaluation", {k: {"mean": x.mean, "ci95": x.ci95} for k, x in found.items()}
+        )
     print(f"{options.env}, seed {options.seed}: {run.seconds:.0f} s, see {options.save}")
     for name, result in found.items():
         count = envs.groups[name].num_agents
         print(
-            f"{name}: {count} agents return {result['mean']:.1f} ± {result['ci95']:.1f} (95 %) "
-            f"over {options.eval_games} games, {result['mean'] / count:.2f} each"
+            f"{name}: {count} agents return {result.mean:.1f} ± {result.ci95:.1f} (95 %) "
+            f"over {options.eval_games} games, {result.mean / count:.2f} each"
         )
     return found
 

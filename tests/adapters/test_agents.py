@@ -7,7 +7,7 @@ import pytest
 from agents.games import Masked, Tag, runners
 from equality import assert_same
 
-from vecenv import make_vec_agents
+from vecenv import ActionError, make_vec_agents
 from vecenv.adapters.sb3 import SB3VecEnv
 
 
@@ -124,6 +124,25 @@ def test_a_view_gives_what_the_game_gives():
     view.reset()
     with pytest.raises(ValueError, match=r"but no action of \['runner_0'"):
         view.step({"catcher_0": np.zeros(2, np.float32)})
+    view.close()
+
+
+def test_a_view_refuses_actions_that_fit_no_space_by_agent():
+    pytest.importorskip("pettingzoo")
+    from vecenv.adapters.pettingzoo import GameView
+
+    view = GameView(make_vec_agents(functools.partial(Tag, late=False), backend="sync"))
+    view.reset(seed=0)
+    good = {agent: view.action_space(agent).sample() for agent in view.agents}
+    for agent, action, message in [
+        ("runner_1", np.nan, "action of agent 'runner_1' is nan, .* expected one of Discrete"),
+        ("runner_1", 1.7, "agent 'runner_1' is 1.7, .* expected one of Discrete"),
+        ("catcher_0", 0.5, r"agent 'catcher_0' is 0.5, of shape \(\) .* expected one of Box"),
+        ("catcher_0", [0, np.nan], "game 0, agent 'catcher_0' is .*nan"),
+    ]:
+        with pytest.raises(ActionError, match=message):
+            view.step({**good, agent: action})
+    assert view.step({**good, "runner_1": [1], "catcher_0": [0, 1]})[1]
     view.close()
 
 

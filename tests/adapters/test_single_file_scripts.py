@@ -27,6 +27,7 @@ def load(*, changed):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_every_number_is_the_same(asynchronous):
     agents, episodes = [], []

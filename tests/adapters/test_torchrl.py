@@ -16,6 +16,7 @@ from buffers import (
     SharedReplayBuffer,
     TransitionWriter,
 )
+from vecenv.adapters.pettingzoo import GameView
 from vecenv.adapters.torchrl import as_tensordict
 from vecenv.cage import Cage2VectorEnv
 
@@ -25,7 +26,7 @@ import torch
 with warnings.catch_warnings(action="ignore"):  # TorchRL deprecates classes of its own
     from torchrl.collectors import Collector
 from tensordict.nn import TensorDictModule
-from torchrl.envs import GymWrapper, check_env_specs
+from torchrl.envs import GymWrapper, PettingZooWrapper, check_env_specs
 from torchrl.modules import MLP, ProbabilisticActor, QValueActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss, DQNLoss
 from torchrl.objectives.value import GAE
@@ -96,6 +97,25 @@ def test_its_checker_passes_and_a_collector_collects(make_envs, mode, request):
     batches = list(collector)
     assert [batch.shape for batch in batches] == [(3, 20)] * 3
     collector.shutdown()
+
+
+def test_agents_of_cage4_are_groups_with_their_masks():
+    pytest.importorskip("pettingzoo")
+    options = {"mask_infos": True, "vector_kwargs": {"debug": True}}
+    games = vecenv.make_vec_agents("Cage4-v0", steps=20, autoreset_mode="Disabled", **options)
+    groups = {"zones": [f"blue_agent_{k}" for k in range(4)], "headquarters": ["blue_agent_4"]}
+    env = PettingZooWrapper(
+        GameView(games), group_map=groups, use_mask=True, categorical_actions=True, seed=3
+    )
+    rollout = env.rollout(30)
+    assert rollout.batch_size == (19,)
+    for name, shape in (("zones", (4, 92)), ("headquarters", (1, 210))):
+        assert rollout[name, "observation"].shape == (19, *shape)
+        masks, actions = rollout[name, "action_mask"], rollout[name, "action"]
+        assert masks.shape == (19, shape[0], env.full_action_spec[name, "action"].n)
+        assert masks.gather(-1, actions.unsqueeze(-1)).all() and not masks.all()
+    assert rollout["next", "zones", "done"][-1].all()
+    env.close()
 
 
 def test_dicts_pass_the_checker():

@@ -18,6 +18,8 @@ class Expected(NamedTuple):
     final_obs: dict[str, dict[int, Any]]
     infos: dict[str, dict[int, Any]]  # of agents that have some
     common: dict[int, Any]  # of games
+    states: dict[int, np.ndarray]  # central ones, of games, if asked for
+    final_states: dict[int, np.ndarray]  # of games that were reset in the step that ended them
 
 
 class BareGames:
@@ -27,8 +29,8 @@ class BareGames:
     game does after `reset(seed)` may depend on what it did before.
     """
 
-    def __init__(self, games, groups, mode):
-        self.games, self.mode = games, mode
+    def __init__(self, games, groups, mode, *, with_states=False):
+        self.games, self.mode, self.with_states = games, mode, with_states
         self.agents = {name: list(group.agents) for name, group in groups.items()}
         self.over = [False] * len(games)
 
@@ -44,6 +46,8 @@ class BareGames:
             *(zeros(np.bool_) for _ in range(4)),
             {name: {} for name in counts},
             {name: {} for name in counts},
+            {},
+            {},
             {},
         )
 
@@ -62,11 +66,16 @@ class BareGames:
         return found
 
     def begin(self, found, g, obs, infos):
+        self.look(found.states, g)
         for name, row, agent in self.rows(g):
             if agent in self.games[g].agents:
                 found.obs[name][row] = obs[agent]
                 found.alive[name][row] = True
         self.note(found, g, infos)
+
+    def look(self, states, g):
+        if self.with_states:
+            states[g] = np.array(self.games[g].state())
 
     def note(self, found, g, infos):
         for name, row, agent in self.rows(g):
@@ -91,6 +100,7 @@ class BareGames:
             obs, rewards, terminations, truncations, infos = game.step(chosen)
             is_reset = not game.agents and self.mode is AutoresetMode.SAME_STEP
             self.over[g] = not game.agents and not is_reset
+            self.look(found.final_states if is_reset else found.states, g)
             for name, row, agent in self.rows(g):
                 if agent in chosen:
                     found.valid[name][row] = True

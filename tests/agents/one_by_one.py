@@ -18,12 +18,14 @@ def assert_same_games(env, backend, mode, *, num_steps=40, num_games=3, **option
     )
     rng = np.random.default_rng(0)
     assert_equal(other.reset(seed=5)[0], own.reset(seed=5)[0])
+    if options.get("central_state"):
+        assert_equal(other.state(), own.state())
     saves = backend != "ray"  # which saves no states
     state, num_ended = None, 0
     for step in range(num_steps):
         if step == num_steps // 2 and saves:
             state = own.state_dict(), other.state_dict(), rng.bit_generator.state
-        num_ended += step_both(own, other, rng)
+        num_ended += step_both(own, other, rng, options.get("central_state", False))
     if state is not None and mode != "Disabled":  # play the second half again
         last = {name: (g.alive.copy(), g.valid.copy()) for name, g in own.groups.items()}
         states, rng.bit_generator.state = state[:2], state[2]
@@ -41,7 +43,7 @@ def assert_same_games(env, backend, mode, *, num_steps=40, num_games=3, **option
     return num_ended
 
 
-def step_both(own, other, rng):
+def step_both(own, other, rng, has_state=False):
     """Step both with the same actions; return whether games have ended."""
     actions = {name: draw(group, other.groups[name], rng) for name, group in own.groups.items()}
     if isinstance(own, AgentRowsVecEnv):
@@ -51,6 +53,8 @@ def step_both(own, other, rng):
     for name, group in own.groups.items():
         assert_equal(other.groups[name].alive, group.alive)
         assert_equal(other.groups[name].valid, group.valid)
+    if has_state:
+        assert_equal(other.state(), own.state())
     finals = [infos_of(one, infos) for one, infos in ((own, expected[4]), (other, results[4]))]
     assert_equal(*finals)
     num_games = own.num_games
@@ -86,7 +90,8 @@ def infos_of(envs, infos):
         if "final_obs" in own
     ]
     if "final_state" in infos:
-        found.append(np.stack(list(infos["final_state"][infos["_final_state"]])))
+        mask = infos["_final_state"]
+        found += [mask, np.stack(list(infos["final_state"][mask]))]
     return found
 
 

@@ -160,6 +160,50 @@ def test_compiled_games_are_the_same_on_other_backends(backend, mode):
     assert assert_same_games("Spread-v0", backend, mode, max_cycles=9) >= 3
 
 
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+def test_central_states_of_compiled_games_are_the_same_on_other_backends(mode):
+    ended = assert_same_games("Spread-v0", "sync", mode, max_cycles=9, central_state=True)
+    assert ended >= 3
+
+
+def test_games_that_are_reset_for_their_final_states_go_as_others_and_by_sends():
+    """SAME_STEP with a central state is made of DISABLED; without it the kernels do it."""
+    options = {"autoreset_mode": "SameStep", "max_cycles": 9}
+    plain = make_vec_agents("Spread-v0", 4, **options)
+    stepped, sent = (make_vec_agents("Spread-v0", 4, central_state=True, **options) for _ in "ab")
+    for envs in (plain, stepped, sent):
+        envs.reset(seed=3)
+    rng = np.random.default_rng(0)
+    num_ends = 0
+    for _ in range(30):
+        actions = rng.integers(0, 5, plain.num_envs)
+        expected, results = plain.step(actions), stepped.step(actions)
+        for array, other in zip(results[:4], expected[:4], strict=True):
+            np.testing.assert_array_equal(array, other)
+        by_game = actions.reshape(4, -1)
+        sent.send(by_game[[3, 1]].ravel(), [3, 1])
+        sent.send(by_game[[2, 0]].ravel(), [2, 0])
+        while sent.agents.games._calls.num_in_flight:
+            batch = sent.recv(min_envs=1, max_envs=3)
+            rows = batch.env_ids
+            for array, other in zip(batch[:4], results[:4], strict=True):
+                np.testing.assert_array_equal(array, other[rows])
+            for name in ("final_obs", "final_state"):
+                if name in batch.infos:
+                    mask = batch.infos[f"_{name}"]
+                    np.testing.assert_array_equal(mask, results[4][f"_{name}"][rows])
+                    found, wanted = batch.infos[name][mask], results[4][name][rows][mask]
+                    np.testing.assert_array_equal(np.stack(found), np.stack(wanted))
+                    num_ends += 1
+        np.testing.assert_array_equal(sent.state(), stepped.state())
+        if "final_obs" in expected[4]:
+            own, other = (np.stack(infos["final_obs"]) for infos in (results[4], expected[4]))
+            np.testing.assert_array_equal(own, other)
+    assert num_ends > 6
+    for envs in (plain, stepped, sent):
+        envs.close()
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
 def test_compiled_games_are_the_same_on_ray():

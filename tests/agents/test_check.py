@@ -89,9 +89,30 @@ def ignore_seeds(monkeypatch, envs):
     monkeypatch.setattr(AgentsVecEnv, "reset", lambda self, seed=None, options=None: reset(self))
 
 
+def reward_with_nan(monkeypatch, envs):
+    write_reward = vecenv.agents.game._Columns.write_reward
+
+    def wrong(self, k, agent, reward):
+        write_reward(self, k, agent, np.nan if agent == "runner_1" else reward)
+
+    monkeypatch.setattr(vecenv.agents.game._Columns, "write_reward", wrong)
+
+
+def observe_nan(monkeypatch, envs):
+    observe = Tag._observe
+
+    def wrong(self, agent):
+        obs = observe(self, agent)
+        return obs * np.nan if agent == "runner_1" else obs
+
+    monkeypatch.setattr(Tag, "_observe", wrong)
+
+
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
+        (reward_with_nan, "rewards are numbers"),
+        (observe_nan, "observations of agents that act next are in their space"),
         (keep_old_rows, "observations of agents that neither acted nor act next are zeros"),
         (reward_the_dead, "rows of agents that did not act have no reward and no flags"),
         (forget_who_acted, "`valid` after a step is `alive` before it"),

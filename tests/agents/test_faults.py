@@ -9,6 +9,7 @@ from agents.games import (
     GROW,
     HANG,
     LACK,
+    NAN,
     NO_DICTS,
     NO_REWARD,
     ODD_REWARD,
@@ -21,7 +22,9 @@ from agents.games import (
 )
 from equality import assert_same
 
+from buffers import BufferMisuseError, RolloutBuffer
 from vecenv import (
+    ActionError,
     EnvCreationError,
     ObservationError,
     StepTimeoutError,
@@ -74,6 +77,44 @@ def test_nonsense_names_game_and_agent(make, action, message):
     with pytest.raises(ObservationError, match=f"^{message}") as raised:
         envs.step(actions(3, 1, action))
     assert "Env 3 is game 3, with the agents 'bot_0', 'bot_1'." in raised.value.__notes__
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_nan_of_a_game_stays_in_its_row_and_is_refused_by_buffers(make, backend, mode):
+    envs = make(backend=backend, length=3, autoreset_mode=mode)
+    rollout = RolloutBuffer(
+        3, 8, envs.single_observation_space, envs.single_action_space, autoreset_mode=mode
+    )
+    rollout.start(envs.reset(seed=0)[0])
+    for t, action in enumerate((0, 0, NAN)):  # the last ends the game
+        columns = {name: np.zeros(8, np.float32) for name in ("log_probs", "values")}
+        chosen = rollout.put(t, actions=actions(3, 1, action), **columns)
+        infos = envs.step(chosen, out=rollout.slot(t))[4]
+    row = np.arange(8) == 7
+    assert_same(np.isnan(rollout.rewards[2].numpy()), row)
+    assert rollout.terminations[2].all()
+    if mode == "SameStep":
+        assert_same(np.isnan(np.stack(infos["final_obs"])).all(axis=1), row)
+        assert (rollout.obs_at(3) == 0).all()
+    else:
+        assert_same(np.isnan(rollout.obs_at(3).numpy()).all(axis=1), row)
+    with pytest.raises(BufferMisuseError, match="reward of env 7 in step 2 is nan"):
+        rollout.compute_advantages(np.zeros(8, np.float32))
+    obs, rewards, *_ = envs.step(np.zeros(8, int))  # of the next game
+    assert not np.isnan(obs).any() and not np.isnan(rewards).any()
+
+
+def test_nan_actions_are_refused_before_a_send_too():
+    envs = make_vec_agents(functools.partial(Tag, late=False), 3, backend="sync")
+    envs.reset(seed=0)
+    good = {"runner": np.zeros(6, int), "catcher": np.zeros((2, 2), np.float32)}
+    nan = {**good, "catcher": np.array([[0, 0], [np.nan, 0]], np.float32)}
+    with pytest.raises(ActionError, match=r"game 0, agent 'catcher_0' is \[nan\s+0\.?\]"):
+        envs.send(nan, [2, 0])
+    envs.send(good, [2, 0])  # nothing was sent
+    assert sorted(envs.recv().game_ids) == [0, 2]
+    envs.close()
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
@@ -174,6 +215,7 @@ def test_games_in_which_agents_take_turns_are_refused():
             ModuleNotFoundError,
             r"no module 'no_such_package'.*pip install",
         ),
+        ("Sprea-v0", ModuleNotFoundError, "did you mean Spread-v0.*pip install"),
         ("agents.gamez", ModuleNotFoundError, "agents has no such module; it has games"),
         ("agents.games", TypeError, "module agents.games has no parallel_env"),
         (lambda: 3, EnvCreationError, "expected a ParallelEnv, got int 3"),

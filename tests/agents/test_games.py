@@ -10,7 +10,6 @@ from agents.twins import as_agents, play, random_actions
 from envs import MODES, mode_id
 from equality import assert_same
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode
 
 from vecenv import ActionError, EnvCreationError, SlotError, VecEnv, make_vec_agents
 from vecenv.agents import AgentRowsVecEnv, AgentSlot, AgentsVecEnv
@@ -158,38 +157,38 @@ def test_a_saved_state_goes_on_bit_for_bit(backend):
     other.close()
 
 
-@pytest.mark.parametrize("mode", MODES[:2], ids=mode_id)
-@pytest.mark.parametrize("by", ["step", "send"])
-def test_the_central_state_is_the_latest_of_each_game(mode, by):
-    """`count, num_games` of each, and of those that were reset the last as infos["final_state"]."""
-    envs = make_vec_agents(
-        functools.partial(runners, length=4), 3, central_state=True, autoreset_mode=mode,
-        backend="async", vector_kwargs={"num_workers": 2, "threads_per_worker": 1},
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "by", "mode"),
+    [
+        ("sync", "step", NEXT_STEP),
+        ("sync", "out", SAME_STEP),
+        ("sync", "send", SAME_STEP),
+        ("sync", "out", DISABLED),
+        ("async 3", "step", SAME_STEP),
+        ("async 3", "send", NEXT_STEP),
+    ],
+)
+def test_central_states_are_those_of_bare_games(where, by, mode):
+    num_ends, _ = play(Tag, 3, 25, by=by, autoreset_mode=mode, central_state=True, **WORKERS[where])
+    assert num_ends > 3
+
+
+def test_rows_have_the_final_states_of_their_games():
+    """`count, num_games` of each."""
+    game = functools.partial(runners, length=4)
+    envs = make_vec_agents(game, 3, backend="sync", central_state=True, autoreset_mode="SameStep")
     envs.reset(seed=0)
-    assert_same(envs.state(), np.array([[0.0, 1.0]] * 3))
     num_finals = 0
     for _ in range(9):
-        before, alive = envs.state(), envs.alive.reshape(3, -1).any(axis=1)
-        if by == "send":
-            envs.send(np.zeros(6, int), [2, 0])
-            batch = envs.recv()
-            infos, games = batch.infos, batch.game_ids
-        else:
-            infos, games = envs.step(np.zeros(9, int))[4], [0, 1, 2]
-        after = envs.state()
-        has_final = infos.get("_final_state", np.zeros(3 * len(games), bool)).reshape(-1, 3)[:, 0]
-        for place, game in enumerate(games):
-            if has_final[place]:
-                num_finals += 1
-                final = infos["final_state"].reshape(-1, 3)[place, 0]
-                np.testing.assert_array_equal(final, before[game] + [1, 0])
-                np.testing.assert_array_equal(after[game], [0, before[game, 1] + 1])
-            elif alive[game]:
-                np.testing.assert_array_equal(after[game], before[game] + [1, 0])
-            else:
-                np.testing.assert_array_equal(after[game], [0, before[game, 1] + 1])
-    assert (num_finals > 0) == (mode is AutoresetMode.SAME_STEP)
+        before, infos = envs.state(), envs.step(np.zeros(9, int))[4]
+        for row in np.flatnonzero(infos.get("_final_state", np.zeros(9, bool))):
+            num_finals += 1
+            game = row // 3
+            np.testing.assert_array_equal(infos["final_state"][row], before[game] + [1, 0])
+            np.testing.assert_array_equal(envs.state()[game], [0, before[game, 1] + 1])
+        is_last = infos.get("_final_obs", np.zeros(9, bool))
+        assert not (is_last & ~infos.get("_final_state", is_last)).any()
+    assert num_finals >= 12 and num_finals % 3 == 0
     envs.close()
 
 

@@ -48,6 +48,13 @@ def assert_infos(infos, expected, group, name, rows=None):
             if own[f"_{key}"][place]:
                 np.testing.assert_array_equal(own[key][place], wanted[row][key])
                 assert own["more"]["name"][place] == wanted[row]["more"]["name"]
+    if expected.states:
+        games = np.array(rows[:: group.num_agents]) // group.num_agents
+        has_final = [game in expected.final_states for game in games]
+        np.testing.assert_array_equal(infos.get("_final_state", np.zeros(len(games))), has_final)
+        for place in np.flatnonzero(has_final):
+            final = infos["final_state"][place]
+            np.testing.assert_array_equal(final, expected.final_states[games[place]])
     final = own.get("final_obs", np.full(len(rows), None))
     for place, row in enumerate(rows):
         if row in expected.final_obs[name]:
@@ -98,7 +105,9 @@ def play(factory, num_games=3, num_steps=40, *, by="step", seed=5, **options):
     made = make_vec_agents(factory, num_games, **options)
     envs = as_agents(made)
     mode = envs.autoreset_mode
-    bare = BareGames([factory() for _ in range(num_games)], envs.groups, mode)
+    has_state = options.get("central_state", False)
+    games = [factory() for _ in range(num_games)]
+    bare = BareGames(games, envs.groups, mode, with_states=has_state)
     rng = np.random.default_rng(seed)
     slots = slots_for(envs) if by == "out" else None
     num_ends = num_early = 0
@@ -106,6 +115,7 @@ def play(factory, num_games=3, num_steps=40, *, by="step", seed=5, **options):
         obs, infos = envs.reset(seed=seed)
         expected = bare.reset([seed + g for g in range(num_games)])
         check_reset(envs, obs, infos, expected)
+        states = expected.states
         for step in range(num_steps):
             actions = random_actions(envs.groups, rng)
             expected = bare.step(actions)
@@ -119,7 +129,11 @@ def play(factory, num_games=3, num_steps=40, *, by="step", seed=5, **options):
             num_ends += sum(bare.over) + sum(bool(f) for f in expected.final_obs.values())
             num_early += sum(int((~a).sum()) for a in expected.alive.values())
             if mode is AutoresetMode.DISABLED and any(bare.over):
-                restart(envs, bare, expected)
+                states |= expected.states
+                expected = restart(envs, bare, expected)
+            states |= expected.states
+            if has_state:
+                np.testing.assert_array_equal(envs.state(), [states[g] for g in range(num_games)])
     finally:
         made.close()
         made.close()
@@ -127,7 +141,11 @@ def play(factory, num_games=3, num_steps=40, *, by="step", seed=5, **options):
 
 
 def restart(envs, bare, before):
-    """Reset the games that are over; the rows of the others stay as they were `before`."""
+    """Reset the games that are over; the rows of the others stay as they were `before`.
+
+    Returns:
+        What the bare games gave.
+    """
     mask = np.array(bare.over)
     obs, _ = envs.reset(options={"reset_mask": mask})
     expected = bare.reset([None] * len(mask), mask)
@@ -138,6 +156,7 @@ def restart(envs, bare, before):
             put(obs[name], source.obs[name][row], row)
             assert group.alive[row] == source.alive[name][row]
             assert group.valid[row] == (row not in rows and source.valid[name][row])
+    return expected
 
 
 def assert_step(envs, results, infos, expected, slots, path):

@@ -1,6 +1,5 @@
 """examples/ppo_agents.py: gradients with agents that die, masks, groups, resuming, a toy solved."""
 
-import importlib.util
 import signal
 import sys
 import types
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from example_files import load_example
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from vecenv.learn import load_checkpoint
@@ -19,15 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "ppo_agents.py"
 SMALL = {"num_games": 3, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2, "compile": "off"}
 
 
-def load_example():
-    spec = importlib.util.spec_from_file_location("ppo_agents_example", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ppo_agents_example"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-ppo = load_example()
+ppo = load_example("ppo_agents")
 
 
 class Game:
@@ -253,7 +245,7 @@ def test_groups_of_other_spaces_learn_side_by_side(policies, as_module, tmp_path
     )
     result = ppo.main(options)
     assert list(result) == names
-    assert all(1 <= found["mean"] <= 7 * len(names) for found in result.values())
+    assert all(1 <= found.mean <= 7 * len(names) for found in result.values())
     state = load_checkpoint(tmp_path / "checkpoint" / "last.npz")["state"]
     assert [key.split("/")[0] for key in state if key.endswith("/agent")] == names
     assert 150 < state["steps"] <= 300
@@ -297,6 +289,7 @@ def flat(state, where=""):
     return {where: state}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(as_module, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))  # of the key that signs checkpoints
     shared = {"env": as_module(Varied), "backend": "sync", "critic": "central", "total_steps": 600}
@@ -331,5 +324,5 @@ def test_roles_are_learned_where_the_policy_can_tell_agents_apart(changes, as_mo
         num_steps=32, eval_games=10, **changes,
     )  # fmt: skip
     result = ppo.main(options)
-    mean = sum(found["mean"] for found in result.values())
+    mean = sum(found.mean for found in result.values())
     assert mean == (14 if changes else 7), "both are right in all 7 steps, or one of the two"

@@ -3,15 +3,17 @@
 The bare games share the whole history of calls: what some do after `reset(seed)` depends on it.
 """
 
+import contextlib
 import functools
 import importlib
 
+import numpy as np
 import pytest
 from agents.bare import BareGames
 from agents.twins import play
 from envs import MODES, mode_id
 
-from vecenv import make_vec_agents
+from vecenv import EnvCreationError, make_vec_agents
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,6 +93,24 @@ def test_other_games_do_as_bare_games(name, where, by, mode):
     play(factory(name), 2, num_steps, by=by, autoreset_mode=mode, **WHERE[where])
 
 
+@pytest.mark.parametrize(
+    ("name", "where", "by", "mode"),
+    [
+        ("spread", "sync", "step", "SameStep"),
+        ("spread", "async 2", "send", "SameStep"),
+        ("spread", "async 2", "out", "NextStep"),
+        ("tag", "async 3", "out", "SameStep"),
+        ("tag", "sync", "send", "Disabled"),
+        ("pistonball", "async 2", "step", "SameStep"),
+        ("knights_short", "async 2", "step", "SameStep"),
+    ],
+)
+def test_central_states_are_those_of_bare_games(name, where, by, mode):
+    options = {"autoreset_mode": mode, "central_state": True, **WHERE[where]}
+    num_ends, _ = play(factory(name), 2, 40, by=by, **options)
+    assert num_ends > 0
+
+
 @pytest.mark.parametrize("name", ["padded", "stacked"])
 def test_supersuit_s_wrappers_do_as_bare_ones(name):
     supersuit = pytest.importorskip("supersuit")
@@ -103,6 +123,44 @@ def test_supersuit_s_wrappers_do_as_bare_ones(name):
         return supersuit.frame_stack_v1(game, 2)
 
     play(wrapped, 2, 30, backend="sync")
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_supersuit_s_vector_envs_are_taken_and_play_the_same_games(backend):
+    supersuit = pytest.importorskip("supersuit")
+    one = supersuit.pettingzoo_env_to_vec_env_v1(factory("spread")())
+    theirs = supersuit.concat_vec_envs_v1(one, 3)
+    envs = make_vec_agents(theirs, backend=backend, autoreset_mode="SameStep")
+    assert envs.num_games == 3
+    np.testing.assert_array_equal(envs.reset(seed=5)[0], theirs.reset(seed=5)[0])
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        actions = rng.integers(5, size=9)
+        own, expected = envs.step(actions), theirs.step(actions)
+        assert envs.valid.all()
+        for array, other in zip(own[:4], expected[:4], strict=True):
+            np.testing.assert_allclose(array, other, rtol=1e-6)
+        for row in np.flatnonzero(own[4].get("_final_obs", np.zeros(9, bool))):
+            last = expected[4][row]["terminal_observation"]
+            np.testing.assert_array_equal(own[4]["final_obs"][row], last)
+    envs.close()
+    for given in (one, lambda: supersuit.pettingzoo_env_to_vec_env_v1(factory("spread")())):
+        with contextlib.closing(make_vec_agents(given, 2, backend="sync")) as more:
+            assert more.num_envs == 6
+
+
+def test_supersuit_s_vector_envs_that_hide_their_games_are_refused():
+    supersuit = pytest.importorskip("supersuit")
+    one = supersuit.pettingzoo_env_to_vec_env_v1(factory("spread")())
+    theirs = supersuit.concat_vec_envs_v1(one, 2, num_cpus=2)
+    with pytest.raises(TypeError, match=r"ProcConcatVec, whose games .* num_cpus=0"):
+        make_vec_agents(theirs)
+    theirs.close()
+    theirs = supersuit.concat_vec_envs_v1(one, 2)
+    with pytest.raises(ValueError, match="num_games is 4, but 2 games were given"):
+        make_vec_agents(theirs, 4)
+    with pytest.raises(EnvCreationError, match="ConcatVecEnv of SuperSuit, which has several"):
+        make_vec_agents(lambda: theirs)
 
 
 def test_agents_of_real_games_die_before_their_game():

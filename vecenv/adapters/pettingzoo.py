@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
+from vecenv import ActionError
 from vecenv.adapters import bind_base, load_library, split_infos
 from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 
@@ -106,6 +107,7 @@ class GameView(_Base):
 
         Raises:
             ValueError: The action of an agent that is alive is missing.
+            ActionError: One has another size or kind than its space says, or is NaN.
         """
         if not self.agents:
             return {}, {}, {}, {}, {}
@@ -118,7 +120,7 @@ class GameView(_Base):
             batch = np.zeros((group.num_envs, *(space.shape or ())), space.dtype)
             for k, agent in enumerate(group.agents):
                 if agent in acted:
-                    batch[k] = actions[agent]
+                    batch[k] = _checked(agent, actions[agent], space)
             batched[name] = batch
         obs, rewards, terminations, truncations, infos = self.envs.step(batched)
         self.agents = self._alive()
@@ -178,6 +180,19 @@ class GameView(_Base):
         if common:
             found["common"] = common.pop("common", {}) | common
         return found
+
+
+def _checked(agent: Any, action: Any, space: Any) -> np.ndarray:
+    """Return an action as an array of the space's shape."""
+    array = np.asarray(action)
+    size = np.prod(space.shape or (), dtype=int)
+    kinds = "biuf" if space.dtype.kind == "f" else "biu"
+    if array.size != size or array.dtype.kind not in kinds:
+        raise ActionError(
+            f"the action of agent {agent!r} is {action!r}, of shape {array.shape} and dtype "
+            f"{array.dtype}; expected one of {space}"
+        )
+    return array.reshape(space.shape)
 
 
 def _row(batch: Any, k: int) -> Any:

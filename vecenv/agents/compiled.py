@@ -15,6 +15,7 @@ from numba.np.numpy_support import carray
 
 from vecenv.agents.grouping import (
     ALIVE,
+    FINAL_STATE,
     OBS,
     REWARDS,
     STATE,
@@ -35,7 +36,7 @@ from vecenv.fingerprint import cached_njit, is_jit_off
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import GameLayout, GroupLayout
 
-__all__ = ["CompiledGame", "CompiledGames"]
+__all__ = ["CompiledGame", "CompiledGames", "valid_action"]
 
 # Fields of the state record; all but the first follow each other there.
 _NOTED = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID, ALIVE)
@@ -48,6 +49,8 @@ class CompiledGames(VecEnv):
     Args:
         envs: A vector env of games, whose kernels have `groups`.
         central_state: Whether the central state is a column "state" of the observation.
+        resets_ended: Whether games are reset in the step that ends them, though `envs` is in
+            autoreset mode DISABLED: that is SAME_STEP with the state in which they ended.
 
     Attributes:
         envs: That; it has statistics, `states` and `final_obs` of the games. Step it through here
@@ -55,7 +58,9 @@ class CompiledGames(VecEnv):
         members: The groups.
     """
 
-    def __init__(self, envs: JitVectorEnv, *, central_state: bool = False) -> None:
+    def __init__(
+        self, envs: JitVectorEnv, *, central_state: bool = False, resets_ended: bool = False
+    ) -> None:
         kernels = envs.kernels
         if kernels.groups is None:
             raise TypeError(
@@ -85,9 +90,10 @@ class CompiledGames(VecEnv):
             action_space,
             batch_thinly(action_space, num_games),
         )
-        self._set_up(num_games, spaces, envs.autoreset_mode, envs.metadata, envs.render_mode)
+        mode = AutoresetMode.SAME_STEP if resets_ended else envs.autoreset_mode
+        self._set_up(num_games, spaces, mode, envs.metadata, envs.render_mode)
         self.timing = envs.timing
-        self._is_same_step = envs.autoreset_mode is AutoresetMode.SAME_STEP
+        self._is_same_step, self._resets_ended = mode is AutoresetMode.SAME_STEP, resets_ended
         # Actions of several groups are joined here.
         self._flat = np.zeros((num_games if self._layout.is_flat else 0, 0))
         if self._layout.is_flat:
@@ -189,7 +195,7 @@ class CompiledGames(VecEnv):
             obs, rewards, terminations, truncations, infos = envs.step(flat, out=slot)
         except ActionError as error:
             self._refuse(error, actions, None)
-        infos = self._settle(was_over, terminations | truncations, infos, None)
+        infos = self._settle(was_over, terminations | truncations, obs, infos, None)
         if out is None:
             return self._columns(obs, None, None), rewards, terminations, truncations, infos
         if slot is None:
@@ -213,7 +219,7 @@ class CompiledGames(VecEnv):
         batch = self.envs.recv(count, timeout, max_envs=count)
         ids = batch.env_ids
         ended = batch.terminations | batch.truncations
-        infos = self._settle(over[ids], ended, batch.infos, ids)
+        infos = self._settle(over[ids], ended, batch.obs, batch.infos, ids)
         return batch._replace(obs=self._columns(batch.obs, ids, None), infos=infos)
 
     def _games_over(self, env_ids: np.ndarray | None) -> np.ndarray | None:
@@ -237,7 +243,7 @@ class CompiledGames(VecEnv):
             if not all_alive:
                 acts = alive[:, group.agent_ids].astype(np.bool_)
                 acts = acts.reshape(*acts.shape, *[1] * len(group.action_shape))
-                part = np.where(acts, part, _valid_action(group.action_space))
+                part = np.where(acts, part, valid_action(group.action_space))
             parts[name] = part
         if not self._layout.is_flat:
             (only,) = parts.values()
@@ -268,6 +274,7 @@ class CompiledGames(VecEnv):
         self,
         was_over: np.ndarray | None,
         ended: np.ndarray,
+        obs: np.ndarray,
         infos: dict[str, Any],
         env_ids: np.ndarray | None,
     ) -> dict[str, Any]:
@@ -276,6 +283,7 @@ class CompiledGames(VecEnv):
         Args:
             was_over: bool (B,), games that the step has reset instead; None for none.
             ended: bool (B,), games that ended.
+            obs: (B, ...), in which those of games that are reset here are replaced.
             infos: Of the step.
             env_ids: int64 (B,), the games; None for all.
 
@@ -297,7 +305,16 @@ class CompiledGames(VecEnv):
             states[ALIVE][games] = 0
             return infos
         rest = {key: infos[key] for key in infos if key.lstrip("_") not in _FINAL}
-        final = self.envs.final_obs[games]
+        if self._resets_ended:
+            final = obs[ended]
+            rest |= self._final_states(ended, games)
+            try:
+                obs[ended] = self.envs.begin_episodes(games)
+            except BaseException as error:  # Ctrl-C
+                self._calls.give_up(error)
+                raise
+        else:
+            final = self.envs.final_obs[games]
         flags = (states[TERMINATIONS][games] | states[TRUNCATIONS][games]).astype(np.bool_)
         for name, group in self._groups:
             shape = (len(ended), len(group.agents))
@@ -307,6 +324,21 @@ class CompiledGames(VecEnv):
             objects[is_final] = np.fromiter(rows, object, count=len(rows))
             rest[name] = {"final_obs": objects, f"{GIVEN}final_obs": is_final}
         return rest
+
+    def _final_states(self, ended: np.ndarray, games: np.ndarray) -> dict[str, np.ndarray]:
+        """Return infos with the central states of games that have ended, as objects (B,)."""
+        found = np.full(len(ended), None, object)
+        found[ended] = np.fromiter(self._central_states(games), object, count=len(games))
+        return {FINAL_STATE: found, f"_{FINAL_STATE}": ended}
+
+    def _central_states(self, env_ids: np.ndarray) -> np.ndarray:
+        """Return the central states of some games, (B, *state_shape)."""
+        space = self.envs.kernels.state_space
+        assert space is not None and self._state_writer is not None
+        states = self.envs.states[env_ids]
+        found = np.zeros((len(states), *(space.shape or ())), space.dtype)
+        self._state_writer(states, found)
+        return found
 
     def _obs_of(self, obs: np.ndarray, group: GroupLayout) -> np.ndarray:
         """Return a group's part of observations (B, ...), (B, A, *obs_shape): a view if it can."""
@@ -345,12 +377,11 @@ class CompiledGames(VecEnv):
             found[name][ALIVE].all() for name, _ in self._groups
         )
         if self._state_writer is not None:
-            states = self.envs.states if env_ids is None else self.envs.states[env_ids]
-            space = self.envs.kernels.state_space
-            assert space is not None
-            if STATE not in found:
-                found[STATE] = np.zeros((len(states), *(space.shape or ())), space.dtype)
-            self._state_writer(states, found[STATE])
+            if STATE in found:
+                self._state_writer(self.envs.states, found[STATE])
+            else:
+                every = np.arange(self.num_envs) if env_ids is None else env_ids
+                found[STATE] = self._central_states(every)
         return found
 
 
@@ -443,11 +474,6 @@ def _checked_writer(envs: JitVectorEnv) -> Callable[..., None]:
             f"{kernels.name} has no central state: give its EnvKernels central_state=..., a "
             "function (state, out), and its state_space"
         )
-    if envs.autoreset_mode is AutoresetMode.SAME_STEP:
-        raise ValueError(
-            "the central state in which a compiled game ends is lost in SAME_STEP mode, which "
-            "resets the game in the same call; use NEXT_STEP or DISABLED with central_state=True"
-        )
     return envs.state_writer()
 
 
@@ -479,7 +505,7 @@ def _collect(places, first, columns):
             alive[game, k] = flags[3, first + k]
 
 
-def _valid_action(space: Any) -> Any:
+def valid_action(space: Any) -> Any:
     """Return an action of a space, to stand for one that does not matter."""
     if hasattr(space, "start"):
         return space.start

@@ -17,6 +17,7 @@ from gymnasium import Space
 
 from vecenv.agents.grouping import (
     ALIVE,
+    FINAL_STATE,
     OBS,
     REWARDS,
     STATE,
@@ -172,14 +173,30 @@ class AgentGroup:
             ActionMaskError: A mask is missing, allows nothing, or does not fit the action space;
                 names game and agent.
             SlotError: `out` cannot be written into.
+            TypeError, ValueError: `rows` are not integers (B,) in range.
         """
-        ids = slice(None) if rows is None else np.asarray(rows, np.int64)
+        ids = slice(None) if rows is None else self._checked_rows(rows)
         masks = self.masks.read(self.alive, ids)
         if out is None:
             return masks
         check_slot_array("masks", out, masks.shape, _MASK_DTYPES)
         out[...] = masks
         return out
+
+    def _checked_rows(self, rows: Any) -> np.ndarray:
+        """Return numbers of rows as int64 (B,); some may be the same."""
+        ids = as_array(rows)
+        if ids.ndim != 1:
+            raise ValueError(f"rows must be an array (B,) of rows, got shape {ids.shape}")
+        if ids.dtype.kind not in "iu" and len(ids):
+            hint = "; of a mask take np.flatnonzero(mask)" if ids.dtype == np.bool_ else ""
+            raise TypeError(f"rows must be integers, got dtype {ids.dtype}{hint}")
+        wrong = (ids < 0) | (ids >= self.num_envs)
+        if wrong.any():
+            raise ValueError(
+                f"rows has {ids[wrong][0]}, expected rows from 0 to {self.num_envs - 1}"
+            )
+        return ids.astype(np.int64, copy=False)
 
     def games_actions(self, actions: Any, game_ids: np.ndarray | None) -> np.ndarray:
         """Check actions, one per row, and return them as (B, num_agents, ...).
@@ -536,7 +553,7 @@ class AgentsVecEnv:
                 states, is_final = np.full(len(finals), None, object), np.zeros(len(finals), bool)
                 for game in ended.tolist():
                     states[game], is_final[game] = np.array(finals[game][STATE]), True
-                rows_infos["final_state"], rows_infos["_final_state"] = states, is_final
+                rows_infos[FINAL_STATE], rows_infos[f"_{FINAL_STATE}"] = states, is_final
         if self.mask_infos:
             self._add_masks(rows_infos, game_ids)
         return *found, rows_infos
@@ -832,27 +849,25 @@ def _final_rows(
     return final_obs, is_final
 
 
-def _leaf_by_leaf(function: Callable[[np.ndarray], np.ndarray], batch: Any) -> Any:
+def leaf_by_leaf(function: Callable[[np.ndarray], np.ndarray], batch: Any) -> Any:
     """Return what a function makes of each array of a batch, nested as the batch is."""
     if isinstance(batch, dict):
-        return {key: _leaf_by_leaf(function, part) for key, part in batch.items()}
+        return {key: leaf_by_leaf(function, part) for key, part in batch.items()}
     if isinstance(batch, tuple):
-        return tuple(_leaf_by_leaf(function, part) for part in batch)
+        return tuple(leaf_by_leaf(function, part) for part in batch)
     return function(batch)
 
 
 def _picked(batch: Any, place: Any) -> Any:
     """Return one entry of a batch, or those of an array of places: copies."""
-    return _leaf_by_leaf(lambda array: array[place].copy(), batch)
+    return leaf_by_leaf(lambda array: array[place].copy(), batch)
 
 
 def _as_rows(batch: Any) -> Any:
     """Make the first two axes, games and agents, one: views."""
-    return _leaf_by_leaf(lambda array: array.reshape(-1, *array.shape[2:]), batch)
+    return leaf_by_leaf(lambda array: array.reshape(-1, *array.shape[2:]), batch)
 
 
 def _as_games(batch: Any, num_games: int, num_agents: int) -> Any:
     """Split the first axis, rows, into games and agents: views."""
-    return _leaf_by_leaf(
-        lambda array: array.reshape(num_games, num_agents, *array.shape[1:]), batch
-    )
+    return leaf_by_leaf(lambda array: array.reshape(num_games, num_agents, *array.shape[1:]), batch)

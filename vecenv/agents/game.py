@@ -164,9 +164,7 @@ class GameEnv(gym.Env):
             columns.valid[k] = 1
             if terminated or truncated or agent not in left:
                 ended.append(agent)
-                # One that has left without a word has not reached an end of its own.
-                columns.terminations[k] = bool(terminated)
-                columns.truncations[k] = bool(truncated) or not terminated
+                columns.end(k, terminated, truncated)
                 is_cut |= not terminated
                 columns.finish(seat, observations)
             else:
@@ -244,6 +242,8 @@ class GameEnv(gym.Env):
 
     def _batched_infos(self, infos: Any, joined: Sequence[_Seat]) -> dict[str, Any]:
         """Return the agents' infos by group, batched over its agents, and the game's."""
+        if infos.__class__ is dict and not any(infos.values()) and not self._is_open:
+            return {}  # most games give an empty dict to each agent
         if not isinstance(infos, dict):
             raise ObservationError(f"returned infos {_short(infos)}, expected a dict by agent")
         batched: dict[str, Any] = {}
@@ -327,6 +327,7 @@ class _Columns:
         self.truncations = np.zeros(count, np.int8)
         self.valid = np.zeros(count, np.int8)
         self.alive = np.zeros(count, np.int8)
+        self.has_ends = False  # whether a flag may be set
         self._spaces = [(observed[agent], acted[agent]) for agent in members.agents]
         self._agent_indicator = agent_indicator
         self._bind(ObservationRows.make(members.observation_space, count))
@@ -353,7 +354,7 @@ class _Columns:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         kept = state.pop("_kept")
-        vars(self).update(state)
+        vars(self).update({"has_ends": True, **state})  # states saved by 0.x lack it
         self._bind(ObservationRows.make(self.members.observation_space, len(self.rewards)))
         for leaf, values in zip(self._leaves, kept, strict=True):
             leaf[...] = values
@@ -378,7 +379,8 @@ class _Columns:
 
     def begin_step(self) -> None:
         """Set to zero what a step does not write for each agent."""
-        if self.terminations.any() or self.truncations.any():
+        if self.has_ends:
+            self.has_ends = False
             ended = np.flatnonzero(self.terminations | self.truncations)
             for leaf in self._leaves:
                 leaf[ended] = 0
@@ -421,6 +423,12 @@ class _Columns:
                 self.rows.write(k, obs)
             except ObservationError as found:
                 raise ObservationError(f"agent {agent!r} {found.problem}") from None
+
+    def end(self, k: int, terminated: Any, truncated: Any) -> None:
+        """Note that an agent has ended; one that has left without a word is truncated."""
+        self.has_ends = True
+        self.terminations[k] = bool(terminated)
+        self.truncations[k] = bool(truncated) or not terminated
 
     def finish(self, seat: _Seat, observations: Any) -> None:
         """Write the last observation of an agent, if there is one."""
@@ -487,11 +495,15 @@ def _declared(
 def _parts(result: Any, call: str, names: tuple[str, ...]) -> Any:
     """Return what a game returned, or say what it should have."""
     is_right = isinstance(result, tuple | list) and len(result) == len(names)
-    if not is_right or not all(hasattr(part, "keys") for part in result[:-1]):
+    if not is_right or not all(map(_is_dict, result[:-1])):
         raise ObservationError(
             f"returned {_short(result)} from {call}, expected the dicts ({', '.join(names)})"
         )
     return result
+
+
+def _is_dict(part: Any) -> bool:
+    return part.__class__ is dict or hasattr(part, "keys")
 
 
 def _leaves(batch: Any) -> list[np.ndarray]:

@@ -22,6 +22,7 @@ from vecenv.agents.padding import allowed_actions, pad_action_space, pad_observa
 __all__ = [
     "ALIVE",
     "COMMON",
+    "FINAL_STATE",
     "OBS",
     "REWARDS",
     "STATE",
@@ -39,6 +40,7 @@ OBS, REWARDS, TERMINATIONS, TRUNCATIONS = "obs", "rewards", "terminations", "tru
 VALID, ALIVE = "valid", "alive"
 # No names of groups: the game's central state, and its infos, as PettingZoo calls them.
 STATE, COMMON = "state", "common"
+FINAL_STATE = "final_state"  # of infos: the central state in which a game ended that was reset
 
 Grouping = Mapping[str, Sequence[Any]] | Callable[[Any], str] | None
 _ALL = "agents"  # name of a group whose agents are called differently

@@ -56,9 +56,16 @@ def repeat_infos(infos: dict[str, Any], num_agents: int) -> dict[str, Any]:
     return {
         key: repeat_infos(value, num_agents)
         if isinstance(value, dict)
-        else np.repeat(value, num_agents, axis=0)
+        else _repeated(value, num_agents)
         for key, value in infos.items()
     }
+
+
+def _repeated(value: Any, count: int) -> Any:
+    """Repeat each row of an array, or of a tensor of games on a device."""
+    if isinstance(value, np.ndarray):
+        return np.repeat(value, count, axis=0)
+    return value.repeat_interleave(count, 0)
 
 
 def _one_axis(array: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import pickle
 import pkgutil
 import sys
 import types
@@ -16,16 +17,18 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
+from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.importing import import_module
 from vecenv.make import find_spec, make_vec
 
 if TYPE_CHECKING:
     from vecenv.agents.compiled import CompiledGames
+    from vecenv.agents.on_device import CudaAgentRowsVecEnv, CudaAgentsVecEnv
 
 __all__ = ["check_name", "make_game", "make_vec_agents"]
 
@@ -35,6 +38,7 @@ def make_vec_agents(
     num_games: int | None = None,
     *,
     backend: str = "auto",
+    device: Any = None,
     autoreset_mode: str | AutoresetMode | None = None,
     groups: Grouping = None,
     pad: bool = False,
@@ -51,12 +55,18 @@ def make_vec_agents(
     Args:
         env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
             name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
+            what SuperSuit's `pettingzoo_env_to_vec_env_v1` or `concat_vec_envs_v1` has made, of
+            whose games copies are taken, as SuperSuit does, so that it stays the caller's;
             the `EnvKernels` of a compiled game, or its id in Gymnasium's registry, such as
             "Pursuit-v0" or "Cage4-v0", "module:id" too. An AEC env of a game that can be played in
             parallel is converted; others, in which agents take turns, are refused.
-        num_games: How many games; 1 if not given, or the length of the list.
+        num_games: How many games; 1 if not given, or as many as the list or `concat_vec_envs_v1`
+            has.
         backend: See `vecenv.make_vec`; an env there is a game here. Compiled games are stepped
             together by "jit", which "auto" chooses, and one by one by other backends.
+        device: Where compiled games are, see `vecenv.make_vec`: "cuda" or another CUDA device makes
+            a `CudaAgentsVecEnv`, or its rows, with which results are tensors there. Of other games
+            it is an argument of their constructor.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
         groups: Which agents form a group: their names by the group's, or a function from an agent
             to the name of its group. None for those of equal spaces.
@@ -91,18 +101,34 @@ def make_vec_agents(
         "agent_spaces": agent_spaces,
     }
     makers: list[Callable[[], Any]]
+    env = _taken_from_supersuit(env)
     if _is_compiled(env):
         if given := [name for name, option in options.items() if option not in (None, False)]:
             raise _not_for_compiled(*given)
         compiled = _Compiled(
             env, _with_padding(env, env_kwargs) if pad else env_kwargs, central_state
         )
+        if backend == "cuda" or (device is not None and str(device).partition(":")[0] != "cpu"):
+            if backend not in ("auto", "jit", "cuda"):
+                raise ValueError(
+                    f"backend {backend!r} steps games one by one on the CPU, and device is "
+                    f"{device!r}: leave one of them out"
+                )
+            return compiled.on_device(
+                "cuda" if device is None else device,
+                num_games,
+                autoreset_mode,
+                vector_kwargs,
+                mask_infos=mask_infos,
+            )
         if backend in ("auto", "jit"):
             games = compiled.games(num_games, autoreset_mode, vector_kwargs)
             return _with_rows(games, games.members, mask_infos)
         makers = [_CompiledMaker(compiled, index) for index in range(_checked_count(num_games))]
     else:
         options.update(pad=pad, central_state=central_state)
+        if device is not None:
+            env_kwargs = {**env_kwargs, "device": device}
         factories = _read_factories(env, num_games, env_kwargs)
         makers = [_Maker(factory, index, options) for index, factory in enumerate(factories)]
     try:
@@ -169,6 +195,13 @@ class _Maker:
 
 def _as_parallel(game: Any) -> Any:
     """Return a game that is stepped with the actions of all agents at a time."""
+    if (vector := _supersuit_vector(game)) is not None:
+        if not hasattr(vector, "par_env"):
+            raise TypeError(
+                f"expected a ParallelEnv, got {type(vector).__name__} of SuperSuit, which has "
+                "several games; give it itself instead of a function that makes it"
+            )
+        game = vector.par_env
     if not callable(getattr(game, "agent_iter", None)):
         if not callable(getattr(game, "step", None)) or not hasattr(game, "reset"):
             raise TypeError(f"expected a ParallelEnv, got {type(game).__name__} {game!r}")
@@ -180,6 +213,53 @@ def _as_parallel(game: Any) -> Any:
             "ParallelEnv"
         )
     return importlib.import_module("pettingzoo.utils.conversions").aec_to_parallel(game)
+
+
+def _taken_from_supersuit(env: Any) -> Any:
+    """Return factories of copies of the games in SuperSuit's vector env; others as they are.
+
+    Its agents' rows are made anew from the games, as its own do not say who is alive.
+    """
+    vector = _supersuit_vector(env)
+    if vector is None:
+        return env
+    if hasattr(vector, "par_env"):  # one game, of which num_games are asked for
+        return _copies_of(vector.par_env)
+    parts = getattr(vector, "vec_envs", None)
+    if parts is None:
+        raise TypeError(
+            f"env is SuperSuit's {type(vector).__name__}, whose games are in processes of its own; "
+            "give what concat_vec_envs_v1 was given, with num_games= and backend='async', or make "
+            "it with num_cpus=0"
+        )
+    if not all(hasattr(part, "par_env") for part in parts):
+        raise TypeError(
+            "env is a vector env of SuperSuit whose envs have one agent each; give their factory "
+            "or id to make_vec"
+        )
+    return [_copies_of(part.par_env) for part in parts]
+
+
+def _supersuit_vector(env: Any) -> Any:
+    """Return SuperSuit's vector env, also if it is wrapped for stable-baselines3; None if none."""
+    for found in (env, getattr(env, "venv", None)):
+        is_theirs = type(found).__module__.partition(".")[0] == "supersuit"
+        if is_theirs and isinstance(found, VectorEnv):
+            return found
+    return None
+
+
+def _copies_of(game: Any) -> Callable[[], Any]:
+    """Return a factory of copies of a game, which are made as SuperSuit makes its own."""
+    import cloudpickle
+
+    try:
+        return functools.partial(pickle.loads, cloudpickle.dumps(game))
+    except Exception as error:  # of the game's own code, too
+        raise TypeError(
+            f"{game} can't be copied ({type(error).__name__}: {error!s:.200}); give a function "
+            "that makes it"
+        ) from error
 
 
 def _same_members(found: Sequence[Mapping[str, Members]]) -> Mapping[str, Members]:
@@ -232,23 +312,68 @@ class _Compiled(NamedTuple):
         """Make them."""
         from vecenv.agents.compiled import CompiledGames  # loads the compiler
 
+        # The kernels' own SAME_STEP overwrites the state in which a game ends.
+        resets_ended = self.central_state and (
+            read_autoreset_mode(autoreset_mode or "NextStep") is AutoresetMode.SAME_STEP
+        )
+        if resets_ended:
+            autoreset_mode = AutoresetMode.DISABLED
+        envs = self._envs(num_games, None, autoreset_mode, vector_kwargs)
+        try:
+            return CompiledGames(envs, central_state=self.central_state, resets_ended=resets_ended)
+        except BaseException:
+            envs.close()
+            raise
+
+    def on_device(
+        self,
+        device: Any,
+        num_games: int | None,
+        autoreset_mode: str | AutoresetMode | None,
+        vector_kwargs: Mapping[str, Any] | None,
+        *,
+        mask_infos: bool,
+    ) -> CudaAgentsVecEnv | CudaAgentRowsVecEnv:
+        """Make them on a CUDA device."""
+        if self.central_state:
+            raise ValueError(
+                "games on a device have no central state yet: leave out central_state=True, or "
+                "device="
+            )
+        given = dict(vector_kwargs or {})
+        results = given.pop("results", "torch")
+        if results not in ("torch", "numpy"):
+            raise ValueError(f"results is {results!r}, expected 'torch' or 'numpy'")
+        envs = self._envs(num_games, device, autoreset_mode, given)
+        from vecenv.agents.on_device import CudaAgentRowsVecEnv, CudaAgentsVecEnv  # needs torch
+
+        try:
+            agents = CudaAgentsVecEnv(envs, mask_infos=mask_infos, results=results)
+            return CudaAgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
+        except BaseException:
+            envs.close()
+            raise
+
+    def _envs(
+        self,
+        num_games: int | None,
+        device: Any,
+        autoreset_mode: str | AutoresetMode | None,
+        vector_kwargs: Mapping[str, Any] | None,
+    ) -> Any:
         env = self.env
         if isinstance(env, str):
             env = find_spec(env)
             env.vector_entry_point = _vector_class(env)
-        envs: Any = make_vec(
+        return make_vec(
             env,
             num_games,
-            backend="jit",
+            backend="jit" if device is None else "cuda",
+            device=device,
             autoreset_mode=autoreset_mode,
             vector_kwargs=vector_kwargs,
             **self.kwargs,
         )
-        try:
-            return CompiledGames(envs, central_state=self.central_state)
-        except BaseException:
-            envs.close()
-            raise
 
 
 class _CompiledMaker:
@@ -294,7 +419,7 @@ def _read_factories(
 ) -> list[Callable[..., Any]]:
     if isinstance(env, Sequence) and not isinstance(env, str):
         if num_games is not None and num_games != len(env):
-            raise ValueError(f"num_games is {num_games}, but {len(env)} factories were given")
+            raise ValueError(f"num_games is {num_games}, but {len(env)} games were given")
         if not env:
             raise ValueError("env is an empty list, expected at least one factory")
         return [_factory(one, kwargs) for one in env]
@@ -331,9 +456,11 @@ def _module(name: str) -> types.ModuleType:
     except ModuleNotFoundError as error:
         root = name.partition(".")[0]
         if error.name == root:
+            near = difflib.get_close_matches(name, gym.registry, 1)  # of compiled games
+            told = f"did you mean {near[0]}? " if near else ""
             raise ModuleNotFoundError(
-                f"env is {name!r}, but there is no module {root!r}; PettingZoo's games are in "
-                "the packages pettingzoo and mpe2: pip install 'vecenv[agents]'",
+                f"env is {name!r}, but there is no module {root!r}; {told}PettingZoo's games are "
+                "in the packages pettingzoo and mpe2: pip install 'vecenv[agents]'",
                 name=root,
             ) from None
         if error.name != name:

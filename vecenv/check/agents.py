@@ -269,6 +269,12 @@ class _AgentChecks:
                     "group {name} has shape {shape} and dtype {dtype}",
                     name=name, shape=array.shape, dtype=str(array.dtype),
                 )  # fmt: skip
+            if is_step:
+                wrong = np.isnan(frame.rewards[name])
+                self._found.require(
+                    "rewards are numbers", not wrong.any(), "rows {rows} of {name} are NaN",
+                    rows=np.flatnonzero(wrong), name=name,
+                )  # fmt: skip
             rule = "observations of agents that act next are in their space"
             for row in np.flatnonzero(frame.alive[name]).tolist():
                 obs = take_row(group.single_observation_space, frame.observations[name], row)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.timeout(900)]
 CAPABILITIES = [(8, 0), (9, 0)]
 # Local memory that is there all the same, bytes per thread at most: of the reduction of large
 # angles in sin and cos; else variables that are written and never read. No registers are spilled.
-STACK_BYTES = {"cartpole": 40, "spread": 8, "pursuit": 16, "cage4": 8}
+STACK_BYTES = {"cartpole": 40, "spread": 8, "pursuit": 16, "cage4": 8, "cage4 agents": 8}
 
 
 @pytest.mark.parametrize("name", MAKERS)

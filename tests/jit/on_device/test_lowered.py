@@ -1,10 +1,13 @@
 """The code for devices, run by the processor, does what the code for the processor does."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from jit.on_device.bundled import MAKERS
 from jit.on_device.host_device import use
 
+from vecenv import make_vec_agents
 from vecenv.core.masks import sample_actions
 from vecenv.jit.binding import uncompiled
 from vecenv.jit.cuda.env import CudaVectorEnv
@@ -30,7 +33,7 @@ def lowered_device(monkeypatch):
 def test_every_bit_is_that_of_the_processor(name):
     """No multiply is fused with an add here, so this holds for floats too."""
     rng = np.random.default_rng(0)
-    num_steps = 60 if name == "cage4" else NUM_STEPS
+    num_steps = 60 if name.startswith("cage4") else NUM_STEPS
     for mode in MODES:
         options = {"autoreset_mode": mode, **LIMITS.get(name, {})}
         cpu = MAKERS[name](NUM_ENVS, **options)
@@ -58,8 +61,55 @@ def test_every_bit_is_that_of_the_processor(name):
                 again = {"options": {"reset_mask": over}}
                 np.testing.assert_array_equal(device.reset(**again)[0], cpu.reset(**again)[0])
         device.check()
-        assert num_ended or name == "cage4"
+        assert num_ended or name.startswith("cage4")
         expected, found = cpu.state_dict(), device.state_dict()
+        for part in ("states", "runs"):
+            for field in expected[part].dtype.names:
+                np.testing.assert_array_equal(found[part][field], expected[part][field])
+        device.close()
+        cpu.close()
+
+
+GAMES: dict[str, dict[str, Any]] = {
+    "Spread-v0": {},
+    "Pursuit-v0": {"max_cycles": 60},
+    "Cage4-v0": {"pad": True, "steps": 25},
+}
+
+
+@pytest.mark.parametrize("env_id", GAMES)
+def test_agents_are_those_of_the_processor(env_id):
+    """Through `make_vec_agents`: rows, who acts, masks, final observations."""
+    rng = np.random.default_rng(0)
+    for mode in MODES[:2]:
+        options = {"autoreset_mode": mode, **GAMES[env_id]}
+        cpu: Any = make_vec_agents(env_id, 16, **options)
+        device: Any = make_vec_agents(env_id, 16, device="cuda", **options)
+        np.testing.assert_array_equal(device.reset(seed=7)[0], cpu.reset(seed=7)[0])
+        num_ended = 0
+        for _ in range(80):
+            if cpu.has_action_masks:
+                masks = cpu.action_masks()
+                np.testing.assert_array_equal(device.action_masks(), masks)
+                actions = sample_actions(cpu.single_action_space, masks, rng)
+            else:
+                cpu.action_space.seed(int(rng.integers(2**31)))
+                actions = cpu.action_space.sample()
+            expected, found = cpu.step(actions), device.step(actions)
+            for one, other in zip(found[:4], expected[:4], strict=True):
+                np.testing.assert_array_equal(one, other.astype(one.numpy().dtype))
+            np.testing.assert_array_equal(device.alive, cpu.alive)
+            np.testing.assert_array_equal(device.valid, cpu.valid)
+            over = expected[2] | expected[3]
+            num_ended += over.sum()
+            if mode == "SameStep":
+                np.testing.assert_array_equal(found[4]["_final_obs"], over)
+                for row in np.flatnonzero(over):
+                    final = expected[4]["final_obs"][row]
+                    np.testing.assert_array_equal(found[4]["final_obs"][row], final)
+        device.check()
+        assert num_ended
+        expected, found = cpu.state_dict()["games"], device.state_dict()["games"]
         for part in ("states", "runs"):
             for field in expected[part].dtype.names:
                 np.testing.assert_array_equal(found[part][field], expected[part][field])

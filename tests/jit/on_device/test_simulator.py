@@ -44,12 +44,58 @@ for part in ("states", "runs"):
 print("the same")
 """
 
+_AGENTS = """
+import sys
+import numpy as np
+from vecenv import make_vec_agents
+
+mode, options = sys.argv[1], {"max_cycles": 12, "x_size": 8, "y_size": 8, "n_evaders": 4}
+cpu, device = (
+    make_vec_agents("Pursuit-v0", 6, device=d, autoreset_mode=mode, **options)
+    for d in ("cpu", "cuda")
+)
+np.testing.assert_array_equal(device.reset(seed=1)[0], cpu.reset(seed=1)[0])
+rng, num_ended = np.random.default_rng(2), 0
+for _ in range(40):
+    actions = rng.integers(0, cpu.single_action_space.n, cpu.num_envs)
+    expected, found = cpu.step(actions), device.step(actions)
+    for one, other in zip(found[:4], expected[:4]):
+        np.testing.assert_array_equal(one, other.astype(one.numpy().dtype))
+    np.testing.assert_array_equal(device.alive, cpu.alive)
+    np.testing.assert_array_equal(device.valid, cpu.valid)
+    over = expected[2] | expected[3]
+    num_ended += over.sum()
+    if mode == "SameStep":
+        np.testing.assert_array_equal(found[4]["_final_obs"], over)
+    if mode == "Disabled" and over.any():
+        options = {"reset_mask": over.reshape(6, -1).any(axis=1)}
+        expected, _ = cpu.reset(options=options)
+        np.testing.assert_array_equal(device.reset(options=options)[0], expected)
+device.check()
+assert num_ended >= 12
+for part in ("states", "runs"):
+    expected, found = cpu.state_dict()["games"][part], device.state_dict()["games"][part]
+    for field in expected.dtype.names:
+        np.testing.assert_array_equal(found[field], expected[field])
+print("the same")
+"""
+
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.parametrize("name", ["cartpole", "cage2"])
 def test_small_batches_are_those_of_the_processor(name, mode):
+    check(_PROGRAM, name, mode)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_agents_of_small_batches_are_those_of_the_processor(mode):
+    check(_AGENTS, mode)
+
+
+def check(program, *arguments):
+    """Run a program whose devices are the simulator, and which says that all was the same."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, name, mode],
+        [sys.executable, "-c", program, *arguments],
         cwd=ROOT,
         env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         capture_output=True,

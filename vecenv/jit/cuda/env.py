@@ -29,7 +29,7 @@ from vecenv.jit.kernels import EnvKernels
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CudaVectorEnv"]
+__all__ = ["CudaVectorEnv", "DeviceActions", "checked_tensor"]
 
 _FIELDS: Any = RUN_DTYPE.fields
 _WORD_BYTES = 8
@@ -77,6 +77,8 @@ class CudaVectorEnv(VecEnv):
     Attributes:
         device: The `torch.device`.
         kernels: The kind of env.
+        on_host: One such env on the CPU, for what only its class has, as CAGE 2's `scenario`. It is
+            this one's: do not step it.
         last_returns: Return of each env's last episode that ended, float64 (num_envs,), NaN before:
             a live tensor, as the next four.
         last_lengths: Its length, int64 (num_envs,), 0 before.
@@ -107,7 +109,7 @@ class CudaVectorEnv(VecEnv):
         else:
             with uncompiled():
                 host = JitVectorEnv(kernels, 1, **options)
-        self._host = host  # one env on the CPU: arguments, and all that is drawn or read there
+        self._host = self.on_host = host  # arguments, and all that is drawn or read on the CPU
         self.kernels = host.kernels
         self.max_episode_steps = host.max_episode_steps
         self.episode_infos, self.mask_infos = host.episode_infos, host.mask_infos
@@ -336,13 +338,17 @@ class CudaVectorEnv(VecEnv):
         while self._sent and self._sent[-1][2] > self._calls.num_in_flight:
             self._sent.pop()
 
+    def _sent_ids(self) -> np.ndarray:
+        """Return the envs in flight in the order of sending, int64 (B,)."""
+        self._drop_given_up()
+        return np.concatenate([ids for ids, _, _ in self._sent])
+
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the first `count` envs in the order of sending."""
         import torch
 
         self._raise_faults()
-        self._drop_given_up()
-        env_ids = np.concatenate([ids for ids, _, _ in self._sent])
+        env_ids = self._sent_ids()
         actions = torch.cat([part for _, part, _ in self._sent])
         outputs, chosen = self._new_outputs(count), env_ids[:count]
         rows = self._upload(chosen)
@@ -602,30 +608,38 @@ class CudaVectorEnv(VecEnv):
     def _checked(
         self, name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...] = ()
     ) -> Any:
-        """Return a tensor that is written into, or raise SlotError."""
-        import torch
+        return checked_tensor(name, tensor, shape, dtypes or (self._obs_dtype,), self.device)
 
-        wanted = [torch_dtype(one) for one in dtypes or (self._obs_dtype,)]
-        listed = " or ".join(map(str, wanted))
-        expected = f"expected a contiguous tensor {listed} {shape} on {self.device}"
-        if not isinstance(tensor, torch.Tensor):
-            raise SlotError(
-                f"out.{name} is {type(tensor).__name__}, {expected}; nothing was stepped"
-            )
-        if (
-            tensor.device != self.device
-            or tensor.shape != shape
-            or tensor.dtype not in wanted
-            or not tensor.is_contiguous()
-        ):
-            layout = "" if tensor.is_contiguous() else ", not contiguous"
-            raise SlotError(
-                f"out.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}{layout}; "
-                f"{expected}; nothing was stepped"
-            )
-        if tensor.requires_grad:
-            raise SlotError(f"out.{name} requires gradients, {expected} without")
-        return tensor
+
+def checked_tensor(
+    name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...], device: Any
+) -> Any:
+    """Return a tensor of a slot that is written into.
+
+    Raises:
+        SlotError: It is of another device, shape, dtype or layout, or no tensor.
+    """
+    import torch
+
+    wanted = [torch_dtype(one) for one in dtypes]
+    listed = " or ".join(map(str, wanted))
+    expected = f"expected a contiguous tensor {listed} {shape} on {device}"
+    if not isinstance(tensor, torch.Tensor):
+        raise SlotError(f"out.{name} is {type(tensor).__name__}, {expected}; nothing was stepped")
+    if (
+        tensor.device != device
+        or tensor.shape != shape
+        or tensor.dtype not in wanted
+        or not tensor.is_contiguous()
+    ):
+        layout = "" if tensor.is_contiguous() else ", not contiguous"
+        raise SlotError(
+            f"out.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}{layout}; "
+            f"{expected}; nothing was stepped"
+        )
+    if tensor.requires_grad:
+        raise SlotError(f"out.{name} requires gradients, {expected} without")
+    return tensor
 
 
 class DeviceActions:
