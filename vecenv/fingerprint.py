@@ -18,7 +18,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import llvmlite
@@ -27,10 +27,17 @@ import numpy as np
 from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache
+from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 
 from vecenv.core.copies import FIXED_PACKAGES, Copies, closed_over, python_function
 from vecenv.core.interrupts import interrupts_later
+
+try:
+    from vecenv.linking import CAN_LINK, LinkedCompiler, OutermostCompiler
+except ImportError:  # a Numba in which what these are made of has moved
+    CAN_LINK = False
+    LinkedCompiler = OutermostCompiler = Compiler  # type: ignore[assignment, misc]
 
 __all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off"]
 
@@ -38,12 +45,13 @@ _logger = logging.getLogger("vecenv")
 # Settings of Numba that change machine code but are not part of its own cache key.
 _SETTINGS = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO")
 _VERSIONS = (
-    "unique symbols",  # code of before had others, see `_number_symbols_anew`
+    "unique symbols, linked",  # code of before had others, see `_number_symbols_anew`
     *(platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__),
 )
 _MISSING = object()
 _FIRST_SYMBOL = 10**18
 _SYMBOL_NUMBER = re.compile(r"B\d+v(\d+)")  # in a mangled name
+_UNRESOLVED = ".numba.unresolved$"  # with which names of addresses begin that Numba fills in later
 _CAN_NUMBER = hasattr(FunctionIdentity, "_unique_ids")
 
 
@@ -103,6 +111,7 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     if isinstance(function, Dispatcher):
         function = python_function(function)
     dispatcher: Any = njit(_named(function, function.__qualname__), **options)
+    dispatcher._compiler.pipeline_class = _pipeline(dispatcher, options, is_outermost=True)
     dispatcher._cache = _FingerprintedCache(dispatcher, function)
     # Numba does not survive Ctrl-C: what it was about to register or to compile is then there in
     # part, and every later compilation fails.
@@ -142,7 +151,7 @@ def _fresh_copies(outermost: Any = None) -> Copies:
         if found is not outermost:
             options = {**options, **_unwrapped(copy)}
         made = type(found)(copy, locals=found.locals, targetoptions=options)
-        made._compiler.pipeline_class = found._compiler.pipeline_class
+        made._compiler.pipeline_class = _pipeline(found, options, is_outermost=found is outermost)
         return made
 
     def finish(found: Any, made: Any) -> None:
@@ -154,6 +163,16 @@ def _fresh_copies(outermost: Any = None) -> Copies:
             _fresh.setdefault(found, {})[fingerprint([found])] = made
 
     return Copies(remake, finish=finish, find=find)
+
+
+def _pipeline(found: Any, options: Mapping[str, Any], *, is_outermost: bool) -> Any:
+    """Return what compiles a copy of a compiled function: Numba's compiler, or one of `linking`."""
+    own = found._compiler.pipeline_class
+    if own is not Compiler or not CAN_LINK or options.get("parallel"):
+        return own
+    if is_outermost:
+        return OutermostCompiler
+    return LinkedCompiler if options.get("no_cfunc_wrapper") else own
 
 
 def _unwrapped(function: types.FunctionType) -> dict[str, bool]:
@@ -221,6 +240,9 @@ class _FingerprintedCache:
                 old[0],
             )
             return
+        if circle := _called_in_circles(overload.library):
+            _logger.info("compiled code is not kept on disk: %s calls itself by others", circle[0])
+            return
         try:
             self._files.save_overload(signature, overload)
         except Exception as error:  # no room, or a damaged list of what is there
@@ -259,6 +281,16 @@ def _symbols_of_before(library: Any) -> list[str]:
         for name in names
         if any(int(number) < _FIRST_SYMBOL for number in _SYMBOL_NUMBER.findall(name))
     ]
+
+
+def _called_in_circles(library: Any) -> list[str]:
+    """Functions in compiled code that call one another in turn.
+
+    Numba gives their addresses to the code that it compiles, but not to code that it loads, which
+    would call what is not there.
+    """
+    names = [variable.name for variable in library._final_module.global_variables]
+    return [name.removeprefix(_UNRESOLVED) for name in names if name.startswith(_UNRESOLVED)]
 
 
 @contextlib.contextmanager

@@ -130,6 +130,7 @@ def make_from_no_module():
     return sum(envs._runner._attend.stats.cache_hits.values())
 
 
+@pytest.mark.slow
 def test_code_of_functions_in_no_module_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(binding, "_loops", {})
@@ -537,3 +538,71 @@ def test_functions_that_compiled_code_calls_can_be_values(compiled):
     """They have no wrapper for calls from Python, but one for calls through an address."""
     function = compiled(_call_one_of)
     assert [function(3.0, 0), function(3.0, 1)] == [4.0, 6.0]
+
+
+@njit
+def _is_even(n):
+    return True if n == 0 else _is_odd(n - 1)
+
+
+@njit
+def _is_odd(n):
+    return False if n == 0 else _is_even(n - 1)
+
+
+@njit
+def _sum_to(n):
+    return 0 if n == 0 else n + _sum_to(n - 1)
+
+
+def _even(n):
+    return _is_even(n)
+
+
+def _sum(n):
+    return _sum_to(n)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected", "num_hits"), [(_even, [True, False], 0), (_sum, [10, 15], 1)]
+)
+def test_functions_that_call_one_another_in_turn_are_not_kept(
+    function, expected, num_hits, monkeypatch, tmp_path
+):
+    """Numba loads them without one another's address: the process would end at the first call."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    first = cached_njit(function)
+    assert [first(4), first(5)] == expected
+    assert bool(list(tmp_path.rglob("*.nbc"))) == bool(num_hits)
+    again = cached_njit(function)
+    assert [again(4), again(5)] == expected
+    assert sum(again.stats.cache_hits.values()) == num_hits
+
+
+def _told(x):
+    if x < 0:
+        raise ValueError("x is less than", x)
+    print("x is", x)  # noqa: T201 - it needs what linking leaves to the outermost function
+    return x
+
+
+def _tell(x):
+    return _told(x) + _told(x + 1)
+
+
+_told.__module__ = "vecenv.told"  # bundled functions are linked into what calls them
+
+
+@pytest.mark.parametrize("compiled", [cached_njit, fresh_njit])
+def test_bundled_functions_that_are_linked_in_print_and_raise(
+    compiled, monkeypatch, capfd, tmp_path
+):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(globals(), "_told", njit(_told))
+    function = compiled(_tell)
+    assert function(3) == 7
+    assert capfd.readouterr().out == "x is 3\nx is 4\n"
+    with pytest.raises(ValueError, match="x is less than"):
+        function(-2)
+    linked = function.py_func.__globals__["_told"]
+    assert [one.library.get_pointer_to_function("any") for one in linked.overloads.values()] == [0]

@@ -100,6 +100,7 @@ def step_to_param(state, action, rng, params):
     return 0.0, False, False
 
 
+@pytest.mark.slow
 @needs_jit
 def test_other_parameters_are_tried_too():
     kernels = dataclasses.replace(
@@ -148,6 +149,7 @@ WIDE = dataclasses.replace(
 )
 
 
+@pytest.mark.slow
 @needs_jit
 def test_narrow_integers_are_widened_as_in_compiled_code():
     compiled, interpreted = JitVectorEnv(WIDE, 3), JitVectorEnv(WIDE, 3, debug=True)

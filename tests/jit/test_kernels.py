@@ -202,6 +202,7 @@ def shared_reset(state, rng):
     state.total = 1.0
 
 
+@pytest.mark.slow
 def test_kernels_may_be_shared_by_kinds_of_env_with_more_fields():
     longer = [("total", np.float64), ("more", np.float64)]
     for state_dtype in (COUNTER.state_dtype, longer):
@@ -294,7 +295,14 @@ BITS = EnvKernels(
 BYTES = dataclasses.replace(BITS, action_space=Box(-1, 1, (2,), np.int8))
 
 
-@pytest.mark.parametrize("kernels", [BOARD, LEVEL, BITS], ids=["board", "level", "bits"])
+SLOW = pytest.mark.slow  # each is compiled for itself
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [BOARD, pytest.param(LEVEL, marks=SLOW), pytest.param(BITS, marks=SLOW)],
+    ids=["board", "level", "bits"],
+)
 def test_every_kind_of_array_space(kernels):
     check_vector_env(JitVectorEnv(kernels, 3, max_episode_steps=7), num_steps=30)
 

@@ -144,6 +144,7 @@ def test_sources_of_comparisons_ask_the_object(beside):
         read_source("warehouse:NoWarehouse-v0").make_compiled(2)
 
 
+@pytest.mark.slow
 def test_commands_run_a_users_compiled_env(beside, capsys):
     assert main(["check", "warehouse:Warehouse-v0", "--num-steps", "60"]) == 0
     assert main(["check", "warehouse:KERNELS", "--num-steps", "60"]) == 0
@@ -189,6 +190,9 @@ def test_render_gives_each_env_and_a_copy_of_its_state(beside):
         make(1, render_mode="rgb_array").render()
 
 
+@pytest.mark.skipif(
+    not hasattr(gym.wrappers.vector, "RecordVideo"), reason="this Gymnasium records no vector envs"
+)
 def test_gymnasiums_recorder_takes_the_pictures(beside, monkeypatch):
     clips = []
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from vecenv.jit.drawing import draw_stroke, new_picture
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels
 from vecenv.jit.random import uniform
@@ -52,6 +53,20 @@ def observe(state, out):
     out[0], out[1], out[2], out[3] = state.x, state.x_dot, state.theta, state.theta_dot
 
 
+def draw(state):
+    """Return a picture of the whole track, uint8 (200, 300, 3)."""
+    picture = new_picture(200, 300)
+    ground = 160.0
+    x = 150 + float(state.x) * 300 / (2 * MAX_POSITION)
+    draw_stroke(picture, (0, ground), (300, ground), 1.5, (60, 60, 60))
+    draw_stroke(picture, (x - 13, ground), (x + 13, ground), 20, (60, 60, 60))
+    hinge, length = (x, ground - 8), 90.0
+    tip = x + length * math.sin(state.theta), hinge[1] - length * math.cos(state.theta)
+    draw_stroke(picture, hinge, tip, 8, (202, 152, 101))
+    draw_stroke(picture, hinge, hinge, 5, (129, 132, 203))
+    return picture
+
+
 _HIGH = np.array([2 * MAX_POSITION, np.inf, 2 * MAX_ANGLE, np.inf], dtype=np.float32)
 CARTPOLE = EnvKernels(
     name="CartPole-v1",
@@ -61,11 +76,14 @@ CARTPOLE = EnvKernels(
     reset=reset,
     step=step,
     observe=observe,
+    render=draw,
 )
 
 
 class CartPoleVectorEnv(JitVectorEnv):
     """Many CartPoles; `options` as for `JitVectorEnv`."""
+
+    metadata: dict[str, Any] = {"render_fps": round(1 / STEP_SECONDS)}
 
     def __init__(self, num_envs: int = 1, max_episode_steps: int = 500, **options: Any) -> None:
         super().__init__(CARTPOLE, num_envs, max_episode_steps=max_episode_steps, **options)

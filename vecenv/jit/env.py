@@ -293,6 +293,22 @@ class JitVectorEnv(VecEnv):
 
         return write_states
 
+    def begin_episodes(self, env_ids: np.ndarray) -> np.ndarray:
+        """Reset envs whose episodes have ended, in autoreset mode DISABLED, as autoreset would.
+
+        Their random streams go on; envs that are in flight stay so.
+
+        Args:
+            env_ids: int64 (B,).
+
+        Returns:
+            Their observations (B, *obs_shape).
+        """
+        obs = np.empty((len(env_ids), *self._obs_shape[1:]), self._obs_dtype)
+        self._run_without_actions(RESET, len(env_ids), obs=obs, env_ids=env_ids)
+        self._count_over()
+        return obs
+
     def require_masks(self) -> None:
         """Raise NoActionMaskError unless there is an `action_mask` kernel."""
         if self.kernels.action_mask is None:

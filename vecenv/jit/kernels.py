@@ -241,8 +241,10 @@ def draw(kernels: EnvKernels, render_mode: str, *args: Any) -> str | np.ndarray:
             "picture uint8 (height, width, 3) or a text"
         )
     if is_text != (render_mode == "ansi"):
+        words = "leaving out --gif and --html" if is_text else "--gif FILE or --html FILE"
         raise TypeError(
             f"render of {kernels.name} returns {'text' if is_text else 'pictures'}: "
-            f"make the vector env with render_mode={'ansi' if is_text else 'rgb_array'!r}"
+            f"make the vector env with render_mode={'ansi' if is_text else 'rgb_array'!r}, "
+            f"with the command vecenv by {words}"
         )
     return frame if is_text else picture

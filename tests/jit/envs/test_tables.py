@@ -20,7 +20,11 @@ CASES = [
     ("Taxi-v4", {"is_rainy": True}),
 ]
 TAXI = pytest.mark.skipif("Taxi-v4" not in gym.registry, reason="this Gymnasium has an older Taxi")
-CASES = [pytest.param(*c, marks=TAXI if c[0] == "Taxi-v4" else ()) for c in CASES]
+CLIFF = pytest.mark.skipif(
+    "CliffWalking-v1" not in gym.registry, reason="this Gymnasium has an older CliffWalking"
+)
+MARKS = {"CliffWalking-v1": CLIFF, "Taxi-v4": TAXI}
+CASES = [pytest.param(*case, marks=MARKS.get(case[0], ())) for case in CASES]
 
 
 def check_equal(name, options, num_envs, num_steps, debug):

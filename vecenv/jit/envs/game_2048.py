@@ -6,8 +6,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
+from vecenv.jit.drawing import draw_stroke, enlarge
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.envs.drawing import draw_stroke, enlarge
 from vecenv.jit.kernels import EnvKernels
 from vecenv.jit.random import integers, uniform
 

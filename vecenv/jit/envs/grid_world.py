@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
+from vecenv.jit.drawing import draw_stroke, enlarge
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.envs.drawing import draw_stroke, enlarge
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import integers
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from vecenv.jit.drawing import draw_stroke, new_picture
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.envs.drawing import draw_stroke, new_picture
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -109,6 +109,8 @@ MOUNTAIN_CAR_CONTINUOUS = dataclasses.replace(
 class MountainCarVectorEnv(JitVectorEnv):
     """Many cars; `goal_velocity` is the least one at the goal, `options` as for `JitVectorEnv`."""
 
+    metadata: dict[str, Any] = {"render_fps": 30}
+
     def __init__(
         self,
         num_envs: int = 1,
@@ -128,6 +130,8 @@ class MountainCarVectorEnv(JitVectorEnv):
 
 class MountainCarContinuousVectorEnv(JitVectorEnv):
     """Likewise, with a continuous force."""
+
+    metadata: dict[str, Any] = {"render_fps": 30}
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 from gymnasium.spaces import Discrete
 
+from vecenv.jit.drawing import draw_stroke, enlarge
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.envs.drawing import draw_stroke, enlarge
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
