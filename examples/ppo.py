@@ -1,6 +1,7 @@
 """PPO on any vector env: vectors, images or dicts of them in, any common kind of action out.
 
     python examples/ppo.py --env-id CartPole-v1
+    torchrun --nproc-per-node 2 examples/ppo.py --env-id CartPole-v1
 
 Change what stands between the first two lines of dashes, `Agent` and `ppo_loss`.
 """
@@ -12,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,8 @@ from vecenv.learn import (
     EvaluationResult,
     Gradient,
     Moments,
+    RankError,
+    Ranks,
     Run,
     RunError,
     evaluate,
@@ -53,7 +56,7 @@ class Options:
     env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the env
     wrappers: tuple[str, ...] = ()  # of every env, "module:name" each, the innermost first
     total_steps: int = 100_000  # env steps to train for, at most; 0 evaluates only
-    num_envs: int = 8  # envs stepped side by side
+    num_envs: int = 8  # envs stepped side by side, by all processes of torchrun together
     num_steps: int = 128  # steps of each env between two updates
     num_epochs: int = 4  # passes over the rollout in an update, at most
     num_minibatches: int = 8  # gradient steps in a pass
@@ -74,11 +77,13 @@ class Options:
     normalize: bool = False  # observations to mean 0 and variance 1, returns to variance 1
     masks: bool = True  # take allowed actions only, if the env says which these are
     seed: int = 1  # the same seed gives the same curve
-    backend: str = "auto"  # of vecenv.make_vec; with "ray" the policy acts in actors
+    backend: str = "auto"  # of vecenv.make_vec; "jit" keeps compiled envs on the CPU beside
+    # networks on a device; with "ray" the policy acts in actors
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
     ray_address: str | None = None  # of a Ray cluster; without one, ray runs on this machine
     ray_lost: Literal["raise", "wait", "share"] = "raise"  # actors: or replace, on CPUs in use too
-    device: str = "cpu"  # where the networks are: cpu, cuda
+    device: str = "cpu"  # where the networks are: cpu, cuda; there compiled envs are, too
+    rank_timeout: float = 600.0  # seconds that a process of torchrun may keep the others waiting
     dtype: Literal["float32", "bfloat16"] = "float32"  # of products in the gradient; weights: 32
     compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
     torch_threads: int = 1  # of torch, for acting
@@ -99,6 +104,9 @@ class Agent(nn.Module):
     """Actor and critic: on numbers a tanh network each, on images heads of one convolutional."""
 
     entropy_weight: Tensor
+    start: Tensor
+    low: Tensor
+    high: Tensor
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
         super().__init__()
@@ -123,6 +131,11 @@ class Agent(nn.Module):
         if not self.is_discrete:
             self.log_std = nn.Parameter(torch.zeros(len(self.sizes)))
         self.returns = Moments()
+        # Of all actions; on a device, so that envs there wait for nothing.
+        bounds = {k: getattr(self.action_space, k, None) for k in ("start", "low", "high")}
+        for name, bound in bounds.items():
+            tensor = None if bound is None else torch.from_numpy(np.array(bound))
+            self.register_buffer(name, tensor, persistent=False)
         # It may change, and a compiled loss would have to be compiled anew for another constant.
         self.register_buffer("entropy_weight", torch.tensor(options.entropy_weight), False)
         kinds = f"hidden {options.hidden}, normalize {options.normalize}"
@@ -188,16 +201,19 @@ class Agent(nn.Module):
         policy = self.policy(features, mask)
         return policy.mode if quantiles is None else policy.icdf(quantiles), state
 
-    def absorb(self, obs: Any, returns: Tensor) -> None:
+    def absorb(self, obs: Any, returns: Tensor, ranks: Ranks | None = None) -> None:
         """Take observations and returns of a rollout into the moments that normalise them."""
-        self.returns.update(returns * self.returns.std())  # they are in units of it
+        self.returns.update(returns * self.returns.std(), ranks=ranks)  # they are in units of it
         parts = obs if isinstance(obs, Mapping) else {"obs": obs}
         for name, encode in self.encoders.items():
             if isinstance(encode, Numbers) and encode.moments is not None:
-                encode.moments.update(parts[name])
+                encode.moments.update(parts[name], ranks=ranks)
 
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """Turn actions into those that the env takes."""
+    def to_env(self, actions: Any) -> Any:
+        """Turn actions into those that the env takes: an array, or a tensor on a device."""
+        if isinstance(actions, Tensor):
+            shift, low, high = self.start, self.low, self.high
+            return actions + shift if self.is_discrete else actions.clamp(low, high)
         space = self.action_space
         return (
             actions + space.start if self.is_discrete else np.clip(actions, space.low, space.high)
@@ -388,18 +404,25 @@ class Trainer:
     """Collects rollouts and learns from them.
 
     Attributes:
-        steps: Env steps made; those on which autoreset resets do not count.
-        episodes: Returns of the episodes that ended in the last update.
+        steps: Env steps that all ranks have made; those on which autoreset resets do not count.
+        episodes: Returns of the episodes that ended in the last update, of all ranks.
     """
 
     def __init__(
-        self, options: Options, envs: VecEnv, agent: Agent, plan: dict[str, Any] | None = None
+        self,
+        options: Options,
+        envs: VecEnv,
+        agent: Agent,
+        plan: dict[str, Any] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.options, self.envs, self.agent = options, envs, agent
+        self.ranks = ranks or Ranks()
+        self.first = self.ranks.rank * envs.num_envs  # of these envs, among those of all ranks
         self.steps, self.num_updates, self.episodes = 0, 0, list[float]()
         self.plan = plan or {}  # how gradients are computed, of the run that is resumed
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
-        obs, _ = envs.reset(seed=options.seed)
+        obs, _ = envs.reset(seed=options.seed + self.first)
         spaces = envs.single_observation_space, envs.single_action_space
         columns: dict[str, Any] = {}
         if options.masks and envs.has_action_masks:
@@ -407,18 +430,19 @@ class Trainer:
         self.state: Any = None  # of the memory
         if agent.memory is not None:
             columns["state"] = Box(-np.inf, np.inf, (agent.memory.state_size,))
-            self.state = torch.zeros(options.num_envs, agent.memory.state_size).to(options.device)
+            self.state = torch.zeros(envs.num_envs, agent.memory.state_size).to(options.device)
         self.rollout = RolloutBuffer(
             options.num_steps,
-            options.num_envs,
+            envs.num_envs,
             *spaces,
             autoreset_mode=envs.autoreset_mode,
             gamma=options.gamma,
             gae_lambda=options.gae_lambda,
             device=options.device,
-            seed=options.seed,
+            seed=options.seed + self.ranks.rank,
             allocate=envs.allocate,
             extra_columns=columns,
+            staged=is_on_device(envs),  # where the simulator's memory is the host's, too
         )
         self.rollout.start(obs)
         self.acts_in_actors = isinstance(envs, RayVectorEnv) and not columns  # see `Actor`
@@ -432,7 +456,8 @@ class Trainer:
             dtype=getattr(torch, options.dtype),
             num_calls=num_updates * options.num_epochs * options.num_minibatches,
             plan=plan,
-            log=print,
+            ranks=self.ranks,
+            log=print if self.ranks.rank == 0 else None,
         )
         self.threads = ThreadPoolExecutor(2)  # where what acting has left out is computed
         self.optimizer = Adam(
@@ -451,15 +476,18 @@ class Trainer:
             agent.entropy_weight.fill_(options.entropy_weight * left)
         self.collect()
         with self.envs.timing.phase("learner"):
-            self.episodes = rollout.episodes().returns.tolist()
+            returns = self.ranks.gather(rollout.episodes().returns.tolist())
+            self.episodes = list(chain.from_iterable(returns))
             self.compute_advantages()
             means = self.learn()
             returns, values = rollout.returns[rollout.valid], rollout.values[:-1][rollout.valid]
-            means["explained_variance"] = 1 - (returns - values).var() / returns.var()
+            variance = self.ranks.variance
+            means["explained_variance"] = 1 - variance(returns - values) / variance(returns)
             if options.normalize:
-                agent.absorb(each(rollout.obs, lambda x: x[:-1][rollout.valid]), returns)
+                obs = each(rollout.obs, lambda x: x[:-1][rollout.valid])
+                agent.absorb(obs, returns, self.ranks)
             rollout.advance()
-        self.steps += len(returns)
+        self.steps += sum(self.ranks.gather(len(returns)))
         self.num_updates += 1
         return {f"losses/{name}": float(value) for name, value in means.items()}
 
@@ -469,8 +497,9 @@ class Trainer:
         envs, rollout, agent = self.envs, self.rollout, self.agent
         num_steps, num_envs = rollout.num_steps, rollout.num_envs
         masks, states = (rollout.extras.get(name) for name in ("action_mask", "state"))
-        # In (0, 1); drawn at once, so that actions do not depend on the number of actors.
-        quantiles = torch.rand(num_steps, num_envs, len(agent.sizes)).clamp_(2**-24, 1 - 2**-24)
+        # In (0, 1); drawn at once for all, so that actions depend on no number of actors or ranks.
+        quantiles = torch.rand(num_steps, num_envs * self.ranks.size, len(agent.sizes))
+        quantiles = quantiles[:, self.first :][:, :num_envs].clamp_(2**-24, 1 - 2**-24)
         if isinstance(envs, RayVectorEnv) and self.acts_in_actors:
             slots, fields = map(rollout.slot, range(num_steps)), {"actions": rollout.actions}
             envs.collect(list(slots), agent.state_dict(), inputs=[quantiles], fields=fields)
@@ -481,7 +510,7 @@ class Trainer:
                 with envs.timing.phase("policy"):
                     mask, is_first = None, None
                     if masks is not None:
-                        mask = masks[t].copy_(torch.from_numpy(envs.action_masks()))
+                        mask = masks[t].copy_(torch.as_tensor(envs.action_masks()))
                     if states is not None:
                         states[t], is_first = self.state, rollout.is_first_at(t)
                     actions, self.state = agent.act(
@@ -489,7 +518,8 @@ class Trainer:
                     )
                     row.copy_(actions.view_as(row))
                 envs.step(agent.to_env(rollout.env_actions(t)), out=rollout.slot(t))
-        count = max(1, 4096 // num_envs)  # steps whose rows fit the processor's cache
+        # Steps whose rows fit the processor's cache; on a device as many as make it busy.
+        count = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // num_envs)
         parts = [slice(t, min(t + count, num_steps)) for t in range(0, num_steps, count)]
         before = torch.get_float32_matmul_precision()
         if (precision := (self.gradient.plan or self.plan).get("precision")) is not None:
@@ -528,11 +558,17 @@ class Trainer:
     def minibatches(self) -> Any:
         """Go once through the rollout, in batches of one size: steps, or sequences of steps."""
         rollout, count = self.rollout, self.options.num_minibatches
+        normalizes = self.ranks.size == 1
         if self.agent.memory is None:
-            return rollout.minibatches(count, fixed=True, normalize_advantages=True)
-        length = min(self.options.sequence_length, rollout.num_steps)
-        names = {"initial_states": ["state"], "normalize_advantages": True}
-        return rollout.sequences(count, length=length, **names)
+            batches = rollout.minibatches(count, fixed=True, normalize_advantages=normalizes)
+        else:
+            length = min(self.options.sequence_length, rollout.num_steps)
+            names = {"initial_states": ["state"], "normalize_advantages": normalizes}
+            batches = rollout.sequences(count, length=length, **names)
+        for batch in batches:
+            if not normalizes:  # a minibatch is that of all ranks together
+                self.ranks.normalize_(batch.advantages, batch.weights)
+            yield batch
 
     def learn(self) -> dict[str, Tensor]:
         """Make the gradient steps of an update; return means over them of the loss's scalars."""
@@ -552,15 +588,17 @@ class Trainer:
         parts = {"agent": self.agent, "optimizer": self.optimizer, "rollout": self.rollout}
         parts["envs"] = self.envs
         if (state := run.restore(parts)) is not None:
-            before = self.steps = state["steps"]
+            self.steps = state["steps"]
             self.num_updates, self.state = state["num_updates"], state["memory"]
-            if run.not_restored:
-                self.rollout.start(self.envs.reset(seed=options.seed + self.steps)[0])
-        with Progress(refresh_per_second=4) as progress:
+        if self.follow_first() or run.not_restored:
+            self.rollout.start(self.envs.reset(seed=options.seed + self.steps + self.first)[0])
+        before = self.steps
+        with Progress(refresh_per_second=4, disable=self.ranks.rank > 0) as progress:
             task = progress.add_task(options.env_id, total=options.total_steps)
             while self.steps + options.num_envs * options.num_steps <= options.total_steps:
-                if run.should_stop:
-                    progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
+                if any(self.ranks.gather(run.should_stop)):
+                    if self.ranks.rank == 0:
+                        progress.print(f"stopped after {self.steps} steps: {run.resume_command}")
                     break
                 try:
                     scalars = self.update()
@@ -577,6 +615,24 @@ class Trainer:
                 if run.is_due(self.steps):
                     self.save(run, parts, score=recent)
         self.save(run, parts)
+
+    def follow_first(self) -> bool:
+        """Take over what rank 0 goes on from, if it is not the checkpoint of this rank."""
+        if self.ranks.size == 1:
+            return False
+        own, modules = self.steps, (self.agent, self.optimizer)
+        states = [module.state_dict() for module in modules]
+        counts = self.steps, self.num_updates, torch.get_rng_state()
+        counts, states = self.ranks.of_first((counts, states))
+        if counts[0] == own:
+            return False
+        self.steps, self.num_updates, stream = counts
+        torch.set_rng_state(stream)
+        for module, state in zip(modules, states, strict=True):
+            module.load_state_dict(state)
+        if self.state is not None:
+            self.state = torch.zeros_like(self.state)
+        return True
 
     def save(self, run: Run, parts: dict[str, Any], score: float | None = None) -> None:
         """Write a checkpoint, after how gradients are computed, which a resumed run keeps."""
@@ -657,7 +713,7 @@ def main(
     baselines: dict[str, float] | None = None,
     trainer_type: type[Trainer] = Trainer,
 ) -> EvaluationResult:
-    """Train, save, evaluate and report.
+    """Train, save, evaluate and report; other processes of torchrun than the first only train.
 
     The learning curve has a line at each of `baselines`, returns of other policies by their names.
     """
@@ -665,37 +721,64 @@ def main(
     torch.manual_seed(options.seed)
     if options.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"--device {options.device}: torch finds no such device; leave it out")
+    with refusing(), Ranks.join(options.device, timeout=options.rank_timeout) as ranks:
+        return train(options, baselines, trainer_type, ranks)
+
+
+def told(error: Exception) -> str:
+    """Return what to say of a run folder that can't be used."""
+    is_told = isinstance(error, RunError)
+    return str(error) if is_told else f"{error}; choose another folder with --save"
+
+
+def train(
+    options: Options,
+    baselines: dict[str, float] | None,
+    trainer_type: type[Trainer],
+    ranks: Ranks,
+) -> EvaluationResult:
+    """Do what `main` does, as one of the ranks."""
+    num_envs = num_own_envs(options, ranks)
+    options = replace(options, device=str(ranks.device))
+    folder = options.save if ranks.rank == 0 else options.save / f"rank{ranks.rank}"
     try:
         changeable = {"total_steps", "save", "save_every", "eval_episodes", "profile", "overwrite"}
+        changeable |= {"num_workers", "ray_address", "ray_lost", "tensorboard", "rank_timeout"}
         run = Run(
-            options.save,
+            folder,
             options,
             options.resume,
-            may_change={*changeable, "num_workers", "ray_address", "ray_lost", "tensorboard"},
+            may_change=changeable,
             save_every=options.save_every,
-            tensorboard=options.tensorboard,
+            tensorboard=options.tensorboard and ranks.rank == 0,
             overwrite=options.overwrite,
         )
-        require_writable(options.save / "policy.npz")
+        require_writable(folder / "policy.npz")
     except (OSError, RunError) as error:
-        raise SystemExit(f"{error}: choose another folder with --save") from None
-    with run, refusing():
-        envs = make_envs(options, options.num_envs)
+        raise SystemExit(told(error)) from None
+    with run:
+        if options.resume and (size := run.read_json("ranks") or ranks.size) != ranks.size:
+            expected = f"resume it with torchrun --nproc-per-node {size}"
+            raise SystemExit(f"{folder} is of {size} processes, here are {ranks.size}: {expected}")
+        run.write_json("ranks", ranks.size)
+        envs = make_envs(options, num_envs, on_device=True)
         agent = Agent(envs, options).to(options.device)
-        # CAGE 2 envs: the tables and rules that they play by.
-        identity = getattr(getattr(envs, "scenario", None), "identity", dict)()
+        identity = identity_of(envs)
         if options.load is not None:
             load_agent(options.load, agent, identity)
         plan = run.read_json("gradient") if options.resume else None
-        trainer = trainer_type(options, envs, agent, plan)
+        trainer = trainer_type(options, envs, agent, plan, ranks)
         if options.profile:
             envs.timing.enable()
         trainer.train(run)
         if options.profile:
             print(envs.timing.report())
         envs.close()
+        if ranks.rank > 0:
+            raise SystemExit(0)  # the first one does the rest
         save_agent(options.save / "policy.npz", agent, identity)
         run.draw_curve(f"{options.env_id}, seed {options.seed}", baselines)
+        print(f"evaluating {options.eval_episodes} episodes; Ctrl-C leaves that out", flush=True)
         envs = make_envs(options, min(100, options.eval_episodes))
         result = evaluate_agent(envs, agent, options)
         envs.close()
@@ -707,27 +790,83 @@ def main(
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """End the program with a sentence where a checkpoint does not fit, or can't be written."""
+    """End the program with a sentence where a run or the other ranks say that it can't go on."""
     try:
         yield
-    except RunError as error:
+    except (RunError, RankError) as error:
         raise SystemExit(str(error)) from None
 
 
-def make_envs(options: Options, num_envs: int) -> VecEnv:
-    """Make the envs that the options describe."""
+def num_own_envs(options: Options, ranks: Ranks) -> int:
+    """Return how many of the envs each process steps."""
+    if ranks.size == 1:
+        return options.num_envs
+    if options.backend == "ray":
+        raise SystemExit("--backend ray has actors for its envs: start it without torchrun")
+    try:
+        num_envs = ranks.share_of(options.num_envs)
+    except ValueError as error:
+        raise SystemExit(f"--num-envs: {error}") from None
+    rows = num_envs * options.num_steps
+    if rows < 2 * options.num_minibatches:  # half of them may only reset an env
+        raise SystemExit(
+            f"--num-minibatches {options.num_minibatches}: a rollout has {rows} steps in each of "
+            f"{ranks.size} processes, expected at least twice as many as minibatches"
+        )
+    return num_envs
+
+
+def identity_of(envs: VecEnv) -> dict[str, Any]:
+    """Return the tables and rules that CAGE 2 envs play by; of others nothing."""
+    owner = getattr(envs, "on_host", envs)
+    return getattr(getattr(owner, "scenario", None), "identity", dict)()
+
+
+def is_on_device(envs: VecEnv) -> bool:
+    """Whether results of these envs are tensors where they are computed."""
+    return hasattr(envs, "device")
+
+
+def make_envs(options: Options, num_envs: int, *, on_device: bool = False) -> VecEnv:
+    """Make the envs that the options describe; compiled ones where the networks are, if asked."""
+    backend, device = options.backend, None
+    names_device = torch.device(options.device).type != "cpu"
+    if backend == "cuda" or (backend == "auto" and names_device and is_compiled(options)):
+        backend, device = "jit", None
+        if on_device:
+            backend, device = "cuda", options.device if names_device else "cuda"
     env_kwargs: Any = options.env_kwargs
     given = {"num_workers": options.num_workers, "address": options.ray_address}
     given |= {"on_error": "restart" if options.ray_lost != "raise" else None}
     given |= {"shares_cpus": options.ray_lost == "share"}
-    return make_vec(
+    envs = make_vec(
         options.env_id,
         num_envs,
-        backend=options.backend,
+        backend=backend,
+        device=device,
         wrappers=[named(wrapper) for wrapper in options.wrappers],
         vector_kwargs={name: value for name, value in given.items() if value},
         **env_kwargs,
     )
+    if is_on_device(envs):
+        found: Any = getattr(envs, "device", None)
+        wanted = torch.device(options.device)  # "cuda" is the current one
+        if found.type != wanted.type or wanted.index not in (None, found.index):
+            raise SystemExit(
+                f"--backend cuda with --device {options.device}: the envs are on {found}, and "
+                "networks have to be there, too"
+            )
+    return envs
+
+
+def is_compiled(options: Options) -> bool:
+    """Whether the env is a compiled one, which may be on a device."""
+    if options.wrappers:
+        return False
+    env_kwargs: Any = options.env_kwargs
+    envs = make_vec(options.env_id, 1, **env_kwargs)
+    envs.close()
+    return hasattr(envs, "kernels")
 
 
 def named(name: str) -> Any:

@@ -48,6 +48,7 @@ def test_training_goes_on_from_a_saved_policy(example, tmp_path):
         assert (weight == other_weight).all() and (bias == other_bias).all()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_learnt(example, tmp_path, monkeypatch, capsys):
     learn = example.Trainer.learn
 

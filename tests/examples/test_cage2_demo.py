@@ -32,6 +32,7 @@ def small(demo, folder, **options):
     return demo.Options(**{**settings, **options})
 
 
+@pytest.mark.slow
 def test_demo_leaves_policy_curve_scores_and_film(demo, tmp_path, capsys):
     demo.main(small(demo, tmp_path / "run"))
 
@@ -48,6 +49,7 @@ def test_demo_leaves_policy_curve_scores_and_film(demo, tmp_path, capsys):
     assert len(scores["cells"]) == 9
 
 
+@pytest.mark.slow
 def test_demo_stopped_by_ctrl_c_goes_on_with_what_it_has(demo, tmp_path, monkeypatch, capsys):
     update = demo.ppo.Trainer.update
 

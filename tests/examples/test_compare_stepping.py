@@ -1,6 +1,5 @@
 """examples/compare_stepping.py: all methods do the same, and everything asked for is shown."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -8,20 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from example_files import load_example
 from PIL import Image
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "compare_stepping.py"
 
 
-def load_example():
-    spec = importlib.util.spec_from_file_location("compare_stepping_example", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compare_stepping_example"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-example = load_example()
+example = load_example("compare_stepping")
 QUICK = {"cpu_ms": 0.02, "rounds": 2, "round_s": 0.01}
 
 

@@ -1,12 +1,11 @@
 """examples/laplacian.py: the env, what is exact, the objective, refusals, and (slow) the score."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from example_files import load_example
 
 from vecenv.check import check_vector_env
 
@@ -24,15 +23,7 @@ ONE_CELL = pytest.param("one cell", marks=pytest.mark.slow)  # each layout is co
 SMALL = {"num_updates": 3, "num_envs": 10, "num_episodes": 20, "episode_steps": 20}
 
 
-def load_example():
-    spec = importlib.util.spec_from_file_location("laplacian_example", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["laplacian_example"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-laplacian = load_example()
+laplacian = load_example("laplacian")
 
 
 def make_rooms(name):
@@ -139,6 +130,7 @@ def test_offset_weights_are_those_of_the_sampler(tmp_path):
     assert ((found - expected) ** 2 / expected).sum() < 18.5  # 4 degrees of freedom, p < 0.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["rooms", "corridor", "square", ONE_CELL])
 def test_eigenvectors_are_those_of_the_matrix_of_pairs(layout):
     matrix = make_rooms(layout).transition_matrix()
@@ -231,6 +223,7 @@ def test_gradient_is_that_of_the_objective(tmp_path):
     np.testing.assert_allclose(learner.duals.numpy(), expected_duals, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_same_seed_gives_same_eigenvectors_and_files(tmp_path, capsys):
     found = [laplacian.main(small(tmp_path / str(k), seed=k // 2)) for k in range(3)]
     assert found[0].tolist() == found[1].tolist() != found[2].tolist()

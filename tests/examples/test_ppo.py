@@ -1,6 +1,5 @@
 """examples/ppo.py: the loss, spaces, reproducibility, files, refusals, and (slow) the scores."""
 
-import importlib.util
 import itertools
 import json
 import os
@@ -13,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from example_files import load_example
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch.distributions import Categorical, Normal
 
@@ -27,15 +27,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "ppo.py"
 SMALL = {"num_envs": 4, "num_steps": 32, "total_steps": 600, "eval_episodes": 3, "compile": "off"}
 
 
-def load_example():
-    spec = importlib.util.spec_from_file_location("ppo_example", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ppo_example"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-ppo = load_example()
+ppo = load_example("ppo")
 
 
 class Countdown(gym.Env):
@@ -436,6 +428,7 @@ def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path, monk
         main(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_earlier_run_is_not_overwritten_unless_asked(tmp_path):
     main(tmp_path)
     with pytest.raises(SystemExit, match=r"has a run already.*--resume"):

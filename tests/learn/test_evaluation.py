@@ -7,11 +7,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from agents import games
 from envs import CounterEnv, counters
 from gymnasium import spaces
 
-from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec
-from vecenv.learn import evaluate
+from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec, make_vec_agents
+from vecenv.learn import evaluate, evaluate_games
 
 
 def zeros(obs):
@@ -29,6 +30,68 @@ def test_every_env_plays_its_first_episodes_whether_short_or_long(mode):
     assert seen[-1] == (7, 7)
     assert result.mean == pytest.approx(105 / 7)
     envs.close()
+
+
+def bare_returns(num_games, count):
+    """Play Tag's first games bare, each agent doing nothing; returns by group, and lengths."""
+    found = []
+    for g in range(num_games):
+        game = games.Tag(forgets=True)
+        for again in range(count // num_games + (g < count % num_games)):
+            game.reset(**({} if again else {"seed": 7 + g}))
+            totals, length = {"runner": 0.0, "catcher": 0.0}, 0
+            while game.agents:
+                acted = list(game.agents)
+                still = {a: 0 if a in game.runners else np.zeros(2, np.float32) for a in acted}
+                rewards = game.step(still)[1]
+                length += 1
+                for agent in acted:
+                    totals[agent.partition("_")[0]] += rewards[agent]
+            found.append((totals, length))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_games_of_several_agents_are_played_as_bare_ones(mode):
+    envs = make_vec_agents(
+        functools.partial(games.Tag, forgets=True), 3, backend="sync", autoreset_mode=mode
+    )
+    seen, begun = [], []
+
+    def act(obs, starts):
+        begun.append(starts.numpy().copy())
+        assert obs["runner"].shape == (9, 3)
+        return {
+            "runner": torch.zeros(9, dtype=torch.int64),
+            "catcher": np.full((3, 2), 0, np.float32),
+        }
+
+    found = evaluate_games(act, envs, 7, seed=7, progress=lambda done, of: seen.append((done, of)))
+    expected = bare_returns(3, 7)
+    assert list(found) == ["runner", "catcher"]
+    for name, result in found.items():
+        assert result.returns == pytest.approx([totals[name] for totals, _ in expected])
+        assert result.lengths == tuple(length for _, length in expected)
+        assert result.mean == pytest.approx(np.mean(result.returns))
+    assert seen[-1] == (7, 7)
+    assert begun[0].all() and 6 <= np.sum(begun) <= 20
+    envs.close()
+
+
+def test_games_of_one_group_are_played_by_masks():
+    envs = make_vec_agents(functools.partial(games.Masked, "obs"), 2, backend="sync")
+
+    def act(obs, action_masks):
+        alive = torch.from_numpy(envs.alive)  # the others may do anything
+        assert torch.equal(action_masks["player"][alive], obs["player"]["action_mask"][alive])
+        return {"player": action_masks["player"].to(torch.int64).argmax(1)}
+
+    assert len(evaluate_games(act, envs, 3)["player"].returns) == 3
+    with pytest.raises(ValueError, match="games is 0"):
+        evaluate_games(act, envs, 0)
+    envs.close()
+    with pytest.raises(TypeError, match="expected what make_vec_agents returns"):
+        evaluate_games(act, "CartPole-v1")
 
 
 def test_results_are_the_same_on_every_backend():
@@ -63,7 +126,7 @@ def test_the_interval_is_students(count, quantile):
 def test_a_single_episode_has_no_interval():
     result = evaluate(zeros, lambda: CounterEnv(length=2), 1, backend="sync")
     assert math.isnan(result.std) and math.isnan(result.ci95)
-    assert str(result).startswith("return 3.0 ± nan")
+    assert str(result) == "return 3.0 of 1 episode"
 
 
 class Masked(CounterEnv):

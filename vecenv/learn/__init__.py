@@ -13,11 +13,12 @@ except ModuleNotFoundError as _error:
 
 from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint
 from vecenv.learn.curve import draw_curve
-from vecenv.learn.evaluation import EvaluationResult, evaluate
+from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluate_games
 from vecenv.learn.gradient import Gradient
 from vecenv.learn.moments import Moments
 from vecenv.learn.optimizer import Adam
 from vecenv.learn.options import load_options
+from vecenv.learn.ranks import RankError, Ranks
 from vecenv.learn.run import Run
 
 __all__ = [
@@ -26,10 +27,13 @@ __all__ = [
     "EvaluationResult",
     "Gradient",
     "Moments",
+    "RankError",
+    "Ranks",
     "Run",
     "RunError",
     "draw_curve",
     "evaluate",
+    "evaluate_games",
     "load_checkpoint",
     "load_options",
 ]

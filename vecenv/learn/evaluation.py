@@ -1,4 +1,4 @@
-"""evaluate: the mean return of a policy, and how sure it is."""
+"""evaluate, evaluate_games: the mean return of policies, and how sure it is."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.make import make_vec
 
-__all__ = ["EvaluationResult", "ask", "evaluate"]
+__all__ = ["EvaluationResult", "ask", "evaluate", "evaluate_games"]
 
 _Z975 = 1.959964  # point of the normal distribution that 97.5 % lie below
 
@@ -41,6 +42,8 @@ class EvaluationResult:
     lengths: tuple[int, ...]
 
     def __str__(self) -> str:
+        if len(self.returns) == 1:
+            return f"return {self.mean:.1f} of 1 episode"
         return f"return {self.mean:.1f} ± {self.ci95:.1f} (95 %) over {len(self.returns)} episodes"
 
     def to_json(self) -> str:
@@ -102,6 +105,100 @@ def evaluate(
         made.close()
 
 
+def evaluate_games(
+    act: Callable[..., Any],
+    envs: AgentsVecEnv | AgentRowsVecEnv,
+    games: int = 100,
+    *,
+    seed: int = 1_000_000,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], Any] | None = None,
+) -> dict[str, EvaluationResult]:
+    """Play whole games of several agents, and return the mean return per game of each group.
+
+    The return of a group is the sum of the rewards of all its agents in a game, its length the
+    number of steps in which any agent of the game acted. Which games count is as in `evaluate`.
+
+    Args:
+        act: As for `evaluate`, but of dicts by group: observations (B, *obs_shape) of the group's
+            rows, actions for all of them (those of agents that are not alive are ignored), and
+            `action_masks` of the groups that have some. `starts` is of games.
+        envs: What `vecenv.make_vec_agents` returns. It is reset and not closed.
+        games: How many.
+        seed: Of the first game; game g is seeded with `seed + g`.
+        device: Where observations are brought to.
+        progress: Called with the games finished and `games`, whenever that has changed.
+
+    Returns:
+        By group; `returns` of all groups are of the same games in the same order.
+
+    Raises:
+        TypeError: `envs` is something else.
+        ValueError: `games` is below 1.
+    """
+    if not isinstance(envs, AgentsVecEnv | AgentRowsVecEnv):
+        raise TypeError(f"envs is {type(envs).__name__}, expected what make_vec_agents returns")
+    if games < 1:
+        raise ValueError(f"games is {games}, expected at least 1")
+    agents = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
+    return _play_games(act, agents, games, seed, device, progress)
+
+
+class _Tally:
+    """Returns and lengths of the first episodes of each env: the same number of each.
+
+    Args:
+        num_envs: Number of envs, N.
+        episodes: How many; where it does not divide, the first envs play one more.
+        names: Of the returns that an episode has.
+        progress: As for `evaluate`.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        episodes: int,
+        names: Collection[str],
+        progress: Callable[[int, int], Any] | None,
+    ) -> None:
+        self._names, self._progress, self._episodes = list(names), progress, episodes
+        share, rest = divmod(episodes, num_envs)
+        self._left = np.full(num_envs, share) + (np.arange(num_envs) < rest)
+        self._num_finished = 0
+        self._totals = np.zeros((len(self._names), num_envs))
+        self._steps = np.zeros(num_envs, np.int64)
+        self._found: list[list[tuple[np.ndarray, int]]] = [[] for _ in range(num_envs)]
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._left.any()
+
+    def add(self, rewards: list[np.ndarray], is_step: np.ndarray, is_over: np.ndarray) -> None:
+        """Add a step: rewards (N,) for each name, where it was one, and where an episode ended."""
+        self._totals += np.where(is_step, rewards, 0.0)
+        self._steps += is_step
+        ended = np.flatnonzero(is_over)
+        counted = ended[self._left[ended] > 0]
+        for index in counted.tolist():
+            self._found[index].append((self._totals[:, index].copy(), int(self._steps[index])))
+        self._left[counted] -= 1
+        self._totals[:, ended], self._steps[ended] = 0.0, 0
+        if self._progress is not None and len(counted):
+            self._num_finished += len(counted)
+            self._progress(self._num_finished, self._episodes)
+
+    def results(self) -> dict[str, EvaluationResult]:
+        """Return what was found, by name."""
+        flat = [episode for of_env in self._found for episode in of_env]
+        lengths = tuple(steps for _, steps in flat)
+        results = {}
+        for k, name in enumerate(self._names):
+            returns = [float(totals[k]) for totals, _ in flat]
+            interval = _interval(np.array(returns))
+            results[name] = EvaluationResult(*interval, tuple(returns), lengths)
+        return results
+
+
 @torch.inference_mode()
 def _play(
     act: Callable[..., Any],
@@ -113,37 +210,56 @@ def _play(
 ) -> EvaluationResult:
     num_envs = envs.num_envs
     mode = read_autoreset_mode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-    quotas = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    returns: list[list[float]] = [[] for _ in range(num_envs)]
-    lengths: list[list[int]] = [[] for _ in range(num_envs)]
-    totals, steps = np.zeros(num_envs), np.zeros(num_envs, np.int64)
-    left, num_finished = quotas.copy(), 0
+    tally = _Tally(num_envs, episodes, [""], progress)
     starts = np.ones(num_envs, np.bool_)  # obs is the first of an episode
     resets_next = np.zeros(num_envs, np.bool_)  # the next step only resets, as NEXT_STEP has it
     obs, _ = envs.reset(seed=seed)
-    while left.any():
+    while not tally.is_complete:
         actions = ask(act, envs, obs, starts, device)
         obs, rewards, terminations, truncations, _ = envs.step(actions)
         is_over = np.logical_or(terminations, truncations)
-        totals += np.where(resets_next, 0.0, rewards)
-        steps += ~resets_next
-        ended = np.flatnonzero(is_over)
-        counted = ended[left[ended] > 0]
-        for index in counted.tolist():
-            returns[index].append(float(totals[index]))
-            lengths[index].append(int(steps[index]))
-        left[counted] -= 1
-        totals[ended], steps[ended] = 0.0, 0
-        if mode is AutoresetMode.DISABLED and len(ended):
+        tally.add([rewards], ~resets_next, is_over)
+        if mode is AutoresetMode.DISABLED and is_over.any():
             obs, _ = envs.reset(options={"reset_mask": is_over})
         starts = resets_next if mode is AutoresetMode.NEXT_STEP else is_over
         resets_next = is_over if mode is AutoresetMode.NEXT_STEP else resets_next
-        if progress is not None and len(counted):
-            num_finished += len(counted)
-            progress(num_finished, episodes)
-    flat = [value for values in returns for value in values]
-    mean, std, ci95 = _interval(np.array(flat))
-    return EvaluationResult(mean, std, ci95, tuple(flat), tuple(n for ns in lengths for n in ns))
+    return tally.results()[""]
+
+
+@torch.inference_mode()
+def _play_games(
+    act: Callable[..., Any],
+    envs: AgentsVecEnv,
+    games: int,
+    seed: int,
+    device: torch.device | str,
+    progress: Callable[[int, int], Any] | None,
+) -> dict[str, EvaluationResult]:
+    num_games, mode = envs.num_games, envs.autoreset_mode
+    tally = _Tally(num_games, games, envs.groups, progress)
+    starts = np.ones(num_games, np.bool_)
+
+    def by_game(rows: dict[str, np.ndarray]) -> np.ndarray:
+        """Return in which games a row of any group is True."""
+        parts = [part.reshape(num_games, -1).any(axis=1) for part in rows.values()]
+        return np.logical_or.reduce([np.zeros(num_games, np.bool_), *parts])
+
+    obs, _ = envs.reset(seed=seed)
+    while not tally.is_complete:
+        actions = ask(act, envs, obs, starts, device)
+        obs, rewards, _, _, infos = envs.step(actions)
+        is_step = by_game(envs.valid)
+        if mode is AutoresetMode.SAME_STEP:
+            own = {name: infos.get(name, {}) for name in envs.groups}
+            is_over = by_game({k: v["_final_obs"] for k, v in own.items() if "_final_obs" in v})
+        else:
+            is_over = is_step & ~by_game(envs.alive)
+        earned = [rewards[name].reshape(num_games, -1).sum(axis=1) for name in envs.groups]
+        tally.add(earned, is_step, is_over)
+        if mode is AutoresetMode.DISABLED and is_over.any():
+            obs, _ = envs.reset(options={"reset_mask": is_over})
+        starts = ~is_step if mode is AutoresetMode.NEXT_STEP else is_over
+    return tally.results()
 
 
 @torch.inference_mode()
@@ -169,10 +285,18 @@ def ask(
     if "starts" in wanted:
         more["starts"] = torch.from_numpy(starts).to(device)
     if "action_masks" in wanted:
-        more["action_masks"] = _as_tensors(envs.action_masks(), device)
+        more["action_masks"] = _as_tensors(_masks_of(envs), device)
     if "report" in wanted and report is not None:
         more["report"] = report
     return _as_arrays(act(_as_tensors(obs, device), **more))
+
+
+def _masks_of(envs: Any) -> Any:
+    """Return the action masks of a vector env, of several agents a dict by group."""
+    if not isinstance(envs, AgentsVecEnv):
+        return envs.action_masks()
+    groups = envs.groups.items()
+    return {name: group.action_masks() for name, group in groups if group.has_action_masks}
 
 
 def _parameters(act: Callable[..., Any]) -> Collection[str]:

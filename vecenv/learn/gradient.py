@@ -14,6 +14,7 @@ from vecenv.learn.batches import Reads, take_apart
 from vecenv.learn.choosing import DTYPES, Eager, Plan, choose, first_line, split_result
 from vecenv.learn.compiled import CompiledGradient
 from vecenv.learn.parameters import FlatParameters
+from vecenv.learn.ranks import Ranks
 from vecenv.learn.settings import Settings
 
 __all__ = ["Gradient"]
@@ -54,6 +55,9 @@ class Gradient:
         num_calls: Calls to come, for "auto"; None stands for very many.
         plan: `plan` of an earlier `Gradient` of this module and loss, to go on just as it did.
         allow_unused: Names of parameters that the loss may leave without a gradient; they get zero.
+        ranks: Processes that compute gradients of the same weights at the same time: gradient, loss
+            and scalars are means over the rows of all their batches. Rows are counted by
+            ``batch.weights`` or ``batch["weights"]``, or else all of a batch's first tensor are.
         log: Takes a sentence that says what was chosen, and another if that changes. None sends
             them to the logger "vecenv.learn".
 
@@ -75,6 +79,7 @@ class Gradient:
         num_calls: int | None = None,
         plan: Mapping[str, Any] | None = None,
         allow_unused: Iterable[str] = (),
+        ranks: Ranks | None = None,
         log: Callable[[str], Any] | None = None,
     ):
         if compile not in {"auto", "on", "off"}:
@@ -95,6 +100,7 @@ class Gradient:
         self._given = None if plan is None else Plan.read(plan)
         self._dtype = dtype if self._given is None else DTYPES[self._given.dtype]
         self._allow_unused = frozenset(allow_unused)
+        self._ranks = Ranks() if ranks is None else ranks
         self._log = log or logging.getLogger("vecenv.learn").info
         self._num_calls_made = 0
         self._modules = list(module.modules())
@@ -126,6 +132,7 @@ class Gradient:
             FloatingPointError: The loss or a gradient is not finite; no `.grad` is left for an
                 optimizer to apply.
             ValueError: The loss is not a scalar, or parameters get no gradient.
+            RankError: Another rank has ended, or does not answer.
             RuntimeError: The module was moved after this object was made.
         """
         self._weights.check()
@@ -136,6 +143,8 @@ class Gradient:
             scalars = None if self._compiled is None else self._by_compiled(batch)
             if scalars is None:
                 scalars = self._by_autograd(batch)
+            if self._ranks.size > 1:
+                scalars = self._mean_over_ranks(scalars, batch)
             check = float(scalars["loss"]) + float(self._weights.gradient.sum())
         if not math.isfinite(check):
             self._refuse(scalars["loss"], batch)
@@ -177,6 +186,20 @@ class Gradient:
         scalars, grads = self._eager(self.module, batch)
         self._weights.write(grads)
         return scalars
+
+    @torch.no_grad()
+    def _mean_over_ranks(self, scalars: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
+        """Replace gradient and scalars by means over all ranks, weighted by their rows."""
+        gradient = self._weights.gradient
+        rows = _count_rows(batch).to(gradient)
+        own = torch.stack([value.to(gradient) for value in scalars.values()])
+        # A mean over no rows is NaN, and counts nothing.
+        parts = torch.cat([gradient, own, gradient.new_ones(1)])
+        parts = torch.where(rows > 0, parts * rows, 0.0)
+        total = self._ranks.sum_(parts)[-1]
+        means = parts[:-1] / total
+        gradient.copy_(means[: len(gradient)])
+        return dict(zip(scalars, means[len(gradient) :].unbind(), strict=True))
 
     def _eager(self, module: Any, batch: Any) -> tuple[dict[str, Tensor], list[Tensor | None]]:
         """The loss and the scalars, and the gradients of the parameters, by autograd."""
@@ -228,6 +251,18 @@ class Gradient:
             "has changed, and no gradient is left to apply: look for a division by zero, a root or "
             "a logarithm of zero, or try a smaller learning rate"
         )
+
+
+def _count_rows(batch: Any) -> Tensor:
+    """How many rows the means of a batch are over, a tensor ()."""
+    weights = batch.get("weights") if isinstance(batch, Mapping) else None
+    weights = getattr(batch, "weights", None) if weights is None else weights
+    if isinstance(weights, Tensor):
+        return weights.detach().sum()
+    named: list[tuple[str, Tensor]] = []
+    _name_tensors(batch, "batch", named)
+    tensors = [tensor for _, tensor in named if tensor.ndim]
+    return torch.tensor(float(len(tensors[0]) if tensors else 1))
 
 
 def _describe(batch: Any, name: str = "batch") -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vecenv.core.moments import joined
+from vecenv.learn.ranks import Ranks
 
 __all__ = ["Moments"]
 
@@ -84,12 +86,13 @@ class Moments(nn.Module):
         return torch.sqrt(self.variance + self.epsilon)
 
     @torch.no_grad()
-    def update(self, x: Tensor, mask: Tensor | None = None) -> None:
+    def update(self, x: Tensor, mask: Tensor | None = None, *, ranks: Ranks | None = None) -> None:
         """Take rows into account.
 
         Args:
             x: (..., *shape), of any dtype.
             mask: bool (...), True for the rows that count; None for all.
+            ranks: Processes that all call this, whose rows count too; all get the same moments.
 
         Raises:
             ValueError: A wrong shape, or NaN or infinity among the rows that count; nothing was
@@ -106,15 +109,19 @@ class Moments(nn.Module):
                     "per row of x"
                 )
             rows = rows[mask.reshape(-1).to(rows.device)]
-        if not len(rows):
+        before = int(self.count), self.mean.double(), self.variance.double() * self.count
+        if ranks is None or ranks.size == 1:
+            count, mean, squares = self._joined(rows, *before)
+        else:
+            zeros = torch.zeros_like(before[1])
+            found = self._joined(rows, 0, zeros, zeros)
+            count, mean, squares = before
+            for n, *part in ranks.gather((found[0], found[1].cpu(), found[2].cpu())):
+                if n:
+                    part = [moment.to(mean.device) for moment in part]
+                    count, mean, squares = joined(count, mean, squares, n, *part)
+        if count == before[0]:
             return
-        count, mean = int(self.count), self.mean.double()
-        squares = self.variance.double() * count
-        for piece in rows.split(max(1, _PIECE // max(1, self.mean.numel()))):
-            part = piece.to(self.mean.device).double()
-            part_mean = part.mean(0)
-            part_squares = (part - part_mean).square().sum(0)
-            count, mean, squares = joined(count, mean, squares, len(part), part_mean, part_squares)
         if not (torch.isfinite(mean).all() and torch.isfinite(squares).all()):
             raise ValueError(
                 "x has NaN or infinity among the rows that count; look for the env that returns "
@@ -123,6 +130,17 @@ class Moments(nn.Module):
         self.mean.copy_(mean)
         self.variance.copy_(squares / count)
         self.count.fill_(count)
+
+    def _joined(self, rows: Tensor, count: int, mean: Tensor, squares: Tensor) -> Any:
+        """Count, mean and squared deviations float64 with those of rows (R, *shape)."""
+        for piece in rows.split(max(1, _PIECE // max(1, self.mean.numel()))):
+            if not len(piece):  # of a tensor of no rows
+                continue
+            part = piece.to(self.mean.device).double()
+            part_mean = part.mean(0)
+            part_squares = (part - part_mean).square().sum(0)
+            count, mean, squares = joined(count, mean, squares, len(part), part_mean, part_squares)
+        return count, mean, squares
 
     def _clipped(self, x: Tensor, given: Tensor) -> Tensor:
         if self.clip is not None:

@@ -164,8 +164,8 @@ class Run:
             self._remove_earlier()
         elif self._has_run():
             raise RunError(
-                f"{self.folder} has a run already: go on with it by resume=True (--resume), choose "
-                "another folder, or delete it by overwrite=True"
+                f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
+                "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
             )
         write_text(options_path, json.dumps(self._plain_options, indent=2) + "\n")
 
@@ -277,6 +277,9 @@ class Run:
         words = [os.path.basename(sys.executable) or "python", *sys.argv]
         if not sys.argv[0].endswith(".py"):  # a command that pip has installed
             words = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # which torchrun sets
+            count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+            words = ["torchrun", "--nproc-per-node", count, *sys.argv]
         if "--resume" not in words:
             words.append("--resume")
         return shlex.join(words)
@@ -531,7 +534,8 @@ def _lock(folder: Path) -> Any:
         except (BlockingIOError, PermissionError):
             file.close()
             raise RunError(
-                f"{folder} is in use by another process; wait for its end, or choose another folder"
+                f"{folder} is in use by another process; wait for its end, or choose another "
+                "folder (--save)"
             ) from None
         except OSError:  # file systems without locks
             pass

@@ -1,0 +1,144 @@
+"""examples/ppo.py with envs on a device, which is none: the driver in plain Python."""
+
+import numpy as np
+import pytest
+import torch
+from example_files import load_example
+from gymnasium.spaces import Box
+from jit.on_device.host_device import HostDevice, use
+from jit.toy_env import PARAMS, TOY
+
+from vecenv import make_vec
+from vecenv.jit import JitVectorEnv
+from vecenv.jit.cuda.env import CudaVectorEnv
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+SMALL = {"num_steps": 16, "total_steps": 3 * 4 * 16, "compile": "off", "hidden": (8,)}
+
+ppo = load_example("ppo")
+
+
+@pytest.fixture(autouse=True)
+def host_device(monkeypatch):
+    return use(monkeypatch, HostDevice())
+
+
+def make_trainer(kind, mode, **changes):
+    options = ppo.Options(**{**SMALL, "num_envs": 4, "num_minibatches": 2, **changes})
+    envs = kind(TOY, 4, params=PARAMS, max_episode_steps=9, debug=True, autoreset_mode=mode)
+    torch.manual_seed(1)
+    agent = ppo.Agent(envs, options)
+    return ppo.Trainer(options, envs, agent)
+
+
+@pytest.mark.parametrize("recurrent", ["no", "gru"])
+def test_updates_are_those_of_envs_on_the_cpu(recurrent):
+    cpu, device = (
+        make_trainer(kind, "NextStep", recurrent=recurrent)
+        for kind in (JitVectorEnv, CudaVectorEnv)
+    )
+    for _ in range(3):
+        torch.manual_seed(2)
+        expected = cpu.update()
+        torch.manual_seed(2)
+        found = device.update()
+        assert device.steps == cpu.steps
+        np.testing.assert_allclose(device.episodes, cpu.episodes)
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), name
+        for name in ("actions", "rewards", "obs"):
+            one, other = getattr(device.rollout, name), getattr(cpu.rollout, name)
+            torch.testing.assert_close(one, other)
+    assert device.episodes
+    assert isinstance(device.rollout.slot(0).obs, torch.Tensor)
+    mask = device.rollout.extras["action_mask"]
+    assert mask.any() and not mask.all()  # and they came from the device, step by step
+
+
+def test_no_step_goes_through_the_host(monkeypatch):
+    trainer = make_trainer(CudaVectorEnv, "NextStep")
+    trainer.collect()
+    trainer.compute_advantages()
+    trainer.rollout.advance()
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("memory of the host was asked for during steps")
+
+    with monkeypatch.context() as steps:
+        for name in ("numpy", "cpu", "tolist", "item", "__array__", "__bool__", "__float__"):
+            steps.setattr(torch.Tensor, name, refuse)
+        steps.setattr(torch, "from_numpy", refuse)
+        steps.setattr(type(trainer.rollout._storage), "download_results", refuse)
+        steps.setattr(CudaVectorEnv, "_wait", refuse)
+        steps.setattr(ppo.Tanh, "forward", lambda self, x: x.tanh())  # on a processor NumPy's
+        trainer.collect()
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (Box(np.float32([-1, -2]), np.float32([1, 2])), [[-3.0, -1.5], [0.5, 3.0]]),
+        (TOY.action_space, [1, 0]),
+    ],
+)
+def test_actions_become_those_of_the_space_as_on_the_cpu(space, given):
+    envs = CudaVectorEnv(TOY, 2, params=PARAMS, debug=True)
+    envs.single_action_space = space
+    agent = ppo.Agent(envs, ppo.Options(masks=False))
+    actions = np.array(given, space.dtype)
+    found = agent.to_env(torch.from_numpy(actions))
+    assert isinstance(found, torch.Tensor)
+    np.testing.assert_array_equal(found, agent.to_env(actions))
+
+
+def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        ppo, "make_vec", lambda *a, make=ppo.make_vec, **k: made.append(make(*a, **k)) or made[-1]
+    )
+    options = ppo.Options(
+        "JitCartPole-v1", backend="cuda", num_envs=2, num_steps=8, total_steps=32, eval_episodes=2,
+        num_minibatches=2, compile="off", save=tmp_path, hidden=(4,),
+    )  # fmt: skip
+    result = ppo.main(options)
+    assert [type(envs) is CudaVectorEnv for envs in made] == [True, False]
+    assert len(result.returns) == 2
+    options.resume, options.total_steps = True, 48
+    before = steps_of(tmp_path)
+    ppo.main(options)
+    assert steps_of(tmp_path) > before > 16
+
+
+def steps_of(folder):
+    return ppo.load_checkpoint(folder / "checkpoint/last.npz")["state"]["steps"]
+
+
+def test_devices_of_envs_follow_the_networks():
+    options = ppo.Options("JitCartPole-v1", backend="auto")
+    assert not ppo.is_on_device(ppo.make_envs(options, 2, on_device=True))
+    options.device = "cuda"
+    with pytest.raises(SystemExit, match="the envs are on cpu"):  # as the stand-in's are
+        ppo.make_envs(options, 2, on_device=True)
+    options.backend, options.device = "cuda", "cpu"
+    assert ppo.is_on_device(ppo.make_envs(options, 2, on_device=True))
+    options.device = "cuda"
+    for env_id, backend in (("JitCartPole-v1", "jit"), ("CartPole-v1", "sync")):
+        options.env_id, options.backend = env_id, backend
+        assert not ppo.is_on_device(ppo.make_envs(options, 2, on_device=True))
+    options.env_id, options.backend = "CartPole-v1", "auto"  # not compiled
+    assert not ppo.is_on_device(ppo.make_envs(options, 2, on_device=True))
+
+
+@pytest.mark.slow
+def test_agents_trained_on_the_device_say_which_rules_they_were_made_for():
+    found = []
+    for backend in ("cuda", "jit"):
+        envs = make_vec("Cage2-v0", 1, backend=backend)
+        found.append(ppo.identity_of(envs))
+        envs.close()
+    assert found[0] == found[1] != {}
+    envs = make_vec("JitCartPole-v1", 1)
+    assert ppo.identity_of(envs) == {}
+    envs.close()

@@ -1,0 +1,198 @@
+"""Several processes that learn together, over gloo, against one that has all of their rows."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests import programs
+from vecenv.learn import Adam, Gradient, Moments, RankError, Ranks
+
+ROOT = Path(__file__).parents[2]
+PPO = ROOT / "examples" / "ppo.py"
+ROWS = [(0, 5), (5, 12)]  # of each rank
+
+# What a rank is asked to do: learn from its rows, say what came out, and go on without the other.
+PROGRAM = """
+import json, os, sys
+rank, port, rows = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+names = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+os.environ.update({name: str(value) for name, value in names.items()})
+sys.path.insert(0, os.getcwd())
+import torch
+torch.set_num_threads(1)
+from tests.learn.test_ranks import learn
+from vecenv.learn import RankError, Ranks
+ranks = Ranks.join(timeout=60)
+found = learn(ranks, *rows[rank])
+found["sizes"], found["first"] = ranks.gather(rank + 10), ranks.of_first(f"of rank {rank}")
+print(json.dumps(found), flush=True)
+if rank == 0:
+    try:
+        ranks.gather(0)
+    except RankError as error:
+        print(error)
+"""
+
+
+def weighted_error(module, batch):
+    errors = (module(batch["x"])[:, 0] - batch["y"]).square()
+    mean = (errors * batch["weights"]).sum() / batch["weights"].sum()
+    return mean, {"largest": (errors * batch["weights"]).sum() / batch["weights"].sum() * 2}
+
+
+def learn(ranks, begin, end):
+    """Make three steps from some of twelve rows; return all that ranks compute together."""
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    x, y, moments = torch.randn(12, 5), torch.randn(12), Moments(5)
+    weights = (torch.arange(12) % 4 != 1).float()  # unequal numbers among the ranks
+    batch = {"x": x[begin:end], "y": y[begin:end].clone(), "weights": weights[begin:end]}
+    moments.update(batch["x"], batch["weights"] > 0, ranks=ranks)
+    ranks.normalize_(batch["y"], batch["weights"])
+    gradient = Gradient(module, weighted_error, compile="off", ranks=ranks)
+    optimizer = Adam(gradient.parameters(), lr=0.1, max_grad_norm=0.5)
+    losses, grads = [], []
+    for _ in range(3):
+        scalars = gradient(batch)
+        grads.append([p.grad.tolist() for p in module.parameters() if p.grad is not None])
+        optimizer.step()
+        losses.append([float(scalars[name]) for name in ("loss", "largest")])
+    weights = torch.cat([p.detach().flatten() for p in module.parameters()])
+    return {
+        "losses": losses,
+        "grads": grads,
+        "weights": weights.tolist(),
+        "bits": weights.view(torch.int32).tolist(),
+        "moments": [moments.mean.tolist(), moments.variance.tolist(), int(moments.count)],
+        "y": batch["y"].tolist(),
+        "variance": float(ranks.variance(batch["x"])),
+    }
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def test_two_ranks_learn_as_one_process_with_all_rows_and_notice_that_one_is_gone():
+    port = free_port()
+    started = [
+        programs.Program(PROGRAM, rank, port, json.dumps(ROWS), kind="buffers") for rank in (0, 1)
+    ]
+    outputs = [program.communicate(timeout=100) for program in started]
+    assert [program.returncode for program in started] == [0, 0], outputs
+    (found, message), (other,) = [output.strip().splitlines() for output, _ in outputs]
+    found, other, alone = json.loads(found), json.loads(other), learn(Ranks(), 0, 12)
+    assert found["bits"] == other["bits"]  # ranks never drift apart
+    assert found["sizes"] == [10, 11] and found["first"] == other["first"] == "of rank 0"
+    assert found["moments"][2] == alone["moments"][2] == 9
+    own = torch.tensor(found["y"] + other["y"])
+    torch.testing.assert_close(own, torch.tensor(alone["y"]))
+    for got, expected in zip(found["grads"], alone["grads"], strict=True):
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-5, atol=1e-6)
+    for name in ("losses", "weights", "variance"):
+        close = torch.testing.assert_close
+        close(torch.tensor(found[name]), torch.tensor(alone[name]), rtol=1e-5, atol=1e-6)
+    for got, expected in zip(found["moments"][:2], alone["moments"][:2], strict=True):
+        torch.testing.assert_close(torch.tensor(got), torch.tensor(expected))
+    assert message.startswith("rank 0 of 2: gathering from the ranks failed; another one has ended")
+
+
+def test_what_one_process_computes_is_what_torch_and_the_buffers_compute():
+    x, weights = torch.randn(50, generator=torch.manual_seed(0)), torch.ones(50)
+    weights[::3] = 0
+    ranks, rows = Ranks(), x[weights > 0]
+    assert ranks.size == 1 and ranks.gather("a") == ["a"] and ranks.share_of(7) == 7
+    torch.testing.assert_close(ranks.variance(rows).float(), rows.var())
+    expected = (rows - rows.mean()) / (rows.std() + 1e-8)
+    torch.testing.assert_close(ranks.normalize_(x.clone(), weights)[weights > 0], expected)
+
+
+def test_ranks_that_are_missing_are_waited_for_until_the_deadline(monkeypatch):
+    names = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (names | {"MASTER_PORT": str(free_port())}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RankError, match=r"rank 1 of 2: the ranks did not find each other; .* 1 s"):
+        Ranks.join(timeout=1)
+    monkeypatch.delenv("MASTER_ADDR")
+    with pytest.raises(RankError, match="MASTER_ADDR"):
+        Ranks.join(timeout=1)
+    with pytest.raises(ValueError, match="timeout is 0, expected seconds above 0"):
+        Ranks.join(timeout=0)
+    with pytest.raises(RankError, match="rank 1 is number 0 of its machine, which has 0 CUDA"):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        Ranks.join("cuda")
+
+
+# -- examples/ppo.py under torchrun ----------------------------------------------------------------
+
+
+def torchrun(folder, *options, num_ranks=2):
+    """Start the example in some processes; what they print goes to a file beside the folder."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(num_ranks), str(PPO), "--backend", "sync"]
+    command += ["--save", str(folder), "--compile", "off", *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with Path(f"{folder}.log").open("a") as log:
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True
+        )
+
+
+def ended(process, folder):
+    """Wait for the end; return the exit status and what was printed."""
+    try:
+        process.wait(240)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, Path(f"{folder}.log").read_text()
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_cartpole_and_go_on_where_they_stopped(tmp_path):
+    folder = tmp_path / "run"
+    status, text = ended(torchrun(folder, "--total-steps", "30000"), folder)
+    assert status == 0, text
+    status, text = ended(torchrun(folder, "--total-steps", "60000", "--resume"), folder)
+    assert status == 0, text
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["steps"] for line in lines]
+    assert steps == sorted(steps) and 59_000 < steps[-1] <= 60_000
+    mean = json.loads((folder / "evaluation.json").read_text())["mean"]
+    assert mean > 150  # by chance it is 22; 500 takes longer, and how long depends on rounding
+    assert "reset them" not in text  # each rank's envs went on as they were
+    status, text = ended(torchrun(folder, "--resume", num_ranks=3), folder)
+    assert status != 0 and "--num-envs: 8 envs can't be split evenly among 3 ranks" in text
+    status, text = ended(torchrun(folder, "--resume", num_ranks=4), folder)
+    assert status != 0 and "is of 2 processes, here are 4" in text
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_others_with_a_sentence(tmp_path):
+    folder = tmp_path / "run"
+    process = torchrun(folder, "--total-steps", "10000000", "--save-every", "2000")
+    deadline = time.monotonic() + 100
+    try:
+        while not (folder / "rank1" / "checkpoint" / "last.npz").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        os.kill(max(map(int, children.split())), signal.SIGKILL)
+    finally:
+        status, text = ended(process, folder)
+    assert status != 0
+    assert "of 2: " in text and "another one has ended" in text
+    # The others' sentence is all they say: no traceback of theirs.
+    assert 'examples/ppo.py", line' not in text

@@ -1,0 +1,153 @@
+"""Ranks: the processes of one training that `torchrun` has started, each with some of the envs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["RankError", "Ranks"]
+
+
+class RankError(RuntimeError):
+    """Another rank has ended, did not answer in time, or could not be found."""
+
+
+class Ranks:
+    """The processes of one training, as many as devices: each steps a share of the envs.
+
+    `Ranks()` is a process alone, for which each method returns what it was given. `Ranks.join`
+    finds the others. All ranks have to call the same methods in the same order. Every wait has a
+    deadline: if a rank ends, the others get a `RankError`.
+
+    Objects go from rank to rank as pickles, so all of them have to be trusted.
+
+    Attributes:
+        rank: Which one this is, from 0; only rank 0 logs and evaluates.
+        size: How many there are.
+        device: Where this one computes.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.rank, self.size, self.device = 0, 1, torch.device(device)
+        self._timeout_s = 0.0
+
+    @classmethod
+    def join(cls, device: torch.device | str = "cpu", *, timeout: float = 600.0) -> Ranks:
+        """Find the other processes that `torchrun` has started; without it, this one is alone.
+
+        Args:
+            device: "cpu", where gloo connects the ranks; or "cuda", of which each rank takes the
+                device of its local rank, and NCCL connects them.
+            timeout: Longest wait for another rank in seconds, here and later. Compiling, and the
+                steps of the slowest envs of a rollout, have to be shorter.
+
+        Raises:
+            RankError: The others were not found, or there are more ranks than devices.
+            ValueError: `timeout` is not above zero.
+        """
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout}, expected seconds above 0")
+        ranks = cls(device)
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+            return ranks
+        ranks.rank, ranks.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        ranks._timeout_s = timeout
+        backend = "gloo"
+        if ranks.device.type == "cuda":
+            local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+            if local >= count:
+                raise RankError(
+                    f"rank {ranks.rank} is number {local} of its machine, which has {count} CUDA "
+                    "devices; start at most as many processes (--nproc-per-node)"
+                )
+            ranks.device, backend = torch.device("cuda", local), "cpu:gloo,cuda:nccl"
+            torch.cuda.set_device(ranks.device)
+        with ranks._waiting("the ranks did not find each other"):
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        return ranks
+
+    def share_of(self, count: int) -> int:
+        """Return how many of `count` envs each rank has; its first is `rank` times as many.
+
+        Raises:
+            ValueError: They can't be split evenly.
+        """
+        if count % self.size:
+            raise ValueError(
+                f"{count} envs can't be split evenly among {self.size} ranks; give a multiple"
+            )
+        return count // self.size
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by its sum over all ranks, in place, bit by bit the same on each."""
+        if self.size > 1:
+            with self._waiting("a sum over the ranks failed"):
+                dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+        found = [value] * self.size
+        if self.size > 1:
+            with self._waiting("gathering from the ranks failed"):
+                dist.all_gather_object(found, value)
+        return found
+
+    def of_first(self, value: Any) -> Any:
+        """Return the value of rank 0."""
+        found = [value]
+        if self.size > 1:
+            with self._waiting("sending to the ranks failed"):
+                dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+    @torch.no_grad()
+    def normalize_(self, x: Tensor, weights: Tensor | None = None, epsilon: float = 1e-8) -> Tensor:
+        """Give x mean 0 and standard deviation 1 over the rows of all ranks, in place.
+
+        Args:
+            x: float32 (...), such as the advantages of a minibatch.
+            weights: float32 (...), 1 of the rows that count, else 0; None for all.
+            epsilon: Added to the standard deviation.
+        """
+        own = torch.ones_like(x) if weights is None else weights
+        count, total = self.sum_(torch.stack([own.sum(), (own * x).sum()]).double())
+        x -= (total / count).to(x.dtype)
+        squares = self.sum_((own * x.square()).sum().double())
+        return x.div_((squares / (count - 1).clamp(min=1)).sqrt().to(x.dtype) + epsilon)
+
+    @torch.no_grad()
+    def variance(self, x: Tensor) -> Tensor:
+        """Return the variance float64 () of the numbers of all ranks, as `x.var()` of one."""
+        x = x.double().flatten()
+        count, total = self.sum_(torch.stack([x.new_tensor(x.numel()), x.sum()]))
+        return self.sum_((x - total / count).square().sum()) / (count - 1)
+
+    def close(self) -> None:
+        """Leave the others. May be called twice."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _waiting(self, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:  # ValueError: variables are missing
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RankError(
+                f"rank {self.rank} of {self.size}: {problem}; another one has ended, or has not "
+                f"answered for {self._timeout_s:g} s, and its own output says why ({reason:.200})"
+            ) from error
