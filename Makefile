@@ -11,8 +11,9 @@ CAGE2_ARGS ?=
 CAGE4_ARGS ?=
 # Options of the fuzzers; `make fuzz FUZZ_ARGS=--help` lists them.
 FUZZ_ARGS ?=
-# Processes that `make test` runs at a time; 0 for one that a debugger can stop.
-JOBS ?= 2
+# Processes that `make test` runs at a time; 0 for one that a debugger can stop. One more than two
+# cores, as tests wait for a third of their time.
+JOBS ?= 4
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
 PYTEST_ARGS ?=
 # More arguments of `uv pip install` in check-lowest: `--torch-backend cpu` takes torch without CUDA,
@@ -36,7 +37,7 @@ export PIP_ROOT_USER_ACTION := ignore
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cage2 cage4 page test test-slow fuzz test-gpu bench-gpu check-cuda test-ray test-adapters \
+.PHONY: help demo cage2 cage4 page test test-slow test-portable fuzz test-gpu bench-gpu check-cuda test-ray test-adapters \
 	test-real coverage lint format format-check typecheck docs check-wheel check-lowest bench against constraints clean
 
 help:  ## list the targets
@@ -61,6 +62,11 @@ test: $(VENV)/.installed-test  ## the fast tests and the doctests
 test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an agent
 	$(PYTEST) -m "(slow or learn) and not gpu and not cuda and not ray and not real" || test $$? -eq 5  # 5: there are none
 
+# Many start processes, each of which imports anew: about ten minutes.
+test-portable: $(VENV)/.installed-test  ## workers without what only Linux has (VECENV_PORTABLE=1)
+	VECENV_PORTABLE=1 $(PYTEST) -n $(JOBS) $(ONCE) --timeout=300 -m "$(FAST)" \
+		tests/test_backends.py tests/test_sends.py tests/test_infos.py tests/workers
+
 fuzz: $(VENV)/.installed-test  ## random cases, a minute of each fuzzer
 	PYTHONPATH=.:tests $(RUN) -m fuzz $(FUZZ_ARGS)
 
@@ -82,7 +88,7 @@ test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray  ## the tests that need
 test-adapters: $(VENV)/.python  ## the tests of the adapters, against the real libraries
 	test -d .venv-adapters || $(RUN) -m venv .venv-adapters
 	.venv-adapters/bin/python -m pip install --quiet "$$(grep ^torch== constraints.txt)" \
-		-e ".[test,sb3,torchrl,tianshou,minari,agents]"
+		sb3-contrib -e ".[test,sb3,torchrl,tianshou,datasets,agents]"
 	OMP_NUM_THREADS=1 .venv-adapters/bin/python -m pytest -m "not learn" $(PYTEST_ARGS) tests/adapters
 
 # In an environment of its own too: what these envs need does not go with constraints.txt.
@@ -142,7 +148,7 @@ check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that a
 		$(PYTEST_ARGS) -m "$(FAST)"
 
 bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine
-	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | grep -v against); do \
+	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | grep -v -e against -e zoo); do \
 		echo "$(RUN) $$script"; PYTHONPATH=. $(RUN) $$script; done
 
 against: $(VENV)/.installed-test  ## time this tree against revision REV (AGAINST_ARGS for more)

@@ -326,9 +326,33 @@ def make_replay(kind: str, capacity: int, **options: Any) -> Any:
     return buffer
 
 
-def _replay_add(count: int) -> Callable[[], Prepared]:
+def _replay_add(count: int, **options: Any) -> Callable[[], Prepared]:
     def prepare() -> Prepared:
-        buffer, columns = make_replay("SharedReplayBuffer", 100_000), make_columns(count)
+        import itertools
+
+        if options:
+            options["num_envs"] = count
+        buffer, columns = make_replay("SharedReplayBuffer", 100_000, **options), make_columns(count)
+        back = {**columns, "obs": columns["next_obs"], "next_obs": columns["obs"]}
+        steps = itertools.cycle([columns, back])  # each obs is the next_obs before
+        yield lambda: buffer.add(**next(steps)), 1
+
+    return prepare
+
+
+def _replay_add_dict(count: int) -> Callable[[], Prepared]:
+    def prepare() -> Prepared:
+        import numpy as np
+        from gymnasium.spaces import Box, Dict, Discrete
+
+        import buffers
+
+        parts = {"a": slice(0, 20), "b": slice(20, 36), "c": slice(36, 52)}
+        space = Dict({k: Box(-np.inf, np.inf, (p.stop - p.start,)) for k, p in parts.items()})
+        buffer = buffers.SharedReplayBuffer(100_000, space, Discrete(7), seed=0)
+        columns = make_columns(count)
+        for name in ("obs", "next_obs"):
+            columns[name] = {k: columns[name][:, p].copy() for k, p in parts.items()}
         yield lambda: buffer.add(**columns), 1
 
     return prepare
@@ -348,8 +372,11 @@ def _replay_sample(
     return prepare
 
 
-for _count in (1, 8, 2048):
+for _count in (1, 8, 64, 2048):
     row(f"replay: add {_count}", "buffers", "call")(_replay_add(_count))
+    _once = _replay_add(_count, store_next=False)
+    row(f"replay: stored once, add {_count}", "buffers", "call")(_once)
+row("replay: Dict, add 8", "buffers", "call")(_replay_add_dict(8))
 for _name, _prepare in {
     "sample 256": _replay_sample("SharedReplayBuffer", 256),
     "sample 256, out": _replay_sample("SharedReplayBuffer", 256, into=True),

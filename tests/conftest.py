@@ -90,6 +90,11 @@ def pytest_runtest_setup(item):
     budget = item.config.getoption("--time-budget")
     if budget is not None and time.monotonic() - STARTED > budget:
         pytest.skip(f"the time budget of {budget:.0f} s is used up")
+    if item.get_closest_marker("linux"):
+        from vecenv.machine import is_portable
+
+        if is_portable():
+            pytest.skip("is of what only Linux has")
     if item.get_closest_marker("cuda"):
         pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'vecenv[cuda]'")
     if item.get_closest_marker("gpu"):

@@ -40,6 +40,17 @@ def blocks(page):
 
 
 WITH_CODE = [page for page in PAGES if blocks(page)]
+COMPILING = (
+    "agents_learning.md",
+    "cage2.md",
+    "cage2_network.md",
+    "compiled_envs.md",
+    "migrating.md",
+)  # for many seconds
+SNIPPETS = [
+    pytest.param(page, marks=pytest.mark.slow) if page.name in COMPILING else page
+    for page in WITH_CODE
+]
 OURS = ("vecenv", "buffers")
 DESCRIBED = [  # by the API pages: modules, and classes and functions of modules
     name
@@ -49,7 +60,7 @@ DESCRIBED = [  # by the API pages: modules, and classes and functions of modules
 
 
 @pytest.mark.usefixtures("one_torch_thread")
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_snippets_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scope = {"__name__": "__main__"}

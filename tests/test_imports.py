@@ -14,13 +14,15 @@ ROOT = Path(__file__).parents[1]
 NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
 LEARN = "vecenv/learn/"  # imports torch; nothing else in `vecenv` imports it
 ON_DEVICES = "vecenv/jit/cuda/"  # imports torch too, in functions
+AGENTS_ON_DEVICES = "vecenv/agents/on_device.py"  # and this, which is itself imported in a function
 PLAYS = "vecenv/playing.py"  # but this, in functions: policies that were trained
 # Installed by an extra or not at all: inside functions of the one module that needs it.
 OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}
 OPTIONAL |= {"pettingzoo", "stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}
+OPTIONAL |= {"h5py", "pyarrow"}
 # Whose names users import from there.
 PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.files", "vecenv.jit", "vecenv.jit.random"}
-PUBLIC_ROOMS |= {"vecenv.agents", "vecenv.learn", "vecenv.wrappers"}
+PUBLIC_ROOMS |= {"vecenv.agents", "vecenv.learn", "vecenv.wrappers", "buffers.datasets"}
 TEST_ONLY = {"jaxtyping", "beartype", "pytest", "hypothesis"}
 
 
@@ -106,7 +108,7 @@ def test_packages_keep_apart_and_optional_ones_are_imported_in_functions_of_one_
     users = defaultdict(set)
     for file, imports in all_imports().items():
         package = Path(file).parts[0]
-        allowed = {"torch"} if file.startswith((LEARN, ON_DEVICES)) else set()
+        allowed = {"torch"} if file.startswith((LEARN, ON_DEVICES, AGENTS_ON_DEVICES)) else set()
         assert not {found.root for found in imports} & (NEVER[package] - allowed), file
         learning = [i for i in imports if "vecenv.learn" in i.module]
         may_learn = file.startswith(LEARN) or (

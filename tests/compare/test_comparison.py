@@ -45,6 +45,7 @@ def cartpole():
     return result, seen, events
 
 
+@pytest.mark.slow
 def test_every_backend_is_measured(cartpole):
     result, _, _ = cartpole
     assert [case.backend for case in result.cases] == list(COMPARED)
@@ -61,6 +62,7 @@ def test_every_backend_is_measured(cartpole):
     assert [found.num_envs for found in result.diversity] == [1, 3]
 
 
+@pytest.mark.slow
 def test_shares_of_the_time_add_up(cartpole):
     for case in cartpole[0].cases:
         if case.report is not None:
@@ -176,6 +178,7 @@ def test_a_process_that_is_killed_or_hangs_is_reported():
     assert time.monotonic() - begin < 60
 
 
+@pytest.mark.slow
 def test_what_fails_without_a_chance_is_said_once_for_each_reason():
     result = run_comparison(
         Options(f"{TOYS}:no_level", num_envs=(1, 2), backends=("loop", "jit"), **QUICK)

@@ -8,6 +8,7 @@ from compare.test_comparison import as_text
 from vecenv.compare import Options, run_comparison
 
 
+@pytest.mark.slow
 def test_steps_of_games_and_of_agents_are_counted():
     options = Options(
         "agents:agents.parallel_tag",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 from gymnasium import Env
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, parse_env_id
 
 from vecenv.core.importing import import_module
 from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
@@ -115,10 +115,11 @@ def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource
 
 
 def _unknown(name: str, module: Any, attribute: str) -> str:
-    close = difflib.get_close_matches(attribute, gym.registry, 4, 0.5)
-    there_is = f"did you mean {' or '.join(close)}" if close else "gymnasium.registry has all ids"
+    close = _near_ids(attribute)
+    there_is = f"did you mean {' or '.join(close)}?" if close else ""
     if module is None:
-        return f"there is no env {name!r}; {there_is}; or give 'module:factory'"
+        told = there_is or "vecenv envs --all lists ids, 'module:factory' is one of your own"
+        return f"there is no env {name!r}; {told}"
     if (found := getattr(module, attribute, None)) is not None:
         return f"{name!r} is {found!r}, expected a callable that returns an env"
     callables = [
@@ -126,8 +127,25 @@ def _unknown(name: str, module: Any, attribute: str) -> str:
     ]
     return (
         f"module {module.__name__!r} has no callable {attribute!r}, and no env is registered as "
-        f"{attribute!r}; callables there: {', '.join(sorted(callables)) or 'none'}; {there_is}"
+        f"{attribute!r}; callables there: {', '.join(sorted(callables)) or 'none'}"
+        f"{there_is and '; '}{there_is}"
     )
+
+
+def _near_ids(name: str) -> list[str]:
+    """Return ids that may have been meant, of each env the newest version."""
+    by_lower = {env_id.lower(): env_id for env_id in gym.registry}
+    close = difflib.get_close_matches(name.lower(), by_lower, 6)
+    if name.lower() in close:
+        return [by_lower[name.lower()]]
+    newest: dict[tuple[str | None, str], str] = {}
+    for env_id in map(by_lower.__getitem__, close):
+        space, base, _ = parse_env_id(env_id)
+        newest.setdefault((space, base), env_id)
+        newest[space, base] = max(
+            newest[space, base], env_id, key=lambda one: parse_env_id(one)[2] or 0
+        )
+    return list(newest.values())[:3]
 
 
 def read_env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
