@@ -89,16 +89,19 @@ def word_at(address):
     return ctypes.c_int64.from_address(address).value
 
 
-def items_at(address, count, dtype):
-    """Array (count,) of the memory at an address, which it does not keep alive."""
-    size = int(count) * np.dtype(dtype).itemsize
-    memory = memoryview((ctypes.c_uint8 * size).from_address(int(address)))
-    return np.ndarray((count,), dtype, memory)
+def items_at(words, place, dtype):
+    """Array of one dimension over the memory named by `words` at `place`; it is not kept alive.
+
+    Three words name memory: its address, its number of rows, and the bytes of a row.
+    """
+    size = int(words[place + 1] * words[place + 2])
+    memory = memoryview((ctypes.c_uint8 * size).from_address(int(words[place])))
+    return np.ndarray((size // np.dtype(dtype).itemsize,), dtype, memory)
 
 
-def bytes_at(address, num_rows, row_bytes):
-    """The same as uint8 (num_rows, row_bytes)."""
-    return items_at(address, num_rows * row_bytes, np.uint8).reshape(num_rows, row_bytes)
+def bytes_at(words, place):
+    """The same as uint8 (rows, bytes of a row)."""
+    return items_at(words, place, np.uint8).reshape(words[place + 1], words[place + 2])
 
 
 def copy_at(target, source, count):
@@ -237,18 +240,21 @@ def _compile_word_at(address):
 
 
 @overload(items_at, inline="always")
-def _compile_items_at(address, count, dtype):
-    def compiled(address, count, dtype):
-        return carray(_pointer_to(address), (count,), dtype)  # pyright: ignore[reportCallIssue]
+def _compile_items_at(words, place, dtype):
+    itemsize = dtype.instance_type.bitwidth // 8
+
+    def compiled(words, place, dtype):
+        pointer = _pointer_to(words[place])  # pyright: ignore[reportCallIssue]
+        return carray(pointer, (words[place + 1] * words[place + 2] // itemsize,), dtype)
 
     return compiled
 
 
 @overload(bytes_at, inline="always")
-def _compile_bytes_at(address, num_rows, row_bytes):
-    def compiled(address, num_rows, row_bytes):
-        pointer = _pointer_to(address)  # pyright: ignore[reportCallIssue]
-        return carray(pointer, (num_rows, row_bytes), np.uint8)
+def _compile_bytes_at(words, place):
+    def compiled(words, place):
+        pointer = _pointer_to(words[place])  # pyright: ignore[reportCallIssue]
+        return carray(pointer, (words[place + 1], words[place + 2]), np.uint8)
 
     return compiled
 

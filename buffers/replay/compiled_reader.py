@@ -25,10 +25,10 @@ import torch
 from buffers.core.batches import BatchArrays, BatchMemory
 from buffers.core.compiling import njit
 from buffers.core.generator import HostGenerator
-from buffers.core.kernels import bounded, copy_field, prefetch, random_word
+from buffers.core.kernels import bounded, bytes_at, copy_field, items_at, prefetch, random_word
 from buffers.core.rows import RowLayout
+from buffers.replay import addresses
 from buffers.replay import layout as at
-from buffers.replay.addresses import open_pages, open_table
 from buffers.replay.batches import LATE, ReplayBatch
 from buffers.replay.folder import RowFolder
 from buffers.replay.storage import ReplayStorage
@@ -651,16 +651,18 @@ def gather_at_once(where, plan, pages, gamma):
 
     It keeps the interpreter's lock, so that no other thread adds meanwhile.
     """
-    table, state, busy = open_table(where)
-    pending, finals = open_pages(where)
+    table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
+    busy = items_at(where, addresses.BUSY, np.int64)
+    pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
     return busy[0] == 0 and gather(table, state, plan, pages, gamma, pending, finals)
 
 
 @njit(cache=True)
 def sample_uniform(where, generator, plan, pages, gamma):
     """Draw live rows with replacement and fill the batch with them; as `gather_at_once`."""
-    table, state, busy = open_table(where)
-    pending, finals = open_pages(where)
+    table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
+    busy = items_at(where, addresses.BUSY, np.int64)
+    pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
     if busy[0] != 0:
         return False
     rows = pages[plan[ROWS_TO] : plan[ROWS_TO] + 8 * plan[BATCH]].view(np.int64)

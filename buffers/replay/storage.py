@@ -14,10 +14,12 @@ from numba.core.errors import NumbaError
 from buffers.core.compiling import njit
 from buffers.core.kernels import (
     address_of,
+    bytes_at,
     copy_field,
     copy_item_at,
     is_apart,
     is_same_at,
+    items_at,
     prefetch_to_write,
     scatter_field,
     word_at,
@@ -26,7 +28,7 @@ from buffers.core.memory import zeroed_bytes
 from buffers.core.rows import RowLayout
 from buffers.replay import addresses
 from buffers.replay import layout as at
-from buffers.replay.addresses import Addresses, open_kept, open_pages, open_sources, open_table
+from buffers.replay.addresses import Addresses
 from buffers.replay.folder import RowFolder
 from buffers.replay.frames import Frames
 from buffers.replay.layout import ReplayOptions, new_state
@@ -582,7 +584,8 @@ def add_rows(where, env_ids, obs, next_obs, actions, rewards, terminations, trun
     Returns:
         Whether everything fits; otherwise nothing was written.
     """
-    table, state, busy = open_table(where)
+    table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
+    busy = items_at(where, addresses.BUSY, np.int64)
     num_rows = rewards.shape[0]
     fits = columns_fit(
         table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
@@ -636,10 +639,12 @@ def add_rows_once(where, env_ids, obs, next_obs, actions, rewards, terminations,
     Returns:
         Whether everything fits, and free slots are as many as rows; else nothing was written.
     """
-    table, state, busy = open_table(where)
-    pending, finals = open_pages(where)
-    slots, free = open_kept(where)
-    sources = open_sources(where)
+    table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
+    busy = items_at(where, addresses.BUSY, np.int64)
+    pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
+    slots = items_at(where, addresses.SLOTS, np.int32)
+    free = items_at(where, addresses.FREE, np.int64)
+    sources = items_at(where, addresses.SOURCES, np.int64).reshape(-1, 4)
     fits = columns_fit(
         table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
     )
@@ -668,9 +673,11 @@ def add_packed(where, env_ids, sources, rewards, terminations, truncations):
     Returns:
         Whether the rest fits; else nothing was written.
     """
-    table, state, busy = open_table(where)
-    pending, finals = open_pages(where)
-    slots, free = open_kept(where)
+    table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
+    busy = items_at(where, addresses.BUSY, np.int64)
+    pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
+    slots = items_at(where, addresses.SLOTS, np.int32)
+    free = items_at(where, addresses.FREE, np.int64)
     num_rows = rewards.shape[0]
     fits = (
         busy[0] == 0

@@ -28,9 +28,8 @@ from vecenv.agents.grouping import (
 )
 from vecenv.agents.infos import repeat_infos, rows_of_infos
 from vecenv.agents.masks import GroupMasks
-from vecenv.core.actions import ActionBatcher
+from vecenv.core.actions import ActionBatcher, as_array
 from vecenv.core.base import StepSlot, VecEnv
-from vecenv.core.batches import as_array
 from vecenv.core.errors import (
     ActionError,
     ActionTypeError,

@@ -11,15 +11,35 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector.utils import iterate
 
-from vecenv.core.batches import as_array
 from vecenv.core.errors import ActionError, ActionTypeError
 
-__all__ = ["ActionBatcher"]
+__all__ = ["ActionBatcher", "as_array"]
 
 # (actions, their env ids or None for all envs in order) -> checked actions
 Check = Callable[[Any, "np.ndarray | None"], Any]
 
 _KIND_NAMES = {"f": "a floating dtype", "i": "an integer dtype", "b": "bool"}
+_MAX_DEPTH = 64  # dimensions that NumPy's arrays can have
+
+
+def as_array(value: Any) -> np.ndarray:
+    """Return an array of what a user gave, as `numpy.asarray` does.
+
+    Raises:
+        ValueError: Lists within lists without end, of which NumPy would count 2**64; or no array.
+        TypeError, RuntimeError: It can't be made one; the latter of tensors with gradients.
+    """
+    if value.__class__ is not np.ndarray:
+        inner = value
+        for _ in range(_MAX_DEPTH):
+            if not isinstance(inner, list | tuple) or not inner:
+                break
+            inner = inner[0]
+        else:
+            raise ValueError(
+                f"a {type(value).__name__} nested more than {_MAX_DEPTH} deep is no array"
+            )
+    return np.asarray(value)
 
 
 class ActionBatcher:

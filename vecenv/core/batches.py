@@ -11,7 +11,6 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 __all__ = [
     "ARRAY_SPACES",
-    "as_array",
     "chunk_bounds",
     "is_same",
     "join_rows",
@@ -24,27 +23,6 @@ __all__ = [
 ]
 
 ARRAY_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
-_MAX_DEPTH = 64  # dimensions that NumPy's arrays can have
-
-
-def as_array(value: Any) -> np.ndarray:
-    """Return an array of what a user gave, as `numpy.asarray` does.
-
-    Raises:
-        ValueError: Lists within lists without end, of which NumPy would count 2**64; or no array.
-        TypeError, RuntimeError: It can't be made one; the latter of tensors with gradients.
-    """
-    if value.__class__ is not np.ndarray:
-        inner = value
-        for _ in range(_MAX_DEPTH):
-            if not isinstance(inner, list | tuple) or not inner:
-                break
-            inner = inner[0]
-        else:
-            raise ValueError(
-                f"a {type(value).__name__} nested more than {_MAX_DEPTH} deep is no array"
-            )
-    return np.asarray(value)
 
 
 def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:

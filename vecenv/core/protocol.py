@@ -14,7 +14,7 @@ from gymnasium.error import (
     ResetNeeded,
 )
 
-from vecenv.core.batches import as_array
+from vecenv.core.actions import as_array
 from vecenv.core.errors import ForkedEnvError
 
 __all__ = ["CallProtocol", "told"]
