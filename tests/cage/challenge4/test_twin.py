@@ -204,4 +204,4 @@ def test_compiled_rules_play_the_episodes_of_the_twin(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [True, False], ids=["batch", "singly"])
 def test_compiled_rules_play_long_episodes_of_the_twin(tmp_path, batch):
-    assert differences(tmp_path, range(100, 130), 300, batch=batch) == []
+    assert differences(tmp_path, range(100, 112 if batch else 104), 300, batch=batch) == []
