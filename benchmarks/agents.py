@@ -5,8 +5,9 @@
 
 "two bare loops" are two processes that step half of the games each, by dicts, and know nothing of
 each other: more than any vector env with two processes can do, since these wait for each other.
-"first ready" receives and sends a quarter of the games at a time. Actions are drawn beforehand;
-games that end are reset at once, which is timed and not counted. SuperSuit's are
+"first ready" receives and sends a quarter of the games at a time, and ends with none under way.
+Actions are drawn beforehand; games that end are reset at once, which is timed and not counted.
+SuperSuit's are
 `pettingzoo_env_to_vec_env_v1` and `concat_vec_envs_v1` with 0 and 2 CPUs; agents that die need
 `black_death_v3` there.
 
@@ -83,7 +84,7 @@ def our_loop(envs: Any, num_steps: int) -> Callable[[], None]:
 
 
 def first_ready_loop(envs: Any, num_steps: int) -> Callable[[], None]:
-    """Return a function that steps as often, a quarter of the games at a time, who is ready."""
+    """Return a function that steps as often, a quarter of the games at a time, as they finish."""
     agents = getattr(envs, "agents", envs)
     quarter = max(1, agents.num_games // 4)
     draws = [
@@ -91,14 +92,16 @@ def first_ready_loop(envs: Any, num_steps: int) -> Callable[[], None]:
         for _ in range(NUM_DRAWS)
     ]
     agents.reset(seed=0)
-    agents.send(draws[0])
 
     def run() -> None:
-        for t in range(num_steps * agents.num_games // quarter):
+        agents.send(draws[0])
+        for t in range((num_steps - 1) * agents.num_games // quarter):
             batch = agents.recv(quarter, max_games=quarter)
             actions = draws[t % NUM_DRAWS]
             chosen = {name: actions[name][rows] for name, rows in batch.env_ids.items()}
             agents.send(chosen, batch.game_ids)
+        for _ in range(agents.num_games // quarter):
+            agents.recv(quarter, max_games=quarter)
 
     return run
 

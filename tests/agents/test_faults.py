@@ -1,6 +1,7 @@
 """Games that raise, hang, die or return nonsense: named by game and agent, and survived."""
 
 import functools
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from agents.games import (
     runners,
 )
 from equality import assert_same
+from gymnasium.spaces import Box, Discrete
 
 from buffers import BufferMisuseError, RolloutBuffer
 from vecenv import (
@@ -240,3 +242,112 @@ def test_a_central_state_needs_a_space():
 
     with pytest.raises(EnvCreationError, match="has no `state_space`, which central_state=True"):
         make_vec_agents(game, backend="sync", central_state=True)
+
+
+class Odd(Faulty):
+    """Bots whose game does what `change` makes of it: of itself, of what a step returns."""
+
+    def __init__(self, change, length=100):
+        super().__init__(length)
+        self.change = change
+
+    def step(self, actions):
+        result = super().step(actions)
+        return self.change(self, [*result[:4], {agent: {} for agent in actions}]) or result
+
+
+def with_part(part, value):
+    def change(game, result):
+        result[part] = {**result[part], "bot_1": value}
+        return tuple(result)
+
+    return change
+
+
+def agents_are(make):
+    def change(game, result):
+        game.agents = make(game.agents)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_part(1, None), r"game 0, agent 'bot_1' got the reward None, expected one number"),
+        (with_part(1, "1.0"), r"game 0, agent 'bot_1' got the reward '1.0', expected one"),
+        (with_part(2, np.zeros(2, bool)), r"agent 'bot_1' got the flags array\(\[False, False\]\)"),
+        (with_part(4, np.zeros(3)), r"agent 'bot_1' got the infos array.* of type ndarray, exp"),
+        (with_part(4, "hello"), r"agent 'bot_1' got the infos 'hello' of type str, expected a"),
+        (agents_are(lambda names: [*names, "bot_0"]), r"game 0 has agents twice in its `agents`"),
+    ],
+)
+def test_odd_results_name_game_and_agent(change, message):
+    envs = make_vec_agents(functools.partial(Odd, change), 2, backend="sync")
+    envs.reset(seed=0)
+    with pytest.raises(ObservationError, match=message):
+        envs.step(np.zeros(4, int))
+    envs.close()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_odd_kinds_of_dicts_and_lists_will_do(backend):
+    def change(game, result):
+        game.agents = np.array(game.agents[::-1])
+        infos = {agent: {1: game.count, "none": np.zeros((0, 3))} for agent in result[1]}
+        return (*(dict(reversed(part.items())) for part in result[:4]), UserDict(infos))
+
+    envs = make_vec_agents(
+        functools.partial(Odd, change),
+        2,
+        backend=backend,
+        vector_kwargs=TWO if backend == "async" else None,
+    )
+    envs.reset(seed=0)
+    for count in (1, 2):
+        obs, rewards, _, _, infos = envs.step(np.zeros(4, int))
+        assert_same(obs[:, 0], np.full(4, count, np.float32))
+        assert_same(rewards, np.ones(4))
+        assert infos[1].tolist() == [count] * 4 and infos["_1"].all()
+        assert infos["none"].shape == (4, 0, 3)
+    envs.close()
+
+
+@pytest.mark.parametrize("are_named", [True, False])
+def test_agents_that_have_ended_are_gone_although_the_game_still_lists_them(are_named):
+    def change(game, result):
+        if game.count == 4:
+            game.agents = ["bot_1"]
+            result = [{"bot_1": part["bot_1"]} for part in result]
+        elif game.count > 1:
+            game.agents = ["bot_0", "bot_1"]
+            result[2] = {**result[2], "bot_0": game.count < 4}
+            result[0] = {**result[0], "bot_0": np.zeros(2, np.float32)}
+        return tuple(result)
+
+    class Unnamed(Odd):
+        possible_agents = None
+
+        def reset(self, seed=None, options=None):
+            self.possible_agents = ["bot_0", "bot_1"]
+            found = super().reset()
+            self.possible_agents = None
+            return found
+
+    options = {}
+    if not are_named:
+        spaces = (Box(-1, 999, (2,), np.float32), Discrete(11))
+        options = {"max_agents": 2, "agent_spaces": spaces}
+    kind = Odd if are_named else Unnamed
+    envs = make_vec_agents(functools.partial(kind, change), 1, backend="sync", **options)
+    envs.reset(seed=0)
+    alive, valid = [], []
+    for _ in range(6):
+        _, _, terminations, _, _ = envs.step(np.zeros(2, int))
+        alive.append(bool(envs.alive[0]))
+        valid.append(bool(envs.valid[0]))
+        assert bool(terminations[0]) == (len(alive) == 2)
+        assert envs.valid[1] and envs.alive[1]
+    assert alive == [True, False, False, False, True, True]  # away in the fourth step
+    assert valid == [True, True, False, False, False, True]
+    envs.close()

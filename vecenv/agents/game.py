@@ -112,13 +112,14 @@ class GameEnv(gym.Env):
         self._acting: list[_Seat] = []
         self._acting_names: list[Any] = []
         self._left: list[Any] = []  # agents that ended in the latest step and have seats
+        self._gone: set[Any] = set()  # agents that have ended and are in the game's `agents` still
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is made of the rest."""
         return {name: value for name, value in vars(self).items() if name != "_obs"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update({"_gone": set(), **state})  # states saved by 0.1 lack it
         self._obs = {name: columns.arrays() for name, columns in self._columns.items()}
 
     def reset(
@@ -130,6 +131,7 @@ class GameEnv(gym.Env):
         for columns in self._columns.values():
             columns.clear()
         self._free_seats(list(self._seats))
+        self._gone = set()
         self._seat(list(self.game.agents))
         if not self._acting:
             raise ObservationError("has no agents after reset: `agents` is empty")
@@ -149,7 +151,8 @@ class GameEnv(gym.Env):
             columns.begin_step()
         if self._left:
             self._free_seats(self._left)
-        left = self.game.agents
+        if (left := self.game.agents).__class__ is not list:
+            left = list(left)
         total, is_cut = 0.0, False
         ended: list[Any] = []
         for seat in acted:
@@ -162,7 +165,11 @@ class GameEnv(gym.Env):
             columns.write_reward(k, agent, reward)
             total += columns.rewards[k]
             columns.valid[k] = 1
-            if terminated or truncated or agent not in left:
+            try:
+                has_ended = terminated or truncated or agent not in left
+            except ValueError:  # an array of several
+                raise _no_flags(agent, terminated, truncated) from None
+            if has_ended:
                 ended.append(agent)
                 columns.end(k, terminated, truncated)
                 is_cut |= not terminated
@@ -170,14 +177,8 @@ class GameEnv(gym.Env):
             else:
                 columns.write(seat, observations)
         joined: Sequence[_Seat] = ()
-        if ended or left != self._acting_names:
-            before = set(self._acting_names)
-            self._seat([agent for agent in left if agent not in ended])
-            joined = [seat for seat in self._acting if seat.agent not in before]
-            for seat in joined:
-                seat.columns.write(seat, observations)
-            if self._is_open:
-                self._left = ended
+        if ended or self._gone or left != self._acting_names:
+            joined = self._change_seats(left, ended, observations)
         if len(observations) > len(acted) or len(rewards) > len(acted):
             self._refuse_strangers("observations", observations, len(acted))
             self._refuse_strangers("rewards", rewards, len(acted))
@@ -185,8 +186,25 @@ class GameEnv(gym.Env):
         infos = self._batched_infos(infos, joined) if infos or joined else {}
         return self._observed(), total, is_over and not is_cut, is_over and is_cut, infos
 
+    def _change_seats(self, left: list[Any], ended: list[Any], observations: Any) -> list[_Seat]:
+        """Note who acts next after some have ended or joined; return and observe the latter.
+
+        Agents that have ended act again when they have been away from the game's `agents`.
+        """
+        before = set(self._acting_names)
+        self._gone = {agent for agent in left if agent in ended or agent in self._gone}
+        self._seat([agent for agent in left if agent not in self._gone])
+        joined = [seat for seat in self._acting if seat.agent not in before]
+        for seat in joined:
+            seat.columns.write(seat, observations)
+        if self._is_open:
+            self._left = ended
+        return joined
+
     def _seat(self, agents: list[Any]) -> None:
         """Note who acts next."""
+        if len(set(agents)) != len(agents):
+            raise ObservationError(f"has agents twice in its `agents` {agents}")
         self._acting_names = agents
         for columns in self._columns.values():
             columns.alive[:] = 0
@@ -222,7 +240,7 @@ class GameEnv(gym.Env):
         """Refuse results of agents that the game has never declared."""
         if len(found) > most:
             for agent in found:
-                if agent not in self._seats and agent != COMMON:
+                if agent not in self._seats and agent not in self._gone and agent != COMMON:
                     raise ObservationError(
                         f"returned {what} of {agent!r}, which is none of its agents "
                         f"{list(self._seats)}"
@@ -242,20 +260,23 @@ class GameEnv(gym.Env):
 
     def _batched_infos(self, infos: Any, joined: Sequence[_Seat]) -> dict[str, Any]:
         """Return the agents' infos by group, batched over its agents, and the game's."""
-        if infos.__class__ is dict and not any(infos.values()) and not self._is_open:
-            return {}  # most games give an empty dict to each agent
-        if not isinstance(infos, dict):
+        try:
+            if infos.__class__ is dict and not any(infos.values()) and not self._is_open:
+                return {}  # most games give an empty dict to each agent
+        except ValueError:  # infos that are an array, refused below
+            pass
+        if not _is_dict(infos):
             raise ObservationError(f"returned infos {_short(infos)}, expected a dict by agent")
         batched: dict[str, Any] = {}
         common: Any = None
         for agent, info in infos.items():
-            if not info:
+            if info is None or (info.__class__ is dict and not info):
                 continue
             if (seat := self._seats.get(agent)) is not None:
                 self._add_info(batched, seat, info)
             elif agent == COMMON:
                 common = info
-            else:
+            elif agent not in self._gone:
                 raise ObservationError(
                     f"returned infos of {agent!r}, which is none of its agents {list(self._seats)}"
                 )
@@ -271,6 +292,11 @@ class GameEnv(gym.Env):
     def _add_info(batched: dict[str, Any], seat: _Seat, info: Any) -> None:
         agent, name, columns, k = seat
         fit = columns.mask_fits[k]
+        if not _is_dict(info):
+            raise ObservationError(
+                f"agent {agent!r} got the infos {_short(info)} of type {type(info).__name__}, "
+                "expected a dict"
+            )
         if fit is not None and MASK_KEY in info:
             info = {**info, MASK_KEY: fit(info[MASK_KEY])}
         try:
@@ -391,15 +417,15 @@ class _Columns:
 
     def write_reward(self, k: int, agent: Any, reward: Any) -> None:
         """Write the reward of an agent: whatever is one number."""
-        try:
+        if reward.__class__ in _NUMBERS:
             self.rewards[k] = reward
-        except (TypeError, ValueError):
-            array = np.asarray(reward)
-            if array.size != 1 or array.dtype.kind not in "biuf":
-                raise ObservationError(
-                    f"agent {agent!r} got the reward {_short(reward)}, expected one number"
-                ) from None
-            self.rewards[k] = array.item()
+            return
+        array = np.asarray(reward)
+        if array.size != 1 or array.dtype.kind not in "biuf":
+            raise ObservationError(
+                f"agent {agent!r} got the reward {_short(reward)}, expected one number"
+            )
+        self.rewards[k] = array.item()
 
     def write(self, seat: _Seat, observations: Any) -> None:
         """Write the observation of an agent."""
@@ -439,6 +465,7 @@ class _Columns:
                 leaf[seat.k] = 0
 
 
+_NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.bool_))
 _RESULTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
@@ -468,8 +495,8 @@ def _declared(
     game: Any, max_agents: int | None, agent_spaces: tuple[Space, Space] | None
 ) -> tuple[list[Any], dict[Any, Space], dict[Any, Space]]:
     """Return the agents of a game, or its seats, and their spaces."""
-    agents = list(getattr(game, "possible_agents", None) or ())
-    if agents:
+    possible = getattr(game, "possible_agents", None)
+    if agents := [] if possible is None else list(possible):
         if max_agents is not None or agent_spaces is not None:
             raise ValueError(
                 f"{game} has possible_agents and spaces of its own; max_agents and agent_spaces "
@@ -528,6 +555,13 @@ def _incomplete(agent: Any, *dicts: Any) -> ObservationError:
                 f"agent {agent!r} acted and is not in the {name}, which has {_names(found)}"
             )
     raise AssertionError(agent)
+
+
+def _no_flags(agent: Any, terminated: Any, truncated: Any) -> ObservationError:
+    return ObservationError(
+        f"agent {agent!r} got the flags {_short(terminated)} (terminated) and {_short(truncated)} "
+        "(truncated), expected one bool each"
+    )
 
 
 def _names(found: Any) -> str:

@@ -25,7 +25,7 @@ def shelve(infos: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for key, value in infos.items():
-        name = f"{GIVEN}{key[1:]}" if key[:1] == "_" and key[1:] in infos else key
+        name = f"{GIVEN}{key[1:]}" if _is_mask(key, infos) else key
         found[name] = shelve(value) if isinstance(value, dict) else value
     return found
 
@@ -41,9 +41,10 @@ def rows_of_infos(infos: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for key, value in infos.items():
-        if key[:1] == "_" and key[1:] in infos:
+        if _is_mask(key, infos):
             continue
-        name = f"_{key.removeprefix(GIVEN)}" if key.startswith(GIVEN) else key
+        is_given = isinstance(key, str) and key.startswith(GIVEN)
+        name = f"_{key.removeprefix(GIVEN)}" if is_given else key
         if isinstance(value, dict):
             found[name] = rows_of_infos(value)
         else:
@@ -71,8 +72,15 @@ def _repeated(value: Any, count: int) -> Any:
 def _one_axis(array: np.ndarray) -> np.ndarray:
     """Make the first two axes one, also where each game's array is an object."""
     if array.dtype != object or array.ndim > 1:
-        return array.reshape(-1, *array.shape[2:])
+        return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
     given = [value for value in array if isinstance(value, np.ndarray)]
     first = given[0]
     empty = np.full_like(first, None) if first.dtype == object else np.zeros_like(first)
     return np.concatenate([v if isinstance(v, np.ndarray) else empty for v in array])
+
+
+def _is_mask(key: Any, infos: dict[Any, Any]) -> bool:
+    """Return whether a key is that of the mask of another one, which need not be a str."""
+    if not isinstance(key, str) or key[:1] != "_":
+        return False
+    return key[1:] in infos or any(str(other) == key[1:] for other in infos)
