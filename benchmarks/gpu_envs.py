@@ -6,13 +6,18 @@ Without a CUDA device it says so and measures nothing. Steps are taken with rand
 on the device before, eagerly (new results each step), with `out=`, and replayed from a CUDA graph
 of one step with `out=`. "host" is the time until the call has returned, "device" the time until
 the device is done, both per step; GB/s are those of the state records read and written once, and of
-the observations. The CPU's row is the same kernels on all threads.
+the observations. The CPU's row is the same kernels on all threads. At the end stand the times of
+`make_vec` in a process of its own, with nothing compiled before and once more.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -96,6 +101,31 @@ def time_env(env_id: str, num_envs: int, device: str) -> list[list[str]]:
     return rows
 
 
+_MAKE = """
+import sys, time
+import vecenv
+
+begin = time.perf_counter()
+vecenv.make_vec(sys.argv[1], 256, device=sys.argv[2]).reset(seed=0)
+print(time.perf_counter() - begin)
+"""
+
+
+def time_compiling(env_id: str, device: str) -> list[str]:
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-c", _MAKE, env_id, device],
+                env={**os.environ, "NUMBA_CACHE_DIR": folder},
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            seconds.append(f"{float(done.stdout.split()[-1]):.3g}")
+    return [env_id, *seconds]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time compiled envs on a CUDA device.")
     parser.add_argument("--device", default="cuda")
@@ -112,6 +142,9 @@ def main() -> None:
                 rows += time_env(env_id, num_envs, device)
     header = ["env", "envs", "where", "call", "host µs", "device µs", "M steps/s", "GB/s", "made s"]
     print(markdown_table(header, rows))
+    if arguments.device != "cpu":
+        made = [time_compiling(env_id, arguments.device) for env_id in ENVS]
+        print(markdown_table(["env", "first time, s", "again, s"], made))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
@@ -95,6 +96,7 @@ class TransitionWriter:
             buffer = _EpisodeLists(buffer, self.num_envs, self._space)
         self._add = buffer.add
         self._cut = getattr(buffer, "cut_episodes", None)
+        self._device = getattr(envs, "device", None)  # where their results lie
         self._passes_ids = _takes_env_ids(buffer.add) if pass_env_ids is None else pass_env_ids
         shapes = [(self.num_envs, *leaf.shape) for leaf in self._leaves]
         self._obs = [
@@ -170,7 +172,7 @@ class TransitionWriter:
                 "what recv returns to received first"
             )
         actions = self._read_actions(actions, self.num_envs)
-        columns = _read_extras(extras, self.num_envs)
+        columns = _read_extras(extras, self.num_envs, self._device)
         result = obs, rewards, terminations, truncations, infos
         self._write(None, actions, columns, result, valid)
 
@@ -192,7 +194,7 @@ class TransitionWriter:
             in_flight = ids[self._is_sent[ids]].tolist()
             raise BufferMisuseError(f"envs {in_flight} are in flight; receive their results first")
         actions = self._read_actions(actions, len(ids))
-        self._keep_extras(ids, _read_extras(extras, len(ids)))
+        self._keep_extras(ids, _read_extras(extras, len(ids), self._device))
         self._actions[ids] = actions
         self._is_sent[ids] = True
 
@@ -234,7 +236,7 @@ class TransitionWriter:
                 "call sent(actions, env_ids) with what was sent"
             )
         result = batch.obs, batch.rewards, batch.terminations, batch.truncations, batch.infos
-        columns = _read_extras(extras, len(ids))
+        columns = _read_extras(extras, len(ids), self._device)
         columns |= {name: column[ids] for name, column in self._sent_extras.items()}
         valid = getattr(batch, "valid", None) if valid is None else valid
         self._write(ids, self._actions[ids], columns, result, valid)
@@ -253,11 +255,12 @@ class TransitionWriter:
         count = len(ids)
         obs, rewards, terminations, truncations, infos = result
         leaves = self._read_obs(obs, count)
-        rewards = read_array("rewards", rewards, (count,), np.dtype(np.float64))
-        terminations = read_array("terminations", terminations, (count,), np.dtype(np.bool_))
-        truncations = read_array("truncations", truncations, (count,), np.dtype(np.bool_))
+        shape, flag, device = (count,), np.dtype(np.bool_), self._device
+        rewards = read_array("rewards", rewards, shape, np.dtype(np.float64), device)
+        terminations = read_array("terminations", terminations, shape, flag, device)
+        truncations = read_array("truncations", truncations, shape, flag, device)
         over, is_left = terminations | truncations, self._is_over[ids]
-        is_valid = None if valid is None else read_valid(valid, count)
+        is_valid = None if valid is None else read_valid(valid, count, device)
         self._require_reset(ids, is_valid)
         if is_valid is not None:
             over, is_left = over & is_valid, is_left | ~is_valid
@@ -325,7 +328,10 @@ class TransitionWriter:
         goes_on = np.zeros(len(ids), np.bool_)
         if self.autoreset_mode is not SAME_STEP or not over.any():
             return leaves, goes_on
-        finals, is_given = infos.get("final_obs"), infos.get("_final_obs")
+        finals, is_given = (  # by one copy from a device
+            found.cpu() if isinstance(found, torch.Tensor) else found
+            for found in (infos.get("final_obs"), infos.get("_final_obs"))
+        )
         following = [target[: len(ids)] for target in self._next]
         for target, leaf in zip(following, leaves, strict=True):
             np.copyto(target, leaf)
@@ -369,19 +375,21 @@ class TransitionWriter:
     def _read_ids(self, env_ids: Any) -> np.ndarray:
         if env_ids is None:
             return self._all
-        return read_distinct_ids(env_ids, self.num_envs)
+        return read_distinct_ids(env_ids, self.num_envs, self._device)
 
     def _read_obs(self, obs: Any, count: int) -> list[np.ndarray]:
-        return read_nest("obs", obs, self._space, self._leaves, count)
+        return read_nest("obs", obs, self._space, self._leaves, count, self._device)
 
     def _read_actions(self, actions: Any, count: int) -> np.ndarray:
         _, shape, dtype = self._action
-        return read_array("actions", actions, (count, *shape), dtype)
+        return read_array("actions", actions, (count, *shape), dtype, self._device)
 
 
-def _read_extras(extras: Mapping[str, Any], count: int) -> dict[str, np.ndarray]:
+def _read_extras(
+    extras: Mapping[str, Any], count: int, device: torch.device | None
+) -> dict[str, np.ndarray]:
     """Extra columns as arrays of one row per environment; the buffer checks the rest."""
-    columns = {name: as_array(name, given) for name, given in extras.items()}
+    columns = {name: as_array(name, given, device) for name, given in extras.items()}
     for name, column in columns.items():
         if column.shape[:1] != (count,):
             raise BufferMisuseError(

@@ -354,6 +354,8 @@ def main(options: Options) -> EvaluationResult:
     settings["overwrite"] = options.overwrite
     settings["may_change"] = *settings, "profile"
     title = f"{options.env_id}, seed {options.seed}"
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise SystemExit(f"--device {options.device}: torch finds no such device; leave it out")
     try:
         with Run(options.save, options, options.resume, **settings) as run:
             plan = run.read_json("gradient") if options.resume else None

@@ -53,19 +53,24 @@ class DeviceGenerator:
 
     def __init__(self, seed: int | None, device: torch.device):
         self.torch = torch.Generator(device)
+        # States on devices look like that of the host's generator: this tells them apart.
+        kind = b"" if device.type == "cpu" else device.type.encode().ljust(8)
+        self._kind = np.frombuffer(kind, np.uint8)
         self.torch.manual_seed(int(_seed_word(seed) >> np.uint64(1)))
 
     def get_state(self) -> np.ndarray:
         """Where it stands, uint8 (K,); a copy."""
-        return self.torch.get_state().numpy().copy()
+        return np.concatenate([self.torch.get_state().numpy(), self._kind])
 
     def accepts_state(self, state: np.ndarray) -> bool:
         """Whether `set_state` would take it."""
-        return _is_state(state, self.torch)
+        end = len(state) - len(self._kind)
+        return np.array_equal(state[end:], self._kind) and _is_state(state[:end], self.torch)
 
     def set_state(self, state: np.ndarray) -> None:
         """Continue where another generator stood."""
-        self.torch.set_state(torch.from_numpy(np.array(state)))
+        own = state[: len(state) - len(self._kind)]
+        self.torch.set_state(torch.from_numpy(np.array(own)))
 
 
 def _seed_word(seed: int | None) -> np.uint64:

@@ -4,6 +4,9 @@ Calls of one compiled kernel that keeps the interpreter's lock, as most `add` an
 no lock of their own: no other Python code runs meanwhile. What takes several steps is `exclusive`:
 it waits for a lock, and sets a flag that those kernels look at; they then do nothing, and their
 callers turn to an exclusive way of doing the same. So a small `add` costs no more than it did.
+
+On a GPU all calls are exclusive, and what they enqueue is ordered as the calls are, also if they
+come from several streams.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from buffers.core.errors import BufferMisuseError
 
-__all__ = ["Guard", "exclusive"]
+__all__ = ["Guard", "StreamOrder", "exclusive"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
@@ -35,11 +39,17 @@ class Guard:
         word: The same memory, quicker for Python.
         is_torn: Whether this process was forked while another thread was in such a call.
         ahead: Has a method `settle`, if a thread draws ahead: everything waits for it.
+        streams: Of the GPU that the buffer is on, else None.
+
+    Args:
+        device: Where the buffer is.
     """
 
-    __slots__ = ("__weakref__", "ahead", "flag", "is_torn", "lock", "word")
+    __slots__ = ("__weakref__", "ahead", "flag", "is_torn", "lock", "streams", "word")
 
-    def __init__(self):
+    def __init__(self, device: torch.device | None = None):
+        is_gpu = device is not None and device.type == "cuda"
+        self.streams = StreamOrder(device) if is_gpu else None
         self.lock = threading.RLock()
         self.flag = np.zeros(1, np.int64)
         self.word = memoryview(self.flag)  # type: ignore[arg-type]  # typeshed before 3.12
@@ -69,6 +79,27 @@ class Guard:
         )
 
 
+class StreamOrder:
+    """Orders what is enqueued on several streams of a GPU as the calls are that enqueue it.
+
+    A call on another stream than the last one's lets its stream wait for all that the other one
+    has been given so far. A graph that is being captured can't wait for what is outside of it: it
+    is ordered with others where it is replayed, so replay it on the stream of the other calls.
+    """
+
+    def __init__(self, device: torch.device | None):
+        self._device, self._last = device, None
+
+    def enter(self) -> None:
+        """Order the current stream behind the last one."""
+        stream: Any = torch.cuda.current_stream(self._device)
+        if stream == self._last or torch.cuda.is_current_stream_capturing():
+            return
+        if self._last is not None:
+            stream.wait_stream(self._last)
+        self._last = stream
+
+
 def exclusive(method: _Method) -> _Method:
     """Let a method of an object with a `_guard` wait until no other thread is in such a method."""
 
@@ -83,6 +114,8 @@ def exclusive(method: _Method) -> _Method:
                 raise guard.refusal()
             try:
                 word[0] = 1
+                if guard.streams is not None:
+                    guard.streams.enter()
                 return method(self, *args, **kwargs)
             finally:
                 word[0] = 0

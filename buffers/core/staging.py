@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
-__all__ = ["StagingBlock"]
+from buffers.core.memory import allocation, check_fits
+
+__all__ = ["StagingBlock", "StagingBlocks"]
 
 
 class StagingBlock:
@@ -45,3 +50,69 @@ class StagingBlock:
             self.device[begin:end].copy_(self.host[begin:end], non_blocking=True)
         if self._copied is not None:  # of the stream that copies, which is that of its device
             self._copied.record(torch.cuda.current_stream(self.device.device))
+
+
+class StagingBlocks:
+    """Two blocks in turn: one is filled while the copy of the other may still be under way.
+
+    Args:
+        device: Where their twins lie.
+        advice: What to do if memory is missing.
+        is_staged: As of `StagingBlock`.
+    """
+
+    def __init__(self, device: torch.device, advice: str, *, is_staged: bool = True):
+        self._device, self._advice, self._is_staged = device, advice, is_staged
+        self._blocks: list[StagingBlock] = []
+        self._next = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, on host and device together."""
+        return sum(block.nbytes for block in self._blocks)
+
+    def reserve(self, what: str, num_bytes: int) -> None:
+        """See to blocks of so many bytes; `what` names what they are for.
+
+        Raises:
+            BufferMemoryError: Memory is missing; nothing was changed.
+        """
+        if self._blocks and num_bytes <= self._blocks[0].host.nbytes:
+            return
+        if self._device.type != "cpu":
+            check_fits(what, 2 * num_bytes, self._device, self._advice)
+        with (
+            allocation(what, 2 * num_bytes, torch.device("cpu"), self._advice),
+            torch.inference_mode(False),
+        ):
+            blocks = [StagingBlock(num_bytes, self._device, is_staged=self._is_staged)]
+            blocks.append(StagingBlock(num_bytes, self._device, is_staged=self._is_staged))
+        self._blocks = blocks
+
+    def take(self) -> StagingBlock:
+        """The next block, whose host pages may be written; `reserve` comes before."""
+        block = self._blocks[self._next]
+        self._next = 1 - self._next
+        block.wait()
+        return block
+
+    def send(self, what: str, *arrays: np.ndarray[Any, Any]) -> list[torch.Tensor]:
+        """Enqueue the copy of arrays to the device, in one piece.
+
+        Returns:
+            Tensors like the arrays: valid until the next call but one.
+
+        Raises:
+            BufferMemoryError: Memory is missing.
+        """
+        sizes = [array.nbytes for array in arrays]
+        self.reserve(what, sum(size + -size % 8 for size in sizes))
+        block, begin, sent = self.take(), 0, []
+        host = block.host.numpy()
+        for array, size in zip(arrays, sizes, strict=True):
+            host[begin : begin + size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            kind = torch.from_numpy(array[:0]).dtype
+            sent.append(block.device[begin : begin + size].view(kind).view(array.shape))
+            begin += size + -size % 8  # where any dtype may begin
+        block.upload(0, begin)
+        return sent

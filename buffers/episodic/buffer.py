@@ -121,7 +121,7 @@ class EpisodicReplayBuffer(SavedBuffer):
         self.num_envs = None
         if num_envs is not None:
             self.num_envs = check_count("num_envs", num_envs, MAX_COUNT)
-        self._guard = Guard()
+        self._guard = Guard(self.device)
         is_staged = staged or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
             self._storage = EpisodicStorage(layout, self.device, staged=is_staged)

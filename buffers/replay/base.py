@@ -105,7 +105,7 @@ class ReplayBuffer(SavedBuffer):
         self.capacity, self.device = options.capacity, resolve_device(device)
         self.num_envs = options.num_envs or None
         self.n_step, self.gamma = options.num_steps, options.gamma
-        self._guard = Guard()
+        self._guard = Guard(self.device)
         self._kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
         where = plan_place(*place, self.device, staged=staged)
         if where is None:

@@ -17,6 +17,7 @@ from buffers.core.arguments import as_array, as_tensor, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import exclusive
 from buffers.core.sequences import SequenceBatch, read_sequences
+from buffers.core.staging import StagingBlocks
 from buffers.core.state import LoadedState, Placed, contradiction
 from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
@@ -166,6 +167,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         memory = (None, None) if folder is None else (folder.sums, folder.inserted)
         self._tree = None if is_staged else SumTree(self.capacity, *memory)
         self._sums = BlockSums(self.capacity, self.device) if is_staged else None
+        self._updates = StagingBlocks(self.device, "update fewer at once")
         self.alpha, self.beta = self._alpha, self._beta  # on the device, too
 
     def _open_priorities(self, folder: RowFolder) -> None:
@@ -323,7 +325,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if self._tree is not None:
             self._tree.update(rows, np.power(values, self.alpha, out=values))
         elif len(rows):
-            self._update_sums(*(torch.from_numpy(a).to(self.device) for a in (rows, values)))
+            self._send_update(rows, values)
 
     def _not_overwritten(self, batch: ReplayBatch, priorities: Any) -> tuple[Any, Any]:
         """The rows of a batch that still hold what was drawn, and their priorities."""
@@ -428,6 +430,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _update_sums(self, indices: torch.Tensor, priorities: torch.Tensor) -> None:
         assert self._sums is not None
         self._sums.update(indices, priorities)
+
+    @exclusive
+    def _send_update(self, rows: np.ndarray, priorities: np.ndarray) -> None:
+        assert self._sums is not None
+        self._sums.update(*self._updates.send("an update of priorities", rows, priorities))
 
     def _largest_priority(self) -> float:
         """Up to which priorities are taken: so many rows of it can be summed up."""
@@ -534,7 +541,7 @@ def _is_on(indices: Any, priorities: Any, device: torch.device) -> bool:
     if device.type == "cpu":
         return False
     tensors = isinstance(indices, torch.Tensor) and isinstance(priorities, torch.Tensor)
-    return tensors and indices.device.type == priorities.device.type == device.type
+    return tensors and indices.device == priorities.device == device
 
 
 def _read_list(name: str, given: Any, dtype: np.dtype, device: torch.device) -> np.ndarray:

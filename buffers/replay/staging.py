@@ -8,14 +8,12 @@ import numpy as np
 import torch
 
 from buffers.core.kernels import scatter_field
-from buffers.core.memory import allocation, check_fits
 from buffers.core.rows import RowLayout, as_words
-from buffers.core.staging import StagingBlock
+from buffers.core.staging import StagingBlock, StagingBlocks
 from buffers.replay import layout as at
 
 __all__ = ["Staging"]
 
-_NUM_BLOCKS = 2  # one is filled while the copy of the other may still be under way
 _ADVICE = "add fewer rows at once"
 
 
@@ -41,13 +39,12 @@ class Staging:
         self._links = None
         if "link" in layout.fields:
             self._links = rows.view(torch.int32)[:, layout.fields["link"].offset // 4]
-        self._blocks: list[StagingBlock] = []
-        self._capacity, self._next = 0, 0
+        self._blocks = StagingBlocks(rows.device, _ADVICE)
 
     @property
     def nbytes(self) -> int:
         """Bytes held, on host and device together."""
-        return sum(block.nbytes for block in self._blocks) + self.counts.nbytes
+        return self._blocks.nbytes + self.counts.nbytes
 
     def _size(self, count: int) -> int:
         lists = 5 if self._links is not None else 1
@@ -59,17 +56,7 @@ class Staging:
         Raises:
             BufferMemoryError: It is missing; nothing was changed.
         """
-        if count > self._capacity:
-            needed = _NUM_BLOCKS * self._size(count)
-            what, device = f"staging {count} rows", self._rows.device
-            if device.type != "cpu":
-                check_fits(what, needed, device, _ADVICE)
-            with (
-                allocation(what, needed, torch.device("cpu"), _ADVICE),
-                torch.inference_mode(False),
-            ):
-                self._blocks = [StagingBlock(self._size(count), device) for _ in range(_NUM_BLOCKS)]
-            self._capacity = count
+        self._blocks.reserve(f"staging {count} rows", self._size(count))
 
     def write(
         self,
@@ -90,9 +77,7 @@ class Staging:
             kept = np.arange(len(rows))
         else:
             kept = _last_of_each(rows)
-        block = self._blocks[self._next]
-        self._next = (self._next + 1) % _NUM_BLOCKS
-        block.wait()
+        block = self._blocks.take()
         where, links = rows[kept], _final_links(rows, befores, codes)
         if self._links is None:
             links = np.zeros((2, 0), np.int64)

@@ -13,7 +13,7 @@ from buffers.core.interrupts import interrupts_later
 from buffers.core.kernels import address_of, copy_at, is_same_at
 from buffers.core.memory import allocation
 from buffers.core.rows import RowLayout, as_words
-from buffers.core.staging import StagingBlock
+from buffers.core.staging import StagingBlocks
 from buffers.replay import addresses
 from buffers.replay import layout as at
 from buffers.replay.addresses import Addresses
@@ -57,8 +57,7 @@ class Successors:
         self.slots = np.zeros(num_rows, np.int32)
         state[at.NUM_FREE] = num_slots
         self.is_captured = False
-        self._blocks: list[StagingBlock] = []  # one is filled while the other is copied
-        self._block_rows, self._next = 0, 0
+        self._blocks = StagingBlocks(device, _ADVICE)
         self.device_pending = self._twin(self.pending)
         self.device_finals = self._twin(self.finals)
         self._where = where
@@ -70,8 +69,7 @@ class Successors:
         """Bytes held, on host and device together."""
         twice = 2 if self._staged else 1
         observations = self.pending.nbytes + self.finals.nbytes
-        staging = sum(block.nbytes for block in self._blocks)
-        return twice * observations + self.free.nbytes + self.slots.nbytes + staging
+        return twice * observations + self.free.nbytes + self.slots.nbytes + self._blocks.nbytes
 
     def reserve(self, num_rows: int) -> None:
         """See to it that `num_rows` slots are free.
@@ -83,14 +81,9 @@ class Successors:
         missing = num_rows - int(self._state[at.NUM_FREE])
         if missing > 0:
             self.resize(len(self.finals) + max(missing, len(self.finals)))
-        if self._staged and num_rows > self._block_rows:
+        if self._staged:
             size = 2 * num_rows * (8 + self._layout.obs_bytes)
-            with (
-                allocation(f"staging {num_rows} observations", 2 * size, self._device, _ADVICE),
-                torch.inference_mode(False),
-            ):
-                self._blocks = [StagingBlock(size, self._device) for _ in range(2)]
-            self._block_rows = num_rows
+            self._blocks.reserve(f"staging {num_rows} observations", size)
 
     def resize(self, num_slots: int) -> None:
         """Grow to a number of slots; the new ones are free. Raises as `reserve`."""
@@ -172,9 +165,7 @@ class Successors:
 
         Nothing is allocated, so that nothing can fail when the state already counts the rows.
         """
-        block = self._blocks[self._next]
-        self._next = 1 - self._next
-        block.wait()
+        block = self._blocks.take()
         begin, size = 8 * (len(slots) + len(envs)), self._layout.obs_bytes
         end = begin + (len(slots) + len(envs)) * size
         host = block.host.numpy()

@@ -130,8 +130,9 @@ def fill_advantages_torch(
     """Fill advantages and returns, both (T, N), with torch operations on any device.
 
     The parts without recurrence take one operation each for the whole rollout; the recurrence takes
-    one fused multiply-add per step. Nothing is read back, so the caller never waits for the device.
-    The only memory allocated is (T, N) bytes for the negation of `valid`, if that is given.
+    three for each doubling of the steps that have been added up, 21 for 128 steps. Nothing is read
+    back, so the caller never waits for the device. Memory for two more arrays (T, N) is allocated,
+    and (T, N) bytes for the negation of `valid`, if that is given.
 
     Args:
         inputs: Tensors that need no gradient.
@@ -155,10 +156,26 @@ def fill_advantages_torch(
         invalid = torch.logical_not(inputs.valid)
         advantages.masked_fill_(invalid, 0.0)
         decays.masked_fill_(invalid, 0.0)
-    rows, factors = advantages.unbind(0), decays.unbind(0)
-    for t in range(len(rows) - 2, -1, -1):
-        torch.addcmul(rows[t], factors[t], rows[t + 1], out=rows[t])
+    advantages.copy_(_discounted_sums(advantages, decays))
     torch.add(advantages, values, out=returns)
+
+
+def _discounted_sums(terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """What solves sums[t] = terms[t] + factors[t] * sums[t + 1], (T, N); both are changed.
+
+    After a round each row is the sum of `span` terms, and its factor the product of as many.
+    """
+    num_steps, span = len(terms), 1
+    other_terms, other_factors = torch.empty_like(terms), torch.empty_like(factors)
+    while span < num_steps:
+        torch.addcmul(terms[:-span], factors[:-span], terms[span:], out=other_terms[:-span])
+        other_terms[-span:] = terms[-span:]
+        left = num_steps - 2 * span  # rows that are not summed up yet after this
+        if left > 0:
+            torch.mul(factors[:left], factors[span : span + left], out=other_factors[:left])
+        terms, other_terms, factors, other_factors = other_terms, terms, other_factors, factors
+        span *= 2
+    return terms
 
 
 def _run_compiled(inputs: GaeInputs, results: Any, gamma: float, gae_lambda: float) -> None:

@@ -18,6 +18,7 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.spaces import build_tree
+from buffers.core.staging import StagingBlocks
 from buffers.rollout.kernels import ADVANTAGE_EPSILON, normalize_batches, pad_batches, shuffle
 from buffers.rollout.pool import BatchPool, PassCounter
 
@@ -123,6 +124,7 @@ class MinibatchSampler:
         self._orders = BatchPool([rows.tensor], is_host=is_host)
         weights = torch.ones((), device=rows.tensor.device).expand(self._num_rows)
         self._padded_orders = BatchPool([rows.tensor, weights], is_host=is_host)
+        self._sent = StagingBlocks(rows.tensor.device, "use fewer rows")
         self.passes = PassCounter()
         self._guard = Guard()
         self.generator = HostGenerator(seed)
@@ -130,7 +132,8 @@ class MinibatchSampler:
     @property
     def nbytes(self) -> int:
         """Bytes held for batches and the rows they consist of."""
-        return self._batches.nbytes + self._orders.nbytes + self._padded_orders.nbytes
+        orders = self._orders.nbytes + self._padded_orders.nbytes + self._sent.nbytes
+        return self._batches.nbytes + orders
 
     def plan(
         self,
@@ -193,14 +196,14 @@ class MinibatchSampler:
     def _shuffled(self, count: int) -> torch.Tensor:
         """The first rows int64 (count,) of the list, shuffled; a copy, of which batches have part.
 
-        On other devices this waits: the next pass shuffles the host pages, which must have left.
+        To other devices a copy is sent: the next pass shuffles the host pages.
         """
         rows = self._rows.host[:count]
         shuffle(rows, self.generator.words)
         taken = self._orders.take(count)
         if taken is not None:
             return taken[0].copy_(self._rows.tensor[:count])
-        return torch.from_numpy(rows).to(self._rows.tensor.device, copy=True)
+        return self._sent.send("the order of rows", rows)[0].clone()
 
     @exclusive
     def _padded(self, count: int, num_batches: int, size: int) -> list[torch.Tensor]:
@@ -209,18 +212,16 @@ class MinibatchSampler:
         Returns:
             int64 and float32 (num_batches * size,); batches have parts of both.
         """
-        rows, device = self._rows.host[:count], self._rows.tensor.device
+        rows = self._rows.host[:count]
         shuffle(rows, self.generator.words)
         total = num_batches * size
         taken = self._padded_orders.take(total)
-        if taken is None:
-            taken = [
-                torch.empty(total, dtype=torch.int64, device="cpu"),
-                torch.empty(total, device="cpu"),
-            ]
-        order, weights = taken
-        pad_batches(rows, num_batches, size, order.numpy(), weights.numpy())
-        return [order.to(device), weights.to(device)]
+        if taken is not None:
+            pad_batches(rows, num_batches, size, *(part.numpy() for part in taken))
+            return taken
+        order, weights = np.empty(total, np.int64), np.empty(total, np.float32)
+        pad_batches(rows, num_batches, size, order, weights)
+        return [part.clone() for part in self._sent.send("the order of rows", order, weights)]
 
     @exclusive
     def _columns(

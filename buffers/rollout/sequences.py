@@ -17,6 +17,7 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.spaces import build_tree
+from buffers.core.staging import StagingBlocks
 from buffers.rollout.kernels import collect_sequences, lay_out_sequences, pad_batches, shuffle
 from buffers.rollout.minibatches import normalize_advantages, read_split, sharing
 from buffers.rollout.pool import BatchPool, PassCounter
@@ -104,13 +105,14 @@ class SequenceSampler:
         self._states = BatchPool(states, is_host=is_host) if states else None
         ones = torch.ones((), device=self._device).expand(valid.size)
         self._orders = BatchPool([rows.tensor, ones], is_host=is_host)
+        self._sent = StagingBlocks(self._device, "use shorter rollouts")
         self.passes = PassCounter()
         self._guard = Guard()
 
     @property
     def nbytes(self) -> int:
         """Bytes held for batches and the rows they consist of."""
-        pools = (self._batches, self._states, self._orders)
+        pools = (self._batches, self._states, self._orders, self._sent)
         return sum(pool.nbytes for pool in pools if pool is not None)
 
     def plan(
@@ -174,14 +176,16 @@ class SequenceSampler:
         total = num_batches * plan.length * plan.size
         taken = self._orders.take(total)
         if taken is None:
-            taken = [
-                torch.empty(total, dtype=torch.int64, device="cpu"),
-                torch.empty(total, device="cpu"),
-            ]
-        shape = num_batches, plan.length, plan.size
-        places = [part.numpy().reshape(shape) for part in taken]
+            order = [np.empty(total, np.int64), np.empty(total, np.float32)]
+        else:
+            order = [part.numpy() for part in taken]
+        places = [part.reshape(num_batches, plan.length, plan.size) for part in order]
         lay_out_sequences(padded, is_own, self._valid, plan.length, plan.size, *places)
-        return [part.to(self._device) for part in taken] if num_batches else []
+        if not num_batches:
+            return []
+        if taken is not None:
+            return taken
+        return [part.clone() for part in self._sent.send("the order of sequences", *order)]
 
     @exclusive
     def _gather(

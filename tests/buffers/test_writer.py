@@ -5,6 +5,7 @@ are the same under every autoreset mode and however the steps were split into se
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -567,3 +568,57 @@ def test_episodes_are_cut_by_numbers_or_by_a_mask(kind):
     for wrong in ([3], [1, 1], np.ones(2, bool), [[0]], [0.5]):
         with pytest.raises(BufferMisuseError, match="env_ids"):
             buffer.cut_episodes(wrong)
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor on a device, which is not here."""
+
+    device: Any = torch.device("cuda:0")
+    is_cpu: Any = False
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_results_may_be_tensors_of_the_device_that_the_envs_are_on(mode):
+    envs = vecenv.make_vec("JitCartPole-v1", 3, autoreset_mode=mode)
+    made, writers = [], []
+    for device in (None, Elsewhere.device):
+        spaces = envs.single_observation_space, envs.single_action_space
+        made.append(buffers.SharedReplayBuffer(500, *spaces, num_envs=3))
+        like = SimpleNamespace(
+            **{
+                name: getattr(envs, name)
+                for name in (
+                    "metadata",
+                    "num_envs",
+                    "single_observation_space",
+                    "single_action_space",
+                )
+            }
+        )
+        if device is not None:
+            like.device = device
+        writers.append(TransitionWriter(like, made[-1]))
+
+    def moved(found):
+        return torch.from_numpy(np.array(found)).as_subclass(Elsewhere)
+
+    obs, _ = envs.reset(seed=0)
+    writers[0].reset(obs)
+    writers[1].reset(moved(obs))
+    for _ in range(40):
+        actions = envs.action_space.sample()
+        *result, infos = envs.step(actions)
+        writers[0].step(actions, *result, infos)
+        finals: dict[str, Any] = {}
+        if "final_obs" in infos:  # of all envs, as those on a device give them
+            rows = [np.zeros(4, np.float32) if row is None else row for row in infos["final_obs"]]
+            finals = {"final_obs": moved(rows), "_final_obs": moved(infos["_final_obs"])}
+        writers[1].step(moved(actions), *map(moved, result), finals)
+    rows = [buffer.get(buffer.order()) for buffer in made]
+    for name in ("obs", "next_obs", "actions", "rewards", "terminations"):
+        assert getattr(rows[0], name).equal(getattr(rows[1], name)), name
+    with pytest.raises(BufferMisuseError, match="lies on cuda:0, expected the CPU"):
+        writers[0].step(moved(actions), *result, infos)

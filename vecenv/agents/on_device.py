@@ -245,6 +245,7 @@ class CudaAgentsVecEnv(AgentsVecEnv):
 
     groups: dict[str, CudaAgentGroup]  # type: ignore[assignment]
 
+    @torch.inference_mode(mode=False)  # what is made in it can't be changed outside
     def __init__(
         self, games: CudaVectorEnv, *, mask_infos: bool = False, results: str = "torch"
     ) -> None:

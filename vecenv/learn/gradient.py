@@ -145,7 +145,8 @@ class Gradient:
                 scalars = self._by_autograd(batch)
             if self._ranks.size > 1:
                 scalars = self._mean_over_ranks(scalars, batch)
-            check = float(scalars["loss"]) + float(self._weights.gradient.sum())
+            # One number, as on a device each costs a wait.
+            check = float(scalars["loss"] + self._weights.gradient.sum())
         if not math.isfinite(check):
             self._refuse(scalars["loss"], batch)
         self._weights.attach()

@@ -16,6 +16,8 @@ from buffers import (
     RolloutBuffer,
     SharedReplayBuffer,
 )
+from buffers.core.generator import DeviceGenerator, HostGenerator
+from buffers.core.guard import Guard, StreamOrder
 from buffers.core.memory import allocation, free_bytes
 from buffers.core.staging import StagingBlock
 from buffers.episodic.storage import EpisodicStorage
@@ -383,3 +385,188 @@ def test_draws_read_exponents_and_numbers_of_windows_on_the_device():
         places.append([part.data_ptr() for part in table])
         draws.append(table[1].tolist())
     assert places[0] == places[1] and draws == [[1, 2], [2, 8]]
+
+
+def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
+    """The streams of a GPU, which is not here: who waits for whom."""
+    waits, now = [], {"stream": "a", "captures": False}
+
+    class Stream(str):
+        def wait_stream(self, other):
+            waits.append((str(self), str(other)))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(now["stream"]))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["captures"])
+    assert Guard(CPU).streams is None
+    for kind in (SharedReplayBuffer, PrioritizedReplayBuffer):
+        buffer = kind(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
+        buffer._guard.streams = StreamOrder(CUDA)
+        now["stream"] = "a"
+        buffer.add(**columns(4))
+        buffer.sample(8)
+        assert not waits
+        now["stream"] = "b"
+        batch = buffer.sample(8)
+        assert waits == [("b", "a")]
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            buffer.update_priorities(batch.indices, torch.ones(8))
+        now.update(stream="of the graph", captures=True)
+        buffer.sample(8, batch)  # which can't wait for what is outside of it
+        now.update(stream="a", captures=False)
+        buffer.add(**columns(4))
+        assert waits == [("b", "a"), ("a", "b")]
+        waits.clear()
+    episodes = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
+    episodes._guard.streams = StreamOrder(CUDA)
+    for name in ("a", "b"):
+        now["stream"] = name
+        episodes.add_episode({
+            "obs": np.zeros((6, 3), np.float32), "actions": np.zeros(5, np.int64),
+            "rewards": np.zeros(5, np.float32),
+        })  # fmt: skip
+    assert waits == [("b", "a")]
+
+
+def lack_memory(*_, **__):
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+
+@pytest.mark.parametrize("kind", [SharedReplayBuffer, PrioritizedReplayBuffer])
+def test_an_add_for_which_memory_is_missing_changes_nothing(kind, monkeypatch):
+    buffer = kind(
+        64, OBS, ACTIONS, num_envs=4, n_step=2, gamma=0.9, store_next=False, seed=0, staged=True
+    )
+    buffer.add(**columns(4))
+    before = columns_of_state(buffer)
+    with monkeypatch.context() as patch:
+        patch.setattr("buffers.core.staging.StagingBlock", lack_memory)
+        with pytest.raises(BufferMemoryError, match=r"add fewer rows|smaller capacity"):
+            buffer.add(**columns(32))
+    for name, value in columns_of_state(buffer).items():
+        assert value.equal(before[name]), name
+    assert len(buffer) == 4
+    buffer.add(**columns(32, 5.0))
+    assert len(buffer) == 36
+    assert buffer.get(buffer.order()).obs[:, 0].tolist() == [1.0] * 4 + [5.0] * 32
+
+
+def columns_of_state(buffer):
+    """Without what tells of room for final observations, which may have grown."""
+    state = buffer.state_dict().items()
+    room = ("state", "free", "finals")
+    return {k: v for k, v in state if isinstance(v, torch.Tensor) and k not in room}
+
+
+def test_an_episode_for_which_memory_is_missing_changes_nothing(monkeypatch):
+    buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
+
+    def add(length):
+        buffer.add_episode({
+            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
+            "rewards": np.arange(length, dtype=np.float32),
+        })  # fmt: skip
+
+    add(5)
+    with monkeypatch.context() as patch:
+        patch.setattr("buffers.episodic.storage.StagingBlock", lack_memory)
+        with pytest.raises(BufferMemoryError, match="staging an episode"):
+            add(40)
+    assert (buffer.num_episodes, len(buffer)) == (1, 5)
+    add(4)  # into the block that was there
+    assert buffer.episode(1)["rewards"].tolist() == [0, 1, 2, 3]
+
+
+def test_numbers_of_a_policy_are_stored_as_the_space_has_them():
+    space = Box(-1, 1, (2,), np.float64)
+    rollout = RolloutBuffer(1, 3, OBS, space, autoreset_mode="NextStep", staged=True)
+    rollout.start(np.zeros((3, 3), np.float32))
+    actions, seen = torch.linspace(-1, 1, 6).view(3, 2), Copies()
+    with seen:
+        given = rollout.put(0, actions=actions, log_probs=actions[:, 0], values=actions[:, 1])
+    assert given.dtype == np.float64
+    np.testing.assert_array_equal(given, actions.double().numpy())
+    assert seen.found == [(torch.float64, torch.float64)] + [(torch.float32, torch.float32)] * 2
+
+
+class Copies(TorchDispatchMode):
+    """Notes the dtypes of copies of several tensors at once, where to and where from."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ == "_foreach_copy_":
+            pairs = zip(*args[:2], strict=True)
+            self.found += [(target.dtype, source.dtype) for target, source in pairs]
+        return func(*args, **(kwargs or {}))
+
+
+def test_generators_of_devices_and_of_the_host_are_told_apart():
+    """torch's state on a GPU has as many bytes as the words of the host's."""
+    host, device = HostGenerator(0), DeviceGenerator(0, CPU)
+    device._kind = np.frombuffer(b"cuda    ", np.uint8)
+    at_16 = np.arange(16, dtype=np.uint8)
+    assert host.get_state().shape == at_16.shape
+    state = device.get_state()
+    assert device.accepts_state(state)
+    assert not device.accepts_state(state[:-8])
+    assert not device.accepts_state(at_16[:4])
+    assert not host.accepts_state(np.concatenate([at_16, device._kind]))
+    before = device.torch.get_state()
+    torch.rand(3, generator=device.torch)
+    device.set_state(state)
+    assert device.torch.get_state().equal(before)
+
+
+class Transfers(TorchDispatchMode):
+    """Notes copies that wait: of arrays to another memory, without `non_blocking`."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in {"_to_copy", "item", "_local_scalar_dense", "nonzero"}:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_updates_and_minibatches_are_sent_without_waiting():
+    buffer = PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
+    buffer.add(**columns(8))
+    rollout = filled_rollout(staged=True)
+    rollout.compute_advantages(np.zeros(2, np.float32))
+    rollout.is_first_at(0)
+    with Transfers() as transfers:
+        for _ in range(3):
+            buffer.update_priorities(np.array([1, 6, 2]), np.array([4.0, 9.0, 1.0]))
+            taken = list(rollout.minibatches(2)) + list(rollout.minibatches(2, fixed=True))
+            taken += list(rollout.sequences(2, length=2))
+    assert not transfers.found
+    assert buffer.priorities[[1, 6, 2]].tolist() == pytest.approx([4**0.6, 9**0.6, 1.0])
+    assert all(len(batch.actions) for batch in taken)
+    plain = filled_rollout()
+    plain.compute_advantages(np.zeros(2, np.float32))
+    for make in (
+        lambda one: one.minibatches(2),
+        lambda one: one.minibatches(3, fixed=True),
+        lambda one: one.sequences(2, length=2),
+    ):
+        first, second = filled_rollout(), filled_rollout(staged=True)
+        for one in (first, second):
+            one.compute_advantages(np.zeros(2, np.float32))
+        for a, b in zip(list(make(first)), list(make(second)), strict=True):
+            assert a.indices.equal(b.indices)
+            torch.testing.assert_close(a.advantages, b.advantages)
+
+
+def test_tensors_of_another_device_are_refused():
+    buffer = PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
+    buffer.add(**columns(4))
+    elsewhere = torch.zeros(2, device="meta")
+    with pytest.raises(BufferMisuseError, match="lies on meta, expected the CPU"):
+        buffer.update_priorities(elsewhere.long(), elsewhere)
+    with pytest.raises(BufferMisuseError, match="lies on meta, expected the CPU"):
+        buffer.add(**{**columns(4), "rewards": torch.zeros(4, device="meta")})

@@ -19,7 +19,7 @@ class HostDevice(TorchMemory):
         return self._free_bytes
 
     def host_zeros(self, count):
-        return torch.zeros(count, dtype=torch.int64)
+        return torch.zeros(count, dtype=torch.int64, device="cpu")
 
     def load(self, kernels, params):
         thread = [0]

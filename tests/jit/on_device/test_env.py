@@ -401,3 +401,27 @@ def test_a_device_launches_on_torchs_stream_with_the_addresses_of_all_arguments(
     cuda.is_available = lambda: False
     with pytest.raises(DeviceError, match="sees no CUDA device"):
         devices.open_device("cuda")
+
+
+def test_envs_made_under_modes_of_torch_are_those_made_without():
+    """A default device must not be that of memory of the host, nor may tensors be frozen."""
+    on_cpu, _ = pair()
+    with torch.inference_mode(), torch.device("meta"):
+        _, on_device = pair()
+        assert_same([on_device.reset(seed=2)[0]], [on_cpu.reset(seed=2)[0]])
+    on_device.last_lengths.add_(0)
+    with torch.device("meta"):
+        on_device.reset(seed=3)
+    on_cpu.reset(seed=3)
+    actions = np.stack([on_cpu.single_action_space.sample() for _ in range(N)])
+    with torch.device("meta"):
+        found = on_device.step(actions)[:4]
+    assert_same(found, on_cpu.step(actions)[:4])
+    assert_same_state(on_device, on_cpu)
+
+
+def test_pages_that_a_device_writes_to_are_memory_of_the_host(monkeypatch):
+    seen, zeros = [], torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda count, **given: (seen.append(given), zeros(count)))
+    devices._Cuda.host_zeros(None, 1)
+    assert seen == [{"dtype": torch.int64, "device": "cpu", "pin_memory": True}]

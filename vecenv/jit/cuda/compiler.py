@@ -453,24 +453,33 @@ def loaded(name: str, code: bytes) -> Callable[[int, int, int, int], None]:
         DeviceError: The driver of the device refuses the code.
     """
     cuda_driver = _module("cuda.bindings.driver")
+    results = cuda_driver.CUresult
 
-    def checked(result: tuple[Any, ...], doing: str) -> Any:
-        if result[0] != cuda_driver.CUresult.CUDA_SUCCESS:
-            raise DeviceError(
-                f"{doing} {name} failed with {result[0].name}: is the driver of the device "
-                f"older than the compiler ({_versions()})?"
-            )
+    def checked(result: tuple[Any, ...], doing: str, why: str = "") -> Any:
+        if result[0] != results.CUDA_SUCCESS:
+            raise DeviceError(f"{doing} {name} failed with {result[0].name}{why}")
         return result[1] if len(result) > 1 else None
 
-    module = checked(cuda_driver.cuModuleLoadData(code), "loading the code of")
-    function = checked(
-        cuda_driver.cuModuleGetFunction(module, _ENTRY.encode()), "finding the kernel of"
+    error, number = cuda_driver.cuDriverGetVersion()
+    known = f"{number // 1000}.{number % 1000 // 10}" if error == results.CUDA_SUCCESS else "?"
+    why = (
+        f": the driver of the device is for CUDA {known}, the code was made by {_versions()}; a "
+        "compiler of a later major version than the driver's makes code that it does not know"
     )
+    module = checked(cuda_driver.cuModuleLoadData(code), "loading the code of", why)
+    function = checked(
+        cuda_driver.cuModuleGetFunction(module, _ENTRY.encode()), "finding the kernel of", why
+    )
+    context = checked(cuda_driver.cuCtxGetCurrent(), "finding the context of")
     run: Any = cuda_driver.cuLaunchKernel
 
     def launch(num_blocks: int, block_size: int, stream: int, places: int) -> None:
         result = run(function, num_blocks, 1, 1, block_size, 1, 1, 0, stream, places, 0)
-        if result[0] != cuda_driver.CUresult.CUDA_SUCCESS:
+        if result[0] == results.CUDA_ERROR_INVALID_CONTEXT:
+            # A thread in which torch has not needed one so far: memory comes from torch's cache.
+            checked(cuda_driver.cuCtxSetCurrent(context), "entering the context of")
+            result = run(function, num_blocks, 1, 1, block_size, 1, 1, 0, stream, places, 0)
+        if result[0] != results.CUDA_SUCCESS:
             checked(result, "launching the kernel of")
 
     return launch

@@ -128,7 +128,8 @@ class _Cuda(TorchMemory):
         import torch
 
         # Pinned pages have one address for host and device.
-        return torch.zeros(count, dtype=torch.int64, pin_memory=True)
+        # Whatever torch's default device is: only memory of the host can be pinned.
+        return torch.zeros(count, dtype=torch.int64, device="cpu", pin_memory=True)
 
     def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
         import torch
@@ -170,7 +171,7 @@ class _Simulated(TorchMemory):
     def host_zeros(self, count: int) -> Any:
         import torch
 
-        return torch.zeros(count, dtype=torch.int64)
+        return torch.zeros(count, dtype=torch.int64, device="cpu")
 
     def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
         simulate = compiler.simulated(kernels, params)

@@ -124,7 +124,10 @@ class CudaVectorEnv(VecEnv):
         )
         self._actions: Any = DeviceActions(self.single_action_space, self.num_envs, self.device)
         self._require_memory()
-        self._allocate_envs()
+        import torch
+
+        with torch.inference_mode(False):  # what is made in it can't be changed outside
+            self._allocate_envs()
         self._launch = self._device.load(self.kernels, host.params)
 
     def _require_memory(self) -> None:
