@@ -63,7 +63,7 @@ class PackedAdder:
         rewards = columns["rewards"]
         flags = terminations, truncations = columns["terminations"], columns["truncations"]
         ids = self._no_ids if env_ids is None else env_ids
-        if not all(map(_is_plain, (rewards, ids, *flags))) or rewards.ndim != 1:
+        if not all(map(_is_plain, (rewards, ids, *flags))) or not rewards.ndim == ids.ndim == 1:
             return False
         if rewards.dtype not in _REWARDS or ids.dtype != _IDS:
             return False

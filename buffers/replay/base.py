@@ -350,6 +350,12 @@ class ReplayBuffer(SavedBuffer):
                 )
             except (TypeError, NumbaError):  # other types than those it was compiled for
                 is_added = False
+                if self._storage.fit_add_rows(rewards):
+                    self._add_rows = self._storage.add_rows
+                    return self.add(
+                        obs=obs, next_obs=next_obs, actions=actions, rewards=rewards,
+                        terminations=terminations, truncations=truncations, env_ids=env_ids,
+                    )  # fmt: skip
             if is_added:
                 if self._sequences is not None:
                     self._follow()

