@@ -13,7 +13,7 @@ CAGE4_ARGS ?=
 FUZZ_ARGS ?=
 # Processes that `make test` runs at a time; 0 for one that a debugger can stop. One more than two
 # cores, as tests wait for a third of their time.
-JOBS ?= 4
+JOBS ?= 3
 # More pytest arguments, as in `make test PYTEST_ARGS="-k sync -x"`.
 PYTEST_ARGS ?=
 # More arguments of `uv pip install` in check-lowest: `--torch-backend cpu` takes torch without CUDA,

@@ -352,8 +352,8 @@ class ReplayBuffer(SavedBuffer):
                 is_added = False
                 if self._storage.fit_add_rows(rewards):
                     self._add_rows = self._storage.add_rows
-                    return self.add(
-                        obs=obs, next_obs=next_obs, actions=actions, rewards=rewards,
+                    return ReplayBuffer.add(
+                        self, obs=obs, next_obs=next_obs, actions=actions, rewards=rewards,
                         terminations=terminations, truncations=truncations, env_ids=env_ids,
                     )  # fmt: skip
             if is_added:

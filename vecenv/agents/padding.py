@@ -37,11 +37,8 @@ def pad_observation_space(spaces: Mapping[Any, Space]) -> Space:
     """
     agents, all_spaces = list(spaces), list(spaces.values())
     first = all_spaces[0]
-    if all(space == first for space in all_spaces):
+    if _are_same(spaces, "observes"):
         return first
-    for agent, space in spaces.items():
-        if type(space) is not type(first) or not _can_be_padded(space, first):
-            raise _unlike("observes", agent, space, agents[0], first)
     if isinstance(first, Box):
         return _padded_box(all_spaces)
     if isinstance(first, Discrete):
@@ -62,11 +59,9 @@ def pad_action_space(spaces: Mapping[Any, Space]) -> Space:
     """
     agents, all_spaces = list(spaces), list(spaces.values())
     first = all_spaces[0]
-    if all(space == first for space in all_spaces):
+    if _are_same(spaces, "acts in"):
         return first
     for agent, space in spaces.items():
-        if type(space) is not type(first) or not _can_be_padded(space, first):
-            raise _unlike("acts in", agent, space, agents[0], first)
         if isinstance(space, Box) and isinstance(first, Box):
             shared = min(len(space.low), len(first.low)) if len(first.shape) == 1 else None
             if not (
@@ -203,6 +198,17 @@ def _padded_box(spaces: Sequence[Any]) -> Box:
 
 def _part(spaces: Mapping[Any, Any], key: Any) -> dict[Any, Space]:
     return {agent: space.spaces[key] for agent, space in spaces.items()}
+
+
+def _are_same(spaces: Mapping[Any, Space], verb: str) -> bool:
+    """Whether all spaces are one; else check that each is of the first one's kind."""
+    first_agent, first = next(iter(spaces.items()))
+    if all(space == first for space in spaces.values()):
+        return True
+    for agent, space in spaces.items():
+        if type(space) is not type(first) or not _can_be_padded(space, first):
+            raise _unlike(verb, agent, space, first_agent, first)
+    return False
 
 
 def _unlike(verb: str, agent: Any, space: Space, first: Any, other: Space) -> ValueError:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
+from numba.core import config
 
 from buffers import BufferMisuseError, SharedReplayBuffer
 
 SPACE = Dict({"a": Box(-9, 9, (3,)), "b": Box(0, 255, (2, 2), np.uint8)})
 NUM_ENVS = 2
+is_jit_off = bool(config.DISABLE_JIT)
 
 
 def observe(rng):
@@ -60,6 +62,20 @@ def test_both_ways_leave_the_same(store_next):
             for other in drawn[1:]:
                 expected = getattr(drawn[0], name)
                 torch.testing.assert_close(getattr(other, name), expected, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(is_jit_off, reason="nothing is compiled")
+def test_rewards_of_either_precision_are_added_by_compiled_code(monkeypatch):
+    buffer = SharedReplayBuffer(20, Box(-9, 9, (3,)), Discrete(3), seed=0)
+    buffer._adder = None
+    monkeypatch.setattr(buffer, "_add_checked", None)  # all else goes through it
+    for number, dtype in enumerate((np.float64, np.float32, np.float32, np.float64)):
+        obs, flags = np.zeros((2, 3), np.float32), np.zeros(2, bool)
+        buffer.add(
+            obs=obs, next_obs=obs, actions=np.zeros(2, np.int64),
+            rewards=np.full(2, number, dtype), terminations=flags, truncations=flags,
+        )  # fmt: skip
+    assert buffer.get(buffer.order()).rewards.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_what_does_not_fit_changes_nothing():

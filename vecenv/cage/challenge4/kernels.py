@@ -71,19 +71,19 @@ def _team_and_messages(a):
 
 
 @njit
-def _column(a, i):
+def _of_groups(z, h, last, i):
     return (
-        np.int64(a[0, i]),
-        np.int64(a[1, i]),
-        np.int64(a[2, i]),
-        np.int64(a[3, i]),
-        np.int64(a[4, i]),
+        np.int64(z[0, i]),
+        np.int64(z[1, i]),
+        np.int64(z[2, i]),
+        np.int64(z[3, i]),
+        np.int64(h[last, i]),
     )
 
 
 @njit
 def _padded_and_messages(a):
-    return _column(a, 0) + _column(a, 1)
+    return _of_groups(a, a, 4, 0) + _of_groups(a, a, 4, 1)
 
 
 @njit
@@ -95,20 +95,9 @@ def _two_groups(actions):
 
 
 @njit
-def _of_groups(z, h, i):
-    return (
-        np.int64(z[0, i]),
-        np.int64(z[1, i]),
-        np.int64(z[2, i]),
-        np.int64(z[3, i]),
-        np.int64(h[0, i]),
-    )
-
-
-@njit
 def _two_groups_and_messages(actions):
     z, h = actions
-    return _of_groups(z, h, 0) + _of_groups(z, h, 1)
+    return _of_groups(z, h, 0, 0) + _of_groups(z, h, 0, 1)
 
 
 @njit
