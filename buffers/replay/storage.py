@@ -374,17 +374,18 @@ def _compiled_add(layout: RowLayout, rewards: np.dtype) -> Callable[..., bool] |
 
         obs, actions = (array(dtype, ndim + 1) for dtype, ndim in leaves_key)
         words, flags = array(np.int64, 1), array(np.bool_, 1)
-        types = words, words, obs, obs, actions, array(rewards, 1), flags, flags
+        given = array(rewards, 1)
+        signature = numba.types.boolean(words, words, obs, obs, actions, given, flags, flags)
         compiled = njit(cache=True)(kernel.py_func)
-        compiled.compile(numba.types.boolean(*types))
+        compiled.compile(signature)
         compiled.disable_compile()
-        is_safe = _refuses_swapped(compiled, *leaves_key, rewards)
+        is_safe = _refuses_swapped(compiled, rewards, *leaves_key)
         _compiled[key] = compiled if is_safe else None
     return _compiled[key]
 
 
 def _refuses_swapped(
-    kernel: Any, obs: tuple[str, int], action: tuple[str, int], reward: np.dtype
+    kernel: Any, reward: np.dtype, obs: tuple[str, int], action: tuple[str, int]
 ) -> bool:
     """Whether a compiled `add_rows` refuses arrays of the other byte order, from now on for ever.
 
@@ -395,9 +396,9 @@ def _refuses_swapped(
 
     Args:
         kernel: Compiled for certain signatures.
+        reward: Dtype of the rewards.
         obs: Dtype of the observations, and number of axes of one.
         action: The same of the actions.
-        reward: Dtype of the rewards.
     """
     observations, actions = (np.zeros((2,) * (n + 1), dtype) for dtype, n in (obs, action))
     ids, rewards, flags = np.zeros(2, np.int64), np.zeros(2, reward), np.zeros(2, np.bool_)

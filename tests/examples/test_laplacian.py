@@ -1,5 +1,6 @@
 """examples/laplacian.py: the env, what is exact, the objective, refusals, and (slow) the score."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ LAYOUTS = {
     "square": "#####\n#...#\n#...#\n#...#\n#####",
     "one cell": "###\n#.#\n###",
 }
-ONE_CELL = pytest.param("one cell", marks=pytest.mark.slow)  # each layout is compiled for itself
+ONE_CELL = pytest.param("one cell", marks=pytest.mark.slow)
 SMALL = {"num_updates": 3, "num_envs": 10, "num_episodes": 20, "episode_steps": 20}
 
 
@@ -27,7 +28,11 @@ laplacian = load_example("laplacian")
 
 
 def make_rooms(name):
-    return laplacian.Rooms(LAYOUTS[name] or laplacian.ROOMS)
+    """Rooms of a layout; others than the example's are stepped in Python, not compiled each."""
+    rooms = laplacian.Rooms(LAYOUTS[name] or laplacian.ROOMS)
+    if LAYOUTS[name]:
+        rooms.make_envs = functools.partial(rooms.make_envs, debug=True)
+    return rooms
 
 
 def small(folder, **options):
