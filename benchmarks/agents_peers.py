@@ -1,0 +1,193 @@
+"""Vector envs of other libraries for PettingZoo's games, each in an environment of its own.
+
+    python -m venv agilerl; agilerl/bin/pip install agilerl 'pettingzoo[butterfly]' mpe2
+    python -m venv rllib; rllib/bin/pip install 'ray[rllib]' torch 'pettingzoo[butterfly]' mpe2
+    python benchmarks/agents_peers.py agilerl=agilerl/bin/python rllib=rllib/bin/python
+
+Their versions exclude one another, so that each peer is another program, told when to run a round;
+rounds alternate with two bare loops and `make_vec_agents` (see agents.py). AgileRL's
+`AsyncPettingZooVecEnv` has a process per game; RLlib's `SyncVectorMultiAgentEnv` is in one process,
+so that there are two of them with half of the games, which know nothing of each other, as two
+bare loops do; PufferLib's `Multiprocessing` has two workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+NUM_PROCESSES = {"agilerl": 1, "rllib": 2, "pufferlib": 1}
+NUM_DRAWS = 32
+Run = Callable[[int], None]
+
+
+def agilerl_loop(make_game: Callable[[], Any], num_games: int) -> Run:
+    """Return a function that steps AgileRL's vector env so many times."""
+    from agilerl.vector.pz_async_vec_env import (  # pyright: ignore[reportMissingImports]
+        AsyncPettingZooVecEnv,
+    )
+
+    envs = AsyncPettingZooVecEnv([make_game] * num_games)
+    envs.reset(seed=0)
+    game = make_game()
+    spaces = {agent: game.action_space(agent) for agent in game.possible_agents}
+    draws = [
+        {agent: np.stack([space.sample() for _ in range(num_games)]) for agent, space in all_of}
+        for all_of in [list(spaces.items())] * NUM_DRAWS
+    ]
+
+    def run(num_steps: int) -> None:
+        for t in range(num_steps):
+            envs.step(draws[t % NUM_DRAWS])
+
+    return run
+
+
+def rllib_loop(make_game: Callable[[], Any], num_games: int) -> Run:
+    """Return a function that steps RLlib's vector env so many times."""
+    from ray.rllib.env.vector.sync_vector_multi_agent_env import (  # pyright: ignore[reportMissingImports]
+        SyncVectorMultiAgentEnv,
+    )
+    from ray.rllib.env.wrappers.pettingzoo_env import (  # pyright: ignore[reportMissingImports]
+        ParallelPettingZooEnv,
+    )
+
+    envs = SyncVectorMultiAgentEnv([lambda: ParallelPettingZooEnv(make_game())] * num_games)
+    envs.reset(seed=0)
+    games = [env.unwrapped.par_env for env in envs.envs]
+    spaces = {agent: games[0].action_space(agent) for agent in games[0].possible_agents}
+    draws = [{agent: space.sample() for agent, space in spaces.items()} for _ in range(NUM_DRAWS)]
+
+    def run(num_steps: int) -> None:
+        for t in range(num_steps):
+            actions = draws[t % NUM_DRAWS]
+            envs.step([{agent: actions[agent] for agent in game.agents} for game in games])
+
+    return run
+
+
+def pufferlib_loop(make_game: Callable[[], Any], num_games: int) -> Run:
+    """Return a function that steps PufferLib's vector env so many times."""
+    import pufferlib.emulation  # pyright: ignore[reportMissingImports]
+    import pufferlib.vector  # pyright: ignore[reportMissingImports]
+
+    def make(buf: Any = None, seed: int = 0) -> Any:
+        return pufferlib.emulation.PettingZooPufferEnv(env=make_game(), buf=buf, seed=seed)
+
+    envs = pufferlib.vector.make(
+        make, num_envs=num_games, num_workers=2, backend=pufferlib.vector.Multiprocessing
+    )
+    envs.reset()
+    draws = [envs.action_space.sample() for _ in range(NUM_DRAWS)]
+
+    def run(num_steps: int) -> None:
+        for t in range(num_steps):
+            envs.step(draws[t % NUM_DRAWS])
+
+    return run
+
+
+def serve(peer: str, module: str, num_games: int) -> None:
+    """Be a peer: run as many steps as a line of the standard input says, and answer."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    warnings.filterwarnings("ignore")
+    make_game = importlib.import_module(module).parallel_env
+    run = {"agilerl": agilerl_loop, "rllib": rllib_loop, "pufferlib": pufferlib_loop}[peer](
+        make_game, num_games
+    )
+    for line in sys.stdin:
+        run(int(line))
+        answers.write("done\n")
+        answers.flush()
+    os._exit(0)  # with the processes of the peer
+
+
+class Peer:
+    """Programs of a peer that share the games."""
+
+    def __init__(self, peer: str, python: str, module: str, num_games: int) -> None:
+        count = NUM_PROCESSES[peer]
+        call = [python, __file__, "--serve", peer, module, str(num_games // count)]
+        self.programs = [
+            subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(count)
+        ]
+
+    def run(self, num_steps: int) -> None:
+        for program in self.programs:
+            assert program.stdin is not None
+            program.stdin.write(f"{num_steps}\n")
+            program.stdin.flush()
+        for program in self.programs:
+            assert program.stdout is not None
+            if program.stdout.readline() != "done\n":
+                raise RuntimeError(f"{program.args} ended; what it printed says why")
+
+    def close(self) -> None:
+        for program in self.programs:
+            assert program.stdin is not None
+            program.stdin.close()
+            program.wait(60)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("peers", nargs="+", metavar="PEER=PYTHON", help=", ".join(NUM_PROCESSES))
+    parser.add_argument("--games", nargs="+", default=["spread"])
+    parser.add_argument("--num-games", type=int, default=16)
+    parser.add_argument("--repetitions", type=int, default=7)
+    options = parser.parse_args()
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    warnings.filterwarnings("ignore")
+    from agents import BARE, GAMES, bare_loop, our_loop, rows_of
+    from async_envs import LooseProcesses
+    from measure import alternate, machine, markdown_table
+
+    from vecenv import make_vec_agents
+
+    print(machine("numpy", "gymnasium", "pettingzoo"))
+    rows = []
+    for name in options.games:
+        module, _, num_steps = GAMES[name]
+        make_game = importlib.import_module(module).parallel_env
+        loose = LooseProcesses(functools.partial(bare_loop, make_game), options.num_games)
+        envs = make_vec_agents(
+            make_game,
+            options.num_games,
+            backend="async",
+            vector_kwargs={"num_workers": 2, "threads_per_worker": 1},
+        )
+        made: list[Any] = [loose, envs]
+        loop = our_loop(envs, num_steps)
+        cases: dict[str, Callable[[], object]] = {
+            BARE: functools.partial(loose.run, num_steps),
+            "vecenv, async, 2 workers": loop,
+        }
+        for choice in options.peers:
+            peer, _, python = choice.partition("=")
+            made.append(Peer(peer, python, module, options.num_games))
+            cases[peer] = functools.partial(made[-1].run, num_steps)
+        rates = alternate(cases, options.num_games * num_steps, options.repetitions)
+        rows += rows_of(name, rates)
+        for one in made:
+            one.close()
+    header = ["game", "stepped by", "game-steps/s", "from – to", f"of {BARE}"]
+    print(markdown_table(header, rows))
+
+
+if __name__ == "__main__":
+    main()
