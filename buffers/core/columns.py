@@ -166,12 +166,19 @@ def allocate_columns(
     """
     specs = list(specs)
     host_bytes, device_bytes = spec_bytes(specs, staged)
+    if device.type == "cuda":
+        host_bytes += sum(_unused_bytes(spec) for spec in specs if spec.place == "both")
     if staged and device.type == "cpu":
         host_bytes, device_bytes = host_bytes + device_bytes, 0
     if device_bytes:
         check_fits(what, device_bytes, device, advice)
     with allocation(what, host_bytes, torch.device("cpu"), advice):
         return {spec.name: Column(spec, device, staged, allocate) for spec in specs}
+
+
+def _unused_bytes(spec: ColumnSpec) -> int:
+    """What torch takes for pinned pages besides those asked for: it rounds up to a power of 2."""
+    return (1 << (spec.nbytes - 1).bit_length()) - spec.nbytes if spec.nbytes else 0
 
 
 def _allocate_pages(

@@ -22,7 +22,9 @@ from buffers.core.arguments import (
     read_steps,
     read_valid,
     resolve_device,
+    tree_leaves,
 )
+from buffers.core.columns import torch_dtype
 from buffers.core.errors import BufferMemoryError, BufferMisuseError
 from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
@@ -140,6 +142,9 @@ class ReplayBuffer(SavedBuffer):
         self._add_rows, self._no_ids = self._storage.add_rows, np.zeros(0, np.int64)
         self._column_names = column_names(self._storage.layout, has_weights=self._has_weights)
         self._adder = PackedAdder.of(self._storage)
+        # On the CPU values are looked at, which costs little there.
+        self._takes_tensors = self.device.type != "cpu" and self._storage.takes_tensors
+        self._takes_tensors &= self._sequences is None
         self._where = self._storage.addresses.words
         made = {**(own or {}), "num_envs": num_envs, "device": self.device, "staged": staged}
         self._remember(maker, capacity, *spaces, **made, **rows)
@@ -303,7 +308,10 @@ class ReplayBuffer(SavedBuffer):
     ) -> None:
         """Add K transitions, any number of them; all are copied.
 
-        The quickest are C-contiguous NumPy arrays of the dtypes of the spaces.
+        The quickest are C-contiguous NumPy arrays of the dtypes of the spaces. In a buffer on a
+        GPU also tensors there, of these dtypes, with float32 rewards and bool flags, if rows are
+        single steps with `next_obs` (n_step 1): they are copied on the device, nothing waits, and
+        their values are not looked at.
 
         Args:
             obs: (K, *obs_shape), nested like the space.
@@ -373,7 +381,44 @@ class ReplayBuffer(SavedBuffer):
                 self._follow()
             return
         given = {name: column for name, column in columns.items() if column is not None}
+        if self._takes_tensors and valid is None and isinstance(rewards, torch.Tensor):
+            tensors = self._tensors_of({**given, **extras})
+            if tensors is not None:
+                self._add_tensors(tensors, env_ids)
+                return
         self._add_checked({**given, **extras}, env_ids, valid)
+
+    def _tensors_of(self, columns: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
+        """Columns by path, if all are tensors on the device and as they are stored; else None."""
+        layout, count = self._storage.layout, len(columns["rewards"])
+        flags = ("terminations", "truncations")
+        names = {"obs", "next_obs", "actions", "rewards", *flags, *layout.extras}
+        if columns.keys() != names or not 0 < count <= self.capacity:
+            return None
+        found: dict[str, Any] = {name: columns[name] for name in names - {"obs", "next_obs"}}
+        for name, paths in (("obs", layout.obs), ("next_obs", layout.next_obs)):
+            leaves = tree_leaves(layout.observation_space, columns[name], name)
+            found |= dict(zip(paths, leaves, strict=True))
+        for path, tensor in found.items():
+            field = layout.fields[path]
+            if not (
+                isinstance(tensor, torch.Tensor)
+                and tensor.device == self.device
+                and tensor.dtype == torch_dtype(field.dtype)
+                and tensor.shape == (count, *field.shape)
+            ):
+                return None
+            found[path] = tensor.detach()
+        return found
+
+    def _add_tensors(self, tensors: Mapping[str, torch.Tensor], env_ids: Any) -> None:
+        count, num_envs = len(tensors["rewards"]), self.num_envs or 0
+        ids = read_row_ids(env_ids, count, num_envs, self.device)
+        self._write_tensors(tensors, ids if num_envs else self._no_ids)
+
+    @exclusive
+    def _write_tensors(self, tensors: Mapping[str, torch.Tensor], ids: np.ndarray) -> None:
+        self._storage.write_tensors(tensors, ids)
 
     def _add_checked(self, columns: Mapping[str, Any], env_ids: Any, valid: Any) -> None:
         arrays = read_steps(columns, self._storage.layout, self.device)

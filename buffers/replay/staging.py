@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from buffers.core.kernels import scatter_field
-from buffers.core.rows import RowLayout, as_words
+from buffers.core.rows import RowLayout, as_words, plan_view, view_fields
 from buffers.core.staging import StagingBlock, StagingBlocks
 from buffers.replay import layout as at
 
@@ -40,11 +40,14 @@ class Staging:
         if "link" in layout.fields:
             self._links = rows.view(torch.int32)[:, layout.fields["link"].offset // 4]
         self._blocks = StagingBlocks(rows.device, _ADVICE)
+        self._places = StagingBlocks(rows.device, _ADVICE)
+        plans = [plan_view(field) for field in layout.fields.values()]
+        self._columns = dict(zip(layout.fields, view_fields(rows, plans), strict=True))
 
     @property
     def nbytes(self) -> int:
         """Bytes held, on host and device together."""
-        return self._blocks.nbytes + self.counts.nbytes
+        return self._blocks.nbytes + self._places.nbytes + self.counts.nbytes
 
     def _size(self, count: int) -> int:
         lists = 5 if self._links is not None else 1
@@ -57,6 +60,22 @@ class Staging:
             BufferMemoryError: It is missing; nothing was changed.
         """
         self._blocks.reserve(f"staging {count} rows", self._size(count))
+
+    def reserve_places(self, count: int) -> None:
+        """See to memory for `write_tensors` of `count` rows; raises as `reserve`."""
+        self._places.reserve(f"the places of {count} rows", 8 * (len(self.counts) + count))
+
+    def write_tensors(self, columns: Mapping[str, torch.Tensor], rows: np.ndarray) -> None:
+        """Write transitions that are on the device, and as they are stored.
+
+        Args:
+            columns: (K, ...) by path.
+            rows: int64 (K,), distinct, where they go.
+        """
+        counts, where = self._places.send("places", self.host_counts(), rows)
+        self.counts.copy_(counts)
+        for path, column in columns.items():
+            self._columns[path].index_copy_(0, where, column)
 
     def write(
         self,

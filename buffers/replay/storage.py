@@ -209,6 +209,30 @@ class ReplayStorage:
             offset = self.layout.fields["link"].offset
             write_links(self.table, rows, befores, codes, offset)
 
+    @property
+    def takes_tensors(self) -> bool:
+        """Whether nothing of a row has to be known on the host; see `write_tensors`."""
+        others = {"link", "env_ids", "frame_ids"}
+        return self.staging is not None and not others & self.layout.fields.keys()
+
+    def write_tensors(self, columns: Mapping[str, torch.Tensor], env_ids: np.ndarray) -> None:
+        """Write transitions that are on the device already.
+
+        Args:
+            columns: Tensors (K, ...) by path, on the device, of the dtypes of the layout; no more
+                rows than a ring has.
+            env_ids: As in `write`.
+
+        Raises:
+            BufferMemoryError: There is no memory for K numbers; nothing was changed.
+        """
+        assert self.staging is not None
+        count = len(columns["rewards"])
+        self.staging.reserve_places(count)
+        rows, befores, envs = np.empty((3, count), np.int64)
+        place_rows(self.state, env_ids, np.zeros(count, np.bool_), rows, befores, envs)
+        self.staging.write_tensors(columns, rows)
+
     def _envs_of(self, env_ids: np.ndarray, count: int) -> np.ndarray:
         """int64 (K,), the environment of each row of an add."""
         return env_ids if len(env_ids) else np.arange(count) % int(self.state[at.NUM_ENVS])

@@ -433,7 +433,9 @@ class RolloutBuffer(StatefulBuffer):
             and obs.shape == self.obs.shape[1:]
         ):
             return [obs.detach()]
-        return read_nest("obs", obs, self.observation_space, layout.obs_leaves, self.num_envs)
+        return read_nest(
+            "obs", obs, self.observation_space, layout.obs_leaves, self.num_envs, device
+        )
 
     def write_obs(self, t: int, obs: Any) -> None:
         """Replace the observations before step t, as after resetting some envs under DISABLED.
@@ -599,7 +601,8 @@ class RolloutBuffer(StatefulBuffer):
 
         Args:
             t: 0 to T - 1.
-            env_ids: int (K,), the environments; or a mask bool (N,), as `infos["_final_obs"]`.
+            env_ids: int (K,), the environments; or a mask bool (N,), as `infos["_final_obs"]`. A
+                tensor on a device is waited for.
             values: float (K,), estimated values of their final observations.
 
         Raises:
@@ -615,7 +618,7 @@ class RolloutBuffer(StatefulBuffer):
                 "the next row, and values[t + 1] its value; leave the call out"
             )
         t = operator.index(t)
-        ids = read_distinct_ids(env_ids, self.num_envs)
+        ids = read_distinct_ids(env_ids, self.num_envs, self.device)
         found = read_tensor("values", values, (len(ids),), torch.float32)
         where = torch.from_numpy(ids).to(self.device)
         self.final_values[t].index_copy_(0, where, found.to(self.device, torch.float32))

@@ -24,7 +24,8 @@ class Ranks:
 
     `Ranks()` is a process alone, for which each method returns what it was given. `Ranks.join`
     finds the others. All ranks have to call the same methods in the same order. Every wait has a
-    deadline: if a rank ends, the others get a `RankError`.
+    deadline: if a rank ends, the others get a `RankError`. With NCCL, where the host does not wait
+    for a sum, torch ends the process when the deadline has passed, and its output says so.
 
     Objects go from rank to rank as pickles, so all of them have to be trusted.
 

@@ -1,21 +1,25 @@
 """What buffers do for devices, as far as it shows without one."""
 
+import contextlib
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from buffers import (
     BufferMemoryError,
     BufferMisuseError,
     EpisodicReplayBuffer,
+    PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     RolloutBuffer,
     SharedReplayBuffer,
 )
+from buffers.core.columns import ColumnSpec, allocate_columns
 from buffers.core.generator import DeviceGenerator, HostGenerator
 from buffers.core.guard import Guard, StreamOrder
 from buffers.core.memory import allocation, free_bytes
@@ -519,6 +523,30 @@ def test_generators_of_devices_and_of_the_host_are_told_apart():
     assert device.torch.get_state().equal(before)
 
 
+def test_room_for_pinned_pages_is_that_which_torch_takes(monkeypatch):
+    """Powers of two; nothing is allocated before it was compared with what is free."""
+    asked = []
+
+    @contextlib.contextmanager
+    def allocation(what, needed, device, advice):
+        asked.append((needed, device))
+        raise BufferMemoryError("not here")
+        yield
+
+    monkeypatch.setattr("buffers.core.columns.allocation", allocation)
+    monkeypatch.setattr("buffers.core.columns.check_fits", lambda *_: None)
+    specs = [
+        ColumnSpec("a", (3, 5), np.dtype(np.float32), "both"),
+        ColumnSpec("b", (64,), np.dtype(np.uint8), "both"),
+        ColumnSpec("c", (3,), np.dtype(np.float64), "host"),
+        ColumnSpec("d", (3,), np.dtype(np.float64), "device"),
+    ]
+    for device, expected in ((CUDA, 64 + 64 + 24), (CPU, 60 + 64 + 24 + 60 + 64 + 24)):
+        with pytest.raises(BufferMemoryError):
+            allocate_columns("it", specs, device, staged=True, allocate=None, advice="")
+        assert asked.pop() == (expected, CPU)
+
+
 class Transfers(TorchDispatchMode):
     """Notes copies that wait: of arrays to another memory, without `non_blocking`."""
 
@@ -570,3 +598,97 @@ def test_tensors_of_another_device_are_refused():
         buffer.update_priorities(elsewhere.long(), elsewhere)
     with pytest.raises(BufferMisuseError, match="lies on meta, expected the CPU"):
         buffer.add(**{**columns(4), "rewards": torch.zeros(4, device="meta")})
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor on a GPU, which is not here."""
+
+    device: Any = torch.device("cuda:1")
+    is_cpu: Any = False
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+def test_observations_and_masks_of_a_rollout_may_be_tensors_on_its_device():
+    rollout = RolloutBuffer(1, 3, OBS, ACTIONS, autoreset_mode="SameStep", staged=True)
+    rollout.device = CUDA
+    rollout.start(torch.full((3, 3), 0.5).as_subclass(Elsewhere))
+    assert rollout.obs_at(0).unique().tolist() == [0.5]
+    rollout.write_obs(0, torch.full((3, 3), 0.25).as_subclass(Elsewhere))
+    assert rollout.obs_at(0).unique().tolist() == [0.25]
+    mask = torch.tensor([True, False, True])
+    with pytest.raises(BufferMisuseError, match="lies on meta, expected the CPU or cuda:1"):
+        rollout.set_final_values(0, mask.to("meta"), torch.ones(2))
+    rollout.device = CPU  # where its memory is
+    with pytest.raises(BufferMisuseError, match="lies on cuda:1, expected the CPU; move it"):
+        rollout.set_final_values(0, mask.as_subclass(Elsewhere), torch.ones(2))
+    rollout.set_final_values(0, mask, torch.ones(2))
+    assert rollout.final_values is not None
+    assert rollout.final_values.tolist() == [[1, 0, 1]]
+
+
+@pytest.mark.parametrize("kind", [SharedReplayBuffer, PrioritizedReplayBuffer, PerEnvReplayBuffer])
+def test_tensors_on_the_device_are_added_there(kind):
+    space = Dict({"a": OBS, "b": Box(0, 255, (2, 2), np.uint8)})
+    options = {"num_envs": 4, "seed": 0, "extra_columns": {"cost": Box(0, 1, (2,))}}
+    options["capacity"] = 6 if kind is PerEnvReplayBuffer else 24
+    rng = np.random.default_rng(0)
+
+    def made(count):
+        def obs():
+            return {
+                "a": rng.standard_normal((count, 3), np.float32),
+                "b": rng.integers(0, 255, (count, 2, 2), np.uint8),
+            }
+
+        return {
+            "obs": obs(),
+            "next_obs": obs(),
+            "actions": rng.integers(0, 2, count),
+            "rewards": rng.standard_normal(count, np.float32),
+            "terminations": rng.random(count) < 0.3,
+            "truncations": rng.random(count) < 0.3,
+            "cost": rng.random((count, 2), np.float32),
+        }
+
+    def moved(column):
+        if isinstance(column, dict):
+            return {name: moved(part) for name, part in column.items()}
+        return torch.from_numpy(column.copy())
+
+    plain = kind(observation_space=space, action_space=ACTIONS, **options)
+    direct = kind(observation_space=space, action_space=ACTIONS, staged=True, **options)
+    assert not direct._takes_tensors  # on the CPU values are looked at
+    direct._takes_tensors = direct._storage.takes_tensors
+    for _ in range(18):  # past two ends of the ring
+        rows = made(4)
+        plain.add(**rows)
+        with Transfers() as transfers:
+            direct.add(**{name: moved(column) for name, column in rows.items()})
+        assert not transfers.found
+    assert not direct._storage.staging._blocks.nbytes  # for arrays of the host
+    one, other = (buffer.get(buffer.order()) for buffer in (plain, direct))
+    for name in ("obs", "next_obs"):
+        for leaf in ("a", "b"):
+            assert getattr(one, name)[leaf].equal(getattr(other, name)[leaf])
+    for name in ("actions", "rewards", "terminations", "truncations"):
+        assert getattr(one, name).equal(getattr(other, name)), name
+    assert one.extras["cost"].equal(other.extras["cost"])
+    if kind is PrioritizedReplayBuffer:
+        assert plain.priorities.equal(direct.priorities)
+    assert len(direct.sample(16).actions) == 16
+    rows = made(
+        4
+    )  # through the host, where they are checked: other dtypes, more than there is room
+    direct.add(**{**rows, "rewards": torch.ones(4).double()})
+    direct.add(**{name: moved(column) for name, column in made(100).items()})
+    with pytest.raises(BufferMisuseError, match="rewards has shape"):
+        direct.add(**{name: moved(column) for name, column in rows.items()} | {"rewards": 1.0})
+    assert len(direct) == 24
+
+
+def test_rows_that_follow_one_another_go_through_the_host():
+    for options in ({"n_step": 2, "gamma": 0.9}, {"store_next": False}):
+        buffer = SharedReplayBuffer(16, OBS, ACTIONS, num_envs=4, staged=True, **options)
+        assert not buffer._storage.takes_tensors

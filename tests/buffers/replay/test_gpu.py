@@ -5,7 +5,12 @@ import pytest
 import torch
 from replay_model import ACTIONS, OBS, CountingEnvs, ListModel, check_law, columns_of, decode
 
-from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
+from buffers import (
+    BufferMisuseError,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+)
 
 pytestmark = pytest.mark.gpu
 CLASSES = {
@@ -96,3 +101,40 @@ def test_checkpoints_go_on_bit_for_bit(kind, tmp_path):
     assert left.obs.equal(right.obs)
     assert left.next_obs.equal(right.next_obs)
     assert left.indices.equal(right.indices)
+
+
+def test_tensors_are_added_without_waiting_also_from_other_streams():
+    buffer = SharedReplayBuffer(64, OBS, ACTIONS, seed=0, device="cuda")
+    plain = SharedReplayBuffer(64, OBS, ACTIONS, seed=0)
+    envs = CountingEnvs(4)
+    steps = [columns_of(envs.random_steps(range(4))) for _ in range(40)]
+    moved = [
+        {
+            name: torch.from_numpy(np.array(column)).to("cuda")
+            for name, column in rows.items()
+            if name != "env_ids"
+        }
+        for rows in steps
+    ]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    buffer.add(**moved[0])  # pins pages
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number, rows in enumerate(moved[1:]):
+            with torch.cuda.stream(streams[number % 2]):
+                buffer.add(**rows)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for rows in steps:
+        plain.add(**{name: column for name, column in rows.items() if name != "env_ids"})
+    found, expected = buffer.get(buffer.order()), plain.get(plain.order())
+    for name in ("obs", "next_obs", "actions", "rewards", "terminations"):
+        assert getattr(found, name).cpu().equal(getattr(expected, name)), name
+
+
+def test_states_of_the_cpu_and_of_the_device_are_told_apart():
+    on_device, on_cpu = (SharedReplayBuffer(64, OBS, ACTIONS, device=d) for d in ("cuda", "cpu"))
+    for one, other in ((on_device, on_cpu), (on_cpu, on_device)):
+        with pytest.raises(BufferMisuseError, match="generator of another device"):
+            one.load_state_dict(other.state_dict())

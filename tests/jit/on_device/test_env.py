@@ -425,3 +425,13 @@ def test_pages_that_a_device_writes_to_are_memory_of_the_host(monkeypatch):
     monkeypatch.setattr(torch, "zeros", lambda count, **given: (seen.append(given), zeros(count)))
     devices._Cuda.host_zeros(None, 1)
     assert seen == [{"dtype": torch.int64, "device": "cpu", "pin_memory": True}]
+
+
+def test_without_numba_cuda_it_is_said_how_to_install_it(monkeypatch):
+    def missing(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(compiler, "_prepare", compiler._prepare.__wrapped__)
+    monkeypatch.setattr(compiler, "_module", missing)
+    with pytest.raises(ModuleNotFoundError, match=r'need numba-cuda: pip install "vecenv\[cuda\]"'):
+        devices.open_device("cuda")
