@@ -19,7 +19,7 @@ class NewStamps(NamedTuple):
 
     Attributes:
         env_ids: int64 (R,), counted from the actor's first env, env by env.
-        records: int64 (R, RECORD_WORDS), by the actor's clock.
+        records: int64 (R, RECORD_WORDS), as in a ring, by the actor's clock.
         sent_ns: Time of sending, by that clock.
     """
 
@@ -98,9 +98,9 @@ class StampMirror:
         if actor[1] < 0:
             ahead_ns = new.sent_ns - now_ns
             ahead_ns = self._ahead_ns[actor] = max(ahead_ns, self._ahead_ns.get(actor, ahead_ns))
-            times = records[:, (BEGIN_NS, END_NS, DONE_NS)]
-            records[:, (BEGIN_NS, END_NS, DONE_NS)] = np.where(times > 0, times - ahead_ns, 0)
-        records[:, BEGIN_NS] *= -1  # their notes are valid
+            records[:, BEGIN_NS] -= np.sign(records[:, BEGIN_NS]) * ahead_ns
+            times = records[:, (END_NS, DONE_NS)]
+            records[:, (END_NS, DONE_NS)] = np.where(times > 0, times - ahead_ns, 0)
         ids = new.env_ids + first_env
         counts, rings = self.stamps.counts, self.stamps.rings
         size = rings.shape[1]

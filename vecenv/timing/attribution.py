@@ -16,6 +16,7 @@ The totals are running: intervals are read from the rings before they are overwr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -67,17 +68,19 @@ class Coverage:
     """
 
     def __init__(self, begins: np.ndarray, ends: np.ndarray) -> None:
-        order = np.argsort(begins, kind="stable")
-        begins, ends = begins[order], np.maximum.accumulate(ends[order])
-        # An interval that begins after all before it have ended begins a new block.
-        is_first = np.ones(len(begins), dtype=np.bool_)
-        is_first[1:] = begins[1:] > ends[:-1]
-        is_last = np.ones(len(begins), dtype=np.bool_)
-        is_last[:-1] = is_first[1:]
-        self.begins: np.ndarray = begins[is_first]
-        self.ends: np.ndarray = ends[is_last]
-        lengths = self.ends - self.begins
-        self._sums = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        # The steps of one thread are in order, and apart: nothing is to be joined.
+        if not (begins[1:] > ends[:-1]).all():
+            order = np.argsort(begins, kind="stable")
+            begins, ends = begins[order], np.maximum.accumulate(ends[order])
+            # An interval that begins after all before it have ended begins a new block.
+            is_first = np.ones(len(begins), dtype=np.bool_)
+            is_first[1:] = begins[1:] > ends[:-1]
+            is_last = np.ones(len(begins), dtype=np.bool_)
+            is_last[:-1] = is_first[1:]
+            begins, ends = begins[is_first], ends[is_last]
+        self.begins, self.ends = begins, ends
+        self._sums = np.zeros(len(begins) + 1, np.int64)
+        np.cumsum(ends - begins, out=self._sums[1:])
 
     @property
     def length_ns(self) -> int:
@@ -161,10 +164,12 @@ class Work:
     def __init__(self, stamps: Stamps, crew: Crew, cpu_shares: np.ndarray, now_ns: int) -> None:
         stamps = stamps._replace(end_ns=np.where(stamps.end_ns > 0, stamps.end_ns, now_ns))
         lanes = crew.lanes[stamps.env_ids]
-        # Sorting is fast for data that is sorted in parts, and for small integers.
-        order = np.argsort(stamps.begin_ns, kind="stable")
-        small = np.uint16 if lanes.max(initial=0) < 1 << 16 else np.int64
-        order = order[np.argsort(lanes[order].astype(small), kind="stable")]
+        order = _in_turn(stamps, lanes)
+        if order is None:
+            # Sorting is fast for data that is sorted in parts, and for small integers.
+            order = np.argsort(stamps.begin_ns, kind="stable")
+            small = np.uint16 if lanes.max(initial=0) < 1 << 16 else np.int64
+            order = order[np.argsort(lanes[order].astype(small), kind="stable")]
         self.crew = crew
         self.stamps = stamps = stamps.where(order)
         self.lanes = lanes[order]
@@ -177,8 +182,15 @@ class Work:
             worker = int(crew.workers(stamps.env_ids[begin : begin + 1])[0])
             lane = int(self.lanes[begin])
             lanes_of.setdefault(worker, []).append((lane, slice(begin, end)))
+        self._parts: dict[int, slice] = {}  # of each worker
         for worker, lanes_found in lanes_of.items():
+            self._parts[worker] = slice(lanes_found[0][1].start, lanes_found[-1][1].stop)
             self._add(worker, lanes_found, float(cpu_shares[worker]))
+
+    def by_worker(self) -> Iterator[tuple[int, Coverage]]:
+        """Return the workers that were at work, and when any of their envs was."""
+        for worker, part in self._parts.items():
+            yield worker, Coverage(self.stamps.begin_ns[part], self.stamps.end_ns[part])
 
     def _until(self, stamps: Stamps) -> np.ndarray:
         """Return when the results of each step had been written."""
@@ -194,7 +206,7 @@ class Work:
     def _add(self, worker: int, lanes: list[tuple[int, slice]], cpu_share: float) -> None:
         """Add a worker's units: each thread, or all as one if they take turns."""
         if len(lanes) > 1 and cpu_share > _COMPUTES:
-            chosen = slice(lanes[0][1].start, lanes[-1][1].stop)
+            chosen = self._parts[worker]
             begins, untils = self.stamps.begin_ns[chosen], self.until_ns[chosen]
             union_ns = Coverage(begins, untils).length_ns
             stepped_ns = int((self.stamps.end_ns - self.stamps.begin_ns)[chosen].sum())
@@ -206,13 +218,37 @@ class Work:
 
     def _unit(self, worker: int, chosen: slice, lanes: list[int]) -> Unit:
         stamps, untils = self.stamps.where(chosen), self.until_ns[chosen]
-        is_step = ~stamps.is_reset
-        resets = None
-        if not is_step.all():
-            resets = Coverage(stamps.begin_ns[~is_step], stamps.end_ns[~is_step])
-        steps = Coverage(stamps.begin_ns[is_step], stamps.end_ns[is_step])
+        resets, steps = None, stamps
+        if stamps.is_reset.any():
+            steps, its_resets = stamps.where(~stamps.is_reset), stamps.where(stamps.is_reset)
+            resets = Coverage(its_resets.begin_ns, its_resets.end_ns)
         first_env = int(stamps.env_ids.min(initial=np.iinfo(np.int64).max))
-        return Unit(first_env, worker, lanes, steps, resets, Coverage(stamps.begin_ns, untils))
+        covered = Coverage(steps.begin_ns, steps.end_ns)
+        return Unit(first_env, worker, lanes, covered, resets, Coverage(stamps.begin_ns, untils))
+
+
+def _in_turn(stamps: Stamps, lanes: np.ndarray) -> np.ndarray | None:
+    """Return the order of stamps by thread and start if each thread stepped its envs in turn.
+
+    Stamps come env by env. Where every env was stepped equally often, and the threads' envs are
+    not mixed, the order is known; to test it takes a tenth of the time of sorting.
+    """
+    starts = np.flatnonzero(np.diff(stamps.env_ids, prepend=-1))
+    if len(starts) == 0 or len(lanes) % len(starts):
+        return None
+    count = len(lanes) // len(starts)
+    if (starts != np.arange(0, len(lanes), count)).any():
+        return None
+    firsts = np.flatnonzero(np.diff(lanes[starts], prepend=-1))  # each thread's first env
+    order = np.concatenate(
+        [
+            np.arange(begin * count, end * count).reshape(end - begin, count).T.reshape(-1)
+            for begin, end in pairwise([*firsts.tolist(), len(starts)])
+        ]
+    )
+    begins_ns, lanes = stamps.begin_ns[order], lanes[order]
+    is_right = (begins_ns[1:] >= begins_ns[:-1]) & (lanes[1:] == lanes[:-1])
+    return order if (is_right | (lanes[1:] > lanes[:-1])).all() else None
 
 
 class CallTotals:
@@ -374,7 +410,7 @@ class CallTotals:
         for_resets_ns = np.minimum(np.maximum(its_resets - resets_ns, 0), stragglers_ns)
         self.reset_straggler_ns += round(for_resets_ns.sum())
         self.work_ns += int(most_ns.sum())
-        for first in np.unique(calls.first_env).tolist():
+        for first in np.flatnonzero(np.bincount(calls.first_env)).tolist():
             chosen = calls.first_env == first
             self.critical_ns[first] = self.critical_ns.get(first, 0) + int(
                 critical_ns[chosen].sum()
@@ -420,7 +456,8 @@ class CallTotals:
         """Return when the round of each call began, by `step_async` or the call; int64 (M,)."""
         found = calls.begin_ns.copy()
         is_async, is_wait = calls.kinds == STEP_ASYNC, calls.kinds == STEP_WAIT
-        for first in np.unique(calls.first_env[is_async | is_wait]).tolist():
+        halves = calls.first_env[is_async | is_wait]
+        for first in np.flatnonzero(np.bincount(halves)).tolist():
             is_its = calls.first_env == first
             waits = np.flatnonzero(is_wait & is_its)
             sent_ns = calls.begin_ns[is_async & is_its]
@@ -515,27 +552,22 @@ class EnvTotals:
         lengths_ns = stamps.end_ns - stamps.begin_ns
         starts = np.flatnonzero(np.diff(env_ids, prepend=-1))
         found = env_ids[starts]
-        is_taken = stamps.cpu_ns >= 0
-        taken_ns, cpu_ns = lengths_ns * is_taken, stamps.cpu_ns * is_taken
-        any_reset = stamps.is_reset.any()
-        for kind in (0, 1) if any_reset else (0,):
-            counts, sums, longest = (
-                (self.resets, self.reset_ns, self.longest_reset_ns)
-                if kind
-                else (self.steps, self.step_ns, self.longest_step_ns)
-            )
-            if any_reset:
-                chosen = stamps.is_reset == bool(kind)
-                columns = (chosen.astype(np.int64), lengths_ns * chosen, cpu_ns * chosen)
-                columns = (*columns, taken_ns * chosen)
-            else:
-                columns = (np.ones(len(env_ids), np.int64), lengths_ns, cpu_ns, taken_ns)
-            totals = (counts, sums, self.cpu_ns[kind], self.cpu_of_ns[kind])
-            for total, column in zip(totals, columns, strict=True):
-                total[found] += np.add.reduceat(column, starts)
-            longest[found] = np.maximum(longest[found], np.maximum.reduceat(columns[1], starts))
-        resets_ns = int(lengths_ns[stamps.is_reset].sum()) if any_reset else 0
-        return int(lengths_ns.sum()) - resets_ns, resets_ns
+        taken = np.flatnonzero(stamps.cpu_ns >= 0)  # of one in 32, if steps are short
+        kinds = stamps.is_reset[taken].astype(np.int64)
+        for total, taken_ns in ((self.cpu_ns, stamps.cpu_ns), (self.cpu_of_ns, lengths_ns)):
+            np.add.at(total, (kinds, env_ids[taken]), taken_ns[taken])
+        resets = np.flatnonzero(stamps.is_reset)
+        resets_ns = lengths_ns[resets]
+        np.add.at(self.resets, env_ids[resets], 1)
+        np.add.at(self.reset_ns, env_ids[resets], resets_ns)
+        np.maximum.at(self.longest_reset_ns, env_ids[resets], resets_ns)
+        lengths_ns[resets] = 0
+        np.subtract.at(self.steps, env_ids[resets], 1)
+        self.steps[found] += np.diff(starts, append=len(env_ids))
+        self.step_ns[found] += np.add.reduceat(lengths_ns, starts)
+        longest_ns = np.maximum.reduceat(lengths_ns, starts)
+        self.longest_step_ns[found] = np.maximum(self.longest_step_ns[found], longest_ns)
+        return int(lengths_ns.sum()), int(resets_ns.sum())
 
     def add_local(self, spent_ns: int) -> None:
         """Add time in which the calling process was at work."""
@@ -548,10 +580,7 @@ class EnvTotals:
         for unit in work.units:
             self.lane_ns[unit.lanes] += int(unit.work.between(*window)[0])
         stamps = work.stamps
-        workers = self.crew.workers(stamps.env_ids)
-        for worker in np.unique(workers).tolist():
-            its = workers == worker
-            when = Coverage(stamps.begin_ns[its], stamps.end_ns[its])
+        for worker, when in work.by_worker():
             self.worker_ns[worker] += int(when.between(*window)[0])
         copies_ns = work.until_ns - np.maximum(stamps.end_ns, begin_ns)
         ids = stamps.env_ids

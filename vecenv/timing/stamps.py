@@ -65,12 +65,19 @@ class Stamps(NamedTuple):
 
     def joined(self, other: Stamps) -> Stamps:
         """Return these records and then those of another."""
+        if len(other.env_ids) == 0:
+            return self
         return Stamps(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
     @staticmethod
     def of(env_ids: np.ndarray, records: np.ndarray) -> Stamps:
-        """Unpack records int64 (R, RECORD_WORDS) of these envs, int64 (R,)."""
+        """Unpack records int64 (R, RECORD_WORDS), as in a ring, of these envs, int64 (R,).
+
+        What earlier records have left in them is dropped.
+        """
         begin_ns, end_ns, done_ns, notes = records.T.copy()
+        notes *= begin_ns < 0
+        np.abs(begin_ns, out=begin_ns)
         done_ns *= (end_ns > 0) & (done_ns >= end_ns)
         return Stamps(
             env_ids, begin_ns, end_ns, done_ns, (notes >> 1) - 1, (notes & 1).astype(np.bool_)
@@ -121,9 +128,10 @@ class EnvStamps:
         """Copy out the rings, running steps included."""
         counts, rings = self.counted(), self.rings.copy()
         env_ids = np.repeat(np.arange(len(rings)), rings.shape[1])
-        records = _valid(rings.reshape(-1, RECORD_WORDS).copy())
+        records = rings.reshape(-1, RECORD_WORDS)
         # While this copies, steps may begin where old ones ended.
-        ended = (records[:, BEGIN_NS] > 0) & (records[:, END_NS] >= records[:, BEGIN_NS])
+        begins_ns = np.abs(records[:, BEGIN_NS])
+        ended = (begins_ns > 0) & (records[:, END_NS] >= begins_ns)
         found = Stamps.of(env_ids[ended], records[ended]).joined(self._running(rings, counts))
         return found.where(np.argsort(found.begin_ns, kind="stable"))
 
@@ -131,10 +139,10 @@ class EnvStamps:
     def _running(rings: np.ndarray, counts: np.ndarray) -> Stamps:
         """Return the steps that have begun since the last one of their env has ended."""
         every, size = np.arange(len(counts)), rings.shape[1]
-        records = _valid(rings[every, counts % size])
-        is_running = records[:, BEGIN_NS] > records[:, END_NS]
+        records = rings[every, counts % size]
+        is_running = np.abs(records[:, BEGIN_NS]) > records[:, END_NS]
         records[:, END_NS:] = 0
-        return Stamps.of(every, records).where(is_running)
+        return Stamps.of(every[is_running], records[is_running])
 
     def since(self, taken: np.ndarray) -> tuple[Stamps, np.ndarray]:
         """Copy out the steps that have ended since an earlier call, then the running ones.
@@ -151,7 +159,10 @@ class EnvStamps:
         return ended.joined(self._running(self.rings, counts)), counts
 
     def records_since(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return env ids int64 (R,) and records of ended steps as `since` does, and its counts."""
+        """Return env ids int64 (R,) and records of ended steps as `since` does, and its counts.
+
+        The records are as in a ring: see `Stamps.of`.
+        """
         size = self.rings.shape[1]
         counts = self.counted()
         lengths = np.minimum(counts - taken, size - 1)
@@ -161,8 +172,8 @@ class EnvStamps:
             if begin < 0:
                 parts.append(ring[begin:])
             parts.append(ring[max(begin, 0) : end])
-        env_ids, records = np.repeat(np.arange(len(counts)), lengths), _valid(np.concatenate(parts))
-        ended = records[:, END_NS] >= records[:, BEGIN_NS]
+        env_ids, records = np.repeat(np.arange(len(counts)), lengths), np.concatenate(parts)
+        ended = records[:, END_NS] >= np.abs(records[:, BEGIN_NS])
         if not ended.all():  # a step has begun where the oldest one was
             env_ids, records = env_ids[ended], records[ended]
         return env_ids, records, counts
@@ -206,13 +217,6 @@ def _usage() -> tuple[int, int]:
         return perf_counter_ns(), thread_time_ns()
     usage = _getrusage(_RUSAGE_THREAD)
     return usage.ru_nvcsw, round(1e9 * (usage.ru_utime + usage.ru_stime))
-
-
-def _valid(records: np.ndarray) -> np.ndarray:
-    """Drop what earlier records have left in records int64 (R, RECORD_WORDS); return these."""
-    records[:, NOTE] *= records[:, BEGIN_NS] < 0
-    np.abs(records[:, BEGIN_NS], out=records[:, BEGIN_NS])
-    return records
 
 
 class StampedEnv:
