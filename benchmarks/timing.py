@@ -5,20 +5,24 @@
 A step is one step of one env of about 50 us of computing, in a vector env of 16; and of one that
 does nothing, to see the cost of the stamps themselves. "absent" is the loop without the line that
 asks whether time is taken, as near as it gets: stepping through the backend's own method.
+
+Rounds alternate. Switching timing on and off is not timed, adding the stamps to the totals is: at
+the end of every round, more often than timing itself does it. The costs are medians over rounds,
+each with its standard error.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
-from collections.abc import Callable
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
-from measure import alternate, machine, markdown_table, median_ratio
+from measure import machine, markdown_table
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 from vecenv.core.base import VecEnv
@@ -57,50 +61,63 @@ def make_envs(backend: str, step_us: float) -> VecEnv:
     return envs
 
 
-def stepper(envs: VecEnv, num_steps: int, case: str) -> Callable[[], None]:
-    """Return a function that steps all envs, with timing as the case says."""
+def round_ns(envs: VecEnv, num_steps: int, case: str) -> float:
+    """Step all envs, with timing as the case says; return the time per env step."""
     actions = np.zeros(NUM_ENVS, np.int64)
-
-    def run() -> None:
+    (envs.timing.enable if case == ON else envs.timing.disable)()
+    for _ in range(20):  # caches, and workers awake
+        envs.step(actions)
+    begin_ns = perf_counter_ns()
+    if case == ABSENT:
         for _ in range(num_steps):
-            if case == ABSENT:
-                envs._calls.require_ready("step")
-                envs._step(envs._actions.check(actions), None)
-            else:
-                envs.step(actions)
-
-    def switch_and_run() -> None:
-        (envs.timing.enable if case == ON else envs.timing.disable)()
-        run()
-
-    return switch_and_run
+            envs._calls.require_ready("step")
+            envs._step(envs._actions.check(actions), None)
+    else:
+        for _ in range(num_steps):
+            envs.step(actions)
+    if case == ON:
+        envs.timing.count_stamps()
+    return (perf_counter_ns() - begin_ns) / (num_steps * NUM_ENVS)
 
 
-def measure(backend: str, step_us: float, num_steps: int, repetitions: int) -> list[str]:
+def measure(backend: str, step_us: float, num_steps: int, seconds: float) -> list[str]:
     """Return one row of the table."""
     envs = make_envs(backend, step_us)
-    cases = {name: stepper(envs, num_steps, name) for name in (ABSENT, OFF, ON)}
-    rates = alternate(cases, num_steps * NUM_ENVS, repetitions)
+    cases = [ABSENT, OFF, ON]
+    times: dict[str, list[float]] = {case: [] for case in cases}
+    end = perf_counter() + seconds
+    while perf_counter() < end or len(times[ON]) < 3:
+        for case in cases:
+            times[case].append(round_ns(envs, num_steps, case))
+        cases.reverse()
     envs.close()
-    row = [f"{backend}, {step_us:g} us"]
-    row += [f"{statistics.median(rates[name]):,.0f}" for name in cases]
-    row += [f"{1 - median_ratio(rates, name, ABSENT):.1%}" for name in (OFF, ON)]
-    return row
+    medians = {case: statistics.median(times[case]) for case in times}
+    row = [f"{backend}, {step_us:g} us", str(len(times[ON]))]
+    row += [f"{1e9 / ns:,.0f}" for ns in medians.values()]
+    for case, base in ((OFF, ABSENT), (ON, OFF)):
+        costs = [a / b - 1 for a, b in zip(times[case], times[base], strict=True)]
+        cost = statistics.median(costs)
+        deviation = statistics.median(abs(one - cost) for one in costs)
+        # Of normally distributed costs, by their median absolute deviation.
+        error = 1.2533 * 1.4826 * deviation / math.sqrt(len(costs))
+        row.append(f"{cost:.2%} ± {error:.2%}")
+    differences = [a - b for a, b in zip(times[ON], times[OFF], strict=True)]
+    return [*row, f"{statistics.median(differences):,.0f} ns"]
 
 
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description="The cost of envs.timing.")
-    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=60, help="of the rows of 50 us")
     options = parser.parse_args()
     print(machine("gymnasium", "numpy", "numba"))
-    print(f"Steps per second, medians of {options.repetitions} rounds in turn; 16 envs.\n")
+    print("Steps per second, medians of rounds in turn; 16 envs.\n")
     rows = [
-        measure(backend, step_us, num_steps, options.repetitions)
+        measure(backend, step_us, num_steps, options.seconds * share)
         for backend in ("sync", "async")
-        for step_us, num_steps in ((50.0, 250), (0.0, 4000))
+        for step_us, num_steps, share in ((50.0, 512, 1), (0.0, 4000, 0.2))
     ]
-    header = ["backend, env step", "absent", "off", "on", "cost off", "cost on"]
+    header = ["backend, env step", "rounds", ABSENT, OFF, ON, "cost off", "cost on", "per step"]
     print(markdown_table(header, rows))
 
 

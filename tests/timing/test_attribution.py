@@ -299,9 +299,9 @@ def test_waiting_and_nesting_are_logged():
     log = CallLog()
     with log.interval(log.kind("outer")):
         with log.interval(STEP):
-            with log.waiting():
+            with log.waiting:
                 pass
-            with log.waiting():
+            with log.waiting:
                 pass
         with log.interval(log.kind("inner")):
             pass

@@ -378,11 +378,11 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged waits for envs."""
-        return _NOT_LOGGED if self._log is None else self.timing.log.waiting()
+        return _NOT_LOGGED if self._log is None else self.timing.log.waiting
 
     def _taking_infos(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged receives and batches infos."""
-        return _NOT_LOGGED if self._log is None else self.timing.log.taking_infos()
+        return _NOT_LOGGED if self._log is None else self.timing.log.taking_infos
 
     def _begin_stamps(self) -> EnvStamps | int | None:
         """Begin to stamp env steps; see `TimedEnvs`."""

@@ -552,7 +552,7 @@ class EnvTotals:
         lengths_ns = stamps.end_ns - stamps.begin_ns
         starts = np.flatnonzero(np.diff(env_ids, prepend=-1))
         found = env_ids[starts]
-        taken = np.flatnonzero(stamps.cpu_ns >= 0)  # of one in 32, if steps are short
+        taken = np.flatnonzero(stamps.cpu_ns >= 0)  # of few if steps are short
         kinds = stamps.is_reset[taken].astype(np.int64)
         for total, taken_ns in ((self.cpu_ns, stamps.cpu_ns), (self.cpu_of_ns, lengths_ns)):
             np.add.at(total, (kinds, env_ids[taken]), taken_ns[taken])

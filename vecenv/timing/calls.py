@@ -30,7 +30,9 @@ ENV_CALLS = ("step", "send", "recv", "reset", "step_async", "step_wait", "collec
 CAPACITY = 1 << 16
 _MOST_PASSES = 1 << 16
 _WORDS = 11
+_NUM_ENV_CALLS = len(ENV_CALLS)
 _ROW = struct.Struct(f"{_WORDS}q")
+_pack_row, _ROW_BYTES = _ROW.pack_into, _ROW.size
 # Of an interval that has not ended: a list is twice as fast as an object.
 _KIND, _BEGIN, _WAIT_BEGIN, _WAIT_END, _NESTED, _NUM_ROWS, _FIRST, _LAST, _INFOS = range(9)
 
@@ -115,6 +117,8 @@ class CallLog:
         fold_at: The `count` at which `fold` is called.
         fold: Adds the rings to the totals before they are overwritten.
         pause_depth: Nesting depth of the current pauses.
+        waiting: A context in which the open interval waits for envs.
+        taking_infos: A context in which the open interval receives and batches infos.
     """
 
     def __init__(self) -> None:
@@ -127,6 +131,10 @@ class CallLog:
         self._sent, self._received = _Passes(), _Passes()
         # Of every open interval; they stay open when the log is cleared.
         self._open: list[list[int]] = []
+        # Made once, as they are entered at every step; they do not refer to the log: a cycle would
+        # delay the release of the ring.
+        self.waiting: AbstractContextManager[None] = _Waiting(self._open)
+        self.taking_infos: AbstractContextManager[None] = _TakingInfos(self._open)
         self.pause_depth = 0
         self.fold: Callable[[], None] = lambda: None
         self.fold_at = CAPACITY // 2
@@ -158,28 +166,11 @@ class CallLog:
 
     def begin(self, kind: int) -> None:
         """Open an interval inside the one that is open; a call that Ctrl-C left open is dropped."""
-        if kind < len(ENV_CALLS) and self._open and self._open[-1][_KIND] < len(ENV_CALLS):
-            self._open.pop()
+        opened = self._open
+        if kind < _NUM_ENV_CALLS and opened and opened[-1][_KIND] < _NUM_ENV_CALLS:
+            opened.pop()
         self.last_ns = now_ns = perf_counter_ns()
-        self._open.append([kind, now_ns, 0, 0, 0, 0, 0, 0, 0])
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Return a context in which the open interval waits for envs."""
-        return _Waiting(self)
-
-    def taking_infos(self) -> AbstractContextManager[None]:
-        """Return a context in which the open interval receives and batches infos."""
-        return _TakingInfos(self)
-
-    def begin_wait(self) -> None:
-        """Note that the open interval begins to wait for envs; only the first call counts."""
-        if self._open and self._open[-1][_WAIT_BEGIN] == 0:
-            self._open[-1][_WAIT_BEGIN] = perf_counter_ns()
-
-    def end_wait(self) -> None:
-        """Note that the wait has ended; the last call counts."""
-        if self._open:
-            self._open[-1][_WAIT_END] = perf_counter_ns()
+        opened.append([kind, now_ns, 0, 0, 0, 0, 0, 0, 0])
 
     def note_kernel(self, begin_ns: int, end_ns: int) -> None:
         """Note the run of the compiled kernel in the open call of the vector env, if any."""
@@ -220,12 +211,12 @@ class CallLog:
         self.own_ns[kind] += spent_ns - nested_ns
         if opened:
             opened[-1][_NESTED] += spent_ns
-        if kind >= len(ENV_CALLS):
+        if kind >= _NUM_ENV_CALLS:
             name = self.names[kind]
             self.total_ns[name] = self.total_ns.get(name, 0) + spent_ns
-        _ROW.pack_into(  # the columns of `Calls`
+        _pack_row(  # the columns of `Calls`
             self._bytes,
-            self.count % CAPACITY * _ROW.size,
+            self.count % CAPACITY * _ROW_BYTES,
             kind,
             begin_ns,
             end_ns,
@@ -322,13 +313,6 @@ class CallLog:
         return int(self._rows[self.count % CAPACITY, 2])  # where the oldest one ended
 
 
-class _Context(AbstractContextManager[None]):
-    __slots__ = ("_log",)
-
-    def __init__(self, log: CallLog) -> None:
-        self._log = log
-
-
 class _Interval(AbstractContextManager[None]):
     __slots__ = ("_kind", "_log")
 
@@ -342,29 +326,42 @@ class _Interval(AbstractContextManager[None]):
         self._log.end()
 
 
-class _Waiting(_Context):
-    __slots__ = ()
+class _Waiting(AbstractContextManager[None]):
+    """Of several waits of an interval the first begin counts, and the last end."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self, opened: list[list[int]]) -> None:
+        self._open = opened
 
     def __enter__(self) -> None:
-        self._log.begin_wait()
+        if self._open and self._open[-1][_WAIT_BEGIN] == 0:
+            self._open[-1][_WAIT_BEGIN] = perf_counter_ns()
 
     def __exit__(self, *_: Any) -> None:
-        self._log.end_wait()
+        if self._open:
+            self._open[-1][_WAIT_END] = perf_counter_ns()
 
 
-class _TakingInfos(_Context):
-    __slots__ = ("_begin_ns",)
+class _TakingInfos(AbstractContextManager[None]):
+    __slots__ = ("_begin_ns", "_open")
+
+    def __init__(self, opened: list[list[int]]) -> None:
+        self._open = opened
 
     def __enter__(self) -> None:
         self._begin_ns = perf_counter_ns()
 
     def __exit__(self, *_: Any) -> None:
-        if self._log._open:
-            self._log._open[-1][_INFOS] += perf_counter_ns() - self._begin_ns
+        if self._open:
+            self._open[-1][_INFOS] += perf_counter_ns() - self._begin_ns
 
 
-class _Paused(_Context):
-    __slots__ = ("_begin_ns",)
+class _Paused(AbstractContextManager[None]):
+    __slots__ = ("_begin_ns", "_log")
+
+    def __init__(self, log: CallLog) -> None:
+        self._log = log
 
     def __enter__(self) -> None:
         self._begin_ns = perf_counter_ns()

@@ -16,7 +16,7 @@ import numpy as np
 
 from vecenv.machine import cpu_ns, machine_cpu_ns
 from vecenv.timing.attribution import ENVS, KERNEL, NOTHING, CallTotals, Crew, EnvTotals, Work
-from vecenv.timing.calls import CAPACITY, CallLog
+from vecenv.timing.calls import CAPACITY, ENV_CALLS, CallLog
 from vecenv.timing.recording import Recording, Tally, ThreadCalls, WorkerProcess
 from vecenv.timing.stamps import EnvStamps, Stamps
 
@@ -140,6 +140,9 @@ class Timing:
         self._envs = weakref.ref(envs)  # a cycle would delay the deletion of the env
         self._backend = type(envs).__name__
         self._logs: dict[int, _ThreadLog] = {}  # by thread
+        self._calls: dict[
+            int, list[_Call]
+        ] = {}  # by thread, then kind: as they are made at each step
         self._lock = threading.RLock()  # over the totals
         self._stamps: EnvStamps | None = None
         self._stamped, self._kernel_ns = NOTHING, 0
@@ -245,7 +248,15 @@ class Timing:
 
         Adds the latest steps as a note to an exception that passes through it.
         """
-        return _Call(self, self.log, kind)
+        calls = self._calls.get(get_ident())
+        if calls is None:
+            log, timing = (
+                self.log,
+                weakref.ref(self),
+            )  # a cycle would delay the release of the rings
+            calls = [_Call(timing, log, one) for one in range(len(ENV_CALLS))]
+            self._calls[get_ident()] = calls
+        return calls[kind]
 
     def keep(self) -> None:
         """Keep the assignment of envs to workers, for a report after the vector env is closed."""
@@ -461,7 +472,7 @@ class _Call(AbstractContextManager[CallLog]):
 
     __slots__ = ("_kind", "_log", "_timing")
 
-    def __init__(self, timing: Timing, log: CallLog, kind: int) -> None:
+    def __init__(self, timing: weakref.ref[Timing], log: CallLog, kind: int) -> None:
         self._timing, self._log, self._kind = timing, log, kind
 
     def __enter__(self) -> CallLog:
@@ -475,7 +486,7 @@ class _Call(AbstractContextManager[CallLog]):
         traceback: TracebackType | None,
     ) -> None:
         self._log.end()
-        if isinstance(exc, Exception):
-            latest = self._timing.latest(getattr(exc, "env_index", None))
+        if isinstance(exc, Exception) and (timing := self._timing()) is not None:
+            latest = timing.latest(getattr(exc, "env_index", None))
             if latest:
                 exc.add_note(latest)

@@ -28,10 +28,9 @@ _FEWEST, _MOST = 64, 1 << 14  # records of one env
 # time in ns + 1) if that was taken, unless BEGIN_NS is negative.
 BEGIN_NS, END_NS, DONE_NS, NOTE = range(4)
 RECORD_WORDS = 4
-# Reading the processor time takes longer than a stamp: it is taken of one step in 32, and of every
-# step that follows a step long enough to make its cost negligible.
-_MOST_UNCOUNTED = 32
-_MASK = _MOST_UNCOUNTED * RECORD_WORDS - 1
+# Reading the processor time takes longer than a stamp: it is taken of one step in 128, of more if a
+# ring is small, and of every step after one that was long enough to make its cost negligible.
+_MOST_UNCOUNTED = 128
 _LONG_NS = 250_000
 _MOST_LINES = 10  # of a description
 _RUSAGE_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)  # on Linux
@@ -115,7 +114,8 @@ class EnvStamps:
         """Return the number of steps of each env that have ended, int64 (N,)."""
         counts = self.counts.copy()
         # To write less at a step, its count is not. The records since are those in ascending order.
-        places = (counts[:, None] + np.arange(-1, _MOST_UNCOUNTED)) % self.rings.shape[1]
+        size = self.rings.shape[1]
+        places = (counts[:, None] + np.arange(-1, _most_uncounted(size))) % size
         begins = self.rings[np.arange(len(counts))[:, None], places, BEGIN_NS]
         ends = self.rings[np.arange(len(counts))[:, None], places, END_NS]
         np.abs(begins, out=begins)
@@ -211,6 +211,14 @@ class EnvStamps:
         return "\n".join(["Latest steps, by the stamps of envs.timing:", *lines]) if lines else ""
 
 
+def _most_uncounted(size: int) -> int:
+    """Return the most steps that a ring of `size` records may hold uncounted, a power of two.
+
+    It is at most a quarter of the ring: what is not counted is never overwritten.
+    """
+    return min(_MOST_UNCOUNTED, 1 << max((size // 4).bit_length() - 1, 0))
+
+
 def _usage() -> tuple[int, int]:
     """Return how often this thread has waited, and its processor time in nanoseconds."""
     if _RUSAGE_THREAD is None:  # all time but processor time counts as waiting
@@ -245,7 +253,7 @@ class StampedEnv:
         its_count[0] = count
         at = counted_at = count * RECORD_WORDS % size
         mask = 0  # the processor time is taken where this leaves nothing of `at`
-        short_mask = _MASK if size > 2 * _MASK else 0  # what is not counted is never overwritten
+        short_mask = _most_uncounted(size // RECORD_WORDS) * RECORD_WORDS - 1
 
         def step(action: Any) -> Any:
             nonlocal at
@@ -255,7 +263,9 @@ class StampedEnv:
             ring[here] = perf_counter_ns()
             result = envs[index].step(action)
             ring[here + 1] = perf_counter_ns()
-            at = (here + RECORD_WORDS) % size
+            at = here + 4  # RECORD_WORDS
+            if at == size:
+                at = 0
             return result
 
         def reset(**kwargs: Any) -> Any:
