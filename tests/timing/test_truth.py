@@ -448,6 +448,7 @@ def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypat
     envs.close()
 
 
+@measured_anew
 def test_a_report_in_the_middle_of_a_phase_counts_what_has_passed():
     envs = SyncVectorEnv([lambda: KnownEnv((0.005,))] * 2)
     envs.reset(seed=1)

@@ -250,11 +250,8 @@ class Timing:
         """
         calls = self._calls.get(get_ident())
         if calls is None:
-            log, timing = (
-                self.log,
-                weakref.ref(self),
-            )  # a cycle would delay the release of the rings
-            calls = [_Call(timing, log, one) for one in range(len(ENV_CALLS))]
+            log = self.log
+            calls = [_Call(self, log, one) for one in range(len(ENV_CALLS))]
             self._calls[get_ident()] = calls
         return calls[kind]
 
@@ -472,8 +469,9 @@ class _Call(AbstractContextManager[CallLog]):
 
     __slots__ = ("_kind", "_log", "_timing")
 
-    def __init__(self, timing: weakref.ref[Timing], log: CallLog, kind: int) -> None:
-        self._timing, self._log, self._kind = timing, log, kind
+    def __init__(self, timing: Timing, log: CallLog, kind: int) -> None:
+        # Weak: a cycle would delay the release of the rings.
+        self._timing, self._log, self._kind = weakref.ref(timing), log, kind
 
     def __enter__(self) -> CallLog:
         self._log.begin(self._kind)
