@@ -4,30 +4,62 @@
     python -m venv rllib; rllib/bin/pip install 'ray[rllib]' torch 'pettingzoo[butterfly]' mpe2
     python benchmarks/agents_peers.py agilerl=agilerl/bin/python rllib=rllib/bin/python
 
-Their versions exclude one another, so that each peer is another program, told when to run a round;
-rounds alternate with two bare loops and `make_vec_agents` (see agents.py). AgileRL's
-`AsyncPettingZooVecEnv` has a process per game; RLlib's `SyncVectorMultiAgentEnv` is in one process,
-so that there are two of them with half of the games, which know nothing of each other, as two
-bare loops do; PufferLib's `Multiprocessing` has two workers.
+Their versions exclude one another, so that all that is measured, ours too, are programs of their
+own, told in turn when to run a round. AgileRL's `AsyncPettingZooVecEnv` has a process per game;
+RLlib's `SyncVectorMultiAgentEnv` is in one process, so that there are two of them with half of the
+games, which know nothing of each other, as two bare loops do; PufferLib's `Multiprocessing` has two
+workers. "per processor-second" counts the processor time of all processes of a program: two cores
+can't do more than twice as many steps per second. Of a machine that other programs use it is what
+to look at, as a program of many processes gets a larger part of such a machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import importlib
 import os
+import statistics
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-NUM_PROCESSES = {"agilerl": 1, "rllib": 2, "pufferlib": 1}
+NUM_PROCESSES = {"bare": 2, "vecenv": 1, "agilerl": 1, "rllib": 2, "pufferlib": 1}
 NUM_DRAWS = 32
 Run = Callable[[int], None]
+
+
+def bare_games(make_game: Callable[[], Any], num_games: int) -> Run:
+    """Return a function that steps games by dicts."""
+    from agents import bare_loop
+
+    return bare_loop(make_game, num_games)
+
+
+def vecenv_loop(make_game: Callable[[], Any], num_games: int) -> Run:
+    """Return a function that steps our vector env so many times."""
+    from vecenv import make_vec_agents
+
+    options = {"num_workers": 2, "threads_per_worker": 1}
+    made: Any = make_vec_agents(make_game, num_games, backend="async", vector_kwargs=options)
+    envs = getattr(made, "agents", made)
+    envs.reset(seed=0)
+    draws = [
+        {name: group.action_space.sample() for name, group in envs.groups.items()}
+        for _ in range(NUM_DRAWS)
+    ]
+
+    def run(num_steps: int) -> None:
+        for t in range(num_steps):
+            envs.step(draws[t % NUM_DRAWS])
+
+    return run
 
 
 def agilerl_loop(make_game: Callable[[], Any], num_games: int) -> Run:
@@ -96,14 +128,40 @@ def pufferlib_loop(make_game: Callable[[], Any], num_games: int) -> Run:
     return run
 
 
+LOOPS = {
+    "bare": bare_games,
+    "vecenv": vecenv_loop,
+    "agilerl": agilerl_loop,
+    "rllib": rllib_loop,
+    "pufferlib": pufferlib_loop,
+}
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time of a process and those that descend from it."""
+    ticks = 0
+    parents: dict[int, list[tuple[int, int]]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            own = int(path.parent.name), int(fields[11]) + int(fields[12])
+            parents.setdefault(int(fields[1]), []).append(own)
+            if own[0] == pid:
+                ticks = own[1]
+    waiting = [pid]
+    while waiting:
+        for child, own in parents.get(waiting.pop(), []):
+            waiting.append(child)
+            ticks += own
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def serve(peer: str, module: str, num_games: int) -> None:
     """Be a peer: run as many steps as a line of the standard input says, and answer."""
     answers, sys.stdout = sys.stdout, sys.stderr
     warnings.filterwarnings("ignore")
     make_game = importlib.import_module(module).parallel_env
-    run = {"agilerl": agilerl_loop, "rllib": rllib_loop, "pufferlib": pufferlib_loop}[peer](
-        make_game, num_games
-    )
+    run = LOOPS[peer](make_game, num_games)
     for line in sys.stdin:
         run(int(line))
         answers.write("done\n")
@@ -132,6 +190,9 @@ class Peer:
             if program.stdout.readline() != "done\n":
                 raise RuntimeError(f"{program.args} ended; what it printed says why")
 
+    def processor_s(self) -> float:
+        return sum(processor_s(program.pid) for program in self.programs)
+
     def close(self) -> None:
         for program in self.programs:
             assert program.stdin is not None
@@ -153,39 +214,38 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     warnings.filterwarnings("ignore")
-    from agents import BARE, GAMES, bare_loop, our_loop, rows_of
-    from async_envs import LooseProcesses
-    from measure import alternate, machine, markdown_table
-
-    from vecenv import make_vec_agents
+    from agents import GAMES
+    from measure import machine, markdown_table
 
     print(machine("numpy", "gymnasium", "pettingzoo"))
+    chosen = [choice.partition("=")[::2] for choice in options.peers]
     rows = []
     for name in options.games:
         module, _, num_steps = GAMES[name]
-        make_game = importlib.import_module(module).parallel_env
-        loose = LooseProcesses(functools.partial(bare_loop, make_game), options.num_games)
-        envs = make_vec_agents(
-            make_game,
-            options.num_games,
-            backend="async",
-            vector_kwargs={"num_workers": 2, "threads_per_worker": 1},
-        )
-        made: list[Any] = [loose, envs]
-        loop = our_loop(envs, num_steps)
-        cases: dict[str, Callable[[], object]] = {
-            BARE: functools.partial(loose.run, num_steps),
-            "vecenv, async, 2 workers": loop,
+        peers = {
+            peer: Peer(peer, python, module, options.num_games)
+            for peer, python in [("bare", sys.executable), ("vecenv", sys.executable), *chosen]
         }
-        for choice in options.peers:
-            peer, _, python = choice.partition("=")
-            made.append(Peer(peer, python, module, options.num_games))
-            cases[peer] = functools.partial(made[-1].run, num_steps)
-        rates = alternate(cases, options.num_games * num_steps, options.repetitions)
-        rows += rows_of(name, rates)
-        for one in made:
-            one.close()
-    header = ["game", "stepped by", "game-steps/s", "from – to", f"of {BARE}"]
+        rates: dict[str, list[tuple[float, float]]] = {peer: [] for peer in peers}
+        for repetition in range(options.repetitions + 1):
+            for peer, program in peers.items():
+                used, begin = program.processor_s(), time.perf_counter()
+                program.run(num_steps)
+                wall, used = time.perf_counter() - begin, program.processor_s() - used
+                if repetition:
+                    steps = options.num_games * num_steps
+                    rates[peer].append((steps / wall, steps / used))
+        for peer, found in rates.items():
+            medians = [statistics.median(part) for part in zip(*found, strict=True)]
+            ratios = [
+                statistics.median(a[k] / b[k] for a, b in zip(found, rates["bare"], strict=True))
+                for k in range(2)
+            ]
+            cells = [f"{medians[0]:,.0f}", f"{ratios[0]:.2f}"]
+            rows.append([name, peer, *cells, f"{medians[1]:,.0f}", f"{ratios[1]:.2f}"])
+        for program in peers.values():
+            program.close()
+    header = ["game", "by", "game-steps/s", "of bare", "per processor-second", "of bare"]
     print(markdown_table(header, rows))
 
 
