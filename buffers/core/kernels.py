@@ -298,6 +298,8 @@ def copy_field(target, target_offset, source, source_offset, count):
         copy_bytes(target, target_offset, source, source_offset, 8)
     elif count == 4:
         copy_bytes(target, target_offset, source, source_offset, 4)
+    elif count == 1:
+        copy_bytes(target, target_offset, source, source_offset, 1)
     elif 32 <= count <= _MAX_INLINE:  # a call takes longer; the last piece overlaps
         for done in range(0, count - 31, 32):
             copy_bytes(target, target_offset + done, source, source_offset + done, 32)
@@ -314,6 +316,8 @@ def copy_item_at(target, source, count):
         copy_at(target, source, 8)
     elif count == 4:
         copy_at(target, source, 4)
+    elif count == 1:
+        copy_at(target, source, 1)
     elif 32 <= count <= _MAX_INLINE:
         for done in range(0, count - 31, 32):
             copy_at(target + done, source + done, 32)
