@@ -38,7 +38,7 @@ __all__ = [
     "prefetch",
     "prefetch_to_write",
     "random_word",
-    "scatter_field",
+    "scatter_items",
     "unit_float",
     "word_at",
 ]
@@ -298,6 +298,8 @@ def copy_field(target, target_offset, source, source_offset, count):
         copy_bytes(target, target_offset, source, source_offset, 8)
     elif count == 4:
         copy_bytes(target, target_offset, source, source_offset, 4)
+    elif count == 1:
+        copy_bytes(target, target_offset, source, source_offset, 1)
     elif 32 <= count <= _MAX_INLINE:  # a call takes longer; the last piece overlaps
         for done in range(0, count - 31, 32):
             copy_bytes(target, target_offset + done, source, source_offset + done, 32)
@@ -314,6 +316,8 @@ def copy_item_at(target, source, count):
         copy_at(target, source, 8)
     elif count == 4:
         copy_at(target, source, 4)
+    elif count == 1:
+        copy_at(target, source, 1)
     elif 32 <= count <= _MAX_INLINE:
         for done in range(0, count - 31, 32):
             copy_at(target + done, source + done, 32)
@@ -323,12 +327,22 @@ def copy_item_at(target, source, count):
 
 
 @njit(nogil=True, cache=True)
-def scatter_field(table, rows, source, offset, count):
-    """Copy item i of source uint8 (K * count,) to byte `offset` of row rows[i] int64 (K,)."""
-    stride = table.shape[1]
+def scatter_items(table, rows, sources):
+    """Copy item i of each of several arrays to row rows[i] int64 (K,) of table uint8 (R, stride).
+
+    Args:
+        table: Written.
+        rows: See above; negative ones are passed over.
+        sources: int64 (F, 3): of each array its address, the byte of the row where its items go,
+            and the bytes of an item.
+    """
+    begin, stride = address_of(table), table.shape[1]
     for i in range(rows.shape[0]):
         if rows[i] >= 0:
-            copy_field(table, rows[i] * stride + offset, source, i * count, count)
+            start = begin + rows[i] * stride
+            for f in range(sources.shape[0]):
+                size = sources[f, 2]
+                copy_item_at(start + sources[f, 1], sources[f, 0] + i * size, size)
 
 
 @njit(nogil=True, cache=True)

@@ -15,6 +15,7 @@ import torch
 from gymnasium import Space
 
 from buffers.core.columns import torch_dtype
+from buffers.core.kernels import scatter_items
 from buffers.core.spaces import Leaf, build_tree
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "plan_view",
     "row_stride",
     "row_views",
+    "scatter_fields",
     "view_fields",
 ]
 
@@ -246,6 +248,22 @@ def row_views(
         views[path] = view.reshape(len(words), *field.shape)
         assert view.size == 0 or np.may_share_memory(view, views[path])
     return views
+
+
+def scatter_fields(
+    table: np.ndarray, rows: np.ndarray, fields: Iterable[Field], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Copy item i of each array to its field of row rows[i], all fields of a row in turn.
+
+    Args:
+        table: uint8 (R, stride), written.
+        rows: int64 (K,); negative ones are passed over.
+        fields: Those that are written.
+        arrays: (K, ...) by path, of the dtypes of the fields, in no memory of the table.
+    """
+    pairs = [(np.ascontiguousarray(arrays[field.path]), field) for field in fields]
+    sources = [(array.ctypes.data, field.offset, field.nbytes) for array, field in pairs]
+    scatter_items(table, rows, np.array(sources, np.int64))
 
 
 def as_words(*rows: torch.Tensor) -> list[torch.Tensor]:

@@ -110,7 +110,10 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, n
             yield from _flatten({str(k): v for k, v in enumerate(value)}, f"{prefix}{key}/")
         else:
             value = value.detach().cpu() if hasattr(value, "detach") else value
-            array = np.asarray(value)
+            try:
+                array = np.asarray(value)
+            except ValueError as error:  # lists of different lengths
+                raise DatasetError(f"arrays: {prefix}{key} is no array: {error}") from None
             yield f"{prefix}{key}", array if array.ndim else array[None]
 
 
@@ -288,6 +291,13 @@ class _Last:
             starts = np.concatenate([[self.is_over], over])[:count]
         else:
             index = _numbers(block.where, keys["episode_index"][0], columns, count)
+            wrong = np.flatnonzero(~np.isfinite(index))
+            if len(wrong):
+                row = int(wrong[0])
+                raise DatasetError(
+                    f"{block.where}: episode_index is {index[row]} in row {row}, expected whole "
+                    "numbers"
+                )
             before = np.concatenate([[self.index], index])[:count]
             starts = index != before
             if self.is_first:

@@ -38,6 +38,8 @@ _DAMAGED = (
     AssertionError,
     RuntimeError,
     EOFError,
+    ArithmeticError,  # sizes that no machine has, of files with wrong bytes
+    MemoryError,
 )
 
 BufferT = TypeVar("BufferT")

@@ -64,7 +64,8 @@ def from_hdf5(
     there: dict[str, Any] = {}  # rows and bytes of each
     with reading(name), h5py.File(name, "r") as file:
         file.visititems(lambda key, item: there.update({key: _size(item)}))
-    there = {key: size for key, size in there.items() if size is not None}
+    # Names that are no text come as bytes.
+    there = {k: size for k, size in there.items() if size is not None and isinstance(k, str)}
     wanted = find_columns(name, there, observation_space, columns, extra_columns)
     check_lengths(name, {key: there[key][0] for key in wanted.all()})
     row_bytes = sum(there[key][1] for key in wanted.all())

@@ -106,9 +106,11 @@ def _blocks(parquet: Any, file: Path, wanted: Wanted) -> Iterator[Block]:
     with reading(str(file)):
         opened = parquet.ParquetFile(file)
     with opened:
-        groups = map(opened.metadata.row_group, range(opened.num_row_groups))
-        size = sum(group.total_byte_size for group in groups)
-        rows = max(256, BLOCK_BYTES * opened.metadata.num_rows // max(size, 1))
+        with reading(str(file)):
+            groups = map(opened.metadata.row_group, range(opened.num_row_groups))
+            size = sum(group.total_byte_size for group in groups)
+        rows = BLOCK_BYTES * opened.metadata.num_rows // max(size, 1)
+        rows = min(max(256, rows), BLOCK_BYTES)
         batches = opened.iter_batches(batch_size=rows, columns=wanted.all())
         begin = 0
         while True:

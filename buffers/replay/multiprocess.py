@@ -26,8 +26,8 @@ from buffers.core.arguments import (
 )
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
-from buffers.core.kernels import scatter_field
 from buffers.core.memory import allocation
+from buffers.core.rows import scatter_fields
 from buffers.replay import layout as at
 from buffers.replay.base import find_gaps
 from buffers.replay.batches import ReplayBatch, check_out, column_names
@@ -40,11 +40,13 @@ from buffers.replay.shared_memory import (
     DONE,
     IS_CLOSED,
     IS_LIMITED,
+    LOST,
     MAX_WRITERS,
     MIN_SIZE,
     SAMPLED,
     SLOT,
     SLOTS,
+    WAIT,
     Address,
     SharedMemory,
     begin_rows,
@@ -59,6 +61,7 @@ from buffers.replay.storage import ReplayStorage, mark_cut, place_rows, write_li
 __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
 _CPU = torch.device("cpu")
+_TRIES = 16  # before a draw whose rows are overwritten looks at the time
 _PAUSE = 0.001  # seconds between looks at what is waited for
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 _NO_IDS = np.zeros(0, np.int64)
@@ -304,7 +307,8 @@ class MultiprocessReplayBuffer:
             timeout: Seconds to wait; None takes that of the buffer.
 
         Raises:
-            TimeoutError: There were too few transitions for so long.
+            TimeoutError: There were too few transitions for so long, or so few in all that writers
+                overwrote them faster than they could be copied.
             BufferMisuseError: An argument does not fit, the buffer is closed, or this is a fork of
                 the process that made it.
         """
@@ -315,25 +319,31 @@ class MultiprocessReplayBuffer:
             batch = reader.new(batch_size, chosen)
         else:
             batch = check_out(out, batch_size, reader.owner, chosen)
-        if self._fill(batch):
+        answer = self._fill(batch)
+        if answer == DONE:
             return batch
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
         deadline = time.monotonic() + seconds
-        while not self._fill(batch):
+        while (answer := self._fill(batch)) != DONE:
             if time.monotonic() >= deadline:
-                raise TimeoutError(self._missing(seconds))
-            time.sleep(_PAUSE)
+                raise TimeoutError(self._missing(seconds, answer))
+            if answer == WAIT:
+                time.sleep(_PAUSE)
         return batch
 
     @exclusive
-    def _fill(self, batch: ReplayBatch) -> bool:
-        """Draw whole rows and gather them; False if there are too few."""
+    def _fill(self, batch: ReplayBatch) -> int:
+        """Draw whole rows and gather them.
+
+        Returns:
+            DONE; WAIT if there are too few; LOST if some were overwritten meanwhile, each time.
+        """
         self._check_usable()
         words, spans, rows = self._words, self._spans, batch.memory.rows
-        while True:
+        for _ in range(_TRIES):
             margin = self._margin
             if draw_whole(words, self._limits, self._reader.words, margin, spans, rows) != DONE:
-                return False
+                return WAIT
             self._reader.gather(batch)
             num_begun = find_overwritten(words, spans, rows)
             is_whole = num_begun >= 0
@@ -341,12 +351,19 @@ class MultiprocessReplayBuffer:
             most = 2 * (num_begun if is_whole else max(-1 - num_begun, margin))
             self._margin = max(most, margin - 1 - margin // 8, 0)
             if is_whole:
-                return True
+                return DONE
+        return LOST
 
-    def _missing(self, seconds: float) -> str:
+    def _missing(self, seconds: float, answer: int) -> str:
         words, (ratio, least, _) = self._words, self._limits.tolist()
         added, sampled = self.num_added, self.num_sampled
-        if not len(self) or added < words[MIN_SIZE]:
+        if answer == LOST:
+            what = (
+                f"rows were overwritten while they were copied, each time: {self.capacity} "
+                "transitions are too few for how fast writers add; make the capacity larger, or "
+                "set samples_per_insert"
+            )
+        elif not len(self) or added < words[MIN_SIZE]:
             what = f"{added} of min_size_to_sample={words[MIN_SIZE]} transitions were added"
         else:
             what = (
@@ -594,10 +611,8 @@ class ReplayWriter:
         place_rows(self._state, ids, is_over, rows, befores, envs)
         if "env_ids" in layout.fields:
             arrays["env_ids"] = (envs + self._first_env).astype(np.int32)
-        for path, field in layout.fields.items():
-            if path != "link":
-                source = np.ascontiguousarray(arrays[path]).reshape(-1).view(np.uint8)
-                scatter_field(self._table, rows, source, field.offset, field.nbytes)
+        fields = [field for path, field in layout.fields.items() if path != "link"]
+        scatter_fields(self._table, rows, fields, arrays)
         codes = (rows + 1 + self._first).astype(np.int32)
         if link_at >= 0:  # of the rows that were here before
             write_links(self._table, rows, np.full(count, -1), codes, link_at)

@@ -38,7 +38,7 @@ __all__ = [
 FAN_OUT = 16
 BLOCK = 1024
 _WORDS_PER_LINE = 8
-_NODES_EACH = 8  # nodes of a level, for each point, that are passed sooner than searched
+_NODES_EACH = 1  # nodes of a level, for each point, that are passed sooner than searched
 
 
 def level_sizes(capacity: int) -> list[int]:
@@ -343,15 +343,12 @@ def choose(mass, a, b, c, d):
     """Which of four values covers the point `mass` if they lie end to end, and where it begins.
 
     Never one that is 0, even where rounding leads past the last that is not; one of them must be.
+    Sums of comparisons, as nobody can foresee which way branches would go.
     """
-    second, third, fourth = a, a + b, (a + b) + c
-    chosen, begin = (1, second) if mass >= second else (0, 0.0)
-    chosen, begin = (2, third) if mass >= third else (chosen, begin)
-    chosen, begin = (3, fourth) if mass >= fourth else (chosen, begin)
-    last, its_begin = (1, second) if b > 0.0 else (0, 0.0)
-    last, its_begin = (2, third) if c > 0.0 else (last, its_begin)
-    last, its_begin = (3, fourth) if d > 0.0 else (last, its_begin)
-    return (last, its_begin) if last < chosen else (chosen, begin)
+    chosen = (mass >= a) + (mass >= a + b) + (mass >= (a + b) + c)
+    last = 3 if d > 0.0 else (2 if c > 0.0 else (1 if b > 0.0 else 0))
+    chosen = min(chosen, last)
+    return chosen, ((chosen > 0) * a + (chosen > 1) * b) + (chosen > 2) * c
 
 
 @njit(cache=True)

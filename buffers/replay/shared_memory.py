@@ -70,7 +70,7 @@ SAMPLED = 16  # written by the learner, in a cache line of its own
 SLOTS, SLOT = 32, 16  # where the words of writers begin, and how many each has
 BEGUN, COMMITTED, PID, START = 0, 1, 2, 3  # of these
 
-WAIT, DONE, CLOSED = 0, 1, 2  # what kernels answer
+WAIT, DONE, CLOSED, LOST = 0, 1, 2, 3  # what kernels answer, and draws
 
 _MAGIC, _VERSION = 0x5245504C41595348, 1
 _PAGE = mmap.PAGESIZE

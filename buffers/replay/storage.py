@@ -21,11 +21,10 @@ from buffers.core.kernels import (
     is_same_at,
     items_at,
     prefetch_to_write,
-    scatter_field,
     word_at,
 )
 from buffers.core.memory import zeroed_bytes
-from buffers.core.rows import RowLayout
+from buffers.core.rows import RowLayout, scatter_fields
 from buffers.replay import addresses
 from buffers.replay import layout as at
 from buffers.replay.addresses import Addresses
@@ -110,8 +109,7 @@ class ReplayStorage:
         self.staging = Staging(layout, self.rows, self.state) if staged else None
         is_compiled = not staged and self.folder is None
         self.add_rows = _compiled_add(layout, _FLOAT64) if is_compiled else None
-        fields = [field for path, field in layout.fields.items() if path != "link"]
-        self._given = [(field.path, field.offset, field.nbytes) for field in fields]
+        self._given = [field for path, field in layout.fields.items() if path != "link"]
 
     def fit_add_rows(self, rewards: np.ndarray) -> bool:
         """Let `add_rows` be the one for the dtype of these rewards; return whether it changed.
@@ -202,9 +200,7 @@ class ReplayStorage:
             path: array.copy() if np.may_share_memory(array, self.table) else array
             for path, array in arrays.items()
         }
-        for path, offset, count in self._given:
-            source = arrays[path].reshape(-1).view(np.uint8)
-            scatter_field(self.table, rows, source, offset, count)
+        scatter_fields(self.table, rows, self._given, arrays)
         if "link" in self.layout.fields:
             offset = self.layout.fields["link"].offset
             write_links(self.table, rows, befores, codes, offset)
@@ -333,9 +329,7 @@ class ReplayStorage:
         packed, places = folder.log(rows, befores, (rows + 1).astype(np.int32)), np.arange(count)
         if "env_ids" in self.layout.fields:
             arrays = {**arrays, "env_ids": envs.astype(np.int32)}
-        for path, offset, nbytes in self._given:
-            source = np.ascontiguousarray(arrays[path]).reshape(-1).view(np.uint8)
-            scatter_field(packed, places, source, offset, nbytes)
+        scatter_fields(packed, places, self._given, arrays)
 
     def live_blocks(self) -> list[torch.Tensor]:
         """The rows that hold transitions, as views of the table in its order."""

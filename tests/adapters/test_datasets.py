@@ -250,6 +250,7 @@ def test_d4rl_files_are_read_in_blocks_and_damage_is_named(h5py, tmp_path, monke
     refused("'rewards' has 999 rows, but 'observations' 1000")
     with h5py.File(path, "a") as file:
         del file["rewards"]
+        file[b"rew\xffards"] = np.zeros(1000)  # a name that is no text, as of a damaged file
     refused(r"the field rewards is missing, looked for 'rewards' .*columns=\{'rewards': \.\.\.\}")
     path.write_bytes(path.read_bytes()[:20_000])
     refused("can't be read: .*truncated")

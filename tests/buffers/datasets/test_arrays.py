@@ -210,6 +210,14 @@ BAD = {
         lambda: flat([3], 40) | {"timeouts": np.full(40, 2)},
         "episode 0: truncations has 2, expected bool",
     ),
+    "NaN episode_index": (
+        lambda: flat([3], 40) | {"episode_index": np.repeat([0.0, np.nan], 20)},
+        "arrays: episode_index is nan in row 20, expected whole numbers",
+    ),
+    "rows of different lengths": (
+        lambda: flat([3], 40) | {"actions": [[0.0, 0.0]] * 39 + [[0.0]]},
+        "arrays: actions is no array: ",
+    ),
     "text": (
         lambda: flat([3], 40) | {"rewards": np.full(40, "x")},
         "rewards has dtype <U1 and shape",

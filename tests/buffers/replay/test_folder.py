@@ -485,6 +485,14 @@ def test_a_disk_that_is_full_is_found_before_anything_is_made(tmp_path, monkeypa
     make(tmp_path / "f")
 
 
+def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
+    make(tmp_path / "f").close()
+    monkeypatch.setattr(folders.os, "access", lambda *_: False)  # as of anybody but root
+    with pytest.raises(PermissionError, match="may not be written to; open it with read_only=True"):
+        make(tmp_path / "f")
+    assert len(make(tmp_path / "f", read_only=True)) == 0
+
+
 def test_an_add_that_the_disk_refuses_changes_nothing(tmp_path, monkeypatch):
     envs, model = CountingEnvs(3), ListModel(7, 3, per_env=False)
     buffer = make(tmp_path / "f")

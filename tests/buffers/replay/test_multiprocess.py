@@ -213,6 +213,26 @@ def test_rows_overwritten_while_they_are_copied_are_drawn_anew(monkeypatch):
     assert set(found) <= {*range(2, 16), *range(100, number)}
 
 
+def test_draws_from_rings_that_are_overwritten_faster_than_they_are_copied_end(monkeypatch):
+    buffer, number = simple(4), 100
+    writer, gather = buffer.writer(), buffer._reader.gather
+    writer.add(**rows(*range(4)))
+
+    def gather_late(batch):
+        nonlocal number
+        gather(batch)
+        for _ in range(4):
+            writer.add(**rows(number))
+            number += 1
+
+    monkeypatch.setattr(buffer._reader, "gather", gather_late)
+    with pytest.raises(TimeoutError, match=r"overwritten while they were copied.* 4 trans"):
+        buffer.sample(8)
+    assert buffer.num_sampled == 0
+    monkeypatch.setattr(buffer._reader, "gather", gather)
+    assert set(numbers_in(buffer.sample(64))) <= {*range(number - 4, number)}
+
+
 def test_the_learner_and_writers_wait_for_one_another_and_say_why():
     buffer = simple(64, samples_per_insert=4, min_size_to_sample=10, error_buffer=8)
     writer = buffer.writer()
