@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch._inductor import decomposition
 
 from buffers import RolloutBatch
 from vecenv.learn import Adam, Gradient
-from vecenv.learn.compiled import tanh_by_polynomials
+from vecenv.learn.compiled import product_and_sum, quick_parts, tanh_by_polynomials
 
 ROWS, CLIP = 64, 0.2
 
@@ -378,6 +379,24 @@ def test_the_compiled_tanh_is_that_of_torch_to_float32():
     x = torch.cat([torch.linspace(-12, 12, 100_001), torch.tensor([torch.inf, -torch.inf])])
     assert (tanh_by_polynomials(x).double() - x.double().tanh()).abs().max() < 4e-7
     assert tanh_by_polynomials(torch.tensor([torch.nan])).isnan().all()
+
+
+def test_layers_are_compiled_as_products_and_sums():
+    x, weight, bias = torch.randn(2, 5, 3), torch.randn(2, 3, 4), torch.randn(2, 1, 4)
+    torch.testing.assert_close(
+        product_and_sum(bias, x, weight), torch.baddbmm(bias, x, weight), rtol=1e-5, atol=1e-6
+    )
+    layer = bias[0, 0], x[0], weight[0]
+    torch.testing.assert_close(product_and_sum(*layer), torch.addmm(*layer), rtol=1e-5, atol=1e-6)
+    assert product_and_sum(*layer, beta=2) is NotImplemented
+    assert product_and_sum(bias[0, 0, :1], x[0], weight[0, :, :1]) is NotImplemented
+    table = decomposition.decompositions
+    before = dict(table)
+    with quick_parts(torch.device("cpu")):
+        assert table[torch.ops.aten.addmm.default] is product_and_sum
+    assert table == before
+    with quick_parts(torch.device("cuda")):
+        assert table == before
 
 
 def test_arguments_are_checked():

@@ -24,7 +24,7 @@ from vecenv.learn.batches import (
 from vecenv.learn.compiled import (
     CompiledGradient,
     build_part,
-    quick_tanh,
+    quick_parts,
     split_rows,
     why_not_compile,
 )
@@ -353,7 +353,7 @@ class _Choice:
         start = time.perf_counter()
         settings = Settings(plan.precision, 1 if num_parts > 1 else None)
         try:
-            with settings, warnings.catch_warnings(), quick_tanh(self.eager.weights.device):
+            with settings, warnings.catch_warnings(), quick_parts(self.eager.weights.device):
                 warnings.simplefilter("ignore")  # of the compiler about itself
                 candidates = self._build(num_parts, combine, threads)
                 self._verify(candidates[min(candidates)])

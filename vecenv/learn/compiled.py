@@ -26,12 +26,14 @@ __all__ = [
     "CompiledGradient",
     "Part",
     "build_part",
-    "quick_tanh",
+    "product_and_sum",
+    "quick_parts",
     "split_rows",
     "tanh_by_polynomials",
     "why_not_compile",
 ]
 
+_MIN_PRODUCT = 2  # columns; torch has a way of its own for one
 _MAX_COMPILATIONS = 3  # of one gradient, where what the loss reads has changed; then autograd
 
 Part = Callable[[Tensor, list[Tensor]], tuple[Tensor, Tensor]]
@@ -153,11 +155,22 @@ def tanh_by_polynomials(x: Tensor) -> Tensor:
     return (x_within * above / below).to(x.dtype)
 
 
-@contextmanager
-def quick_tanh(device: torch.device) -> Iterator[None]:
-    """Compile tanh on the CPU as `tanh_by_polynomials`; leave it alone in other versions of torch.
+def product_and_sum(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Compute bias + a @ b apart: the sum then goes into the pass over what follows.
 
-    The table belongs to the whole process, and so has the entry only while a gradient is compiled.
+    Libraries on the CPU copy the bias to all rows first, and read it again in the product.
+    """
+    if beta != 1 or alpha != 1 or a.shape[-1] < _MIN_PRODUCT or b.shape[-1] < _MIN_PRODUCT:
+        return NotImplemented
+    return torch.matmul(a, b) + bias if a.ndim == 2 else torch.bmm(a, b) + bias
+
+
+@contextmanager
+def quick_parts(device: torch.device) -> Iterator[None]:
+    """Compile on the CPU tanh as `tanh_by_polynomials`, and layers as `product_and_sum`.
+
+    Left alone in other versions of torch. The table of decompositions belongs to the whole process,
+    and so has these entries only while a gradient is compiled.
     """
     table: Any = None
     forget: Any = None  # the copy of the table that the compiler keeps
@@ -165,16 +178,23 @@ def quick_tanh(device: torch.device) -> Iterator[None]:
         from torch._inductor import decomposition
 
         table, forget = decomposition.decompositions, decomposition.fast_random_decomps.cache_clear
-    tanh = torch.ops.aten.tanh.default
-    if forget is None or device.type != "cpu" or tanh in table:
+    aten = torch.ops.aten
+    own = {aten.tanh.default: tanh_by_polynomials}
+    own |= dict.fromkeys((aten.addmm.default, aten.baddbmm.default), product_and_sum)
+    if forget is None or device.type != "cpu":
         yield
         return
-    table[tanh] = tanh_by_polynomials
+    before = {name: table.get(name) for name in own}
+    table.update(own)
     forget()
     try:
         yield
     finally:
-        del table[tanh]
+        for name, function in before.items():
+            if function is None:
+                del table[name]
+            else:
+                table[name] = function
         forget()
 
 
