@@ -148,7 +148,7 @@ check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that a
 		$(PYTEST_ARGS) -m "$(FAST)"
 
 bench: $(VENV)/.installed-test  ## run every benchmark; minutes, on an otherwise idle machine
-	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | grep -v -e against -e zoo); do \
+	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | grep -v -e against -e zoo -e /peers.py); do \
 		echo "$(RUN) $$script"; PYTHONPATH=. $(RUN) $$script; done
 
 against: $(VENV)/.installed-test  ## time this tree against revision REV (AGAINST_ARGS for more)

@@ -594,7 +594,9 @@ class Trainer:
             self.rollout.start(self.envs.reset(seed=options.seed + self.steps + self.first)[0])
         before = self.steps
         with Progress(refresh_per_second=4, disable=self.ranks.rank > 0) as progress:
-            task = progress.add_task(options.env_id, total=options.total_steps)
+            task = progress.add_task(
+                options.env_id, total=options.total_steps, completed=self.steps
+            )
             while self.steps + options.num_envs * options.num_steps <= options.total_steps:
                 if any(self.ranks.gather(run.should_stop)):
                     if self.ranks.rank == 0:

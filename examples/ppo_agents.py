@@ -356,7 +356,7 @@ class Trainer:
                     learner.rollout.start(obs[name])
         before = self.steps
         with Progress(refresh_per_second=4) as progress:
-            task = progress.add_task(options.env, total=options.total_steps)
+            task = progress.add_task(options.env, total=options.total_steps, completed=self.steps)
             while self.steps + self.num_rows * options.num_steps <= options.total_steps:
                 if run.should_stop:
                     progress.print(f"stopped after {self.steps} steps: {run.resume_command}")

@@ -295,7 +295,9 @@ class Trainer:
         self.restore(run)
         first, scalars = self.steps, dict[str, Any]()
         with Progress(refresh_per_second=4) as progress:
-            task = progress.add_task(options.env_id, total=options.total_steps)
+            task = progress.add_task(
+                options.env_id, total=options.total_steps, completed=self.steps
+            )
             while self.steps < options.total_steps and not run.should_stop:
                 before = self.steps
                 returns = self.collect()

@@ -218,7 +218,7 @@ def test_watch_writes_pages_of_cage_with_probabilities(capsys, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)  # a minute of processor time each
 @pytest.mark.parametrize(
     ("env", "steps", "titles"),
     [

@@ -207,6 +207,7 @@ def play(
     from vecenv.watching import PAGE_FPS, new_page, progress_of, save_page, show_texts
 
     _check_fps(fps)
+    shown = str(policy)  # without where the package is
     if policy == Path("zoo") and not (policy / "options.json").is_file():
         policy = zoo_policy(env)
     if html is not None:
@@ -217,7 +218,7 @@ def play(
     options["seed"] = seed
     results, name = play(env, policy, episodes, **options)
     for group, result in results.items():
-        print(f"{env}, {name} of {policy}{group and f', {group}'}: {result}")
+        print(f"{env}, {name} of {shown}{group and f', {group}'}: {result}")
     if text:
         found, own_fps = film(env, policy, "ansi", frames, **options)
         show_texts(found, fps or own_fps)
@@ -226,7 +227,7 @@ def play(
         save_gif(found, gif, fps=fps or own_fps)
         print(f"animation: {gif}")
     if html is not None:
-        page = new_page(env, f"{name} of {policy}", seed, fps or PAGE_FPS)
+        page = new_page(env, f"{name} of {shown}", seed, fps or PAGE_FPS)
         with progress_of(page, frames):
             record_run(page, env, policy, frames, **options)
         save_page(page, html)

@@ -102,10 +102,9 @@ def path_of(algorithm: str) -> Path:
             raise FileNotFoundError(f"algo is {algorithm!r}, but there is no such file")
         return path
     if algorithm not in ALGORITHMS:
-        raise ValueError(
-            f"algo is {algorithm!r}, expected one of {', '.join(ALGORITHMS)}, or a file of your "
-            "own such as my.py"
-        )
+        near = difflib.get_close_matches(algorithm.lower(), ALGORITHMS, 2)
+        told = f"did you mean {' or '.join(near)}?" if near else "of your own it is a file, my.py"
+        raise ValueError(f"algo is {algorithm!r}, expected one of {', '.join(ALGORITHMS)}; {told}")
     return folder() / f"{algorithm}.py"
 
 

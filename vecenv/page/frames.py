@@ -163,7 +163,8 @@ def _lossy(frame: np.ndarray) -> _Patch:
 
 def _difference(before: np.ndarray, after: np.ndarray) -> _Patch | None:
     """Return the box that has changed, transparent where it has not; None if nothing has."""
-    changed = (before != after).any(axis=2)
+    differs = before != after
+    changed = differs[..., 0] | differs[..., 1] | differs[..., 2]  # quicker than `any` over three
     rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
     if not len(rows):
         return None
