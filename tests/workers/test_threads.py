@@ -1,6 +1,7 @@
 """Every env is made, called and closed by one thread, the same for its whole life."""
 
 import functools
+import mmap
 import os
 import sqlite3
 import threading
@@ -14,6 +15,7 @@ from gymnasium.spaces import Box, Discrete
 from workers.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv
 
 from vecenv import AsyncVectorEnv, EnvCreationError
+from vecenv.workers import probe
 
 NUM_ENVS = 5
 THREADS = {"one": 1, "shared": 2, "each its own": 8}
@@ -224,3 +226,46 @@ def test_an_env_that_waits_stays_in_the_thread_in_which_it_was_made(monkeypatch)
     threads = [envs.step([0] * 4)[1].tolist() for _ in range(60)]
     assert threads == [threads[0]] * 60
     envs.close()
+
+
+class WaitingEnv(gym.Env):
+    """Waits in each step, and may have loaded a library."""
+
+    observation_space, action_space = Box(0, 1, ()), Discrete(2)
+
+    def __init__(self, library=None):
+        if library is not None:
+            with open(library, "rb") as file:
+                self.pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.float32(0), {}
+
+    def step(self, action):
+        time.sleep(3e-3)
+        return np.float32(0), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("library", "gains"),
+    [("", True), ("libEGL.so.1", False), ("libGLX_mesa.so.0", False), ("libGLarp.so", True)],
+)
+def test_envs_that_draw_by_opengl_share_no_process_by_threads(tmp_path, library, gains):
+    if library:
+        (tmp_path / library).write_bytes(b"code")
+    env_fn = functools.partial(WaitingEnv, tmp_path / library if library else None)
+    call = probe.can_share, [env_fn]
+    assert probe.run_apart(*call, timeout=30, method="fork", is_worker=True) is gains
+
+
+@pytest.mark.parametrize(("queued_ns", "is_waiting"), [(10**9, False), (0, True)])
+def test_waiting_for_a_core_is_no_waiting(monkeypatch, queued_ns, is_waiting):
+    """Be it by threads of a library."""
+    told = [{"1": 5}, {"1": 5, "2": queued_ns}]
+    monkeypatch.setattr(probe, "_read_queued_ns", lambda: told.pop(0))
+    meter = probe.WaitMeter()
+    meter.begin()
+    time.sleep(4e-3)
+    meter.end(1)
+    assert meter.found_waiting is is_waiting

@@ -33,7 +33,7 @@ from vecenv.workers.layout import ControlLayout
 from vecenv.workers.links import Link, PortableLink, has_futex
 from vecenv.workers.messages import EnvSpaces, Layout
 from vecenv.workers.pool import StartedPools, WorkerPool
-from vecenv.workers.probe import MOST_THREADS, ProbeTimeout, mostly_wait, run_apart
+from vecenv.workers.probe import MOST_THREADS, ProbeTimeout, can_share, run_apart
 from vecenv.workers.rows import ReadyRing, SlotTable, make_slot, ring_size
 from vecenv.workers.starting import prepare_start
 from vecenv.workers.worker import close_envs, env_spaces, make_chunk_envs
@@ -273,7 +273,7 @@ def _make_link(layout: ControlLayout, options: PoolOptions) -> Link:
 
 
 def _threads_for(factories: Factories, options: PoolOptions) -> int:
-    """Decide how many threads each worker gets: one per env if the envs mostly wait, else one.
+    """Decide how many threads each worker gets: one per env if these gain by it, else one.
 
     An env that is made for it shows which, and is gone when workers make theirs: later is too late,
     as envs can't change their thread.
@@ -285,8 +285,8 @@ def _threads_for(factories: Factories, options: PoolOptions) -> int:
     # The server's children are as clean as spawned ones, and sooner there.
     method = "forkserver" if options.context == "spawn" else options.context
     try:
-        is_waiting = run_apart(
-            mostly_wait, factories[-1:], timeout=_PROBE_S, method=method, is_worker=True
+        is_shared = run_apart(
+            can_share, factories[-1:], timeout=_PROBE_S, method=method, is_worker=True
         )
     except Exception as error:  # if it is the envs' fault, making them will say so
         _logger.log(
@@ -297,7 +297,7 @@ def _threads_for(factories: Factories, options: PoolOptions) -> int:
             error,
         )
         return 1
-    return most if is_waiting else 1
+    return most if is_shared else 1
 
 
 def _make_all(pool: WorkerPool, factories: Factories, own_envs: list[Env]) -> list[EnvSpaces]:

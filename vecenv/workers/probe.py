@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium import Env
@@ -26,7 +28,7 @@ __all__ = [
     "ProbeError",
     "ProbeTimeout",
     "WaitMeter",
-    "mostly_wait",
+    "can_share",
     "probe_env",
     "run_apart",
 ]
@@ -42,6 +44,7 @@ _SLICE_S = 0.05  # between looks whether it is alive
 _END_S = 0.5  # for a process that has answered to end by itself
 _MEASURED_STEPS, _MEASURED_NS = 64, 200_000_000
 _WAITING_SHARE = 0.5
+_OPENGL = re.compile(rb"/lib(GL|EGL|GLX|OSMesa|GLESv2)[.\-_0-9]")
 _WORTHWHILE_NS = 200_000  # handing a step to a thread costs a tenth of this
 
 Factories = Sequence[Callable[[], Env]]
@@ -235,12 +238,16 @@ def _make_beside(env_fn: Callable[[], Env], neighbour_fn: Callable[[], Env]) -> 
         raise  # each of them may be made once
 
 
-def mostly_wait(factories: Factories) -> bool:
-    """Whether an env of the last factory mostly waits, rather than computes, in `step`."""
+def can_share(factories: Factories) -> bool:
+    """Whether envs as of the last factory gain by threads of one process: they mostly wait.
+
+    Not if they draw by OpenGL: libraries such as pyglet hold the current context for all threads,
+    so that envs draw into one another's pictures.
+    """
     env = factories[-1]()
     try:
         env.reset()
-        return _step_alone(env, _GLANCE_S)[1]
+        return _step_alone(env, _GLANCE_S)[1] and not _has_opengl()
     finally:
         env.close()
 
@@ -274,35 +281,51 @@ class WaitMeter:
 
     Attributes:
         is_measuring: Whether more steps are wanted.
-        found_waiting: The verdict so far: less than half of the time was spent computing, be it in
-            threads of a library; so there must be nothing else in this process that computes.
+        found_waiting: The verdict so far: for more than half of the time no thread of this process
+            computed or was in the queue for a core; so nothing else in it may compute.
     """
 
     def __init__(self) -> None:
         self.is_measuring = True
         self.found_waiting = False
         self._steps = 0
-        self._wall_ns = self._cpu_ns = self._switches = 0
+        self._wall_ns = self._busy_ns = self._switches = 0
         self._begun = (0, 0, 0)
+        self._queued_ns: dict[str, int] = {}
 
     def begin(self) -> None:
         """Note the clocks before some steps."""
+        self._queued_ns = _read_queued_ns()
         self._begun = (time.perf_counter_ns(), time.process_time_ns(), _voluntary_switches())
 
     def end(self, num_steps: int) -> None:
         """Note the clocks after `num_steps` env steps."""
         wall_ns, cpu_ns, switches = self._begun
         self._wall_ns += time.perf_counter_ns() - wall_ns
-        self._cpu_ns += time.process_time_ns() - cpu_ns
+        self._busy_ns += time.process_time_ns() - cpu_ns
         self._switches += _voluntary_switches() - switches
+        for thread, queued_ns in _read_queued_ns().items():
+            self._busy_ns += max(0, queued_ns - self._queued_ns.get(thread, 0))
         self._steps += num_steps
         self.is_measuring = self._steps < _MEASURED_STEPS and self._wall_ns < _MEASURED_NS
-        # A process that is only kept from its core by others gives it up involuntarily.
         self.found_waiting = (
-            self._cpu_ns < _WAITING_SHARE * self._wall_ns
+            self._busy_ns < _WAITING_SHARE * self._wall_ns
             and self._wall_ns > _WORTHWHILE_NS * self._steps
+            # Where queues are not told: who is only kept from a core gives it up involuntarily.
             and 2 * self._switches >= self._steps
         )
+
+
+def _read_queued_ns() -> dict[str, int]:
+    """How long each thread has been in the queue for a core, in ns; Linux alone tells, if at all.
+
+    On a machine that is busy with other programs, envs that compute spend most of their time there.
+    """
+    found = {}
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread may end
+            found[path.parent.name] = int(path.read_bytes().split()[1])
+    return found
 
 
 def _voluntary_switches() -> int:
@@ -311,3 +334,11 @@ def _voluntary_switches() -> int:
     except ImportError:  # Windows, which does not tell: whoever does not compute has waited
         return time.perf_counter_ns()
     return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
+
+
+def _has_opengl() -> bool:
+    """Whether this process has loaded OpenGL; Linux alone tells."""
+    try:
+        return _OPENGL.search(Path("/proc/self/maps").read_bytes()) is not None
+    except OSError:
+        return False
