@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
@@ -200,6 +201,28 @@ def test_frames_are_patches_of_what_has_changed():
         frames.add(np.zeros((3, 4, 3), np.uint8))
     with pytest.raises(ValueError, match="expected a picture uint8"):
         Frames().add(np.zeros((3, 4), np.uint8))
+
+
+def test_what_a_policy_that_is_watched_is_given_is_its_own_to_keep(monkeypatch, tmp_path, capsys):
+    kept = []
+
+    def act(obs):
+        kept.append((obs, obs.copy()))
+        return np.full(1, len(kept) % 3)
+
+    module = types.ModuleType("hoarder")
+    module.act, module.Env = act, Dots
+    monkeypatch.setitem(sys.modules, "hoarder", module)
+    args = ["watch", "hoarder:Env", "--policy", "hoarder:act", "--steps", "5"]
+    for name in ("a:bug:.gif", "a:bug:.html"):  # no emoji
+        kept.clear()
+        assert main([*args, f"--{Path(name).suffix[1:]}", str(tmp_path / name)]) == 0
+        assert len(kept) == 5
+        for given, as_it_was in kept:
+            np.testing.assert_array_equal(given, as_it_was)
+        assert len({as_it_was.tobytes() for _, as_it_was in kept}) > 1
+    out = capsys.readouterr().out
+    assert f"animation: {tmp_path / 'a:bug:.gif'}\npage: {tmp_path / 'a:bug:.html'} (5 steps" in out
 
 
 def test_watch_writes_pages_of_cage_with_probabilities(capsys, tmp_path):

@@ -12,8 +12,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
 
@@ -47,7 +47,7 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     table.add_column("actions", min_width=16, overflow="fold")
     table.add_column("", overflow="fold")
     for spec in sorted(specs, key=lambda spec: (not _is_ours(spec), spec.id)):
-        table.add_row(*map(escape, (spec.id, *_cells(spec))))  # "gymnasium[mujoco]"
+        table.add_row(*map(Text, (spec.id, *_cells(spec))))  # no markup: "gymnasium[mujoco]"
     table.caption = "vecenv train ID trains in one; agents:ID makes each agent learn"
     table.caption_justify = "left"
     return table

@@ -101,7 +101,7 @@ def show(
         watch_env(env, kwargs, fps=fps, **play)
         return 0
     save_gif_of(env, gif, kwargs, fps=fps, **play)
-    Console().print(f"animation: {gif}", markup=False, highlight=False)
+    _say(f"animation: {gif}")
     return 0
 
 
@@ -130,7 +130,7 @@ def save_page(page: EpisodePage, path: Path) -> None:
     size = f"{path.stat().st_size / 1e6:.2f} MB" if path.is_file() else ""
     words = f"page: {path} ({page.num_steps} steps{size and ', ' + size}); open it in a browser"
     for line in (words, *page.notes()):
-        Console(soft_wrap=True).print(line, markup=False, highlight=False)
+        _say(line)
 
 
 def record_env(
@@ -179,14 +179,17 @@ def play_as_human(
 
 def serve_game(game: Game, port: int, max_idle_s: float = 3600.0) -> None:
     """Serve a game, and say where it is and why it has ended."""
-    console = Console(soft_wrap=True)
 
     def tell(url: str) -> None:
-        words = f"open {url} in a browser on this machine; Ctrl-C ends it"
-        console.print(words, markup=False, highlight=False)
+        _say(f"open {url} in a browser on this machine; Ctrl-C ends it")
 
     reason = serve(game, port=port, idle_s=max_idle_s, on_start=tell)
-    console.print(f"the end: {reason}", markup=False, highlight=False)
+    _say(f"the end: {reason}")
+
+
+def _say(words: str) -> None:
+    """Print a line as it is, names of files and envs included."""
+    Console(soft_wrap=True).print(words, markup=False, emoji=False, highlight=False)
 
 
 def watch_env(

@@ -144,6 +144,22 @@ class Masked(CounterEnv):
         return super().step(action)
 
 
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv, gym.vector.SyncVectorEnv])
+def test_what_a_policy_is_given_is_its_own_to_keep(make):
+    """Also of envs that hand out views, which the next step overwrites."""
+    kept = []
+
+    def act(obs):
+        kept.append((obs, obs.clone()))
+        return zeros(obs)
+
+    envs = make(counters([5, 5]), copy=False)
+    evaluate(act, envs, 2)
+    envs.close()
+    assert len(kept) == 5 and not torch.equal(kept[0][0], kept[-1][0])
+    assert all(torch.equal(given, as_it_was) for given, as_it_was in kept)
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_policies_with_a_memory_are_told_where_episodes_start(mode):
     counts = torch.zeros(2, dtype=torch.int64)

@@ -192,6 +192,11 @@ def test_the_curve_is_drawn_from_all_episodes(options):
         run.add_episodes(2000, [-2.0])
         run.draw_curve("a title", {"random": -900.0})
     assert (options.folder / "curve.png").read_bytes()[1:4] == b"PNG"
+    path = options.folder / "curve.svg"
+    draw_curve([10**3, 10**4], [-5.0, -2.0], path, title="a title", baselines={"random": -9.0})
+    words = path.read_text()  # comments beside the outlines of the letters
+    for word in ("a title", "env steps (thousands)", "return of an episode", "random: -9.0"):
+        assert f"<!-- {word} -->" in words
     with pytest.raises(ValueError, match="no episodes"):
         draw_curve([], [], options.folder / "other.png")
 

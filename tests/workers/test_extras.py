@@ -36,7 +36,7 @@ def test_halves_stepped_in_turn_give_what_all_give(copy):
         half.step_async(actions[0, half.env_ids])
     with pytest.raises(AlreadyPendingCallError):
         halves[0].step_async(actions[0, :4])
-    with pytest.raises(AlreadyPendingCallError):
+    with pytest.raises(AlreadyPendingCallError, match="call `step_wait` of each half first"):
         pool.step(actions[0])
     for step in range(10):
         expected = sync.step(actions[step])

@@ -550,6 +550,18 @@ def test_envs_of_a_worker_that_are_slow_but_not_late_are_left_alone():
     pool.close()
 
 
+@pytest.mark.parametrize("fault", [FINE, RAISE])
+def test_a_worker_that_dies_in_a_half_is_reported_without_a_timeout(make, fault):
+    """Also by the other half, which waits for it where one of its own envs has raised."""
+    pool = make()
+    pool.reset()
+    halves = pool.halves()
+    halves[0].step_async([fault, FINE])
+    halves[1].step_async([FINE, DIE])
+    with pytest.raises(WorkerDiedError, match=r"worker 1 .* SIGKILL .*It was at env 3, action 2"):
+        halves[fault == FINE].step_wait()
+
+
 def test_half_of_a_pool_restarts_who_is_late(tmp_path):
     options = {**ONE_THREAD, "on_error": "restart", "timeout": 0.5}
     pool = AsyncVectorEnv(late(tmp_path, "step", 1), **options)

@@ -17,7 +17,9 @@ from gymnasium.error import (
 from vecenv.core.actions import as_array
 from vecenv.core.errors import ForkedEnvError
 
-__all__ = ["CallProtocol", "told"]
+__all__ = ["STEP_OF_A_HALF", "CallProtocol", "told"]
+
+STEP_OF_A_HALF = "step of a half"  # as a pending call
 
 
 class CallProtocol:
@@ -171,9 +173,11 @@ class CallProtocol:
 
     def _refuse_pending(self, call: str) -> NoReturn:
         if self.pending is not None:
+            is_half = self.pending == STEP_OF_A_HALF
+            ending = "`step_wait` of each half" if is_half else f"`{self.pending}_wait`"
             raise AlreadyPendingCallError(
                 f"Calling `{call}` while waiting for a pending call to `{self.pending}` to "
-                f"complete; call `{self.pending}_wait` first",
+                f"complete; call {ending} first",
                 self.pending,
             )
         raise AlreadyPendingCallError(

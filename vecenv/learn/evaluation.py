@@ -71,11 +71,10 @@ def evaluate(
 
     Args:
         act: Returns actions for observations: `act(obs)`, with obs as tensors (N, *obs_shape),
-            nested as the observation space is, valid until the next call. Actions are a tensor or
-            an array, as `envs.step` takes them. It is called in inference mode. If it has a
-            parameter `starts`, it is given bool (N,), True where obs begins an episode, for
-            policies with a memory; if it has one `action_masks`, what `envs.action_masks()`
-            returns, as a tensor.
+            nested as the observation space is, the policy's to keep. Actions are a tensor or an
+            array, as `envs.step` takes them. It is called in inference mode. If it has a parameter
+            `starts`, it is given bool (N,), True where obs begins an episode, for policies with a
+            memory; if it has one `action_masks`, what `envs.action_masks()` returns, as a tensor.
         envs: A vector env, which is reset and not closed; or what `make_vec` takes: an id, a
             factory.
         episodes: How many.
@@ -336,12 +335,12 @@ def _t975(freedom: int) -> float:
 
 
 def _as_tensors(batch: Any, device: torch.device | str) -> Any:
-    """Return a nest of arrays as one of tensors, over the same memory on the CPU."""
+    """Return a nest of arrays as one of tensors, copies that the policy may keep."""
     if isinstance(batch, dict):
         return {key: _as_tensors(part, device) for key, part in batch.items()}
     if isinstance(batch, tuple):
         return tuple(_as_tensors(part, device) for part in batch)
-    return torch.as_tensor(batch, device=device) if isinstance(batch, np.ndarray) else batch
+    return torch.tensor(batch, device=device) if isinstance(batch, np.ndarray) else batch
 
 
 def _as_arrays(actions: Any) -> Any:

@@ -14,6 +14,7 @@ from vecenv.core.batches import take_range
 from vecenv.core.deadline import Deadline
 from vecenv.core.faults import StepTimeoutError, raise_faults, retold
 from vecenv.core.masks import MASK_KEY
+from vecenv.core.protocol import STEP_OF_A_HALF
 from vecenv.core.rows import copy_batch
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.workers.layout import COMMANDS, OTHER_HALF
@@ -92,7 +93,7 @@ class Half:
             self._begun_at = exchange.num_commands()
             try:
                 self.is_pending = True
-                envs._calls.begin_async("step of a half")
+                envs._calls.begin_async(STEP_OF_A_HALF)
                 exchange.post_step(0, self._workers.start, self._workers.stop, self._line)
             except BaseException:
                 if not self._has_begun():

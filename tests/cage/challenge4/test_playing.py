@@ -121,6 +121,22 @@ def test_the_command_evaluates(capsys, tmp_path):
     assert "red must be one of fsm, discovery, sleep" in capsys.readouterr().err
 
 
+def test_what_a_policy_is_given_is_its_own_to_keep():
+    kept = []
+
+    def act(observations, masks):
+        given = [*observations, *masks]
+        kept.append((given, [array.copy() for array in given]))
+        return np.random.default_rng(len(kept)).integers(0, 82, (2, 5))
+
+    evaluate_cage4(act, episodes=2, steps=20)
+    assert len(kept) == 19
+    assert len({copies[0].tobytes() for _, copies in kept}) > 1
+    for given, copies in kept:
+        for array, copy in zip(given, copies, strict=True):
+            np.testing.assert_array_equal(array, copy)
+
+
 def test_what_the_memory_asks_for_is_what_happens():
     """Choices at random: what the memory thinks is under way is what the simulator does."""
     envs = Cage4VectorEnv(6, messages=True, steps=200, autoreset_mode="Disabled")
