@@ -364,6 +364,27 @@ def test_envs_that_need_a_process_each_get_one():
     envs.close()
 
 
+class HangsElsewhere(QuickEnv):
+    def __init__(self, pid):
+        self.pid = pid
+
+    def step(self, action):
+        if os.getpid() != self.pid:
+            time.sleep(60)
+        return super().step(action)
+
+
+def test_an_env_that_hangs_in_the_trial_is_stepped_here(caplog, monkeypatch):
+    monkeypatch.setattr(choose, "_PROBE_S", 0.3)
+    envs = make_vec(functools.partial(HangsElsewhere, os.getpid()), 4)
+    assert type(envs) is SyncVectorEnv
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "has not ended after 0.3 s" in record.getMessage()
+    envs.reset()
+    envs.step([0] * 4)
+    envs.close()
+
+
 def test_an_env_that_ends_its_process_in_the_trial_does_not_end_this_one(caplog):
     with pytest.raises(EnvCreationError, match="exited with code 3 during the creation"):
         make_vec(lambda: os._exit(3), 4)
