@@ -26,6 +26,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemaining
 from torch import Tensor, nn
 
 from vecenv.cage import (
+    CAGE4_RULES_VERSION,
     Cage4Memory,
     Cage4Player,
     Cage4VectorEnv,
@@ -415,7 +416,11 @@ def main(options: Options) -> float:
         path = options.save / "defender.npz"
         steps = trainer.update * NUM_STEPS * options.num_games
         save_cage4_defender(
-            path, trainer.agent.weights(), steps=steps, temperature=options.temperature
+            path,
+            trainer.agent.weights(),
+            steps=steps,
+            temperature=options.temperature,
+            rules_version=CAGE4_RULES_VERSION,
         )
         run.draw_curve(f"CAGE Challenge 4, seed {options.seed}", BASELINES)
         name = f"defender, {steps:,} steps"

@@ -59,9 +59,10 @@ if TYPE_CHECKING:
         replay_traces,
     )
     from vecenv.cage.evaluation import Cell, Estimate, Evaluation
-    from vecenv.cage.identity import RULES_VERSION
+    from vecenv.cage.identity import CAGE4_RULES_VERSION, RULES_VERSION
 
 __all__ = [
+    "CAGE4_RULES_VERSION",
     "FIRST_HOST",
     "NEXT_HOST",
     "RULES_VERSION",
@@ -136,7 +137,7 @@ _MODULES = {
     "challenge4.play.policies": ("Cage4Policy",),
     "challenge4.replay": ("TraceDifference", "TraceError", "TraceReplay", "replay_traces"),
     "evaluation": ("Cell", "Estimate", "Evaluation"),
-    "identity": ("RULES_VERSION",),
+    "identity": ("CAGE4_RULES_VERSION", "RULES_VERSION"),
 }
 # Pickles of envs and scenarios from before, and specs in Minari's datasets, name these modules.
 for _old in ("env", "scenario", "single"):

@@ -6,14 +6,17 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["RULES_VERSION", "describe_identity", "warn_of_other"]
+__all__ = ["CAGE4_RULES_VERSION", "RULES_VERSION", "describe_identity", "warn_of_other"]
 
 RULES_VERSION = 1
-"""Version of the simulator.
+"""Version of CAGE Challenge 2's simulator.
 
 It is raised when the same tables, actions and random numbers no longer give the same observations
 and rewards: scores of different versions are not comparable.
 """
+
+CAGE4_RULES_VERSION = 1
+"""The same of CAGE Challenge 4's simulator."""
 
 
 def describe_identity(identity: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Evaluation by the challenge's protocol, its policies, the NumPy player, pictures."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from vecenv import ActionError
 from vecenv.cage import (
+    CAGE4_RULES_VERSION,
     Cage4Memory,
     Cage4Player,
     Cage4VectorEnv,
@@ -121,6 +123,32 @@ def test_the_command_evaluates(capsys, tmp_path):
     assert "red must be one of fsm, discovery, sleep" in capsys.readouterr().err
 
 
+def test_the_version_of_the_rules_is_raised_when_they_change():
+    """If this fails, raise CAGE4_RULES_VERSION: scores and defenders of before are others'."""
+    envs = Cage4VectorEnv(6, messages=True, steps=60, autoreset_mode="Disabled")
+    obs, _ = envs.reset(seed=5)
+    digest, rng = hashlib.sha256(obs.tobytes()), np.random.default_rng(6)
+    for _ in range(59):
+        actions = [rng.integers(0, n, 6) for n in envs.single_action_space.nvec]
+        obs, rewards, *_ = envs.step(np.stack(actions, axis=1))
+        digest.update(obs.tobytes() + rewards.astype(np.int32).tobytes())
+    assert (CAGE4_RULES_VERSION, digest.hexdigest()[:16]) == (1, "0ac928506715a4ea")
+    envs.close()
+
+
+def test_results_and_defenders_carry_the_version_of_the_rules(defender, tmp_path):
+    options = {"episodes": 2, "steps": 20, "phishing_rate": 0.5}
+    fields = json.loads(evaluate_cage4(defender, **options).to_json())
+    assert fields["scenario"] == "CAGE Challenge 4"
+    assert fields["rules_version"] == CAGE4_RULES_VERSION
+    assert (fields["phishing_rate"], fields["alarm_rate"]) == (0.5, 0.01)
+    path = tmp_path / "other.npz"
+    save_cage4_defender(path, random_weights(), rules_version=CAGE4_RULES_VERSION + 1)
+    for policy in (path, str(path)):
+        with pytest.warns(UserWarning, match=r"other\.npz was made with version 2 of the rules"):
+            find_policy(policy)
+
+
 def test_what_a_policy_is_given_is_its_own_to_keep():
     kept = []
 
@@ -204,6 +232,11 @@ def test_damaged_defenders_are_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="is no defender of CAGE Challenge 4"):
             Cage4Player(path)
+    save_cage4_defender(path, weights)
+    with np.load(path) as saved:
+        np.savez(path, **{**saved, "facts": np.array("[]")})
+    with pytest.raises(ValueError, match="is no defender of CAGE Challenge 4: its facts"):
+        Cage4Player(path)
     np.savez(path, facts=np.array([{}]), **{"weights.act.bias": np.zeros(3)})
     with pytest.raises(ValueError, match="is no defender of CAGE Challenge 4"):
         Cage4Player(path)

@@ -373,7 +373,8 @@ class Cage4Player:
             raise
         except Exception as error:  # whatever reading a file of unknown origin leads to
             raise ValueError(f"{path} is no defender of CAGE Challenge 4: {error}") from error
-        wrong = _wrong_weights(self.weights)
+        is_told = isinstance(self.facts, dict)
+        wrong = _wrong_weights(self.weights) if is_told else "its facts are no dict"
         if wrong:
             raise ValueError(f"{path} is no defender of CAGE Challenge 4: {wrong}")
         given = self.facts.get("temperature", 0.0) if temperature is None else temperature

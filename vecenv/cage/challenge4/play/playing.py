@@ -17,8 +17,15 @@ from rich.text import Text
 
 from vecenv.cage.challenge4.env import Cage4VectorEnv, overflows, vectors_of
 from vecenv.cage.challenge4.play.policies import find_policy
-from vecenv.cage.challenge4.rules.codes import MESSAGE_BITS, NUM_ACTIONS, NUM_BLUE
+from vecenv.cage.challenge4.rules.codes import (
+    ALARM_RATE,
+    MESSAGE_BITS,
+    NUM_ACTIONS,
+    NUM_BLUE,
+    PHISHING_RATE,
+)
 from vecenv.cage.evaluation import Estimate, estimate, interval
+from vecenv.cage.identity import CAGE4_RULES_VERSION
 from vecenv.core.errors import ActionError
 from vecenv.files import write_text
 from vecenv.page.episode import EpisodePage, record, takes_report
@@ -48,6 +55,9 @@ class Cage4Evaluation:
         causes: The return by cause, see `CAUSES`.
         overflowed: Games that outgrew a capacity of the simulator, by capacity; these are not
             exact.
+        phishing_rate, alarm_rate: Of green users, see `Cage4Options`.
+        scenario: The challenge.
+        rules_version: Version of the simulator; scores of different ones are not comparable.
     """
 
     policy: str
@@ -60,6 +70,10 @@ class Cage4Evaluation:
     phases: tuple[Estimate, ...]
     causes: dict[str, Estimate]
     overflowed: dict[str, int]
+    phishing_rate: float = PHISHING_RATE
+    alarm_rate: float = ALARM_RATE
+    scenario: str = "CAGE Challenge 4"
+    rules_version: int = CAGE4_RULES_VERSION
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON, and write it to a file if a path is given.
@@ -273,6 +287,8 @@ def evaluate_cage4(
             name: estimate(column) for name, column in zip(CAUSES, found.causes.T, strict=True)
         },
         overflowed=found.overflowed,
+        phishing_rate=float(options.get("phishing_rate", PHISHING_RATE)),
+        alarm_rate=float(options.get("alarm_rate", ALARM_RATE)),
     )
 
 

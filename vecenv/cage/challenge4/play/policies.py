@@ -13,6 +13,7 @@ reference returns; like the challenge's evaluation they send no messages.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -31,6 +32,7 @@ from vecenv.cage.challenge4.rules.codes import (
     RESTORE,
     SLEEPS,
 )
+from vecenv.cage.identity import CAGE4_RULES_VERSION
 from vecenv.core.importing import import_object
 
 __all__ = ["POLICY_NAMES", "TRAINED_DEFENDER", "Cage4Policy", "find_policy", "make_policy"]
@@ -169,6 +171,19 @@ def make_policy(name: str, seed: int | None = 0) -> Cage4Policy:
     raise ValueError(f"no policy {name!r}; there are {', '.join(POLICY_NAMES)}")
 
 
+def _load(path: Path) -> Cage4Player:
+    """Return the defender of a file; warn if it was trained under another version of the rules."""
+    player = Cage4Player(path)
+    version = player.facts.get("rules_version", CAGE4_RULES_VERSION)  # files of before have none
+    if version != CAGE4_RULES_VERSION:
+        warnings.warn(
+            f"{path.name} was made with version {version} of the rules, and is used with version "
+            f"{CAGE4_RULES_VERSION}: scores under the two are not comparable",
+            stacklevel=3,
+        )
+    return player
+
+
 def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
     """Return the policy of a name, a file, "module:object", an object or a function.
 
@@ -181,14 +196,14 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
         OSError: The file can't be read.
     """
     if isinstance(policy, Path):
-        return Cage4Player(policy)
+        return _load(policy)
     if isinstance(policy, str):
         name = policy.replace("-", "_")
         if name in POLICY_NAMES:
             return make_policy(name, seed)
         for path in (Path(policy), Path(policy) / "defender.npz"):  # in a run folder
             if path.is_file():
-                return Cage4Player(path)
+                return _load(path)
         if ":" not in policy:
             known = ", ".join(name.replace("_", "-") for name in POLICY_NAMES)
             raise ValueError(
