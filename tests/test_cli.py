@@ -381,6 +381,27 @@ def test_train_leaves_a_run_folder_that_play_plays_and_train_resumes(
 
 
 @pytest.mark.usefixtures("one_torch_thread")
+def test_resume_takes_the_options_of_the_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args = ["--backend", "sync", "--gamma", "0.9", "--save", "own"]
+    assert main(["train", "CartPole-v1", *FAST, *args]) == 0
+    options = json.loads(Path("own/options.json").read_text())
+    again = ["train", "CartPole-v1", "--resume", "--total-steps"]
+    assert main([*again, "700", "--save", "own"]) == 0
+    assert json.loads(Path("own/options.json").read_text()) == {**options, "total_steps": 700}
+    assert main([*again, "800", "--config", "own/options.json"]) == 0  # no new run elsewhere
+    assert json.loads(Path("own/options.json").read_text()) == {**options, "total_steps": 800}
+    assert not Path("runs").exists()
+    capsys.readouterr()
+    assert main([*again, "900", "--save", "own", "--gamma", "0.8"]) in (1, 2)
+    assert "gamma = 0.9, this one has 0.8" in capsys.readouterr().err
+    assert main([*again, "900", "--save", "own", "--algo", "dqn"]) == 2
+    assert (
+        "is not of dqn: give the trainer that began the run, by --algo" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.usefixtures("one_torch_thread")
 def test_a_trainer_that_was_copied_out_and_changed_trains_and_plays(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "CartPole-v1", "--algo", "ppo", "--eject", "my"]) == 0

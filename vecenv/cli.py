@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib.metadata
 import itertools
 import os
@@ -115,26 +116,53 @@ def _train(words: Sequence[str]) -> int:
         print(f"{chosen.algorithm}: {chosen.reason} (--algo takes another)", flush=True)
         _name_twin(chosen.env, rest)
     module = trainers.load(chosen.algorithm)
-    fields = {field.name for field in dataclasses.fields(module.Options)}
-    defaults = {"save": trainers.run_folder(given.env, chosen.algorithm)}
-    defaults |= {name: chosen.env for name in ("env_id", "env") if name in fields}
-    defaults |= getattr(module, "DEFAULTS", {}).get(chosen.env, {})
     if config is not None:
         rest = [*trainers.arguments_of(values, module.Options, config), *rest]
     if given.track is not None:
+        fields = {field.name for field in dataclasses.fields(module.Options)}
         trainers.require_tracker(given.track, chosen.algorithm, fields)
         rest.append("--tensorboard")
-    options = tyro.cli(
-        module.Options,
-        prog=f"vecenv train {given.env}",
-        description=f"{chosen.algorithm}: {chosen.reason}. {Train.__doc__}",
-        default=dataclasses.replace(module.Options(), **defaults),
-        args=["--help"] if helps else rest,
-    )
+    options = _options_of_training(given, chosen, module, config, ["--help"] if helps else rest)
     _check_steps(options)
     with trainers.sent_to(given.track, options):
         module.main(options)
     return 0
+
+
+def _options_of_training(
+    given: Train, chosen: Any, module: Any, config: Path | None, words: Sequence[str]
+) -> Any:
+    """Read options of a trainer; those left out are its defaults, or the run's that is resumed.
+
+    Args:
+        given: The options of `vecenv train`.
+        chosen: The trainer's name and env.
+        module: The trainer.
+        config: The file of options, which are in `words` already.
+        words: The command line.
+    """
+    from vecenv import trainers
+
+    read = functools.partial(
+        tyro.cli,
+        module.Options,
+        prog=f"vecenv train {given.env}",
+        description=f"{chosen.algorithm}: {chosen.reason}. {Train.__doc__}",
+        args=words,
+    )
+    fields = {field.name for field in dataclasses.fields(module.Options)}
+    own: dict[str, Any] = {name: chosen.env for name in ("env_id", "env") if name in fields}
+    folder = trainers.run_folder(given.env, chosen.algorithm)
+    if config is not None and "--resume" in words and trainers.is_of_run(config):
+        folder = config.parent
+    defaults = {"save": folder, **own, **getattr(module, "DEFAULTS", {}).get(chosen.env, {})}
+    options = read(default=dataclasses.replace(module.Options(), **defaults))
+    if not options.resume:
+        return options
+    begun = trainers.options_of_run(options.save, module.Options, chosen.algorithm)
+    if begun is None:
+        return options
+    return read(default=dataclasses.replace(begun, save=options.save, **own))
 
 
 def _name_twin(env: str, rest: Sequence[str]) -> None:
@@ -193,8 +221,10 @@ def play(
     """
     if human:
         return _play_as_human(env, policy, env_kwargs, seed, side, port)
+    from vecenv.trainers import runs_of, zoo_policy
+
     if policy is None:
-        there = ", ".join(_runs_of(env))
+        there = ", ".join(map(str, runs_of(env)))
         there = f" ({there})" if there else ""
         raise ValueError(
             f"policy is missing: give --policy FOLDER, of a run of vecenv train{there}, or --human "
@@ -203,7 +233,6 @@ def play(
     from vecenv.cage.canvas import require_gif, save_gif
     from vecenv.compare.source import read_env_kwargs
     from vecenv.playing import film, play, record_run
-    from vecenv.trainers import zoo_policy
     from vecenv.watching import PAGE_FPS, new_page, progress_of, save_page, show_texts
 
     _check_fps(fps)
@@ -232,14 +261,6 @@ def play(
             record_run(page, env, policy, frames, **options)
         save_page(page, html)
     return 0
-
-
-def _runs_of(env: str) -> list[str]:
-    """Return the folders of runs of an env that `train` has left here."""
-    name = env.rpartition(":")[2].replace("/", "-")
-    return sorted(
-        str(path.parents[1]) for path in Path("runs").glob(f"{name}-*/checkpoint/last.npz")
-    )
 
 
 def _play_as_human(

@@ -18,12 +18,10 @@ from vecenv.compare.source import GAMES, EnvSource, read_source
 from vecenv.make import make_vec
 from vecenv.page.episode import EpisodePage, record
 from vecenv.page.names import action_names
-from vecenv.trainers import ALGORITHMS, OF_ENVS, env_id_of, load, make_single
+from vecenv.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, make_single
 from vecenv.watching import frame_of
 
 __all__ = ["LoadedPolicy", "film", "load_policy", "play", "record_run"]
-
-_OPTIONS_FILE = "options.json"  # of a run folder, see vecenv.learn.Run
 
 
 class LoadedPolicy(NamedTuple):
@@ -209,10 +207,10 @@ def load_policy(
         raise FileNotFoundError(f"policy is {str(policy)!r}, but there is no such file or folder")
     if is_sb3_file(policy):
         return _load_sb3(source, policy, num_envs, env_kwargs)
-    home = next((p for p in (policy, *policy.parents[:2]) if (p / _OPTIONS_FILE).is_file()), None)
+    home = next((p for p in (policy, *policy.parents[:2]) if (p / OPTIONS_FILE).is_file()), None)
     if home is None:
         raise ValueError(
-            f"{policy} is no policy: no {_OPTIONS_FILE} is in it or beside it, as in run folders; "
+            f"{policy} is no policy: no {OPTIONS_FILE} is in it or beside it, as in run folders; "
             "expected a folder that vecenv train wrote, or a .zip of stable-baselines3"
         )
     module, options = _options_of(home, algorithm)
@@ -284,9 +282,9 @@ def _options_of(home: Path, algorithm: str | None) -> tuple[ModuleType, Any]:
     from vecenv.learn import load_options
 
     try:
-        names = set(json.loads((home / _OPTIONS_FILE).read_text(encoding="utf-8")))
+        names = set(json.loads((home / OPTIONS_FILE).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{home / _OPTIONS_FILE} can't be read: {error!s:.200}") from None
+        raise ValueError(f"{home / OPTIONS_FILE} can't be read: {error!s:.200}") from None
     for candidate in ALGORITHMS if algorithm is None else (algorithm,):
         module = load(candidate)
         if names <= {field.name for field in dataclasses.fields(module.Options)}:

@@ -9,7 +9,7 @@ module runs either, and any file of a user's that has the same parts:
   observations, and where episodes begin, to actions; of several agents an `AgentsVecEnv`, and dicts
   by group. Where `Options` has no `env_kwargs`, it is given them as keyword arguments.
 
-Only `load` imports torch, by what it loads.
+Only `load` imports torch, by what it loads, and `options_of_run`, for which it has been imported.
 """
 
 from __future__ import annotations
@@ -39,17 +39,22 @@ from vecenv.make import has_compiled_envs, make_vec
 
 __all__ = [
     "ALGORITHMS",
+    "OF_ENVS",
+    "OPTIONS_FILE",
     "Chosen",
     "arguments_of",
     "choose",
     "eject",
     "env_id_of",
     "folder",
+    "is_of_run",
     "load",
     "make_single",
+    "options_of_run",
     "read_config",
     "require_tracker",
     "run_folder",
+    "runs_of",
     "sent_to",
     "zoo_config",
     "zoo_policy",
@@ -58,6 +63,7 @@ __all__ = [
 # What `--algo` takes; other names are files. In the order in which a run folder is recognised.
 ALGORITHMS = ("ppo", "sac", "dqn", "ppo_agents", "cage2_defender", "cage4_defender")
 OF_ENVS = {"Cage2-v0": "cage2_defender", "Cage4-v0": "cage4_defender"}
+OPTIONS_FILE = "options.json"  # of a run folder, see vecenv.learn.Run
 
 
 class Chosen(NamedTuple):
@@ -261,8 +267,8 @@ def zoo_policy(env: str) -> Path:
     """
     zoo = folder() / "zoo"
     path = zoo / _file_name(env)
-    if not (path / "options.json").is_file():
-        names = [file.parent.name for file in zoo.glob("*/options.json")]
+    if not (path / OPTIONS_FILE).is_file():
+        names = [file.parent.name for file in zoo.glob(f"*/{OPTIONS_FILE}")]
         raise _not_in_zoo(env, "policy", names)
     return path
 
@@ -338,6 +344,42 @@ def _as_arguments(name: str, value: Any) -> list[str]:
 def run_folder(env: str, algorithm: str) -> Path:
     """Return where `vecenv train` saves by default."""
     return Path("runs", f"{_file_name(env)}-{Path(algorithm).stem}")
+
+
+def runs_of(env: str) -> list[Path]:
+    """Return the folders with a policy for an env that `vecenv train` has saved by default."""
+    checkpoints = Path("runs").glob(f"{_file_name(env)}-*/checkpoint/last.npz")
+    return sorted(path.parents[1] for path in checkpoints)
+
+
+def is_of_run(config: Path) -> bool:
+    """Whether a file of options is that of a run, and lies in its folder."""
+    return config.name == OPTIONS_FILE and (config.parent / "checkpoint" / "last.npz").is_file()
+
+
+def options_of_run(home: Path, kind: type, algorithm: str) -> Any:
+    """Return the options that the run in a folder has, to go on with; None if it has no run.
+
+    Args:
+        home: The folder.
+        kind: The dataclass of the trainer.
+        algorithm: What the trainer is called, for the message.
+
+    Raises:
+        ValueError: It is of another trainer, or its options are damaged.
+        OSError: They can't be read.
+    """
+    from vecenv.learn import load_options
+
+    if not (home / OPTIONS_FILE).is_file():
+        return None
+    try:
+        return load_options(home, kind)
+    except ValueError as error:
+        raise ValueError(
+            f"{home / OPTIONS_FILE} is not of {algorithm}: give the trainer that began the run, by "
+            f"--algo, or another folder, by --save ({error.__cause__ or error!s:.200})"
+        ) from None
 
 
 def require_tracker(tracker: str, algorithm: str, fields: Collection[str]) -> None:
