@@ -212,13 +212,15 @@ def main() -> None:
     parser.add_argument("--num-games", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=7)
     options = parser.parse_args()
+    chosen = [choice.partition("=")[::2] for choice in options.peers]
+    if wrong := [peer for peer, python in chosen if peer not in NUM_PROCESSES or not python]:
+        parser.error(f"{', '.join(wrong)}: expected PEER=PYTHON of {', '.join(NUM_PROCESSES)}")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     warnings.filterwarnings("ignore")
     from agents import GAMES
     from measure import machine, markdown_table
 
     print(machine("numpy", "gymnasium", "pettingzoo"))
-    chosen = [choice.partition("=")[::2] for choice in options.peers]
     rows = []
     for name in options.games:
         module, _, num_steps = GAMES[name]

@@ -244,8 +244,8 @@ def main(options: Options) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)
     torch.manual_seed(options.seed)
-    options.save.mkdir(parents=True, exist_ok=True)
     try:
+        options.save.mkdir(parents=True, exist_ok=True)
         data = open_data(options)
         if options.write is not None:
             print(f"written: {to_hdf5(data, options.write)}")
@@ -255,6 +255,8 @@ def main(options: Options) -> dict[str, Any]:
     obs_space, space = data.observation_space, data.action_space
     if not (isinstance(obs_space, Box) and isinstance(space, Box) and space.is_bounded()):
         raise SystemExit(f"{data.name} has the spaces {obs_space, space}, expected bounded Box")
+    if len(returns) < 2:
+        raise SystemExit(f"episodes: {len(returns)}, expected two at least (--data-steps)")
     mean, half = float(returns.mean()), 1.96 * returns.std(ddof=1) / math.sqrt(len(returns))
     print(f"behaviour: return {mean:.1f} ± {half:.1f} (95 %) over {len(returns)} episodes")
     found: dict[str, Any] = {"behaviour": [mean, float(half)]}

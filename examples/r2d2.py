@@ -4,7 +4,7 @@
     python examples/r2d2.py --env-id memory:TMaze-v0 --env-kwargs length 10 --no-recurrent
 
 S. Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019,
-without its actors, its rescaled values and its noise. Run it in the folder of `memory.py`.
+without its actors, its rescaled values and its noise. The env is in `memory.py`, beside this file.
 """
 
 import copy

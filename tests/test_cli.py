@@ -464,6 +464,8 @@ def own_envs(tmp_path, monkeypatch):
         "class Strange(Own):\n"
         "    action_space = Tuple((Discrete(2), Box(0, 1, (2,))))\n"
         "class Words(Own):\n    observation_space = Text(8)\n"
+        "class Sized(Own):\n"
+        "    def __init__(self, size):\n        self.observation_space = Box(0, 1, (size,))\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -476,6 +478,14 @@ def test_factories_are_trained_and_played(capsys, tmp_path):
     args = ["train", "test_cli_envs:Own", "--backend", "sync", *FAST]
     assert main(args) == 0
     assert main(["play", "test_cli_envs:Own", "--policy", "runs/Own-ppo", "--episodes", "2"]) == 0
+    assert "return 1.0 ± 0.0" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("one_torch_thread", "own_envs")
+def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
+    Path("sized.toml").write_text("total_steps = 0\neval_episodes = 2\nenv_kwargs = {size = 5}\n")
+    args = ["train", "test_cli_envs:Sized", "--config", "sized.toml", "--backend", "sync"]
+    assert main(args) == 0
     assert "return 1.0 ± 0.0" in capsys.readouterr().out
 
 

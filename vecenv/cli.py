@@ -97,13 +97,12 @@ def _train(words: Sequence[str]) -> int:
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
     from vecenv import trainers
 
-    env_kwargs = rest[rest.index("--env-kwargs") + 1 :] if "--env-kwargs" in rest else []
-    env_kwargs = list(itertools.takewhile(lambda word: not word.startswith("--"), env_kwargs))
     config, values = given.config, dict[str, Any]()
     if config is not None:
         if config == Path("zoo") and not config.is_file():
             config = trainers.zoo_config(given.env)
         values = trainers.read_config(config)
+    env_kwargs = _env_kwargs_in(rest) or trainers.env_kwargs_of(values)
     chosen = trainers.choose(given.env, given.algo or values.get("algo"), env_kwargs)
     if given.algo is None and "algo" in values:
         chosen = chosen._replace(reason=f"as {config} says")
@@ -127,6 +126,12 @@ def _train(words: Sequence[str]) -> int:
     with trainers.sent_to(given.track, options):
         module.main(options)
     return 0
+
+
+def _env_kwargs_in(words: Sequence[str]) -> list[str]:
+    """Return what follows --env-kwargs, names and values in turn."""
+    found = words[words.index("--env-kwargs") + 1 :] if "--env-kwargs" in words else []
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), found))
 
 
 def _options_of_training(

@@ -46,6 +46,7 @@ __all__ = [
     "choose",
     "eject",
     "env_id_of",
+    "env_kwargs_of",
     "folder",
     "is_of_run",
     "load",
@@ -302,6 +303,12 @@ def read_config(config: Path) -> dict[str, Any]:
     if not isinstance(algorithm, str):
         raise ValueError(f"{config} has the algo {algorithm!r}, expected a name, as of --algo")
     return values
+
+
+def env_kwargs_of(values: Mapping[str, Any]) -> list[str]:
+    """Return the kwargs of envs that `read_config` has found, as `choose` takes them."""
+    found = values.get("env_kwargs", values.get("env-kwargs"))
+    return _as_arguments("env-kwargs", found)[1:] if isinstance(found, Mapping) else []
 
 
 def arguments_of(values: Mapping[str, Any], kind: type, config: Path) -> list[str]:

@@ -548,3 +548,5 @@ def test_the_command_to_go_on_with_is_that_of_this_process(options, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["examples/ppo.py", "--folder", "a b"])
     with begin(options) as run:
         assert run.resume_command.endswith(" examples/ppo.py --folder 'a b' --resume")
+        monkeypatch.setattr(sys, "argv", ["/some/where/vecenv/__main__.py", "train", "CartPole-v1"])
+        assert run.resume_command.endswith(" -m vecenv train CartPole-v1 --resume")

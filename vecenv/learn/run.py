@@ -275,7 +275,10 @@ class Run:
     def resume_command(self) -> str:
         """The command line of this process with `--resume`, to tell how to go on."""
         words = [os.path.basename(sys.executable) or "python", *sys.argv]
-        if not sys.argv[0].endswith(".py"):  # a command that pip has installed
+        if os.path.basename(sys.argv[0]) == "__main__.py":  # of a package, by python -m
+            package = os.path.basename(os.path.dirname(os.path.abspath(sys.argv[0])))
+            words = [words[0], "-m", package, *sys.argv[1:]]
+        elif not sys.argv[0].endswith(".py"):  # a command that pip has installed
             words = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
         if "TORCHELASTIC_RUN_ID" in os.environ:  # which torchrun sets
             count = os.environ.get("LOCAL_WORLD_SIZE", "1")

@@ -140,9 +140,7 @@ class Timing:
         self._envs = weakref.ref(envs)  # a cycle would delay the deletion of the env
         self._backend = type(envs).__name__
         self._logs: dict[int, _ThreadLog] = {}  # by thread
-        self._calls: dict[
-            int, list[_Call]
-        ] = {}  # by thread, then kind: as they are made at each step
+        self._calls: dict[int, list[_Call]] = {}  # by thread and kind, made once for all steps
         self._lock = threading.RLock()  # over the totals
         self._stamps: EnvStamps | None = None
         self._stamped, self._kernel_ns = NOTHING, 0

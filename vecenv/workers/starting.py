@@ -216,9 +216,8 @@ def _let_libraries_prepare() -> None:
     """Fork a child that ends at once: libraries do before a fork what they must."""
     with interrupts_later():
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # Python 3.12 counts threads too, and knows less of them
+            # Python 3.12 counts threads too, and knows less of them.
+            warnings.simplefilter("ignore")
             pid = os.fork()
         if pid == 0:
             os._exit(0)
