@@ -105,7 +105,7 @@ def _train(words: Sequence[str]) -> int:
     env_kwargs = _env_kwargs_in(rest) or trainers.env_kwargs_of(values)
     chosen = trainers.choose(given.env, given.algo or values.get("algo"), env_kwargs)
     if given.algo is None and "algo" in values:
-        chosen = chosen._replace(reason=f"as {config} says")
+        chosen = chosen._replace(reason=f"as --config {given.config} says")
     if given.eject is not None:
         copies = trainers.eject(chosen.algorithm, given.eject)
         print(*copies, sep="\n")

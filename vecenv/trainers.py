@@ -385,7 +385,7 @@ def options_of_run(home: Path, kind: type, algorithm: str) -> Any:
     except ValueError as error:
         raise ValueError(
             f"{home / OPTIONS_FILE} is not of {algorithm}: give the trainer that began the run, by "
-            f"--algo, or another folder, by --save ({error.__cause__ or error!s:.200})"
+            f"--algo, or another folder, by --save ({error.__cause__ or error!s:.99})"
         ) from None
 
 

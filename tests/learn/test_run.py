@@ -1,6 +1,7 @@
 """Run: what is in its folder, what it refuses, and that nothing that was there gets lost."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -542,6 +543,14 @@ def test_the_first_signal_asks_for_the_end_and_the_second_acts_as_before(options
         run.save({"steps": 1})
     assert signal.getsignal(signal.SIGTERM) == before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_files_of_facts_are_json_also_where_numbers_are_none(options):
+    with begin(options) as run:
+        run.write_json("evaluation", {"mean": 1.5, "ci95": math.nan, "all": (math.inf, 2)})
+        text = (run.folder / "evaluation.json").read_text()
+    assert "NaN" not in text
+    assert json.loads(text) == {"mean": 1.5, "ci95": None, "all": [None, 2]}
 
 
 def test_the_command_to_go_on_with_is_that_of_this_process(options, monkeypatch):

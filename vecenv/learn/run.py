@@ -372,8 +372,12 @@ class Run:
             _logger.warning("%s has not been drawn: %s", path, error)
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write plain values into `<name>.json`, such as how a gradient is computed."""
-        write_text(self.folder / f"{name}.json", json.dumps(value, indent=2) + "\n")
+        """Write plain values into `<name>.json`, such as how a gradient is computed.
+
+        NaN and infinity are null, as in the metrics.
+        """
+        text = json.dumps(_with_nulls(value), indent=2)
+        write_text(self.folder / f"{name}.json", text + "\n")
 
     def read_json(self, name: str) -> Any:
         """Return what `write_json` wrote in this run before it was resumed; None if nothing."""
@@ -543,6 +547,15 @@ def _lock(folder: Path) -> Any:
         except OSError:  # file systems without locks
             pass
     return file
+
+
+def _with_nulls(value: Any) -> Any:
+    """Return plain values as JSON can have them, which has no NaN."""
+    if isinstance(value, dict):
+        return {name: _with_nulls(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read_json(path: Path) -> Any:
