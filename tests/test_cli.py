@@ -464,6 +464,7 @@ def own_envs(tmp_path, monkeypatch):
         "class Strange(Own):\n"
         "    action_space = Tuple((Discrete(2), Box(0, 1, (2,))))\n"
         "class Words(Own):\n    observation_space = Text(8)\n"
+        "class Bare(Own):\n    def __init__(self, render_mode):\n        pass\n"
         "class Sized(Own):\n"
         "    def __init__(self, size):\n        self.observation_space = Box(0, 1, (size,))\n"
     )
@@ -502,10 +503,13 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["train", "test_cli_envs:Strange"], "actions are Tuple(Discrete(2)"),
         (["train", "test_cli_envs:Words"], "the observation 'obs' is Text"),
         (["train", "CartPole-v1", "--save", "/proc/nowhere"], "/proc/nowhere"),
+        (["train", "CartPole-v1", "--eval-episodes", "0"], "eval_episodes is 0, expected at least"),
         (["train", "CartPole-v1", "--config", "none.toml"], "none.toml"),
         (["train", "CartPole-v1", "--config", "odd.toml"], "did you mean gamma?"),
         (["train", "CartPole-v1", "--config", "bad.json"], "bad.json can't be read"),
         (["train", "CartPole-v1", "--device", "cuda:77"], "torch finds no such device"),
+        (["watch", "test_cli_envs:Bare"], "Bare does not render as text (render_mode='ansi')"),
+        (["watch", "test_cli_envs:Bare", "--gif", "a.gif"], "Bare does not render pictures"),
         (["play", "CartPole-v1", "--policy", "none"], "there is no such file or folder"),
         (["play", "CartPole-v1", "--policy", "odd.toml"], "odd.toml is no policy"),
         (["play", "CartPole-v1", "--policy", ".", "--episodes", "0"], "episodes is 0"),

@@ -122,7 +122,7 @@ def _train(words: Sequence[str]) -> int:
         trainers.require_tracker(given.track, chosen.algorithm, fields)
         rest.append("--tensorboard")
     options = _options_of_training(given, chosen, module, config, ["--help"] if helps else rest)
-    _check_steps(options)
+    _check_counts(options)
     with trainers.sent_to(given.track, options):
         module.main(options)
     return 0
@@ -180,10 +180,14 @@ def _name_twin(env: str, rest: Sequence[str]) -> None:
         )
 
 
-def _check_steps(options: Any) -> None:
+def _check_counts(options: Any) -> None:
+    """Refuse what would end a training with an error, before it begins."""
     steps = getattr(options, "total_steps", 0)
     if steps < 0:
         raise ValueError(f"total_steps is {steps}, expected a number of steps, or 0 for none")
+    for name in ("eval_episodes", "eval_games"):
+        if (count := getattr(options, name, 1)) < 1:
+            raise ValueError(f"{name} is {count}, expected at least 1: training ends by these")
 
 
 def play(
@@ -790,7 +794,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print("vecenv: stopped by Ctrl-C", file=sys.stderr)
         return 130
     except _USER_ERRORS as error:
-        print(f"vecenv: {error}", file=sys.stderr)
+        print(f"vecenv: {str(error) or type(error).__name__}", file=sys.stderr)
         return 2
 
 

@@ -270,6 +270,8 @@ def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
         twin = COMPILED_TWINS.get(name.rpartition(":")[2])
         told = f"; {twin} is the same env and draws itself" if twin else ""
         raise ModuleNotFoundError(f"{error}{told}") from error
+    except NotImplementedError:  # of Gymnasium's base class
+        frames = None
     frame = frames[0] if frames else None
     if render_mode == "ansi" and not isinstance(frame, str):
         raise ValueError(
