@@ -399,6 +399,11 @@ def test_resume_takes_the_options_of_the_run(capsys, tmp_path, monkeypatch):
     assert (
         "is not of dqn: give the trainer that began the run, by --algo" in capsys.readouterr().err
     )
+    other = Path("runs/CartPole-v1-dqn/checkpoint")
+    other.mkdir(parents=True)
+    (other / "last.npz").touch()
+    assert main(["train", "CartPole-v1", "--resume"]) == 2
+    assert "no run to resume, but there is runs/CartPole-v1-dqn: give" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("one_torch_thread")

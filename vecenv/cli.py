@@ -166,6 +166,12 @@ def _options_of_training(
         return options
     begun = trainers.options_of_run(options.save, module.Options, chosen.algorithm)
     if begun is None:
+        others = trainers.runs_of(given.env) if options.save == folder else []
+        if others:
+            raise ValueError(
+                f"{folder} has no run to resume, but there is {', '.join(map(str, others))}: give "
+                "its --algo, or --save FOLDER"
+            )
         return options
     return read(default=dataclasses.replace(begun, save=options.save, **own))
 
