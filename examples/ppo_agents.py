@@ -470,10 +470,7 @@ def main(options: Options) -> dict[str, EvaluationResult]:
     print(f"{options.env}, seed {options.seed}: {run.seconds:.0f} s, see {options.save}")
     for name, result in found.items():
         count = envs.groups[name].num_agents
-        print(
-            f"{name}: {count} agents return {result.mean:.1f} ± {result.ci95:.1f} (95 %) "
-            f"over {options.eval_games} games, {result.mean / count:.2f} each"
-        )
+        print(f"{name}, {count} agents: {result}, {result.mean / count:.2f} each")
     return found
 
 
