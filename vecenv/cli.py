@@ -42,7 +42,7 @@ _USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, Gymna
 
 
 def demo() -> int:
-    """Train a defender for CAGE Challenge 2 in a minute or two, compare it with others, film it.
+    """Train a defender for CAGE Challenge 2 in about two minutes, compare it with others, film it.
 
     `vecenv demo --help` lists its options, those of examples/cage2_demo.py.
     """
