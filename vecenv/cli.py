@@ -164,7 +164,9 @@ def _options_of_training(
     options = read(default=dataclasses.replace(module.Options(), **defaults))
     if not options.resume:
         return options
-    begun = trainers.options_of_run(options.save, module.Options, chosen.algorithm)
+    from vecenv.playing import options_of_run
+
+    begun = options_of_run(options.save, module.Options, chosen.algorithm)
     if begun is None:
         others = trainers.runs_of(given.env) if options.save == folder else []
         if others:

@@ -21,7 +21,7 @@ from vecenv.page.names import action_names
 from vecenv.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, make_single
 from vecenv.watching import frame_of
 
-__all__ = ["LoadedPolicy", "film", "load_policy", "play", "record_run"]
+__all__ = ["LoadedPolicy", "film", "load_policy", "options_of_run", "play", "record_run"]
 
 
 class LoadedPolicy(NamedTuple):
@@ -275,6 +275,31 @@ def _load_for_one(
         raise ValueError(f"{home} was trained in {own[0]}, not in {source.name}")
     options = dataclasses.replace(options, save=home)
     return _load_run(module, options, num_envs, **{**source.kwargs, **env_kwargs})
+
+
+def options_of_run(home: Path, kind: type, algorithm: str) -> Any:
+    """Return the options that the run in a folder has, to go on with; None if it has no run.
+
+    Args:
+        home: The folder.
+        kind: The dataclass of the trainer.
+        algorithm: What the trainer is called, for the message.
+
+    Raises:
+        ValueError: It is of another trainer, or its options are damaged.
+        OSError: They can't be read.
+    """
+    from vecenv.learn import load_options
+
+    if not (home / OPTIONS_FILE).is_file():
+        return None
+    try:
+        return load_options(home, kind)
+    except ValueError as error:
+        raise ValueError(
+            f"{home / OPTIONS_FILE} is not of {algorithm}: give the trainer that began the run, by "
+            f"--algo, or another folder, by --save ({error.__cause__ or error!s:.99})"
+        ) from None
 
 
 def _options_of(home: Path, algorithm: str | None) -> tuple[ModuleType, Any]:

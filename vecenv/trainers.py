@@ -9,7 +9,7 @@ module runs either, and any file of a user's that has the same parts:
   observations, and where episodes begin, to actions; of several agents an `AgentsVecEnv`, and dicts
   by group. Where `Options` has no `env_kwargs`, it is given them as keyword arguments.
 
-Only `load` imports torch, by what it loads, and `options_of_run`, for which it has been imported.
+Only `load` imports torch, by what it loads.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ __all__ = [
     "is_of_run",
     "load",
     "make_single",
-    "options_of_run",
     "read_config",
     "require_tracker",
     "run_folder",
@@ -362,31 +361,6 @@ def runs_of(env: str) -> list[Path]:
 def is_of_run(config: Path) -> bool:
     """Whether a file of options is that of a run, and lies in its folder."""
     return config.name == OPTIONS_FILE and (config.parent / "checkpoint" / "last.npz").is_file()
-
-
-def options_of_run(home: Path, kind: type, algorithm: str) -> Any:
-    """Return the options that the run in a folder has, to go on with; None if it has no run.
-
-    Args:
-        home: The folder.
-        kind: The dataclass of the trainer.
-        algorithm: What the trainer is called, for the message.
-
-    Raises:
-        ValueError: It is of another trainer, or its options are damaged.
-        OSError: They can't be read.
-    """
-    from vecenv.learn import load_options
-
-    if not (home / OPTIONS_FILE).is_file():
-        return None
-    try:
-        return load_options(home, kind)
-    except ValueError as error:
-        raise ValueError(
-            f"{home / OPTIONS_FILE} is not of {algorithm}: give the trainer that began the run, by "
-            f"--algo, or another folder, by --save ({error.__cause__ or error!s:.99})"
-        ) from None
 
 
 def require_tracker(tracker: str, algorithm: str, fields: Collection[str]) -> None:
