@@ -196,7 +196,8 @@ def make_trainers(arguments: Any) -> dict[str, Any]:
     example = load(ROOT / "examples", "sac")
     kinds: list[Any] = [("float32", "on"), ("bfloat16", "on")]
     for dtype, compile in [("float32", "off"), *kinds] if arguments.autograd else kinds:
-        trainer = make_trainer(example, arguments, dtype=dtype, compile=compile)
+        threads = max(arguments.threads)  # that it may split rows over
+        trainer = make_trainer(example, arguments, dtype=dtype, compile=compile, threads=threads)
         trainer.learn()
         print(trainer.gradient.plan)
         trainers[f"{'compiled' if compile == 'on' else 'autograd'}, {dtype}"] = trainer

@@ -134,11 +134,12 @@ class EpisodicStorage:
                 lies in `staging`, with its last observation as one row more.
         """
         skipped = _count_skipped(lengths, self.layout)
-        begin = int((lengths[:skipped] + 1).sum())
+        begin = int((lengths[:skipped] + 1).sum()) if skipped else 0
         kept = lengths[skipped:]
-        num_rows = int(kept.sum()) + len(kept)
+        num_steps = int(kept.sum())
+        num_rows = num_steps + len(kept)
         # An episode that is skipped would have outlived all that are in the ring.
-        steps = self.layout.capacity if skipped else int(kept.sum())
+        steps = self.layout.capacity if skipped else num_steps
         held = self.count("num_rows")
         evict(*self._table_arrays, steps, len(kept))
         self.num_evicted += held - self.count("num_rows")

@@ -27,6 +27,7 @@ __all__ = ["TimedEnvs", "Timing"]
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
 _FEWEST_TICKS_NS = 200_000_000  # the system counts in hundredths of a second
+_MOST_FOLDED = 1 << 15  # stamps added up at a time, about; more would not stay in the caches
 _LATEST = 256  # intervals analysed in detail where the caller steps the envs; of others only sums
 
 
@@ -271,7 +272,8 @@ class Timing:
         """Set the count at which to fold the rings; a call makes two steps of an env at most."""
         size = CAPACITY // 2
         if self._stamps is not None:
-            size = min(size, self._stamps.rings.shape[1] // 4)
+            num_envs, room = self._stamps.rings.shape[:2]
+            size = min(size, room // 4, max(_MOST_FOLDED // num_envs, 1))
         log.fold_at = log.count + size
 
     def _fold(self) -> None:
