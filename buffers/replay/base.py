@@ -19,8 +19,7 @@ from buffers.core.arguments import (
     read_columns,
     read_distinct_ids,
     read_row_ids,
-    read_steps,
-    read_valid,
+    read_transitions,
     resolve_device,
     tree_leaves,
 )
@@ -41,7 +40,7 @@ from buffers.core.sequences import (
 from buffers.core.state import FieldWatcher, LoadedState, Placed, Shapes, Wanted
 from buffers.replay import layout as at
 from buffers.replay.adding import PackedAdder
-from buffers.replay.batches import ReplayBatch, check_out, column_names
+from buffers.replay.batches import BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
 from buffers.replay.folder import Place, RowFolder, plan_place
 from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
@@ -57,12 +56,12 @@ from buffers.replay.state import (
 from buffers.replay.storage import ReplayStorage
 from buffers.replay.torch_reader import TorchReader
 
-__all__ = ["ReplayBuffer", "find_gaps"]
+__all__ = ["ReplayBuffer"]
 
 _KEPT = ("pending", "free", "slots")  # of observations stored once, besides the final ones
 
 
-class ReplayBuffer(DrawnBuffer):
+class ReplayBuffer(DrawnBuffer, BatchSource):
     """Transitions in packed rows; see the classes that say how rows are used again and drawn.
 
     Args:
@@ -414,21 +413,8 @@ class ReplayBuffer(DrawnBuffer):
         self._storage.write_tensors(tensors, ids)
 
     def _add_checked(self, columns: Mapping[str, Any], env_ids: Any, valid: Any) -> None:
-        arrays = read_steps(columns, self._storage.layout, self.device)
-        count, num_envs = len(arrays["rewards"]), self.num_envs or 0
-        ids = read_row_ids(env_ids, count, num_envs, self.device)
-        ids = ids if num_envs else self._no_ids
-        if valid is None:
-            self._write(arrays, ids)
-            return
-        is_valid = read_valid(valid, count, self.device)
-        arrays = {path: array[is_valid] for path, array in arrays.items()}
-        if not num_envs:
-            self._write(arrays, ids)
-            return
-        ids = ids if len(ids) else np.arange(count) % num_envs
-        stops, cuts = find_gaps(ids, is_valid)
-        self._write(arrays, ids[is_valid], stops[is_valid], cuts)
+        layout, num_envs = self._storage.layout, self.num_envs or 0
+        self._write(*read_transitions(columns, layout, env_ids, valid, num_envs, self.device))
 
     @exclusive
     def _write(
@@ -500,21 +486,6 @@ class ReplayBuffer(DrawnBuffer):
             kept.is_captured = before
             raise
 
-    def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
-        """Memory for `sample(batch_size, out=...)`, not initialised.
-
-        Args:
-            batch_size: B.
-            columns: What it is to have, as of `sample`.
-        """
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        return self._reader.new(size, self._read_columns(columns))
-
-    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        """Names of columns to draw, None for all; those that are always there are left out."""
-        chosen = read_columns(columns, self._column_names)
-        return chosen and chosen - {"indices", "weights"}
-
     def sample(self, batch_size: int, out: ReplayBatch | None = None) -> ReplayBatch:
         """Draw transitions; see the classes."""
         raise NotImplementedError
@@ -532,13 +503,7 @@ class ReplayBuffer(DrawnBuffer):
             self._folder.check_usable()
         if not self._state[at.COUNT]:
             raise BufferMisuseError("the buffer is empty; add transitions before sampling")
-        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
-            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        reader = self._reader
-        chosen = None if columns is None else self._read_columns(columns)
-        if out is None:
-            return reader.new(batch_size, chosen)
-        return check_out(out, batch_size, reader.owner, chosen)
+        return self._read_batch(batch_size, out, columns)
 
     @exclusive
     def _fill(self, batch: ReplayBatch, draw: str) -> None:
@@ -918,27 +883,3 @@ def _check_files_can_hold(options: ReplayOptions) -> None:
         raise BufferMisuseError(
             "track_episodes needs storage='memory': files do not keep what sequences need"
         )
-
-
-def find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where rows that are left out interrupt environments.
-
-    Args:
-        env_ids: int64 (K,).
-        is_valid: bool (K,).
-
-    Returns:
-        bool (K,), rows whose environment's next row here is left out; and the environments whose
-        first row here is left out.
-
-    >>> stops, cuts = find_gaps(np.array([0, 1, 0, 1]), np.array([True, False, False, True]))
-    >>> stops.tolist(), cuts.tolist()
-    ([True, False, False, False], [1])
-    """
-    order = np.argsort(env_ids, kind="stable")
-    ids, is_out = env_ids[order], ~is_valid[order]
-    is_first = np.ones(len(ids), np.bool_)
-    is_first[1:] = ids[1:] != ids[:-1]
-    stops = np.zeros(len(ids), np.bool_)
-    stops[order[:-1]] = is_out[1:] & ~is_first[1:]
-    return stops, ids[is_first & is_out]
