@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vecenv.cage.identity import RULES_VERSION
-from vecenv.files import write_text
+from vecenv.files import write_json
 
 __all__ = ["Cell", "Estimate", "Evaluation", "cell_of", "estimate", "interval", "sum_of"]
 
@@ -114,10 +114,7 @@ class Evaluation:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON, and write it to a file if a path is given."""
-        text = json.dumps(asdict(self), indent=2)
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        return write_json(asdict(self), path)
 
     @classmethod
     def from_json(cls, path: str | Path) -> Evaluation:

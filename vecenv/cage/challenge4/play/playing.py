@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from vecenv.cage.challenge4.rules.codes import (
 from vecenv.cage.evaluation import Estimate, estimate, interval
 from vecenv.cage.identity import CAGE4_RULES_VERSION
 from vecenv.core.errors import ActionError
-from vecenv.files import write_text
+from vecenv.files import write_json
 from vecenv.page.episode import EpisodePage, record, takes_report
 from vecenv.page.names import action_names
 
@@ -82,10 +81,7 @@ class Cage4Evaluation:
         """
         fields = asdict(self)
         fields["return"] = fields.pop("total")
-        text = json.dumps(fields, indent=2)
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        return write_json(fields, path)
 
     def table(self) -> Table:
         """Return a table for `rich` to print: mean ± half of the 95 % confidence interval."""
