@@ -15,6 +15,7 @@ from vecenv.agents import grouping as at
 from vecenv.agents.grouping import Grouping, Members, columns_space, group_agents
 from vecenv.agents.infos import shelve
 from vecenv.agents.padding import fit_action, fit_mask, fit_obs
+from vecenv.core.arguments import read_count
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info
 from vecenv.core.masks import MASK_KEY
@@ -501,9 +502,7 @@ def _declared(
             "max_agents=, the most that there are at a time, and agent_spaces=(observation_space, "
             "action_space)"
         )
-    if isinstance(max_agents, bool) or not isinstance(max_agents, int) or max_agents < 1:
-        raise ValueError(f"max_agents is {max_agents!r}, expected an integer of at least 1")
-    seats = [f"agent_{k}" for k in range(max_agents)]
+    seats = [f"agent_{k}" for k in range(read_count("max_agents", max_agents))]
     return seats, dict.fromkeys(seats, agent_spaces[0]), dict.fromkeys(seats, agent_spaces[1])
 
 

@@ -17,6 +17,7 @@ from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Comparison, check_picture
 from vecenv.compare.serving import Setting
 from vecenv.compare.source import read_source
+from vecenv.core.arguments import read_count
 from vecenv.files import require_writable, whole_file
 
 __all__ = ["compare_and_show", "read_list", "read_numbers", "trace_and_show"]
@@ -65,9 +66,8 @@ def trace_and_show(setting: Setting, *, num_steps: int, out: Path, timeout: floa
     """
     if setting.backend not in TIMED:
         raise ValueError(f"backend is {setting.backend!r}, expected one of {', '.join(TIMED)}")
-    for name, value in (("num_envs", setting.num_envs), ("steps", num_steps)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}, expected an integer of at least 1")
+    read_count("num_envs", setting.num_envs)
+    read_count("steps", num_steps)
     require_writable(out)
     read_source(setting.env, setting.env_kwargs)
     process = RunnerProcess()

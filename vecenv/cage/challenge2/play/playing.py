@@ -25,6 +25,7 @@ from vecenv.cage.challenge2.play.policies import BatchedPolicy, Policy, find_pol
 from vecenv.cage.challenge2.rules.codes import EPISODE_LENGTHS
 from vecenv.cage.challenge2.view.snapshot import Snapshot
 from vecenv.cage.evaluation import Cell, Evaluation, cell_of, sum_of
+from vecenv.core.arguments import read_count
 from vecenv.page.episode import EpisodePage, record, takes_report
 from vecenv.page.names import action_names
 
@@ -200,8 +201,7 @@ def evaluate(
         >>> print(evaluate("sleep", episodes=20, red_agents=["sleep"]).total)
         0.0
     """
-    _check_count("episodes", episodes, 2)
-    _check_count("seed", seed, 0)
+    episodes, seed = read_count("episodes", episodes, 2), read_count("seed", seed, 0)
     agents, lengths = _read_table(red_agents, episode_lengths)
     scenario = read_scenario(scenario, rules)
     player = find_policy(policy, scenario, seed=seed)
@@ -225,11 +225,6 @@ def evaluate(
         total=total,
         total_ci95=total_ci95,
     )
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
 
 
 def _read_table(red_agents: Any, episode_lengths: Any) -> tuple[dict[str, Any], tuple[int, ...]]:

@@ -25,6 +25,7 @@ from vecenv.cage.challenge4.rules.codes import (
 )
 from vecenv.cage.evaluation import Estimate, estimate, interval
 from vecenv.cage.identity import CAGE4_RULES_VERSION
+from vecenv.core.arguments import read_count
 from vecenv.core.errors import ActionError
 from vecenv.files import write_json
 from vecenv.page.episode import EpisodePage, record, takes_report
@@ -263,9 +264,7 @@ def evaluate_cage4(
         >>> result.episodes, result.causes["action_cost"].mean
         (4, 0.0)
     """
-    for argument, value, least in (("episodes", episodes, 2), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{argument} is {value!r}, expected an integer of at least {least}")
+    episodes, seed = read_count("episodes", episodes, 2), read_count("seed", seed, 0)
     found = play_episodes(
         policy, episodes, seed=seed, num_threads=num_threads, on_step=on_step, **options
     )
