@@ -344,17 +344,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             if hasattr(self, "_calls"):
                 self._calls.mark_closed()
 
-    def _value_per_env(self, values: Any) -> Sequence[Any]:
-        """Return what `set_attr` was given, as one value per env, or raise ValueError."""
-        if not isinstance(values, list | tuple):
-            return [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
-            )
-        return values
-
     def _check_slot_mode(self, out: Any) -> None:
         """Raise SlotError if `out` says that it is for another autoreset mode.
 
@@ -433,7 +422,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 class GymVecEnv(VecEnv):
     """A `VecEnv` of Gymnasium's envs, wherever they are; its results are kept in rows.
 
-    For authors of a backend: call `_bind_rows` after `_set_up`, and implement `call`.
+    For authors of a backend: call `_bind_rows` after `_set_up`; implement `call` and `_set_attr`.
 
     Attributes:
         copy: Whether observations returned are copies, the caller's to keep.
@@ -616,6 +605,26 @@ class GymVecEnv(VecEnv):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
+        raise NotImplementedError
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env, to one value or to one per env (a list or tuple).
+
+        Raises:
+            ValueError: The list has the wrong length.
+        """
+        self._calls.require_idle("set_attr")
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        self._set_attr(name, values)
+
+    def _set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of every env to its own value."""
         raise NotImplementedError
 
     @property

@@ -475,14 +475,7 @@ class AsyncVectorEnv(GymVecEnv):
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env, to one value or to one per env (a list or tuple).
-
-        Raises:
-            ValueError: The list has the wrong length.
-        """
-        self._calls.require_idle("set_attr")
-        values = self._value_per_env(values)
+    def _set_attr(self, name: str, values: Sequence[Any]) -> None:
         bounds = [0, *self._exchange.pool.bounds]
         self._begin_call(
             "set_attr", [(name, values[first:last]) for first, last in pairwise(bounds)]
