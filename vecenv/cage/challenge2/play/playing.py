@@ -70,13 +70,8 @@ def play_episode(
         **options: `red_agent`, `episode_length`, `rules`, `scenario`, `green` as for
             `Cage2VectorEnv`.
     """
-    scenario = read_scenario(options.pop("scenario", None), options.pop("rules", None))
-    player = find_policy(policy, scenario, seed=seed)
-    options["observation"] = observation or getattr(player, "observation", "bits")
-    mode = AutoresetMode.DISABLED
-    envs = Cage2VectorEnv(1, scenario=scenario, autoreset_mode=mode, **options)
+    blue, envs = _seated(policy, seed, observation, options)
     try:
-        blue = Player(player, envs)
         obs, _ = envs.reset(seed=seed)
         blue.begin()
         yield envs.snapshot()
@@ -85,6 +80,22 @@ def play_episode(
             yield envs.snapshot()
     finally:
         envs.close()
+
+
+def _seated(
+    policy: Policy, seed: int | None, observation: str | None, options: dict[str, Any]
+) -> tuple[Player, Cage2VectorEnv]:
+    """Return a policy before an env for it, which does not reset itself; see `play_episode`."""
+    scenario = read_scenario(options.pop("scenario", None), options.pop("rules", None))
+    player = find_policy(policy, scenario, seed=seed)
+    options["observation"] = observation or getattr(player, "observation", "bits")
+    mode = AutoresetMode.DISABLED
+    envs = Cage2VectorEnv(1, scenario=scenario, autoreset_mode=mode, **options)
+    try:
+        return Player(player, envs), envs
+    except BaseException:
+        envs.close()
+        raise
 
 
 def save_episode_gif(policy: Policy, path: str | Path, *, fps: float = 2.0, **options: Any) -> None:
@@ -129,12 +140,7 @@ def record_episode(
     Raises:
         ImportError: Pictures need the extra `plots`.
     """
-    scenario = read_scenario(options.pop("scenario", None), options.pop("rules", None))
-    player = find_policy(policy, scenario, seed=seed)
-    options["observation"] = observation or getattr(player, "observation", "bits")
-    mode = AutoresetMode.DISABLED
-    envs = Cage2VectorEnv(1, scenario=scenario, autoreset_mode=mode, **options)
-    blue = Player(player, envs)
+    blue, envs = _seated(policy, seed, observation, options)
 
     def act(obs: np.ndarray, is_first: bool, report: dict[str, Any]) -> np.ndarray:
         if is_first:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +21,7 @@ from vecenv.cage.challenge4.rules.codes import (
     NUM_BLUE,
     PHISHING_RATE,
 )
-from vecenv.cage.evaluation import Estimate, estimate, interval
+from vecenv.cage.evaluation import Estimate, Tabular, estimate, interval
 from vecenv.cage.identity import CAGE4_RULES_VERSION
 from vecenv.core.arguments import read_count
 from vecenv.core.errors import ActionError
@@ -40,7 +38,7 @@ _BATCH = 250  # games played side by side
 
 
 @dataclass(frozen=True, slots=True)
-class Cage4Evaluation:
+class Cage4Evaluation(Tabular):
     """What `evaluate_cage4` found; prints as a table.
 
     Attributes:
@@ -105,15 +103,6 @@ class Cage4Evaluation:
         for title, name in zip(_TITLES, CAUSES, strict=True):
             row(title, self.causes[name])
         return table
-
-    def __rich__(self) -> Table:
-        return self.table()
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=100, color_system=None, legacy_windows=False)
-        with console.capture() as capture:
-            console.print(self.table())
-        return capture.get().rstrip()
 
 
 @dataclass(frozen=True, slots=True)
