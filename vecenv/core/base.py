@@ -205,13 +205,17 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ClosedEnvironmentError: After `close`.
         """
         ids = self._calls.check_env_ids(env_ids)
-        if self._log is None:
-            self._send(self._actions.check(actions, ids), ids)
-        else:
-            with self.timing.call(SEND):
+        try:
+            if self._log is None:
                 self._send(self._actions.check(actions, ids), ids)
-                self.timing.log.note_sent(ids)
-        self._calls.mark_sent(ids)
+            else:
+                with self.timing.call(SEND):
+                    self._send(self._actions.check(actions, ids), ids)
+                    self.timing.log.note_sent(ids)
+            self._calls.mark_sent(ids)
+        except BaseException:
+            self._calls.settle()
+            raise
 
     def recv(
         self,
@@ -241,13 +245,17 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ClosedEnvironmentError: After `close`.
         """
         count, most = self._calls.check_recv(min_envs, max_envs)
-        if self._log is None:
-            batch = self._recv(count, most, timeout)
-        else:
-            with self.timing.call(RECV):
+        try:
+            if self._log is None:
                 batch = self._recv(count, most, timeout)
-                self.timing.log.note_received(batch.env_ids)
-        self._calls.mark_received(batch.env_ids)
+            else:
+                with self.timing.call(RECV):
+                    batch = self._recv(count, most, timeout)
+                    self.timing.log.note_received(batch.env_ids)
+            self._calls.mark_received(batch.env_ids)
+        except BaseException:
+            self._calls.settle()
+            raise
         return batch
 
     @property
