@@ -336,13 +336,15 @@ def check_rewards(rewards: np.ndarray, what: str = "") -> None:
 def read_distinct_ids(
     env_ids: Any, num_envs: int, device: torch.device | None = None
 ) -> np.ndarray:
-    """Environment ids int64 (B,), from different numbers 0 to N - 1 or a mask bool (N,).
+    """Environment ids int64 (B,), from different numbers 0 to N - 1 or a mask bool (N,); None: all.
 
     A tensor may lie on `device`.
 
     Raises:
         BufferMisuseError: Something else was given.
     """
+    if env_ids is None:
+        return np.arange(num_envs)
     ids = as_array("env_ids", env_ids, device)
     if ids.dtype == _BOOL and ids.shape == (num_envs,):
         return np.flatnonzero(ids.copy())  # which counts, and then lists: nobody else's, as below

@@ -260,9 +260,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
     ) -> None:
         count = len(arrays["rewards"])
         opened = self._opened(env_ids, count)
-        ids = np.arange(count) if env_ids is None else env_ids
-        ids = read_distinct_ids(ids, opened.num_envs, self.device)
-        if len(ids) != count or (env_ids is None and count != opened.num_envs):
+        ids = read_distinct_ids(env_ids, opened.num_envs, self.device)
+        if len(ids) != count:
             raise BufferMisuseError(
                 f"got {count} steps for {len(ids)} of {opened.num_envs} envs; pass one step per "
                 "env, or env_ids with one id per step"
@@ -309,9 +308,10 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An id is out of range or repeated; nothing was changed.
         """
-        num_envs = 2**31 if self.num_envs is None else self.num_envs  # not known before any step
-        ids = np.arange(self.num_envs or 0) if env_ids is None else env_ids
-        ids = read_distinct_ids(ids, num_envs, self.device)
+        num_envs = self.num_envs
+        if num_envs is None:  # not known before any step
+            num_envs, env_ids = 2**31, [] if env_ids is None else env_ids
+        ids = read_distinct_ids(env_ids, num_envs, self.device)
         if self._open is not None:
             ids = ids[self._open.lengths[ids] > 0]
             if len(ids):

@@ -451,10 +451,9 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         """
         if self.num_envs is None:
             return
-        ids = np.arange(self.num_envs) if env_ids is None else env_ids
         if self._folder is not None:
             self._folder.check_writable()
-        self._mark_cut(read_distinct_ids(ids, self.num_envs, self.device))
+        self._mark_cut(read_distinct_ids(env_ids, self.num_envs, self.device))
 
     @exclusive
     def _mark_cut(self, ids: np.ndarray) -> None:

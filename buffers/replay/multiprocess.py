@@ -595,8 +595,7 @@ class ReplayWriter:
         assert self._options is not None
         num_envs = self._options.num_envs
         if num_envs:
-            ids = np.arange(num_envs) if env_ids is None else env_ids
-            mark_cut(self._state, read_distinct_ids(ids, num_envs, _CPU))
+            mark_cut(self._state, read_distinct_ids(env_ids, num_envs, _CPU))
 
     @exclusive
     def close(self) -> None:
