@@ -516,7 +516,7 @@ def read_transitions(
     env_ids: Any,
     valid: Any,
     num_envs: int,
-    device: torch.device | None = None,
+    device: torch.device,
 ) -> Transitions:
     """Read what `add` of a ring takes, without the rows that are not valid.
 

@@ -152,7 +152,7 @@ def read_new_states(
             found[name] = given.detach()
         else:
             array = read_array(name, given, shape, field.dtype, device)
-            found[name] = torch.from_numpy(array).to(device)
+            found[name] = torch.from_numpy(array).to(device, dtype)
     return found
 
 
