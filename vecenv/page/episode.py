@@ -238,7 +238,9 @@ def require_html(path: str | Path) -> None:
     require_writable(Path(path))
 
 
-def fill_template(name: str, title: str, facts: Mapping[str, Any], sources: str = "") -> str:
+def fill_template(
+    name: str, title: str, facts: Mapping[str, Any], sources: str = "", head: str = ""
+) -> str:
     """Return a page of this folder with its style, its data, and a policy that forbids the rest.
 
     Nothing of the data can become markup or code: it is JSON without "<", which the page's script
@@ -249,6 +251,7 @@ def fill_template(name: str, title: str, facts: Mapping[str, Any], sources: str 
         title: Of the page.
         facts: What its script reads.
         sources: Further rules of its content security policy.
+        head: Further lines of its head.
     """
     frame, own, style = (
         (_FOLDER / file).read_text(encoding="utf-8") for file in ("frame.html", name, "style.css")
@@ -262,7 +265,7 @@ def fill_template(name: str, title: str, facts: Mapping[str, Any], sources: str 
         f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; {sources}"
     )
-    text = text.replace("POLICY", policy).replace("TITLE", html.escape(title))
+    text = text.replace("POLICY", policy).replace("HEAD", head).replace("TITLE", html.escape(title))
     return text.replace("DATA", _json(facts), 1)
 
 
