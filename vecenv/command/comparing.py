@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vecenv.backends import TIMED
+from vecenv.command import progress_bar
 from vecenv.compare.comparison import Options, run_comparison
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Comparison, check_picture
@@ -40,7 +39,8 @@ def compare_and_show(
     if plot_path is not None:
         check_picture(plot_path)
     events: list[dict[str, Any]] | None = None if trace_path is None else []
-    with _progress_bar() as (bar, task):
+    with progress_bar() as bar:
+        task = bar.add_task("starting", total=1.0)
 
         def show(what: str, share: float) -> None:
             bar.update(task, description=what, completed=share)
@@ -84,17 +84,6 @@ def trace_and_show(setting: Setting, *, num_steps: int, out: Path, timeout: floa
         process.close()
     write_events(events, out)
     Console().print(report)
-
-
-@contextmanager
-def _progress_bar() -> Iterator[tuple[Progress, Any]]:
-    """Show a bar on stderr, if that is a terminal."""
-    console = Console(stderr=True)
-    columns = BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        yield bar, bar.add_task("starting", total=1.0)
 
 
 def write_events(events: Sequence[dict[str, Any]], path: Path) -> None:
