@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from measure import machine, markdown_table
 
-from vecenv import trainers
+from vecenv.command import trainers
 from vecenv.files import whole_file, write_text
 from vecenv.learn import load_checkpoint
 from vecenv.learn.checkpoint import save_checkpoint
@@ -37,7 +37,7 @@ from vecenv.timing.report import new_figure
 
 ROOT = Path(__file__).parents[1]
 ZOO, RUNS, PAGE = ROOT / "examples" / "zoo", ROOT / "runs" / "zoo", ROOT / "docs" / "zoo.md"
-TRAIN = [sys.executable, "-c", "import sys; from vecenv.cli import main; sys.exit(main())", "train"]
+TRAIN = [sys.executable, "-m", "vecenv", "train"]
 MAX_POLICY_BYTES = 100_000
 
 # Of benchmark.md of RL Baselines3 Zoo, at its commit 0088472: algorithm, env steps, mean return.

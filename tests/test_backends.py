@@ -844,7 +844,7 @@ def test_every_backend_is_in_the_docs_and_the_command_names_those_with_timing():
     assert [(name, path.rpartition(".")[2]) for name, path in made] == named
     compare = (DOCS / "compare.md").read_text()
     assert f"[--backends {','.join(COMPARED)}]" in compare
-    from vecenv import cli
+    from vecenv.command import cli
 
     listed = re.search(r"backend: (.+?)\.\n", cli.trace.__doc__ or "")
     assert listed is not None

@@ -14,7 +14,7 @@ import gymnasium as gym
 import pytest
 from PIL import Image
 
-from vecenv.cli import main
+from vecenv.command.cli import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -295,7 +295,7 @@ def test_the_compiled_twin_is_named_where_pygame_is_missing(capsys, monkeypatch,
 
 def test_help_needs_no_compiler():
     script = (
-        "import sys\nfrom vecenv.cli import main\n"
+        "import sys\nfrom vecenv.command.cli import main\n"
         "try: main(['evaluate', '--help'])\nexcept SystemExit: pass\n"
         "print({'numba', 'torch', 'PIL', 'matplotlib'} & set(sys.modules))"
     )
@@ -307,7 +307,7 @@ def test_help_needs_no_compiler():
 
 
 def test_runs_as_a_module():
-    command = [sys.executable, "-m", "vecenv.cli", "evaluate", "--policy", "nobody"]
+    command = [sys.executable, "-m", "vecenv.command.cli", "evaluate", "--policy", "nobody"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert "policy is 'nobody'" in run.stderr
@@ -427,7 +427,7 @@ def test_a_trainer_that_was_copied_out_and_changed_trains_and_plays(capsys, tmp_
 
 
 def test_what_an_example_imports_is_copied_with_it(tmp_path):
-    from vecenv.trainers import eject
+    from vecenv.command.trainers import eject
 
     assert {path.name for path in eject("cage2_defender", tmp_path)} == {
         "cage2_defender.py",
@@ -448,7 +448,7 @@ def test_what_an_example_imports_is_copied_with_it(tmp_path):
     ],
 )
 def test_algorithms_are_chosen_by_spaces(env, algorithm, own_envs):
-    from vecenv.trainers import choose
+    from vecenv.command.trainers import choose
 
     assert choose(env).algorithm == algorithm
 
@@ -626,7 +626,7 @@ def test_a_policy_of_another_env_is_refused(cartpole_run, capsys):
 
 def test_trackers_that_are_not_installed_are_named(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vecenv.trainers.find_spec", lambda name: None)
+    monkeypatch.setattr("vecenv.command.trainers.find_spec", lambda name: None)
     assert main(["train", "CartPole-v1", "--track", "wandb"]) == 2
     assert "which is not installed: pip install" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -673,7 +673,7 @@ def test_envs_counts_agents_in_80_columns(capsys, monkeypatch):
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="terminals are not closed so here")
 def test_a_closed_terminal_leaves_a_run_that_resumes(tmp_path, capsys):
     program = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "  # it is its own
-    program += "from vecenv.cli import main; sys.exit(main())"
+    program += "from vecenv.command.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "train", "CartPole-v1", "--save", "run"]
     terminal, inside = os.openpty()
     process = subprocess.Popen(
@@ -715,7 +715,7 @@ def test_sac_and_dqn_are_trained_and_played(algorithm, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_bench_measures_and_draws(tmp_path):
-    from vecenv.bench import WORKLOADS, run_bench
+    from vecenv.command.bench import WORKLOADS, run_bench
 
     found = run_bench(WORKLOADS[:1])
     assert "CartPole: " in found.advice()[0]

@@ -15,7 +15,7 @@ NEVER = {"vecenv": {"torch", "buffers"}, "buffers": {"vecenv"}}
 LEARN = "vecenv/learn/"  # imports torch; nothing else in `vecenv` imports it
 ON_DEVICES = "vecenv/jit/cuda/"  # imports torch too, in functions
 AGENTS_ON_DEVICES = "vecenv/agents/on_device.py"  # and this, which is itself imported in a function
-PLAYS = "vecenv/playing.py"  # but this, in functions: policies that were trained
+PLAYS = "vecenv/command/playing.py"  # but this, in functions: policies that were trained
 # Installed by an extra or not at all: inside functions of the one module that needs it.
 OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}
 OPTIONAL |= {"pettingzoo", "stable_baselines3", "tianshou", "torchrl", "tensordict", "minari"}

@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 from vecenv import SyncVectorEnv
-from vecenv.cli import main
+from vecenv.command.cli import main
 from vecenv.page.episode import MAX_BYTES, EpisodePage, record
 from vecenv.page.frames import Frames
 from vecenv.page.human import Game, env_orders, serve
@@ -450,7 +450,7 @@ def test_names_of_actions():
 
 def test_ctrl_c_ends_the_server_in_a_line():
     args = ["play", "test_page:Dots", "--human", "--port", "0"]
-    code = f"import sys; from vecenv.cli import main; sys.exit(main({args}))"
+    code = f"import sys; from vecenv.command.cli import main; sys.exit(main({args}))"
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,

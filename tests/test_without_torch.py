@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 _USE = """
 import numpy as np
 import vecenv
-from vecenv.cli import main
+from vecenv.command.cli import main
 
 if __name__ == "__main__":
     made = [("CartPole-v1", "sync"), ("CartPole-v1", "async"), ("JitCartPole-v1", "jit")]
@@ -24,7 +24,7 @@ if __name__ == "__main__":
     assert main(["evaluate", "--policy", "defender", "--episodes", "2"]) == 0
 """
 _COMPARE = """
-from vecenv.cli import main
+from vecenv.command.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main(["compare", "JitCartPole-v1", "--num-envs=2", "--round-s=0.01",

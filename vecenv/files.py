@@ -28,6 +28,7 @@ __all__ = [
     "require_writable",
     "save_arrays",
     "whole_file",
+    "write_json",
     "write_npz",
     "write_text",
 ]
@@ -122,6 +123,25 @@ def write_text(path: str | Path, text: str) -> None:
     """
     with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def write_json(
+    content: Any, path: str | Path | None, default: Callable[[Any], Any] | None = None
+) -> str:
+    """Return results as JSON, and write them to a file if there is a path.
+
+    Args:
+        content: Numbers, strings, lists and dicts.
+        path: Of the file, or None.
+        default: What to do with anything else; None refuses it.
+
+    Raises:
+        OSError: The file can't be written; names it.
+    """
+    text = json.dumps(content, indent=2, default=default)
+    if path is not None:
+        write_text(path, text + "\n")
+    return text
 
 
 def require_writable(path: Path) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import gymnasium as gym
-import numpy as np
 from gymnasium import Env
 from gymnasium.envs.registration import (
     EnvSpec,
@@ -26,6 +25,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.backends import BACKENDS, MADE, Backend
 from vecenv.choose import Choice, choose_backend
+from vecenv.core.arguments import read_count
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
@@ -408,7 +408,7 @@ def _read_source(
     """Read the forms in which envs can be asked for."""
     kernels_module = sys.modules.get("vecenv.jit.kernels")
     if kernels_module is not None and isinstance(source, kernels_module.EnvKernels):
-        count = _checked_count(1 if num_envs is None else num_envs)
+        count = read_count("num_envs", 1 if num_envs is None else num_envs)
         return _Source([_no_single_env] * count, None, wrappers, kwargs, kernels=source)
     env = cast("EnvSource", source)
     if isinstance(env, str | EnvSpec):
@@ -417,7 +417,9 @@ def _read_source(
         # The spec of a vector env has its options too, see `_vector_spec`.
         stored = {option: kwargs.pop(option, None) for option in _VECTOR_OPTIONS}
         spec.kwargs = {}
-        count = _checked_count(num_envs if num_envs is not None else stored["num_envs"] or 1)
+        count = read_count(
+            "num_envs", num_envs if num_envs is not None else stored["num_envs"] or 1
+        )
         factories = _spec_factories(spec, kwargs, count)
         wrappers = wrappers or tuple(stored["wrappers"] or ())
         options = dict(stored["vector_kwargs"] or {})
@@ -426,7 +428,7 @@ def _read_source(
     if kwargs:
         _refuse_kwargs(kwargs)
     if callable(env):
-        factories = [env] * _checked_count(1 if num_envs is None else num_envs)
+        factories = [env] * read_count("num_envs", 1 if num_envs is None else num_envs)
         return _Source(factories, None, wrappers, {})
     if not isinstance(env, Sequence) or not all(callable(factory) for factory in env):
         is_env = isinstance(env, Env) or (
@@ -439,7 +441,7 @@ def _read_source(
         )
     if num_envs is not None and num_envs != len(env):
         raise ValueError(f"num_envs is {num_envs}, but {len(env)} factories were given")
-    _checked_count(len(env))
+    read_count("num_envs", len(env))
     return _Source(list(env), None, wrappers, {})
 
 
@@ -498,9 +500,3 @@ def _spec_factories(spec: EnvSpec, kwargs: dict[str, Any], count: int) -> list[E
         return [first] * count
     others: EnvFactory = _MakeSpec(spec, {**kwargs, "disable_env_checker": True})
     return [first] + [others] * (count - 1)
-
-
-def _checked_count(num_envs: Any) -> int:
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int | np.integer) or num_envs < 1:
-        raise ValueError(f"num_envs is {num_envs!r}, expected an integer of at least 1")
-    return int(num_envs)

@@ -153,14 +153,7 @@ class SyncVectorEnv(GymVecEnv):
         found = [env.get_wrapper_attr(name) for env in self.envs]
         return tuple(value(*args, **kwargs) if callable(value) else value for value in found)
 
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env, to one value or to one per env (a list or tuple).
-
-        Raises:
-            ValueError: The list has the wrong length.
-        """
-        self._calls.require_idle("set_attr")
-        values = self._value_per_env(values)
+    def _set_attr(self, name: str, values: Sequence[Any]) -> None:
         for env, value in zip(self.envs, values, strict=True):
             env.set_wrapper_attr(name, value)
 

@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from buffers.core.spaces import Leaf
 
 __all__ = [
     "MAX_COUNT",
+    "Transitions",
     "as_array",
     "as_tensor",
     "check_count",
@@ -37,6 +38,7 @@ __all__ = [
     "read_row_ids",
     "read_steps",
     "read_tensor",
+    "read_transitions",
     "read_valid",
     "resolve_device",
     "tree_leaves",
@@ -334,13 +336,15 @@ def check_rewards(rewards: np.ndarray, what: str = "") -> None:
 def read_distinct_ids(
     env_ids: Any, num_envs: int, device: torch.device | None = None
 ) -> np.ndarray:
-    """Environment ids int64 (B,), from different numbers 0 to N - 1 or a mask bool (N,).
+    """Environment ids int64 (B,), from different numbers 0 to N - 1 or a mask bool (N,); None: all.
 
     A tensor may lie on `device`.
 
     Raises:
         BufferMisuseError: Something else was given.
     """
+    if env_ids is None:
+        return np.arange(num_envs)
     ids = as_array("env_ids", env_ids, device)
     if ids.dtype == _BOOL and ids.shape == (num_envs,):
         return np.flatnonzero(ids.copy())  # which counts, and then lists: nobody else's, as below
@@ -495,6 +499,75 @@ def read_steps(
         **_read_obs("next_obs", columns["next_obs"], layout, count, device),
         **_read_fields([n for n in others if n in columns], columns, layout, count, device),
     }
+
+
+class Transitions(NamedTuple):
+    """K rows to store, and where their episodes are interrupted."""
+
+    arrays: dict[str, np.ndarray]  # (K, ...) by path, as of `read_steps`
+    env_ids: np.ndarray  # int64 (K,), or (0,) for whole steps, or where envs are not told apart
+    stops: np.ndarray | None  # bool (K,), rows after which their env is interrupted
+    cuts: np.ndarray | None  # int64 (C,), envs that are interrupted before their first row
+
+
+def read_transitions(
+    columns: Mapping[str, Any],
+    layout: RowLayout,
+    env_ids: Any,
+    valid: Any,
+    num_envs: int,
+    device: torch.device,
+) -> Transitions:
+    """Read what `add` of a ring takes, without the rows that are not valid.
+
+    Args:
+        columns: See `read_steps`.
+        layout: Of the rows.
+        env_ids: See `read_row_ids`.
+        valid: See `read_valid`; None for all.
+        num_envs: Number of environments, 0 if the buffer does not tell them apart.
+        device: Where tensors may lie besides the CPU.
+
+    Raises:
+        BufferMisuseError: Something does not fit.
+    """
+    arrays = read_steps(columns, layout, device)
+    count = len(arrays["rewards"])
+    ids = read_row_ids(env_ids, count, num_envs, device)
+    ids = ids if num_envs else ids[:0]
+    if valid is None:
+        return Transitions(arrays, ids, None, None)
+    is_valid = read_valid(valid, count, device)
+    arrays = {path: array[is_valid] for path, array in arrays.items()}
+    if not num_envs:
+        return Transitions(arrays, ids, None, None)
+    ids = ids if len(ids) else np.arange(count) % num_envs
+    stops, cuts = _find_gaps(ids, is_valid)
+    return Transitions(arrays, ids[is_valid], stops[is_valid], cuts)
+
+
+def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where rows that are left out interrupt environments.
+
+    Args:
+        env_ids: int64 (K,).
+        is_valid: bool (K,).
+
+    Returns:
+        bool (K,), rows whose environment's next row here is left out; and the environments whose
+        first row here is left out.
+
+    >>> stops, cuts = _find_gaps(np.array([0, 1, 0, 1]), np.array([True, False, False, True]))
+    >>> stops.tolist(), cuts.tolist()
+    ([True, False, False, False], [1])
+    """
+    order = np.argsort(env_ids, kind="stable")
+    ids, is_out = env_ids[order], ~is_valid[order]
+    is_first = np.ones(len(ids), np.bool_)
+    is_first[1:] = ids[1:] != ids[:-1]
+    stops = np.zeros(len(ids), np.bool_)
+    stops[order[:-1]] = is_out[1:] & ~is_first[1:]
+    return stops, ids[is_first & is_out]
 
 
 def read_episode(

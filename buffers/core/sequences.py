@@ -24,6 +24,7 @@ from buffers.core.rows import RowLayout
 __all__ = [
     "SequenceBatch",
     "SequenceOptions",
+    "memory_of",
     "read_new_states",
     "read_sequences",
     "read_states",
@@ -151,8 +152,23 @@ def read_new_states(
             found[name] = given.detach()
         else:
             array = read_array(name, given, shape, field.dtype, device)
-            found[name] = torch.from_numpy(array).to(device)
+            found[name] = torch.from_numpy(array).to(device, dtype)
     return found
+
+
+def memory_of(batch: Any, owner: object) -> Any:
+    """What the buffer knows the sequences of a batch by.
+
+    Raises:
+        BufferMisuseError: The batch is not one that `owner` has drawn.
+    """
+    memory = batch.memory if isinstance(batch, SequenceBatch) else None
+    if memory is None or memory.owner is not owner:
+        raise BufferMisuseError(
+            f"batch is a {type(batch).__name__}, expected what sample_sequences of this buffer "
+            "returned, not a copy"
+        )
+    return memory
 
 
 def zero_padding(tensors: Any, mask: torch.Tensor) -> None:

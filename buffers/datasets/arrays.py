@@ -14,10 +14,9 @@ from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, l
 __all__ = [
     "BLOCK_BYTES",
     "Block",
+    "FlatColumns",
     "Wanted",
     "check_lengths",
-    "find_columns",
-    "flat_dataset",
     "from_arrays",
     "key_paths",
 ]
@@ -57,6 +56,80 @@ class Block(NamedTuple):
     columns: dict[str, np.ndarray]  # (K, ...) by key
 
 
+class FlatColumns(NamedTuple):
+    """What the user says of the columns of a file, and the spaces they are to fit."""
+
+    observation_space: Space
+    action_space: Space
+    columns: Mapping[str, str | None] | None
+    extra_columns: Mapping[str, Space] | None
+    check_bounds: bool
+
+    def find(self, where: str, there: Iterable[str]) -> Wanted:
+        """Find the keys of a file to read.
+
+        Raises:
+            DatasetError: One that is needed is missing, or `columns` has a name that there is not.
+        """
+        keys, given = set(there), dict(self.columns or {})
+        extras = {name: (name, f"infos/{name}") for name in self.extra_columns or {}}
+        unknown = sorted(set(given) - set(NAMES) - set(extras), key=str)
+        if unknown:
+            raise DatasetError(
+                f"columns has {unknown[0]!r}, expected some of {sorted({*NAMES, *extras})}"
+            )
+        paths = list(key_paths(self.observation_space))
+        found: dict[str, list[str]] = {}
+        for name, aliases in {**NAMES, **extras}.items():
+            asked = given.get(name, "")
+            if asked is None:
+                continue
+            is_obs = name in ("obs", "next_obs")
+            for base in (asked,) if asked else aliases:
+                leaves = _leaf_keys(base, paths, keys) if is_obs else [base]
+                if keys.issuperset(leaves):
+                    found[name] = leaves
+                    break
+            else:
+                if asked or name in _NEEDED or name in extras:
+                    tried = asked or " or ".join(map(repr, aliases))
+                    inside = (
+                        f" with {['/'.join(path) for path in paths]}" if is_obs and paths[0] else ""
+                    )
+                    raise DatasetError(
+                        f"{where}: the field {name} is missing, looked for {tried}{inside}; there "
+                        f"is {sorted(keys)}: name it by columns={{{name!r}: ...}}"
+                    )
+        if not any(name in found for name in _ENDS):
+            raise DatasetError(
+                f"{where}: nothing tells where episodes end; looked for terminals, timeouts and "
+                f"episode_index, there is {sorted(keys)}: name one by "
+                "columns={'truncations': ...}"
+            )
+        return Wanted(found)
+
+    def dataset(
+        self, name: str, read: Callable[[], Iterator[Block]], wanted: Wanted
+    ) -> EpisodeDataset:
+        """A data set of episodes that lie behind one another in the blocks that `read` yields."""
+        space = self.observation_space
+
+        def episodes() -> Iterator[RawEpisode]:
+            for where, columns in _split(read(), wanted):
+                named = _named(columns, wanted, space)
+                if (trimmed := _with_last(named, space)) is not None:
+                    yield RawEpisode(where, trimmed)
+
+        return EpisodeDataset(
+            name,
+            episodes,
+            space,
+            self.action_space,
+            extra_columns=self.extra_columns,
+            check_bounds=self.check_bounds,
+        )
+
+
 def from_arrays(
     arrays: Mapping[str, Any],
     observation_space: Space,
@@ -92,14 +165,14 @@ def from_arrays(
     if not isinstance(arrays, Mapping):
         raise DatasetError(f"arrays is a {type(arrays).__name__}, expected a dict of arrays")
     flat = dict(_flatten(arrays))
-    single = observation_space, action_space
-    wanted = find_columns("arrays", flat, single[0], columns, extra_columns)
+    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
+    wanted = asked.find("arrays", flat)
     check_lengths("arrays", {key: len(flat[key]) for key in wanted.all()})
 
     def read() -> Iterator[Block]:
         yield Block("arrays", {key: flat[key] for key in wanted.all()})
 
-    return flat_dataset("arrays", read, wanted, single, extra_columns, check_bounds)
+    return asked.dataset("arrays", read, wanted)
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
@@ -127,55 +200,6 @@ def check_lengths(where: str, lengths: Mapping[str, int]) -> None:
         )
 
 
-def find_columns(
-    where: str,
-    there: Iterable[str],
-    observation_space: Space,
-    columns: Mapping[str, str | None] | None,
-    extra_columns: Mapping[str, Space] | None,
-) -> Wanted:
-    """Find the keys of a file to read.
-
-    Raises:
-        DatasetError: One that is needed is missing, or `columns` has a name that there is not.
-    """
-    keys, given = set(there), dict(columns or {})
-    extras = {name: (name, f"infos/{name}") for name in extra_columns or {}}
-    unknown = sorted(set(given) - set(NAMES) - set(extras), key=str)
-    if unknown:
-        raise DatasetError(
-            f"columns has {unknown[0]!r}, expected some of {sorted({*NAMES, *extras})}"
-        )
-    paths = list(key_paths(observation_space))
-    found: dict[str, list[str]] = {}
-    for name, aliases in {**NAMES, **extras}.items():
-        asked = given.get(name, "")
-        if asked is None:
-            continue
-        is_obs = name in ("obs", "next_obs")
-        for base in (asked,) if asked else aliases:
-            leaves = _leaf_keys(base, paths, keys) if is_obs else [base]
-            if keys.issuperset(leaves):
-                found[name] = leaves
-                break
-        else:
-            if asked or name in _NEEDED or name in extras:
-                tried = asked or " or ".join(map(repr, aliases))
-                inside = (
-                    f" with {['/'.join(path) for path in paths]}" if is_obs and paths[0] else ""
-                )
-                raise DatasetError(
-                    f"{where}: the field {name} is missing, looked for {tried}{inside}; there is "
-                    f"{sorted(keys)}: name it by columns={{{name!r}: ...}}"
-                )
-    if not any(name in found for name in _ENDS):
-        raise DatasetError(
-            f"{where}: nothing tells where episodes end; looked for terminals, timeouts and "
-            f"episode_index, there is {sorted(keys)}: name one by columns={{'truncations': ...}}"
-        )
-    return Wanted(found)
-
-
 def key_paths(space: Space) -> Iterator[tuple[str, ...]]:
     """The keys that lead to each leaf of a space, in the order of the leaves."""
     children: dict[str, Space] = {}
@@ -196,27 +220,6 @@ def _leaf_keys(base: str, paths: list[tuple[str, ...]], keys: set[str]) -> list[
         if keys.issuperset(found):
             break
     return found
-
-
-def flat_dataset(
-    name: str,
-    read: Callable[[], Iterator[Block]],
-    wanted: Wanted,
-    single: tuple[Space, Space],
-    extra_columns: Mapping[str, Space] | None,
-    check_bounds: bool,
-) -> EpisodeDataset:
-    """A data set of episodes that lie behind one another in the blocks that `read` yields."""
-
-    def episodes() -> Iterator[RawEpisode]:
-        for where, columns in _split(read(), wanted):
-            named = _named(columns, wanted, single[0])
-            if (trimmed := _with_last(named, single[0])) is not None:
-                yield RawEpisode(where, trimmed)
-
-    return EpisodeDataset(
-        name, episodes, *single, extra_columns=extra_columns, check_bounds=check_bounds
-    )
 
 
 def _split(blocks: Iterator[Block], wanted: Wanted) -> Iterator[tuple[str, dict[str, np.ndarray]]]:

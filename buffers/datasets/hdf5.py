@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from buffers.datasets.arrays import (
-    BLOCK_BYTES,
-    Block,
-    check_lengths,
-    find_columns,
-    flat_dataset,
-    key_paths,
-)
+from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, check_lengths, key_paths
 from buffers.datasets.dataset import (
     DatasetError,
     EpisodeDataset,
@@ -60,13 +53,14 @@ def from_hdf5(
         DatasetError: The file can't be read, or lacks a column.
     """
     h5py: Any = load_library("h5py")
-    name, single = os.fspath(path), (observation_space, action_space)
+    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
+    name = os.fspath(path)
     there: dict[str, Any] = {}  # rows and bytes of each
     with reading(name), h5py.File(name, "r") as file:
         file.visititems(lambda key, item: there.update({key: _size(item)}))
     # Names that are no text come as bytes.
     there = {k: size for k, size in there.items() if size is not None and isinstance(k, str)}
-    wanted = find_columns(name, there, observation_space, columns, extra_columns)
+    wanted = asked.find(name, there)
     check_lengths(name, {key: there[key][0] for key in wanted.all()})
     row_bytes = sum(there[key][1] for key in wanted.all())
     count = there[wanted.all()[0]][0]
@@ -80,7 +74,7 @@ def from_hdf5(
             check_lengths(name, {key: len(array) for key, array in block.items()})
             yield Block(name, block)
 
-    return flat_dataset(name, read, wanted, single, extra_columns, check_bounds)
+    return asked.dataset(name, read, wanted)
 
 
 def _size(item: Any) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import torch
 from gymnasium import Space, spaces
 
 from buffers.core.spaces import build_tree, space_leaves
-from buffers.datasets.arrays import BLOCK_BYTES, Block, Wanted, flat_dataset
+from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, Wanted
 from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, leaves_of, row_layout
 
 __all__ = ["as_dataset", "from_buffer"]
@@ -95,8 +95,8 @@ def _of_ring(buffer: Any, kind: str) -> EpisodeDataset:
         )
     extras = _extra_spaces(buffer)
     reader = _TransitionsOf(buffer, list(extras))
-    single = buffer.observation_space, buffer.action_space
-    return flat_dataset(kind, reader, reader.wanted, single, extras, check_bounds=False)
+    columns_of = FlatColumns(buffer.observation_space, buffer.action_space, None, extras, False)
+    return columns_of.dataset(kind, reader, reader.wanted)
 
 
 class _TransitionsOf:

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from buffers.datasets.arrays import (
-    BLOCK_BYTES,
-    Block,
-    Wanted,
-    find_columns,
-    flat_dataset,
-)
+from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, Wanted
 from buffers.datasets.dataset import DatasetError, EpisodeDataset, load_library, reading
 
 __all__ = ["from_parquet"]
@@ -56,14 +50,14 @@ def from_parquet(
         DatasetError: A file can't be read, lacks a column, or frames are missing.
     """
     parquet = load_library("pyarrow.parquet")
-    name, single = os.fspath(path), (observation_space, action_space)
+    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
     files = _files(Path(path))
     wanted, num_rows = None, 0
     for file in files:
         with reading(str(file)), parquet.ParquetFile(file) as opened:
             num_rows += opened.metadata.num_rows
             there = opened.schema_arrow.names
-        found = find_columns(str(file), there, observation_space, columns, extra_columns)
+        found = asked.find(str(file), there)
         if wanted is not None and found != wanted:
             raise DatasetError(f"{file} has other columns than {files[0]}: {sorted(there)}")
         wanted = found
@@ -74,7 +68,7 @@ def from_parquet(
         for file in files:
             yield from _blocks(parquet, file, wanted)
 
-    return flat_dataset(name, read, wanted, single, extra_columns, check_bounds)
+    return asked.dataset(os.fspath(path), read, wanted)
 
 
 def _files(path: Path) -> list[Path]:

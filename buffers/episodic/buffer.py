@@ -21,22 +21,21 @@ from buffers.core.arguments import (
     resolve_device,
 )
 from buffers.core.checkpoint import Block
+from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
-from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
-from buffers.core.prefetch import Prefetch, bound_draw
+from buffers.core.rows import RowLayout
 from buffers.core.sequences import SequenceBatch, read_sequences
 from buffers.core.state import (
     FieldWatcher,
     LoadedState,
     Placed,
-    SavedBuffer,
     Shapes,
     Wanted,
     check_settings,
 )
 from buffers.episodic.batches import BatchShaper, GoalBatch, PairBatch, StackBatch
-from buffers.episodic.draws import EpisodicDraws, GoalFunction
+from buffers.episodic.draws import EpisodicDraws, GoalFunction, SequenceMemory
 from buffers.episodic.layout import FLAGS, NUM_STARTS, plan_episodic
 from buffers.episodic.open_episodes import OpenEpisodes
 from buffers.episodic.samplers import CompiledSampler, PairPlanner, TorchSampler, is_by_episode
@@ -51,10 +50,8 @@ from buffers.episodic.storage import EpisodicStorage
 
 __all__ = ["EpisodicReplayBuffer"]
 
-_METHODS = ("sample", "sample_sequences", "sample_stacks", "sample_goals")
 
-
-class EpisodicReplayBuffer(SavedBuffer):
+class EpisodicReplayBuffer(DrawnBuffer):
     """Whole episodes of any length, flat in one ring; the oldest make room for new ones.
 
     An episode of T steps has T + 1 observations, each stored once. It comes in whole
@@ -98,6 +95,7 @@ class EpisodicReplayBuffer(SavedBuffer):
 
     _kind = "EpisodicReplayBuffer"
     _large = ("rows",)
+    _draws_by = ("sample", "sample_sequences", "sample_stacks", "sample_goals")
 
     def __init__(
         self,
@@ -163,7 +161,7 @@ class EpisodicReplayBuffer(SavedBuffer):
         return layout.nbytes(staged)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now, host and device together, by what they are for."""
+        """Bytes held now, by what they are for, host and device together; batches not included."""
         sizes = {name: column.nbytes for name, column in self._storage.columns.items()}
         sizes["staging"] = self._storage.staging_bytes
         sizes["windows"] = self._sampler.windows.nbytes
@@ -171,14 +169,8 @@ class EpisodicReplayBuffer(SavedBuffer):
         return sizes
 
     @property
-    def generator(self) -> torch.Generator | None:
-        """The generator on the device, to register with a CUDA graph; None on the CPU."""
-        return getattr(self._sampler.generator, "torch", None)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held now."""
-        return sum(self.memory().values())
+    def _generator(self) -> Any:
+        return self._sampler.generator
 
     def __len__(self) -> int:
         """Number of steps that can be drawn; those of open episodes do not count."""
@@ -268,9 +260,8 @@ class EpisodicReplayBuffer(SavedBuffer):
     ) -> None:
         count = len(arrays["rewards"])
         opened = self._opened(env_ids, count)
-        ids = np.arange(count) if env_ids is None else env_ids
-        ids = read_distinct_ids(ids, opened.num_envs, self.device)
-        if len(ids) != count or (env_ids is None and count != opened.num_envs):
+        ids = read_distinct_ids(env_ids, opened.num_envs, self.device)
+        if len(ids) != count:
             raise BufferMisuseError(
                 f"got {count} steps for {len(ids)} of {opened.num_envs} envs; pass one step per "
                 "env, or env_ids with one id per step"
@@ -317,9 +308,10 @@ class EpisodicReplayBuffer(SavedBuffer):
         Raises:
             BufferMisuseError: An id is out of range or repeated; nothing was changed.
         """
-        num_envs = 2**31 if self.num_envs is None else self.num_envs  # not known before any step
-        ids = np.arange(self.num_envs or 0) if env_ids is None else env_ids
-        ids = read_distinct_ids(ids, num_envs, self.device)
+        num_envs = self.num_envs
+        if num_envs is None:  # not known before any step
+            num_envs, env_ids = 2**31, [] if env_ids is None else env_ids
+        ids = read_distinct_ids(env_ids, num_envs, self.device)
         if self._open is not None:
             ids = ids[self._open.lengths[ids] > 0]
             if len(ids):
@@ -398,33 +390,6 @@ class EpisodicReplayBuffer(SavedBuffer):
         self._sampler.fill_pairs(batch, discount, by_episode)
         return batch
 
-    def prefetch(
-        self,
-        batch_size: int,
-        *,
-        depth: int = 2,
-        device: torch.device | str | None = None,
-        method: str = "sample",
-        **options: Any,
-    ) -> Prefetch[Any]:
-        """Draw batches on a thread, ahead of the learner; see `SharedReplayBuffer.prefetch`.
-
-        Args:
-            batch_size: B.
-            depth: Batches drawn ahead.
-            device: Where batches are copied to; None leaves them.
-            method: "sample", "sample_sequences", "sample_stacks" or "sample_goals".
-            options: Of that method, without `out`.
-
-        Raises:
-            BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
-        """
-        if method not in _METHODS:
-            raise BufferMisuseError(f"method is {method!r}, expected one of {list(_METHODS)}")
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        draw, sampler = bound_draw(getattr(self, method), size, options), self._sampler
-        return Prefetch(draw, lambda: sampler.generator, self._guard, depth, device)
-
     @exclusive
     def sample_sequences(
         self,
@@ -445,19 +410,13 @@ class EpisodicReplayBuffer(SavedBuffer):
             sequence_length: L.
             over: "steps" draws every possible first step with equal probability, "episodes" an
                 episode first.
-            burn_in: Number of steps at the start of a run that only bring a recurrent state up to
-                date; False in `learn_mask`. Runs that begin with their episode have none.
-            overlap: Number of steps that a run shares with the next of its episode; they begin at
-                every (L - overlap)-th step. None lets them begin at any step.
-            pad: Let runs end with the episode; the rest is zero, and False in `mask`. At least one
-                step is left to learn from. Otherwise all runs are full, and episodes shorter than L
-                are never drawn.
-            initial_states: Names of extra columns with the state of the policy before each step: a
-                batch has those of the first steps only, (B, ...), in `initial_states` instead of
-                `extras`.
-            columns: Names of the columns to draw, such as ("obs", "rewards"); None for all. The
-                sequences are the same; what says which steps they are (`mask`, `steps`, `indices`
-                and the like) is always there.
+            burn_in: As in `SharedReplayBuffer.sample_sequences`, like all that follow: number of
+                steps that are not learned from.
+            overlap: Number of steps shared with the next run.
+            pad: Whether runs may end with the episode. Otherwise all are full, and episodes shorter
+                than L are never drawn.
+            initial_states: Names of extra columns.
+            columns: Names of those to draw.
 
         Raises:
             BufferMisuseError: An argument does not fit, or no episode is long enough.
@@ -465,25 +424,14 @@ class EpisodicReplayBuffer(SavedBuffer):
         options = read_sequences(sequence_length, burn_in, overlap, pad)
         return self._draws.sequences(batch_size, options, over, initial_states, columns)
 
-    def refresh_states(self, batch: SequenceBatch, **states: Any) -> None:
-        """Replace recurrent states, or other extra columns, in the rows of sequences.
+    def _check_sequences(self, batch: Any) -> SequenceMemory:
+        return self._draws.check_sequences(batch)
 
-        Episodes that made room since the batch was drawn are left out, and so is what lies behind
-        the end of a sequence. Of a row in several sequences one of the values stays.
+    def _alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
+        return self._draws.alive_steps(batch, memory)
 
-        Args:
-            batch: What `sample_sequences` returned, no copy.
-            states: New values by name, (B, L, ...), of the dtype of the column or one that fits.
-
-        Raises:
-            BufferMisuseError: The batch is of another buffer, there is no such extra column, or a
-                shape or dtype does not fit; nothing was changed.
-        """
-        self._refresh_states(batch, states)
-
-    @exclusive
-    def _refresh_states(self, batch: SequenceBatch, states: Mapping[str, Any]) -> None:
-        self._draws.refresh_states(batch, states)
+    def _columns_of_rows(self) -> tuple[RowLayout, dict[str, torch.Tensor]]:
+        return self._row, self._shaper.extras(self._storage.rows)
 
     @exclusive
     def sample_stacks(
@@ -610,8 +558,7 @@ class EpisodicReplayBuffer(SavedBuffer):
         if self._given_envs is not None and num_envs:  # none with open episodes fits any number
             check_settings({"num_envs": num_envs}, {"num_envs": self._given_envs})
         check_episodes(self._storage.layout, state)
-        if not self._sampler.generator.accepts_state(state.small["generator"]):
-            raise other_generator()
+        self._check_generator(state.small["generator"])
 
     def _place(self, state: LoadedState) -> Placed:
         small = state.small

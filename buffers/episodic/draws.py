@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from buffers.core.arguments import MAX_COUNT, check_count, read_columns, read_number
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import check_fits
-from buffers.core.sequences import SequenceBatch, SequenceOptions, read_new_states, read_states
+from buffers.core.sequences import SequenceBatch, SequenceOptions, memory_of, read_states
 from buffers.episodic.batches import BatchShaper, GoalBatch, StackBatch
 from buffers.episodic.layout import FIRST_DRAWABLE, FIRST_START, NUM_DRAWABLE, NUM_STARTS
 from buffers.episodic.samplers import (
@@ -21,7 +21,7 @@ from buffers.episodic.samplers import (
 )
 from buffers.episodic.storage import EpisodicStorage
 
-__all__ = ["EpisodicDraws", "GoalFunction"]
+__all__ = ["EpisodicDraws", "GoalFunction", "SequenceMemory"]
 
 GoalFunction = Callable[[Any, Any, Any], Any]
 
@@ -126,25 +126,19 @@ class EpisodicDraws:
         evicted, restored = storage.num_evicted, storage.num_restored
         return SequenceMemory(self, storage.count("first_row"), evicted, restored)
 
-    def refresh_states(self, batch: SequenceBatch, states: Mapping[str, Any]) -> None:
-        """Replace extra columns in the rows of sequences that are still there."""
-        memory, now = getattr(batch, "memory", None), self._sequence_memory()
-        if not isinstance(memory, SequenceMemory) or memory.owner is not self:
-            raise BufferMisuseError(
-                f"batch is a {type(batch).__name__}, expected what sample_sequences of this buffer "
-                "returned, not a copy"
-            )
-        if memory.num_restored != now.num_restored:
+    def check_sequences(self, batch: Any) -> SequenceMemory:
+        """What is known of a batch of sequences; raise BufferMisuseError if it is not ours."""
+        memory = memory_of(batch, self)
+        if memory.num_restored != self._storage.num_restored:
             raise BufferMisuseError("batch was drawn before a state was loaded; draw anew")
-        given = read_new_states(states, batch, self._storage.layout.row, self._storage.device)
+        return memory
+
+    def alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
+        """int64 (K,): the steps of a batch (B * L) whose rows hold them still."""
         rows = batch.indices.reshape(-1)
-        is_there = (
-            rows - memory.first_row
-        ) % self._num_rows >= now.num_evicted - memory.num_evicted
-        kept = (is_there & (rows >= 0)).nonzero()[:, 0]
-        columns = self._shaper.fields(self._storage.rows, *given)
-        for name, values in given.items():
-            columns[name][rows[kept]] = values.flatten(0, 1).index_select(0, kept)
+        num_evicted = self._storage.num_evicted - memory.num_evicted
+        is_there = (rows - memory.first_row) % self._num_rows >= num_evicted
+        return (is_there & (rows >= 0)).nonzero()[:, 0]
 
     def stacks(
         self, batch_size: int, num_frames: int, over: str, columns: Iterable[str] | None

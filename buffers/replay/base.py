@@ -19,30 +19,28 @@ from buffers.core.arguments import (
     read_columns,
     read_distinct_ids,
     read_row_ids,
-    read_steps,
-    read_valid,
+    read_transitions,
     resolve_device,
     tree_leaves,
 )
 from buffers.core.columns import torch_dtype
+from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMemoryError, BufferMisuseError
-from buffers.core.generator import other_generator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation
-from buffers.core.prefetch import Prefetch, bound_draw
-from buffers.core.rows import plan_view, view_fields
+from buffers.core.rows import RowLayout, plan_view, view_fields
 from buffers.core.sequences import (
     SequenceBatch,
     SequenceOptions,
-    read_new_states,
+    memory_of,
     read_sequences,
     read_states,
     zero_padding,
 )
-from buffers.core.state import FieldWatcher, LoadedState, Placed, SavedBuffer, Shapes, Wanted
+from buffers.core.state import FieldWatcher, LoadedState, Placed, Shapes, Wanted
 from buffers.replay import layout as at
 from buffers.replay.adding import PackedAdder
-from buffers.replay.batches import ReplayBatch, check_out, column_names
+from buffers.replay.batches import BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
 from buffers.replay.folder import Place, RowFolder, plan_place
 from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
@@ -58,13 +56,12 @@ from buffers.replay.state import (
 from buffers.replay.storage import ReplayStorage
 from buffers.replay.torch_reader import TorchReader
 
-__all__ = ["ReplayBuffer", "find_gaps"]
+__all__ = ["ReplayBuffer"]
 
-_METHODS = ("sample", "sample_sequences")
 _KEPT = ("pending", "free", "slots")  # of observations stored once, besides the final ones
 
 
-class ReplayBuffer(SavedBuffer):
+class ReplayBuffer(DrawnBuffer, BatchSource):
     """Transitions in packed rows; see the classes that say how rows are used again and drawn.
 
     Args:
@@ -81,6 +78,7 @@ class ReplayBuffer(SavedBuffer):
         rows: See above.
     """
 
+    _draws_by = ("sample", "sample_sequences")
     _is_per_env = False  # a ring for each environment
     _has_weights = False  # batches have weights
 
@@ -232,6 +230,10 @@ class ReplayBuffer(SavedBuffer):
         gamma = 1.0 if self.gamma is None else self.gamma
         return CompiledReader(self._storage, planner, gamma, seed)
 
+    @property
+    def _generator(self) -> Any:
+        return self._reader.generator
+
     def __len__(self) -> int:
         """Number of transitions held."""
         self._refresh()
@@ -278,20 +280,10 @@ class ReplayBuffer(SavedBuffer):
         if self._folder is not None:
             self._folder.close(self._state)
 
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The generator on the device, to register with a CUDA graph; None on the CPU."""
-        return getattr(self._reader.generator, "torch", None)
-
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
         sizes = self._storage.memory()
         return sizes if self._sequences is None else {**sizes, "sequences": self._sequences.nbytes}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held now."""
-        return sum(self.memory().values())
 
     def add(
         self,
@@ -421,21 +413,8 @@ class ReplayBuffer(SavedBuffer):
         self._storage.write_tensors(tensors, ids)
 
     def _add_checked(self, columns: Mapping[str, Any], env_ids: Any, valid: Any) -> None:
-        arrays = read_steps(columns, self._storage.layout, self.device)
-        count, num_envs = len(arrays["rewards"]), self.num_envs or 0
-        ids = read_row_ids(env_ids, count, num_envs, self.device)
-        ids = ids if num_envs else self._no_ids
-        if valid is None:
-            self._write(arrays, ids)
-            return
-        is_valid = read_valid(valid, count, self.device)
-        arrays = {path: array[is_valid] for path, array in arrays.items()}
-        if not num_envs:
-            self._write(arrays, ids)
-            return
-        ids = ids if len(ids) else np.arange(count) % num_envs
-        stops, cuts = find_gaps(ids, is_valid)
-        self._write(arrays, ids[is_valid], stops[is_valid], cuts)
+        layout, num_envs = self._storage.layout, self.num_envs or 0
+        self._write(*read_transitions(columns, layout, env_ids, valid, num_envs, self.device))
 
     @exclusive
     def _write(
@@ -472,10 +451,9 @@ class ReplayBuffer(SavedBuffer):
         """
         if self.num_envs is None:
             return
-        ids = np.arange(self.num_envs) if env_ids is None else env_ids
         if self._folder is not None:
             self._folder.check_writable()
-        self._mark_cut(read_distinct_ids(ids, self.num_envs, self.device))
+        self._mark_cut(read_distinct_ids(env_ids, self.num_envs, self.device))
 
     @exclusive
     def _mark_cut(self, ids: np.ndarray) -> None:
@@ -507,21 +485,6 @@ class ReplayBuffer(SavedBuffer):
             kept.is_captured = before
             raise
 
-    def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
-        """Memory for `sample(batch_size, out=...)`, not initialised.
-
-        Args:
-            batch_size: B.
-            columns: What it is to have, as of `sample`.
-        """
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        return self._reader.new(size, self._read_columns(columns))
-
-    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        """Names of columns to draw, None for all; those that are always there are left out."""
-        chosen = read_columns(columns, self._column_names)
-        return chosen and chosen - {"indices", "weights"}
-
     def sample(self, batch_size: int, out: ReplayBatch | None = None) -> ReplayBatch:
         """Draw transitions; see the classes."""
         raise NotImplementedError
@@ -539,13 +502,7 @@ class ReplayBuffer(SavedBuffer):
             self._folder.check_usable()
         if not self._state[at.COUNT]:
             raise BufferMisuseError("the buffer is empty; add transitions before sampling")
-        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
-            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        reader = self._reader
-        chosen = None if columns is None else self._read_columns(columns)
-        if out is None:
-            return reader.new(batch_size, chosen)
-        return check_out(out, batch_size, reader.owner, chosen)
+        return self._read_batch(batch_size, out, columns)
 
     @exclusive
     def _fill(self, batch: ReplayBatch, draw: str) -> None:
@@ -693,13 +650,8 @@ class ReplayBuffer(SavedBuffer):
         return self._sequence_readers[without]
 
     def _check_sequences(self, batch: Any) -> SequenceMemory:
-        """What is known of a batch of sequences; raise BufferMisuseError if it is not ours."""
-        memory, index = getattr(batch, "memory", None), self._sequences
-        if not isinstance(memory, SequenceMemory) or memory.owner is not index or index is None:
-            raise BufferMisuseError(
-                f"batch is a {type(batch).__name__}, expected what sample_sequences of this buffer "
-                "returned, not a copy"
-            )
+        memory, index = memory_of(batch, self._sequences), self._sequences
+        assert index is not None
         if memory.version != index.version:
             raise BufferMisuseError(
                 "batch was drawn before a state was loaded, or sequences of other options were "
@@ -707,35 +659,15 @@ class ReplayBuffer(SavedBuffer):
             )
         return memory
 
-    def refresh_states(self, batch: SequenceBatch, **states: Any) -> None:
-        """Replace recurrent states, or other extra columns, in the rows of sequences.
-
-        Rows that were overwritten since the batch was drawn are left out, and so is what lies
-        behind the end of a sequence. Of a row in several sequences one of the values stays.
-
-        Args:
-            batch: What `sample_sequences` returned, no copy.
-            states: New values by name, (B, L, ...), of the dtype of the column or one that fits.
-
-        Raises:
-            BufferMisuseError: The batch is of another buffer, there is no such extra column, or a
-                shape or dtype does not fit; nothing was changed.
-        """
-        self._refresh_states(batch, states)
-
-    @exclusive
-    def _refresh_states(self, batch: SequenceBatch, states: Mapping[str, Any]) -> None:
-        memory, index = self._check_sequences(batch), self._sequences
-        assert index is not None
-        given = read_new_states(states, batch, self._storage.layout, self.device)
+    def _alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
+        assert self._sequences is not None
         rows = batch.indices.reshape(-1).cpu().numpy()
-        kept = np.flatnonzero(rows >= 0)
-        kept = kept[index.are_alive(rows[kept], memory)]
-        if len(kept):
-            places, columns = torch.from_numpy(rows[kept]).to(self.device), self.rows()
-            chosen = torch.from_numpy(kept).to(self.device)
-            for name, values in given.items():
-                columns[name][places] = values.flatten(0, 1).index_select(0, chosen)
+        steps = np.flatnonzero(rows >= 0)
+        steps = steps[self._sequences.are_alive(rows[steps], memory)]
+        return torch.from_numpy(steps).to(self.device)
+
+    def _columns_of_rows(self) -> tuple[RowLayout, dict[str, Any]]:
+        return self._storage.layout, self.rows()
 
     def _check_distinct(self, batch_size: int) -> None:
         count = int(self._state[at.COUNT])
@@ -744,51 +676,6 @@ class ReplayBuffer(SavedBuffer):
                 f"batch_size is {batch_size} without replacement, but the buffer holds "
                 f"{count} transitions; add more or draw fewer"
             )
-
-    def prefetch(
-        self,
-        batch_size: int,
-        *,
-        depth: int = 2,
-        device: torch.device | str | None = None,
-        method: str = "sample",
-        **options: Any,
-    ) -> Prefetch[Any]:
-        """Draw batches on a thread, ahead of the learner; close it when done.
-
-        It pays where draws wait: for a disk (`storage="memmap"`), for the copy to a device, for
-        large observations. Else a draw takes less time than handing it over.
-
-        Args:
-            batch_size: B.
-            depth: Batches drawn ahead, 1 to 64. A batch shows the buffer as it was, and priorities
-                too, so many batches before it is returned.
-            device: Where batches are copied to; None leaves them where they are drawn.
-            method: "sample" or "sample_sequences". With `device` sequences are copies, which can be
-                given no priorities and no states.
-            options: Of that method, without `out`.
-
-        Raises:
-            BufferMisuseError: An argument does not fit, or another prefetch of the buffer is open.
-
-        >>> import numpy as np
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> from buffers import SharedReplayBuffer
-        >>> buffer = SharedReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2), seed=0)
-        >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
-        >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
-        >>> buffer.add(**step, terminations=flags, truncations=flags)
-        >>> with buffer.prefetch(256, depth=2) as batches:
-        ...     for _ in range(3):
-        ...         batch = next(batches)
-        >>> len(batch)
-        256
-        """
-        if method not in _METHODS:
-            raise BufferMisuseError(f"method is {method!r}, expected one of {list(_METHODS)}")
-        size, reader = check_count("batch_size", batch_size, MAX_COUNT), self._reader
-        draw = bound_draw(getattr(self, method), size, options)
-        return Prefetch(draw, lambda: reader.generator, self._guard, depth, device)
 
     def rows(self) -> dict[str, Any]:
         """Views of all rows by column: (num_rows, ...) tensors of the one allocation, not copies.
@@ -912,8 +799,7 @@ class ReplayBuffer(SavedBuffer):
         return {} if self._folder is not None else watch_fields(self._storage, shapes["rows"][0])
 
     def _check_arrays(self, state: LoadedState) -> None:
-        if not self._reader.generator.accepts_state(state.small["generator"]):
-            raise other_generator()
+        self._check_generator(state.small["generator"])
         if self._folder is not None:
             self._folder.check_writable()
             found = amended_integers(self._storage.layout, self._state, state.small["state"])
@@ -996,27 +882,3 @@ def _check_files_can_hold(options: ReplayOptions) -> None:
         raise BufferMisuseError(
             "track_episodes needs storage='memory': files do not keep what sequences need"
         )
-
-
-def find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where rows that are left out interrupt environments.
-
-    Args:
-        env_ids: int64 (K,).
-        is_valid: bool (K,).
-
-    Returns:
-        bool (K,), rows whose environment's next row here is left out; and the environments whose
-        first row here is left out.
-
-    >>> stops, cuts = find_gaps(np.array([0, 1, 0, 1]), np.array([True, False, False, True]))
-    >>> stops.tolist(), cuts.tolist()
-    ([True, False, False, False], [1])
-    """
-    order = np.argsort(env_ids, kind="stable")
-    ids, is_out = env_ids[order], ~is_valid[order]
-    is_first = np.ones(len(ids), np.bool_)
-    is_first[1:] = ids[1:] != ids[:-1]
-    stops = np.zeros(len(ids), np.bool_)
-    stops[order[:-1]] = is_out[1:] & ~is_first[1:]
-    return stops, ids[is_first & is_out]

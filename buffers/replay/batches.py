@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from buffers.core.arguments import MAX_COUNT, check_count, read_columns
 from buffers.core.batches import Batch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import RowLayout
 
-__all__ = ["LATE", "ReplayBatch", "check_out", "column_names"]
+__all__ = ["LATE", "BatchSource", "ReplayBatch", "column_names"]
 
 LATE = ("indices", "truncations")  # columns that most learners do not read: tensors when asked for
 
@@ -84,9 +86,45 @@ class ReplayBatch(Batch):
         return self.size
 
 
-def check_out(
-    out: Any, size: int, owner: object, columns: frozenset[str] | None = None
-) -> ReplayBatch:
+class BatchSource:
+    """Gives a buffer `new_batch`, and reads what says which batch `sample` is to fill.
+
+    Attributes:
+        _reader: Makes batches.
+        _column_names: What `columns` may name.
+    """
+
+    _reader: Any
+    _column_names: tuple[str, ...]
+
+    def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
+        """Memory for `sample(batch_size, out=...)`, not initialised.
+
+        Args:
+            batch_size: B.
+            columns: What it is to have, as of `sample`.
+        """
+        size = check_count("batch_size", batch_size, MAX_COUNT)
+        return self._reader.new(size, self._read_columns(columns))
+
+    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
+        """Names of columns to draw, None for all; those that are always there are left out."""
+        chosen = read_columns(columns, self._column_names)
+        return chosen and chosen - {"indices", "weights"}
+
+    def _read_batch(
+        self, batch_size: int, out: ReplayBatch | None, columns: Iterable[str] | None
+    ) -> ReplayBatch:
+        """The batch that `sample` fills; raise BufferMisuseError if an argument does not fit."""
+        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
+            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        chosen = None if columns is None else self._read_columns(columns)
+        if out is None:
+            return self._reader.new(batch_size, chosen)
+        return _check_out(out, batch_size, self._reader.owner, chosen)
+
+
+def _check_out(out: Any, size: int, owner: object, columns: frozenset[str] | None) -> ReplayBatch:
     """Raise BufferMisuseError unless out is a batch of this size that `owner` has made.
 
     Args:

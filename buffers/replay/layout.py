@@ -24,6 +24,7 @@ from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 from buffers.replay.frames import FrameStack, frame_bytes, plan_frames
 
 __all__ = [
+    "PlainOptions",
     "ReplayOptions",
     "RowOptions",
     "check_room",
@@ -83,15 +84,20 @@ class ReplayOptions(NamedTuple):
         return needed
 
 
-class RowOptions(TypedDict, total=False):
-    """Arguments of replay buffers on which the bytes of a row depend."""
+class PlainOptions(TypedDict, total=False):
+    """Arguments of all replay buffers on which the bytes of a row depend."""
 
     n_step: int
     gamma: float | None
-    store_next: bool
     track_env: bool
-    track_episodes: bool
     extra_columns: Mapping[str, Space] | None
+
+
+class RowOptions(PlainOptions, total=False):
+    """Those of buffers besides that no other process fills."""
+
+    store_next: bool
+    track_episodes: bool
     frame_stack: int | FrameStack | None
 
 

@@ -7,32 +7,22 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 import torch
 from gymnasium import Space
 from numba.core.errors import NumbaError
 
-from buffers.core.arguments import (
-    MAX_COUNT,
-    check_count,
-    read_columns,
-    read_distinct_ids,
-    read_number,
-    read_row_ids,
-    read_steps,
-    read_valid,
-)
+from buffers.core.arguments import check_count, read_distinct_ids, read_number, read_transitions
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation
 from buffers.core.rows import scatter_fields
 from buffers.replay import layout as at
-from buffers.replay.base import find_gaps
-from buffers.replay.batches import ReplayBatch, check_out, column_names
+from buffers.replay.batches import BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
-from buffers.replay.layout import ReplayOptions, RowOptions, check_room, plan_replay
+from buffers.replay.layout import PlainOptions, ReplayOptions, check_room, plan_replay
 from buffers.replay.shared_memory import (
     BEGUN,
     CLOSED,
@@ -68,7 +58,7 @@ _NO_IDS = np.zeros(0, np.int64)
 _ONLY_ARRAYS = {np.ndarray}
 
 
-class MultiprocessReplayBuffer:
+class MultiprocessReplayBuffer(BatchSource):
     """The newest transitions of several processes, in memory that they share with a learner.
 
     The process that makes the buffer draws from it. Others add to it by a `ReplayWriter`, which
@@ -136,7 +126,12 @@ class MultiprocessReplayBuffer:
         error_buffer: float | None = None,
         timeout: float = 60.0,
     ):
-        rows = _row_options(n_step, gamma, track_env, extra_columns)
+        rows: PlainOptions = {
+            "n_step": n_step,
+            "gamma": gamma,
+            "track_env": track_env,
+            "extra_columns": dict(extra_columns or {}),
+        }
         spaces = observation_space, action_space
         self._arguments = capacity, spaces, num_writers, num_envs, rows
         options = self._options = _plan(*self._arguments)
@@ -188,15 +183,11 @@ class MultiprocessReplayBuffer:
         *,
         num_writers: int,
         num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        track_env: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
+        **options: Unpack[PlainOptions],
     ) -> int:
         """Bytes the constructor would allocate with these arguments; allocates nothing."""
-        rows = _row_options(n_step, gamma, track_env, extra_columns)
         spaces = observation_space, action_space
-        return shared_bytes(_plan(capacity, spaces, num_writers, num_envs, rows))
+        return shared_bytes(_plan(capacity, spaces, num_writers, num_envs, options))
 
     # ---- What there is
 
@@ -278,15 +269,6 @@ class MultiprocessReplayBuffer:
 
     # ---- Drawing
 
-    def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
-        """Memory for `sample(batch_size, out=...)`, not initialised; of some columns only."""
-        size = check_count("batch_size", batch_size, MAX_COUNT)
-        return self._reader.new(size, self._read_columns(columns))
-
-    def _read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        chosen = read_columns(columns, self._column_names)
-        return chosen and chosen - {"indices"}
-
     def sample(
         self,
         batch_size: int,
@@ -312,13 +294,7 @@ class MultiprocessReplayBuffer:
             BufferMisuseError: An argument does not fit, the buffer is closed, or this is a fork of
                 the process that made it.
         """
-        if type(batch_size) is not int or not 1 <= batch_size <= MAX_COUNT:
-            batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        reader, chosen = self._reader, None if columns is None else self._read_columns(columns)
-        if out is None:
-            batch = reader.new(batch_size, chosen)
-        else:
-            batch = check_out(out, batch_size, reader.owner, chosen)
+        batch = self._read_batch(batch_size, out, columns)
         answer = self._fill(batch)
         if answer == DONE:
             return batch
@@ -575,24 +551,16 @@ class ReplayWriter:
 
     def _add_checked(self, columns: Mapping[str, Any], env_ids: Any, valid: Any) -> None:
         assert self._options is not None
-        num_envs = self._options.num_envs
-        arrays = read_steps(columns, self._options.layout, _CPU)
-        count = len(arrays["rewards"])
-        ids = read_row_ids(env_ids, count, num_envs, _CPU)
-        ids = np.arange(count) % num_envs if num_envs and not len(ids) else ids
-        stops, cuts = np.zeros(count, np.bool_), _NO_IDS
-        if valid is not None:
-            is_valid = read_valid(valid, count, _CPU)
-            arrays = {path: array[is_valid] for path, array in arrays.items()}
-            if num_envs:
-                stops, cuts = find_gaps(ids, is_valid)
-                ids = ids[is_valid]
-            stops = stops[is_valid]
-        stops = stops | arrays["terminations"] | arrays["truncations"]
-        ids = ids if num_envs else np.zeros(len(stops), np.int64)
+        layout, num_envs = self._options.layout, self._options.num_envs
+        arrays, ids, gaps, cuts = read_transitions(columns, layout, env_ids, valid, num_envs, _CPU)
+        stops = arrays["terminations"] | arrays["truncations"]
+        stops = stops if gaps is None else stops | gaps
+        if not len(ids):
+            ids = np.arange(len(stops)) % max(1, num_envs)
         if len(stops):
             self._wait(0)
-        mark_cut(self._state, cuts)
+        if cuts is not None:
+            mark_cut(self._state, cuts)
         for begin in range(0, len(stops), self._piece):
             piece = slice(begin, begin + self._piece)
             part = {path: array[piece] for path, array in arrays.items()}
@@ -627,8 +595,7 @@ class ReplayWriter:
         assert self._options is not None
         num_envs = self._options.num_envs
         if num_envs:
-            ids = np.arange(num_envs) if env_ids is None else env_ids
-            mark_cut(self._state, read_distinct_ids(ids, num_envs, _CPU))
+            mark_cut(self._state, read_distinct_ids(env_ids, num_envs, _CPU))
 
     @exclusive
     def close(self) -> None:
@@ -652,23 +619,12 @@ def _give_back(memory: SharedMemory, index: int, pid: int) -> None:
         memory.give_back_slot(index)
 
 
-def _row_options(
-    n_step: int, gamma: float | None, track_env: bool, extra_columns: Mapping[str, Space] | None
-) -> RowOptions:
-    return {
-        "n_step": n_step,
-        "gamma": gamma,
-        "track_env": track_env,
-        "extra_columns": dict(extra_columns or {}),
-    }
-
-
 def _plan(
     capacity: Any,
     spaces: tuple[Space, Space],
     num_writers: Any,
     num_envs: int | None,
-    rows: RowOptions,
+    rows: PlainOptions,
 ) -> ReplayOptions:
     """Check arguments; the options are those of rings, of which each writer has one."""
     whole = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)

@@ -33,10 +33,12 @@ __all__ = [
     "nodes_of",
     "set_newest",
     "sum_node",
+    "values_fit",
 ]
 
 FAN_OUT = 16
 BLOCK = 1024
+ROUNDING = 1e-6  # of powers
 _WORDS_PER_LINE = 8
 _NODES_EACH = 1  # nodes of a level, for each point, that are passed sooner than searched
 
@@ -57,6 +59,12 @@ def level_sizes(capacity: int) -> list[int]:
 def largest_value(capacity: int) -> float:
     """The largest value so many leaves may have, or their sum would overflow."""
     return sys.float_info.max / (4 * capacity)
+
+
+def values_fit(values: np.ndarray) -> bool:
+    """Whether saved values float64 (capacity,) are those of leaves, or nearly; false of NaN."""
+    limit = largest_value(len(values)) * (1.0 + ROUNDING)
+    return bool(0.0 <= values.min() <= values.max() <= limit)
 
 
 class SumTree:

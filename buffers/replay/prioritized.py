@@ -26,17 +26,18 @@ from buffers.replay.folder import RowFolder
 from buffers.replay.frames import FrameStack
 from buffers.replay.layout import ReplayOptions
 from buffers.replay.priorities import (
+    ROUNDING,
     BlockSums,
     SumTree,
     check_update,
     largest_value,
     level_sizes,
+    values_fit,
 )
 
 __all__ = ["PrioritizedReplayBuffer"]
 
 _ALPHA, _BETA = 0.6, 0.4
-_ROUNDING = 1e-6  # of powers
 _LOG_MAX = math.log(sys.float_info.max)
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 
@@ -180,7 +181,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             # After a power loss maybe not; pages that were never written have zeros.
             is_good = (values <= limit) & ((values > 0) if folder.is_restarted else (values >= 0))
             largest, alpha, beta = exponents.tolist()
-            if not (1 <= largest < math.inf and 0 <= alpha < math.inf and 0 <= beta < math.inf):
+            if not _are_exponents(largest, alpha, beta):
                 largest, alpha, beta = 1.0, self.alpha, self.beta
             values[~is_good], values[count:] = largest**alpha, 0.0
             saved = np.array([largest, alpha, beta])
@@ -465,15 +466,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super()._check_arrays(state)
         if self._storage.folder is not None:
             return
-        num_rows, limit = state.shapes["rows"][0], largest_value(self.capacity)
-        values = state.small["priorities"]
+        num_rows, values = state.shapes["rows"][0], state.small["priorities"]
         largest, alpha, beta = state.small["exponents"].tolist()
-        fits = (  # false of NaN
-            0.0 <= alpha < math.inf
-            and 0.0 <= beta < math.inf
-            and 1.0 <= largest < math.inf
-            and alpha * math.log(largest) <= math.log(limit) + _ROUNDING
-            and 0.0 <= values.min() <= values.max() <= limit * (1.0 + _ROUNDING)
+        fits = (
+            _are_exponents(largest, alpha, beta)
+            and alpha * math.log(largest) <= math.log(largest_value(self.capacity)) + ROUNDING
+            and values_fit(values)
             and not values[num_rows:].any()
         )
         if not fits:
@@ -534,6 +532,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         elif self._sums is not None:
             self._sums.restore(torch.from_numpy(values).to(self.device), len(self))
             self._sums.largest.fill_(largest)
+
+
+def _are_exponents(largest: float, alpha: float, beta: float) -> bool:
+    """Whether a state has a largest priority and exponents that can be; false of NaN."""
+    return 1 <= largest < math.inf and 0 <= alpha < math.inf and 0 <= beta < math.inf
 
 
 def _is_on(indices: Any, priorities: Any, device: torch.device) -> bool:

@@ -20,7 +20,7 @@ from buffers.core.errors import BufferMisuseError
 from buffers.core.sequences import SequenceOptions
 from buffers.core.state import contradiction
 from buffers.replay import layout as at
-from buffers.replay.priorities import SumTree, largest_value, level_sizes, nodes_of, sum_node
+from buffers.replay.priorities import SumTree, level_sizes, nodes_of, sum_node, values_fit
 from buffers.replay.storage import ReplayStorage
 
 __all__ = ["SequenceIndex", "SequenceMemory", "sequence_bytes"]
@@ -236,12 +236,11 @@ class SequenceIndex:
         if "sequence_options" not in small:
             return
         numbers, values = small["sequence_options"], small["sequence_priorities"]
-        limit, largest = largest_value(len(values)), numbers[5]
         fits = (  # false of NaN
             np.isfinite(numbers).all()
             and (numbers[:5] == numbers[:5].astype(np.int64)).all()
-            and largest >= 1.0
-            and 0.0 <= values.min() <= values.max() <= limit
+            and numbers[5] >= 1.0  # the largest priority
+            and values_fit(values)
         )
         if fits and numbers[0]:
             length, burn_in, period, pad = map(int, numbers[:4])

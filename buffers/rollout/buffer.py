@@ -38,7 +38,7 @@ from buffers.rollout.kernels import (
     mark_dead_steps,
 )
 from buffers.rollout.layout import RolloutLayout, parse_autoreset_mode, plan_rollout
-from buffers.rollout.minibatches import MinibatchSampler, RolloutBatch
+from buffers.rollout.minibatches import MinibatchSampler, RolloutBatch, RolloutRows
 from buffers.rollout.sequences import RolloutSequenceBatch, SequenceSampler
 from buffers.rollout.storage import RolloutSlot, RolloutStorage
 
@@ -228,15 +228,10 @@ class RolloutBuffer(StatefulBuffer):
         self._name_rows()
         self._gae_inputs = self._storage.gae_inputs()
         storage = self._storage
-        self._sampler = MinibatchSampler(
-            observation_space,
-            storage.obs,
-            storage.columns,
-            storage.extras,
-            storage.columns["rows"],
-            seed,
-            games=storage.games,
+        self._rows = RolloutRows(
+            observation_space, storage.obs, storage.columns, storage.extras, storage.games
         )
+        self._sampler = MinibatchSampler(self._rows, seed)
         self._sequence_samplers: dict[tuple[str, ...], SequenceSampler] = {}
         self._is_computed = self._is_counted = False
         self._num_valid = self._num_episodes = 0
@@ -850,12 +845,12 @@ class RolloutBuffer(StatefulBuffer):
                 )
         sampler = self._sequence_samplers.get(names)
         if sampler is None:
-            storage = self._storage
             sampler = self._sequence_samplers[names] = SequenceSampler(
-                self.observation_space, storage.obs, storage.columns, storage.extras,
-                names, games=storage.games,
-                valid=self._flags["valid"], generator=self._sampler.generator,
-            )  # fmt: skip
+                self._rows,
+                names,
+                valid=self._flags["valid"],
+                generator=self._sampler.generator,
+            )
         plan = sampler.plan(num_minibatches, batch_size, length, normalizes=normalize_advantages)
         for t in range(self.num_steps + 1):
             self._mark_first(t)

@@ -26,9 +26,9 @@ __all__ = [
     "MinibatchPlan",
     "MinibatchSampler",
     "RolloutBatch",
+    "RolloutRows",
     "normalize_advantages",
     "read_split",
-    "sharing",
     "split_evenly",
 ]
 
@@ -77,54 +77,60 @@ def split_evenly(count: int, parts: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def sharing(columns: Mapping[str, Column], games: Mapping[str, torch.Tensor]) -> int:
-    """How many rows of a rollout's columns share one of the game columns (T, N / A, ...)."""
-    num_envs = columns["actions"].tensor.shape[1]
-    return next((num_envs // tensor.shape[1] for tensor in games.values()), 1)
+class RolloutRows(NamedTuple):
+    """The columns of a rollout that minibatches are gathered from."""
+
+    observation_space: Space  # says how observations nest
+    obs: Sequence[Column]  # of the observation leaves, (T + 1, N, ...)
+    columns: Mapping[str, Column]  # all by name, of which the other fields of a batch are taken
+    extras: Mapping[str, torch.Tensor]  # (T, N, ...), which the user added
+    games: Mapping[str, torch.Tensor]  # (T, N / A, ...), with one row for A of the others'
+
+    @property
+    def indices(self) -> Column:
+        """int64 (T * N,), the row indices to draw from."""
+        return self.columns["rows"]
+
+    @property
+    def is_host(self) -> bool:
+        """Whether batches are gathered by the processor."""
+        return self.indices.tensor.device.type == "cpu" and not self.indices.is_twofold
+
+    def pool(self, names: Sequence[str], extras: Sequence[str]) -> BatchPool:
+        """Memory for batches: observations, columns and extras of these names, columns of games."""
+        tensors = [column.tensor for column in (*self.obs, *(self.columns[n] for n in names))]
+        tensors += [*(self.extras[name] for name in extras), *self.games.values()]
+        num_envs = self.columns["actions"].tensor.shape[1]
+        sharing = next((num_envs // tensor.shape[1] for tensor in self.games.values()), 1)
+        return BatchPool(
+            [tensor.flatten(0, 1) for tensor in tensors],
+            is_host=self.is_host,
+            num_shared=len(self.games),
+            sharing=sharing,
+        )
 
 
 class MinibatchSampler:
     """Shuffles row indices and gathers rows.
 
     Args:
-        observation_space: Says how observations nest.
-        obs: Columns of the observation leaves, (T + 1, N, ...).
-        columns: All columns by name, of which the other fields of RolloutBatch are taken.
-        extras: Tensors (T, N, ...) of the columns that the user added.
-        rows: int64 (T * N,), the row indices to draw from; owned by the caller, shuffled here.
+        rows: What they are gathered from; the row indices are shuffled here.
         seed: For the shuffling; None takes entropy of the system.
-        games: Tensors (T, N / A, ...) of those with one row for A of the others', a game's agents.
     """
 
-    def __init__(
-        self,
-        observation_space: Space,
-        obs: Sequence[Column],
-        columns: Mapping[str, Column],
-        extras: Mapping[str, torch.Tensor],
-        rows: Column,
-        seed: int | None,
-        *,
-        games: Mapping[str, torch.Tensor],
-    ):
-        self._space = observation_space
-        self._is_nested = isinstance(observation_space, Dict | Tuple)
-        self._num_obs, self._extras = len(obs), [*extras, *games]
-        tensors = [column.tensor for column in (*obs, *(columns[name] for name in _OTHERS))]
-        tensors += [*extras.values(), *games.values()]
-        self._sources = [tensor.flatten(0, 1) for tensor in tensors]
-        self._advantages_at = len(obs) + _OTHERS.index("advantages")
-        self._rows = rows
-        self._num_rows = rows.spec.shape[0]
-        is_host = rows.tensor.device.type == "cpu" and not rows.is_twofold
-        self._batches = BatchPool(
-            self._sources, is_host=is_host, num_shared=len(games), sharing=sharing(columns, games)
-        )
+    def __init__(self, rows: RolloutRows, seed: int | None):
+        self._space = rows.observation_space
+        self._is_nested = isinstance(self._space, Dict | Tuple)
+        self._num_obs, self._extras = len(rows.obs), [*rows.extras, *rows.games]
+        self._batches = rows.pool(_OTHERS, list(rows.extras))
+        self._advantages_at = self._num_obs + _OTHERS.index("advantages")
+        self._rows, is_host = rows.indices, rows.is_host
+        order, self._num_rows = self._rows.tensor, self._rows.spec.shape[0]
         self._block_rows = min(self._num_rows, _BLOCK_BYTES // max(1, self._batches.row_bytes))
-        self._orders = BatchPool([rows.tensor], is_host=is_host)
-        weights = torch.ones((), device=rows.tensor.device).expand(self._num_rows)
-        self._padded_orders = BatchPool([rows.tensor, weights], is_host=is_host)
-        self._sent = StagingBlocks(rows.tensor.device, "use fewer rows")
+        self._orders = BatchPool([order], is_host=is_host)
+        weights = torch.ones((), device=order.device).expand(self._num_rows)
+        self._padded_orders = BatchPool([order, weights], is_host=is_host)
+        self._sent = StagingBlocks(order.device, "use fewer rows")
         self.passes = PassCounter()
         self._guard = Guard()
         self.generator = HostGenerator(seed)
@@ -237,8 +243,8 @@ class MinibatchSampler:
         """A batch of all columns, the rows' indices, and weights if there are any."""
         if not (self._is_nested or self._extras):
             return RolloutBatch(*columns)
-        end = len(self._sources)
-        begin = end - len(self._extras)
+        begin = self._num_obs + len(_OTHERS)
+        end = begin + len(self._extras)
         obs = build_tree(self._space, columns[: self._num_obs])
         extras = dict(zip(self._extras, columns[begin:end], strict=True))
         return RolloutBatch(obs, *columns[self._num_obs : begin], *columns[end:], extras=extras)

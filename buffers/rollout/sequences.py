@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium import Space
 
 from buffers.core.arguments import check_count
 from buffers.core.batches import Batch
-from buffers.core.columns import Column
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import HostGenerator
 from buffers.core.guard import Guard, exclusive
 from buffers.core.spaces import build_tree
 from buffers.core.staging import StagingBlocks
 from buffers.rollout.kernels import collect_sequences, lay_out_sequences, pad_batches, shuffle
-from buffers.rollout.minibatches import normalize_advantages, read_split, sharing
+from buffers.rollout.minibatches import RolloutRows, normalize_advantages, read_split
 from buffers.rollout.pool import BatchPool, PassCounter
 
 __all__ = ["RolloutSequenceBatch", "SequencePlan", "SequenceSampler"]
@@ -65,47 +63,32 @@ class SequenceSampler:
     """Shuffles sequences and gathers their rows.
 
     Args:
-        observation_space: Says how observations nest.
-        obs: Columns of the observation leaves, (T + 1, N, ...).
-        columns: All columns by name, of which the other fields of the batches are taken.
-        extras: Tensors (T, N, ...) of the columns that the user added.
+        rows: What they are gathered from.
         initial_states: Names of those of which batches have only what was before their first step.
-        games: Tensors (T, N / A, ...) of those with one row for A of the others', a game's agents.
         valid: uint8 (T, N), the host pages.
         generator: For the shuffling.
     """
 
     def __init__(
         self,
-        observation_space: Space,
-        obs: Sequence[Column],
-        columns: Mapping[str, Column],
-        extras: Mapping[str, torch.Tensor],
+        rows: RolloutRows,
         initial_states: Sequence[str],
         *,
-        games: Mapping[str, torch.Tensor],
         valid: np.ndarray,
         generator: HostGenerator,
     ):
-        self._space, self._num_obs = observation_space, len(obs)
+        self._space, self._num_obs = rows.observation_space, len(rows.obs)
         self._initial = list(initial_states)
-        self._extras = [name for name in extras if name not in initial_states]
+        others = [name for name in rows.extras if name not in initial_states]
+        self._extras = [*others, *rows.games]
         self._valid, self._generator = valid, generator
-        tensors = [column.tensor for column in (*obs, *(columns[name] for name in _OTHERS))]
-        tensors += [*(extras[name] for name in self._extras), *games.values()]
-        self._extras += games
-        sources = [tensor.flatten(0, 1) for tensor in tensors]
-        rows = columns["rows"]
-        self._device = rows.tensor.device
-        is_host = self._device.type == "cpu" and not rows.is_twofold
-        self._batches = BatchPool(
-            sources, is_host=is_host, num_shared=len(games), sharing=sharing(columns, games)
-        )
-        states = [extras[name].flatten(0, 1) for name in self._initial]
+        self._batches = rows.pool(_OTHERS, others)
+        order, is_host = rows.indices.tensor, rows.is_host
+        states = [rows.extras[name].flatten(0, 1) for name in self._initial]
         self._states = BatchPool(states, is_host=is_host) if states else None
-        ones = torch.ones((), device=self._device).expand(valid.size)
-        self._orders = BatchPool([rows.tensor, ones], is_host=is_host)
-        self._sent = StagingBlocks(self._device, "use shorter rollouts")
+        ones = torch.ones((), device=order.device).expand(valid.size)
+        self._orders = BatchPool([order, ones], is_host=is_host)
+        self._sent = StagingBlocks(order.device, "use shorter rollouts")
         self.passes = PassCounter()
         self._guard = Guard()
 

@@ -10,7 +10,7 @@ from envs import MODES, mode_id
 import vecenv.agents.game
 from vecenv import VectorEnvCheckError, check_vector_env, make_vec_agents
 from vecenv.agents import AgentsVecEnv
-from vecenv.cli import main
+from vecenv.command.cli import main
 
 TAG = functools.partial(Tag, forgets=True)
 RUNNERS = functools.partial(runners, forgets=True)

@@ -9,8 +9,8 @@ import pytest
 import tyro
 from PIL import Image
 
-from vecenv import trainers
-from vecenv.cli import main
+from vecenv.command import trainers
+from vecenv.command.cli import main
 
 ROOT = Path(__file__).parents[2]
 ZOO = ROOT / "examples" / "zoo"

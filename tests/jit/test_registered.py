@@ -18,7 +18,7 @@ from PIL import Image
 
 import vecenv
 from vecenv import make_vec
-from vecenv.cli import main
+from vecenv.command.cli import main
 from vecenv.compare.source import BackendUnavailableError, read_source
 from vecenv.fingerprint import is_jit_off
 from vecenv.jit import JitVectorEnv

@@ -58,7 +58,7 @@ import multiprocess.connection, tempfile, subprocess, torch
 sys.modules["fcntl"] = sys.modules["resource"] = None
 import buffers
 import vecenv.workers.env, vecenv.workers.worker, vecenv.workers.probe, vecenv.compare
-import vecenv.timing.stamps, vecenv.jit.env, vecenv.cli, vecenv.learn
+import vecenv.timing.stamps, vecenv.jit.env, vecenv.command.cli, vecenv.learn
 from vecenv.workers.links import PortableLink
 print("imported", vecenv.workers.probe._voluntary_switches() > 0)
 """

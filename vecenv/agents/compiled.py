@@ -13,18 +13,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numba.np.numpy_support import carray
 
-from vecenv.agents.grouping import (
-    ALIVE,
-    FINAL_STATE,
-    OBS,
-    REWARDS,
-    STATE,
-    TERMINATIONS,
-    TRUNCATIONS,
-    VALID,
-    Members,
-    columns_space,
-)
+from vecenv.agents import grouping as at
+from vecenv.agents.grouping import Members, columns_space
 from vecenv.agents.infos import GIVEN, shelve
 from vecenv.core.atomics import pointer
 from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
@@ -39,8 +29,8 @@ from vecenv.jit.games import GameLayout, GroupLayout
 __all__ = ["CompiledGame", "CompiledGames", "valid_action"]
 
 # Fields of the state record; all but the first follow each other there.
-_NOTED = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID, ALIVE)
-_OF_THE_STEP = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID)
+_NOTED = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID, at.ALIVE)
+_OF_THE_STEP = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
 
 
 class CompiledGames(VecEnv):
@@ -174,7 +164,7 @@ class CompiledGames(VecEnv):
         chosen = slice(None) if reset_mask is None else reset_mask
         for name in _OF_THE_STEP:
             states[name][chosen] = 0
-        is_empty = ~states[ALIVE].any(axis=1)
+        is_empty = ~states[at.ALIVE].any(axis=1)
         if is_empty.any():
             raise ObservationError(
                 f"game {int(np.argmax(is_empty))} of {self.envs.kernels.name} has no agents after "
@@ -188,7 +178,7 @@ class CompiledGames(VecEnv):
         slot = None
         if out is not None and not self._layout.is_flat:
             ((name, _),) = self._groups
-            obs = out.obs[name][OBS]
+            obs = out.obs[name][at.OBS]
             slot = StepSlot(obs, out.rewards, out.terminations, out.truncations)
         flat = self._flat_actions(actions, None)
         try:
@@ -233,7 +223,7 @@ class CompiledGames(VecEnv):
 
         Those of agents that are not alive become a valid one: the kernels see what is allowed.
         """
-        alive = self._fields[ALIVE]
+        alive = self._fields[at.ALIVE]
         if env_ids is not None:
             alive = alive[env_ids]
         all_alive = self._all_alive or alive.all()
@@ -256,7 +246,7 @@ class CompiledGames(VecEnv):
 
     def _refuse(self, error: ActionError, actions: Any, env_ids: np.ndarray | None) -> NoReturn:
         """Raise ActionError that names the agent."""
-        alive = self._fields[ALIVE]
+        alive = self._fields[at.ALIVE]
         for name, group in self._groups:
             array = np.asarray(actions[name])
             for row in range(len(array)):
@@ -299,10 +289,10 @@ class CompiledGames(VecEnv):
             return infos
         games = np.flatnonzero(ended) if env_ids is None else env_ids[ended]
         # The limit of the vector env truncates those who acted and have no end of their own.
-        flags = states[TERMINATIONS][games] | states[TRUNCATIONS][games]
-        states[TRUNCATIONS][games] |= states[VALID][games] & ~flags & 1
+        flags = states[at.TERMINATIONS][games] | states[at.TRUNCATIONS][games]
+        states[at.TRUNCATIONS][games] |= states[at.VALID][games] & ~flags & 1
         if not self._is_same_step:
-            states[ALIVE][games] = 0
+            states[at.ALIVE][games] = 0
             return infos
         rest = {key: infos[key] for key in infos if key.lstrip("_") not in _FINAL}
         if self._resets_ended:
@@ -315,7 +305,7 @@ class CompiledGames(VecEnv):
                 raise
         else:
             final = self.envs.final_obs[games]
-        flags = (states[TERMINATIONS][games] | states[TRUNCATIONS][games]).astype(np.bool_)
+        flags = (states[at.TERMINATIONS][games] | states[at.TRUNCATIONS][games]).astype(np.bool_)
         for name, group in self._groups:
             shape = (len(ended), len(group.agents))
             objects, is_final = np.full(shape, None, object), np.zeros(shape, np.bool_)
@@ -329,7 +319,7 @@ class CompiledGames(VecEnv):
         """Return infos with the central states of games that have ended, as objects (B,)."""
         found = np.full(len(ended), None, object)
         found[ended] = np.fromiter(self._central_states(games), object, count=len(games))
-        return {FINAL_STATE: found, f"_{FINAL_STATE}": ended}
+        return {at.FINAL_STATE: found, f"_{at.FINAL_STATE}": ended}
 
     def _central_states(self, env_ids: np.ndarray) -> np.ndarray:
         """Return the central states of some games, (B, *state_shape)."""
@@ -356,15 +346,15 @@ class CompiledGames(VecEnv):
             noted = self._noted[name]
             if env_ids is not None:
                 found[name] = {column: array[env_ids] for column, array in noted.items()}
-                found[name][OBS] = own
+                found[name][at.OBS] = own
                 continue
             if out is None:
                 columns = {column: np.empty(a.shape, a.dtype) for column, a in noted.items()}
-                found[name] = {OBS: own, **columns}
+                found[name] = {at.OBS: own, **columns}
             else:
                 columns = out[name]
                 if self._layout.is_flat:
-                    columns[OBS][...] = own
+                    columns[at.OBS][...] = own
             if is_jit_off():
                 for column, array in noted.items():
                     columns[column][...] = array
@@ -374,14 +364,14 @@ class CompiledGames(VecEnv):
         if out is not None:
             found = out
         self._all_alive = env_ids is None and all(
-            found[name][ALIVE].all() for name, _ in self._groups
+            found[name][at.ALIVE].all() for name, _ in self._groups
         )
         if self._state_writer is not None:
-            if STATE in found:
-                self._state_writer(self.envs.states, found[STATE])
+            if at.STATE in found:
+                self._state_writer(self.envs.states, found[at.STATE])
             else:
                 every = np.arange(self.num_envs) if env_ids is None else env_ids
-                found[STATE] = self._central_states(every)
+                found[at.STATE] = self._central_states(every)
         return found
 
 

@@ -15,17 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from vecenv.agents.grouping import (
-    ALIVE,
-    FINAL_STATE,
-    OBS,
-    REWARDS,
-    STATE,
-    TERMINATIONS,
-    TRUNCATIONS,
-    VALID,
-    Members,
-)
+from vecenv.agents import grouping as at
+from vecenv.agents.grouping import Members
 from vecenv.agents.infos import repeat_infos, rows_of_infos
 from vecenv.agents.masks import GroupMasks
 from vecenv.core.actions import ActionBatcher, as_array
@@ -47,8 +38,8 @@ from vecenv.core.spaces import BatchedSpaces, batch_thinly
 __all__ = ["AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv"]
 
 _NONE = np.empty(0, np.int64)  # of games
-_OF_STEP = (REWARDS, TERMINATIONS, TRUNCATIONS, VALID)
-_FLAGS = (TERMINATIONS, TRUNCATIONS)
+_OF_STEP = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
+_FLAGS = (at.TERMINATIONS, at.TRUNCATIONS)
 _MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
 
 
@@ -147,6 +138,15 @@ class AgentGroup:
         if agent not in self.agents:
             raise ValueError(f"group {self.name!r} has no agent {agent!r}; it has {self.agents}")
         return game * self.num_agents + self.agents.index(agent)
+
+    def notes(self) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Return copies of `alive` and `valid`, and of the masks, for `restore`."""
+        return self.alive.copy(), self.valid.copy(), self.masks.state()
+
+    def restore(self, alive: Any, valid: Any, masks: Any) -> None:
+        """Go on from what `notes` returned."""
+        self.alive[:], self.valid[:] = alive, valid
+        self.masks.restore(*masks)
 
     @property
     def has_action_masks(self) -> bool:
@@ -278,24 +278,24 @@ class AgentGroup:
             shape = (self.num_games, self.num_agents)
             flags = {
                 name: self.allocate(shape, np.int8)
-                for name in (TERMINATIONS, TRUNCATIONS, VALID, ALIVE)
+                for name in (at.TERMINATIONS, at.TRUNCATIONS, at.VALID, at.ALIVE)
             }
-            self._own = {REWARDS: self.allocate(shape, np.float64), **flags}
+            self._own = {at.REWARDS: self.allocate(shape, np.float64), **flags}
         return self._own
 
     def own_obs(self) -> Any:
         """Return memory for the observations of all rows, allocated once."""
         own = self.own_columns()
-        if OBS not in own:
+        if at.OBS not in own:
             space, count = self.single_observation_space, self.num_envs
-            own[OBS] = ObservationRows.make(space, count, self.allocate).batch()
-        return own[OBS]
+            own[at.OBS] = ObservationRows.make(space, count, self.allocate).batch()
+        return own[at.OBS]
 
     def take(self, columns: dict[str, Any], infos: dict[str, Any], rows: Any) -> None:
         """Note who acted, who acts next, and with which masks, in these rows."""
-        self.alive[rows] = columns[ALIVE].reshape(-1)
-        self.valid[rows] = columns[VALID].reshape(-1)
-        self.masks.note(_as_rows(columns[OBS]), infos, rows, self.alive)
+        self.alive[rows] = columns[at.ALIVE].reshape(-1)
+        self.valid[rows] = columns[at.VALID].reshape(-1)
+        self.masks.note(_as_rows(columns[at.OBS]), infos, rows, self.alive)
 
 
 class AgentsVecEnv:
@@ -377,8 +377,8 @@ class AgentsVecEnv:
                 games = np.flatnonzero(mask)
                 rows = group.rows(games)
                 group.take(_picked(obs[name], games), take_infos(part, rows), rows)
-        if STATE in obs:
-            self._state = obs[STATE]
+        if at.STATE in obs:
+            self._state = obs[at.STATE]
         if self.mask_infos:
             self._add_masks(found, None)
         return self._rows_of(obs), found
@@ -404,18 +404,16 @@ class AgentsVecEnv:
         checked = self._checked(actions, None)
         if out is None:
             return self._results(*self._call(self.games.step, checked), slots={})
-        if unknown := [name for name in out if name not in self.groups]:
-            raise SlotError(f"out has the groups {unknown}, the env {list(self.groups)}")
-        slots = {name: self.groups[name].slot(slot) for name, slot in out.items()}
+        slots = self._slots_of(out)
         columns: dict[str, Any] = {}
         for name, group in self.groups.items():
             rows = slots[name].obs if name in slots else group.own_obs()
             columns[name] = {
                 **group.own_columns(),
-                OBS: _as_games(rows, self.num_games, group.num_agents),
+                at.OBS: _as_games(rows, self.num_games, group.num_agents),
             }
         if self._state is not None:
-            columns[STATE] = self._state
+            columns[at.STATE] = self._state
         slot = StepSlot(columns, *self._game_results)
         return self._results(*self._call(self.games.step, checked, out=slot), slots=slots)
 
@@ -479,12 +477,10 @@ class AgentsVecEnv:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the games, see `VecEnv.state_dict`."""
-        notes = {
-            name: (group.alive.copy(), group.valid.copy(), group.masks.state())
-            for name, group in self.groups.items()
-        }
+        games = self._call(self.games.state_dict)
+        notes = {name: group.notes() for name, group in self.groups.items()}
         central = None if self._state is None else self._state.copy()
-        return {"games": self._call(self.games.state_dict), "groups": notes, "central": central}
+        return {"games": games, "groups": notes, "central": central}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -493,15 +489,19 @@ class AgentsVecEnv:
                 f"the state has the groups {list(state['groups'])}, the env {list(self.groups)}"
             )
         self._call(self.games.load_state_dict, state["games"])
-        for name, (alive, valid, masks) in state["groups"].items():
-            group = self.groups[name]
-            group.alive[:], group.valid[:] = alive, valid
-            group.masks.restore(*masks)
+        for name, notes in state["groups"].items():
+            self.groups[name].restore(*notes)
         self._state = None if state["central"] is None else state["central"].copy()
 
     def close(self) -> None:
         """Close the games; may be called twice."""
         self.games.close()
+
+    def _slots_of(self, out: Mapping[str, Any]) -> dict[str, AgentSlot]:
+        """Return `out` by group as slots of agents; raise SlotError if it is none."""
+        if unknown := [name for name in out if name not in self.groups]:
+            raise SlotError(f"out has the groups {unknown}, the env {list(self.groups)}")
+        return {name: self.groups[name].slot(slot) for name, slot in out.items()}
 
     def _checked(self, actions: Any, game_ids: np.ndarray | None) -> dict[str, np.ndarray]:
         """Return the actions by group as (B, num_agents, ...), checked."""
@@ -546,13 +546,13 @@ class AgentsVecEnv:
             group.take(columns, rows_infos.get(name, {}), rows)
             for part, value in zip(found, _values(columns, slots.get(name)), strict=True):
                 part[name] = value
-        if STATE in obs:
-            self._take_state(obs[STATE], game_ids)
+        if at.STATE in obs:
+            self._take_state(obs[at.STATE], game_ids)
             if finals is not None:
                 states, is_final = np.full(len(finals), None, object), np.zeros(len(finals), bool)
                 for game in ended.tolist():
-                    states[game], is_final[game] = np.array(finals[game][STATE]), True
-                rows_infos[FINAL_STATE], rows_infos[f"_{FINAL_STATE}"] = states, is_final
+                    states[game], is_final[game] = np.array(finals[game][at.STATE]), True
+                rows_infos[at.FINAL_STATE], rows_infos[f"_{at.FINAL_STATE}"] = states, is_final
         if self.mask_infos:
             self._add_masks(rows_infos, game_ids)
         return *found, rows_infos
@@ -593,7 +593,7 @@ class AgentsVecEnv:
         return shown if len(names) <= 6 else f"{shown}, ... ({len(names)})"
 
     def _rows_of(self, obs: dict[str, Any]) -> dict[str, Any]:
-        return {name: _as_rows(obs[name][OBS]) for name in self.groups}
+        return {name: _as_rows(obs[name][at.OBS]) for name in self.groups}
 
     def _infos_of(self, infos: dict[str, Any], num_games: int) -> dict[str, Any]:
         """Return the infos of games by group, with a row per agent, and the games' own.
@@ -791,12 +791,12 @@ def _values(columns: dict[str, Any], slot: AgentSlot | None) -> tuple[Any, ...]:
     """Return a group's results as rows: the slot's arrays if there is one."""
     if slot is None:
         flags = [columns[flag].reshape(-1).view(np.bool_) for flag in _FLAGS]
-        return (_as_rows(columns[OBS]), columns[REWARDS].reshape(-1), *flags)
-    slot.rewards[:] = columns[REWARDS].reshape(-1)
-    slot.terminations[:] = columns[TERMINATIONS].reshape(-1)
-    slot.truncations[:] = columns[TRUNCATIONS].reshape(-1)
+        return (_as_rows(columns[at.OBS]), columns[at.REWARDS].reshape(-1), *flags)
+    slot.rewards[:] = columns[at.REWARDS].reshape(-1)
+    slot.terminations[:] = columns[at.TERMINATIONS].reshape(-1)
+    slot.truncations[:] = columns[at.TRUNCATIONS].reshape(-1)
     if slot.valid is not None:
-        slot.valid[:] = columns[VALID].reshape(-1)
+        slot.valid[:] = columns[at.VALID].reshape(-1)
     return slot.obs, slot.rewards, slot.terminations, slot.truncations
 
 
@@ -821,13 +821,13 @@ def _end_games(  # noqa: PLR0917
                 columns[column][game] = finals[game][name][column]
     for column in _OF_STEP:
         columns[column][lost] = 0
-    was_alive = was_alive.reshape(columns[VALID].shape)
-    flags = columns[TERMINATIONS][ended] | columns[TRUNCATIONS][ended]
+    was_alive = was_alive.reshape(columns[at.VALID].shape)
+    flags = columns[at.TERMINATIONS][ended] | columns[at.TRUNCATIONS][ended]
     for game in ended[~flags.any(axis=1)].tolist():
-        columns[TRUNCATIONS][game] |= was_alive[game]
-        columns[VALID][game] |= was_alive[game]
+        columns[at.TRUNCATIONS][game] |= was_alive[game]
+        columns[at.VALID][game] |= was_alive[game]
         if finals is None:
-            columns[ALIVE][game] = 0
+            columns[at.ALIVE][game] = 0
     if finals is not None:
         infos["final_obs"], infos["_final_obs"] = _final_rows(columns, ended, finals, name)
 
@@ -836,12 +836,12 @@ def _final_rows(
     columns: dict[str, Any], ended: np.ndarray, finals: np.ndarray, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the final observations of agents that ended, objects (rows,), and who has one."""
-    num_agents = columns[VALID].shape[1]
+    num_agents = columns[at.VALID].shape[1]
     final_obs = np.full(len(finals) * num_agents, None, object)
     is_final = np.zeros(len(final_obs), np.bool_)
-    flags = columns[TERMINATIONS] | columns[TRUNCATIONS]
+    flags = columns[at.TERMINATIONS] | columns[at.TRUNCATIONS]
     for game in ended.tolist():
-        obs, is_over = finals[game][name][OBS], flags[game]
+        obs, is_over = finals[game][name][at.OBS], flags[game]
         for k in np.flatnonzero(is_over).tolist():
             row = game * num_agents + k
             final_obs[row], is_final[row] = _picked(obs, k), True

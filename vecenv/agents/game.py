@@ -11,22 +11,11 @@ from gymnasium import Space
 from gymnasium.spaces import Dict
 from gymnasium.vector.utils import batch_space
 
-from vecenv.agents.grouping import (
-    ALIVE,
-    COMMON,
-    OBS,
-    REWARDS,
-    STATE,
-    TERMINATIONS,
-    TRUNCATIONS,
-    VALID,
-    Grouping,
-    Members,
-    columns_space,
-    group_agents,
-)
+from vecenv.agents import grouping as at
+from vecenv.agents.grouping import Grouping, Members, columns_space, group_agents
 from vecenv.agents.infos import shelve
 from vecenv.agents.padding import fit_action, fit_mask, fit_obs
+from vecenv.core.arguments import read_count
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info
 from vecenv.core.masks import MASK_KEY
@@ -240,7 +229,7 @@ class GameEnv(gym.Env):
         """Refuse results of agents that the game has never declared."""
         if len(found) > most:
             for agent in found:
-                if agent not in self._seats and agent not in self._gone and agent != COMMON:
+                if agent not in self._seats and agent not in self._gone and agent != at.COMMON:
                     raise ObservationError(
                         f"returned {what} of {agent!r}, which is none of its agents "
                         f"{list(self._seats)}"
@@ -256,7 +245,7 @@ class GameEnv(gym.Env):
                 "as its state_space says"
             )
         self._state[...] = state
-        return {**self._obs, STATE: self._state}
+        return {**self._obs, at.STATE: self._state}
 
     def _batched_infos(self, infos: Any, joined: Sequence[_Seat]) -> dict[str, Any]:
         """Return the agents' infos by group, batched over its agents, and the game's."""
@@ -274,7 +263,7 @@ class GameEnv(gym.Env):
                 continue
             if (seat := self._seats.get(agent)) is not None:
                 self._add_info(batched, seat, info)
-            elif agent == COMMON:
+            elif agent == at.COMMON:
                 common = info
             elif agent not in self._gone:
                 raise ObservationError(
@@ -285,7 +274,7 @@ class GameEnv(gym.Env):
                 self._add_info(batched, seat, {NAME_KEY: str(seat.agent)})
         found = {name: shelve(part) for name, part in batched.items()}
         if common is not None:
-            found[COMMON] = common
+            found[at.COMMON] = common
         return found
 
     @staticmethod
@@ -388,12 +377,12 @@ class _Columns:
     def arrays(self) -> dict[str, Any]:
         """Return the columns by name."""
         return {
-            OBS: self.rows.batch(),
-            REWARDS: self.rewards,
-            TERMINATIONS: self.terminations,
-            TRUNCATIONS: self.truncations,
-            VALID: self.valid,
-            ALIVE: self.alive,
+            at.OBS: self.rows.batch(),
+            at.REWARDS: self.rewards,
+            at.TERMINATIONS: self.terminations,
+            at.TRUNCATIONS: self.truncations,
+            at.VALID: self.valid,
+            at.ALIVE: self.alive,
         }
 
     def clear(self) -> None:
@@ -513,9 +502,7 @@ def _declared(
             "max_agents=, the most that there are at a time, and agent_spaces=(observation_space, "
             "action_space)"
         )
-    if isinstance(max_agents, bool) or not isinstance(max_agents, int) or max_agents < 1:
-        raise ValueError(f"max_agents is {max_agents!r}, expected an integer of at least 1")
-    seats = [f"agent_{k}" for k in range(max_agents)]
+    seats = [f"agent_{k}" for k in range(read_count("max_agents", max_agents))]
     return seats, dict.fromkeys(seats, agent_spaces[0]), dict.fromkeys(seats, agent_spaces[1])
 
 

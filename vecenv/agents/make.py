@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
+from vecenv.core.arguments import read_count
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.importing import import_module
 from vecenv.make import find_spec, make_vec
@@ -124,7 +125,7 @@ def make_vec_agents(
         if backend in ("auto", "jit"):
             games = compiled.games(num_games, autoreset_mode, vector_kwargs)
             return _with_rows(games, games.members, mask_infos)
-        makers = [_CompiledMaker(compiled, index) for index in range(_checked_count(num_games))]
+        makers = [_CompiledMaker(compiled, index) for index in range(_num_games(num_games))]
     else:
         options.update(pad=pad, central_state=central_state)
         if device is not None:
@@ -423,16 +424,11 @@ def _read_factories(
         if not env:
             raise ValueError("env is an empty list, expected at least one factory")
         return [_factory(one, kwargs) for one in env]
-    return [_factory(env, kwargs)] * _checked_count(num_games)
+    return [_factory(env, kwargs)] * _num_games(num_games)
 
 
-def _checked_count(num_games: Any) -> int:
-    if num_games is None:
-        return 1
-    is_count = isinstance(num_games, int | np.integer) and not isinstance(num_games, bool)
-    if not is_count or num_games < 1:
-        raise ValueError(f"num_games is {num_games!r}, expected an integer of at least 1")
-    return int(num_games)
+def _num_games(given: Any) -> int:
+    return 1 if given is None else read_count("num_games", given)
 
 
 def _factory(env: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from vecenv.agents import grouping as at
 from vecenv.agents.compiled import valid_action
 from vecenv.agents.env import (
     AgentBatch,
@@ -23,11 +24,10 @@ from vecenv.agents.env import (
     AgentsVecEnv,
     leaf_by_leaf,
 )
-from vecenv.agents.grouping import ALIVE, REWARDS, TERMINATIONS, TRUNCATIONS, VALID, Members
+from vecenv.agents.grouping import Members
 from vecenv.core.base import StepSlot
 from vecenv.core.errors import (
     ActionError,
-    EnvStateError,
     NoActionMaskError,
     ObservationError,
     SlotError,
@@ -39,7 +39,7 @@ from vecenv.jit.games import GameLayout, GroupLayout
 
 __all__ = ["CudaAgentGroup", "CudaAgentRowsVecEnv", "CudaAgentsVecEnv"]
 
-_FLAGS = (TERMINATIONS, TRUNCATIONS, VALID)
+_FLAGS = (at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
 _OF_FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
 
 
@@ -67,7 +67,7 @@ class CudaAgentGroup(AgentGroup):
         self.valid = games.allocate((self.num_envs,), np.bool_)
         self._columns = {
             column: games.state_field(column)[:, layout.agent_ids]
-            for column in (REWARDS, *_FLAGS, ALIVE)
+            for column in (at.REWARDS, *_FLAGS, at.ALIVE)
         }  # live views, (num_games, num_agents)
         self._given = DeviceActions(layout.action_space, self.num_envs, games.device)
         stand_in = np.broadcast_to(valid_action(layout.action_space), layout.action_shape)
@@ -143,12 +143,12 @@ class CudaAgentGroup(AgentGroup):
         valid = getattr(out, "valid", None)
         wanted: dict[str, tuple[tuple[int, ...], tuple[np.dtype, ...]]] = {
             "obs": ((*shape, *(space.shape or ())), (np.dtype(space.dtype),)),
-            REWARDS: (shape, (np.dtype(np.float32), np.dtype(np.float64))),
-            TERMINATIONS: (shape, flags),
-            TRUNCATIONS: (shape, flags),
+            at.REWARDS: (shape, (np.dtype(np.float32), np.dtype(np.float64))),
+            at.TERMINATIONS: (shape, flags),
+            at.TRUNCATIONS: (shape, flags),
         }
         if valid is not None:
-            wanted[VALID] = shape, flags
+            wanted[at.VALID] = shape, flags
         found: dict[str, Any] = {
             name: checked_tensor(name, getattr(out, name, None), *expected, device)
             for name, expected in wanted.items()
@@ -173,8 +173,8 @@ class CudaAgentGroup(AgentGroup):
     def take(self, columns: Any, infos: Any, rows: Any) -> None:
         """Note who acted, and who acts next, in all rows."""
         shape = self.num_games, self.num_agents
-        self.alive.view(shape).copy_(self._columns[ALIVE])
-        self.valid.view(shape).copy_(self._columns[VALID])
+        self.alive.view(shape).copy_(self._columns[at.ALIVE])
+        self.valid.view(shape).copy_(self._columns[at.VALID])
 
     def results(self, slot: AgentSlot | None, rows: Tensor | None) -> AgentSlot:
         """Write rewards and flags of all rows into a slot, or return those of some as new tensors.
@@ -184,7 +184,7 @@ class CudaAgentGroup(AgentGroup):
             rows: int64 (B,) on the device; None for all.
         """
         if slot is None:
-            dtypes = {REWARDS: torch.float32} | dict.fromkeys(_FLAGS, torch.bool)
+            dtypes = {at.REWARDS: torch.float32} | dict.fromkeys(_FLAGS, torch.bool)
             found: dict[str, Any] = {
                 n: self._columns[n].to(d).reshape(-1) for n, d in dtypes.items()
             }
@@ -192,7 +192,7 @@ class CudaAgentGroup(AgentGroup):
                 found = {name: column[rows] for name, column in found.items()}
             return AgentSlot(None, **found)
         shape = self.num_games, self.num_agents
-        for name in (REWARDS, *_FLAGS):
+        for name in (at.REWARDS, *_FLAGS):
             tensor = getattr(slot, name)
             if tensor is not None:
                 tensor.view(shape).copy_(self._columns[name])
@@ -205,10 +205,10 @@ class CudaAgentGroup(AgentGroup):
         of a game that was not reset at once are not alive.
         """
         columns = self._columns
-        flags = columns[TERMINATIONS] | columns[TRUNCATIONS]
-        columns[TRUNCATIONS].bitwise_or_(columns[VALID] & ~flags & is_over[:, None])
+        flags = columns[at.TERMINATIONS] | columns[at.TRUNCATIONS]
+        columns[at.TRUNCATIONS].bitwise_or_(columns[at.VALID] & ~flags & is_over[:, None])
         if not is_reset:
-            columns[ALIVE].masked_fill_(is_over[:, None], 0)
+            columns[at.ALIVE].masked_fill_(is_over[:, None], 0)
 
     def final_rows(self, final_obs: Tensor, is_over: Tensor) -> dict[str, Tensor]:
         """Return the infos of agents whose games ended and were reset in the same step.
@@ -217,12 +217,16 @@ class CudaAgentGroup(AgentGroup):
             final_obs: Of games, (B, ...).
             is_over: bool (num_games,).
         """
-        flags = (self._columns[TERMINATIONS] | self._columns[TRUNCATIONS]).to(torch.bool)
+        flags = (self._columns[at.TERMINATIONS] | self._columns[at.TRUNCATIONS]).to(torch.bool)
         is_final = (flags & is_over[:, None]).reshape(-1)
         return {"final_obs": self.observed(final_obs).clone(), "_final_obs": is_final}
 
-    def restore(self, alive: Any, valid: Any) -> None:
-        """Go on from what `state_dict` has noted."""
+    def notes(self) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Return `alive` and `valid` as on the CPU: either side goes on from that of the other."""
+        return self.alive.cpu().numpy(), self.valid.cpu().numpy(), self.masks.state()
+
+    def restore(self, alive: Any, valid: Any, masks: Any) -> None:
+        """Go on from what `notes` returned, here or on the CPU."""
         self.alive.copy_(torch.from_numpy(np.asarray(alive)))
         self.valid.copy_(torch.from_numpy(np.asarray(valid)))
 
@@ -268,8 +272,8 @@ class CudaAgentsVecEnv(AgentsVecEnv):
         self._state = None
         self._is_flat, self._is_numpy = layout.is_flat, results == "numpy"
         self._is_same_step = games.autoreset_mode is AutoresetMode.SAME_STEP
-        self._notes = [games.state_field(name) for name in (REWARDS, *_FLAGS)]
-        self._alive = games.state_field(ALIVE)
+        self._notes = [games.state_field(name) for name in (at.REWARDS, *_FLAGS)]
+        self._alive = games.state_field(at.ALIVE)
         self._game_results = tuple(
             games.allocate((self.num_games,), dtype) for dtype in (np.float32, np.bool_, np.bool_)
         )
@@ -300,11 +304,9 @@ class CudaAgentsVecEnv(AgentsVecEnv):
         self, actions: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], ...]:
         """Step every game once, see `AgentsVecEnv.step`; `out` has tensors on the device."""
-        if out is not None and (unknown := [name for name in out if name not in self.groups]):
-            raise SlotError(f"out has the groups {unknown}, the env {list(self.groups)}")
+        slots = self._slots_of(out or {})
         self.games._calls.require_ready("step")
         flat = self._joined(self._checked(actions, None))
-        slots = {name: self.groups[name].slot(slot) for name, slot in (out or {}).items()}
         own = self._game_results
         if slots and not self._is_flat:  # the kernel writes where the caller wants it
             ((_, slot),) = slots.items()
@@ -319,7 +321,7 @@ class CudaAgentsVecEnv(AgentsVecEnv):
             return self._result(found)
         given = [  # the caller's own objects where there are some
             {k: getattr(out[k], name) if k in out else self._result(x) for k, x in parts.items()}
-            for name, parts in zip(("obs", REWARDS, *_FLAGS[:2]), found, strict=False)
+            for name, parts in zip(("obs", at.REWARDS, *_FLAGS[:2]), found, strict=False)
         ]
         return *given, self._result(found[-1])
 
@@ -377,24 +379,9 @@ class CudaAgentsVecEnv(AgentsVecEnv):
                 "after reset: the kernel `reset` has set `state.alive` to 0 for all of them"
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state as on the CPU: either side goes on from that of the other."""
-        found = self._call(self.games.state_dict)
-        notes = {
-            name: (group.alive.cpu().numpy(), group.valid.cpu().numpy(), group.masks.state())
-            for name, group in self.groups.items()
-        }
-        return {"games": found, "groups": notes, "central": None}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, here or on the CPU."""
-        if state["groups"].keys() != self.groups.keys():
-            raise EnvStateError(
-                f"the state has the groups {list(state['groups'])}, the env {list(self.groups)}"
-            )
-        self._call(self.games.load_state_dict, state["games"])
-        for name, (alive, valid, _) in state["groups"].items():
-            self.groups[name].restore(alive, valid)
+        super().load_state_dict({**state, "central": None})
 
     def _joined(self, parts: dict[str, Any]) -> Tensor:
         """Return the actions of all agents of a game as one tensor."""

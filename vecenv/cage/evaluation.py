@@ -18,12 +18,31 @@ from rich.table import Table
 from rich.text import Text
 
 from vecenv.cage.identity import RULES_VERSION
-from vecenv.files import write_text
+from vecenv.files import write_json
 
-__all__ = ["Cell", "Estimate", "Evaluation", "cell_of", "estimate", "interval", "sum_of"]
+__all__ = ["Cell", "Estimate", "Evaluation", "Tabular", "cell_of", "estimate", "interval", "sum_of"]
 
 _Z95 = 1.959964  # two-sided 95 % point of the normal distribution
 _AGENT_TITLES = {"b_line": "B_line", "meander": "Meander", "sleep": "Sleep", "mixed": "mixed"}
+
+
+class Tabular:
+    """Prints as a table."""
+
+    __slots__ = ()
+
+    def table(self) -> Table:
+        """Return the table, for `rich` to print."""
+        raise NotImplementedError
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=100, color_system=None, legacy_windows=False)
+        with console.capture() as capture:  # a notebook would show what is printed
+            console.print(self.table())
+        return capture.get().rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +90,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Tabular):
     """What `evaluate` found; prints as a table.
 
     Attributes:
@@ -114,10 +133,7 @@ class Evaluation:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON, and write it to a file if a path is given."""
-        text = json.dumps(asdict(self), indent=2)
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        return write_json(asdict(self), path)
 
     @classmethod
     def from_json(cls, path: str | Path) -> Evaluation:
@@ -168,15 +184,6 @@ class Evaluation:
         blank = [""] * len(lengths)
         table.add_row("total", *blank, interval(self.total, self.total_ci95), style="bold")
         return table
-
-    def __rich__(self) -> Table:
-        return self.table()
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=100, color_system=None, legacy_windows=False)
-        with console.capture() as capture:  # a notebook would show what is printed
-            console.print(self.table())
-        return capture.get().rstrip()
 
 
 def cell_of(agent: str, length: int, totals: np.ndarray) -> Cell:

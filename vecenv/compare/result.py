@@ -16,7 +16,7 @@ from rich.text import Text
 from vecenv.backends import BACKENDS
 from vecenv.compare.sampling import Diversity
 from vecenv.compare.serving import FAILED, OK, UNAVAILABLE, Round
-from vecenv.files import whole_file, write_text
+from vecenv.files import whole_file, write_json
 from vecenv.timing import TimingReport
 from vecenv.timing.attribution import ENV_RESET
 from vecenv.timing.report import draw_shares, new_figure, new_table, shorten
@@ -298,10 +298,7 @@ class Comparison:
             "agents_per_step": self.agents_per_step,
             "units": _UNITS,
         }
-        text = json.dumps(content, indent=1, default=str)
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        return write_json(content, path, str)
 
     def plot(self, path: str | Path) -> None:
         """Draw rates, shares and diversity into a file; the ending names the format.

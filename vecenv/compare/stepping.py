@@ -132,18 +132,24 @@ class LoopStepper:
         """Nothing is ever in flight."""
 
 
-class BatchStepper:
-    """A vector env whose envs are stepped all at once."""
+class _VectorStepper:
+    """A vector env, reset, and the episodes that have ended in it."""
 
-    def __init__(self, envs: Any, policy: RandomPolicy, seed: int) -> None:
-        self.envs = envs
-        self.rows_per_call = envs.num_envs
+    def __init__(self, envs: Any, policy: RandomPolicy, seed: int, rows_per_call: int) -> None:
+        self.envs, self.rows_per_call = envs, rows_per_call
         self.act: Callable[[int], Any] = policy.batch
         self._ended = np.zeros(envs.num_envs, np.bool_)
         self.episodes = np.zeros(envs.num_envs, np.int64)
         begin = perf_counter()
         envs.reset(seed=seed)
         self.reset_s = perf_counter() - begin
+
+
+class BatchStepper(_VectorStepper):
+    """A vector env whose envs are stepped all at once."""
+
+    def __init__(self, envs: Any, policy: RandomPolicy, seed: int) -> None:
+        super().__init__(envs, policy, seed, envs.num_envs)
 
     def prepare(self) -> None:
         """Nothing waits."""
@@ -171,19 +177,12 @@ class BatchStepper:
         """Nothing is in flight between two steps."""
 
 
-class FirstReadyStepper:
+class FirstReadyStepper(_VectorStepper):
     """A vector env that hands back whoever is ready first, a quarter of the envs at a time."""
 
     def __init__(self, envs: Any, policy: RandomPolicy, seed: int) -> None:
-        self.envs = envs
-        self.rows_per_call = max(1, envs.num_envs // _BATCHES_IN_FLIGHT)
-        self.act: Callable[[int], Any] = policy.batch
-        self._ended = np.zeros(envs.num_envs, np.bool_)
-        self.episodes = np.zeros(envs.num_envs, np.int64)
+        super().__init__(envs, policy, seed, max(1, envs.num_envs // _BATCHES_IN_FLIGHT))
         self._num_in_flight = 0
-        begin = perf_counter()
-        envs.reset(seed=seed)
-        self.reset_s = perf_counter() - begin
 
     def prepare(self) -> None:
         """Send all envs, and take those that were ready while nobody looked."""

@@ -205,13 +205,17 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ClosedEnvironmentError: After `close`.
         """
         ids = self._calls.check_env_ids(env_ids)
-        if self._log is None:
-            self._send(self._actions.check(actions, ids), ids)
-        else:
-            with self.timing.call(SEND):
+        try:
+            if self._log is None:
                 self._send(self._actions.check(actions, ids), ids)
-                self.timing.log.note_sent(ids)
-        self._calls.mark_sent(ids)
+            else:
+                with self.timing.call(SEND):
+                    self._send(self._actions.check(actions, ids), ids)
+                    self.timing.log.note_sent(ids)
+            self._calls.mark_sent(ids)
+        except BaseException:
+            self._calls.settle()
+            raise
 
     def recv(
         self,
@@ -241,13 +245,17 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ClosedEnvironmentError: After `close`.
         """
         count, most = self._calls.check_recv(min_envs, max_envs)
-        if self._log is None:
-            batch = self._recv(count, most, timeout)
-        else:
-            with self.timing.call(RECV):
+        try:
+            if self._log is None:
                 batch = self._recv(count, most, timeout)
-                self.timing.log.note_received(batch.env_ids)
-        self._calls.mark_received(batch.env_ids)
+            else:
+                with self.timing.call(RECV):
+                    batch = self._recv(count, most, timeout)
+                    self.timing.log.note_received(batch.env_ids)
+            self._calls.mark_received(batch.env_ids)
+        except BaseException:
+            self._calls.settle()
+            raise
         return batch
 
     @property
@@ -344,17 +352,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             if hasattr(self, "_calls"):
                 self._calls.mark_closed()
 
-    def _value_per_env(self, values: Any) -> Sequence[Any]:
-        """Return what `set_attr` was given, as one value per env, or raise ValueError."""
-        if not isinstance(values, list | tuple):
-            return [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
-            )
-        return values
-
     def _check_slot_mode(self, out: Any) -> None:
         """Raise SlotError if `out` says that it is for another autoreset mode.
 
@@ -433,7 +430,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 class GymVecEnv(VecEnv):
     """A `VecEnv` of Gymnasium's envs, wherever they are; its results are kept in rows.
 
-    For authors of a backend: call `_bind_rows` after `_set_up`, and implement `call`.
+    For authors of a backend: call `_bind_rows` after `_set_up`; implement `call` and `_set_attr`.
 
     Attributes:
         copy: Whether observations returned are copies, the caller's to keep.
@@ -616,6 +613,26 @@ class GymVecEnv(VecEnv):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute, and return the results."""
+        raise NotImplementedError
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env, to one value or to one per env (a list or tuple).
+
+        Raises:
+            ValueError: The list has the wrong length.
+        """
+        self._calls.require_idle("set_attr")
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        self._set_attr(name, values)
+
+    def _set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of every env to its own value."""
         raise NotImplementedError
 
     @property

@@ -262,6 +262,7 @@ class CallProtocol:
         self.in_flight[env_ids] = True
         self.num_in_flight += count
         self.is_ready = False
+        self.unfinished = None
 
     def check_recv(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
         """Return how many envs a `recv` has to wait for, and how many it may return.
@@ -307,6 +308,7 @@ class CallProtocol:
         self.in_flight[env_ids] = False  # nor here
         self.num_in_flight -= count
         self._update()
+        self.unfinished = None
 
 
 _UNFINISHED = RuntimeError("the last `reset` did not come to its end")

@@ -13,6 +13,7 @@ from gymnasium import logger
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
+from vecenv.core.arguments import read_count
 from vecenv.core.autoreset import read_autoreset_mode
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.errors import NoActionMaskError
@@ -123,12 +124,14 @@ class JitVectorEnv(VecEnv):
         dry_run: bool = True,
     ) -> None:
         _check_kernels(kernels)
-        num_envs = _count("num_envs", num_envs)
+        num_envs = read_count("num_envs", num_envs)
         mode = read_autoreset_mode(autoreset_mode)
         limit = NO_LIMIT
         if max_episode_steps is not None:
-            limit = min(_count("max_episode_steps", max_episode_steps), NO_LIMIT)
-        threads = _default_threads() if num_threads is None else _count("num_threads", num_threads)
+            limit = min(read_count("max_episode_steps", max_episode_steps), NO_LIMIT)
+        threads = (
+            _default_threads() if num_threads is None else read_count("num_threads", num_threads)
+        )
         record = None if params is None else as_record(params)
         all_metadata = _with_rendering(
             kernels, {**type(self).metadata, **(metadata or {})}, render_mode
@@ -602,13 +605,6 @@ def _check_kernels(kernels: Any) -> None:
     if isinstance(kernels, list | tuple) and any(isinstance(one, EnvKernels) for one in kernels):
         given = f"got a {type(kernels).__name__} of {len(kernels)}: pass one of them and num_envs"
     raise TypeError(f"kernels must be one EnvKernels, of which num_envs copies are made; {given}")
-
-
-def _count(name: str, value: Any) -> int:
-    """Return a positive integer argument, or refuse it."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
-    return int(value)
 
 
 def read_seeds(

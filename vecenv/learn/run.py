@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import vecenv
-from vecenv.files import require_writable, whole_file, write_text
+from vecenv.files import require_writable, whole_file, write_json
 from vecenv.learn.checkpoint import (
     CheckpointError,
     RunError,
@@ -167,7 +167,7 @@ class Run:
                 f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
                 "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
             )
-        write_text(options_path, json.dumps(self._plain_options, indent=2) + "\n")
+        write_json(self._plain_options, options_path)
 
     def _has_run(self) -> bool:
         metrics = self.folder / _METRICS_FILE
@@ -376,8 +376,7 @@ class Run:
 
         NaN and infinity are null, as in the metrics.
         """
-        text = json.dumps(_with_nulls(value), indent=2)
-        write_text(self.folder / f"{name}.json", text + "\n")
+        write_json(_with_nulls(value), self.folder / f"{name}.json")
 
     def read_json(self, name: str) -> Any:
         """Return what `write_json` wrote in this run before it was resumed; None if nothing."""

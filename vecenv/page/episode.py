@@ -61,7 +61,7 @@ class EpisodePage:
         self.on_show: Callable[[], Any] = lambda: None
         self._frames = Frames()
         self._steps: list[dict[str, Any]] = []
-        self._text_size = len(_page_of("viewer.html", "", {})) + 4096
+        self._text_size = len(fill_template("viewer.html", "", {})) + 4096
         self._text_size += 6 * sum(len(word) for item in about.items() for word in item)
 
     @property
@@ -164,7 +164,7 @@ class EpisodePage:
             "steps": self._steps,
             "frames": self._frames.to_list(),
         }
-        return _page_of("viewer.html", facts["title"], facts)
+        return fill_template("viewer.html", facts["title"], facts)
 
     def save(self, path: str | Path) -> None:
         """Write the page as a whole or not at all.
@@ -238,21 +238,26 @@ def require_html(path: str | Path) -> None:
     require_writable(Path(path))
 
 
-def fill_template(name: str, title: str, facts: Mapping[str, Any], sources: str = "") -> str:
+def fill_template(
+    name: str, title: str, facts: Mapping[str, Any], sources: str = "", head: str = ""
+) -> str:
     """Return a page of this folder with its style, its data, and a policy that forbids the rest.
 
     Nothing of the data can become markup or code: it is JSON without "<", which the page's script
     reads and shows as text; and the policy lets no other script run.
 
     Args:
-        name: Of the template.
+        name: Of the template: what is in the body of `frame.html`, and its script.
         title: Of the page.
         facts: What its script reads.
         sources: Further rules of its content security policy.
+        head: Further lines of its head.
     """
-    text = (_FOLDER / name).read_text(encoding="utf-8")
-    style = (_FOLDER / "style.css").read_text(encoding="utf-8")
-    text = text.replace("/*STYLE*/", style)
+    frame, own, style = (
+        (_FOLDER / file).read_text(encoding="utf-8") for file in ("frame.html", name, "style.css")
+    )
+    body, _, script = own.removesuffix("</script>\n").partition("<script>\n")
+    text = frame.replace("/*STYLE*/", style).replace("BODY", body).replace("SCRIPT", script)
     script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
     assert script is not None
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode("ascii")
@@ -260,11 +265,8 @@ def fill_template(name: str, title: str, facts: Mapping[str, Any], sources: str 
         f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; {sources}"
     )
-    text = text.replace("POLICY", policy).replace("TITLE", html.escape(title))
+    text = text.replace("POLICY", policy).replace("HEAD", head).replace("TITLE", html.escape(title))
     return text.replace("DATA", _json(facts), 1)
-
-
-_page_of = fill_template
 
 
 def _json(thing: Any) -> str:

@@ -138,7 +138,8 @@ class Game:
         fps = float(self._envs.metadata.get("render_fps") or 10)
         facts = {"title": self.title, "about": self.about, "parts": parts}
         facts |= {"first": self._orders.first, "fps": min(fps, 30.0)}
-        return fill_template("human.html", self.title, facts, "connect-src 'self'")
+        icon = '<link rel="icon" href="data:,">\n'  # else browsers ask the server for one
+        return fill_template("human.html", self.title, facts, "connect-src 'self'", icon)
 
     def look(self) -> dict[str, Any]:
         """Return the state for the page.

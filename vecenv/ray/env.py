@@ -653,14 +653,7 @@ class RayVectorEnv(GymVecEnv):
         results = self._ask_all("call", [(name, args, kwargs)] * self.num_workers)
         return tuple(result for part in results for result in part)
 
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env, to one value or to one per env (a list or tuple).
-
-        Raises:
-            ValueError: The list has the wrong length.
-        """
-        self._calls.require_idle("set_attr")
-        values = self._value_per_env(values)
+    def _set_attr(self, name: str, values: Sequence[Any]) -> None:
         bounds = self._fleet.bounds
         self._ask_all("set_attr", [(name, list(values[a:b])) for a, b in pairwise(bounds)])
 

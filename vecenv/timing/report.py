@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.files import whole_file, write_text
+from vecenv.files import whole_file, write_json
 from vecenv.machine import pss_bytes, usable_cores
 from vecenv.timing.advice import Advice, Facts, advise, duration
 from vecenv.timing.attribution import (
@@ -195,10 +194,7 @@ class TimingReport:
             for name in _NANOSECONDS if times else ():
                 value = times.pop(name)
                 times[f"{name}_ns"] = None if np.isnan(value) else value
-        text = json.dumps({**numbers, "verdict": self.verdict, "units": _UNITS}, indent=1)
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        return write_json({**numbers, "verdict": self.verdict, "units": _UNITS}, path)
 
     def plot(self, path: str | Path) -> None:
         """Draw shares and step times into a file; its suffix selects the format.

@@ -414,33 +414,6 @@ class AsyncVectorEnv(GymVecEnv):
 
     # -- first-ready -------------------------------------------------------------------------
 
-    def send(self, actions: Any, env_ids: Any = None) -> None:
-        """Start stepping some envs and return at once; see `VecEnv.send`."""
-        try:
-            super().send(actions, env_ids)
-            self._receiver.note_sent()
-            self._calls.unfinished = None
-        except BaseException:
-            self._calls.settle()
-            raise
-
-    def recv(
-        self,
-        min_envs: int | None = None,
-        timeout: float | None = None,
-        *,
-        max_envs: int | None = None,
-    ) -> StepBatch:
-        """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
-        try:
-            batch = super().recv(min_envs, timeout, max_envs=max_envs)
-            self._receiver.note_received()
-            self._calls.unfinished = None
-        except BaseException:
-            self._calls.settle()
-            raise
-        return batch
-
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         if self._is_disabled:
             self._ended.require_reset_ended(env_ids.tolist())
@@ -451,6 +424,7 @@ class AsyncVectorEnv(GymVecEnv):
         self._receiver.send(actions, env_ids)
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
+        self._receiver.note_received()
         self._calls.unfinished = self._receiver.settle_recv
         return self._noted(
             self._receiver.recv(count, most, Deadline.of_call(timeout, self._timeout))
@@ -475,14 +449,7 @@ class AsyncVectorEnv(GymVecEnv):
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env, to one value or to one per env (a list or tuple).
-
-        Raises:
-            ValueError: The list has the wrong length.
-        """
-        self._calls.require_idle("set_attr")
-        values = self._value_per_env(values)
+    def _set_attr(self, name: str, values: Sequence[Any]) -> None:
         bounds = [0, *self._exchange.pool.bounds]
         self._begin_call(
             "set_attr", [(name, values[first:last]) for first, last in pairwise(bounds)]

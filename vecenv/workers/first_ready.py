@@ -92,7 +92,7 @@ class Receiver:
         self.note_sent()
 
     def note_sent(self) -> None:
-        """Note that all of a `send` has been noted as in flight."""
+        """Note that all that was sent before has been noted as in flight."""
         self._num_sent = self._pushed[0]
 
     def settle_send(self) -> None:
@@ -114,7 +114,7 @@ class Receiver:
         calls.recount()
 
     def note_received(self) -> None:
-        """Note that all of a `recv` has been noted as no longer in flight."""
+        """Note that all that was received before has been noted as no longer in flight."""
         self._taken = None
 
     def settle_recv(self) -> None:

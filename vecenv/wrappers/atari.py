@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gymnasium import Env
+from gymnasium.wrappers import AtariPreprocessing
 
 from vecenv.core.base import VecEnv
 from vecenv.make import make_vec
@@ -67,7 +67,7 @@ def make_atari_vec(
     except ImportError:
         pass  # the id may be registered otherwise; if not, making it says what is missing
     preprocess = functools.partial(
-        _preprocessed,
+        AtariPreprocessing,
         noop_max=noop_max,
         frame_skip=frame_skip,
         screen_size=screen_size,
@@ -82,9 +82,3 @@ def make_atari_vec(
     if clip_reward:
         envs = ClipReward(envs, -1.0, 1.0)
     return FrameStack(envs, stack_size) if stack_size > 1 else envs
-
-
-def _preprocessed(env: Env, **options: Any) -> Env:
-    from gymnasium.wrappers import AtariPreprocessing
-
-    return AtariPreprocessing(env, **options)

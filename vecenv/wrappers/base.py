@@ -305,16 +305,24 @@ class VecWrapper(VecEnv):
         """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
         if self._fault is not None:
             self._refuse_fault("recv")
-        batch: Any = self.env.recv(min_envs, timeout, max_envs=max_envs)
+        received = self._receive(min_envs, timeout, max_envs)
         try:
-            with self.timing.phase(self._phase):
-                valid = batch.valid if self._has_agents else None
-                obs, rewards, terminations, truncations, infos = self._changed(
-                    batch[:5], batch.env_ids, valid, None
-                )
+            return self._changed_batch(received)
         except BaseException as error:
             self._fault = error
             raise
+
+    def _receive(self, min_envs: int | None, timeout: float | None, max_envs: int | None) -> Any:
+        """Return what comes of a `recv` of the env; if this raises, nothing has changed."""
+        return self.env.recv(min_envs, timeout, max_envs=max_envs)
+
+    def _changed_batch(self, batch: Any) -> StepBatch:
+        """Return what `recv` makes of what was received."""
+        with self.timing.phase(self._phase):
+            valid = batch.valid if self._has_agents else None
+            obs, rewards, terminations, truncations, infos = self._changed(
+                batch[:5], batch.env_ids, valid, None
+            )
         return batch._replace(
             obs=obs,
             rewards=rewards,

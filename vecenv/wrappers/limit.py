@@ -267,34 +267,24 @@ class TimeLimit(VecWrapper):
         entries = split_infos(infos, self.num_envs)
         self._held += [_Held(i, obs, entries[i]) for i in ids[is_due].tolist()]
 
-    def recv(
-        self,
-        min_envs: int | None = None,
-        timeout: float | None = None,
-        *,
-        max_envs: int | None = None,
-    ) -> StepBatch:
-        """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
+    def _receive(
+        self, min_envs: int | None, timeout: float | None, max_envs: int | None
+    ) -> tuple[StepBatch | None, int]:
+        """Return a batch of the env, if one is needed, and how many resets go before it."""
         self._note_closed()
-        if self._fault is not None:
-            self._refuse_fault("recv")
         count, most = self._calls.check_recv(min_envs, max_envs)
         num_held = min(len(self._held), most)
-        batch = None
-        if count > num_held:
-            batch = self.env.recv(count - num_held, timeout, max_envs=most - num_held)
-        try:
-            return self._followed(batch, num_held)
-        except BaseException as error:
-            self._fault = error
-            raise
+        if count <= num_held:
+            return None, num_held
+        return self.env.recv(count - num_held, timeout, max_envs=most - num_held), num_held
 
-    def _followed(self, batch: StepBatch | None, num_held: int) -> StepBatch:
+    def _changed_batch(self, batch: tuple[StepBatch | None, int]) -> StepBatch:
         """Return rows of resets and those of a batch, and note where episodes stand."""
+        received, num_held = batch
         held = [self._held.popleft() for _ in range(num_held)]
-        if batch is None or held:
-            batch = self._with_held(held, batch)
-        obs, rewards, terminations, truncations, infos, ids = batch
+        if received is None or held:
+            received = self._with_held(held, received)
+        obs, rewards, terminations, truncations, infos, ids = received
         places = self._count(ids, terminations, truncations)
         self._calls.mark_received(ids)
         if len(places) and self.autoreset_mode is AutoresetMode.SAME_STEP:

@@ -22,7 +22,7 @@ from vecenv.cage.challenge4.play import player as player_module
 from vecenv.cage.challenge4.play.playing import episode_pictures, play_episodes
 from vecenv.cage.challenge4.play.policies import find_policy
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cli import main
+from vecenv.command.cli import main
 
 PLAYER = Path(player_module.__file__)
 

@@ -5,7 +5,7 @@ import pytest
 from cage.golden import FOLDER4
 
 from vecenv.cage import TraceError, replay_traces
-from vecenv.cli import main
+from vecenv.command.cli import main
 
 TRACES = ["mix_fsm_100", "stress_phish_120", "mix_discovery_120"]
 PATHS = [FOLDER4 / f"{name}.npz" for name in TRACES]

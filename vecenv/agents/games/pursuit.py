@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
+from vecenv.core.arguments import read_count, take_options
 from vecenv.jit.copying import copy_numbers
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import AgentsOf
@@ -349,9 +350,8 @@ class PursuitVectorEnv(JitVectorEnv):
     """
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
-        own = {name: options.pop(name) for name in PursuitOptions._fields if name in options}
-        self.options = PursuitOptions(**own)
-        _check(self.options)
+        chosen = take_options(PursuitOptions, PursuitOptions._fields, options)
+        self.options = _checked(chosen)
         super().__init__(
             pursuit_kernels(self.options), num_envs, params=pursuit_params(self.options), **options
         )
@@ -367,9 +367,9 @@ class PursuitVectorEnv(JitVectorEnv):
             raise ValueError("state['states'] has an impossible number of evaders of Pursuit-v0")
 
 
-def _check(options: PursuitOptions) -> None:
-    """Refuse options that make no game."""
-    for name, least, most in (
+def _checked(options: PursuitOptions) -> PursuitOptions:
+    """Return the options; raise ValueError if they make no game."""
+    limits = (
         ("max_cycles", 1, 2**31 - 1),
         ("x_size", 3, 250),
         ("y_size", 3, 250),
@@ -377,10 +377,9 @@ def _check(options: PursuitOptions) -> None:
         ("n_pursuers", 1, MAX_AGENTS),
         ("obs_range", 1, 250),
         ("n_catch", 1, MAX_AGENTS),
-    ):
-        value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(f"{name} is {value!r}, expected an integer from {least} to {most}")
+    )
+    read = {name: read_count(name, getattr(options, name), *limit) for name, *limit in limits}
+    options = options._replace(**read)
     window = options.constraint_window
     if not 0 < window <= 1 or int(min(options.x_size, options.y_size) * window) < 1:
         raise ValueError(
@@ -395,3 +394,4 @@ def _check(options: PursuitOptions) -> None:
                 f"{name} is {getattr(options, name)}, which do not fit into {wide} x {high} cells "
                 "without being beside each other"
             )
+    return options

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
+from vecenv.core.arguments import read_count, take_options
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import AgentsOf
 from vecenv.jit.kernels import EnvKernels, pack_record
@@ -252,12 +253,11 @@ class SpreadVectorEnv(JitVectorEnv):
     """
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
-        own = {name: options.pop(name) for name in SpreadOptions._fields if name in options}
-        self.options = chosen = SpreadOptions(**own)
-        for name, most in (("N", MAX_AGENTS), ("max_cycles", 2**31 - 1)):
-            value = getattr(chosen, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ValueError(f"{name} is {value!r}, expected an integer from 1 to {most}")
+        chosen = take_options(SpreadOptions, SpreadOptions._fields, options)
+        self.options = chosen = chosen._replace(
+            N=read_count("N", chosen.N, 1, MAX_AGENTS),
+            max_cycles=read_count("max_cycles", chosen.max_cycles, 1, 2**31 - 1),
+        )
         if not 0.0 <= chosen.local_ratio <= 1.0:
             raise ValueError(f"local_ratio is {chosen.local_ratio!r}, expected a part from 0 to 1")
         params = pack_record(

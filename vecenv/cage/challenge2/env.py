@@ -27,7 +27,6 @@ from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.options import (
     EpisodeLength,
     RedAgent,
-    check_choice,
     read_episode_lengths,
     read_red_agents,
     read_scenario,
@@ -44,6 +43,7 @@ from vecenv.cage.challenge2.rules.codes import (
 from vecenv.cage.challenge2.view import text
 from vecenv.cage.challenge2.view.snapshot import Episode, Snapshot, take_snapshot
 from vecenv.cage.identity import describe_identity, warn_of_other
+from vecenv.core.arguments import check_choice
 from vecenv.core.base import StepBatch, StepResult
 from vecenv.core.errors import ActionError, ActionTypeError
 from vecenv.files import read_entry

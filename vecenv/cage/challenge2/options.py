@@ -12,6 +12,7 @@ from numba import njit
 
 from vecenv.cage.challenge2.network.scenario import RULE_SETS, Scenario, cage2_scenario
 from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
+from vecenv.core.arguments import check_choice
 from vecenv.core.importing import import_object
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "STEP_INFOS",
     "EpisodeLength",
     "RedAgent",
-    "check_choice",
     "read_episode_lengths",
     "read_red_agents",
     "read_scenario",
@@ -52,16 +52,6 @@ STEP_INFOS = (
     "blue_success",
     "green_target",
 )
-
-
-def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Refuse an argument that is none of some strings (or None, if that is a choice).
-
-    Raises:
-        ValueError: It is none of them; the message begins with its name.
-    """
-    if not isinstance(value, str | None) or value not in choices:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(str, choices))}")
 
 
 def red_agent_name(red_agent: Any) -> str:

@@ -30,6 +30,7 @@ from vecenv.cage.challenge4.rules.codes import (
     WORK_REWARD,
 )
 from vecenv.cage.challenge4.rules.graph import UNITS
+from vecenv.core.arguments import take_options
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels
 
@@ -98,7 +99,7 @@ class Cage4AgentsVectorEnv(_Games):
         **options: Any,
     ) -> None:
         names = [field.name for field in fields(Cage4Options)]
-        chosen = Cage4Options(**{name: options.pop(name) for name in names if name in options})
+        chosen = take_options(Cage4Options, names, options)
         check_observation(observation)
         kernels = game_kernels(bool(pad), bool(messages), chosen.own_red, observation)
         super().__init__(kernels, num_envs, chosen, **options)

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
+from vecenv.core.arguments import read_count
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.errors import ActionError, ActionMaskError, ActionTypeError, SlotError
 from vecenv.core.masks import MASK_KEY
@@ -116,7 +117,7 @@ class CudaVectorEnv(VecEnv):
         self.device = self._device.torch_device
         self._is_numpy = results == "numpy"
         self._set_up(
-            _count(num_envs),
+            read_count("num_envs", num_envs),
             BatchedSpaces.of(host.single_observation_space, host.single_action_space, num_envs),
             host.autoreset_mode,
             host.metadata,
@@ -711,9 +712,3 @@ def _records(rows: torch.Tensor, dtype: np.dtype) -> np.ndarray:
 def _bytes(records: np.ndarray) -> np.ndarray:
     """Return a view of records as rows of bytes."""
     return records.view(np.uint8).reshape(len(records), -1)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"num_envs is {value!r}, expected an integer of at least 1")
-    return int(value)

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
+from vecenv.core.arguments import read_count
 from vecenv.jit.drawing import draw_stroke, enlarge
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, pack_record
@@ -278,8 +279,7 @@ def _rows_of(layout: str, size: int) -> list[str]:
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, expected one of {', '.join(LAYOUTS)}, or a map")
     least = 7 if layout == "four_rooms" else 5 if layout == "door_key" else 4
-    if isinstance(size, bool) or not isinstance(size, int) or not least <= size <= 127:
-        raise ValueError(f"size is {size!r}, expected an integer from {least} to 127 for {layout}")
+    size = read_count(f"size of {layout}", size, least, 127)
     if layout == "four_rooms" and size % 2 == 0:
         raise ValueError(f"size is {size}, expected an odd number for four rooms of equal size")
     cells = [["#", *"." * (size - 2), "#"] for _ in range(size)]

@@ -25,6 +25,7 @@ from vecenv.cage.challenge2.play.policies import BatchedPolicy, Policy, find_pol
 from vecenv.cage.challenge2.rules.codes import EPISODE_LENGTHS
 from vecenv.cage.challenge2.view.snapshot import Snapshot
 from vecenv.cage.evaluation import Cell, Evaluation, cell_of, sum_of
+from vecenv.core.arguments import read_count
 from vecenv.page.episode import EpisodePage, record, takes_report
 from vecenv.page.names import action_names
 
@@ -69,13 +70,8 @@ def play_episode(
         **options: `red_agent`, `episode_length`, `rules`, `scenario`, `green` as for
             `Cage2VectorEnv`.
     """
-    scenario = read_scenario(options.pop("scenario", None), options.pop("rules", None))
-    player = find_policy(policy, scenario, seed=seed)
-    options["observation"] = observation or getattr(player, "observation", "bits")
-    mode = AutoresetMode.DISABLED
-    envs = Cage2VectorEnv(1, scenario=scenario, autoreset_mode=mode, **options)
+    blue, envs = _seated(policy, seed, observation, options)
     try:
-        blue = Player(player, envs)
         obs, _ = envs.reset(seed=seed)
         blue.begin()
         yield envs.snapshot()
@@ -84,6 +80,22 @@ def play_episode(
             yield envs.snapshot()
     finally:
         envs.close()
+
+
+def _seated(
+    policy: Policy, seed: int | None, observation: str | None, options: dict[str, Any]
+) -> tuple[Player, Cage2VectorEnv]:
+    """Return a policy before an env for it, which does not reset itself; see `play_episode`."""
+    scenario = read_scenario(options.pop("scenario", None), options.pop("rules", None))
+    player = find_policy(policy, scenario, seed=seed)
+    options["observation"] = observation or getattr(player, "observation", "bits")
+    mode = AutoresetMode.DISABLED
+    envs = Cage2VectorEnv(1, scenario=scenario, autoreset_mode=mode, **options)
+    try:
+        return Player(player, envs), envs
+    except BaseException:
+        envs.close()
+        raise
 
 
 def save_episode_gif(policy: Policy, path: str | Path, *, fps: float = 2.0, **options: Any) -> None:
@@ -128,12 +140,7 @@ def record_episode(
     Raises:
         ImportError: Pictures need the extra `plots`.
     """
-    scenario = read_scenario(options.pop("scenario", None), options.pop("rules", None))
-    player = find_policy(policy, scenario, seed=seed)
-    options["observation"] = observation or getattr(player, "observation", "bits")
-    mode = AutoresetMode.DISABLED
-    envs = Cage2VectorEnv(1, scenario=scenario, autoreset_mode=mode, **options)
-    blue = Player(player, envs)
+    blue, envs = _seated(policy, seed, observation, options)
 
     def act(obs: np.ndarray, is_first: bool, report: dict[str, Any]) -> np.ndarray:
         if is_first:
@@ -200,8 +207,7 @@ def evaluate(
         >>> print(evaluate("sleep", episodes=20, red_agents=["sleep"]).total)
         0.0
     """
-    _check_count("episodes", episodes, 2)
-    _check_count("seed", seed, 0)
+    episodes, seed = read_count("episodes", episodes, 2), read_count("seed", seed, 0)
     agents, lengths = _read_table(red_agents, episode_lengths)
     scenario = read_scenario(scenario, rules)
     player = find_policy(policy, scenario, seed=seed)
@@ -225,11 +231,6 @@ def evaluate(
         total=total,
         total_ci95=total_ci95,
     )
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
 
 
 def _read_table(red_agents: Any, episode_lengths: Any) -> tuple[dict[str, Any], tuple[int, ...]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,10 +21,11 @@ from vecenv.cage.challenge4.rules.codes import (
     NUM_BLUE,
     PHISHING_RATE,
 )
-from vecenv.cage.evaluation import Estimate, estimate, interval
+from vecenv.cage.evaluation import Estimate, Tabular, estimate, interval
 from vecenv.cage.identity import CAGE4_RULES_VERSION
+from vecenv.core.arguments import read_count
 from vecenv.core.errors import ActionError
-from vecenv.files import write_text
+from vecenv.files import write_json
 from vecenv.page.episode import EpisodePage, record, takes_report
 from vecenv.page.names import action_names
 
@@ -40,7 +38,7 @@ _BATCH = 250  # games played side by side
 
 
 @dataclass(frozen=True, slots=True)
-class Cage4Evaluation:
+class Cage4Evaluation(Tabular):
     """What `evaluate_cage4` found; prints as a table.
 
     Attributes:
@@ -82,10 +80,7 @@ class Cage4Evaluation:
         """
         fields = asdict(self)
         fields["return"] = fields.pop("total")
-        text = json.dumps(fields, indent=2)
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        return write_json(fields, path)
 
     def table(self) -> Table:
         """Return a table for `rich` to print: mean ± half of the 95 % confidence interval."""
@@ -108,15 +103,6 @@ class Cage4Evaluation:
         for title, name in zip(_TITLES, CAUSES, strict=True):
             row(title, self.causes[name])
         return table
-
-    def __rich__(self) -> Table:
-        return self.table()
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=100, color_system=None, legacy_windows=False)
-        with console.capture() as capture:
-            console.print(self.table())
-        return capture.get().rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +253,7 @@ def evaluate_cage4(
         >>> result.episodes, result.causes["action_cost"].mean
         (4, 0.0)
     """
-    for argument, value, least in (("episodes", episodes, 2), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{argument} is {value!r}, expected an integer of at least {least}")
+    episodes, seed = read_count("episodes", episodes, 2), read_count("seed", seed, 0)
     found = play_episodes(
         policy, episodes, seed=seed, num_threads=num_threads, on_step=on_step, **options
     )

@@ -25,6 +25,18 @@ def nth(members, n):
 
 
 @njit
+def put_host(sets, host):
+    """Put a host int64 into the set of its subnet, of sets (subnets,)."""
+    sets[host >> 4] = np.int64(sets[host >> 4]) | (1 << (host & 15))
+
+
+@njit
+def drop_host(sets, host):
+    """Take a host int64 out of the set of its subnet, of sets (subnets,)."""
+    sets[host >> 4] = np.int64(sets[host >> 4]) & ~(1 << (host & 15))
+
+
+@njit
 def has(members, k):
     """Whether k int64 is in a set int64."""
     return (members >> k) & 1 == 1

@@ -17,7 +17,7 @@ import math
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge4.rules.bits import count, has, nth
+from vecenv.cage.challenge4.rules.bits import count, has, nth, put_host
 from vecenv.cage.challenge4.rules.codes import (
     ACCESS_ALARM,
     ACCESS_DEST,
@@ -94,15 +94,8 @@ def num_services(state, host):
 
 
 @njit
-def _fail_work(state, host):
-    subnet = host >> 4
-    state.work_failed[subnet] = np.int64(state.work_failed[subnet]) | (1 << (host & 15))
-
-
-@njit
 def _fail_access(state, host, destination):
-    subnet = host >> 4
-    state.access_failed[subnet] = np.int64(state.access_failed[subnet]) | (1 << (host & 15))
+    put_host(state.access_failed, host)
     note_connection(state, destination)
 
 
@@ -139,7 +132,7 @@ def _work(state, host, chance, actor, rules):
     index = draw_index(chance, WORK_SERVICE, actor, num_services(state, host))
     reliability = LEVEL * service_level(state, host, index)
     if draw_index(chance, WORK_RELIABILITY, actor, 100) >= reliability:
-        _fail_work(state, host)
+        put_host(state.work_failed, host)
         return np.int64(WORK_FAILED)
     if draw_unit(chance, WORK_ALARM, actor) < rules.alarm_rate:
         note_process(state, host)
@@ -204,7 +197,7 @@ def _not_quiet(state, host, blocked, rng, rules):
             note_connection(state, destination)
         return
     if np.int64(state.degraded[subnet]) & bit and uniform(rng) < _work_failure(state, host):
-        _fail_work(state, host)
+        put_host(state.work_failed, host)
         return
     if share < rules.share_alarm:  # with or without phishing
         note_process(state, host)
@@ -239,7 +232,7 @@ def _draw_failures(state, subnet, users, blocked, rng, rules):
             host = np.int64(subnet * 16 + k)
             share = access + rules.work_failure * _work_failure(state, host)
             if number < np.int64(share * _WORD):
-                _fail_work(state, host)
+                put_host(state.work_failed, host)
     state.access_failed[subnet] = np.int64(state.access_failed[subnet]) | failed
 
 

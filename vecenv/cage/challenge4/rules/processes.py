@@ -3,7 +3,7 @@
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge4.rules.bits import count
+from vecenv.cage.challenge4.rules.bits import count, drop_host, put_host
 from vecenv.cage.challenge4.rules.codes import (
     APACHE,
     CON,
@@ -42,15 +42,13 @@ _MAX_PID = 65535
 @njit
 def note_process(state, host):
     """Raise the process event of a host int64."""
-    subnet = host >> 4
-    state.process_events[subnet] = np.int64(state.process_events[subnet]) | (1 << (host & 15))
+    put_host(state.process_events, host)
 
 
 @njit
 def note_connection(state, host):
     """Raise the connection event of a host int64."""
-    subnet = host >> 4
-    state.connection_events[subnet] = np.int64(state.connection_events[subnet]) | (1 << (host & 15))
+    put_host(state.connection_events, host)
 
 
 @njit
@@ -228,6 +226,5 @@ def end_decoys(state, host):
         state.decoy_pid[host, decoy] = 0
     has_ot = np.int64(state.services[host]) & OT != 0
     state.svc[host] = FULL | (OT_RUNNING if has_ot else 0)
-    subnet = host >> 4
-    state.degraded[subnet] = np.int64(state.degraded[subnet]) & ~(1 << (host & 15))
+    drop_host(state.degraded, host)
     state.max_pid[host] = 0

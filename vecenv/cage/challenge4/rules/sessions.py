@@ -3,7 +3,7 @@
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge4.rules.bits import count, has
+from vecenv.cage.challenge4.rules.bits import count, drop_host, has, put_host
 from vecenv.cage.challenge4.rules.codes import (
     ABSTRACT,
     FIRST_RED_ACTOR,
@@ -61,7 +61,7 @@ def add_session(state, agent, host, flags, pid):
     if index >= MAX_SESSIONS:
         state.overflow = np.int64(state.overflow) | SESSIONS_FULL
         return ident
-    state.red_hosts[subnet] = np.int64(state.red_hosts[subnet]) | (1 << (host & 15))
+    put_host(state.red_hosts, host)
     state.session_ident[agent, index] = ident
     state.session_host[agent, index] = host
     state.session_flags[agent, index] = flags
@@ -113,8 +113,7 @@ def end_session(state, agent, index):
     take_session(state, agent, index)
     find_max_pid(state, host)
     if not is_on_host(state, agent, host):
-        subnet = host >> 4
-        state.red_hosts[subnet] = np.int64(state.red_hosts[subnet]) & ~(1 << (host & 15))
+        drop_host(state.red_hosts, host)
 
 
 @njit

@@ -15,9 +15,9 @@ from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AutoresetMode
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from vecenv.command import progress_bar
 from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
 from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
@@ -114,11 +114,7 @@ def new_page(env: str, policy: str, seed: int, fps: float, **about: str) -> Epis
 @contextlib.contextmanager
 def progress_of(page: EpisodePage, num_steps: int) -> Iterator[None]:
     """Show on a terminal how far the recording of a page is."""
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("making the env", total=num_steps + 1)
         page.on_show = lambda: bar.update(task, advance=1, description="playing and drawing")
         yield

@@ -86,7 +86,7 @@ def folder() -> Path:
     Raises:
         FileNotFoundError: They are in neither place.
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     for found in (package / "examples", package.parent / "examples"):
         if (found / "ppo.py").is_file():
             return found

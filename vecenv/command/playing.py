@@ -14,12 +14,12 @@ import numpy as np
 
 from vecenv.agents import AgentsVecEnv
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
+from vecenv.command.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, make_single
+from vecenv.command.watching import frame_of
 from vecenv.compare.source import GAMES, EnvSource, read_source
 from vecenv.make import make_vec
 from vecenv.page.episode import EpisodePage, record
 from vecenv.page.names import action_names
-from vecenv.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, make_single
-from vecenv.watching import frame_of
 
 __all__ = ["LoadedPolicy", "film", "load_policy", "options_of_run", "play", "record_run"]
 

@@ -21,9 +21,10 @@ import tyro
 from gymnasium.error import Error as GymnasiumError
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from vecenv.backends import COMPARED
+from vecenv.command import progress_bar
 from vecenv.files import require_writable
 from vecenv.make import COMPILED_TWINS
 
@@ -52,7 +53,7 @@ def demo() -> int:
 def _demo(words: Sequence[str]) -> int:
     if not {"-h", "--help"} & set(words):
         print("loading torch ...", flush=True)
-    from vecenv.trainers import load
+    from vecenv.command.trainers import load
 
     module = load("cage2_demo")
     about = (module.__doc__ or "").partition("\n")[0]
@@ -95,7 +96,7 @@ def _train(words: Sequence[str]) -> int:
         tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
     own = [word for word in words if word not in helps]
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
-    from vecenv import trainers
+    from vecenv.command import trainers
 
     config, values = given.config, dict[str, Any]()
     if config is not None:
@@ -146,7 +147,7 @@ def _options_of_training(
         config: The file of options, which are in `words` already.
         words: The command line.
     """
-    from vecenv import trainers
+    from vecenv.command import trainers
 
     read = functools.partial(
         tyro.cli,
@@ -164,7 +165,7 @@ def _options_of_training(
     options = read(default=dataclasses.replace(module.Options(), **defaults))
     if not options.resume:
         return options
-    from vecenv.playing import options_of_run
+    from vecenv.command.playing import options_of_run
 
     begun = options_of_run(options.save, module.Options, chosen.algorithm)
     if begun is None:
@@ -238,7 +239,7 @@ def play(
     """
     if human:
         return _play_as_human(env, policy, env_kwargs, seed, side, port)
-    from vecenv.trainers import runs_of, zoo_policy
+    from vecenv.command.trainers import runs_of, zoo_policy
 
     if policy is None:
         there = ", ".join(map(str, runs_of(env)))
@@ -248,9 +249,9 @@ def play(
             "to play yourself"
         )
     from vecenv.cage.canvas import require_gif, save_gif
+    from vecenv.command.playing import film, play, record_run
+    from vecenv.command.watching import PAGE_FPS, new_page, progress_of, save_page, show_texts
     from vecenv.compare.source import read_env_kwargs
-    from vecenv.playing import film, play, record_run
-    from vecenv.watching import PAGE_FPS, new_page, progress_of, save_page, show_texts
 
     _check_fps(fps)
     shown = str(policy)  # without where the package is
@@ -284,8 +285,8 @@ def _play_as_human(
     env: str, policy: Path | None, env_kwargs: Sequence[str], seed: int, side: str, port: int
 ) -> int:
     """Serve an env that a person plays."""
+    from vecenv.command.watching import play_as_human, serve_game
     from vecenv.compare.source import read_env_kwargs
-    from vecenv.watching import play_as_human, serve_game
 
     kwargs = read_env_kwargs(env_kwargs)
     if side == "blue":
@@ -315,7 +316,7 @@ def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = Fa
     """
     if "numba" not in sys.modules:  # to see their spaces, compiled envs need not be compiled
         os.environ["NUMBA_DISABLE_JIT"] = "1"
-    from vecenv.listing import list_envs
+    from vecenv.command.listing import list_envs
 
     Console().print(list_envs(words, has_all=all))
     return 0
@@ -327,15 +328,13 @@ def bench(*, plot: Path | None = None) -> int:
     Args:
         plot: File to draw a picture into.
     """
-    from vecenv.bench import run_bench
+    from vecenv.command.bench import run_bench
     from vecenv.compare.result import check_picture
 
     if plot is not None:
         require_writable(plot)
         check_picture(plot)
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("", total=1.0)
         found = run_bench(
             on_progress=lambda what, done: bar.update(task, description=what, completed=done)
@@ -380,10 +379,7 @@ def evaluate(
     """
     if json is not None:
         require_writable(json)
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bar, _warnings_in_one_line():
+    with progress_bar() as bar, _warnings_in_one_line():
         if challenge == 4:
             if rules != "faithful" or observation is not None or green:
                 raise ValueError("rules, observation and green are of Challenge 2; leave them out")
@@ -482,7 +478,7 @@ def watch(
     if env.rpartition(":")[2] == "Cage4-v0":
         return _watch_cage4(policy, gif, html, fps or 2.0, steps, seed)
     if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
-        from vecenv.watching import show
+        from vecenv.command.watching import show
 
         return show(env, env_kwargs, gif, html, fps, policy=policy, num_steps=steps, seed=seed)
     if policy is None:
@@ -524,7 +520,7 @@ def _watch_cage4(
             "episode.html"
         )
     if html is not None:
-        from vecenv.watching import new_page, progress_of, save_page
+        from vecenv.command.watching import new_page, progress_of, save_page
 
         page = new_page("CAGE Challenge 4", policy, seed, fps, red="fsm")
         with _warnings_in_one_line(), progress_of(page, min(steps, 499)):
@@ -547,7 +543,7 @@ def _watch_cage(
     from vecenv.cage.challenge2.view.text import overview
 
     if html is not None:
-        from vecenv.watching import new_page, progress_of, save_page
+        from vecenv.command.watching import new_page, progress_of, save_page
 
         about = {"red": options["red_agent"], "rules": options["rules"]}
         page = new_page("CAGE Challenge 2", policy, options["seed"], fps, **about)
@@ -679,8 +675,8 @@ def compare(
         plot: File to draw a picture into.
         trace: File for the timelines of a few steps, which ui.perfetto.dev opens.
     """
+    from vecenv.command.comparing import compare_and_show, read_list, read_numbers
     from vecenv.compare import Options
-    from vecenv.compare.command import compare_and_show, read_list, read_numbers
     from vecenv.compare.source import read_env_kwargs
 
     options = Options(
@@ -727,7 +723,7 @@ def trace(
         seed: Of envs and actions.
         timeout: Longest wait, in seconds.
     """
-    from vecenv.compare.command import trace_and_show
+    from vecenv.command.comparing import trace_and_show
     from vecenv.compare.serving import Setting
     from vecenv.compare.source import read_env_kwargs
 

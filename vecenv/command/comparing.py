@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vecenv.backends import TIMED
+from vecenv.command import progress_bar
 from vecenv.compare.comparison import Options, run_comparison
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Comparison, check_picture
 from vecenv.compare.serving import Setting
 from vecenv.compare.source import read_source
+from vecenv.core.arguments import read_count
 from vecenv.files import require_writable, whole_file
 
 __all__ = ["compare_and_show", "read_list", "read_numbers", "trace_and_show"]
@@ -39,7 +39,8 @@ def compare_and_show(
     if plot_path is not None:
         check_picture(plot_path)
     events: list[dict[str, Any]] | None = None if trace_path is None else []
-    with _progress_bar() as (bar, task):
+    with progress_bar() as bar:
+        task = bar.add_task("starting", total=1.0)
 
         def show(what: str, share: float) -> None:
             bar.update(task, description=what, completed=share)
@@ -65,9 +66,8 @@ def trace_and_show(setting: Setting, *, num_steps: int, out: Path, timeout: floa
     """
     if setting.backend not in TIMED:
         raise ValueError(f"backend is {setting.backend!r}, expected one of {', '.join(TIMED)}")
-    for name, value in (("num_envs", setting.num_envs), ("steps", num_steps)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}, expected an integer of at least 1")
+    read_count("num_envs", setting.num_envs)
+    read_count("steps", num_steps)
     require_writable(out)
     read_source(setting.env, setting.env_kwargs)
     process = RunnerProcess()
@@ -84,17 +84,6 @@ def trace_and_show(setting: Setting, *, num_steps: int, out: Path, timeout: floa
         process.close()
     write_events(events, out)
     Console().print(report)
-
-
-@contextmanager
-def _progress_bar() -> Iterator[tuple[Progress, Any]]:
-    """Show a bar on stderr, if that is a terminal."""
-    console = Console(stderr=True)
-    columns = BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        yield bar, bar.add_task("starting", total=1.0)
 
 
 def write_events(events: Sequence[dict[str, Any]], path: Path) -> None:

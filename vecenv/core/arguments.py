@@ -1,0 +1,49 @@
+"""Checks of numbers and names that users pass; messages begin with the name of the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+__all__ = ["check_choice", "read_count", "take_options"]
+
+_Options = TypeVar("_Options")
+
+
+def read_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Return an integer that is not too small, nor too large if there is a limit.
+
+    Raises:
+        ValueError: It is no such integer.
+
+    Example:
+        >>> read_count("num_envs", np.int64(8))
+        8
+        >>> read_count("num_envs", True)
+        Traceback (most recent call last):
+        ValueError: num_envs is True, expected an integer of at least 1
+    """
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if is_integer and value >= least and (most is None or value <= most):
+        return int(value)
+    expected = f"of at least {least}" if most is None else f"from {least} to {most}"
+    raise ValueError(f"{name} is {value!r}, expected an integer {expected}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Refuse an argument that is none of some strings (or None, if that is a choice).
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    if not isinstance(value, str | None) or value not in choices:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(str, choices))}")
+
+
+def take_options(
+    kind: Callable[..., _Options], fields: Iterable[str], options: dict[str, Any]
+) -> _Options:
+    """Make `kind` of those options that are its fields, and remove them from the options."""
+    return kind(**{name: options.pop(name) for name in fields if name in options})
