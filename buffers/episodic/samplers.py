@@ -563,19 +563,6 @@ def _offset_below(uniform, room, log_discount):
     return min(offset, room - 1) + 1
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _draw_start(starts, episodes, drawable, counters, key, word, by_episode):
-    """Draw a place in `starts` by word `word` of the stream, and the one after it if by episode."""
-    first, count = counters[FIRST_START], counters[NUM_STARTS]
-    if by_episode:
-        number = int(unit_float(random_word(key, word)) * counters[NUM_DRAWABLE])
-        slot = drawable[(counters[FIRST_DRAWABLE] + number) % drawable.shape[0]]
-        first, count = episodes[slot, 2], episodes[slot, 3]
-        word = np.add(word, _ONE)
-    place = first + int(unit_float(random_word(key, word)) * count)
-    return place - starts.shape[0] if place >= starts.shape[0] else place
-
-
 @njit(nogil=True, cache=True)
 def draw_pairs(
     rows, starts, episodes, drawable, counters, generator, log_discount, by_episode, first_word,
@@ -600,11 +587,18 @@ def draw_pairs(
     end = out.shape[0] - 2 * batch_size
     row_bytes, obs_bytes = 8 * width, 8 * ((end - begin) // batch_size)
     offsets, chosen = out[end : end + batch_size], out[end + batch_size :]
-    key, counter, num_rows = generator[0], generator[1], rows.shape[0]
-    each = np.uint64(2 if by_episode else 1)  # words for a step
+    key, counter = generator[0], generator[1]
+    capacity, num_rows = starts.shape[0], rows.shape[0]
     for b in range(chosen.shape[0]):
-        row = starts[_draw_start(starts, episodes, drawable, counters, key, counter, by_episode)]
-        counter = np.add(counter, each)
+        first, count = counters[FIRST_START], counters[NUM_STARTS]
+        if by_episode:
+            number = int(unit_float(random_word(key, counter)) * counters[NUM_DRAWABLE])
+            slot = drawable[(counters[FIRST_DRAWABLE] + number) % drawable.shape[0]]
+            first, count = episodes[slot, 2], episodes[slot, 3]
+            counter = np.add(counter, _ONE)
+        place = first + int(unit_float(random_word(key, counter)) * count)
+        counter = np.add(counter, _ONE)
+        row = starts[place - capacity if place >= capacity else place]
         chosen[b] = row
         for line in range(0, row_bytes, 64):
             prefetch(rows, row * row_bytes + line)
@@ -640,7 +634,7 @@ def draw_pair_fields(
         batch_size: B.
         out: int64, written: B offsets, B rows, B rows of the later steps, and the fields.
     """
-    row_bytes, num_rows = 8 * rows.shape[1], rows.shape[0]
+    row_bytes, num_rows, capacity = 8 * rows.shape[1], rows.shape[0], starts.shape[0]
     offsets, chosen = out[:batch_size], out[batch_size : 2 * batch_size]
     later = out[2 * batch_size : 3 * batch_size]
     key, first_word = generator[0], generator[1]
@@ -649,7 +643,14 @@ def draw_pair_fields(
         stop = min(begin + _BLOCK, batch_size)
         for b in range(begin, stop):
             word = np.add(first_word, np.uint64(each * b))
-            chosen[b] = _draw_start(starts, episodes, drawable, counters, key, word, by_episode)
+            first, count = counters[FIRST_START], counters[NUM_STARTS]
+            if by_episode:
+                number = int(unit_float(random_word(key, word)) * counters[NUM_DRAWABLE])
+                slot = drawable[(counters[FIRST_DRAWABLE] + number) % drawable.shape[0]]
+                first, count = episodes[slot, 2], episodes[slot, 3]
+                word = np.add(word, _ONE)
+            place = first + int(unit_float(random_word(key, word)) * count)
+            chosen[b] = place - capacity if place >= capacity else place
             prefetch(starts, 4 * chosen[b])
         for b in range(begin, stop):
             row = np.int64(starts[chosen[b]])
