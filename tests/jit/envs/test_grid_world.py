@@ -79,7 +79,7 @@ def test_own_maps():
     ("layout", "size", "message"),
     [
         ("emty", 8, r"layout is 'emty', expected one of empty, empty_random"),
-        ("door_key", 4, "size is 4, expected an integer from 5"),
+        ("door_key", 4, "size of door_key is 4, expected an integer from 5 to 127"),
         ("four_rooms", 8, "expected an odd number"),
         (["####", "#A.#"], 8, "three rows or more"),
         (["####", "#A.#", "#.##", "#..#"], 8, "walls, '#', all around"),
