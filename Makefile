@@ -36,6 +36,10 @@ export PIP_ROOT_USER_ACTION := ignore
 # Tests start many processes, each of which would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Large pages for what malloc gives: tests fork large processes hundreds of times, and each fork
+# copies the table of their pages. Nothing happens where the system has none.
+test: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
+
 .DEFAULT_GOAL := help
 .PHONY: help demo cage2 cage4 page test test-slow test-portable fuzz test-gpu bench-gpu check-cuda test-ray test-adapters \
 	test-real coverage lint format format-check typecheck docs check-wheel check-lowest bench against constraints clean

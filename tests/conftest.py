@@ -15,6 +15,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # others use the cores, too
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 STARTED = time.monotonic()
+gc.disable()  # until all is collected: imports make objects that stay
 
 hypothesis.settings.register_profile(
     "vecenv", deadline=None, derandomize=True, database=None, print_blob=False
@@ -29,6 +30,24 @@ def pytest_addoption(parser):
         metavar="SECONDS",
         help="skip, saying so, the tests not begun after this many seconds",
     )
+
+
+def pytest_configure(config):
+    """Let each of several processes begin to collect elsewhere.
+
+    In a fresh clone each compiles and rewrites one part of the test files, and reads the others.
+    """
+    if hasattr(config, "workerinput") and config.args_source is config.ArgsSource.TESTPATHS:
+        number, count = (config.workerinput[key] for key in ("workerid", "workercount"))
+        tests = Path(__file__).parent
+        paths = [path for path in sorted(tests.iterdir()) if path.is_dir() or is_test(path)]
+        first = int(number.removeprefix("gw")) * len(paths) // count
+        others = [path for path in config.args if not tests.samefile(path)]
+        config.args = [*map(str, paths[first:] + paths[:first]), *others]
+
+
+def is_test(path):
+    return path.name.startswith("test_") and path.suffix == ".py"
 
 
 # What takes longest: begun first, so that the processes end at about the same time.
@@ -58,7 +77,8 @@ def pytest_collection_modifyitems(items):
         group = group_of(item.nodeid)
         return next((k for k, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
 
-    items.sort(key=place)
+    # By file as well, so that all processes have one order wherever they began to collect.
+    items.sort(key=lambda item: (place(item), item.nodeid.partition("::")[0]))
     for item in items:
         if group_of(item.nodeid).startswith(COMPILING) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
@@ -82,6 +102,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_collection_finish():
     """Leave what has been imported to itself: collecting garbage and forking are quicker."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

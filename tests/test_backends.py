@@ -217,8 +217,14 @@ def assert_infos(infos, expected):
 SPACES_ON_RAY = ("text", "uint8 image")
 
 
-def cases(*, takes=("factories", "compiled", "either"), variants=None, on_ray=1, spaces=None):
-    """Parametrize a test by backends that take this, in all variants or in so many."""
+def cases(
+    *, takes=("factories", "compiled", "either"), variants=None, on_ray=1, spaces=None, modes=None
+):
+    """Parametrize a test by backends that take this, in all variants or in so many.
+
+    With modes, the first variant of a backend is tested in each of them, the others in one; what
+    is left out are slow tests.
+    """
     found = []
     # What steps on a GPU returns tensors there: see tests/jit/on_device.
     chosen = [name for name in MADE if BACKENDS[name].takes in takes and name != "cuda"]
@@ -228,14 +234,20 @@ def cases(*, takes=("factories", "compiled", "either"), variants=None, on_ray=1,
         for variant in [*options][: on_ray if marks else variants]:
             label = f"{backend.name}, {variant}" if variant else backend.name
             case = Case(backend, variant, options[variant])
-            if spaces is None:
+            if modes is not None:
+                number = [*options].index(variant)
+                for k, mode in enumerate(modes):
+                    slow = [pytest.mark.slow] if number and k != number % len(modes) else []
+                    params = {"marks": [*marks, *slow], "id": f"{label}, {mode_id(mode)}"}
+                    found.append(pytest.param(case, mode, **params))
+            elif spaces is None:
                 found.append(pytest.param(case, marks=marks, id=label))
             else:
                 names = SPACES_ON_RAY if marks else spaces
                 found += [
                     pytest.param(case, name, marks=marks, id=f"{label}, {name}") for name in names
                 ]
-    names = ["case"] if spaces is None else ["case", "name"]
+    names = ["case", *(["mode"] if modes else []), *(["name"] if spaces else [])]
     return pytest.mark.parametrize(names, found, indirect=["case"])
 
 
@@ -268,8 +280,7 @@ def foreign_slot(envs):
 # -- the matrix -----------------------------------------------------------------------------------
 
 
-@cases(on_ray=None)
-@modes
+@cases(on_ray=None, modes=MODES)
 def test_the_same_seeds_give_the_same_however_envs_are_stepped(case, mode):
     """With step, after partial resets, in any split into sends, into memory of three kinds."""
     index = [*VARIANTS.get(case.backend.name, {"": {}})].index(case.variant) + MODES.index(mode)

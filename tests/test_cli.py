@@ -270,7 +270,7 @@ def test_without_arguments_the_commands_are_described(capsys):
         (["train", "CartPole-v7"], "did you mean CartPole-v1 or JitCartPole-v1"),
         (["train", "CartPole-v1", "--total-steps", "-5"], "total_steps is -5"),
         (["watch", "CartPole-v1"], "CartPole-v1 does not render as text"),
-        (["watch", "JitPendulum-v1", "--steps", "1"], "by --gif FILE or --html FILE"),
+        (["watch", "JitCartPole-v1", "--steps", "1"], "by --gif FILE or --html FILE"),
     ],
 )
 def test_what_was_meant_is_said(args, words, capsys):
@@ -279,7 +279,7 @@ def test_what_was_meant_is_said(args, words, capsys):
 
 
 def test_that_an_env_is_there_compiled_is_said(capsys, tmp_path):
-    args = ["--total-steps", "0", "--eval-episodes", "1", "--save"]
+    args = ["--total-steps", "0", "--eval-episodes", "1", *HERE, "--save"]
     assert main(["train", "CartPole-v1", *args, str(tmp_path / "a")]) == 0
     assert "in less time: vecenv train JitCartPole-v1" in capsys.readouterr().out
     (tmp_path / "a" / "checkpoint" / "last.npz").unlink()  # as before the first one is saved
@@ -340,6 +340,7 @@ def test_ctrl_c_ends_a_command_in_one_line(capsys, monkeypatch):
 
 # -- train, play, envs, bench, demo ----------------------------------------------------------------
 
+HERE = ["--backend", "sync"]  # "auto" would try out workers first
 FAST = ["--total-steps", "600", "--num-envs", "4", "--num-steps", "32", "--eval-episodes", "2"]
 
 
@@ -504,9 +505,9 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["train", "CartPole-v1", "--algo", "pp0"], "algo is 'pp0', expected one of ppo, sac"),
         (["train", "CartPole-v1", "--algo", "my.py"], "'my.py', but there is no such file"),
         (["train", "CartPole-v1", "--algo", "sac"], "CartPole-v1 has the spaces"),
-        (["train", "Pendulum-v1", "--algo", "dqn"], "expected (Box, Discrete)"),
-        (["train", "test_cli_envs:Strange"], "actions are Tuple(Discrete(2)"),
-        (["train", "test_cli_envs:Words"], "the observation 'obs' is Text"),
+        (["train", "Pendulum-v1", "--algo", "dqn", *HERE], "expected (Box, Discrete)"),
+        (["train", "test_cli_envs:Strange", *HERE], "actions are Tuple(Discrete(2)"),
+        (["train", "test_cli_envs:Words", *HERE], "the observation 'obs' is Text"),
         (["train", "CartPole-v1", "--save", "/proc/nowhere"], "/proc/nowhere"),
         (["train", "CartPole-v1", "--eval-episodes", "0"], "eval_episodes is 0, expected at least"),
         (["train", "CartPole-v1", "--config", "none.toml"], "none.toml"),
@@ -663,6 +664,8 @@ def test_envs_shows_ids_in_full_and_what_is_to_be_installed(capsys, monkeypatch)
 
 def test_envs_counts_agents_in_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("vecenv.jit.binding._loops", {})
+    monkeypatch.setattr("vecenv.jit.binding._compiled", None)  # a list takes no half a minute
     assert main(["envs", "pursuit", "spread", "cage4", "mountaincarcontinuous"]) == 0
     words = capsys.readouterr().out.split()
     counts = [words[k - 1] for k, word in enumerate(words) if word == "agents"]

@@ -23,6 +23,7 @@ OPTIONAL |= {"h5py", "pyarrow"}
 # Whose names users import from there.
 PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.files", "vecenv.jit", "vecenv.jit.random"}
 PUBLIC_ROOMS |= {"vecenv.agents", "vecenv.learn", "vecenv.wrappers", "buffers.datasets"}
+BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)  # what statements are in
 TEST_ONLY = {"jaxtyping", "beartype", "pytest", "hypothesis"}
 
 
@@ -55,7 +56,8 @@ def imports_of(file):
             found.append(Import(module, names, at_top, typing_only))
         at_top = at_top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         is_guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        pending += [(c, at_top, typing_only or is_guard) for c in ast.iter_child_nodes(node)]
+        inside = [child for child in ast.iter_child_nodes(node) if isinstance(child, BLOCKS)]
+        pending += [(child, at_top, typing_only or is_guard) for child in inside]
     return found
 
 

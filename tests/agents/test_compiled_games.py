@@ -165,8 +165,12 @@ def test_saved_games_go_on_as_they_were():
         assert_same(envs, envs, one, other)
 
 
-def test_masks_are_those_of_the_agents():
-    envs = make(dataclasses.replace(CHASE, action_mask=mask), mask_infos=True)
+@pytest.mark.parametrize(
+    "debug", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["plain", "compiled"]
+)
+def test_masks_are_those_of_the_agents(debug):
+    kernels = dataclasses.replace(CHASE, action_mask=mask)
+    envs = make(kernels, mask_infos=True, vector_kwargs={"debug": debug})
     _, infos = envs.reset(seed=2)
     for _ in range(30):
         masks = {name: group.action_masks() for name, group in envs.groups.items()}

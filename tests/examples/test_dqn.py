@@ -230,7 +230,10 @@ def test_breakout_in_frames_is_the_same_game():
         assert (stack[0, :-1] == was[0, 1:]).all() or (stack[0] == newest).all()
 
 
-@pytest.mark.parametrize("env_id", ["breakout:Breakout-v0", "memory:TMaze-v0"])
+@pytest.mark.parametrize(  # each is compiled for itself
+    "env_id",
+    [pytest.param("breakout:Breakout-v0", marks=pytest.mark.slow), "memory:TMaze-v0"],
+)
 def test_compiled_envs_keep_the_interface(env_id):
     check_vector_env(make_vec(env_id, 3))
 

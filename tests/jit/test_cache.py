@@ -517,26 +517,24 @@ def test_damaged_code_on_a_full_disk_is_compiled_anew(tmp_path, monkeypatch, cap
     assert "not kept on disk: Ran out" in caplog.text
 
 
-@njit("f8(f8)")
-def _plus_one(x):
-    return x + 1.0
-
-
-@njit("f8(f8)")
-def _twice(x):
-    return 2.0 * x
-
-
-def _call_one_of(x, k):
-    functions = (_plus_one, _twice)
-    return functions[k](x)
-
-
 @pytest.mark.parametrize("compiled", [cached_njit, fresh_njit])
 @pytest.mark.filterwarnings("ignore:.*First-class function type")
 def test_functions_that_compiled_code_calls_can_be_values(compiled):
     """They have no wrapper for calls from Python, but one for calls through an address."""
-    function = compiled(_call_one_of)
+
+    @njit("f8(f8)")
+    def plus_one(x):
+        return x + 1.0
+
+    @njit("f8(f8)")
+    def twice(x):
+        return 2.0 * x
+
+    def call_one_of(x, k):
+        functions = (plus_one, twice)
+        return functions[k](x)
+
+    function = compiled(call_one_of)
     assert [function(3.0, 0), function(3.0, 1)] == [4.0, 6.0]
 
 

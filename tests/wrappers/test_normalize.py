@@ -84,8 +84,17 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("source", SOURCES)
+def sources_and_modes():
+    """All modes where wrappers and envs differ; for other backends of the same, one is fast."""
+    fast = {"jit": "NextStep", "async": "SameStep", "agents async": "Disabled"}
+    for source in SOURCES:
+        for mode in MODES:
+            is_slow = fast.get(source, mode) != mode
+            marks = [pytest.mark.slow] if is_slow else []
+            yield pytest.param(source, mode, marks=marks, id=f"{source}-{mode}")
+
+
+@pytest.mark.parametrize(("source", "mode"), [*sources_and_modes()])
 def test_normalisers_are_those_of_all_valid_rows(source, mode):  # noqa: PLR0915
     bare, inner = SOURCES[source](mode), SOURCES[source](mode)
     envs = wrappers.NormalizeReward(wrappers.NormalizeObservation(inner, clip=2.0), 0.9, clip=2.0)

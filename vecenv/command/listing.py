@@ -20,7 +20,6 @@ from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
 __all__ = ["list_envs"]
 
 _OURS = "vecenv."
-_KIT = "vecenv.jit."
 _GAMES = "vecenv.agents."  # modules of games with several agents
 
 
@@ -72,10 +71,8 @@ def _cells(spec: EnvSpec) -> list[str]:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             is_compiled = has_compiled_envs(find_spec(spec.id), {})
-            # Those of the kit are made without compiling, which takes seconds each.
-            options = {"debug": True} if any(p.startswith(_KIT) for p in _points(spec)) else {}
-            backend = "jit" if is_compiled else "sync"
-            envs = make_vec(spec.id, 1, backend=backend, vector_kwargs=options)
+            with _uncompiled() if is_compiled else contextlib.nullcontext():
+                envs = make_vec(spec.id, 1, backend="jit" if is_compiled else "sync")
             spaces = envs.single_observation_space, envs.single_action_space
             envs.close()
     except Exception as error:  # whatever a package that is missing leads to
@@ -84,6 +81,13 @@ def _cells(spec: EnvSpec) -> list[str]:
     compiled = "compiled" if is_compiled else f"compiled: {twin}" if twin else ""
     notes = [note for note in (compiled, _agents(spec, spaces[1])) if note]
     return [_shown(spaces[0]), _shown(spaces[1]), ", ".join(notes)]
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[None]:
+    """Make compiled envs without compiling, which takes seconds each and for some half a minute."""
+    from vecenv.jit.binding import uncompiled
+
+    return uncompiled()
 
 
 def _agents(spec: EnvSpec, action_space: Any) -> str:

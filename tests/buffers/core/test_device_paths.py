@@ -39,7 +39,7 @@ def columns(count, value=1.0):
         "obs": np.full((count, 3), value, np.float32),
         "next_obs": np.full((count, 3), value + 1, np.float32),
         "actions": np.zeros(count, np.int64),
-        "rewards": np.ones(count, np.float32),
+        "rewards": np.ones(count),
         "terminations": np.zeros(count, np.bool_),
         "truncations": np.zeros(count, np.bool_),
     }

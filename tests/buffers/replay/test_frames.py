@@ -27,6 +27,12 @@ STACKS = spaces.Box(0, 255, (4, 2, 3), np.uint8)
 NOTHING = np.zeros(2, bool)
 
 
+@pytest.fixture(autouse=True)
+def pictures_without_a_kernel_of_their_own(monkeypatch):
+    """`add_rows` takes seconds to compile for them, and would serve what is compared with only."""
+    monkeypatch.setattr("buffers.replay.storage._compiled_add", lambda *_: None)
+
+
 class Pictures(gym.Env):
     """Every frame is another; episodes end after 3, 4, 5 ... steps, one way or the other."""
 

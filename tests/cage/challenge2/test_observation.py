@@ -14,6 +14,8 @@ from vecenv.cage.challenge2.play.policies import make_policy
 from vecenv.cage.challenge2.rules.codes import B_LINE, DECOY, MEANDER, NO_RED
 from vecenv.cage.challenge2.rules.observation import observe
 
+# Each network and each dtype is compiled for itself.
+DTYPES = {"CAGE Challenge 2": {}, "Harbour": {"obs_dtype": np.uint8}}
 AGENTS = (B_LINE, MEANDER, NO_RED)  # in the order of the observation's last three values
 
 
@@ -21,7 +23,9 @@ AGENTS = (B_LINE, MEANDER, NO_RED)  # in the order of the observation's last thr
 @pytest.mark.parametrize("scenario", [cage2_scenario(), HARBOUR], ids=["cage2", "harbour"])
 def test_extended_observation_remembers_scans_and_decoys(scenario, green):
     num_hosts = len(scenario.hosts)
-    run = FreeRun(300, AGENTS, scenario=scenario, seed=3, observation="extended", green=green)
+    options = {"observation": "extended", **DTYPES[scenario.name]}
+    run = FreeRun(300, AGENTS, scenario=scenario, seed=3, green=green, **options)
+    assert run.extended.dtype == run.envs.single_observation_space.dtype
     policy = make_policy("uniform", scenario, seed=3)
     memory = np.zeros((300, num_hosts))
     decoys = np.zeros((300, num_hosts), int)
@@ -50,7 +54,8 @@ def test_extended_observation_remembers_scans_and_decoys(scenario, green):
 @pytest.mark.parametrize("policy", ["sleep", "uniform", "obs_restore", "react_remove"])
 @pytest.mark.parametrize("scenario", [cage2_scenario(), HARBOUR], ids=["cage2", "harbour"])
 def test_the_true_agent_always_fits_what_was_seen(policy, scenario):
-    run = FreeRun(900, AGENTS, scenario=scenario, seed=5, observation="extended")
+    options = {"observation": "extended", **DTYPES[scenario.name]}
+    run = FreeRun(900, AGENTS, scenario=scenario, seed=5, **options)
     blue = make_policy(policy, scenario, seed=5)
     is_agent = np.stack([run.states["red_agent"] == agent for agent in AGENTS], axis=1)
     for _ in range(60):

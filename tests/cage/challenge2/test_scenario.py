@@ -122,7 +122,8 @@ def test_traffic_rules_of_another_scenario_hold():
 @pytest.mark.parametrize("agent", [B_LINE, MEANDER])
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_another_scenario_runs_freely(agent, policy):
-    run = FreeRun(200, (agent,), scenario=HARBOUR, seed=1)
+    options = {"observation": "extended", "obs_dtype": np.uint8}  # compiled for other tests, too
+    run = FreeRun(200, (agent,), scenario=HARBOUR, seed=1, **options)
     rewards = run.play(make_policy(policy, HARBOUR, seed=1), 60)
     assert run.obs.shape == (200, 28)
     assert (rewards <= 0).all() and rewards.min() >= -4.4 - 5.0 - 1.0
