@@ -551,25 +551,22 @@ def all_finite(rewards):
 
 
 @njit(nogil=True, cache=True, inline="always")
-def shapes_fit(state, num_rows, obs, next_obs, actions):
-    """Whether observations and actions have the shapes of the buffer's spaces."""
-    return (
-        shape_fits(obs.shape, num_rows, state, state[at.OBS_DIMS])
-        and shape_fits(next_obs.shape, num_rows, state, state[at.OBS_DIMS])
-        and shape_fits(actions.shape, num_rows, state, state[at.ACTION_DIMS])
-    )
-
-
-@njit(nogil=True, cache=True, inline="always")
-def scalars_fit(table, state, env_ids, rewards, terminations, truncations):
-    """Whether what has one number per transition may be written."""
+def columns_fit(
+    table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
+):  # fmt: skip
+    """Whether the arguments of `add_rows` may be written."""
     num_rows = rewards.shape[0]
     return (
-        terminations.shape[0] == num_rows
+        busy[0] == 0
+        and shape_fits(obs.shape, num_rows, state, state[at.OBS_DIMS])
+        and shape_fits(next_obs.shape, num_rows, state, state[at.OBS_DIMS])
+        and shape_fits(actions.shape, num_rows, state, state[at.ACTION_DIMS])
+        and terminations.shape[0] == num_rows
         and truncations.shape[0] == num_rows
         and ids_fit(state, env_ids, num_rows)
         and all_finite(rewards)
         # Views of the buffer's own rows are for `write`, which copies them first.
+        and (is_apart(obs, table) and is_apart(next_obs, table) and is_apart(actions, table))
         and (is_apart(rewards, table) and is_apart(env_ids, table))
         and (is_apart(terminations, table) and is_apart(truncations, table))
     )
@@ -622,12 +619,10 @@ def add_rows(where, env_ids, obs, next_obs, actions, rewards, terminations, trun
         Whether everything fits; otherwise nothing was written.
     """
     table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
+    busy = items_at(where, addresses.BUSY, np.int64)
     num_rows = rewards.shape[0]
-    fits = (
-        items_at(where, addresses.BUSY, np.int64)[0] == 0
-        and shapes_fit(state, num_rows, obs, next_obs, actions)
-        and scalars_fit(table, state, env_ids, rewards, terminations, truncations)
-        and (is_apart(obs, table) and is_apart(next_obs, table) and is_apart(actions, table))
+    fits = columns_fit(
+        table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
     )
     if not fits:
         return False
@@ -678,16 +673,26 @@ def add_rows_once(where, env_ids, obs, next_obs, actions, rewards, terminations,
     Returns:
         Whether everything fits, and free slots are as many as rows; else nothing was written.
     """
-    state = items_at(where, addresses.STATE, np.int64)
-    fits = items_at(where, addresses.BUSY, np.int64)[0] == 0 and shapes_fit(
-        state, rewards.shape[0], obs, next_obs, actions
-    )
-    if not fits:
-        return False
+    table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
+    busy = items_at(where, addresses.BUSY, np.int64)
+    pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
+    slots = items_at(where, addresses.SLOTS, np.int32)
+    free = items_at(where, addresses.FREE, np.int64)
     sources = items_at(where, addresses.SOURCES, np.int64).reshape(-1, 4)
+    fits = columns_fit(
+        table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
+    )
+    if not (fits and is_apart(obs, pending) and is_apart(next_obs, pending)):
+        return False
+    if state[at.NUM_FREE] < rewards.shape[0]:
+        return False
     sources[0, 0], sources[1, 0] = address_of(obs), address_of(next_obs)
     sources[2, 0] = address_of(actions)
-    return add_sources(where, env_ids, sources, rewards, terminations, truncations)
+    write_packed(
+        table, state, env_ids, sources, rewards, terminations, truncations, slots, pending,
+        finals, free,
+    )  # fmt: skip
+    return True
 
 
 @njit(cache=True)
@@ -695,41 +700,33 @@ def add_packed(where, env_ids, sources, rewards, terminations, truncations):
     """Write transitions of any layout whose arrays are known by their objects.
 
     Args:
-        where, env_ids, rewards, terminations, truncations: As in `add_rows`.
+        where, env_ids, rewards, terminations, truncations: As in `add_rows_once`.
         sources: int64 (F, 4), as of `write_packed`, but with `id(array)` of NumPy arrays that have
             the right shape and dtype and are C-contiguous; replaced by addresses.
 
     Returns:
         Whether the rest fits; else nothing was written.
     """
-    if items_at(where, addresses.BUSY, np.int64)[0] != 0:
-        return False
-    for f in range(sources.shape[0]):
-        sources[f, 0] = word_at(sources[f, 0] + ARRAY_POINTER)
-    return add_sources(where, env_ids, sources, rewards, terminations, truncations)
-
-
-@njit(cache=True)
-def add_sources(where, env_ids, sources, rewards, terminations, truncations):
-    """Check and write transitions whose observations, actions and extras are known by addresses.
-
-    Args:
-        where, env_ids, rewards, terminations, truncations: As in `add_rows`; not busy.
-        sources: See `write_packed`.
-
-    Returns:
-        Whether the rest fits, and free slots are as many as rows; else nothing was written.
-    """
     table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
+    busy = items_at(where, addresses.BUSY, np.int64)
     pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
     slots = items_at(where, addresses.SLOTS, np.int32)
     free = items_at(where, addresses.FREE, np.int64)
     num_rows = rewards.shape[0]
-    fits = scalars_fit(table, state, env_ids, rewards, terminations, truncations)
-    fits = fits and (state[at.NEXT_AT] >= 0 or state[at.NUM_FREE] >= num_rows)
+    fits = (
+        busy[0] == 0
+        and terminations.shape[0] == num_rows
+        and truncations.shape[0] == num_rows
+        and ids_fit(state, env_ids, num_rows)
+        and all_finite(rewards)
+        and (is_apart(rewards, table) and is_apart(env_ids, table))
+        and (is_apart(terminations, table) and is_apart(truncations, table))
+        and (state[at.NEXT_AT] >= 0 or state[at.NUM_FREE] >= num_rows)
+    )
     begin, other = address_of(table), address_of(pending)
     for f in range(sources.shape[0]):
-        source, size = sources[f, 0], num_rows * sources[f, 2]
+        source = word_at(sources[f, 0] + ARRAY_POINTER)
+        sources[f, 0], size = source, num_rows * sources[f, 2]
         fits = fits and (source + size <= begin or source >= begin + table.size)
         fits = fits and (source + size <= other or source >= other + pending.size)
     if fits:
