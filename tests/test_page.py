@@ -141,7 +141,7 @@ def test_an_episode_is_shown_with_all_that_the_policy_reports():
 
 
 def test_the_page_needs_nothing_else_and_texts_of_envs_stay_texts():
-    page = EpisodePage(HOSTILE, {HOSTILE: HOSTILE}, fps=2)
+    page = EpisodePage(HOSTILE + " DATA HEAD", {HOSTILE: HOSTILE}, fps=2)
     page.show(np.zeros((5, 4, 3), np.uint8), facts={HOSTILE: HOSTILE})
     page.choose(HOSTILE, [(HOSTILE, "probability", [(HOSTILE, float("nan"), True)])], float("inf"))
     page.show(np.zeros((5, 4, 3), np.uint8), reward=float("-inf"))

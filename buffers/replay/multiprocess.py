@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -183,10 +183,17 @@ class MultiprocessReplayBuffer(BatchSource):
         *,
         num_writers: int,
         num_envs: int | None = None,
-        **options: Unpack[PlainOptions],
+        n_step: int = 1,
+        gamma: float | None = None,
+        track_env: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
     ) -> int:
         """Bytes the constructor would allocate with these arguments; allocates nothing."""
         spaces = observation_space, action_space
+        options: PlainOptions = {
+            "n_step": n_step, "gamma": gamma, "track_env": track_env,
+            "extra_columns": extra_columns,
+        }  # fmt: skip
         return shared_bytes(_plan(capacity, spaces, num_writers, num_envs, options))
 
     # ---- What there is

@@ -613,6 +613,11 @@ class RolloutBuffer(StatefulBuffer):
                 "the next row, and values[t + 1] its value; leave the call out"
             )
         t = operator.index(t)
+        if env_ids is None:
+            raise BufferMisuseError(
+                "env_ids is None, expected the envs whose episodes were truncated: their ids, or a "
+                'mask such as infos["_final_obs"]'
+            )
         ids = read_distinct_ids(env_ids, self.num_envs, self.device)
         found = read_tensor("values", values, (len(ids),), torch.float32)
         where = torch.from_numpy(ids).to(self.device)

@@ -139,12 +139,12 @@ class AgentGroup:
             raise ValueError(f"group {self.name!r} has no agent {agent!r}; it has {self.agents}")
         return game * self.num_agents + self.agents.index(agent)
 
-    def notes(self) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Return copies of `alive` and `valid`, and of the masks, for `restore`."""
+    def _saved_notes(self) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Return copies of `alive` and `valid`, and of the masks, for `_restore_notes`."""
         return self.alive.copy(), self.valid.copy(), self.masks.state()
 
-    def restore(self, alive: Any, valid: Any, masks: Any) -> None:
-        """Go on from what `notes` returned."""
+    def _restore_notes(self, alive: Any, valid: Any, masks: Any) -> None:
+        """Go on from what `_saved_notes` returned."""
         self.alive[:], self.valid[:] = alive, valid
         self.masks.restore(*masks)
 
@@ -478,7 +478,7 @@ class AgentsVecEnv:
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the games, see `VecEnv.state_dict`."""
         games = self._call(self.games.state_dict)
-        notes = {name: group.notes() for name, group in self.groups.items()}
+        notes = {name: group._saved_notes() for name, group in self.groups.items()}
         central = None if self._state is None else self._state.copy()
         return {"games": games, "groups": notes, "central": central}
 
@@ -490,7 +490,7 @@ class AgentsVecEnv:
             )
         self._call(self.games.load_state_dict, state["games"])
         for name, notes in state["groups"].items():
-            self.groups[name].restore(*notes)
+            self.groups[name]._restore_notes(*notes)
         self._state = None if state["central"] is None else state["central"].copy()
 
     def close(self) -> None:

@@ -221,11 +221,11 @@ class CudaAgentGroup(AgentGroup):
         is_final = (flags & is_over[:, None]).reshape(-1)
         return {"final_obs": self.observed(final_obs).clone(), "_final_obs": is_final}
 
-    def notes(self) -> tuple[np.ndarray, np.ndarray, Any]:
+    def _saved_notes(self) -> tuple[np.ndarray, np.ndarray, Any]:
         """Return `alive` and `valid` as on the CPU: either side goes on from that of the other."""
         return self.alive.cpu().numpy(), self.valid.cpu().numpy(), self.masks.state()
 
-    def restore(self, alive: Any, valid: Any, masks: Any) -> None:
+    def _restore_notes(self, alive: Any, valid: Any, masks: Any) -> None:
         """Go on from what `notes` returned, here or on the CPU."""
         self.alive.copy_(torch.from_numpy(np.asarray(alive)))
         self.valid.copy_(torch.from_numpy(np.asarray(valid)))
@@ -304,9 +304,9 @@ class CudaAgentsVecEnv(AgentsVecEnv):
         self, actions: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], ...]:
         """Step every game once, see `AgentsVecEnv.step`; `out` has tensors on the device."""
-        slots = self._slots_of(out or {})
         self.games._calls.require_ready("step")
         flat = self._joined(self._checked(actions, None))
+        slots = self._slots_of(out or {})
         own = self._game_results
         if slots and not self._is_flat:  # the kernel writes where the caller wants it
             ((_, slot),) = slots.items()

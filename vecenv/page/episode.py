@@ -265,8 +265,9 @@ def fill_template(
         f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; {sources}"
     )
-    text = text.replace("POLICY", policy).replace("HEAD", head).replace("TITLE", html.escape(title))
-    return text.replace("DATA", _json(facts), 1)
+    parts = {"POLICY": policy, "HEAD": head, "TITLE": html.escape(title), "DATA": _json(facts)}
+    # In one pass, as a title may have one of these words; the scripts have none of them.
+    return re.sub("|".join(parts), lambda found: parts[found[0]], text)
 
 
 def _json(thing: Any) -> str:

@@ -269,7 +269,7 @@ def test_stored_states_are_refreshed_where_their_episode_is_still_there(staged):
     assert torch.equal(batch.initial_states["state"], batch.obs[:, 0].repeat(1, 2))
     assert not batch.extras
     add(3, 6)  # in place of the first episode
-    buffer.refresh_states(batch, state=-batch.obs.repeat(1, 1, 2))
+    buffer.refresh_states(batch, state=-batch.obs.repeat(1, 1, 2).double())  # of another dtype
     is_drawn = set(batch.obs[batch.mask][:, 0].tolist())
     for index in range(buffer.num_episodes):
         episode = buffer.episode(index)

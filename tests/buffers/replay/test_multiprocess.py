@@ -294,6 +294,9 @@ def test_bad_arguments_are_refused():
     buffer = simple(num_writers=2)
     spaces = Box(-1, 1, (4,)), Discrete(2)
     assert buffer.nbytes == MultiprocessReplayBuffer.nbytes_for(100, *spaces, num_writers=2)
+    for name in ("store_next", "track_episodes", "frame_stack", "is_per_env"):
+        with pytest.raises(TypeError, match=name):
+            MultiprocessReplayBuffer.nbytes_for(100, *spaces, num_writers=2, **{name: True})
     with pytest.raises(BufferMisuseError, match="index is 2, expected 0 to 1"):
         buffer.writer(2)
     with pytest.raises(BufferMisuseError, match=r"filled by writers"):
