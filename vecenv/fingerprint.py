@@ -28,6 +28,7 @@ from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache
 from numba.core.compiler import Compiler
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
 from vecenv.core.copies import FIXED_PACKAGES, Copies, closed_over, python_function
@@ -72,6 +73,20 @@ if _CAN_NUMBER:
     _number_symbols_anew()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_number_symbols_anew)
+
+
+def _leave_compiler() -> None:
+    with contextlib.suppress(RuntimeError):  # Ctrl-C came before it was taken
+        global_compiler_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    # A child of a process with a thread that is compiling would wait for that for ever.
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=_leave_compiler,
+        after_in_child=_leave_compiler,
+    )
 
 
 def is_jit_off() -> bool:

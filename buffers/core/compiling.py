@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from typing import Any
 
 import numba
 from numba.core.caching import FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
 from buffers.core.interrupts import interrupts_later
@@ -22,6 +24,20 @@ __all__ = ["njit"]
 
 _logger = logging.getLogger("buffers")
 _warned: set[str] = set()
+
+
+def _leave_compiler() -> None:
+    with contextlib.suppress(RuntimeError):  # Ctrl-C came before it was taken
+        global_compiler_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    # A child of a process with a thread that is compiling would wait for that for ever.
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=_leave_compiler,
+        after_in_child=_leave_compiler,
+    )
 
 
 def njit(**options: Any) -> Any:

@@ -278,6 +278,30 @@ assert results and all(results), "the parent's results are wrong"
 print(codes.count(10))
 """
 
+FORK_WHILE_COMPILING = """
+import importlib, os, signal, sys, threading, time
+from numba import njit
+from numba.core.compiler_lock import global_compiler_lock
+
+importlib.import_module(sys.argv[1])
+is_held = threading.Event()
+
+
+def compile_long():
+    with global_compiler_lock:
+        is_held.set()
+        time.sleep(0.3)
+
+
+threading.Thread(target=compile_long).start()
+is_held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # it must not hang
+    os._exit(njit(lambda x: x + 1)(1))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
 FORK_IN_HANDLER = """
 import os, signal, sys
 import numpy as np
@@ -325,6 +349,12 @@ if children[0] == 0:
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
 """
+
+
+@needs_compiler
+@pytest.mark.parametrize("package", ["vecenv.fingerprint", "buffers.core.compiling"])
+def test_a_child_forked_while_a_thread_compiles_can_compile(package):
+    assert printed(FORK_WHILE_COMPILING, package) == ["2"]
 
 
 @needs_compiler
