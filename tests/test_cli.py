@@ -324,6 +324,16 @@ def test_the_package_is_the_command_too():
     assert run.stdout.startswith("vecenv 0.")
 
 
+def test_output_that_nobody_reads_is_no_error():
+    """As in `vecenv --help | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "vecenv", "--help"]
+    run = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (141, "")
+
+
 def test_check_takes_factories(capsys):
     assert main(["check", "compare.toy_envs:Counter", "--num-steps", "20"]) == 0
     assert "passed" in capsys.readouterr().out

@@ -757,7 +757,7 @@ def _unknown_command(word: str, commands: Iterable[str]) -> str:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status.
 
-    It is 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
+    It is 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C, 141 if nobody reads on.
 
     Args:
         args: Arguments; None for those of the process.
@@ -797,6 +797,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("vecenv: stopped by Ctrl-C", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # nobody reads on, as in `vecenv --help | head`; the rest goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
     except _USER_ERRORS as error:
         print(f"vecenv: {str(error) or type(error).__name__}", file=sys.stderr)
         return 2
