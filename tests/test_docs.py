@@ -66,8 +66,8 @@ def test_snippets_run(page, tmp_path, monkeypatch):
     scope = {"__name__": "__main__"}
     for line, code in blocks(page):
         name = str(page.relative_to(ROOT))
-        # That it runs is tested here, not what is learned.
-        code = re.sub(r"^for update in range\(\d+\)", "for update in range(2)", code, flags=re.M)
+        if page.name not in COMPILING:  # what is learned is tested by slow tests alone
+            code = re.sub(r"(?m)^for update in range\(\d+\)", "for update in range(2)", code)
         if code.startswith(">>>"):
             check_printed(code, scope, name, line)
         else:
