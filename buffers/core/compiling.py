@@ -26,17 +26,14 @@ _logger = logging.getLogger("buffers")
 _warned: set[str] = set()
 
 
-def _leave_compiler() -> None:
-    with contextlib.suppress(RuntimeError):  # Ctrl-C came before it was taken
-        global_compiler_lock.release()
-
-
-if hasattr(os, "register_at_fork"):
-    # A child of a process with a thread that is compiling would wait for that for ever.
+# A child of a process with a thread that compiles would wait for that for ever. The lock itself,
+# whose methods are no Python code: a Ctrl-C that comes in code that a fork calls is lost.
+_compiling: Any = getattr(global_compiler_lock, "_lock", None)
+if _compiling is not None and hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=global_compiler_lock.acquire,
-        after_in_parent=_leave_compiler,
-        after_in_child=_leave_compiler,
+        before=_compiling.acquire,
+        after_in_parent=_compiling.release,
+        after_in_child=_compiling.release,
     )
 
 
