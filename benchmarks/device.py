@@ -296,8 +296,9 @@ def time_advantages(timer: Timer, num_envs: int) -> None:
     flags = torch.from_numpy(rng.random((2, *shape)) < 0.01).to(timer.device)
     out = torch.zeros_like(rewards), torch.zeros_like(rewards)
     inputs = rewards, values.to(timer.device), flags[0], flags[1]
-    options = {"final_values": torch.zeros_like(rewards), "gamma": 0.99, "gae_lambda": 0.95}
-    size = sum(tensor.nbytes for tensor in (*inputs, options["final_values"], *out))  # type: ignore[attr-defined]
+    finals = torch.zeros_like(rewards)
+    options: Any = {"final_values": finals, "gamma": 0.99, "gae_lambda": 0.95}
+    size = sum(tensor.nbytes for tensor in (*inputs, finals, *out))
 
     def compute() -> None:
         gae(*inputs, **options, out=out, compiled=False)

@@ -27,7 +27,8 @@ _warned: set[str] = set()
 
 
 # A child of a process with a thread that compiles would wait for that for ever. The lock itself,
-# whose methods are no Python code: a Ctrl-C that comes in code that a fork calls is lost.
+# whose methods are no Python code: a Ctrl-C that comes in code that a fork calls is lost. (As in
+# `vecenv.fingerprint`; whoever has both takes it twice.)
 _compiling: Any = getattr(global_compiler_lock, "_lock", None)
 if _compiling is not None and hasattr(os, "register_at_fork"):
     os.register_at_fork(
