@@ -7,8 +7,9 @@ does nothing, to see the cost of the stamps themselves. "absent" is the loop wit
 asks whether time is taken, as near as it gets: stepping through the backend's own method.
 
 Rounds alternate. They have as many steps as timing takes between two times at which it adds its
-stamps to the totals: that is part of every round; switching timing on and off is not. The costs are
-medians over rounds, each with its standard error.
+stamps to the totals: that is part of every round. Switching timing on and off is not, nor is the
+first such time after it, which takes new memory. The costs are medians over rounds, each with its
+standard error.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from vecenv import AsyncVectorEnv, SyncVectorEnv
 from vecenv.core.base import VecEnv
 
 NUM_ENVS = 16
-NUM_STEPS = 2048  # of a round: stamps of 16 envs are added up after so many
+NUM_STEPS = 4096  # of a round: stamps of 16 envs are added up after so many
 ABSENT, OFF, ON = "absent", "off", "on"
+BACKENDS = ("sync", "async")
 
 
 class BusyEnv(gym.Env):
@@ -66,7 +68,7 @@ def round_ns(envs: VecEnv, case: str) -> float:
     """Step all envs, with timing as the case says; return the time per env step."""
     actions = np.zeros(NUM_ENVS, np.int64)
     (envs.timing.enable if case == ON else envs.timing.disable)()
-    for _ in range(20):  # caches, and workers awake
+    for _ in range(NUM_STEPS if case == ON else 20):  # caches, and workers awake
         envs.step(actions)
     begin_ns = perf_counter_ns()
     if case == ABSENT:
@@ -108,12 +110,13 @@ def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description="The cost of envs.timing.")
     parser.add_argument("--seconds", type=float, default=120, help="of the rows of 50 us")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
     options = parser.parse_args()
     print(machine("gymnasium", "numpy", "numba"))
     print("Steps per second, medians of rounds in turn; 16 envs.\n")
     rows = [
         measure(backend, step_us, options.seconds * share)
-        for backend in ("sync", "async")
+        for backend in options.backends
         for step_us, share in ((50.0, 1), (0.0, 0.2))
     ]
     header = ["backend, env step", "rounds", ABSENT, OFF, ON, "cost off", "cost on", "per step"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,8 +186,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             self._check_slot_mode(out)
         if self._log is None:
             return self._step(self._actions.check(actions), out)
-        with self.timing.call(STEP) as log:
-            log.note_rows(self.num_envs)
+        with self.timing.call(STEP):
             return self._step(self._actions.check(actions), out)
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
@@ -375,7 +375,10 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged waits for envs."""
-        return _NOT_LOGGED if self._log is None else self.timing.log.waiting
+        log = self._log
+        if log is None:
+            return _NOT_LOGGED
+        return (log if log.thread == get_ident() else self.timing.log).waiting
 
     def _taking_infos(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged receives and batches infos."""

@@ -164,13 +164,13 @@ class CallLog:
             found = self._kinds[name] = len(self.names) - 1
         return found
 
-    def begin(self, kind: int) -> None:
+    def begin(self, kind: int, num_rows: int = 0) -> None:
         """Open an interval inside the one that is open; a call that Ctrl-C left open is dropped."""
         opened = self._open
         if kind < _NUM_ENV_CALLS and opened and opened[-1][_KIND] < _NUM_ENV_CALLS:
             opened.pop()
         self.last_ns = now_ns = perf_counter_ns()
-        opened.append([kind, now_ns, 0, 0, 0, 0, 0, 0, 0])
+        opened.append([kind, now_ns, 0, 0, 0, num_rows, 0, 0, 0])
 
     def note_kernel(self, begin_ns: int, end_ns: int) -> None:
         """Note the run of the compiled kernel in the open call of the vector env, if any."""
@@ -335,12 +335,12 @@ class _Waiting(AbstractContextManager[None]):
         self._open = opened
 
     def __enter__(self) -> None:
-        if self._open and self._open[-1][_WAIT_BEGIN] == 0:
-            self._open[-1][_WAIT_BEGIN] = perf_counter_ns()
+        if self._open and not (interval := self._open[-1])[2]:  # _WAIT_BEGIN, _WAIT_END below:
+            interval[2] = perf_counter_ns()  # globals would take longer, at every step
 
     def __exit__(self, *_: Any) -> None:
         if self._open:
-            self._open[-1][_WAIT_END] = perf_counter_ns()
+            self._open[-1][3] = perf_counter_ns()
 
 
 class _TakingInfos(AbstractContextManager[None]):

@@ -16,7 +16,7 @@ import numpy as np
 
 from vecenv.machine import cpu_ns, machine_cpu_ns
 from vecenv.timing.attribution import ENVS, KERNEL, NOTHING, CallTotals, Crew, EnvTotals, Work
-from vecenv.timing.calls import CAPACITY, ENV_CALLS, CallLog
+from vecenv.timing.calls import CAPACITY, ENV_CALLS, STEP, STEP_WAIT, CallLog
 from vecenv.timing.recording import Recording, Tally, ThreadCalls, WorkerProcess
 from vecenv.timing.stamps import EnvStamps, Stamps
 
@@ -27,7 +27,7 @@ __all__ = ["TimedEnvs", "Timing"]
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
 _FEWEST_TICKS_NS = 200_000_000  # the system counts in hundredths of a second
-_MOST_FOLDED = 1 << 15  # stamps added up at a time, about; more would not stay in the caches
+_MOST_FOLDED = 1 << 16  # stamps added up at a time, about; more would not stay in the caches
 _LATEST = 256  # intervals analysed in detail where the caller steps the envs; of others only sums
 
 
@@ -243,14 +243,18 @@ class Timing:
         return log.interval(log.kind(name))
 
     def call(self, kind: int) -> AbstractContextManager[CallLog]:
-        """Return a context that is logged as a call of the vector env.
+        """Return a context that is logged as a call of the vector env, steps as of all envs.
 
         Adds the latest steps as a note to an exception that passes through it.
         """
         calls = self._calls.get(get_ident())
         if calls is None:
             log = self.log
-            calls = [_Call(self, log, one) for one in range(len(ENV_CALLS))]
+            num_envs = self._kept[2]
+            calls = [
+                _Call(self, log, one, num_envs if one in (STEP, STEP_WAIT) else 0)
+                for one in range(len(ENV_CALLS))
+            ]
             self._calls[get_ident()] = calls
         return calls[kind]
 
@@ -467,14 +471,15 @@ class Timing:
 class _Call(AbstractContextManager[CallLog]):
     """Logs a call, and adds the latest steps of the envs to exceptions."""
 
-    __slots__ = ("_kind", "_log", "_timing")
+    __slots__ = ("_kind", "_log", "_num_rows", "_timing")
 
-    def __init__(self, timing: Timing, log: CallLog, kind: int) -> None:
+    def __init__(self, timing: Timing, log: CallLog, kind: int, num_rows: int) -> None:
         # Weak: a cycle would delay the release of the rings.
-        self._timing, self._log, self._kind = weakref.ref(timing), log, kind
+        self._timing, self._log = weakref.ref(timing), log
+        self._kind, self._num_rows = kind, num_rows
 
     def __enter__(self) -> CallLog:
-        self._log.begin(self._kind)
+        self._log.begin(self._kind, self._num_rows)
         return self._log
 
     def __exit__(

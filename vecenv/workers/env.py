@@ -336,9 +336,7 @@ class AsyncVectorEnv(GymVecEnv):
         self._require_pending("step")
         if self._is_new:
             self._refuse_unreset(Deadline.of_call(timeout, self._timeout))
-        with self._logged(STEP_WAIT) as log:
-            if log is not None:
-                log.note_rows(self.num_envs)
+        with self._logged(STEP_WAIT):
             return self._end_step(Deadline.of_call(timeout, self._timeout))
 
     def _step(self, actions: Any, out: Any) -> StepResult:
