@@ -653,8 +653,13 @@ class RowError(Exception):
 
 
 def environment(tree: Path, **more: str) -> dict[str, str]:
-    """Return the environment in which a tree is imported; threads are set alike for both."""
-    return {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", **more}
+    """Return the environment in which a tree is imported; threads are set alike for both.
+
+    Bytecode is kept, as it is for users: else the time of imports is that of compiling sources.
+    """
+    own = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", **more}
+    own.pop("PYTHONDONTWRITEBYTECODE", None)
+    return own
 
 
 class Server:

@@ -568,7 +568,14 @@ def can_halve(envs, case):
     if not isinstance(envs, AsyncVectorEnv) or envs.num_workers < 2:
         return False
     shapes = is_fixed(envs.single_observation_space) and is_fixed(envs.single_action_space)
-    return shapes and envs._exchange.own is None
+    return shapes and is_native(envs.single_action_space) and envs._exchange.own is None
+
+
+def is_native(space):
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return all(map(is_native, parts))
+    return space.dtype.isnative
 
 
 def restart_over(envs, model, path):

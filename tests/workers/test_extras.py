@@ -75,6 +75,16 @@ def test_halves_need_two_workers():
     pool.close()
 
 
+def test_halves_need_actions_in_the_byte_order_of_the_machine():
+    action_space = Box(-9, 9, (2,), np.dtype(">i4"))
+    pool = AsyncVectorEnv(
+        [functools.partial(RandomEnv, SPACES["float32(3,)"], action_space)] * 2, num_workers=2
+    )
+    with pytest.raises(ValueError, match="byte order of this machine; got Box"):
+        pool.halves()
+    pool.close()
+
+
 class StatefulEnv(gym.Env):
     """Publishes its state; the info has fields of fixed shape."""
 

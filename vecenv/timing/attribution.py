@@ -162,7 +162,9 @@ class Work:
     """
 
     def __init__(self, stamps: Stamps, crew: Crew, cpu_shares: np.ndarray, now_ns: int) -> None:
-        stamps = stamps._replace(end_ns=np.where(stamps.end_ns > 0, stamps.end_ns, now_ns))
+        is_running = stamps.end_ns == 0
+        if is_running.any():
+            stamps = stamps._replace(end_ns=np.where(is_running, now_ns, stamps.end_ns))
         lanes = crew.lanes[stamps.env_ids]
         order = _in_turn(stamps, lanes)
         if order is None:
@@ -197,11 +199,10 @@ class Work:
         if self.crew.is_local:
             return stamps.end_ns
         # Without its own mark, a step's results were written before the thread's next step.
-        following = np.append(stamps.begin_ns[1:], 0)
-        is_same = np.append(self.lanes[1:] == self.lanes[:-1], False)
-        follows = np.where(is_same, following, 0)
-        until_ns = np.where(stamps.done_ns > 0, stamps.done_ns, follows)
-        return np.maximum(until_ns, stamps.end_ns)
+        until_ns = np.zeros_like(stamps.begin_ns)
+        np.multiply(stamps.begin_ns[1:], self.lanes[1:] == self.lanes[:-1], out=until_ns[:-1])
+        np.copyto(until_ns, stamps.done_ns, where=stamps.done_ns > 0)
+        return np.maximum(until_ns, stamps.end_ns, out=until_ns)
 
     def _add(self, worker: int, lanes: list[tuple[int, slice]], cpu_share: float) -> None:
         """Add a worker's units: each thread, or all as one if they take turns."""
@@ -582,9 +583,10 @@ class EnvTotals:
         stamps = work.stamps
         for worker, when in work.by_worker():
             self.worker_ns[worker] += int(when.between(*window)[0])
-        copies_ns = work.until_ns - np.maximum(stamps.end_ns, begin_ns)
-        ids = stamps.env_ids
-        found = np.bincount(ids, np.maximum(copies_ns, 0), minlength=len(self.copy_ns))
+        copies_ns = np.maximum(stamps.end_ns, begin_ns)
+        np.subtract(work.until_ns, copies_ns, out=copies_ns)
+        np.maximum(copies_ns, 0, out=copies_ns)
+        found = np.bincount(stamps.env_ids, copies_ns, minlength=len(self.copy_ns))
         self.copy_ns += found.astype(np.int64)
 
     def cpu_shares(self) -> np.ndarray:

@@ -312,7 +312,8 @@ class Timing:
                 needed_ns = min([needed_ns, *begins])
             if found is not None:
                 untils_ns = np.maximum(found.end_ns, found.done_ns)
-                self._carried = found.where((found.end_ns > 0) & (untils_ns > needed_ns))
+                is_late = (found.end_ns > 0) & (untils_ns > needed_ns)
+                self._carried = found.where(np.flatnonzero(is_late))  # mostly none
 
     def count_stamps(self) -> None:
         """Add all stamps to the totals; called before rings are overwritten."""

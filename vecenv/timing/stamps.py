@@ -66,6 +66,8 @@ class Stamps(NamedTuple):
         """Return these records and then those of another."""
         if len(other.env_ids) == 0:
             return self
+        if len(self.env_ids) == 0:
+            return other
         return Stamps(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
     @staticmethod

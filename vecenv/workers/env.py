@@ -432,7 +432,8 @@ class AsyncVectorEnv(GymVecEnv):
         """Return the two halves of the envs, to step one while the policy thinks about the other.
 
         Raises:
-            ValueError: There is only one worker, or the caller steps a share itself.
+            ValueError: There is only one worker, or the caller steps a share itself; actions or
+                observations have no fixed shape, or actions have another machine's byte order.
         """
         from vecenv.workers.halves import make_halves
 

@@ -198,8 +198,8 @@ def make_halves(
         )
     if writer is None or exchange.objects:
         raise ValueError(
-            "halves() needs actions and observations of fixed shape, got "
-            f"{envs.single_action_space} and {envs.single_observation_space}"
+            "halves() needs actions and observations of fixed shape, and actions in the byte order "
+            f"of this machine; got {envs.single_action_space} and {envs.single_observation_space}"
         )
     middle = (num_workers + 1) // 2
     first = Half(envs, exchange, writer, limit_s, range(middle), COMMANDS)
