@@ -51,7 +51,7 @@ class Options(ppo.Options):
     gamma: float = 0.995
     entropy_weight: float = 0.004
     entropy_falls: bool = True
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     eval_episodes: int = 1000  # per cell of the table at the end
     save: Path = Path("runs/cage2_defender")
     save_every: int = 5_000_000

@@ -53,7 +53,7 @@ class Options:
     seed: int = 1  # the same seed gives the same curve
     backend: str = "auto"  # of vecenv.make_vec
     device: str = "cpu"  # of network and replay
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the network's matrix products
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of the network's matrix products
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
     threads: int = 1  # of torch; more is faster on idle cores, and far slower on busy ones
     eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none
@@ -182,7 +182,7 @@ class Trainer:
             self.agent,
             dqn_loss,
             compile=options.compile,
-            dtype=getattr(torch, options.dtype),
+            dtype=options.dtype,
             threads=options.threads,
             num_calls=num_updates,
             plan=plan,

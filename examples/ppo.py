@@ -84,7 +84,7 @@ class Options:
     ray_lost: Literal["raise", "wait", "share"] = "raise"  # actors: or replace, on CPUs in use too
     device: str = "cpu"  # where the networks are: cpu, cuda; there compiled envs are, too
     rank_timeout: float = 600.0  # seconds that a process of torchrun may keep the others waiting
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of products in the gradient; weights: 32
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of products in the gradient
     compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": where it pays
     torch_threads: int = 1  # of torch, for acting
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
@@ -453,7 +453,7 @@ class Trainer:
             agent,
             partial(ppo_loss, options=options),
             compile=options.compile,
-            dtype=getattr(torch, options.dtype),
+            dtype=options.dtype,
             num_calls=num_updates * options.num_epochs * options.num_minibatches,
             plan=plan,
             ranks=self.ranks,

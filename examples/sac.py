@@ -49,7 +49,7 @@ class Options:
     backend: str = "auto"  # of vecenv.make_vec
     first_ready: bool = False  # envs step while the learner learns; for the backend async
     device: str = "cpu"  # of networks and replay
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the networks' matrix products
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of the networks' matrix products
     compile: Literal["auto", "on", "off"] = "auto"  # the update; auto: where that saves time
     threads: int = 1  # of torch; more is faster on idle cores, and far slower on busy ones
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
@@ -192,7 +192,7 @@ class Trainer:
             self.agent,
             sac_loss,
             compile=options.compile,
-            dtype=getattr(torch, options.dtype),
+            dtype=options.dtype,
             threads=options.threads,
             num_calls=num_updates,
             plan=plan,

@@ -25,7 +25,8 @@ def example(monkeypatch):
 
 def options_of(example, folder, **changed):
     given = {"total_steps": 2 * 101 * 8, "num_envs": 8, "eval_episodes": 2, "save": folder}
-    return example.Options(**{**given, "num_minibatches": 2, "compile": "off", **changed})
+    given |= {"num_minibatches": 2, "compile": "off", "dtype": "bfloat16"}
+    return example.Options(**{**given, **changed})
 
 
 def test_training_leaves_policy_curve_and_table(example, tmp_path, capsys):

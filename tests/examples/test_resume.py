@@ -43,6 +43,7 @@ DQN = [
 DEFENDER = [
     *("cage2_defender.py", "--total-steps", f"{NUM_UPDATES * 404}", "--num-envs", "4"),
     *("--save-every", "3000", "--num-minibatches", "2", "--eval-episodes", "2"),
+    *("--dtype", "bfloat16"),
 ]
 CASES = {
     "ppo, jit": [*PPO, "--env-id", "JitCartPole-v1", "--compile", "off"],

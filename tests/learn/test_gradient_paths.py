@@ -399,11 +399,53 @@ def test_layers_are_compiled_as_products_and_sums():
         assert table == before
 
 
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.5, "bfloat16"), (0.95, "float32")])
+def test_the_dtype_is_chosen_by_time(seconds, chosen, monkeypatch):
+    times = {torch.float32: 1.0, torch.bfloat16: seconds}
+    monkeypatch.setattr(
+        "vecenv.learn.gradient.time_autograd", lambda eager, batch: times[eager.dtype]
+    )
+    said = []
+    gradient = Gradient(make_agent(), ppo_loss, compile="off", dtype="auto", log=said.append)
+    batch = make_batch()
+    assert_equal(gradient, batch, 0.2 if chosen == "bfloat16" else 1e-4)
+    assert gradient.plan["dtype"] == chosen
+    assert f"bfloat16 takes {seconds:.2f} x the time of float32" in said[0]
+    monkeypatch.setattr("vecenv.learn.gradient.time_autograd", None)  # is not asked again
+    resumed = Gradient(make_agent(), ppo_loss, dtype="auto", plan=gradient.plan)
+    named = Gradient(make_agent(), ppo_loss, compile="off", dtype=chosen)
+    loss = float(gradient(batch)["loss"])
+    assert float(resumed(batch)["loss"]) == float(named(batch)["loss"]) == loss
+
+
+def test_timing_dtypes_leaves_no_trace():
+    class Drawing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x):
+            self.calls += 1
+            return self.layer(x) + torch.rand(len(x), 1)
+
+    draws = []
+    for dtype in ("auto", "float32"):
+        torch.manual_seed(1)
+        module = Drawing()
+        gradient = Gradient(module, lambda module, x: module(x).mean(), compile="off", dtype=dtype)
+        gradient(torch.ones(8, 3))
+        assert float(module.calls) == 1
+        draws.append(float(torch.rand(())))
+    assert draws[0] == draws[1]
+
+
 def test_arguments_are_checked():
     agent = make_agent()
     for wrong, message in [
         ({"compile": True}, "compile is True"),
         ({"dtype": torch.float16}, "dtype is torch.float16"),
+        ({"dtype": "float64"}, "dtype is float64, expected .* or 'auto'"),
         ({"threads": 0}, "threads is 0"),
         ({"plan": {"path": "compiled"}}, "expected what Gradient.plan was"),
     ]:

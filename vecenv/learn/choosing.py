@@ -32,7 +32,7 @@ from vecenv.learn.parameters import FlatParameters
 from vecenv.learn.settings import Settings
 from vecenv.machine import usable_cores
 
-__all__ = ["DTYPES", "Eager", "Plan", "choose", "first_line", "split_result"]
+__all__ = ["DTYPES", "Eager", "Plan", "choose", "first_line", "split_result", "time_autograd"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -163,6 +163,12 @@ def choose(
         return choice.make(**wishes)
 
 
+def time_autograd(eager: Eager, batch: Any) -> float:
+    """Return the seconds that a gradient takes; leave module and random streams alone."""
+    with _state_kept(eager):
+        return _time(lambda: eager.run(eager.module, batch))
+
+
 class _State:
     """Of a module's buffers and torch's random stream, before a loss was computed."""
 
@@ -243,7 +249,7 @@ class _Choice:
         if reason:
             return plan._replace(reason=reason), None
         with Settings(precision):
-            seconds = self._time(lambda: self.eager.run(self.eager.module, self.batch))
+            seconds = _time(lambda: self.eager.run(self.eager.module, self.batch))
         must = compile == "on" or self.given is not None
         calls = _MANY_CALLS if num_calls is None else num_calls
         saved = calls * seconds * _SAVED
@@ -362,7 +368,7 @@ class _Choice:
         compile_seconds = time.perf_counter() - start
         arguments = self.eager.weights.values, self.leaves, torch.empty_like(self.gradient)
         with settings:
-            timed = {n: self._time(lambda c=c: c(*arguments)) for n, c in candidates.items()}
+            timed = {n: _time(lambda c=c: c(*arguments)) for n, c in candidates.items()}
         num_threads = min(timed, key=lambda n: timed[n])
         seconds = timed[num_threads]
         if seconds > eager_seconds and not must:
@@ -420,18 +426,18 @@ class _Choice:
                     f"the compiled gradient of {name} is off by {error:.2g}, of {own:.2g}"
                 )
 
-    @staticmethod
-    def _time(run: Callable[[], Any]) -> float:
-        """Seconds of a call: the median of seven, the first one left out."""
+
+def _time(run: Callable[[], Any]) -> float:
+    """Seconds of a call: the median of seven, the first one left out."""
+    run()
+    found = []
+    for _ in range(7):
+        start = time.perf_counter()
         run()
-        found = []
-        for _ in range(7):
-            start = time.perf_counter()
-            run()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            found.append(time.perf_counter() - start)
-        return median(found)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return median(found)
 
 
 def first_line(error: BaseException) -> str:

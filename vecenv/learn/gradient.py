@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from vecenv.learn.batches import Reads, take_apart
-from vecenv.learn.choosing import DTYPES, Eager, Plan, choose, first_line, split_result
+from vecenv.learn.choosing import (
+    DTYPES,
+    Eager,
+    Plan,
+    choose,
+    first_line,
+    split_result,
+    time_autograd,
+)
 from vecenv.learn.compiled import CompiledGradient
 from vecenv.learn.parameters import FlatParameters
 from vecenv.learn.ranks import Ranks
@@ -20,6 +28,7 @@ from vecenv.learn.settings import Settings
 __all__ = ["Gradient"]
 
 Loss = Callable[[Any, Any], Any]  # (module, batch) -> loss, or (loss, scalars)
+_CLEARLY_QUICKER = 0.9  # of the time, from which on bfloat16 is worth its rounding
 
 
 class Gradient:
@@ -47,8 +56,10 @@ class Gradient:
             batch, or a pair of it and a dict of further scalars to report, also means over rows.
             The mean may be weighted by ``batch.weights`` or ``batch["weights"]``.
         compile: "on", "off", or "auto": if it pays in `num_calls` calls.
-        dtype: What to compute in, float32 or bfloat16 (as `torch.autocast` does); the parameters
-            and their gradients keep their dtype.
+        dtype: What to compute in, float32 or bfloat16 (as `torch.autocast` does), by dtype or name;
+            "auto" times both by autograd in the first call, and takes bfloat16 where it is clearly
+            quicker, as on processors with instructions for it. The parameters and their gradients
+            keep their dtype.
         threads: Among how many to split the rows of a batch, or "auto". Only a compiled gradient
             is split, and only if the mean over the rows is that of the means over the shares,
             which the first call tests.
@@ -74,7 +85,7 @@ class Gradient:
         loss: Loss,
         *,
         compile: Literal["auto", "on", "off"] = "auto",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | Literal["float32", "bfloat16", "auto"] = torch.float32,
         threads: int | Literal["auto"] = "auto",
         num_calls: int | None = None,
         plan: Mapping[str, Any] | None = None,
@@ -84,8 +95,9 @@ class Gradient:
     ):
         if compile not in {"auto", "on", "off"}:
             raise ValueError(f"compile is {compile!r}, expected 'auto', 'on' or 'off'")
-        if dtype not in DTYPES.values():
-            raise ValueError(f"dtype is {dtype}, expected torch.float32 or torch.bfloat16")
+        kinds = {**DTYPES, **{kind: kind for kind in DTYPES.values()}, "auto": torch.float32}
+        if dtype not in kinds:
+            raise ValueError(f"dtype is {dtype}, expected torch.float32, torch.bfloat16 or 'auto'")
         if threads != "auto" and not (isinstance(threads, int) and threads >= 1):
             raise ValueError(f"threads is {threads!r}, expected a number from 1 on, or 'auto'")
         self._weights = FlatParameters(module)
@@ -98,7 +110,8 @@ class Gradient:
         self.plan: dict[str, Any] | None = None
         self._wishes = {"compile": compile, "threads": threads, "num_calls": num_calls}
         self._given = None if plan is None else Plan.read(plan)
-        self._dtype = dtype if self._given is None else DTYPES[self._given.dtype]
+        self._dtype = kinds[dtype] if self._given is None else DTYPES[self._given.dtype]
+        self._times_dtypes = dtype == "auto" and self._given is None
         self._allow_unused = frozenset(allow_unused)
         self._ranks = Ranks() if ranks is None else ranks
         self._log = log or logging.getLogger("vecenv.learn").info
@@ -224,6 +237,8 @@ class Gradient:
         return {name: value.detach() for name, value in {"loss": loss, **scalars}.items()}, grads
 
     def _choose(self, batch: Any) -> None:
+        if self._times_dtypes:
+            self._choose_dtype(batch)
         eager = Eager(self.module, self.loss, self._weights, self._dtype, self._eager)
         plan, found = choose(eager, batch, self._given, self._log, **self._wishes)
         if plan is None:
@@ -234,6 +249,22 @@ class Gradient:
             self._kind = self._kind_of(batch, [])
         self.plan = plan._asdict()
         self._log(plan.sentence())
+
+    def _choose_dtype(self, batch: Any) -> None:
+        """Compute in bfloat16 if gradients of such batches are clearly quicker then."""
+        seconds = {}
+        try:
+            for name, dtype in DTYPES.items():
+                self._dtype = dtype
+                eager = Eager(self.module, self.loss, self._weights, self._dtype, self._eager)
+                seconds[name] = time_autograd(eager, batch)
+            ratio = seconds["bfloat16"] / seconds["float32"]
+        finally:
+            self._dtype = torch.float32
+        self._times_dtypes = False
+        if ratio < _CLEARLY_QUICKER:
+            self._dtype = torch.bfloat16
+        self._log(f"gradient: bfloat16 takes {ratio:.2f} x the time of float32 by autograd")
 
     def _decide_on_autograd(self, reason: str) -> None:
         assert self.plan is not None
