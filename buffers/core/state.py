@@ -131,6 +131,12 @@ class StatefulBuffer(Rebuilt):
         missing = sorted(set(wanted) - set(state))
         if missing:
             raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
+        arrays_given = (n for n, v in state.items() if isinstance(v, torch.Tensor | np.ndarray))
+        if besides := sorted(set(arrays_given) - set(wanted)):
+            raise BufferMisuseError(
+                f"state has the columns {besides} besides, which a buffer like this one, with its "
+                "storage, does not save"
+            )
         arrays = {name: _state_array(name, state[name], *like) for name, like in wanted.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
         watchers = self._watchers(shapes)

@@ -83,6 +83,10 @@ class FlatColumns(NamedTuple):
         for name, aliases in {**NAMES, **extras}.items():
             asked = given.get(name, "")
             if asked is None:
+                if name in ("obs", "actions") or name in extras:
+                    raise DatasetError(
+                        f"columns has None for {name}, which is needed: name a column"
+                    )
                 continue
             is_obs = name in ("obs", "next_obs")
             for base in (asked,) if asked else aliases:
@@ -289,19 +293,28 @@ class _Last:
         over = np.zeros(count, np.bool_)
         for name in ("terminations", "truncations"):
             if name in keys:
-                over |= _numbers(block.where, keys[name][0], columns, count).astype(np.bool_)
+                flags = _numbers(block.where, keys[name][0], columns, count)
+                wrong = np.flatnonzero((flags != 0) & (flags != 1))  # NaN among them
+                if len(wrong):
+                    row = int(wrong[0])
+                    raise DatasetError(
+                        f"{block.where}: {keys[name][0]} is {flags[row]} in row {row}, expected "
+                        "0 or 1"
+                    )
+                over |= flags != 0
         if "episode_index" not in keys:
             starts = np.concatenate([[self.is_over], over])[:count]
         else:
             index = _numbers(block.where, keys["episode_index"][0], columns, count)
-            wrong = np.flatnonzero(~np.isfinite(index))
+            wrong = np.flatnonzero(~(np.isfinite(index) & (index == np.floor(index))))
             if len(wrong):
                 row = int(wrong[0])
                 raise DatasetError(
                     f"{block.where}: episode_index is {index[row]} in row {row}, expected whole "
                     "numbers"
                 )
-            before = np.concatenate([[self.index], index])[:count]
+            first = np.array([self.index]).astype(index.dtype)  # else uint64 becomes float64
+            before = np.concatenate([first, index])[:count]
             starts = index != before
             if self.is_first:
                 starts[:1] = True

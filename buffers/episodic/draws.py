@@ -304,8 +304,14 @@ def _computed(name: str, made: Any, column: torch.Tensor) -> torch.Tensor:
             f"{name} returned shape {tuple(made.shape)}, expected {tuple(column.shape)}: one "
             "number per step"
         )
+    if (made.is_floating_point() or made.is_complex()) and not made.isfinite().all():
+        raise BufferMisuseError(
+            f"{name} returned {made[~made.isfinite()][0]}, expected finite numbers"
+        )
+    if column.dtype is torch.bool and not (is_flag := (made == 0) | (made == 1)).all():
+        raise BufferMisuseError(f"{name} returned {made[~is_flag][0]}, expected flags, 0 or 1")
     made = made.to(column.device, column.dtype)
-    if made.is_floating_point() and not made.isfinite().all():
+    if made.is_floating_point() and not made.isfinite().all():  # as float32
         raise BufferMisuseError(
             f"{name} returned {made[~made.isfinite()][0]}, expected finite numbers"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -811,6 +812,13 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
             )
             if (found[rings] == own[rings]).all():
                 own[envs] = found[envs]
+            if (found[rings] > own[rings]).any():
+                warnings.warn(
+                    f"the folder has had {own[rings].sum()} rows added, fewer than the "
+                    f"{found[rings].sum()} when the state was taken: it is another folder, or the "
+                    "power was lost; the rows that it has are kept",
+                    stacklevel=4,
+                )
             state.small["state"] = own  # else as it is, as the rows are what the folder has
             return
         state.small["state"] = checked_integers(self._storage, state)

@@ -28,8 +28,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import mmap
 import os
+import struct
 import sys
 import threading
 import time
@@ -77,6 +79,11 @@ if hasattr(os, "register_at_fork"):  # no child begins with it held by a thread 
     os.register_at_fork(
         before=_locking.acquire, after_in_parent=_locking.release, after_in_child=_locking.release
     )
+# Linux: of the open file, so that it lasts until that is closed. A lock of the process is gone as
+# soon as any of its threads closes the file, as one does that copies the folder.
+_IS_LINUX = sys.platform == "linux" and sys.maxsize > 1 << 32
+_OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", None) if _IS_LINUX else None
+_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
 # Python has it from 3.13 on. A private mapping is else refused if it is larger than memory.
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
@@ -168,6 +175,7 @@ class RowFolder:
         self._empty, self._num_written = state.copy(), 0
         self._boot = _boot_words()
         self._files: list[int] = []
+        self._lock_number = -1
         self._release = weakref.finalize(self, _close_all, self._files)
         self._is_closed, self._pid = False, os.getpid()
         self.is_restarted = False
@@ -218,6 +226,7 @@ class RowFolder:
         if self.is_new:
             if self.read_only:
                 raise BufferMisuseError(f"folder {str(path)!r} holds no buffer that could be read")
+            self._refuse_lost_header()
             self._make_files()
         else:
             with open_checkpoint(header, _KIND) as reader:
@@ -266,15 +275,21 @@ class RowFolder:
             if self._is_written_here():
                 raise self._in_use("this process")
             number = self._open_file("lock", os.O_RDWR | os.O_CREAT)
-            assert fcntl is not None
             try:
-                # Locks of the process and not of the open file: forked children don't hold them on.
-                fcntl.lockf(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock_file(number)
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.EAGAIN):
                     raise
                 raise self._in_use("another process") from None
+            self._lock_number = number
+            _close_locks_in_children()
             _written[_key(os.fstat(number))] = self
+
+    def leave_lock(self) -> None:
+        """In a forked child: close the file that is locked, which would hold the lock on."""
+        if self._lock_number in self._files:
+            self._files.remove(self._lock_number)
+            os.close(self._lock_number)
 
     def _is_written_here(self) -> bool:
         try:
@@ -287,6 +302,21 @@ class RowFolder:
             f"folder {str(self._path)!r} is written to by {by}; one buffer at a time may: close "
             "that, or open this one with read_only=True"
         )
+
+    def _refuse_lost_header(self) -> None:
+        """Raise CheckpointError if there are rows, so that it is no folder that was never made."""
+        begin, count, _ = self._parts["words"]
+        try:
+            with open(self._path / "journal", "rb") as file:
+                file.seek(begin)
+                words = np.frombuffer(file.read(8 * count), np.int64)
+        except FileNotFoundError:
+            return
+        if len(words) == count and words[SEQUENCE]:
+            raise CheckpointError(
+                f"file {str(self._path / 'header')!r} is missing, beside the rows of a buffer; "
+                "bring it back from a copy, or give another folder"
+            )
 
     def _make_files(self) -> None:
         sizes = self._sizes()
@@ -727,6 +757,26 @@ class RowFolder:
 
 def _key(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
+
+
+def _lock_file(number: int) -> None:
+    """Lock an open file for writing, or raise OSError at once if another one has it locked."""
+    assert fcntl is not None
+    if _OFD_SETLK is None:
+        fcntl.lockf(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(number, _OFD_SETLK, lock)
+
+
+@functools.cache  # once, and only in programs that write to a folder
+def _close_locks_in_children() -> None:
+    def leave_locks() -> None:
+        for folder in list(_written.values()):
+            folder.leave_lock()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=leave_locks)
 
 
 def _close_all(files: list[int]) -> None:

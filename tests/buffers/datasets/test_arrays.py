@@ -208,7 +208,15 @@ BAD = {
     ),
     "flags that are none": (
         lambda: flat([3], 40) | {"timeouts": np.full(40, 2)},
-        "episode 0: truncations has 2, expected bool",
+        "arrays: timeouts is 2 in row 0, expected 0 or 1",
+    ),
+    "NaN among flags": (
+        lambda: flat([3], 40) | {"timeouts": np.where(np.arange(40) == 4, np.nan, 0)},
+        "arrays: timeouts is nan in row 4, expected 0 or 1",
+    ),
+    "halves of episodes": (
+        lambda: flat([3], 40) | {"episode_index": np.arange(40) / 2},
+        "arrays: episode_index is 0.5 in row 1, expected whole numbers",
     ),
     "NaN episode_index": (
         lambda: flat([3], 40) | {"episode_index": np.repeat([0.0, np.nan], 20)},
@@ -250,6 +258,13 @@ def test_bounds_need_not_be_looked_at_and_columns_can_have_other_names():
     renamed = {"act" if k == "actions" else k: v for k, v in flat([3], 9).items() if k != "rewards"}
     data = opened(renamed, columns={"actions": "act", "rewards": None})
     assert next(iter(data))["rewards"].tolist() == [0.0] * 4
+    with pytest.raises(DatasetError, match="columns has None for obs, which is needed"):
+        opened(renamed, columns={"actions": "act", "obs": None})
+    large = np.repeat(np.array([1 << 63, (1 << 63) + 1], np.uint64), [4, 5])
+    numbered = opened(
+        renamed | {"episode_index": large}, columns={"actions": "act", "rewards": None}
+    )
+    assert list(numbered.episode_lengths) == [4, 5]
     with pytest.raises(DatasetError, match="columns has 'reward', expected some of"):
         opened(renamed, columns={"reward": "x"})
 

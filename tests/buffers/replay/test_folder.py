@@ -333,7 +333,7 @@ def test_a_reader_of_a_prioritized_folder_draws_alike(tmp_path):
 
 
 PROCESSES = """
-import os, resource, sys
+import os, resource, shutil, sys, time
 sys.path.insert(0, sys.argv[2])
 from buffers import SharedReplayBuffer
 from buffers.replay import folder as folders
@@ -375,10 +375,16 @@ fill(buffer)
 told(another)
 told(lambda: another(read_only=True))
 told(lambda: fill(buffer))
+shutil.copytree(sys.argv[1], sys.argv[1] + " copied")
+told(another)
+sleeper = os.fork()
+if not sleeper:
+    time.sleep(60)
 buffer.close()
 told(another)
 told(limited)
 told(another)
+os.kill(sleeper, 9)
 """
 
 
@@ -396,8 +402,10 @@ def test_a_folder_has_one_writer_and_what_other_processes_may(tmp_path):
     found = printed(PROCESSES, tmp_path / "f", path, kind="buffers")
     assert found[0] == found[3] == "BufferMisuseError"
     assert "written_to_by_another_process" in found[1]
-    assert found[2] == "3" and "was_forked" in found[4] and found[5] == "3"
-    assert found[6:] == ["(99,", "500,", f"{errno.EFBIG})", "99"]
+    assert found[2] == "3" and "was_forked" in found[4]
+    # A copy of the folder, which closes its files, and a child that lives on change nothing.
+    assert found[5] == "BufferMisuseError" and "written_to_by_another_process" in found[6]
+    assert found[7:] == ["3", "(99,", "500,", f"{errno.EFBIG})", "99"]
 
 
 def test_a_folder_of_another_buffer_is_refused_and_stays(tmp_path):
@@ -417,6 +425,33 @@ def test_a_folder_of_another_buffer_is_refused_and_stays(tmp_path):
         make(tmp_path / "g")
     assert [path.name for path in (tmp_path / "g").iterdir()] == ["thesis.tex"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "f").iterdir()} == before
+
+
+def test_rows_without_a_header_are_not_overwritten(tmp_path):
+    buffer = make(tmp_path / "f")
+    fill([buffer], CountingEnvs(3), steps=2)
+    buffer.close()
+    header = (tmp_path / "f" / "header").read_bytes()
+    (tmp_path / "f" / "header").unlink()
+    with pytest.raises(CheckpointError, match="header' is missing, beside the rows of a buffer"):
+        make(tmp_path / "f")
+    (tmp_path / "f" / "header").write_bytes(header)
+    buffer = make(tmp_path / "f")
+    assert buffer.num_added == 6
+    buffer.close()
+
+
+def test_states_of_other_storage_are_refused_and_of_other_folders_warned_of(tmp_path):
+    memory, folder = make(None), make(tmp_path / "f")
+    fill([memory, folder], CountingEnvs(3), steps=2)
+    with pytest.raises(BufferMisuseError, match=r"has the columns .*rows.* besides"):
+        folder.load_state_dict(memory.state_dict())
+    assert folder.num_added == 6
+    other = make(tmp_path / "g")
+    with pytest.warns(UserWarning, match="has had 0 rows added, fewer than the 6"):
+        other.load_state_dict(folder.state_dict())
+    other.close()
+    folder.close()
 
 
 @pytest.mark.parametrize("name", ["header", "rows", "journal"])

@@ -163,8 +163,12 @@ def test_agents_with_get_action_play():
         }
         observations, *_ = env.step(actions)
         assert observations["blue_agent_0"].shape == (210,)
-    with pytest.raises(ValueError, match="action of blue_agent_0 is 242, expected one of Disc"):
-        env.step({"blue_agent_0": 242})
+    for action in (242, 3.7, "3", None, [1, 2]):
+        with pytest.raises(ValueError, match=r"action of blue_agent_0 is .*expected one of Disc"):
+            env.step({"blue_agent_0": action})
+    for message in ([0.99] * 8, [0, 1], None, "1" * 8):
+        with pytest.raises(ValueError, match=r"message of blue_agent_1 is .*, expected 8 bits"):
+            env.step({}, messages={"blue_agent_1": message})
     env.close()
 
 

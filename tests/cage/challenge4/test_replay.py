@@ -90,7 +90,11 @@ DAMAGES = {
     "start_host is 136": lambda arrays: arrays["net_red_start_host"].__setitem__((), 136),
     "net_exists": lambda arrays: arrays["net_exists"].__setitem__(slice(None), 0),
     "agent that knows none": lambda arrays: arrays["net_red_known_subnets"].__setitem__(2, 0),
-    "red must be one of": lambda arrays: arrays.update(meta_red=np.array("b_line")),
+    "meta_red is 'b_line', expected fsm": lambda arrays: arrays.update(meta_red=np.array("b_line")),
+    "meta_red is 'os:getcwd'": lambda arrays: arrays.update(meta_red=np.array("os:getcwd")),
+    "tape_n is 4294967": lambda arrays: arrays.update(
+        tape_n=arrays["tape_n"].astype(np.int64) + (1 << 32)
+    ),
     "phishing_rate must be": lambda arrays: arrays.update(meta_phish=np.array(np.nan)),
     "has 99 steps, expected at most 49": lambda arrays: arrays.update(meta_steps=np.array(50)),
     "header": lambda arrays: arrays.update(reward=np.array([{}] * 99)),  # a pickle

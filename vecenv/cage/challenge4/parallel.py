@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Discrete, MultiDiscrete
 
 from vecenv.cage.challenge4.env import METADATA, Cage4VectorEnv, vectors_of
 from vecenv.cage.challenge4.kernels import PADDED
@@ -177,7 +177,9 @@ class Cage4ParallelEnv:
     def _read(self, name: str, action: Any, row: np.ndarray) -> None:
         """Write an agent's action into the row of all."""
         agent = AGENT_NAMES.index(_known(name))
-        if not self._action_spaces[name].contains(np.asarray(action, np.int64)):
+        given = np.asarray(action)
+        is_whole = given.dtype.kind in "iub" and given.ndim == 0
+        if not (is_whole and self._action_spaces[name].contains(given.astype(np.int64))):
             raise ValueError(
                 f"the action of {name} is {action!r}, expected one of {self._action_spaces[name]}"
             )
@@ -231,6 +233,10 @@ def _known(agent: Any) -> str:
 
 def _bits(name: str, message: Any) -> int:
     bits = np.asarray(message)
-    if not MultiBinary(MESSAGE_BITS).contains(bits.astype(np.int8)) or (bits != bits % 2).any():
+    if (
+        bits.shape != (MESSAGE_BITS,)
+        or bits.dtype.kind not in "iubf"
+        or ((bits != 0) & (bits != 1)).any()
+    ):
         raise ValueError(f"the message of {name} is {message!r}, expected {MESSAGE_BITS} bits")
     return int((bits.astype(np.int64) << np.arange(MESSAGE_BITS)).sum())

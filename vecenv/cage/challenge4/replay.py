@@ -35,6 +35,7 @@ from vecenv.cage.challenge4.rules.codes import (
     OBS_LENGTH,
     OBS_LENGTHS,
     PHISHING_RATE,
+    RED_VARIANTS,
     SITE_NAMES,
     STEALTH,
     SUCCEEDED,
@@ -153,11 +154,14 @@ class Trace:
             raise TraceError(f"{path} is no trace of CAGE Challenge 4: {cause}") from error
         self._check_fields()
         self._check_values()
+        red = str(self.arrays["meta_red"])
+        if red not in RED_VARIANTS:  # options would import a module that is named there
+            raise TraceError(f"{path}: meta_red is {red!r:.99}, expected {', '.join(RED_VARIANTS)}")
         rate = self.arrays.get("meta_phish", np.array(PHISHING_RATE))
         try:
             self.options = Cage4Options(
                 steps=int(self.arrays["meta_steps"]),
-                red=str(self.arrays["meta_red"]),
+                red=red,
                 phishing_rate=float(rate),
             )
         except (TypeError, ValueError) as error:
@@ -203,6 +207,13 @@ class Trace:
             offsets, num = arrays[name], len(arrays[size])
             if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > num:
                 raise TraceError(f"{self.path}: {name} does not ascend from 0 to {num}")
+        for name in ("tape_site", "tape_actor", "tape_n"):  # bytes when it is played
+            values = arrays[name]
+            if len(values) and (values.min() < 0 or values.max() > 255):
+                row = int(np.flatnonzero((values < 0) | (values > 255))[0])
+                raise TraceError(
+                    f"{self.path}: {name} is {values[row]} in row {row}, expected 0 to 255"
+                )
         exists = arrays["net_exists"][SPEC_IDS].reshape(NUM_SUBNETS, -1).astype(bool)
         users, servers = exists[:, :FIRST_SERVER], exists[:, FIRST_SERVER:]
         for part in (users, servers):  # those there are come first

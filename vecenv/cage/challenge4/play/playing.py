@@ -158,7 +158,7 @@ def _read(answer: Any, num: int) -> np.ndarray:
         ("actions", indices, 0, np.array(NUM_ACTIONS)),
         ("messages", messages, NUM_BLUE, np.full(NUM_BLUE, 1 << MESSAGE_BITS)),
     ):
-        if given is None:
+        if given is None and name == "messages":
             continue
         array = np.asarray(given)
         if array.shape != (num, NUM_BLUE) or array.dtype.kind not in "iub":
