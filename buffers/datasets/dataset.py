@@ -248,6 +248,14 @@ class EpisodeDataset:
         return buffer
 
     def _check_spaces(self, buffer: Any) -> None:
+        if not hasattr(buffer, "_storage") or not (
+            hasattr(buffer, "cut_episodes") or hasattr(buffer, "add_episode")
+        ):
+            raise DatasetError(
+                f"{self.name} can't be read into a {type(buffer).__name__}, but into "
+                "SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer and "
+                "EpisodicReplayBuffer"
+            )
         for name in ("observation_space", "action_space"):
             own, other = getattr(self, name), getattr(buffer, name)
             if own != other:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from buffers import EpisodicReplayBuffer, PerEnvReplayBuffer, SharedReplayBuffer
+from buffers import EpisodicReplayBuffer, PerEnvReplayBuffer, RolloutBuffer, SharedReplayBuffer
 from buffers.datasets import DatasetError, EpisodeDataset, from_arrays, from_buffer
 
 OBS = spaces.Dict(
@@ -271,6 +271,9 @@ def test_bounds_need_not_be_looked_at_and_columns_can_have_other_names():
 
 def test_a_buffer_that_does_not_fit_is_refused():
     data = opened(flat([3, 10], 20))
+    rollout = RolloutBuffer(20, 1, OBS, ACTIONS)
+    with pytest.raises(DatasetError, match="can't be read into a RolloutBuffer, but into Shared"):
+        data.fill(rollout)
     for buffer, message in [
         (SharedReplayBuffer(19, OBS, ACTIONS, extra_columns=EXTRA), "20 steps, but .* room for 19"),
         (SharedReplayBuffer(99, OBS, spaces.Box(-2, 2, (2,)), extra_columns=EXTRA), "another env"),
