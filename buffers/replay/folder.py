@@ -117,7 +117,8 @@ def plan_place(
     if device.type != "cpu" or staged:
         raise BufferMisuseError(
             f"storage='memmap' makes batches on the CPU, but device is {device}"
-            f"{' and staged' if staged else ''}; use device='cpu' and move the tensors of batches with .to()"
+            f"{' and staged' if staged else ''}; use device='cpu' and move the tensors of batches "
+            "with .to()"
         )
     # The thread that synchronises finds it also after the program has changed its directory.
     return Place(Path(os.path.abspath(path)), bool(read_only))

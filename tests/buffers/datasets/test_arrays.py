@@ -271,7 +271,7 @@ def test_bounds_need_not_be_looked_at_and_columns_can_have_other_names():
 
 def test_a_buffer_that_does_not_fit_is_refused():
     data = opened(flat([3, 10], 20))
-    rollout = RolloutBuffer(20, 1, OBS, ACTIONS)
+    rollout = RolloutBuffer(20, 1, OBS, ACTIONS, autoreset_mode="NextStep")
     with pytest.raises(DatasetError, match="can't be read into a RolloutBuffer, but into Shared"):
         data.fill(rollout)
     for buffer, message in [
