@@ -588,10 +588,9 @@ def _with_rendering(
     kernels: EnvKernels, metadata: dict[str, Any], render_mode: str | None
 ) -> dict[str, Any]:
     """Add render modes and frame rate if the kernels have a `render` function; check the mode."""
-    if kernels.render is None:
-        return metadata
-    metadata = {"render_modes": list(_RENDER_MODES), "render_fps": _RENDER_FPS, **metadata}
-    if render_mode not in (None, *metadata["render_modes"]):
+    if kernels.render is not None:
+        metadata = {"render_modes": list(_RENDER_MODES), "render_fps": _RENDER_FPS, **metadata}
+    if "render_modes" in metadata and render_mode not in (None, *metadata["render_modes"]):
         modes = ", ".join(metadata["render_modes"])
         raise ValueError(f"render_mode is {render_mode!r}, expected one of {modes}")
     return metadata

@@ -18,6 +18,7 @@ from vecenv.cage import (
     evaluate_cage4,
     save_cage4_defender,
 )
+from vecenv.cage.challenge4.options import Cage4Options
 from vecenv.cage.challenge4.play import player as player_module
 from vecenv.cage.challenge4.play.playing import episode_pictures, play_episodes
 from vecenv.cage.challenge4.play.policies import find_policy
@@ -247,3 +248,10 @@ def test_an_episode_becomes_pictures():
     frames = list(episode_pictures("decoy-restore", seed=0, steps=25, phishing_rate=0.5))
     assert len(frames) == 24 and frames[0].dtype == np.uint8
     assert frames[0].shape == (640, 1000, 3) and (frames[0] != frames[-1]).any()
+
+
+@pytest.mark.parametrize("rate", [None, [0.1], "0.1", np.nan, 1.5, -0.1])
+def test_rates_are_numbers_from_0_to_1(rate):
+    for name in ("phishing_rate", "alarm_rate"):
+        with pytest.raises(ValueError, match=rf"{name} must be in \[0, 1\], got "):
+            Cage4Options(**{name: rate})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ class Cage4Options:
             )
         for name in ("phishing_rate", "alarm_rate"):
             rate = getattr(self, name)
-            if isinstance(rate, str) or not 0 <= rate <= 1:
+            if not isinstance(rate, numbers.Real) or not 0 <= rate <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {rate!r}")
 
     @property
