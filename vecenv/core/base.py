@@ -13,6 +13,7 @@ from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
+from vecenv.core.arguments import read_timeout
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.infos import take_infos
@@ -239,12 +240,14 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Raises:
             NoAsyncCallError: Nothing is in flight.
-            ValueError: `min_envs` is below 1 or above the number in flight, or `max_envs` is below
-                1 or below `min_envs`.
-            TypeError: `min_envs` or `max_envs` is no integer.
+            ValueError: `min_envs` is below 1 or above the number in flight, `max_envs` is below
+                1 or below `min_envs`, or `timeout` is below 0 or NaN.
+            TypeError: `min_envs` or `max_envs` is no integer, or `timeout` no number.
             ClosedEnvironmentError: After `close`.
         """
         count, most = self._calls.check_recv(min_envs, max_envs)
+        if timeout is not None:
+            timeout = read_timeout("timeout", timeout)
         try:
             if self._log is None:
                 batch = self._recv(count, most, timeout)
