@@ -144,6 +144,71 @@ def test_results_are_the_same_with_timing_on_and_off_again(backend):
     np.testing.assert_array_equal(trajectory(True), trajectory(False))
 
 
+def in_thread(name, function, *args):
+    thread = threading.Thread(target=function, args=args, name=name)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.linux
+def test_threads_with_the_ident_of_one_that_has_ended_have_logs_of_their_own():
+    envs = SyncVectorEnv([CountingEnv])
+    idents = set()
+
+    def begin():
+        idents.add(threading.get_ident())
+        while time.thread_time() < 0.5:  # which is no time of any other thread
+            pass
+        envs.timing.enable()
+        envs.reset()
+        with envs.timing.phase("first"):
+            envs.step([0])
+
+    def go_on():
+        idents.add(threading.get_ident())
+        with envs.timing.phase("second"):
+            time.sleep(0.01)
+        for _ in range(20):
+            envs.step([0])
+        found.append(envs.timing.tally())
+
+    found = []
+    in_thread("old", begin)
+    in_thread("new", go_on)
+    recording = envs.timing.recording()
+    envs.close()
+    assert len(idents) == 1  # as Linux does it
+    assert found[0].other_threads < 0.5  # 0.5 s of them were counted within some milliseconds
+    assert [other.name for other in recording.others] == ["old"]
+    assert recording.others[0].names[-1] == "first"
+    assert recording.names[-1] == "second"
+    assert len(recording.calls.kinds) == 21
+    assert set(envs.timing.total_ns) == {"first", "second"}
+
+
+def test_a_thread_per_step_leaves_sums_and_the_latest_intervals(monkeypatch):
+    monkeypatch.setattr("vecenv.timing.control._MOST_ENDED", 5)
+    envs = AsyncVectorEnv([partial(CountingEnv, length=99)] * 2, num_workers=2)
+    envs.timing.enable()
+    envs.reset()
+
+    def step():
+        with envs.timing.phase("all"):
+            time.sleep(0.001)
+            envs.step([0, 0])
+
+    for _ in range(40):
+        in_thread("once", step)
+    report, recording = envs.timing.report(), envs.timing.recording()
+    assert envs.timing.tally().others_ns["all"] >= 38 * 1e6
+    assert report.num_steps == 2 * 40
+    assert envs.timing.total_ns["all"] >= 40 * 1e6
+    assert 4 <= len(recording.others) <= 8
+    envs.timing.clear()
+    assert envs.timing.total_ns == {}
+    envs.close()
+
+
 def test_disabled_timing_records_nothing_more():
     envs = SyncVectorEnv([CountingEnv] * 2)
     with pytest.raises(RuntimeError, match=r"call envs.timing.enable\(\) before"):

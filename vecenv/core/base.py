@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -378,10 +377,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged waits for envs."""
-        log = self._log
-        if log is None:
-            return _NOT_LOGGED
-        return (log if log.thread == get_ident() else self.timing.log).waiting
+        return _NOT_LOGGED if self._log is None else self.timing.log.waiting
 
     def _taking_infos(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged receives and batches infos."""

@@ -100,6 +100,9 @@ class _Passes:
             self._rows[places, 0], self._rows[places, 1] = env_ids, begin_ns
         self.count += more
 
+    def shrink(self) -> None:
+        self._rows = self._rows[: self.count].copy()
+
     def read(self) -> Pass:
         return Pass(*self._rows[: min(self.count, _MOST_PASSES)].T.copy())
 
@@ -139,6 +142,14 @@ class CallLog:
         self.fold: Callable[[], None] = lambda: None
         self.fold_at = CAPACITY // 2
         self.clear()
+
+    def shrink(self) -> None:
+        """Give back the memory that is not used; nothing can be logged afterwards."""
+        if self.count < len(self._rows):
+            self._bytes = memoryview(b"")  # refers to all of them
+            self._rows = self._rows[: self.count].copy()
+        self._sent.shrink()
+        self._received.shrink()
 
     def clear(self) -> None:
         """Delete the intervals that have ended; those that are open begin now."""
