@@ -152,7 +152,9 @@ def in_thread(name, function, *args):
 
 @pytest.mark.linux
 def test_threads_with_the_ident_of_one_that_has_ended_have_logs_of_their_own():
-    envs = SyncVectorEnv([CountingEnv])
+    envs = SyncVectorEnv([partial(CountingEnv, 0.003)])
+    envs.reset()
+    envs.step([0])
     idents = set()
 
     def begin():
@@ -359,6 +361,29 @@ def test_arrows_begin_at_the_call_that_sent_the_env_and_end_at_the_one_that_rece
             if event["ph"] == phase:
                 begins = [call["ts"] <= event["ts"] <= call["ts"] + call["dur"] for call in calls]
                 assert of_env[event["id"]] in passed[begins.index(True)]
+
+
+def test_arrows_begin_in_the_thread_that_sent_the_envs():
+    envs = AsyncVectorEnv([partial(CountingEnv, 0.003, length=99)] * 4, num_workers=2)
+    envs.timing.enable()
+    envs.reset(seed=1)
+    for _ in range(20):
+        in_thread("sender", envs.step_async, np.zeros(4, int))
+        envs.step_wait()
+    for _ in range(20):
+        in_thread("sender", envs.send, np.zeros(4, int))
+        envs.recv()
+    events = list(trace_events(envs.timing.recording()))
+    envs.close()
+    check_flows(events, [event for event in events if event["ph"] == "X"])
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    starts = [event for event in events if event["ph"] == "s"]
+    ends = [event for event in events if event["ph"] == "f"]
+    assert len(starts) == len(ends) == 4 * 41
+    assert len({event["ts"] for event in starts}) == len({event["ts"] for event in ends}) == 41
+    names = [tracks[event["pid"], event["tid"]] for event in starts]
+    assert names.count("thread sender") == 4 * 40
+    assert {(event["pid"], event["tid"]) for event in ends} == {(0, 0)}
 
 
 def check_nesting(slices):

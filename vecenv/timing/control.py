@@ -469,7 +469,10 @@ class Timing:
         main = self._main_log()
         self.keep()
         with self._pause():
-            begin_ns = max(self._since_ns, self._gone_until_ns, main.complete_since())
+            logs = [log for log in list(self._logs) if log.count]
+            callers = [log for log in logs if log is main or log.env_ns]
+            since_ns = max(log.complete_since() for log in callers)
+            begin_ns = max(self._since_ns, self._gone_until_ns, since_ns)
             stamps = None
             if self._stamps is not None:
                 begin_ns = max(begin_ns, self._stamps.complete_since())
@@ -479,11 +482,12 @@ class Timing:
             calls = calls.where(calls.begin_ns >= begin_ns)
             end_ns = int(calls.end_ns.max(initial=begin_ns))
             others = []
-            for log in list(self._logs):
-                if log is not main and log.count:
+            for log in logs:
+                if log is not main:
                     found = log.read()
                     found = found.where(found.begin_ns >= begin_ns)
-                    others.append(ThreadCalls(log.name, list(log.names), found))
+                    passed = log.sent(), log.received()
+                    others.append(ThreadCalls(log.name, list(log.names), found, *passed))
             crew, processes, num_envs = self._kept
             return Recording(
                 self._backend,
