@@ -214,7 +214,7 @@ def test_the_loop_alone_and_no_loop():
         Options(f"{TOYS}:Counter", num_envs=(2,), backends=("loop",), diversity=False, **QUICK)
     )
     assert [case.name for case in result.measured] == ["loop"]
-    assert "no vector env is faster" in result.verdict
+    assert result.verdict.startswith("No vector env was measured; one env in a loop makes ")
 
 
 @pytest.mark.parametrize(
