@@ -72,6 +72,7 @@ def own_module(tmp_path, monkeypatch):
     (tmp_path / "my_cage2.py").write_text(
         "from cage.challenge2.free_run import own_red as lazy\n"  # compiled for other tests, too
         "def restore(obs):\n    return [144] * len(obs)\n"
+        "def boom(obs):\n    raise ValueError('boom')\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
@@ -92,6 +93,12 @@ def test_policies_and_red_agents_of_ones_own_are_played(capsys, own_module):
     args = ["watch", "--policy", "my_cage2:restore", "--steps", "3"]
     assert main([*args, "--red-agent", "my_cage2:lazy"]) == 0
     assert "red agent custom, step 3/3" in capsys.readouterr().out
+
+
+def test_an_error_in_a_users_own_policy_is_told_with_its_place(capsys, own_module, tmp_path):
+    assert main(["evaluate", "--policy", "my_cage2:boom", "--episodes", "2"]) == 2
+    place = f'File "{tmp_path / "my_cage2.py"}", line 5, in boom'
+    assert capsys.readouterr().err.splitlines()[-2:] == ["vecenv: ValueError: boom", f"  {place}"]
 
 
 @pytest.mark.filterwarnings("default")
@@ -190,6 +197,7 @@ def test_what_can_not_be_done_is_said_in_one_line(args, words, capsys, monkeypat
     assert words in captured.err
     assert captured.err.lstrip().startswith("vecenv: ")
     assert "Traceback" not in captured.err
+    assert 'File "' not in captured.err
 
 
 @pytest.mark.slow

@@ -262,11 +262,11 @@ def test_a_full_reset_gives_up_what_is_in_flight(envs):
     assert not any(("step", 5) in calls for calls in envs.get_attr("calls"))
 
 
-@pytest.mark.parametrize("seed", [[1], "three", 1.5])
+@pytest.mark.parametrize("seed", [[1], "three", 1.5, torch.tensor(3), np.array(3)])
 def test_a_refused_reset_leaves_what_is_in_flight(envs, seed):
     envs.reset()
     envs.send([5], [2])
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises((ValueError, TypeError), match="seed"):
         envs.reset(seed=seed)
     assert envs.recv().env_ids.tolist() == [2]
     envs.send([6], [0])

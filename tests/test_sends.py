@@ -112,9 +112,13 @@ def test_objects_that_envs_go_on_changing_are_copied_too(way):
         ({"max_envs": 2.0}, TypeError, "max_envs is 2.0, expected an integer"),
         ({"min_envs": 3, "max_envs": 2}, ValueError, "min_envs is 3 and max_envs 2, expected"),
         ({"min_envs": 4}, ValueError, "min_envs is 4, expected 1 to 3"),
+        ({"timeout": float("nan")}, ValueError, "timeout is nan, expected seconds from 0 on"),
+        ({"timeout": -1}, ValueError, "timeout is -1, expected seconds from 0 on, or None"),
+        ({"timeout": "3"}, TypeError, "timeout is '3', expected a number of seconds, or None"),
+        ({"timeout": True}, TypeError, "timeout is True, expected a number"),
     ],
 )
-def test_wrong_numbers_of_envs_to_receive(arguments, error, message):
+def test_wrong_arguments_of_recv(arguments, error, message):
     envs = SyncVectorEnv(counters([9] * 3))
     envs.reset()
     envs.send([0, 0, 0])

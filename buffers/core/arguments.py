@@ -167,7 +167,7 @@ def check_count(name: str, number: Any, most: int | None = None) -> int:
         count = operator.index(number)
     except TypeError:
         raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}") from None
-    if count < 1:
+    if count < 1 or number is True:
         raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}")
     if most is not None and count > most:
         raise BufferMisuseError(f"{name} is {count}, expected at most {most}")

@@ -17,7 +17,7 @@ from rich.console import Console
 from vecenv.backends import COMPARED
 from vecenv.compare import Options, run_comparison
 from vecenv.compare.processes import RunnerError, RunnerProcess
-from vecenv.compare.result import Case, Comparison
+from vecenv.compare.result import FAILED, Case, Comparison
 from vecenv.compare.sampling import Diversity
 from vecenv.compare.serving import Round, Runner, Setting, describe
 from vecenv.machine import tree_memory_bytes
@@ -214,7 +214,7 @@ def test_the_loop_alone_and_no_loop():
         Options(f"{TOYS}:Counter", num_envs=(2,), backends=("loop",), diversity=False, **QUICK)
     )
     assert [case.name for case in result.measured] == ["loop"]
-    assert "no vector env is faster" in result.verdict
+    assert result.verdict.startswith("No vector env was measured; one env in a loop makes ")
 
 
 @pytest.mark.parametrize(
@@ -364,6 +364,18 @@ def test_the_verdict_names_the_slowest_if_it_is_slower_than_a_loop():
     assert cases[3].spread == 0.9
     result.others_busy = 1.04
     assert "Other programs kept 1.0 cores busy meanwhile" in result.verdict
+
+
+def test_the_verdict_compares_the_loop_with_nothing_that_was_not_measured():
+    loop = Case("loop", 1, rounds=rounds(100.0))
+    verdict = Comparison("Env-v0", {}, "", [loop]).verdict
+    assert verdict == "No vector env was measured; one env in a loop makes 100 steps/s."
+    failed = Case("sync", 8, status=FAILED, reason="ValueError: x")
+    verdict = Comparison("Env-v0", {}, "", [loop, failed]).verdict
+    assert verdict == "No vector env could be measured; one env in a loop makes 100 steps/s."
+    slow = Case("sync", 8, rounds=rounds(50.0))
+    verdict = Comparison("Env-v0", {}, "", [loop, failed, slow]).verdict
+    assert "no vector env is faster than one env in a loop" in verdict
 
 
 def test_rates_are_all_steps_over_all_seconds():

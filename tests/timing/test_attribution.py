@@ -1,6 +1,7 @@
 """Recordings made by hand, whose shares are known."""
 
 import threading
+from time import sleep
 
 import numpy as np
 import pytest
@@ -206,7 +207,10 @@ def test_steps_that_have_not_ended_and_resets_are_no_steps():
     [
         ((3, 1, 1000, 1000), "the envs wait"),
         ((3, 990, 1000, 1000), "use first-ready (send/recv) with batches of 1"),
-        (None, "use backend='sync'"),
+        (
+            None,
+            "10 ns with the writing of its results, too little to hand to another process; use ",
+        ),
     ],
 )
 def test_the_verdict_names_the_largest_share(last_env, advice):
@@ -311,6 +315,17 @@ def test_waiting_and_nesting_are_logged():
     lengths = found.end_ns - found.begin_ns
     assert found.nested_ns.tolist() == [0, 0, lengths[0] + lengths[1]]
     assert set(log.total_ns) == {"outer", "inner"}
+
+
+def test_a_phase_inside_of_one_of_its_name_counts_once():
+    log = CallLog()
+    for _ in range(2):
+        with log.interval(log.kind("a")), log.interval(log.kind("b")), log.interval(log.kind("a")):
+            sleep(0.001)
+    found = log.read()
+    is_outer = (found.depths == 0) & (found.kinds == log.kind("a"))
+    assert log.total_ns["a"] == (found.end_ns - found.begin_ns)[is_outer].sum()
+    assert log.total_ns["a"] == sum(log.own_ns)
 
 
 def test_clearing_inside_a_phase_lets_it_begin_anew():

@@ -144,6 +144,77 @@ def test_results_are_the_same_with_timing_on_and_off_again(backend):
     np.testing.assert_array_equal(trajectory(True), trajectory(False))
 
 
+def in_thread(name, function, *args):
+    thread = threading.Thread(target=function, args=args, name=name)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.linux
+def test_threads_with_the_ident_of_one_that_has_ended_have_logs_of_their_own():
+    envs = SyncVectorEnv([partial(CountingEnv, 0.003)])
+    envs.reset()
+    envs.step([0])
+    idents = set()
+
+    def begin():
+        idents.add(threading.get_ident())
+        while time.thread_time() < 0.5:  # which is no time of any other thread
+            pass
+        envs.timing.enable()
+        envs.reset()
+        with envs.timing.phase("first"):
+            envs.step([0])
+
+    def go_on():
+        if threading.get_ident() not in idents:
+            return
+        with envs.timing.phase("second"):
+            time.sleep(0.01)
+        for _ in range(20):
+            envs.step([0])
+        found.append(envs.timing.tally())
+
+    found = []
+    in_thread("old", begin)
+    for _ in range(200):
+        if not found:
+            in_thread("new", go_on)
+    if not found:
+        pytest.skip("no thread has got the ident of the first")
+    recording = envs.timing.recording()
+    envs.close()
+    assert found[0].other_threads < 0.5  # 0.5 s of them were counted within some milliseconds
+    assert [other.name for other in recording.others] == ["old"]
+    assert recording.others[0].names[-1] == "first"
+    assert recording.names[-1] == "second"
+    assert len(recording.calls.kinds) == 21
+    assert set(envs.timing.total_ns) == {"first", "second"}
+
+
+def test_a_thread_per_step_leaves_sums_and_the_latest_intervals(monkeypatch):
+    monkeypatch.setattr("vecenv.timing.control._MOST_ENDED", 5)
+    envs = AsyncVectorEnv([partial(CountingEnv, length=99)] * 2, num_workers=2)
+    envs.timing.enable()
+    envs.reset()
+
+    def step():
+        with envs.timing.phase("all"):
+            time.sleep(0.001)
+            envs.step([0, 0])
+
+    for _ in range(40):
+        in_thread("once", step)
+    report, recording = envs.timing.report(), envs.timing.recording()
+    assert envs.timing.tally().others_ns["all"] >= 38 * 1e6
+    assert report.num_steps == 2 * 40
+    assert envs.timing.total_ns["all"] >= 40 * 1e6
+    assert 4 <= len(recording.others) <= 8
+    envs.timing.clear()
+    assert envs.timing.total_ns == {}
+    envs.close()
+
+
 def test_disabled_timing_records_nothing_more():
     envs = SyncVectorEnv([CountingEnv] * 2)
     with pytest.raises(RuntimeError, match=r"call envs.timing.enable\(\) before"):
@@ -294,6 +365,29 @@ def test_arrows_begin_at_the_call_that_sent_the_env_and_end_at_the_one_that_rece
             if event["ph"] == phase:
                 begins = [call["ts"] <= event["ts"] <= call["ts"] + call["dur"] for call in calls]
                 assert of_env[event["id"]] in passed[begins.index(True)]
+
+
+def test_arrows_begin_in_the_thread_that_sent_the_envs():
+    envs = AsyncVectorEnv([partial(CountingEnv, 0.003, length=99)] * 4, num_workers=2)
+    envs.timing.enable()
+    envs.reset(seed=1)
+    for _ in range(20):
+        in_thread("sender", envs.step_async, np.zeros(4, int))
+        envs.step_wait()
+    for _ in range(20):
+        in_thread("sender", envs.send, np.zeros(4, int))
+        envs.recv()
+    events = list(trace_events(envs.timing.recording()))
+    envs.close()
+    check_flows(events, [event for event in events if event["ph"] == "X"])
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    starts = [event for event in events if event["ph"] == "s"]
+    ends = [event for event in events if event["ph"] == "f"]
+    assert len(starts) == len(ends) == 4 * 41
+    assert len({event["ts"] for event in starts}) == len({event["ts"] for event in ends}) == 41
+    names = [tracks[event["pid"], event["tid"]] for event in starts]
+    assert names.count("thread sender") == 4 * 40
+    assert {(event["pid"], event["tid"]) for event in ends} == {(0, 0)}
 
 
 def check_nesting(slices):

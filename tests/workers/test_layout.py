@@ -98,11 +98,17 @@ def test_shares_of_workers():
     assert worker_shares(1, 3, True, None) == (1, 1)
     assert worker_shares(64, 8, False, 12) == (8, 1)
     assert worker_shares(64, 8, False, 3) == (3, 1)
-    for wrong in (0, -1, 1.5):
+    for wrong in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="max_concurrency"):
             worker_shares(4, 2, False, wrong)
-    with pytest.raises(ValueError, match="num_workers"):
-        worker_shares(4, 0, False, None)
-    for wrong in (0, "many", 1.5):
+    for wrong in (0, 2.0, True, "2"):
+        with pytest.raises(ValueError, match=f"num_workers is {wrong!r}, expected an integer"):
+            worker_shares(4, wrong, False, None)
+    shares = worker_shares(4, np.int8(2), False, None)
+    assert [type(share) for share in shares] == [int, int]  # int8 would overflow in the layout
+    threads = checked_threads(np.int64(4))
+    assert type(threads) is int
+    assert threads == 4
+    for wrong in (0, "many", 1.5, True):
         with pytest.raises(ValueError, match="threads_per_worker"):
             checked_threads(wrong)

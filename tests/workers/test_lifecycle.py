@@ -284,6 +284,28 @@ def test_calls_out_of_order_are_refused():
     pool.close()
 
 
+@pytest.mark.parametrize("timeout", [float("nan"), -1, "3", True])
+def test_timeouts_that_are_none_are_refused(timeout):
+    with pytest.raises((TypeError, ValueError), match=f"timeout is {timeout!r}, expected"):
+        AsyncVectorEnv(faulty(2), timeout=timeout)
+    envs = AsyncVectorEnv(faulty(2), num_workers=2, timeout=np.float32(60))
+    for begin, wait in [
+        (envs.reset_async, envs.reset_wait),
+        (lambda: envs.step_async([FINE] * 2), envs.step_wait),
+        (lambda: envs.call_async("spec"), envs.call_wait),
+    ]:
+        begin()
+        with pytest.raises((TypeError, ValueError), match=f"timeout is {timeout!r}, expected"):
+            wait(timeout)
+        assert len(wait(np.float32(60))) > 0
+    half = envs.halves()[0]
+    half.step_async([FINE])
+    with pytest.raises((TypeError, ValueError), match=f"timeout is {timeout!r}, expected"):
+        half.step_wait(timeout)
+    half.step_wait()
+    envs.close()
+
+
 def test_global_generators_differ_between_workers_and_follow_the_callers_seed():
     def draws():
         np.random.seed(3)  # noqa: NPY002

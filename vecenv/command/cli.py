@@ -38,7 +38,8 @@ _DESCRIPTION = """Train, play and watch policies; check, compare and trace Gymna
 
 `vecenv COMMAND --help` says more about a command."""
 
-# What wrong arguments, files and ids lead to; anything else is a bug and keeps its traceback.
+# What wrong arguments, files and ids lead to, and bugs in users' own files, whose place is told;
+# anything else keeps its traceback.
 _USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError)
 
 
@@ -801,7 +802,12 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except _USER_ERRORS as error:
-        print(f"vecenv: {str(error) or type(error).__name__}", file=sys.stderr)
+        from vecenv.command.blame import place_of
+
+        message, place = str(error) or type(error).__name__, place_of(error)
+        if place is not None:  # a bug of the user's, perhaps
+            message = f"{type(error).__name__}: {error}\n  {place}"
+        print(f"vecenv: {message}", file=sys.stderr)
         return 2
 
 

@@ -183,6 +183,10 @@ class Comparison:
         best, *level = self.fastest
         if level:
             return self._about_tie(best, level)
+        if all(case.is_loop for case in self.measured):
+            was_asked = any(not case.is_loop for case in self.cases)
+            text = "No vector env could be measured" if was_asked else "No vector env was measured"
+            return f"{text}; one env in a loop makes {best.steps_per_second:,.0f} steps/s."
         text = f"Fastest: {best.name}{_envs(best)}, {best.steps_per_second:,.0f} steps/s"
         if best.is_loop:
             return f"{text}: no vector env is faster than one env in a loop."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["check_choice", "read_count", "take_options"]
+__all__ = ["check_choice", "read_count", "read_timeout", "take_options"]
 
 _Options = TypeVar("_Options")
 
@@ -30,6 +31,28 @@ def read_count(name: str, value: Any, least: int = 1, most: int | None = None) -
         return int(value)
     expected = f"of at least {least}" if most is None else f"from {least} to {most}"
     raise ValueError(f"{name} is {value!r}, expected an integer {expected}")
+
+
+def read_timeout(name: str, value: Any) -> float | None:
+    """Return a longest wait in seconds; None waits for as long as it takes.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is below 0, or NaN, with which no wait would ever be over.
+
+    Example:
+        >>> read_timeout("timeout", -1)
+        Traceback (most recent call last):
+        ValueError: timeout is -1, expected seconds from 0 on, or None
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} is {value!r}, expected a number of seconds, or None")
+    if not value >= 0:
+        raise ValueError(f"{name} is {value!r}, expected seconds from 0 on, or None")
+    # A time plus a float32 would be a float32, of which the clock has too many digits.
+    return value if isinstance(value, int | float) else float(value)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:

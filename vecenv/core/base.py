@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
+from vecenv.core.arguments import read_timeout
 from vecenv.core.autoreset import EnvGroup, StepRows, read_autoreset_mode
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.infos import take_infos
@@ -239,12 +239,14 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Raises:
             NoAsyncCallError: Nothing is in flight.
-            ValueError: `min_envs` is below 1 or above the number in flight, or `max_envs` is below
-                1 or below `min_envs`.
-            TypeError: `min_envs` or `max_envs` is no integer.
+            ValueError: `min_envs` is below 1 or above the number in flight, `max_envs` is below
+                1 or below `min_envs`, or `timeout` is below 0 or NaN.
+            TypeError: `min_envs` or `max_envs` is no integer, or `timeout` no number.
             ClosedEnvironmentError: After `close`.
         """
         count, most = self._calls.check_recv(min_envs, max_envs)
+        if timeout is not None:
+            timeout = read_timeout("timeout", timeout)
         try:
             if self._log is None:
                 batch = self._recv(count, most, timeout)
@@ -375,10 +377,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged waits for envs."""
-        log = self._log
-        if log is None:
-            return _NOT_LOGGED
-        return (log if log.thread == get_ident() else self.timing.log).waiting
+        return _NOT_LOGGED if self._log is None else self.timing.log.waiting
 
     def _taking_infos(self) -> AbstractContextManager[None]:
         """Return a context in which the call that is logged receives and batches infos."""

@@ -22,8 +22,11 @@ def checked_seed(seed: Seed, num_envs: int) -> int | list[int | None] | None:
     """
     if seed is None or isinstance(seed, int | np.integer):
         return None if seed is None else int(seed)
-    if isinstance(seed, str | bytes) or not hasattr(seed, "__len__"):
-        raise TypeError(f"seed must be None, an integer or a list of them, got {type(seed)}")
+    has_items = hasattr(seed, "__len__") and not isinstance(seed, str | bytes)
+    if not has_items or getattr(seed, "ndim", 1) == 0:  # arrays and tensors of one number
+        raise TypeError(
+            f"seed must be None, an integer or a list of them, got {seed!r} ({type(seed)})"
+        )
     if len(seed) != num_envs:
         raise ValueError(
             "If seeds are passed as a list the length must match "

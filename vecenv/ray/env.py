@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
+from vecenv.core.arguments import read_timeout
 from vecenv.core.autoreset import StepRows, read_autoreset_mode
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult, VecEnv
 from vecenv.core.batches import take_range, take_rows
@@ -138,7 +139,8 @@ class RayVectorEnv(GymVecEnv):
         from vecenv.ray.opening import RayOptions, open_fleet, read_demand
 
         self.closed = True  # until there is something to close
-        self.env_fns, self.copy, self._timeout = env_fns, copy, timeout
+        self.env_fns, self.copy = env_fns, copy
+        self._timeout = read_timeout("timeout", timeout)
         self.observation_mode = observation_mode
         options = RayOptions(
             observation_mode,
@@ -157,7 +159,7 @@ class RayVectorEnv(GymVecEnv):
             ),
             address,
             on_error,
-            start_timeout,
+            read_timeout("start_timeout", start_timeout),
             shares_cpus,
         )
         self._fleet = open_fleet(env_fns, options)
@@ -439,6 +441,7 @@ class RayVectorEnv(GymVecEnv):
             Exception: An env or a policy raised it.
         """
         self._calls.require_ready("collect")
+        timeout = read_timeout("timeout", timeout)
         size = len(slots), self.num_envs
         self._check_collect(slots)
         arrays = [checked_rows(f"inputs[{k}]", rows, size) for k, rows in enumerate(inputs)]

@@ -354,8 +354,8 @@ def _about_hand_over(facts: Facts) -> Advice:
         if gain > _WORTH:
             mean_ns = env_ns / max(facts.num_steps, 1)
             return _told(
-                f"an env step takes {duration(mean_ns)}, too little to hand to another process; "
-                f"use {_HERE.use}",
+                f"an env step takes {duration(mean_ns)} with the writing of its results, too "
+                f"little to hand to another process; use {_HERE.use}",
                 0.8 * gain,
                 # A cheap step is quicker unstamped and after no sleep; it is not known how much.
                 None if mean_ns < _CHEAP_NS else 1.25 * gain,

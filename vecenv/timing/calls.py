@@ -100,6 +100,9 @@ class _Passes:
             self._rows[places, 0], self._rows[places, 1] = env_ids, begin_ns
         self.count += more
 
+    def shrink(self) -> None:
+        self._rows = self._rows[: self.count].copy()
+
     def read(self) -> Pass:
         return Pass(*self._rows[: min(self.count, _MOST_PASSES)].T.copy())
 
@@ -109,7 +112,8 @@ class CallLog:
 
     Attributes:
         names: Names of the kinds of interval: calls of the env, then phases in order of first use.
-        total_ns: Time spent in each phase since the log began, phases inside it included.
+        total_ns: Time spent in each phase since the log began, phases inside it included, those of
+            its own name once.
         own_ns: Time in intervals by kind, without what is inside them.
         begin_ns: When the log began.
         last_ns: When the latest interval began or ended.
@@ -139,6 +143,14 @@ class CallLog:
         self.fold: Callable[[], None] = lambda: None
         self.fold_at = CAPACITY // 2
         self.clear()
+
+    def shrink(self) -> None:
+        """Give back the memory that is not used; nothing can be logged afterwards."""
+        if self.count < len(self._rows):
+            self._bytes = memoryview(b"")  # refers to all of them
+            self._rows = self._rows[: self.count].copy()
+        self._sent.shrink()
+        self._received.shrink()
 
     def clear(self) -> None:
         """Delete the intervals that have ended; those that are open begin now."""
@@ -211,7 +223,7 @@ class CallLog:
         self.own_ns[kind] += spent_ns - nested_ns
         if opened:
             opened[-1][_NESTED] += spent_ns
-        if kind >= _NUM_ENV_CALLS:
+        if kind >= _NUM_ENV_CALLS and not (opened and _holds(opened, kind)):
             name = self.names[kind]
             self.total_ns[name] = self.total_ns.get(name, 0) + spent_ns
         _pack_row(  # the columns of `Calls`
@@ -311,6 +323,11 @@ class CallLog:
         if self.count <= CAPACITY:
             return self.begin_ns
         return int(self._rows[self.count % CAPACITY, 2])  # where the oldest one ended
+
+
+def _holds(opened: list[list[int]], kind: int) -> bool:
+    """Whether a phase is inside one of the same name, which counts its time already."""
+    return any(interval[_KIND] == kind for interval in opened)
 
 
 class _Interval(AbstractContextManager[None]):

@@ -28,6 +28,8 @@ __all__ = ["TimedEnvs", "Timing"]
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
 _FEWEST_TICKS_NS = 200_000_000  # the system counts in hundredths of a second
 _MOST_FOLDED = 1 << 16  # stamps added up at a time, about; more would not stay in the caches
+_MOST_ENDED = 64  # logs of threads that have ended
+_MOST_ENDED_ROWS = 2 * CAPACITY  # intervals in them
 _LATEST = 256  # intervals analysed in detail where the caller steps the envs; of others only sums
 
 
@@ -75,18 +77,26 @@ class _Loads(NamedTuple):
     other_threads: float
 
 
+class _Life:
+    """An object that a thread has as long as it lives."""
+
+    __slots__ = ("__weakref__",)
+
+
 class _ThreadLog(CallLog):
     """The log of a thread, and its totals.
 
     Attributes:
         name: Name of the thread.
+        life: What the thread has as long as it lives: its ident may be another one's afterwards.
         folded: Number of intervals that have been added to the totals.
         totals: Totals of the calls among them.
         cpu_ns: Processor time of the thread when the log began; None if another thread began it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, life: _Life) -> None:
         self.name = threading.current_thread().name
+        self.life = weakref.ref(life)
         self.folded = 0
         self.totals = CallTotals()
         super().__init__()
@@ -95,6 +105,35 @@ class _ThreadLog(CallLog):
         super().clear()
         self.folded, self.totals = 0, CallTotals()
         self.cpu_ns = thread_time_ns() if get_ident() == self.thread else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended."""
+        return self.life() is None
+
+    def by_name(self) -> dict[str, int]:
+        """Return the time in each phase and call without what is inside them."""
+        found = self.phases_ns()
+        for name, own_ns in zip(self.names, self.own_ns, strict=False):
+            if own_ns and name not in found:
+                found[name] = own_ns
+        return found
+
+
+class _Here(threading.local):
+    """What a thread has of a timing: its log, and the calls of each kind, made once for all steps.
+
+    It goes when the thread ends, while the next thread may have the same ident at once.
+    """
+
+    life: _Life | None = None
+    log: _ThreadLog | None = None
+    calls: list[_Call] | None = None
+
+
+def _add(totals: dict[str, int], more: dict[str, int]) -> None:
+    for name, spent_ns in more.items():
+        totals[name] = totals.get(name, 0) + spent_ns
 
 
 def _weak_fold(timing: Timing) -> Callable[[], None]:
@@ -140,8 +179,13 @@ class Timing:
     def __init__(self, envs: TimedEnvs) -> None:
         self._envs = weakref.ref(envs)  # a cycle would delay the deletion of the env
         self._backend = type(envs).__name__
-        self._logs: dict[int, _ThreadLog] = {}  # by thread
-        self._calls: dict[int, list[_Call]] = {}  # by thread and kind, made once for all steps
+        self._logs: list[_ThreadLog] = []  # one per thread, in the order of their first calls
+        self._here = _Here()
+        # Of threads that have ended and whose logs are gone: by phase and call, by phase with what
+        # is inside, and the end of the latest interval.
+        self._gone_ns: dict[str, int] = {}
+        self._gone_total_ns: dict[str, int] = {}
+        self._gone_until_ns = 0
         self._lock = threading.RLock()  # over the totals
         self._stamps: EnvStamps | None = None
         self._stamped, self._kernel_ns = NOTHING, 0
@@ -163,10 +207,10 @@ class Timing:
     @property
     def total_ns(self) -> dict[str, int]:
         """Nanoseconds spent in each phase since the last `clear`, in all threads."""
-        found: dict[str, int] = {}
-        for log in list(self._logs.values()):
-            for name, spent_ns in list(log.total_ns.items()):
-                found[name] = found.get(name, 0) + spent_ns
+        with self._lock:
+            found = dict(self._gone_total_ns)
+            for log in self._logs:
+                _add(found, log.total_ns.copy())  # copied at once: its thread may go on
         return found
 
     def enable(self) -> None:
@@ -210,7 +254,9 @@ class Timing:
     def clear(self) -> None:
         """Delete the recording; phases that are open begin now."""
         with self._lock:
-            for log in list(self._logs.values()):
+            self._logs = [log for log in self._logs if not log.has_ended]
+            self._gone_ns, self._gone_total_ns, self._gone_until_ns = {}, {}, 0
+            for log in self._logs:
                 log.clear()
                 self._set_next_fold(log)
             self._since_ns = self._folded_ns = perf_counter_ns()
@@ -226,14 +272,41 @@ class Timing:
     @property
     def log(self) -> CallLog:
         """The log of the calling thread."""
-        log = self._logs.get(get_ident())
-        if log is None:
-            log = _ThreadLog()
+        log = self._here.log
+        return self._begin_log() if log is None else log
+
+    def _begin_log(self) -> CallLog:
+        here, life = self._here, _Life()
+        with self._lock:
+            self._drop_ended()
+            log = _ThreadLog(life)
             log.begin_ns = log.begin_ns if not self._since_ns else self._since_ns
             log.fold = _weak_fold(self)
             self._set_next_fold(log)
-            self._logs[log.thread] = log
+            self._logs.append(log)
+        here.life, here.log = life, log
         return log
+
+    def _drop_ended(self) -> None:
+        """Keep of threads that have ended only the latest logs; of the others only the sums.
+
+        A program may start a thread for every step.
+        """
+        if self._logs:
+            self._fold()  # none of many threads may come to make as many calls as a fold is due at
+        ended = [log for log in self._logs if log.has_ended]
+        for log in ended:
+            log.shrink()
+        main = max(self._logs, key=lambda log: log.env_ns, default=None)
+        num_rows = sum(log.count for log in ended)
+        while len(ended) > _MOST_ENDED or num_rows > _MOST_ENDED_ROWS:
+            log = ended.pop(0)
+            num_rows -= log.count
+            if log is not main:
+                self._logs.remove(log)
+                _add(self._gone_ns, log.by_name())
+                _add(self._gone_total_ns, log.total_ns)
+                self._gone_until_ns = max(self._gone_until_ns, log.last_ns)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose wall time is added to phase `name` (nothing while disabled)."""
@@ -247,16 +320,16 @@ class Timing:
 
         Adds the latest steps as a note to an exception that passes through it.
         """
-        calls = self._calls.get(get_ident())
-        if calls is None:
-            log = self.log
-            num_envs = self._kept[2]
-            calls = [
-                _Call(self, log, one, num_envs if one in (STEP, STEP_WAIT) else 0)
-                for one in range(len(ENV_CALLS))
-            ]
-            self._calls[get_ident()] = calls
-        return calls[kind]
+        calls = self._here.calls
+        return (self._begin_calls() if calls is None else calls)[kind]
+
+    def _begin_calls(self) -> list[_Call]:
+        log, num_envs = self.log, self._kept[2]
+        self._here.calls = calls = [
+            _Call(self, log, one, num_envs if one in (STEP, STEP_WAIT) else 0)
+            for one in range(len(ENV_CALLS))
+        ]
+        return calls
 
     def keep(self) -> None:
         """Keep the assignment of envs to workers, for a report after the vector env is closed."""
@@ -286,7 +359,8 @@ class Timing:
             now_ns, crew, work = perf_counter_ns(), self._kept[0], None
             found: Stamps | None = None
             inside_ns: tuple[int, int] | None = None
-            logs = list(self._logs.values())
+            # Threads that have ended make no more calls, and wait for none of those they began.
+            logs = [log for log in self._logs if log.count > log.folded or not log.has_ended]
             if self._stamps is not None and self._env_totals is not None:
                 found, self._taken = self._stamps.since(self._taken)
                 totals, is_ended = self._env_totals, found.end_ns > 0
@@ -307,6 +381,8 @@ class Timing:
                 log.totals.add(log.since(log.folded, count), work, crew, inside_ns)
                 log.folded = count
                 self._set_next_fold(log)
+                if log.has_ended:
+                    continue
                 open_ns = log.open_since()
                 begins = [*log.totals.sent_ns.values(), *([] if open_ns is None else [open_ns])]
                 needed_ns = min([needed_ns, *begins])
@@ -326,7 +402,7 @@ class Timing:
         Raises:
             RuntimeError: Nothing was recorded.
         """
-        logs = [log for log in list(self._logs.values()) if log.count]
+        logs = [log for log in list(self._logs) if log.count]
         if not logs:
             raise RuntimeError(
                 "nothing has been recorded: call envs.timing.enable() before the steps"
@@ -334,7 +410,7 @@ class Timing:
         return max(logs, key=lambda log: log.env_ns)
 
     def _pause(self) -> AbstractContextManager[None]:
-        log = self._logs.get(get_ident())
+        log = self._here.log
         return nullcontext() if log is None else log.paused()
 
     def tally(self) -> Tally:
@@ -347,16 +423,10 @@ class Timing:
         self.keep()  # workers may have been replaced
         with self._lock:
             self._fold()
-            others_ns: dict[str, int] = {}
-            for log in list(self._logs.values()):
-                if log is main:
-                    continue
-                spent = {**log.phases_ns()}
-                for name, own_ns in zip(log.names, log.own_ns, strict=False):
-                    if own_ns and name not in spent:
-                        spent[name] = own_ns
-                for name, own_ns in spent.items():
-                    others_ns[name] = others_ns.get(name, 0) + own_ns
+            others_ns = dict(self._gone_ns)
+            for log in self._logs:
+                if log is not main:
+                    _add(others_ns, log.by_name())
             wall_ns = max(main.wall_ns, 1)
             loads = self._loads or self._measure_loads()
             return Tally(
@@ -379,9 +449,9 @@ class Timing:
         """Return the load of other processes and threads so far."""
         now_ns, own_ns = perf_counter_ns(), process_time_ns() - self._process_cpu_ns
         spent_ns = max(now_ns - self._since_ns, 1)
-        main = max(list(self._logs.values()), key=lambda log: log.env_ns, default=None)
+        main = max(list(self._logs), key=lambda log: log.env_ns, default=None)
         other_threads = 0.0
-        if main is not None and main.cpu_ns is not None and main.thread == get_ident():
+        if main is not None and main.cpu_ns is not None and main is self._here.log:
             other_threads = (own_ns - (thread_time_ns() - main.cpu_ns)) / spent_ns
         busy_ns, others = machine_cpu_ns(), None
         if busy_ns is not None and self._machine_cpu_ns is not None:
@@ -399,7 +469,10 @@ class Timing:
         main = self._main_log()
         self.keep()
         with self._pause():
-            begin_ns = max(self._since_ns, main.complete_since())
+            logs = [log for log in list(self._logs) if log.count]
+            callers = [log for log in logs if log is main or log.env_ns]
+            since_ns = max(log.complete_since() for log in callers)
+            begin_ns = max(self._since_ns, self._gone_until_ns, since_ns)
             stamps = None
             if self._stamps is not None:
                 begin_ns = max(begin_ns, self._stamps.complete_since())
@@ -409,11 +482,12 @@ class Timing:
             calls = calls.where(calls.begin_ns >= begin_ns)
             end_ns = int(calls.end_ns.max(initial=begin_ns))
             others = []
-            for log in list(self._logs.values()):
-                if log is not main and log.count:
+            for log in logs:
+                if log is not main:
                     found = log.read()
                     found = found.where(found.begin_ns >= begin_ns)
-                    others.append(ThreadCalls(log.name, list(log.names), found))
+                    passed = log.sent(), log.received()
+                    others.append(ThreadCalls(log.name, list(log.names), found, *passed))
             crew, processes, num_envs = self._kept
             return Recording(
                 self._backend,

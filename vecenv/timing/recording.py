@@ -31,11 +31,14 @@ class ThreadCalls(NamedTuple):
         name: Name of the thread.
         names: Names of the kinds of intervals.
         calls: The intervals.
+        sent, received: The envs of single calls of `send` and `recv`.
     """
 
     name: str
     names: list[str]
     calls: Calls
+    sent: Pass
+    received: Pass
 
 
 class Recording(NamedTuple):
@@ -50,7 +53,7 @@ class Recording(NamedTuple):
         crew: The threads that step the envs.
         processes: The workers' processes, None for the caller.
         num_envs: Number of envs.
-        sent, received: The envs of single calls of `send` and `recv`.
+        sent, received: The envs of its single calls of `send` and `recv`.
         others: Intervals of other threads.
     """
 

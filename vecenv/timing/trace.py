@@ -28,7 +28,7 @@ from vecenv.timing.calls import (
     Calls,
     Pass,
 )
-from vecenv.timing.recording import Recording
+from vecenv.timing.recording import Recording, ThreadCalls
 from vecenv.timing.stamps import Stamps
 
 __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
@@ -36,6 +36,7 @@ __all__ = ["MOST_STEPS", "trace_events", "write_trace"]
 MOST_STEPS = 50_000  # latest env steps in a trace; Perfetto opens that many quickly
 _CALLER = 0  # number of the process; worker w is w + 1
 _OTHER_THREADS = 1_000_000  # first track of the caller's other threads
+_NEVER = np.iinfo(np.int64).max  # in nanoseconds
 _FEW = 4  # envs that are named one by one
 
 Event = dict[str, Any]
@@ -63,12 +64,16 @@ def trace_events(recording: Recording) -> Iterator[Event]:
             since = stamps.begin_ns[-MOST_STEPS]
             stamps = stamps.where(stamps.begin_ns >= since)
             calls = recording.calls.where(recording.calls.end_ns >= since)
-            recording = recording._replace(calls=calls)
+            others = [
+                other._replace(calls=other.calls.where(other.calls.end_ns >= since))
+                for other in recording.others
+            ]
+            recording = recording._replace(calls=calls, others=others)
     yield _name("process_name", _CALLER, 0, "caller")
     yield _name("thread_name", _CALLER, 0, "calls and phases")
     yield from _call_events(recording)
     for number, other in enumerate(recording.others):
-        track = _CALLER, _OTHER_THREADS + number
+        track = _other_track(number)
         yield _name("thread_name", *track, f"thread {other.name}")
         for k in range(len(other.calls.kinds)):
             yield _call_event(other.calls, k, other.names, recording.begin_ns, track)
@@ -162,17 +167,31 @@ def _step_events(recording: Recording, stamps: Stamps, tracks: _Tracks) -> Itera
 
 
 def _flow_events(recording: Recording, stamps: Stamps, tracks: _Tracks) -> Iterator[Event]:
-    """Yield arrows: call -> env step -> call; at most one pair per step."""
-    sent_ns = _latest_before(recording, stamps)
-    taken_ns = _first_after(recording, stamps)
+    """Yield arrows: call -> env step -> call; at most one pair per step.
+
+    The calls may be of different threads: one sends, another waits.
+    """
+    main = ThreadCalls("", recording.names, recording.calls, recording.sent, recording.received)
+    threads, num_envs = [main, *recording.others], recording.num_envs
+    each_sent_ns = np.array([_latest_before(thread, stamps, num_envs) for thread in threads])
+    each_taken_ns = np.array([_first_after(thread, stamps, num_envs) for thread in threads])
+    senders, takers = each_sent_ns.argmax(axis=0), each_taken_ns.argmin(axis=0)
+    sent_ns, taken_ns = each_sent_ns.max(axis=0), each_taken_ns.min(axis=0)
+    taken_ns = np.where(taken_ns == _NEVER, 0, taken_ns)
+    calling = [(_CALLER, 0), *(_other_track(k) for k in range(len(recording.others)))]
     is_complete = (sent_ns > 0) & (taken_ns > 0) & (tracks.processes[stamps.env_ids] != _CALLER)
     since_ns = recording.begin_ns
     for k in np.flatnonzero(is_complete).tolist():  # others are the caller's own, or incomplete
         env_id = int(stamps.env_ids[k])
         track = int(tracks.processes[env_id]), int(tracks.threads[env_id])
-        yield _flow("s", k, int(sent_ns[k]), since_ns, (_CALLER, 0))
+        yield _flow("s", k, int(sent_ns[k]), since_ns, calling[senders[k]])
         yield _flow("t", k, int(stamps.begin_ns[k]), since_ns, track)
-        yield _flow("f", k, int(taken_ns[k]) - 1, since_ns, (_CALLER, 0))
+        yield _flow("f", k, int(taken_ns[k]) - 1, since_ns, calling[takers[k]])
+
+
+def _other_track(number: int) -> tuple[int, int]:
+    """Return the track of one of the caller's other threads."""
+    return _CALLER, _OTHER_THREADS + number
 
 
 def _ranges(calls: Calls, num_envs: int) -> Iterator[tuple[np.ndarray, int, int]]:
@@ -182,40 +201,39 @@ def _ranges(calls: Calls, num_envs: int) -> Iterator[tuple[np.ndarray, int, int]
         yield (calls.first_env == first) & (lasts == last), first, last
 
 
-def _latest_before(recording: Recording, stamps: Stamps) -> np.ndarray:
-    """Return the start of the call that requested each step, int64 (R,); 0 if not known."""
+def _latest_before(thread: ThreadCalls, stamps: Stamps, num_envs: int) -> np.ndarray:
+    """Return the start of a thread's latest request before each step, int64 (R,); 0 if none."""
     found = np.zeros(len(stamps.env_ids), np.int64)
-    calls = recording.calls.where(np.isin(recording.calls.kinds, (STEP, STEP_ASYNC, RESET)))
-    for chosen, first, last in _ranges(calls, recording.num_envs):
+    calls = thread.calls.where(np.isin(thread.calls.kinds, (STEP, STEP_ASYNC, RESET)))
+    for chosen, first, last in _ranges(calls, num_envs):
         begins_ns = np.sort(calls.begin_ns[chosen])
         places = np.searchsorted(begins_ns, stamps.begin_ns, side="right") - 1
         is_its = (places >= 0) & (stamps.env_ids >= first) & (stamps.env_ids < last)
         latest_ns = begins_ns[np.maximum(places, 0)]
         found = np.where(is_its, np.maximum(found, latest_ns), found)
-    held = recording.calls.where(recording.calls.kinds == SEND).begin_ns
-    for rows, times_ns in _by_env(recording.sent, stamps, held, held):
+    held = thread.calls.where(thread.calls.kinds == SEND).begin_ns
+    for rows, times_ns in _by_env(thread.sent, stamps, held, held):
         places = np.searchsorted(times_ns, stamps.begin_ns[rows], side="right") - 1
         latest_ns = np.where(places >= 0, times_ns[np.maximum(places, 0)], 0)
         found[rows] = np.maximum(found[rows], latest_ns)
     return found
 
 
-def _first_after(recording: Recording, stamps: Stamps) -> np.ndarray:
-    """Return the end of the call that received each step, int64 (R,); 0 if not known."""
-    never = np.iinfo(np.int64).max
-    found = np.full(len(stamps.env_ids), never)
-    calls = recording.calls.where(np.isin(recording.calls.kinds, (STEP, STEP_WAIT, RESET)))
-    for chosen, first, last in _ranges(calls, recording.num_envs):
-        ends_ns = np.append(np.sort(calls.end_ns[chosen]), never)
+def _first_after(thread: ThreadCalls, stamps: Stamps, num_envs: int) -> np.ndarray:
+    """Return the end of a thread's first call that may have received each step, int64 (R,)."""
+    found = np.full(len(stamps.env_ids), _NEVER)
+    calls = thread.calls.where(np.isin(thread.calls.kinds, (STEP, STEP_WAIT, RESET)))
+    for chosen, first, last in _ranges(calls, num_envs):
+        ends_ns = np.append(np.sort(calls.end_ns[chosen]), _NEVER)
         next_ns = ends_ns[np.searchsorted(ends_ns, stamps.end_ns, side="left")]
         is_its = (stamps.env_ids >= first) & (stamps.env_ids < last)
         found = np.where(is_its, np.minimum(found, next_ns), found)
-    receives = recording.calls.where(recording.calls.kinds == RECV)
-    for rows, times_ns in _by_env(recording.received, stamps, receives.begin_ns, receives.end_ns):
-        ends_ns = np.append(times_ns, never)
+    receives = thread.calls.where(thread.calls.kinds == RECV)
+    for rows, times_ns in _by_env(thread.received, stamps, receives.begin_ns, receives.end_ns):
+        ends_ns = np.append(times_ns, _NEVER)
         next_ns = ends_ns[np.searchsorted(ends_ns, stamps.end_ns[rows], side="left")]
         found[rows] = np.minimum(found[rows], next_ns)
-    return np.where(found == never, 0, found)
+    return found
 
 
 def _by_env(

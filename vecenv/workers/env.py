@@ -17,6 +17,7 @@ from gymnasium.vector import AsyncVectorEnv as OneProcessPerEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
+from vecenv.core.arguments import read_timeout
 from vecenv.core.autoreset import StepRows, read_autoreset_mode
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.deadline import Deadline
@@ -99,6 +100,7 @@ class AsyncVectorEnv(GymVecEnv):
     Raises:
         EnvCreationError: A factory raised; names the env.
         RuntimeError: The envs' spaces differ.
+        TypeError, ValueError: An argument is not what it should be; names it.
     """
 
     def __init__(  # noqa: PLR0917 - Gymnasium's arguments in Gymnasium's order
@@ -128,7 +130,8 @@ class AsyncVectorEnv(GymVecEnv):
         if worker is not None:
             raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
-        self.context, self.daemon, self._timeout = context, daemon, timeout
+        self.context, self.daemon = context, daemon
+        self._timeout = read_timeout("timeout", timeout)
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
         self.autoreset_mode = read_autoreset_mode(autoreset_mode)
         options = PoolOptions.checked(
@@ -240,7 +243,7 @@ class AsyncVectorEnv(GymVecEnv):
             StepTimeoutError: Some env has not answered; the reset stays pending.
         """
         self._require_pending("reset")
-        result = self._finish_reset(Deadline.of_call(timeout, self._timeout))
+        result = self._finish_reset(self._deadline(timeout))
         self._calls.mark_reset()
         return result
 
@@ -334,10 +337,11 @@ class AsyncVectorEnv(GymVecEnv):
             StepTimeoutError: Some env has not answered; the step stays pending.
         """
         self._require_pending("step")
+        deadline = self._deadline(timeout)
         if self._is_new:
-            self._refuse_unreset(Deadline.of_call(timeout, self._timeout))
+            self._refuse_unreset(deadline)
         with self._logged(STEP_WAIT):
-            return self._end_step(Deadline.of_call(timeout, self._timeout))
+            return self._end_step(deadline)
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         if self._is_disabled:
@@ -468,7 +472,7 @@ class AsyncVectorEnv(GymVecEnv):
             StepTimeoutError: Some env has not answered; the call stays pending.
         """
         self._require_pending("call")
-        _, _, results = self._finish("call", Deadline.of_call(timeout, self._timeout))
+        _, _, results = self._finish("call", self._deadline(timeout))
         found = tuple(result for part in results for result in part)
         self._calls.end_async()
         self._exchange.drop_answers()
@@ -554,6 +558,10 @@ class AsyncVectorEnv(GymVecEnv):
                 f"for anything; call `{call}_async` again",
                 call,
             )
+
+    def _deadline(self, timeout: Any) -> Deadline:
+        """Return the deadline of a call that was given a timeout, which is looked at here."""
+        return Deadline.of_call(read_timeout("timeout", timeout), self._timeout)
 
     def _require_pending(self, call: str) -> None:
         self._calls.require_open(f"{call}_wait")

@@ -9,6 +9,7 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector.utils import batch_space
 
 from vecenv.core.actions import ActionBatcher
+from vecenv.core.arguments import read_timeout
 from vecenv.core.base import GymVecEnv, StepResult
 from vecenv.core.batches import take_range
 from vecenv.core.deadline import Deadline
@@ -124,6 +125,7 @@ class Half:
             raise NoAsyncCallError(
                 "Calling `step_wait` without any prior call to `step_async`.", "step"
             )
+        timeout = read_timeout("timeout", timeout)
         with envs._logged(STEP_WAIT) as log:
             if log is not None:
                 log.note_range(self._rows.start, self._rows.stop)

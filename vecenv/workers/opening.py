@@ -13,6 +13,7 @@ from gymnasium.spaces import Dict, Graph, OneOf, Text, Tuple
 from gymnasium.spaces import Sequence as SequenceSpace
 from gymnasium.vector import AutoresetMode
 
+from vecenv.core.arguments import read_count
 from vecenv.core.autoreset import StepRows
 from vecenv.core.batches import chunk_bounds
 from vecenv.core.deadline import Deadline
@@ -123,11 +124,12 @@ class Opened(NamedTuple):
 
 def checked_threads(threads_per_worker: int | str) -> int:
     """Return the number of threads; 0 for "auto", if it depends on the envs."""
-    if threads_per_worker == "auto":
+    if isinstance(threads_per_worker, str) and threads_per_worker == "auto":
         return 0
-    if isinstance(threads_per_worker, int) and threads_per_worker >= 1:
-        return threads_per_worker
-    raise ValueError(f"threads_per_worker is {threads_per_worker!r}, expected 'auto' or at least 1")
+    try:
+        return read_count("threads_per_worker", threads_per_worker)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 'auto'") from None
 
 
 def worker_shares(
@@ -140,10 +142,11 @@ def worker_shares(
     most_threads = num_envs
     if num_workers is None:
         num_workers = max(1, usable_cores() - caller_steps)
-    elif num_workers < 1:
-        raise ValueError(f"num_workers is {num_workers}, expected at least 1")
+    else:
+        num_workers = read_count("num_workers", num_workers)
     if max_concurrency is not None:
-        if not isinstance(max_concurrency, int | np.integer):
+        is_integer = isinstance(max_concurrency, int | np.integer)
+        if not is_integer or isinstance(max_concurrency, bool):
             raise ValueError(
                 f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}."
             )

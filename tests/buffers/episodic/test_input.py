@@ -50,6 +50,7 @@ def test_bad_episodes_are_refused_and_change_nothing(episode, message):
 
 BAD_CALLS = {
     "batch size": (lambda b: b.sample(0), "batch_size must be a positive integer"),
+    "flag for a size": (lambda b: b.sample(True), "batch_size must be a positive integer, got Tr"),
     "discount": (lambda b: b.sample(4, 1.5), "discount is 1.5"),
     "NaN discount": (lambda b: b.sample(4, float("nan")), "discount is nan"),
     "over": (lambda b: b.sample(4, over="rows"), "over is 'rows'"),
