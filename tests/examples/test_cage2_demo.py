@@ -29,7 +29,6 @@ def demo(monkeypatch):
 
 def small(demo, folder, **options):
     settings = {"total_steps": 15_000, "num_envs": 32, "episodes": 20, "save": folder}
-    settings["dtype"] = "bfloat16"
     return demo.Options(**{**settings, **options})
 
 
