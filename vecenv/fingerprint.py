@@ -39,7 +39,7 @@ from numba.np.ufunc.dufunc import DUFunc
 from numba.np.ufunc.gufunc import GUFunc
 
 from vecenv.core.copies import FIXED_PACKAGES, Copies, closed_over, python_function
-from vecenv.core.interrupts import interrupts_later
+from vecenv.core.interrupts import held_in_forks, interrupts_later
 
 try:
     from vecenv.linking import CAN_LINK, LinkedCompiler, OutermostCompiler
@@ -89,15 +89,10 @@ if _CAN_NUMBER:
         os.register_at_fork(after_in_child=_number_symbols_anew)
 
 
-# A child of a process with a thread that compiles would wait for that for ever. The lock itself,
-# whose methods are no Python code: a Ctrl-C that comes in code that a fork calls is lost.
+# A child of a process with a thread that compiles would wait for that for ever.
 _compiling: Any = getattr(global_compiler_lock, "_lock", None)
 if _compiling is not None and hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_compiling.acquire,
-        after_in_parent=_compiling.release,
-        after_in_child=_compiling.release,
-    )
+    held_in_forks(_compiling)
 
 
 def is_jit_off() -> bool:
@@ -376,7 +371,7 @@ class _Walk:
     def _visit_compiled(self, found: Any) -> bool:
         """Visit what Numba compiles; return whether it was any of that."""
         value: Any = found
-        if isinstance(value, Dispatcher):
+        if isinstance(found, Dispatcher):
             if id(value) not in self._seen:
                 self._options(value)
                 if not value._can_compile:  # declared with signatures
@@ -390,18 +385,18 @@ class _Walk:
                 self._overload(kind)
         elif isinstance(getattr(value, "_defn", None), types.FunctionType):  # an intrinsic
             self._enter(value, value._defn)
-        elif isinstance(value, GUFunc):
+        elif isinstance(found, GUFunc):
             builder = value.gufunc_builder
             self._add("gufunc", builder.signature, sorted(map(str, builder.targetoptions.items())))
             self._add(list(map(str, builder._sigs)), str(builder.writable_args))
             self._enter(value, builder.py_func)
-        elif isinstance(value, DUFunc):
+        elif isinstance(found, DUFunc):
             made = value._dispatcher
             self._add("ufunc", value.identity, value.types)
             if id(value) not in self._seen:
                 self._options(made)
             self._enter(value, made.py_func)
-        elif isinstance(value, CFunc):
+        elif isinstance(found, CFunc):
             self._add("cfunc", str(value._sig))
             if id(value) not in self._seen:
                 self._options(value._compiler)
