@@ -8,7 +8,9 @@ the name under which the code is cached.
 from __future__ import annotations
 
 import contextlib
+import dis
 import enum
+import functools
 import hashlib
 import itertools
 import logging
@@ -25,14 +27,19 @@ import llvmlite
 import numba
 import numpy as np
 from numba import config, njit
+from numba.core import types as types_of_numba
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
+from numba.core.typing.templates import builtin_registry
+from numba.np.ufunc.dufunc import DUFunc
+from numba.np.ufunc.gufunc import GUFunc
 
 from vecenv.core.copies import FIXED_PACKAGES, Copies, closed_over, python_function
-from vecenv.core.interrupts import interrupts_later
+from vecenv.core.interrupts import held_in_forks, interrupts_later
 
 try:
     from vecenv.linking import CAN_LINK, LinkedCompiler, OutermostCompiler
@@ -40,7 +47,7 @@ except ImportError:  # a Numba in which what these are made of has moved
     CAN_LINK = False
     LinkedCompiler = OutermostCompiler = Compiler  # type: ignore[assignment, misc]
 
-__all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off"]
+__all__ = ["cached_njit", "fingerprint", "fresh_njit", "is_jit_off", "is_lasting"]
 
 _logger = logging.getLogger("vecenv")
 # Settings of Numba that change machine code but are not part of its own cache key.
@@ -50,6 +57,13 @@ _VERSIONS = (
     *(platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__),
 )
 _MISSING = object()
+_UNKNOWN = "unknown-"  # begins fingerprints of what can't be hashed
+_PLAIN = (bool, int, float, complex, str, bytes, slice, range, type(...))
+_READS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_LIBRARIES = (  # modules whose own functions are known by name; more than `FIXED_PACKAGES`
+    *("builtins", "math", "cmath", "operator", "random", "time"),
+    *("numpy", "numpy.random", "numpy.linalg", "numpy.fft"),
+)
 _FIRST_SYMBOL = 10**18
 _SYMBOL_NUMBER = re.compile(r"B\d+v(\d+)")  # in a mangled name
 _UNRESOLVED = ".numba.unresolved$"  # with which names of addresses begin that Numba fills in later
@@ -75,15 +89,10 @@ if _CAN_NUMBER:
         os.register_at_fork(after_in_child=_number_symbols_anew)
 
 
-# A child of a process with a thread that compiles would wait for that for ever. The lock itself,
-# whose methods are no Python code: a Ctrl-C that comes in code that a fork calls is lost.
+# A child of a process with a thread that compiles would wait for that for ever.
 _compiling: Any = getattr(global_compiler_lock, "_lock", None)
 if _compiling is not None and hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_compiling.acquire,
-        after_in_parent=_compiling.release,
-        after_in_child=_compiling.release,
-    )
+    held_in_forks(_compiling)
 
 
 def is_jit_off() -> bool:
@@ -97,8 +106,19 @@ def fingerprint(roots: Iterable[Any]) -> str:
     It changes when the code of a function changes, of a function it calls (through any number of
     calls, also into other modules), or a global or closed-over constant that one of them reads; and
     with the versions of Python, Numba and NumPy.
+
+    Where anything else is found, it is like no other and no earlier one, see `is_lasting`.
     """
-    return _Walk(roots).digest.hexdigest()[:20]
+    walk = _Walk(roots)
+    if walk.is_known:
+        return walk.digest.hexdigest()[:20]
+    _logger.debug("code is not shared, as it depends on %s", ", ".join(walk.unknown))
+    return _UNKNOWN + os.urandom(10).hex()
+
+
+def is_lasting(found: str) -> bool:
+    """Whether a fingerprint is equal for equal code, so that code may be kept under it."""
+    return not found.startswith(_UNKNOWN)
 
 
 def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
@@ -171,8 +191,8 @@ def _fresh_copies(outermost: Any = None) -> Copies:
             for overload in found.overloads.values():
                 made.compile(overload.signature)
             made.disable_compile()
-        if found is not outermost:
-            _fresh.setdefault(found, {})[fingerprint([found])] = made
+        if found is not outermost and is_lasting(name := fingerprint([found])):
+            _fresh.setdefault(found, {})[name] = made
 
     return Copies(remake, finish=finish, find=find)
 
@@ -220,11 +240,11 @@ class _FingerprintedCache:
         """Return the code for a signature; if there is none, prepare for compiling it."""
         dispatcher: Any = self._dispatcher()
         options = sorted(map(str, dispatcher.targetoptions.items()))
-        name = f"{self.original.__name__}-{fingerprint([self.original, options])}"
-        function = _named(self.original, name)
+        own = fingerprint([self.original, options])
+        function = _named(self.original, f"{self.original.__name__}-{own}")
         found = None
         try:
-            self._files = _Files(function) if _CAN_NUMBER else None
+            self._files = _Files(function) if _CAN_NUMBER and is_lasting(own) else None
         except RuntimeError as error:  # "cannot cache function ...: no locator available"
             _logger.warning("compiled code is not kept on disk: %s", error)
             self._files = None
@@ -323,10 +343,15 @@ def _importable_dynamic_module() -> Iterator[None]:
 
 
 class _Walk:
-    """Visits functions and constants depth first, each function once, and hashes what it sees."""
+    """Visits functions and constants depth first, each function once, and hashes what it sees.
+
+    What it does not know, such as a C function or a user's object, it can't hash: two that look
+    alike may be compiled to different code. Then `is_known` is False, and nothing may be shared.
+    """
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.digest = hashlib.sha256()
+        self.unknown: list[str] = []  # types of what can't be hashed
         self._seen: dict[int, int] = {}
         self._add(_VERSIONS)
         for setting in _SETTINGS:
@@ -334,55 +359,176 @@ class _Walk:
         for root in roots:
             self._visit(root)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the hash stands for all that was visited."""
+        return not self.unknown
+
     def _visit(self, found: Any) -> None:
+        if not (self._visit_compiled(found) or self._visit_constant(found)):
+            self.unknown.append(f"{type(found).__module__}.{type(found).__qualname__}")
+
+    def _visit_compiled(self, found: Any) -> bool:
+        """Visit what Numba compiles; return whether it was any of that."""
         value: Any = found
         if isinstance(found, Dispatcher):
             if id(value) not in self._seen:
-                self._add("options", sorted(map(str, value.targetoptions.items())))
+                self._options(value)
                 if not value._can_compile:  # declared with signatures
                     self._add([str(one.signature) for one in value.overloads.values()])
             self._enter(value, python_function(value))
         elif isinstance(value, types.FunctionType):
+            # Numba registers for its own functions only when it compiles for the first time.
+            is_new = id(value) not in self._seen and not _is_fixed(value.__module__)
             self._enter(value, value)
-        elif hasattr(value, "_defn"):  # an intrinsic
+            for kind in _registered(value) if is_new else ():
+                self._overload(kind)
+        elif isinstance(getattr(value, "_defn", None), types.FunctionType):  # an intrinsic
             self._enter(value, value._defn)
+        elif isinstance(found, GUFunc):
+            builder = value.gufunc_builder
+            self._add("gufunc", builder.signature, sorted(map(str, builder.targetoptions.items())))
+            self._add(list(map(str, builder._sigs)), str(builder.writable_args))
+            self._enter(value, builder.py_func)
+        elif isinstance(found, DUFunc):
+            made = value._dispatcher
+            self._add("ufunc", value.identity, value.types)
+            if id(value) not in self._seen:
+                self._options(made)
+            self._enter(value, made.py_func)
+        elif isinstance(found, CFunc):
+            self._add("cfunc", str(value._sig))
+            if id(value) not in self._seen:
+                self._options(value._compiler)
+            self._enter(value, value._pyfunc)
+        else:
+            return False
+        return True
+
+    def _options(self, compiler: Any) -> None:
+        """Hash the options of a dispatcher: of a compiler, and types of local variables."""
+        self._add("options", sorted(map(str, compiler.targetoptions.items())))
+        for name, kind in sorted(compiler.locals.items()):
+            self._add("local", name)
+            self._visit(kind)
+
+    def _overload(self, kind: Any) -> None:
+        """Visit what compiled code calls in the place of a plain function."""
+        for template in getattr(kind, "templates", [None]):
+            make = getattr(template, "_overload_func", None)
+            if not isinstance(make, types.FunctionType):
+                self.unknown.append(str(kind))
+                continue
+            self._add("overload", getattr(template, "_inline", None) is not None)
+            self._add(sorted(map(str, getattr(template, "_jit_options", {}).items())))
+            if _is_fixed(make.__module__):  # of `register_jitable`
+                for value in closed_over(make).values():
+                    self._visit(value)
+            else:
+                self._enter(make, make)
+
+    def _visit_constant(self, found: Any) -> bool:
+        """Visit a value; return whether it is one that is known."""
+        value: Any = found
+        if value is None or type(value) in _PLAIN:
+            self._add("constant", _stable_repr(value))
         elif isinstance(value, types.ModuleType):
             self._add("module", value.__name__)
-        elif isinstance(value, np.ndarray | np.generic):
+        elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             self._add("array", value.dtype, value.shape)
             self.digest.update(value.tobytes())
-        elif isinstance(value, tuple | list):
+        elif isinstance(value, np.dtype) and not value.hasobject:
+            self._add("dtype", value)
+        elif isinstance(value, enum.Enum):
+            self._add("member", type(value).__qualname__, type(value).__mro__[1].__name__)
+            self._add(value.name)
+            self._visit(value.value)
+        elif isinstance(value, tuple | list | frozenset | set):
+            items = sorted(value, key=_stable_repr) if isinstance(value, frozenset | set) else value
             self._add(type(value).__name__, getattr(value, "_fields", None), len(value))
-            for item in value:
+            for item in items:
                 self._visit(item)
-        elif isinstance(found, enum.EnumMeta):
-            members: dict[str, Any] = dict(found.__members__)
-            self._add("enum", [(name, _stable_repr(one.value)) for name, one in members.items()])
+        elif isinstance(value, types_of_numba.Type):
+            return self._visit_type(value)
+        elif isinstance(value, type):
+            return self._visit_class(value)
+        elif (name := _name_in_library(value)) is not None:
+            self._add("library", name)
         else:
-            self._add("constant", getattr(value, "_fields", None), _stable_repr(value))
+            return False
+        return True
+
+    def _visit_type(self, kind: Any) -> bool:
+        """Visit a type of Numba's."""
+        if isinstance(kind, types_of_numba.ClassInstanceType):
+            kind = kind.class_type
+        if isinstance(kind, types_of_numba.ClassType):
+            if id(kind) in self._seen:
+                self._add("again", self._seen[id(kind)])
+                return True
+            self._seen[id(kind)] = len(self._seen)
+            self._add("jitclass", kind.class_name)
+            properties = [(k, one) for k, both in kind.jit_props.items() for one in both.items()]
+            for name, one in (
+                *kind.struct.items(),
+                *kind.jit_methods.items(),
+                *kind.jit_static_methods.items(),
+                *((f"{name}.{part}", one) for name, (part, one) in properties),
+            ):
+                self._add(name)
+                self._visit(one)
+            return True
+        # Names of others say all, but for those with an address or a number of this process.
+        if not _is_fixed(type(kind).__module__) or re.search(r"0x|#|\$", str(kind)):
+            return False
+        self._add("type", str(kind))
+        return not isinstance(kind, types_of_numba.ExternalFunctionPointer)
+
+    def _visit_class(self, found: Any) -> bool:
+        """Visit a class: an enum, a jitclass, a named tuple, an exception, or one of a library."""
+        if isinstance(found, enum.EnumMeta):
+            members: dict[str, Any] = dict(found.__members__)
+            self._add("enum", found.__mro__[1].__name__)
+            for name, one in members.items():
+                self._add(name)
+                self._visit(one.value)
+            return True
+        if (class_type := vars(found).get("class_type")) is not None:
+            return isinstance(class_type, types_of_numba.ClassType) and self._visit_type(class_type)
+        self._add("class", found.__module__, found.__qualname__, getattr(found, "_fields", None))
+        if _is_fixed(found.__module__) or (issubclass(found, tuple) and hasattr(found, "_fields")):
+            return True
+        home = sys.modules.get(found.__module__)  # what is kept has the name of an exception only
+        return issubclass(found, BaseException) and getattr(home, found.__name__, None) is found
 
     def _enter(self, key: Any, function: types.FunctionType) -> None:
         if id(key) in self._seen:
             self._add("again", self._seen[id(key)])
             return
         self._seen[id(key)] = len(self._seen)
-        if function.__module__ and function.__module__.split(".")[0] in FIXED_PACKAGES:
+        if _is_fixed(function.__module__):
             self._add("library", function.__module__, function.__qualname__)
             return
         # Numba saves the name, and imports it to load the code.
         self._add("function", function.__module__, function.__module__ in sys.modules)
         self._visit(function.__defaults__)
-        self._code(function.__code__, {**function.__globals__, **closed_over(function)})
+        for name, value in (function.__kwdefaults__ or {}).items():
+            self._add("default", name)
+            self._visit(value)
+        self._code(function.__code__, function.__globals__, closed_over(function))
 
-    def _code(self, code: types.CodeType, scope: dict[str, Any]) -> None:
+    def _code(
+        self, code: types.CodeType, scope: Mapping[str, Any], closed: Mapping[str, Any]
+    ) -> None:
         self._add("code", code.co_code, code.co_names, code.co_varnames)
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
-                self._code(constant, scope)
+                self._code(constant, scope, closed)
             else:
                 self._add("literal", _stable_repr(constant))
-        for name in (*code.co_names, *code.co_freevars):
-            value = scope.get(name, _MISSING)
+        values = [scope.get(name, _MISSING) for name in _globals_in(code)]
+        values += [closed.get(name, _MISSING) for name in code.co_freevars]
+        for value in values:
             if value is _MISSING:
                 continue
             self._visit(value)
@@ -391,7 +537,7 @@ class _Walk:
 
     def _attributes(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
         """Visit what code with these names may read from a module."""
-        if module.__name__.split(".")[0] in FIXED_PACKAGES:
+        if _is_fixed(module.__name__) or module.__name__ in _LIBRARIES:
             return
         for name in names:
             value = vars(module).get(name, _MISSING)
@@ -402,6 +548,46 @@ class _Walk:
 
     def _add(self, *parts: Any) -> None:
         self.digest.update(repr(parts).encode())
+
+
+def _is_fixed(module: str | None) -> bool:
+    """Whether a module is of a package whose version stands for its code."""
+    return (module or "").partition(".")[0] in FIXED_PACKAGES
+
+
+def _name_in_library(value: Any) -> str | None:
+    """Return the name under which a library has a function of its own, such as `math.sin`."""
+    name = getattr(value, "__name__", None)
+    if not isinstance(name, str) or not callable(value):
+        return None
+    for library in _LIBRARIES:
+        found = vars(sys.modules[library]).get(name) if library in sys.modules else None
+        # Functions of `random` are methods, of which every look-up makes an equal one.
+        if found is value or (isinstance(found, types.MethodType) and found == value):
+            return f"{library}.{name}"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_in(code: types.CodeType) -> tuple[str, ...]:
+    """Names that code reads as globals; `co_names` has those of attributes, too."""
+    found = (one.argval for one in dis.get_instructions(code) if one.opname in _READS_GLOBAL)
+    return tuple(dict.fromkeys(found))
+
+
+def _registered(function: types.FunctionType) -> list[Any]:
+    """Types that Numba knows for a plain function, which it calls by what was registered for it."""
+    found = _registered_by_id(len(builtin_registry.globals)).get(id(function), ())
+    return [kind for value, kind in found if value is function]
+
+
+@functools.lru_cache(maxsize=1)
+def _registered_by_id(count: int) -> dict[int, list[tuple[Any, Any]]]:
+    """Values with types of their own, by id; the first `count`, as the list only grows."""
+    found: dict[int, list[tuple[Any, Any]]] = {}
+    for value, kind in builtin_registry.globals[:count]:
+        found.setdefault(id(value), []).append((value, kind))
+    return found
 
 
 def _stable_repr(value: Any) -> str:

@@ -18,7 +18,7 @@ from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
-from buffers.core.interrupts import interrupts_later
+from buffers.core.interrupts import held_in_forks, interrupts_later
 
 __all__ = ["njit"]
 
@@ -26,16 +26,11 @@ _logger = logging.getLogger("buffers")
 _warned: set[str] = set()
 
 
-# A child of a process with a thread that compiles would wait for that for ever. The lock itself,
-# whose methods are no Python code: a Ctrl-C that comes in code that a fork calls is lost. (As in
+# A child of a process with a thread that compiles would wait for that for ever. (As in
 # `vecenv.fingerprint`; whoever has both takes it twice.)
 _compiling: Any = getattr(global_compiler_lock, "_lock", None)
 if _compiling is not None and hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_compiling.acquire,
-        after_in_parent=_compiling.release,
-        after_in_child=_compiling.release,
-    )
+    held_in_forks(_compiling)
 
 
 def njit(**options: Any) -> Any:

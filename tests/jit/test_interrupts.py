@@ -302,6 +302,54 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
+FORK_WHILE_INTERRUPTED = """
+import importlib, os, signal, sys, threading, time, traceback
+from numba import njit
+from numba.core.compiler_lock import global_compiler_lock
+
+for package in sys.argv[3:]:
+    importlib.import_module(package)
+how, num_signals = sys.argv[1], int(sys.argv[2])
+is_held, calls, swallowed = threading.Event(), [], []
+sys.unraisablehook = lambda told: swallowed.append(told.exc_value)
+
+
+def handle(number, frame):
+    calls.append(number)
+    raise TimeoutError
+
+
+def compile_long():
+    with global_compiler_lock:
+        is_held.set()
+        for _ in range(num_signals):
+            time.sleep(0.3)
+            os.kill(os.getpid(), sent)
+        time.sleep(0.3)
+
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sent = signal.SIGINT if how == "default" else signal.SIGUSR1
+usual = signal.default_int_handler if how == "default" else handle
+signal.signal(sent, usual)
+threading.Thread(target=compile_long).start()
+is_held.wait()
+came = None
+try:
+    if os.fork() == 0:
+        signal.alarm(20)  # it must not hang
+        is_right = signal.getsignal(sent) == usual and not swallowed
+        os._exit(njit(lambda x: x + is_right)(1))
+    time.sleep(5)
+except (KeyboardInterrupt, TimeoutError) as error:
+    came = type(error).__name__
+assert signal.getsignal(sent) == usual
+assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+assert how == "default" or len(calls) == num_signals, calls
+assert not swallowed, swallowed
+print(came, os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
 FORK_IN_HANDLER = """
 import os, signal, sys
 import numpy as np
@@ -355,6 +403,23 @@ assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
 @pytest.mark.parametrize("package", ["vecenv.fingerprint", "buffers.core.compiling"])
 def test_a_child_forked_while_a_thread_compiles_can_compile(package):
     assert printed(FORK_WHILE_COMPILING, package) == ["2"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("num_signals", [1, 3])
+@pytest.mark.parametrize(
+    ("how", "came"), [("default", "KeyboardInterrupt"), ("handler", "TimeoutError")]
+)
+@pytest.mark.parametrize(
+    "packages",
+    [["vecenv.fingerprint"], ["buffers.core.compiling"], ["buffers.core.compiling", "vecenv.jit"]],
+    ids="+".join,
+)
+def test_a_signal_that_comes_while_a_fork_waits_for_a_compilation_is_not_lost(
+    packages, how, came, num_signals
+):
+    """The handler raised, the fork went on without the lock, and the child waited for ever."""
+    assert printed(FORK_WHILE_INTERRUPTED, how, num_signals, *packages) == [came, "2"]
 
 
 @needs_compiler

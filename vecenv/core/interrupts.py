@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import functools
+import operator
 import os
 import signal
 import threading
@@ -10,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["interrupts_later", "put_handlers_back"]
+__all__ = ["held_in_forks", "interrupts_later", "put_handlers_back"]
 
 _MOST_PUT_OFF = 2  # of one signal; who is more impatient than that gets through
 
@@ -81,6 +84,61 @@ def put_handlers_back() -> None:
         for number, handler in _put_off.pop().items():
             if getattr(signal.getsignal(number), "__module__", None) == __name__:
                 signal.signal(number, handler)
+
+
+def held_in_forks(lock: Any) -> None:
+    """Take an `RLock` for each fork, so that the child does not wait for a thread it has not.
+
+    A Ctrl-C in what a fork calls would be lost: Python swallows exceptions there. So nothing that a
+    fork calls is Python code, in which handlers of signals are run, unless another thread has the
+    lock. What a handler raises while a fork waits for that is raised after it.
+    """
+    after_parent: list[Callable[[], Any]] = []  # what to call when a handler has raised
+    after_child: list[Callable[[], Any]] = []
+
+    def wait() -> bool:
+        """Wait for the lock, whatever handlers raise meanwhile."""
+        raised: list[BaseException] = []
+        while True:
+            try:
+                while not lock._is_owned():
+                    lock.acquire()
+                is_main = threading.current_thread() is threading.main_thread()
+                if raised and is_main and not after_parent:
+                    raise_later(raised[0])
+                return True
+            except BaseException as error:
+                raised.append(error)
+
+    def raise_later(error: BaseException) -> None:
+        """Let a signal raise in the parent, once the fork is done; its handler has been called."""
+        number, usual = signal.SIGINT, signal.getsignal(signal.SIGINT)
+        if usual is None:  # it can't be put back
+            return
+
+        def handle(*_: Any) -> None:
+            signal.signal(number, usual)
+            raise error
+
+        after_parent[:] = [functools.partial(_thread.interrupt_main, number)]
+        after_child[:] = [functools.partial(signal.signal, number, usual)]
+        signal.signal(number, handle)
+
+    # Called from the last to the first: `wait` once more, if a signal came before its first line.
+    acquire = functools.partial(lock.acquire, blocking=False)
+    for is_held in (lock._is_owned, acquire):
+        os.register_at_fork(before=_until_true([is_held, wait]))
+    for call in (lock.release, _until_true(after_parent), after_parent.clear):
+        os.register_at_fork(after_in_parent=call)
+    for call in (lock.release, _until_true(after_child), after_child.clear):
+        os.register_at_fork(after_in_child=call)
+
+
+def _until_true(functions: list[Callable[[], Any]]) -> Callable[[], bool]:
+    """Return what calls functions until one returns something true, and is no Python code."""
+    begin = functools.partial(map, operator.methodcaller("__call__"), functions)
+    calls: Any = type("Calls", (), {"__iter__": staticmethod(begin)})()
+    return functools.partial(any, calls)
 
 
 def _until_empty(left: dict[int, Any], take_one: Callable[[], None]) -> list[BaseException]:

@@ -18,7 +18,7 @@ from numba import types as numba_types
 from numba.core.errors import NumbaExperimentalFeatureWarning
 
 from vecenv.core.masks import mask_width
-from vecenv.fingerprint import cached_njit, fingerprint, is_jit_off
+from vecenv.fingerprint import cached_njit, fingerprint, is_jit_off, is_lasting
 from vecenv.jit import driver, episodes
 from vecenv.jit.driver import JOB_DTYPE
 from vecenv.jit.episodes import NO_LIMIT, RUN_DTYPE
@@ -119,7 +119,8 @@ def bind_loop(
         _try_out(loop, kernels, params, max_episode_steps)
     if is_compiled:
         loop = loop._replace(attend=_compiled(kernels, functions, constants))
-    if not is_jit_off():  # Python code may close over what the fingerprint does not know
+    # Without the compiler, Python code may close over what the fingerprint does not know.
+    if not is_jit_off() and is_lasting(key[0]):
         _loops[key] = loop
     return loop
 

@@ -29,7 +29,7 @@ from numba import config, from_dtype, njit
 from numba import types as numba_types
 
 from vecenv.files import whole_file
-from vecenv.fingerprint import fingerprint, fresh_njit, is_jit_off
+from vecenv.fingerprint import fingerprint, fresh_njit, is_jit_off, is_lasting
 from vecenv.jit import copying
 from vecenv.jit.arrays import element_bounds
 from vecenv.jit.binding import bound_scope, constants_of, functions_of, rebound
@@ -213,6 +213,8 @@ def lower(kernels: EnvKernels, params: np.ndarray | None) -> Program:
     """
     cuda = _prepare()
     key = _key(kernels, params)
+    if not is_lasting(key):
+        return _lower(kernels, params, key, cuda)
     if key not in _programs:
         _programs[key] = _lower(kernels, params, key, cuda)
     return _programs[key]
@@ -506,7 +508,8 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
     """
     _prepare()
     folder = _cache_folder()
-    kept = folder / f"{_key(kernels, params)}-sm{capability[0]}{capability[1]}.cubin"
+    key = _key(kernels, params)
+    kept = folder / f"{key}-sm{capability[0]}{capability[1]}.cubin"
     with contextlib.suppress(OSError):
         return kept.read_bytes()
     text = ptx(lower(kernels, params), capability)
@@ -514,6 +517,8 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
         code, _ = machine_code(text, capability)
     except DeviceError:
         return text.encode() + b"\0"
+    if not is_lasting(key):
+        return code
     with contextlib.suppress(OSError):  # a full disk, or one that can't be written
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(kept) as aside:

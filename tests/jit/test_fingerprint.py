@@ -1,0 +1,335 @@
+"""What kernels may call or read besides `njit` functions and numbers, and whether code is shared.
+
+Two kernels that differ in such a thing only ran each other's code, in one process and from disk.
+"""
+
+import ctypes
+import enum
+import subprocess
+import sys
+from collections import namedtuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from numba import cfunc, float64, guvectorize, int8, njit, vectorize
+from numba.experimental import jitclass
+from numba.extending import overload, register_jitable
+
+import vecenv
+from vecenv.fingerprint import _Walk, cached_njit, fingerprint, is_jit_off, is_lasting
+from vecenv.jit import EnvKernels, JitVectorEnv, binding, driver
+from vecenv.jit.games import as_njit
+
+if is_jit_off():
+    pytest.skip("nothing is compiled", allow_module_level=True)
+
+NAMES = sorted(
+    name for name, spec in gym.registry.items() if str(spec.vector_entry_point).startswith("vecenv")
+)
+
+
+def ufunc(number):
+    @vectorize
+    def moved(x):
+        return x + number
+
+    return moved
+
+
+def ufunc_with_signature(number):
+    @vectorize([float64(float64)])
+    def moved(x):
+        return x + number
+
+    return moved
+
+
+def callback(number):
+    @cfunc(float64(float64))
+    def moved(x):
+        return x + number
+
+    return moved
+
+
+def overloaded(number):
+    def moved(x):
+        raise NotImplementedError
+
+    @overload(moved)
+    def choose(x):
+        def compiled(x):
+            return x + number
+
+        return compiled
+
+    return moved
+
+
+def registered(number):
+    @register_jitable
+    def moved(x):
+        return x + number
+
+    return moved
+
+
+def with_class(number):
+    @jitclass([("x", float64)])
+    class Place:
+        def __init__(self, x):
+            self.x = x
+
+        def moved(self):
+            return self.x + number
+
+    @njit
+    def moved(x):
+        return Place(x).moved()
+
+    return moved
+
+
+def with_array_function(number):
+    @guvectorize([(float64[:], float64[:])], "(n)->(n)")
+    def move(row, out):
+        for k in range(len(row)):
+            out[k] = row[k] + number
+
+    @njit
+    def moved(x):
+        out = np.zeros(1)
+        move(np.full(1, x), out)
+        return out[0]
+
+    return moved
+
+
+def with_local_type(number):
+    @njit(locals={"y": int8} if number == 2.0 else {})
+    def moved(x):
+        y = int(x + 257 + number - 2.0)
+        return float(y)
+
+    return moved
+
+
+def with_address(number):
+    table = ctypes.CDLL(None)
+    function = table.sqrt if number == 2.0 else table.fabs
+    function.argtypes, function.restype = [ctypes.c_double], ctypes.c_double
+    return function
+
+
+MAKERS = {
+    ufunc: (3.0, 4.0),
+    ufunc_with_signature: (3.0, 4.0),
+    callback: (3.0, 4.0),
+    overloaded: (3.0, 4.0),
+    registered: (3.0, 4.0),
+    with_class: (3.0, 4.0),
+    with_array_function: (3.0, 4.0),
+    with_local_type: (258.0, 3.0),
+    with_address: (2.0, 2.0**0.5),
+}
+
+
+def kernels_with(moved):
+    def reset(state, rng):
+        state.x = 2.0
+
+    def step(state, action, rng):
+        return moved(state.x), False, False
+
+    def observe(state, out):
+        out[0] = state.x
+
+    space = Box(-9, 9, (1,), np.float64)
+    return EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        make if make in (ufunc, with_local_type) else pytest.param(make, marks=pytest.mark.slow)
+        for make in MAKERS
+    ],
+    ids=lambda make: make.__name__,
+)
+@pytest.mark.filterwarnings("ignore:Cannot cache compiled function")
+@pytest.mark.filterwarnings("ignore:.*First-class function type")
+def test_kernels_that_differ_in_what_they_call_only_run_their_own_code(make):
+    rewards = []
+    for number in (1.0, 2.0):
+        envs = JitVectorEnv(kernels_with(make(number)), dry_run=False)
+        envs.reset(seed=0)
+        rewards.append(envs.step([0])[1][0])
+    assert rewards == pytest.approx(MAKERS[make])
+
+
+class Move(enum.IntEnum):
+    UP = 1
+
+
+Pair = namedtuple("Pair", "one other")
+
+
+class TooFarError(ValueError):
+    pass
+
+
+def closing_over(value):
+    def inner(x):
+        return value
+
+    return inner
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_fingerprint_changes_with_what_kernels_call(make):
+    one, other = make(1.0), make(2.0)
+    assert fingerprint([closing_over(one)]) != fingerprint([closing_over(other)])
+    is_known = make is not with_address
+    assert (fingerprint([closing_over(one)]) == fingerprint([closing_over(one)])) == is_known
+    assert is_lasting(fingerprint([closing_over(one)])) == is_known
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 2, 2.5, 1j, "text", b"bytes", (1, (2.0, "x")), frozenset({"a", "b"})),
+        *(np.float32(2), np.arange(3), np.dtype([("x", "f4")]), np.float32, float64, float64[:]),
+        *(Move, Move.UP, Pair, Pair(1, 2.0), TooFarError, ValueError, len, np.sin, np.sum),
+        *(np.random.rand, np.linalg.norm, np, range(3), slice(1), ...),
+    ],
+    ids=repr,
+)
+def test_constants_that_compiled_code_may_have_are_known(value):
+    assert is_lasting(fingerprint([closing_over(value)]))
+
+
+def local_error():
+    class LocalError(ValueError):
+        pass
+
+    return LocalError
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), np.array([object()]), local_error(), (1, object()), ctypes.CDLL(None).sqrt],
+    ids=repr,
+)
+def test_code_with_anything_else_is_not_shared_nor_kept(value):
+    assert fingerprint([closing_over(value)]) != fingerprint([closing_over(value)])
+    assert not is_lasting(fingerprint([closing_over(value)]))
+
+
+def test_attributes_are_no_globals(monkeypatch):
+    """A field of the state may have the name of something in the module."""
+    monkeypatch.setitem(globals(), "field", object())
+
+    def step(state):
+        return state.field
+
+    assert is_lasting(fingerprint([step]))
+
+
+def test_code_that_is_not_known_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(binding, "_loops", {})
+    hidden = local_error()
+
+    def moved(x):
+        if x > 5:
+            raise hidden
+        return x
+
+    function = cached_njit(moved)
+    assert function(1.0) == 1.0 and not list(tmp_path.rglob("*.nb?"))
+    JitVectorEnv(kernels_with(njit(moved)), dry_run=False)
+    assert not binding._loops
+    assert not [path for path in tmp_path.rglob("*.nb?") if path.name.startswith("driver.attend")]
+
+
+ON_DISK = """
+import sys
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from numba import vectorize
+from vecenv.jit import EnvKernels, JitVectorEnv
+
+def make(number):
+    @vectorize
+    def moved(x):
+        return x + number
+
+    def reset(state, rng):
+        state.x = 0.0
+
+    def step(state, action, rng):
+        state.x = moved(state.x)
+        return state.x, False, False
+
+    def observe(state, out):
+        out[0] = state.x
+
+    space = Box(-9, 9, (1,), np.float64)
+    return EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
+
+for number in map(float, sys.argv[1:]):
+    envs = JitVectorEnv(make(number), dry_run=False)
+    envs.reset(seed=0)
+    print(envs.step([0])[1][0], sum(envs._runner._attend.stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.slow
+def test_code_of_a_ufunc_on_disk_is_that_of_its_own_constant(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    script = tmp_path / "ufuncs.py"
+    script.write_text(ON_DISK)
+
+    def run(*numbers):
+        command = [sys.executable, str(script), *map(str, numbers)]
+        return subprocess.check_output(command, text=True, timeout=200).split()
+
+    assert run(1.0) == ["1.0", "0"]
+    assert run(2.0, 1.0) == ["2.0", "0", "1.0", "1"]
+
+
+class _NotCompiledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_code_of_bundled_envs_is_kept(name, monkeypatch):
+    walks = []
+
+    def note(kernels, functions, constants):
+        compiled = {name: as_njit(function) for name, function in functions.items()}
+        scope = binding.bound_scope(compiled, constants, njit(inline="always"))
+        walks.append(_Walk([binding.rebound(driver.attend, scope)]))
+        walks.append(_Walk([*functions.values(), *constants.values()]))
+        raise _NotCompiledError
+
+    monkeypatch.setattr(binding, "_compiled", note)
+    monkeypatch.setattr(binding, "_loops", {})
+    with pytest.raises(_NotCompiledError):
+        vecenv.make_vec(name, 2, backend="jit")
+    assert [walk.unknown for walk in walks] == [[], []]
+
+
+def test_all_code_of_the_package_is_kept():
+    found = {
+        f"{module.__name__}.{name}": value
+        for module in list(sys.modules.values())
+        if module.__name__.startswith("vecenv.")
+        for name, value in vars(module).items()
+        if hasattr(getattr(value, "_cache", None), "original")
+    }
+    assert len(found) > 3
+    for name, value in found.items():
+        assert not _Walk([value._cache.original]).unknown, name
