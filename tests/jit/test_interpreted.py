@@ -11,7 +11,7 @@ from jit.toy_rolls import assert_same, make, random_actions, roll
 from numba import njit
 
 from vecenv.fingerprint import is_jit_off
-from vecenv.jit import EnvKernels, JitVectorEnv, KernelIndexError, binding, pack_record
+from vecenv.jit import EnvKernels, JitVectorEnv, KernelIndexError, binding, interpreted, pack_record
 from vecenv.jit.random import integers
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="everything is interpreted anyway")
@@ -280,3 +280,58 @@ def test_a_trial_leaves_the_envs_and_their_spaces_alone():
     envs = JitVectorEnv(TOY, 2, params=PARAMS)
     assert TOY.action_space.sample() == expected
     assert not any(envs.states[name].any() for name in envs.states.dtype.names)
+
+
+SIXTEENTHS = np.arange(16.0)
+
+
+@njit
+def mixed(x):
+    return (x + 1) * 6364136223846793005
+
+
+def hash_step(state, action, rng):
+    return SIXTEENTHS[abs(mixed(state.cell + 6) >> 60)], False, False
+
+
+def far_hash_step(state, action, rng):
+    hashed = mixed(state.cell + 6)
+    return SIXTEENTHS[16 + (hashed & 3)], False, False
+
+
+@needs_jit
+def test_hashes_that_wrap_around_are_no_indices_out_of_range():
+    envs = JitVectorEnv(dataclasses.replace(WALK, step=hash_step))
+    envs.reset(seed=0)
+    wrapped = (7 * 6364136223846793005 + 2**63) % 2**64 - 2**63
+    assert envs.step([0])[1][0] == abs(wrapped >> 60)
+
+
+@needs_jit
+def test_indices_out_of_range_by_hashes_that_wrap_around_are_found():
+    message = r"index 1[6-9] is out of bounds for axis 0 with size 16, with hashed = -?\d{,19}\."
+    line = "return SIXTEENTHS[16 + (hashed & 3)], False, False"
+    assert_refused({"step": far_hash_step}, line, message)
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (lambda x: x * 2**62, -(2**63)),
+        (lambda x: 2**62 * x, -(2**63)),
+        (lambda x: x + (2**63 - 1), -(2**63) + 1),
+        (lambda x: -(2**63) - x, 2**63 - 2),
+        (lambda x: 1 << 62 + x, 0),
+        (lambda x: x << 62, -(2**63)),
+        (lambda x: x**64, 0),
+        (lambda x: -(x << 62), -(2**63)),
+        (lambda x: x * 1.5, 3.0),
+        (lambda x: x / 4, 0.5),
+        (lambda x: x > 1, True),
+        (lambda x: np.arange(5)[x], 2),
+        (lambda x: ~x % 7, 4),
+    ],
+)
+def test_integers_of_64_bits_wrap_around(compute, expected):
+    found = compute(interpreted._Int64(2))
+    assert found == expected and type(found) is not int

@@ -18,7 +18,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 from gymnasium.spaces import Discrete
@@ -136,9 +136,46 @@ def _wide(value: Any) -> Any:
         return Record(value)
     if isinstance(value, np.floating):
         return np.float64(value)
-    if isinstance(value, np.bool_) or (isinstance(value, np.integer) and value.itemsize < 8):
-        return value.item()  # a Python int goes with int64 and with uint64, as narrow ones do
+    if isinstance(value, np.bool_):
+        return value.item()
+    if isinstance(value, np.integer) and value.itemsize < 8:
+        # A Python int goes with int64 and with uint64, as narrow ones do.
+        return _Int64(value.item()) if getattr(_here, "wraps", False) else value.item()
     return value
+
+
+class _Int64(int):
+    """Integer whose sums, products and so on keep 64 bits, as in compiled code; it is slow."""
+
+
+def _wrapping(name: str) -> Callable[..., Any]:
+    compute = getattr(int, name)
+
+    def operate(*args: Any) -> Any:
+        result = compute(*args)
+        return _Int64((result + 2**63) % 2**64 - 2**63) if type(result) is int else result
+
+    return operate
+
+
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "mod",
+    "pow",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+):
+    for _full in (f"__{_name}__", f"__r{_name}__"):
+        setattr(_Int64, _full, _wrapping(_full))
+for _full in ("__neg__", "__pos__", "__abs__", "__invert__"):
+    setattr(_Int64, _full, _wrapping(_full))
+_here = threading.local()  # `wraps`: whether narrow integers are `_Int64` in this thread
 
 
 def _fitting(value: Any, dtype: np.dtype) -> Any:
@@ -259,13 +296,42 @@ def try_out(
     Raises:
         KernelIndexError: An index is out of range; names file and line.
     """
-    failures: list[BaseException] = []
     copied = None if params is None else params.copy()
+    error = _failure(kernels, loop, copied, max_episode_steps)
+    if not _is_index_error(error):
+        if error is not None:
+            _logger.debug("%s: the trial in Python ended early: %r", kernels.name, error)
+        return
+    # Integers of Python do not overflow; a kernel that hashes means them to. That is found out only
+    # now, as it is slow.
+    copied = None if params is None else params.copy()
+    again = _failure(kernels, loop, copied, max_episode_steps, wraps=True)
+    if again is None:
+        _logger.debug("%s: with integers of 64 bits, there is no %r", kernels.name, error)
+        return
+    _raise_index_error(kernels, again if _is_index_error(again) else error)
+
+
+def _is_index_error(error: BaseException | None) -> TypeGuard[IndexError]:
+    return isinstance(error, IndexError) and "out of" in str(error)
+
+
+def _failure(
+    kernels: EnvKernels,
+    loop: Callable[..., Any],
+    params: np.ndarray | None,
+    max_episode_steps: int,
+    *,
+    wraps: bool = False,
+) -> BaseException | None:
+    """Run an env in a thread that can be stopped; return what it raised."""
+    failures: list[BaseException] = []
     streams = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
 
     def run() -> None:
+        _here.wraps = wraps
         try:
-            _take_steps(kernels, loop, copied, max_episode_steps)
+            _take_steps(kernels, loop, params, max_episode_steps)
         except BaseException as error:
             failures.append(error)
 
@@ -281,10 +347,7 @@ def try_out(
             thread.join(_LIMIT_SECONDS)
         np.random.set_state(streams[0])  # noqa: NPY002
         random.setstate(streams[1])
-    for error in failures:
-        if isinstance(error, IndexError) and "out of" in str(error):
-            _raise_index_error(kernels, error)
-        _logger.debug("%s: the trial in Python ended early: %r", kernels.name, error)
+    return failures[0] if failures else None
 
 
 def _take_steps(
