@@ -204,7 +204,6 @@ def test_fingerprint_changes_with_what_kernels_call(make):
         *(Move, Move.UP, Pair, Pair(1, 2.0), TooFarError, ValueError, len, np.sin, np.sum),
         *(np.random.rand, np.linalg.norm, np, range(3), slice(1), ...),
     ],
-    ids=repr,
 )
 def test_constants_that_compiled_code_may_have_are_known(value):
     assert is_lasting(fingerprint([closing_over(value)]))
@@ -220,7 +219,6 @@ def local_error():
 @pytest.mark.parametrize(
     "value",
     [object(), np.array([object()]), local_error(), (1, object()), ctypes.CDLL(None).sqrt],
-    ids=repr,
 )
 def test_code_with_anything_else_is_not_shared_nor_kept(value):
     assert fingerprint([closing_over(value)]) != fingerprint([closing_over(value)])
