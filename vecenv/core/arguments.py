@@ -49,7 +49,7 @@ def read_timeout(name: str, value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is {value!r}, expected a number of seconds, or None")
-    if not value >= 0:
+    if not float(value) >= 0:
         raise ValueError(f"{name} is {value!r}, expected seconds from 0 on, or None")
     # A time plus a float32 would be a float32, of which the clock has too many digits.
     return value if isinstance(value, int | float) else float(value)

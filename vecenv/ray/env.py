@@ -141,6 +141,7 @@ class RayVectorEnv(GymVecEnv):
         self.closed = True  # until there is something to close
         self.env_fns, self.copy = env_fns, copy
         self._timeout = read_timeout("timeout", timeout)
+        read_timeout("start_timeout", start_timeout)
         self.observation_mode = observation_mode
         options = RayOptions(
             observation_mode,
@@ -159,7 +160,7 @@ class RayVectorEnv(GymVecEnv):
             ),
             address,
             on_error,
-            read_timeout("start_timeout", start_timeout),
+            start_timeout,
             shares_cpus,
         )
         self._fleet = open_fleet(env_fns, options)
