@@ -139,7 +139,7 @@ def test_no_env_at_all_is_refused():
     [
         ([1, 2, 3], ValueError, r"num_envs=2 but got length=3"),
         ([], ValueError, r"num_envs=2 but got length=0"),
-        (1.5, TypeError, "must be None, an integer or a list of them, got <class 'float'>"),
+        (1.5, TypeError, "must be None, an integer or a list of them, got 1.5"),
         ("12", TypeError, "must be None, an integer or a list of them"),
         ([1, "2"], TypeError, "seed|integer"),
         ([1, 2.5], TypeError, "seed|integer"),
