@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy as copying
 import dataclasses
 import functools
@@ -183,11 +184,9 @@ def _with_device(source: _Source, backend: str, device: Any) -> str:
 def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
     """Refuse a backend that can't run these envs."""
     takes = BACKENDS[backend].takes
-    if source.kernels is not None and (takes == "factories" or source.wrappers):
-        raise ValueError(
-            f"{source.kernels.name} is compiled, has no single envs, and got backend {backend!r} "
-            f"and {len(source.wrappers)} wrappers; use backend='jit' and vector wrappers"
-        )
+    is_batch = takes != "factories" and not source.wrappers and is_compiled
+    if not _has_single_envs(source) and not is_batch:
+        _refuse_single_envs(source, backend, is_compiled=is_compiled)
     if takes == "compiled" and (not is_compiled or source.wrappers):
         twin = _compiled_twin(source)
         name = "a factory" if source.spec is None else source.spec.id
@@ -196,6 +195,21 @@ def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
             f" with {len(source.wrappers)} wrappers; use "
             + ("backend='sync'" if twin is None else f"{twin!r}, which does the same, or 'sync'")
         )
+
+
+def _refuse_single_envs(source: _Source, backend: str, *, is_compiled: bool) -> NoReturn:
+    """Say that there is nothing but a vector env."""
+    name = source.kernels.name if source.spec is None else source.spec.id
+    if not is_compiled:  # nobody has asked, if single envs were asked for
+        with contextlib.suppress(Exception):
+            is_compiled = _is_compiled(source, backend)
+    told, advice = "has a vector env only", "gymnasium.make_vec"
+    if is_compiled:
+        told, advice = "is compiled, has no single envs", "backend='jit'"
+    raise ValueError(
+        f"{name} {told}, and got backend {backend!r} and {len(source.wrappers)} wrappers; "
+        f"use {advice} and vector wrappers"
+    )
 
 
 class _Source(NamedTuple):
@@ -314,8 +328,8 @@ def _is_compiled(source: _Source, backend: str) -> bool:
     """Whether the vector env of a spec is a `JitVectorEnv`.
 
     A class and the annotation of a function say so themselves. For any other function one env is
-    made to see, if it may be one: if the module of the function has imported the kit, or if "jit"
-    was asked for.
+    made to see, if it may be one: if something has imported the kit, if "jit" was asked for, or if
+    there are no single envs.
     """
     if source.kernels is not None:
         return True
@@ -326,7 +340,7 @@ def _is_compiled(source: _Source, backend: str) -> bool:
         is_loaded = "vecenv.jit.env" in sys.modules
         if isinstance(creator, type):
             return is_loaded and issubclass(creator, _jit_class())
-        if backend not in ("jit", "cuda") and not is_loaded:
+        if backend not in ("jit", "cuda") and not is_loaded and _has_single_envs(source):
             return False
         made = _returned_class(creator)
         if made is not None and not issubclass(_jit_class(), made):
@@ -337,10 +351,16 @@ def _is_compiled(source: _Source, backend: str) -> bool:
         finally:
             envs.close()
     except Exception as error:
-        if backend in ("jit", "cuda") or source.spec.entry_point is None:
+        if backend in ("jit", "cuda") or not _has_single_envs(source):
             raise
         _logger.info("the vector env of %s can't be made: %r", source.spec.id, error)
         return False
+
+
+def _has_single_envs(source: _Source) -> bool:
+    """Whether there is something to make single envs of."""
+    is_registered_without = source.spec is not None and source.spec.entry_point is None
+    return source.kernels is None and not is_registered_without
 
 
 def _returned_class(creator: Any) -> type | None:

@@ -51,6 +51,8 @@ def count(**changes):
         ({"state_dtype": [("a", [("b", bool, 2)], 2)]}, "arrays of bools inside of records"),
         ({"state_dtype": "nonsense"}, "state_dtype 'nonsense' is no NumPy dtype"),
         ({"observation_space": Dict(a=Discrete(2))}, "observation_space must be a Box, Discrete"),
+        ({"observation_space": Box(0, 1, (2,), np.float16)}, "observation_space .* of float16.*32"),
+        ({"action_space": Box(0, 1, (2,), np.float16)}, "action_space .* of float16, .* float32"),
         ({"action_space": Text(3)}, "action_space must be a Box, Discrete"),
         ({"action_space": None}, "action_space must be a Box, Discrete"),
         ({"reset": None}, "reset must be a function, got None"),
@@ -179,6 +181,25 @@ def test_kernels_that_cannot_be_compiled_are_told_by_line_and_reason(changes, li
     assert len(rest) <= 8 and len(str(error)) < 1500 and "\x1b" not in str(error)
     assert error.__cause__ is None and error.__suppress_context__
     assert Path(__file__).read_text().splitlines()[error.lineno - 1].strip() == line
+
+
+def closed_over_by_step(found):
+    def step(state, action, rng):
+        return 1.0 * (state.total in found), False, False
+
+    return step
+
+
+@needs_jit
+@pytest.mark.parametrize(("found", "kind"), [([3.0], "list"), ({3.0}, "set")])
+def test_closed_over_values_that_are_no_constants_are_named(found, kind):
+    message = rf"constant of type {kind} \(found\); use a tuple or an array\n"
+    with pytest.raises(KernelCompileError, match=message) as caught:
+        count(step=closed_over_by_step(found))
+    assert (
+        str(caught.value).splitlines()[1].strip().startswith("return 1.0 * (state.total in found")
+    )
+    assert "0x" not in str(caught.value)
 
 
 @needs_jit

@@ -79,6 +79,8 @@ gym.register("Warehouse-v0", vector_entry_point="warehouse:make_vec")
 gym.register("WarehouseText-v0", vector_entry_point="warehouse:Warehouse")
 gym.register("NoWarehouse-v0", "gymnasium.envs.classic_control:CartPoleEnv",
              vector_entry_point=lambda num_envs: gym.make_vec("CartPole-v1", num_envs))
+gym.register("OtherWarehouse-v0",
+             vector_entry_point=lambda num_envs: gym.make_vec("CartPole-v1", num_envs))
 gym.register("BrokenWarehouse-v0", "gymnasium.envs.classic_control:CartPoleEnv",
              vector_entry_point="warehouse:nothing_there")
 """
@@ -114,6 +116,41 @@ def test_other_vector_entry_points_are_not_taken_for_compiled_ones(name, beside,
     assert ("can't be made" in caplog.text) == (name == "BrokenWarehouse-v0")
     with pytest.raises((ValueError, AttributeError), match=r"compiled kernels|nothing_there"):
         make_vec(f"warehouse:{name}", 1, backend="jit")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"backend": "sync"}, {"backend": "async"}, {"wrappers": [lambda env: env]}],
+    ids=repr,
+)
+def test_ids_without_single_envs_say_so(options, beside):
+    compiled = r"Warehouse-v0 is compiled, has no single envs, .* use backend='jit' and vector"
+    with pytest.raises(ValueError, match=compiled):
+        make_vec("warehouse:Warehouse-v0", 2, **options)
+    other = r"OtherWarehouse-v0 has a vector env only, .* use gymnasium.make_vec and vector"
+    for changes in (options, {}, {"backend": "jit"}):
+        with pytest.raises(ValueError, match=other):
+            make_vec("warehouse:OtherWarehouse-v0", 2, **changes)
+
+
+LAZY = """
+import gymnasium as gym
+
+def make_lazily(num_envs, **options):
+    from warehouse import KERNELS
+    from vecenv.jit import JitVectorEnv
+    return JitVectorEnv(KERNELS, num_envs, debug=True, **options)
+
+gym.register("Lazy-v0", vector_entry_point=make_lazily)
+"""
+
+
+def test_an_id_whose_module_imports_the_kit_later_is_recognised(beside):
+    (beside / "lazy.py").write_text(LAZY)
+    program = "from vecenv import make_vec; print(type(make_vec('lazy:Lazy-v0', 2)).__name__)"
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.check_output(command, env=environment, text=True).split() == ["JitVectorEnv"]
 
 
 def test_kernels_are_made_into_a_vector_env():

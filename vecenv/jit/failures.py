@@ -38,6 +38,10 @@ _PLACES = re.compile(
 )
 _UNTYPED = re.compile(r"Untyped global name '(\w+)'.*<class 'function'>", re.DOTALL)
 _BUILT_IN = re.compile(r"<(?:built-in )?function (\w+)")
+# What Numba says of a constant, from a closure, that it has no code for; with the name.
+_NO_CONSTANT = re.compile(
+    r"OverloadSelector object at 0x\w+>, \((\w+)\b.*\n.*lowering \".*freevar\((\w+):"
+)
 _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 _FOREIGN = tuple(  # what is in Numba and in this package
     str(folder) + os.sep for folder in (Path(numba.__file__).parent, Path(__file__).parents[1])
@@ -283,6 +287,11 @@ def _plain(error: Exception) -> str:
 
 def _reason(text: str) -> str:
     """Return Numba's reason, without the overloads that it tried and the source."""
+    if (found := _NO_CONSTANT.search(text)) is not None:
+        kind = found[1].lower() if found[1] in ("List", "Set") else found[1]
+        return (
+            f"Numba can't compile a constant of type {kind} ({found[2]}); use a tuple or an array"
+        )
     told: list[str] = []
     for line in map(str.strip, text.splitlines()):
         if line.startswith(_END) and told:

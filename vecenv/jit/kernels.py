@@ -173,6 +173,10 @@ def _check_space(name: str, space: Any) -> None:
         )
     if space.shape is None or 0 in space.shape:
         raise ValueError(f"{name} {space} has no elements")
+    if space.dtype == np.float16:
+        raise TypeError(
+            f"{name} {space} is of float16, which Numba can't compute with; use float32"
+        )
 
 
 def pack_record(**fields: Any) -> np.record:
