@@ -121,7 +121,7 @@ def test_other_vector_entry_points_are_not_taken_for_compiled_ones(name, beside,
 @pytest.mark.parametrize(
     "options",
     [{"backend": "sync"}, {"backend": "async"}, {"wrappers": [lambda env: env]}],
-    ids=repr,
+    ids=["sync", "async", "wrappers"],
 )
 def test_ids_without_single_envs_say_so(options, beside):
     compiled = r"Warehouse-v0 is compiled, has no single envs, .* use backend='jit' and vector"
