@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +55,8 @@ class Cage4Options:
             )
         for name in ("phishing_rate", "alarm_rate"):
             rate = getattr(self, name)
-            if not isinstance(rate, numbers.Real) or not 0 <= rate <= 1:
+            is_number = isinstance(rate, int | float | np.integer | np.floating)
+            if not is_number or not 0 <= rate <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {rate!r}")
 
     @property
