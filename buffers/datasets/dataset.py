@@ -201,8 +201,9 @@ class EpisodeDataset:
     def fill(self, buffer: BufferT) -> BufferT:
         """Add all episodes to a buffer, one by one, after all were checked.
 
-        So the data is read twice, and a buffer is never left half filled by data that does not fit,
-        unless the data changes meanwhile. Rings that know their envs get episode k
+        So the data is read twice, and a buffer is never left half filled by data that does not fit
+        (but by observations that are no stacks, which buffers with `frame_stack` notice as they
+        add), unless the data changes meanwhile. Rings that know their envs get episode k
         as of env k modulo `num_envs`; open episodes of theirs are cut. An episode that ends without
         a flag counts as cut.
 

@@ -802,13 +802,33 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except _USER_ERRORS as error:
-        from vecenv.command.blame import place_of
-
-        message, place = str(error) or type(error).__name__, place_of(error)
+        message, place = str(error) or type(error).__name__, _place_of(error)
         if place is not None:  # a bug of the user's, perhaps
             message = f"{type(error).__name__}: {error}\n  {place}"
         print(f"vecenv: {message}", file=sys.stderr)
         return 2
+
+
+def _place_of(error: BaseException) -> str | None:
+    """Return the innermost line of a user's own files that an error passed; None if none did.
+
+    A wrong argument needs no place, a bug does.
+    """
+    import sysconfig
+    import traceback
+
+    package = Path(__file__).parents[1]
+    ours = [package, package.parent / "buffers", package.parent / "examples"]
+    paths = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if (
+            path.is_file()  # not one of "<string>", say
+            and not {"site-packages", "dist-packages"} & set(path.parts)
+            and not any(path.resolve().is_relative_to(one.resolve()) for one in [*ours, *paths])
+        ):
+            return f'File "{path}", line {frame.lineno}, in {frame.name}'
+    return None
 
 
 if __name__ == "__main__":
