@@ -31,13 +31,16 @@ class ActionReader:
     `vecenv.core.actions.ActionBatcher` has checked them: right shape and kind of dtype, no NaN.
 
     Attributes:
-        bounds: int64 (2, K), lowest and highest value of each element of one action; K = 0 if any
-            value is allowed. Compiled code checks them before it steps anything.
+        bounds: int64 (2, K), lowest and highest value of each element of one action, or K = 1 if
+            they are those of all elements; K = 0 if any value is allowed. Compiled code checks them
+            before it steps anything.
         no_actions: (0, *action_shape) of the space's dtype.
     """
 
     def __init__(self, space: Space, num_envs: int) -> None:
         self.bounds = element_bounds(space)
+        if (self.bounds == self.bounds[:, :1]).all():
+            self.bounds = self.bounds[:, :1]  # which is checked in one pass
         self._space = space
         self._any = self.bounds.shape[1] == 0
         self._dtype = np.dtype(space.dtype)
@@ -106,15 +109,15 @@ def first_invalid_row(actions, bounds):
     """Return the first row of actions (R, ...) with an element out of bounds int64 (2, K), or -1.
 
     bounds[0] and bounds[1] are the lowest and highest values of the K elements of one action, in C
-    order; with K = 0 nothing is checked.
+    order, or of all elements if K = 1; with K = 0 nothing is checked.
     """
-    width = bounds.shape[1]
-    if width == 0:
+    num_bounds = bounds.shape[1]
+    if num_bounds == 0:
         return -1
     flat = actions.reshape(actions.size)
     for k in range(flat.size):
-        if flat[k] < bounds[0, k % width] or flat[k] > bounds[1, k % width]:
-            return k // width
+        if flat[k] < bounds[0, k % num_bounds] or flat[k] > bounds[1, k % num_bounds]:
+            return k // (flat.size // actions.shape[0])
     return -1
 
 

@@ -185,6 +185,10 @@ def pay(state, params):
     """Pay all pursuers what they have earned by the move of one of them, a part of it shared."""
     earned, rewards = state.earned, state.rewards
     mean = sum_as_numpy(earned) / earned.shape[0]
+    if params.local_ratio == 0.0:
+        for k in range(earned.shape[0]):
+            rewards[k] += mean
+        return
     for k in range(earned.shape[0]):
         rewards[k] += params.local_ratio * earned[k] + (1.0 - params.local_ratio) * mean
 
