@@ -5,6 +5,8 @@
 
 "two bare loops" are two processes that step half of the games each, by dicts, and know nothing of
 each other: more than any vector env with two processes can do, since these wait for each other.
+"out=" writes into memory that is allocated once, as a rollout does; elsewhere each step returns new
+arrays. "caller and a worker" is `caller_steps=True`: this process steps half of the games itself.
 "first ready" receives and sends a quarter of the games at a time, and ends with none under way.
 Actions are drawn beforehand; games that end are reset at once, which is timed and not counted.
 SuperSuit's are
@@ -35,6 +37,7 @@ from gymnasium.spaces import Box, Discrete
 from measure import Rates, alternate, machine, markdown_table, median_ratio
 
 from vecenv import make_vec_agents
+from vecenv.agents import AgentSlot
 
 GAMES = {  # module, arguments, steps per round
     "spread": ("mpe2.simple_spread_v3", {}, 60),
@@ -42,6 +45,7 @@ GAMES = {  # module, arguments, steps per round
     "pistonball": ("pettingzoo.butterfly.pistonball_v6", {}, 3),
 }
 NUM_DRAWS = 32
+NUM_SLOTS = 4
 BARE = "two bare loops"
 
 
@@ -67,9 +71,21 @@ def bare_loop(make_game: Callable[[], Any], num_games: int) -> Callable[[int], N
     return run
 
 
-def our_loop(envs: Any, num_steps: int) -> Callable[[], None]:
+def slots_of(agents: Any) -> dict[str, AgentSlot]:
+    """Return memory for one step of all groups; their observations are arrays."""
+    found = {}
+    for name, group in agents.groups.items():
+        rows, space = group.num_envs, group.single_observation_space
+        flags = [np.zeros(rows, np.bool_) for _ in range(3)]
+        obs = agents.allocate((rows, *space.shape), space.dtype)
+        found[name] = AgentSlot(obs, np.zeros(rows, np.float32), *flags)
+    return found
+
+
+def our_loop(envs: Any, num_steps: int, *, into_slots: bool = False) -> Callable[[], None]:
     """Return a function that steps our vector env so many times."""
     agents = getattr(envs, "agents", envs)
+    slots = [slots_of(agents) for _ in range(NUM_SLOTS)] if into_slots else [None]
     draws = [
         {name: group.action_space.sample() for name, group in agents.groups.items()}
         for _ in range(NUM_DRAWS)
@@ -78,7 +94,7 @@ def our_loop(envs: Any, num_steps: int) -> Callable[[], None]:
 
     def run() -> None:
         for t in range(num_steps):
-            agents.step(draws[t % NUM_DRAWS])
+            agents.step(draws[t % NUM_DRAWS], out=slots[t % len(slots)])
 
     return run
 
@@ -133,19 +149,25 @@ def measure(name: str, num_games: int, repetitions: int) -> Rates:
     module, kwargs, num_steps = GAMES[name]
     make_game = functools.partial(importlib.import_module(module).parallel_env, **kwargs)
     loose = LooseProcesses(functools.partial(bare_loop, make_game), num_games)
-    options = {"num_workers": 2, "threads_per_worker": 1}
-    ours = {
-        "vecenv, async, 2 workers": {"backend": "async", "vector_kwargs": options},
-        "vecenv, async, first ready": {"backend": "async", "vector_kwargs": options},
-        "vecenv, sync": {"backend": "sync"},
+    workers = {"num_workers": 2}, {"num_workers": 1, "caller_steps": True}
+    into_slots = functools.partial(our_loop, into_slots=True)
+    ours: dict[str, tuple[Any, dict[str, Any] | None]] = {
+        "2 workers": (our_loop, workers[0]),
+        "2 workers, out=": (into_slots, workers[0]),
+        "caller and a worker": (our_loop, workers[1]),
+        "caller and a worker, out=": (into_slots, workers[1]),
+        "2 workers, first ready": (first_ready_loop, workers[0]),
+        "sync": (our_loop, None),
     }
     made: list[Any] = [loose]
     cases: dict[str, Callable[[], object]] = {BARE: lambda: loose.run(num_steps)}
-    for case, how in ours.items():
+    for case, (loop, options) in ours.items():
+        how: dict[str, Any] = {"backend": "sync"}
+        if options is not None:
+            how = {"backend": "async", "vector_kwargs": {"threads_per_worker": 1, **options}}
         envs = make_vec_agents(make_game, num_games, autoreset_mode="SameStep", **how)
         made.append(envs)
-        loop = first_ready_loop if case.endswith("first ready") else our_loop
-        cases[case] = loop(envs, num_steps)
+        cases[f"vecenv, {case}"] = loop(envs, num_steps)
     for num_cpus in (0, 2):
         envs = supersuit_envs(make_game, num_games, num_cpus)
         made.append(envs)
