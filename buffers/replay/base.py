@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -44,6 +45,7 @@ from buffers.replay.adding import PackedAdder
 from buffers.replay.batches import BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
 from buffers.replay.folder import Place, RowFolder, plan_place
+from buffers.replay.frames import FrameStack
 from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
 from buffers.replay.sequences import SequenceIndex, SequenceMemory, sequence_bytes
 from buffers.replay.state import (
@@ -65,18 +67,7 @@ _KEPT = ("pending", "free", "slots")  # of observations stored once, besides the
 class ReplayBuffer(DrawnBuffer, BatchSource):
     """Transitions in packed rows; see the classes that say how rows are used again and drawn.
 
-    Args:
-        maker: The class whose constructor this is called by.
-        capacity: See the classes, like all but the next.
-        observation_space: See above.
-        action_space: See above.
-        own: Further arguments of that constructor, also settings that a state must share.
-        num_envs: See above.
-        device: See above.
-        seed: See above.
-        staged: See above.
-        place: The arguments storage, folder and read_only.
-        rows: See above.
+    The arguments are those of `SharedReplayBuffer`.
     """
 
     _draws_by = ("sample", "sample_sequences")
@@ -85,20 +76,31 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
 
     def __init__(
         self,
-        maker: type[ReplayBuffer],
         capacity: int,
         observation_space: Space,
         action_space: Space,
         *,
-        own: Mapping[str, Any] | None = None,
-        num_envs: int | None,
-        device: torch.device | str,
-        seed: int | None,
-        staged: bool,
-        place: tuple[Any, Any, Any] = ("memory", None, False),
-        **rows: Unpack[RowOptions],
+        num_envs: int | None = None,
+        n_step: int = 1,
+        gamma: float | None = None,
+        store_next: bool = True,
+        frame_stack: int | FrameStack | None = None,
+        track_env: bool = False,
+        track_episodes: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        staged: bool = False,
+        storage: str = "memory",
+        folder: str | os.PathLike[str] | None = None,
+        read_only: bool = False,
     ):
         spaces = observation_space, action_space
+        rows: RowOptions = {
+            "n_step": n_step, "gamma": gamma, "store_next": store_next, "frame_stack": frame_stack,
+            "track_env": track_env, "track_episodes": track_episodes,
+            "extra_columns": extra_columns,
+        }  # fmt: skip
         options = plan_replay(
             capacity, *spaces, num_envs=num_envs, is_per_env=self._is_per_env, **rows
         )
@@ -108,7 +110,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         self.n_step, self.gamma = options.num_steps, options.gamma
         self._guard = Guard(self.device)
         self._kind, is_staged = type(self).__name__, staged or self.device.type != "cpu"
-        where = plan_place(*place, self.device, staged=staged)
+        where = plan_place(storage, folder, read_only, self.device, staged=staged)
         if where is None:
             check_room(self._kind, options.capacity, self._bytes_for(options), self.device)
         else:
@@ -145,8 +147,18 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         self._takes_tensors = self.device.type != "cpu" and self._storage.takes_tensors
         self._takes_tensors &= self._sequences is None
         self._where = self._storage.addresses.words
-        made = {**(own or {}), "num_envs": num_envs, "device": self.device, "staged": staged}
-        self._remember(maker, capacity, *spaces, **made, **rows)
+        maker, own = self._made_anew()
+        self._remember(
+            maker, capacity, *spaces, **own,
+            num_envs=num_envs, device=self.device, staged=staged, **rows,
+        )  # fmt: skip
+
+    def _made_anew(self) -> tuple[type[ReplayBuffer], Mapping[str, Any]]:
+        """The class, not one of users, whose constructor makes such a buffer; what it alone takes.
+
+        Not of its seed, and not of files, which are not copied.
+        """
+        raise NotImplementedError
 
     def _open_folder(self, place: Place, options: ReplayOptions, state: np.ndarray) -> RowFolder:
         layout = options.layout

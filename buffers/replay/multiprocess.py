@@ -7,14 +7,20 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 import torch
 from gymnasium import Space
 from numba.core.errors import NumbaError
 
-from buffers.core.arguments import check_count, read_distinct_ids, read_number, read_transitions
+from buffers.core.arguments import (
+    STEP_COLUMNS,
+    check_count,
+    read_distinct_ids,
+    read_number,
+    read_transitions,
+)
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation
@@ -55,7 +61,7 @@ _TRIES = 16  # before a draw whose rows are overwritten looks at the time
 _PAUSE = 0.001  # seconds between looks at what is waited for
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 _NO_IDS = np.zeros(0, np.int64)
-_ONLY_ARRAYS = {np.ndarray}
+_ONLY_ARRAYS, _COLUMNS = {np.ndarray}, {*STEP_COLUMNS}
 
 
 class MultiprocessReplayBuffer(BatchSource):
@@ -116,25 +122,17 @@ class MultiprocessReplayBuffer(BatchSource):
         *,
         num_writers: int,
         num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        track_env: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
         seed: int | None = None,
         samples_per_insert: float | None = None,
         min_size_to_sample: int = 1,
         error_buffer: float | None = None,
         timeout: float = 60.0,
+        **rows: Unpack[PlainOptions],
     ):
-        rows: PlainOptions = {
-            "n_step": n_step,
-            "gamma": gamma,
-            "track_env": track_env,
-            "extra_columns": dict(extra_columns or {}),
-        }
+        rows["extra_columns"] = dict(rows.get("extra_columns") or {})
         spaces = observation_space, action_space
-        self._arguments = capacity, spaces, num_writers, num_envs, rows
-        options = self._options = _plan(*self._arguments)
+        self._arguments = (capacity, spaces, num_writers, num_envs), rows
+        options = self._options = _plan(*self._arguments[0], **rows)
         self.capacity, self.num_writers = int(capacity), options.num_rings
         self.num_envs = options.num_envs or None
         self.n_step, self.gamma = options.num_steps, options.gamma
@@ -183,18 +181,11 @@ class MultiprocessReplayBuffer(BatchSource):
         *,
         num_writers: int,
         num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        track_env: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
+        **options: Unpack[PlainOptions],
     ) -> int:
         """Bytes the constructor would allocate with these arguments; allocates nothing."""
         spaces = observation_space, action_space
-        options: PlainOptions = {
-            "n_step": n_step, "gamma": gamma, "track_env": track_env,
-            "extra_columns": extra_columns,
-        }  # fmt: skip
-        return shared_bytes(_plan(capacity, spaces, num_writers, num_envs, options))
+        return shared_bytes(_plan(capacity, spaces, num_writers, num_envs, **options))
 
     # ---- What there is
 
@@ -430,8 +421,8 @@ class ReplayWriter:
         """
         if self._pid == os.getpid():
             return
-        address, arguments, *_ = self._given
-        options = self._options = _plan(*arguments)
+        address, (arguments, rows), *_ = self._given
+        options = self._options = _plan(*arguments, **rows)
         memory = SharedMemory(options, address)
         index = memory.take_slot(self._asked)
         self._release = weakref.finalize(self, _give_back, memory, index, os.getpid())
@@ -466,19 +457,7 @@ class ReplayWriter:
         """Number of transitions ever added by this writer and those whose place it took."""
         return 0 if self._options is None else int(self._words[self._slot + COMMITTED])
 
-    def add(
-        self,
-        *,
-        obs: Any = None,
-        next_obs: Any = None,
-        actions: Any = None,
-        rewards: Any = None,
-        terminations: Any = None,
-        truncations: Any = None,
-        env_ids: Any = None,
-        valid: Any = None,
-        **extras: Any,
-    ) -> None:
+    def add(self, *, env_ids: Any = None, valid: Any = None, **columns: Any) -> None:
         """Add K transitions; all are copied. The arguments are those of `SharedReplayBuffer.add`.
 
         Waits while the learner has drawn too few of those that were added, if the buffer has a
@@ -490,31 +469,21 @@ class ReplayWriter:
             BufferClosedError: The buffer was closed, or its process has ended.
             TimeoutError: The learner has drawn too little for so long. Nothing was added.
         """
-        columns = {
-            "obs": obs,
-            "next_obs": next_obs,
-            "actions": actions,
-            "rewards": rewards,
-            "terminations": terminations,
-            "truncations": truncations,
-        }
-        self._add(columns, env_ids, valid, extras)
+        self._add(columns, env_ids, valid)
 
     @exclusive
-    def _add(
-        self, columns: dict[str, Any], env_ids: Any, valid: Any, extras: dict[str, Any]
-    ) -> None:
+    def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
         self.open()
-        if self._add_rows is not None and not extras and valid is None:
-            arrays = list(columns.values())
+        if self._add_rows is not None and columns.keys() == _COLUMNS and valid is None:
+            arrays = [columns[name] for name in STEP_COLUMNS]
             kinds = {array.__class__ for array in arrays}
             if kinds == _ONLY_ARRAYS and (env_ids is None or env_ids.__class__ is np.ndarray):
                 shape = columns["rewards"].shape
                 is_small = len(shape) == 1 and 0 < shape[0] <= self._piece
                 if is_small and self._add_at_once(shape[0], env_ids, arrays):
                     return
-        given = {name: column for name, column in columns.items() if column is not None}
-        self._add_checked({**given, **extras}, env_ids, valid)
+        given = {n: c for n, c in columns.items() if c is not None or n not in _COLUMNS}
+        self._add_checked(given, env_ids, valid)
 
     def _add_at_once(self, count: int, env_ids: Any, arrays: list[np.ndarray]) -> bool:
         """The compiled way; whether the columns were for it."""
@@ -631,10 +600,17 @@ def _plan(
     spaces: tuple[Space, Space],
     num_writers: Any,
     num_envs: int | None,
-    rows: PlainOptions,
+    *,
+    n_step: int = 1,
+    gamma: float | None = None,
+    track_env: bool = False,
+    extra_columns: Mapping[str, Space] | None = None,
 ) -> ReplayOptions:
     """Check arguments; the options are those of rings, of which each writer has one."""
-    whole = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
+    whole = plan_replay(
+        capacity, *spaces, num_envs=num_envs, n_step=n_step, gamma=gamma, track_env=track_env,
+        extra_columns=extra_columns,
+    )  # fmt: skip
     rings = check_count("num_writers", num_writers, MAX_WRITERS)
     if whole.capacity % rings or whole.capacity < 2 * rings:
         fits = max(2, -(-whole.capacity // rings)) * rings

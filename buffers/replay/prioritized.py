@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -23,8 +22,7 @@ from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.folder import RowFolder
-from buffers.replay.frames import FrameStack
-from buffers.replay.layout import ReplayOptions
+from buffers.replay.layout import ReplayOptions, RingOptions
 from buffers.replay.priorities import (
     ROUNDING,
     BlockSums,
@@ -100,18 +98,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         alpha: float | None = None,
         beta: float | None = None,
         num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        store_next: bool = True,
-        frame_stack: int | FrameStack | None = None,
-        track_env: bool = False,
-        track_episodes: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-        staged: bool = False,
-        storage: str = "memory",
-        folder: str | os.PathLike[str] | None = None,
+        **options: Unpack[RingOptions],
     ):
         self._given = {"alpha": alpha, "beta": beta}
         self._sums: BlockSums | None = None
@@ -119,18 +106,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.alpha = _ALPHA if alpha is None else alpha
         self.beta = _BETA if beta is None else beta
         super().__init__(
-            PrioritizedReplayBuffer, capacity, observation_space, action_space, own=self._given,
-            n_step=n_step, gamma=gamma,
-            store_next=store_next, frame_stack=frame_stack,
-            track_env=track_env, track_episodes=track_episodes, extra_columns=extra_columns,
-            num_envs=num_envs, device=device, seed=seed, staged=staged,
-            place=(storage, folder, False),
+            capacity, observation_space, action_space,
+            num_envs=num_envs, read_only=False, **options,
         )  # fmt: skip
         self._num_inserted = 0  # rows that `_sums` knows of
         self._origin = secrets.randbits(63)  # of batches; another for each state that is loaded
         self._largest = np.ones(1)
         if self._storage.folder is not None:
             self._open_priorities(self._storage.folder)
+
+    def _made_anew(self) -> tuple[type[ReplayBuffer], dict[str, Any]]:
+        return PrioritizedReplayBuffer, self._given
 
     @classmethod
     def _bytes_for(cls, options: ReplayOptions) -> Callable[[int], int]:

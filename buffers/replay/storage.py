@@ -551,24 +551,48 @@ def all_finite(rewards):
 
 
 @njit(nogil=True, cache=True, inline="always")
+def find_rows(where):
+    """The table, the state and the flag of the guard that the words of `Addresses` name."""
+    table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
+    return table, state, items_at(where, addresses.BUSY, np.int64)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def find_successors(where):
+    """What `Successors` has: slots, pending, finals and free, as `write_packed` takes them."""
+    pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
+    slots = items_at(where, addresses.SLOTS, np.int32)
+    return slots, pending, finals, items_at(where, addresses.FREE, np.int64)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def rest_fits(table, state, busy, env_ids, rewards, terminations, truncations):
+    """Whether nobody else writes, and the ids, rewards and flags of an add may be written."""
+    num_rows = rewards.shape[0]
+    return (
+        busy[0] == 0
+        and terminations.shape[0] == num_rows
+        and truncations.shape[0] == num_rows
+        and ids_fit(state, env_ids, num_rows)
+        and all_finite(rewards)
+        # Views of the buffer's own rows are for `write`, which copies them first.
+        and (is_apart(rewards, table) and is_apart(env_ids, table))
+        and (is_apart(terminations, table) and is_apart(truncations, table))
+    )
+
+
+@njit(nogil=True, cache=True, inline="always")
 def columns_fit(
     table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
 ):  # fmt: skip
     """Whether the arguments of `add_rows` may be written."""
     num_rows = rewards.shape[0]
     return (
-        busy[0] == 0
+        rest_fits(table, state, busy, env_ids, rewards, terminations, truncations)
         and shape_fits(obs.shape, num_rows, state, state[at.OBS_DIMS])
         and shape_fits(next_obs.shape, num_rows, state, state[at.OBS_DIMS])
         and shape_fits(actions.shape, num_rows, state, state[at.ACTION_DIMS])
-        and terminations.shape[0] == num_rows
-        and truncations.shape[0] == num_rows
-        and ids_fit(state, env_ids, num_rows)
-        and all_finite(rewards)
-        # Views of the buffer's own rows are for `write`, which copies them first.
         and (is_apart(obs, table) and is_apart(next_obs, table) and is_apart(actions, table))
-        and (is_apart(rewards, table) and is_apart(env_ids, table))
-        and (is_apart(terminations, table) and is_apart(truncations, table))
     )
 
 
@@ -618,8 +642,7 @@ def add_rows(where, env_ids, obs, next_obs, actions, rewards, terminations, trun
     Returns:
         Whether everything fits; otherwise nothing was written.
     """
-    table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
-    busy = items_at(where, addresses.BUSY, np.int64)
+    table, state, busy = find_rows(where)
     num_rows = rewards.shape[0]
     fits = columns_fit(
         table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
@@ -673,11 +696,8 @@ def add_rows_once(where, env_ids, obs, next_obs, actions, rewards, terminations,
     Returns:
         Whether everything fits, and free slots are as many as rows; else nothing was written.
     """
-    table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
-    busy = items_at(where, addresses.BUSY, np.int64)
-    pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
-    slots = items_at(where, addresses.SLOTS, np.int32)
-    free = items_at(where, addresses.FREE, np.int64)
+    table, state, busy = find_rows(where)
+    slots, pending, finals, free = find_successors(where)
     sources = items_at(where, addresses.SOURCES, np.int64).reshape(-1, 4)
     fits = columns_fit(
         table, state, busy, env_ids, obs, next_obs, actions, rewards, terminations, truncations
@@ -707,21 +727,11 @@ def add_packed(where, env_ids, sources, rewards, terminations, truncations):
     Returns:
         Whether the rest fits; else nothing was written.
     """
-    table, state = bytes_at(where, addresses.TABLE), items_at(where, addresses.STATE, np.int64)
-    busy = items_at(where, addresses.BUSY, np.int64)
-    pending, finals = bytes_at(where, addresses.PENDING), bytes_at(where, addresses.FINALS)
-    slots = items_at(where, addresses.SLOTS, np.int32)
-    free = items_at(where, addresses.FREE, np.int64)
+    table, state, busy = find_rows(where)
+    slots, pending, finals, free = find_successors(where)
     num_rows = rewards.shape[0]
-    fits = (
-        busy[0] == 0
-        and terminations.shape[0] == num_rows
-        and truncations.shape[0] == num_rows
-        and ids_fit(state, env_ids, num_rows)
-        and all_finite(rewards)
-        and (is_apart(rewards, table) and is_apart(env_ids, table))
-        and (is_apart(terminations, table) and is_apart(truncations, table))
-        and (state[at.NEXT_AT] >= 0 or state[at.NUM_FREE] >= num_rows)
+    fits = rest_fits(table, state, busy, env_ids, rewards, terminations, truncations) and (
+        state[at.NEXT_AT] >= 0 or state[at.NUM_FREE] >= num_rows
     )
     begin, other = address_of(table), address_of(pending)
     for f in range(sources.shape[0]):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Unpack
 
 import numpy as np
-import torch
 from gymnasium import Space
 
 from buffers.core.errors import BufferMisuseError
 from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
-from buffers.replay.frames import FrameStack
+from buffers.replay.layout import RingOptions
 from buffers.replay.sequences import SequenceIndex
 
 __all__ = ["PerEnvReplayBuffer", "SharedReplayBuffer"]
@@ -22,7 +20,47 @@ __all__ = ["PerEnvReplayBuffer", "SharedReplayBuffer"]
 _DRAWS = {"transitions": "rows", "envs": "rings"}
 
 
-class SharedReplayBuffer(ReplayBuffer):
+class UniformReplayBuffer(ReplayBuffer):
+    """Draws transitions with equal probability; see the classes below."""
+
+    _draws = "rows"  # as the reader calls it
+
+    def sample(
+        self,
+        batch_size: int,
+        out: ReplayBatch | None = None,
+        *,
+        replace: bool = True,
+        columns: Iterable[str] | None = None,
+    ) -> ReplayBatch:
+        """Draw transitions, all equally likely, or as `over` of a `PerEnvReplayBuffer` says.
+
+        Args:
+            batch_size: B.
+            out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
+            replace: False draws B different ones; only over transitions.
+            columns: Names of the columns to draw, such as ("obs", "actions"); None for all. The
+                same rows are drawn, and copied in part; `indices` are always there.
+
+        Raises:
+            BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
+                an argument does not fit.
+        """
+        draw = self._draws
+        if not replace:
+            if draw != "rows":
+                raise BufferMisuseError("replace=False needs over='transitions'")
+            draw = "distinct"
+        batch = self._batch(batch_size, out, columns)
+        guard = self._guard
+        # On the thread that draws ahead the lock of the interpreter is given up.
+        is_ahead = guard.ahead is not None and guard.settle()
+        if is_ahead or not self._reader.fill_at_once(batch, draw):
+            self._fill(batch, draw)
+        return batch
+
+
+class SharedReplayBuffer(UniformReplayBuffer):
     """The newest `capacity` transitions of all environments, in one ring.
 
     Args:
@@ -64,68 +102,11 @@ class SharedReplayBuffer(ReplayBuffer):
     (3, (256, 4))
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        num_envs: int | None = None,
-        n_step: int = 1,
-        gamma: float | None = None,
-        store_next: bool = True,
-        frame_stack: int | FrameStack | None = None,
-        track_env: bool = False,
-        track_episodes: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-        staged: bool = False,
-        storage: str = "memory",
-        folder: str | os.PathLike[str] | None = None,
-        read_only: bool = False,
-    ):
-        super().__init__(
-            SharedReplayBuffer, capacity, observation_space, action_space,
-            n_step=n_step, gamma=gamma,
-            store_next=store_next, frame_stack=frame_stack,
-            track_env=track_env, track_episodes=track_episodes, extra_columns=extra_columns,
-            num_envs=num_envs, device=device, seed=seed, staged=staged,
-            place=(storage, folder, read_only),
-        )  # fmt: skip
-
-    def sample(
-        self,
-        batch_size: int,
-        out: ReplayBatch | None = None,
-        *,
-        replace: bool = True,
-        columns: Iterable[str] | None = None,
-    ) -> ReplayBatch:
-        """Draw transitions, all equally likely.
-
-        Args:
-            batch_size: B.
-            out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
-            replace: False draws B different ones.
-            columns: Names of the columns to draw, such as ("obs", "actions"); None for all. The
-                same rows are drawn, and copied in part; `indices` are always there.
-
-        Raises:
-            BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
-                an argument does not fit.
-        """
-        batch = self._batch(batch_size, out, columns)
-        draw = "rows" if replace else "distinct"
-        guard = self._guard
-        # On the thread that draws ahead the lock of the interpreter is given up.
-        is_ahead = guard.ahead is not None and guard.settle()
-        if is_ahead or not self._reader.fill_at_once(batch, draw):
-            self._fill(batch, draw)
-        return batch
+    def _made_anew(self) -> tuple[type[ReplayBuffer], dict[str, Any]]:
+        return SharedReplayBuffer, {}
 
 
-class PerEnvReplayBuffer(ReplayBuffer):
+class PerEnvReplayBuffer(UniformReplayBuffer):
     """The newest `capacity` transitions of each environment, in a ring of its own.
 
     Args:
@@ -174,31 +155,23 @@ class PerEnvReplayBuffer(ReplayBuffer):
         *,
         num_envs: int,
         over: str = "transitions",
-        n_step: int = 1,
-        gamma: float | None = None,
-        store_next: bool = True,
-        frame_stack: int | FrameStack | None = None,
-        track_env: bool = False,
-        track_episodes: bool = False,
-        extra_columns: Mapping[str, Space] | None = None,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-        staged: bool = False,
-        storage: str = "memory",
-        folder: str | os.PathLike[str] | None = None,
         read_only: bool = False,
+        **options: Unpack[RingOptions],
     ):
         if not isinstance(over, str) or over not in _DRAWS:
             raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
         self.over = over
         super().__init__(
-            PerEnvReplayBuffer, capacity, observation_space, action_space, own={"over": over},
-            n_step=n_step, gamma=gamma,
-            store_next=store_next, frame_stack=frame_stack,
-            track_env=track_env, track_episodes=track_episodes, extra_columns=extra_columns,
-            num_envs=num_envs, device=device, seed=seed, staged=staged,
-            place=(storage, folder, read_only),
+            capacity, observation_space, action_space,
+            num_envs=num_envs, read_only=read_only, **options,
         )  # fmt: skip
+
+    def _made_anew(self) -> tuple[type[ReplayBuffer], dict[str, Any]]:
+        return PerEnvReplayBuffer, {"over": self.over}
+
+    @property
+    def _draws(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return _DRAWS[self.over]
 
     def _own_settings(self) -> dict[str, Any]:
         return {"over": self.over}
@@ -214,32 +187,3 @@ class PerEnvReplayBuffer(ReplayBuffer):
         self._refresh()
         state = self._state
         return np.minimum(state[state[at.TOTALS] :][: state[at.NUM_RINGS]], self.capacity)
-
-    def sample(
-        self,
-        batch_size: int,
-        out: ReplayBatch | None = None,
-        *,
-        replace: bool = True,
-        columns: Iterable[str] | None = None,
-    ) -> ReplayBatch:
-        """Draw transitions, as `over` says.
-
-        Args:
-            batch_size: B.
-            out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
-            replace: False draws B different ones; only over transitions.
-            columns: As in `SharedReplayBuffer.sample`.
-
-        Raises:
-            BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
-                an argument does not fit.
-        """
-        if not replace and self.over != "transitions":
-            raise BufferMisuseError("replace=False needs over='transitions'")
-        batch = self._batch(batch_size, out, columns)
-        draw = _DRAWS[self.over] if replace else "distinct"
-        is_ahead = self._guard.ahead is not None and self._guard.settle()
-        if is_ahead or not self._reader.fill_at_once(batch, draw):
-            self._fill(batch, draw)
-        return batch
