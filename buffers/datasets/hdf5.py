@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium import Space
 
-from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, check_lengths, key_paths
+from buffers.datasets.arrays import (
+    BLOCK_BYTES,
+    Block,
+    ColumnOptions,
+    FlatColumns,
+    check_lengths,
+    key_paths,
+)
 from buffers.datasets.dataset import (
     DatasetError,
     EpisodeDataset,
@@ -29,10 +36,7 @@ def from_hdf5(
     path: str | os.PathLike[str],
     observation_space: Space,
     action_space: Space,
-    *,
-    columns: Mapping[str, str | None] | None = None,
-    extra_columns: Mapping[str, Space] | None = None,
-    check_bounds: bool = True,
+    **options: Unpack[ColumnOptions],
 ) -> EpisodeDataset:
     """Episodes in an HDF5 file like D4RL's, read some MiB at a time; needs h5py.
 
@@ -44,16 +48,15 @@ def from_hdf5(
         path: The file.
         observation_space: Of a single environment.
         action_space: Of a single environment.
-        columns: Other names, as in `from_arrays`.
-        extra_columns: Names and spaces of further columns.
-        check_bounds: Refuse values that the spaces do not contain.
+        options: `columns`, other names; `extra_columns`, names and spaces of further ones; and
+            `check_bounds`, whether to refuse values outside of the spaces; as in `from_arrays`.
 
     Raises:
         ModuleNotFoundError: h5py is not installed.
         DatasetError: The file can't be read, or lacks a column.
     """
     h5py: Any = load_library("h5py")
-    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
+    asked = FlatColumns(observation_space, action_space, **options)
     name = os.fspath(path)
     there: dict[str, Any] = {}  # rows and bytes of each
     with reading(name), h5py.File(name, "r") as file:

@@ -43,7 +43,7 @@ from buffers.core.state import FieldWatcher, LoadedState, Placed, Shapes, Wanted
 from buffers.replay import layout as at
 from buffers.replay.adding import PackedAdder
 from buffers.replay.batches import BatchSource, ReplayBatch, column_names
-from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
+from buffers.replay.compiled_reader import CompiledReader
 from buffers.replay.folder import Place, RowFolder, plan_place
 from buffers.replay.frames import FrameStack
 from buffers.replay.layout import ReplayOptions, RowOptions, check_room, new_state, plan_replay
@@ -225,23 +225,13 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         """Allocate what the class has besides rows."""
 
     def _make_reader(self, is_staged: bool, seed: int | None) -> Any:
-        num_steps = min(self.n_step, self.capacity)  # no window is longer
-        if is_staged:
-            return TorchReader(
-                self._storage,
-                num_steps=num_steps,
-                gamma=self.gamma,
-                has_weights=self._has_weights,
-                seed=seed,
-            )
-        planner = BatchPlanner(
-            self._storage.layout,
-            num_steps=num_steps,
-            has_discounts=self.gamma is not None,
+        return (TorchReader if is_staged else CompiledReader)(
+            self._storage,
+            num_steps=min(self.n_step, self.capacity),  # no window is longer
+            gamma=self.gamma,
             has_weights=self._has_weights,
+            seed=seed,
         )
-        gamma = 1.0 if self.gamma is None else self.gamma
-        return CompiledReader(self._storage, planner, gamma, seed)
 
     @property
     def _generator(self) -> Any:
@@ -649,17 +639,13 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         if not isinstance(self._reader, CompiledReader):
             return self._reader
         if without not in self._sequence_readers:
-            layout, gamma = self._storage.layout, 1.0
+            layout = self._storage.layout
             fields = {name: f for name, f in layout.fields.items() if name not in without}
             extras = [name for name in layout.extras if name not in without]
-            planner = BatchPlanner(
-                layout._replace(fields=fields, extras=extras),
-                num_steps=1,
-                has_discounts=False,
-                has_weights=False,
-            )
-            reader = CompiledReader(self._storage, planner, gamma, 0)
-            self._sequence_readers[without] = reader
+            self._sequence_readers[without] = CompiledReader(
+                self._storage, num_steps=1, gamma=None, has_weights=False, seed=0,
+                layout=layout._replace(fields=fields, extras=extras),
+            )  # fmt: skip
         return self._sequence_readers[without]
 
     def _check_sequences(self, batch: Any) -> SequenceMemory:

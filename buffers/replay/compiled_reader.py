@@ -60,9 +60,11 @@ class CompiledReader:
 
     Args:
         storage: Where from.
-        planner: Makes the batches.
-        gamma: Discount per step.
+        num_steps: Longest window, at most the capacity.
+        gamma: Discount per step; None for batches without `discounts`.
+        has_weights: Batches have `weights`.
         seed: Of the generator.
+        layout: Of the rows in batches, which may lack columns of the storage; None for all.
 
     Attributes:
         generator: What rows are drawn by.
@@ -74,11 +76,20 @@ class CompiledReader:
     def __init__(
         self,
         storage: ReplayStorage,
-        planner: BatchPlanner,
-        gamma: float,
+        *,
+        num_steps: int,
+        gamma: float | None,
+        has_weights: bool,
         seed: int | None,
+        layout: RowLayout | None = None,
     ):
-        self._storage, self._gamma = storage, float(gamma)
+        planner = BatchPlanner(
+            storage.layout if layout is None else layout,
+            num_steps=num_steps,
+            has_discounts=gamma is not None,
+            has_weights=has_weights,
+        )
+        self._storage, self._gamma = storage, 1.0 if gamma is None else float(gamma)
         self._where = storage.addresses.words
         self.generator = HostGenerator(seed)
         self.words = self.generator.words

@@ -27,7 +27,7 @@ from buffers.core.memory import allocation
 from buffers.core.rows import scatter_fields
 from buffers.replay import layout as at
 from buffers.replay.batches import BatchSource, ReplayBatch, column_names
-from buffers.replay.compiled_reader import BatchPlanner, CompiledReader
+from buffers.replay.compiled_reader import CompiledReader
 from buffers.replay.layout import PlainOptions, ReplayOptions, check_room, plan_replay
 from buffers.replay.shared_memory import (
     BEGUN,
@@ -160,14 +160,13 @@ class MultiprocessReplayBuffer(BatchSource):
             storage = ReplayStorage(
                 options, self.device, staged=False, rows=self._memory.rows, busy=self._guard.flag
             )
-        planner = BatchPlanner(
-            options.layout,
+        self._reader = CompiledReader(
+            storage,
             num_steps=min(self.n_step, options.capacity),
-            has_discounts=self.gamma is not None,
+            gamma=self.gamma,
             has_weights=False,
+            seed=seed,
         )
-        gamma = 1.0 if self.gamma is None else self.gamma
-        self._reader = CompiledReader(storage, planner, gamma, seed)
         self._column_names = column_names(options.layout, has_weights=False)
         self._spans = np.zeros((self.num_writers, 3), np.int64)
         self._margin = 0  # oldest rows of each ring that are not drawn, as writers come closer
