@@ -42,7 +42,7 @@ from buffers.core.sequences import (
 from buffers.core.state import FieldWatcher, LoadedState, Placed, Shapes, Wanted
 from buffers.replay import layout as at
 from buffers.replay.adding import PackedAdder
-from buffers.replay.batches import BatchSource, ReplayBatch, column_names
+from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import CompiledReader
 from buffers.replay.folder import Place, RowFolder, plan_place
 from buffers.replay.frames import FrameStack
@@ -225,13 +225,9 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         """Allocate what the class has besides rows."""
 
     def _make_reader(self, is_staged: bool, seed: int | None) -> Any:
-        return (TorchReader if is_staged else CompiledReader)(
-            self._storage,
-            num_steps=min(self.n_step, self.capacity),  # no window is longer
-            gamma=self.gamma,
-            has_weights=self._has_weights,
-            seed=seed,
-        )
+        num_steps = min(self.n_step, self.capacity)  # no window is longer
+        batches = BatchOptions(num_steps, self.gamma, self._has_weights)
+        return (TorchReader if is_staged else CompiledReader)(self._storage, batches, seed)
 
     @property
     def _generator(self) -> Any:
@@ -642,10 +638,9 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
             layout = self._storage.layout
             fields = {name: f for name, f in layout.fields.items() if name not in without}
             extras = [name for name in layout.extras if name not in without]
-            self._sequence_readers[without] = CompiledReader(
-                self._storage, num_steps=1, gamma=None, has_weights=False, seed=0,
-                layout=layout._replace(fields=fields, extras=extras),
-            )  # fmt: skip
+            shorter = layout._replace(fields=fields, extras=extras)
+            reader = CompiledReader(self._storage, BatchOptions(1, None, False), 0, shorter)
+            self._sequence_readers[without] = reader
         return self._sequence_readers[without]
 
     def _check_sequences(self, batch: Any) -> SequenceMemory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,9 +12,17 @@ from buffers.core.batches import Batch
 from buffers.core.errors import BufferMisuseError
 from buffers.core.rows import RowLayout
 
-__all__ = ["LATE", "BatchSource", "ReplayBatch", "column_names"]
+__all__ = ["LATE", "BatchOptions", "BatchSource", "ReplayBatch", "column_names"]
 
 LATE = ("indices", "truncations")  # columns that most learners do not read: tensors when asked for
+
+
+class BatchOptions(NamedTuple):
+    """What batches are of a buffer."""
+
+    num_steps: int  # longest window, at most the capacity
+    gamma: float | None  # discount per step; None for batches without `discounts`
+    has_weights: bool
 
 
 class ReplayBatch(Batch):

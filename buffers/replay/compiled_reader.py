@@ -29,7 +29,7 @@ from buffers.core.kernels import bounded, bytes_at, copy_field, items_at, prefet
 from buffers.core.rows import RowLayout
 from buffers.replay import addresses
 from buffers.replay import layout as at
-from buffers.replay.batches import LATE, ReplayBatch
+from buffers.replay.batches import LATE, BatchOptions, ReplayBatch
 from buffers.replay.folder import RowFolder
 from buffers.replay.storage import ReplayStorage
 
@@ -60,9 +60,7 @@ class CompiledReader:
 
     Args:
         storage: Where from.
-        num_steps: Longest window, at most the capacity.
-        gamma: Discount per step; None for batches without `discounts`.
-        has_weights: Batches have `weights`.
+        options: Of batches.
         seed: Of the generator.
         layout: Of the rows in batches, which may lack columns of the storage; None for all.
 
@@ -76,20 +74,13 @@ class CompiledReader:
     def __init__(
         self,
         storage: ReplayStorage,
-        *,
-        num_steps: int,
-        gamma: float | None,
-        has_weights: bool,
+        options: BatchOptions,
         seed: int | None,
         layout: RowLayout | None = None,
     ):
-        planner = BatchPlanner(
-            storage.layout if layout is None else layout,
-            num_steps=num_steps,
-            has_discounts=gamma is not None,
-            has_weights=has_weights,
-        )
-        self._storage, self._gamma = storage, 1.0 if gamma is None else float(gamma)
+        planner = BatchPlanner(storage.layout if layout is None else layout, options)
+        self._storage = storage
+        self._gamma = 1.0 if options.gamma is None else float(options.gamma)
         self._where = storage.addresses.words
         self.generator = HostGenerator(seed)
         self.words = self.generator.words
@@ -213,20 +204,15 @@ class BatchPlanner:
 
     Args:
         layout: Of the rows.
-        num_steps: Length of the windows.
-        has_discounts: Whether batches have `discounts`.
-        has_weights: Whether batches have `weights`.
+        options: Of batches.
 
     Attributes:
         owner: What the batches belong to.
     """
 
-    def __init__(
-        self, layout: RowLayout, *, num_steps: int, has_discounts: bool, has_weights: bool
-    ):
-        self._layout = layout
-        self._num_steps, self._has_discounts = num_steps, has_discounts
-        self._has_weights = has_weights
+    def __init__(self, layout: RowLayout, options: BatchOptions):
+        self._layout, self._has_discounts = layout, options.gamma is not None
+        self._num_steps, self._has_weights = options.num_steps, options.has_weights
         # Named by batches instead of the planner, which keeps their memory: no reference cycle.
         self.owner = object()
         self._recipes: dict[Any, _Recipe] = {}

@@ -26,7 +26,7 @@ from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import allocation
 from buffers.core.rows import scatter_fields
 from buffers.replay import layout as at
-from buffers.replay.batches import BatchSource, ReplayBatch, column_names
+from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import CompiledReader
 from buffers.replay.layout import PlainOptions, ReplayOptions, check_room, plan_replay
 from buffers.replay.shared_memory import (
@@ -160,13 +160,8 @@ class MultiprocessReplayBuffer(BatchSource):
             storage = ReplayStorage(
                 options, self.device, staged=False, rows=self._memory.rows, busy=self._guard.flag
             )
-        self._reader = CompiledReader(
-            storage,
-            num_steps=min(self.n_step, options.capacity),
-            gamma=self.gamma,
-            has_weights=False,
-            seed=seed,
-        )
+        batches = BatchOptions(min(self.n_step, options.capacity), self.gamma, has_weights=False)
+        self._reader = CompiledReader(storage, batches, seed)
         self._column_names = column_names(options.layout, has_weights=False)
         self._spans = np.zeros((self.num_writers, 3), np.int64)
         self._margin = 0  # oldest rows of each ring that are not drawn, as writers come closer

@@ -58,20 +58,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             are raised to the new power.
         beta: Exponent of the weights, unless `sample` is given another. None means 0.4, until a
             state with another is loaded; one that is given here wins.
-        num_envs: As in `SharedReplayBuffer`, like all that follow.
-        n_step: Length of the windows.
-        gamma: Discount per step.
-        store_next: Whether next observations are stored besides.
-        frame_stack: Number of frames of an observation, each of which is stored once.
-        track_env: Keep env ids.
-        track_episodes: Keep what follows on what, for `sample_sequences`.
-        extra_columns: Names and spaces of further values per transition.
-        device: Where the transitions live.
-        seed: Of the generator.
-        staged: Do on the CPU what is done on other devices, to test it.
-        storage: Where the rows are: "memory", or "memmap", files. Priorities are kept in the
-            folder, too, and survive the process; after a power loss they may be older ones.
-        folder: Of "memmap".
+        num_envs: As in `SharedReplayBuffer`.
+        options: `n_step`, `gamma`, `store_next`, `frame_stack`, `track_env`, `track_episodes`,
+            `extra_columns`, `device`, `seed`, `staged`, `storage` and `folder`, as there. With
+            storage="memmap" priorities are kept in the folder, too, and survive the process; after
+            a power loss they may be older ones.
 
     Raises:
         BufferMisuseError: An argument that does not fit.

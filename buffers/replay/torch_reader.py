@@ -17,7 +17,7 @@ from buffers.core.generator import DeviceGenerator
 from buffers.core.memory import check_fits
 from buffers.core.rows import Field, FrameLayout, RowLayout, as_words, plan_view, view_fields
 from buffers.replay import layout as at
-from buffers.replay.batches import ReplayBatch
+from buffers.replay.batches import BatchOptions, ReplayBatch
 from buffers.replay.storage import ReplayStorage
 
 __all__ = ["TorchReader"]
@@ -54,9 +54,7 @@ class TorchReader:
 
     Args:
         storage: Where from; staged.
-        num_steps: Length of the windows.
-        gamma: Discount per step, or None for batches without discounts.
-        has_weights: Whether batches have `weights`.
+        options: Of batches.
         seed: Of the generator.
 
     Attributes:
@@ -64,20 +62,12 @@ class TorchReader:
         owner: What the batches belong to.
     """
 
-    def __init__(
-        self,
-        storage: ReplayStorage,
-        *,
-        num_steps: int,
-        gamma: float | None,
-        has_weights: bool,
-        seed: int | None,
-    ):
+    def __init__(self, storage: ReplayStorage, options: BatchOptions, seed: int | None):
         assert storage.staging is not None
         self._storage, self._layout = storage, storage.layout
         self.owner = self
         self._counts = storage.staging.counts
-        self._num_steps, self._gamma, self._has_weights = num_steps, gamma, has_weights
+        self._num_steps, self._gamma, self._has_weights = options
         self._num_rings, self._capacity = len(self._counts), int(storage.state[at.CAPACITY])
         self.generator = DeviceGenerator(seed, storage.device)
         names = ("rewards", "terminations", "truncations", "link", "env_ids")

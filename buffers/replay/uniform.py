@@ -117,19 +117,10 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
         num_envs: Number of environments.
         over: "transitions" draws all transitions with equal probability, so that an environment
             counts by what it has; "envs" an environment that has some first, then one of its.
-        n_step: As in `SharedReplayBuffer`, like all that follow.
-        gamma: Discount per step.
-        store_next: Whether next observations are stored besides.
-        frame_stack: Number of frames of an observation, each of which is stored once.
-        track_env: Batches have `env_ids`.
-        track_episodes: Keep what follows on what, for `sample_sequences`.
-        extra_columns: Names and spaces of further values per transition.
-        device: Where the transitions live and batches are made.
-        seed: Of the generator.
-        staged: Do on the CPU what is done on other devices, to test it.
-        storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
-        folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
         read_only: Draw from a folder that another process may write to.
+        options: `n_step`, `gamma`, `store_next`, `frame_stack`, `track_env`, `track_episodes`,
+            `extra_columns`, `device`, `seed`, `staged`, `storage` and `folder`, as in
+            `SharedReplayBuffer`.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
