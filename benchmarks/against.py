@@ -41,7 +41,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from measure import machine, markdown_table
+from measure import machine, make_columns, markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 BAR = 0.03  # what counts as slower, if the control is quieter
@@ -289,21 +289,6 @@ def _start_after_torch() -> Prepared:
     torch.set_num_threads(1)
     torch.nn.Linear(4, 4)(torch.zeros(1, 4)).sum().backward()
     yield from _start("ours")()
-
-
-def make_columns(count: int) -> dict[str, Any]:
-    """Return `count` transitions of 52 float32 observed."""
-    import numpy as np
-
-    rng = np.random.default_rng(count)
-    return {
-        "obs": rng.standard_normal((count, 52), np.float32),
-        "next_obs": rng.standard_normal((count, 52), np.float32),
-        "actions": rng.integers(0, 7, count),
-        "rewards": rng.standard_normal(count, np.float32),
-        "terminations": rng.random(count) < 0.005,
-        "truncations": rng.random(count) < 0.005,
-    }
 
 
 def make_replay(kind: str, capacity: int, **options: Any) -> Any:

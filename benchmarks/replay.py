@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict
-from measure import alternate, machine, markdown_table, median_ratio
+from measure import alternate, machine, make_columns, markdown_table, median_ratio
 from replay_peers import ACTIONS, ALPHA, BETA, GAMMA, OBS, PEERS, Columns, Peer, make_peers
 
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
@@ -53,18 +53,6 @@ FIXED = ("stable-baselines3", "tianshou")  # take one row per env, no more
 ROUND_S = 0.03
 Update = Callable[[Any, np.ndarray], object]
 Case = tuple[Callable[[], object], int]
-
-
-def make_columns(count: int) -> Columns:
-    rng = np.random.default_rng(count)
-    return {
-        "obs": rng.standard_normal((count, 52), np.float32),
-        "next_obs": rng.standard_normal((count, 52), np.float32),
-        "actions": rng.integers(0, 7, count),
-        "rewards": rng.standard_normal(count, np.float32),
-        "terminations": rng.random(count) < 0.005,
-        "truncations": rng.random(count) < 0.005,
-    }
 
 
 def repeat(call: Callable[[], object]) -> Case:

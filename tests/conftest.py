@@ -156,7 +156,7 @@ def subnormal_numbers():
 
 @pytest.fixture
 def one_torch_thread():
-    """More only wait for each other on networks so small, for long on a busy machine."""
+    """More only wait for each other on networks so small, for ever on a busy machine."""
     import torch
 
     before = torch.get_num_threads()

@@ -3,7 +3,7 @@
 import numpy as np
 from gymnasium import spaces
 
-from buffers import EpisodicReplayBuffer
+from buffers import EpisodicReplayBuffer, TransitionWriter
 
 SPACE = spaces.Box(-1, 10**6, (2,), np.float32)  # (number of the episode, step)
 ACTIONS = spaces.Discrete(1000)
@@ -36,6 +36,19 @@ def fill(buffer, count=40, seed=0):
         length = int(rng.integers(1, 20))
         boundaries = np.flatnonzero(rng.random(length) < 0.2)
         buffer.add_episode(make_episode(number, length, boundaries))
+    return buffer
+
+
+def filled_from(envs, num_steps, kind=EpisodicReplayBuffer, **options):
+    """A buffer that steps of envs with random actions were added to."""
+    single = envs.single_observation_space, envs.single_action_space
+    buffer = kind(10_000, *single, num_envs=envs.num_envs, **options)
+    writer = TransitionWriter(envs, buffer)
+    writer.reset(envs.reset(seed=1)[0])
+    envs.action_space.seed(1)
+    for _ in range(num_steps):
+        actions = envs.action_space.sample()
+        writer.step(actions, *envs.step(actions))
     return buffer
 
 

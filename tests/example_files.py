@@ -1,8 +1,10 @@
-"""The files of examples/, as modules."""
+"""The files of examples/, as modules, and the checkpoints that they leave."""
 
 import importlib.util
 import sys
 from pathlib import Path
+
+import numpy as np
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -15,3 +17,22 @@ def load_example(name):
         sys.modules[name] = module  # dataclasses and registered ids look their module up
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+def last_state(folder):
+    """What the last checkpoint of a run has, as by `flat`."""
+    from vecenv.learn import load_checkpoint
+
+    return flat(load_checkpoint(folder / "checkpoint" / "last.npz")["state"])
+
+
+def flat(state, where=""):
+    """The leaves of a nest by their places, arrays as bytes, without what pads records."""
+    if isinstance(state, np.ndarray) and state.dtype.names:
+        state = {name: np.ascontiguousarray(state[name]) for name in state.dtype.names}
+    if isinstance(state, dict | list | tuple):
+        items = state.items() if isinstance(state, dict) else enumerate(state)
+        return {k: v for key, item in items for k, v in flat(item, f"{where}/{key}").items()}
+    if hasattr(state, "detach") or isinstance(state, np.ndarray):
+        state = np.asarray(state).tobytes()
+    return {where: state}

@@ -85,24 +85,23 @@ def reset(state, rng):
     _draw(state, rng)
 
 
-def step(state, action, rng):
-    is_dead = (state.key >> (action - 2)) & 1 == 0
+@njit
+def _go_on(state, is_dead, rng):
     state.step_number += 1
     _draw(state, rng)
     is_cut = state.step_number >= LENGTH
     if is_dead or is_cut:
         state.key = 0
     return -1.0 if is_dead else 0.0, is_dead, is_cut
+
+
+def step(state, action, rng):
+    return _go_on(state, (state.key >> (action - 2)) & 1 == 0, rng)
 
 
 def step_in_parts(state, action, rng):
     is_dead = ((state.key >> action[0]) & (state.key >> (2 + action[1])) & 1) == 0
-    state.step_number += 1
-    _draw(state, rng)
-    is_cut = state.step_number >= LENGTH
-    if is_dead or is_cut:
-        state.key = 0
-    return -1.0 if is_dead else 0.0, is_dead, is_cut
+    return _go_on(state, is_dead, rng)
 
 
 def observe(state, out):

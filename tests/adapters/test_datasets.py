@@ -8,10 +8,11 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from episodes import filled_from
 from gymnasium import spaces
 
 import vecenv
-from buffers import EpisodicReplayBuffer, PerEnvReplayBuffer, SharedReplayBuffer, TransitionWriter
+from buffers import EpisodicReplayBuffer, PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.datasets import (
     DatasetError,
     from_arrays,
@@ -104,22 +105,10 @@ def test_a_round_trip_through_minari_changes_no_bit(minari, data_format):
     assert_same(data, from_minari("nested/again-v0", extra_columns=EXTRA))
 
 
-def filled_buffer(envs, num_steps, kind=EpisodicReplayBuffer, **options):
-    single = envs.single_observation_space, envs.single_action_space
-    buffer = kind(10_000, *single, num_envs=envs.num_envs, **options)
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(envs.reset(seed=1)[0])
-    envs.action_space.seed(1)
-    for _ in range(num_steps):
-        actions = envs.action_space.sample()
-        writer.step(actions, *envs.step(actions))
-    return buffer
-
-
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_steps_of_running_envs_are_what_minari_has(minari, mode):
     envs = vecenv.make_vec("CartPole-v1", 3, backend="sync", autoreset_mode=mode)
-    buffer = filled_buffer(envs, 100)
+    buffer = filled_from(envs, 100)
     to_minari(buffer, "pole/random-v0", env="CartPole-v1", algorithm_name="random")
     dataset = minari.load_dataset("pole/random-v0")
     assert dataset.total_episodes == buffer.num_episodes > 5
@@ -132,7 +121,7 @@ def test_steps_of_running_envs_are_what_minari_has(minari, mode):
         np.testing.assert_array_equal(read.infos["boundaries"][1:], stored["boundaries"].numpy())
     long = dataset.filter_episodes(lambda episode: len(episode) > 20)
     assert from_minari(long).num_episodes == long.total_episodes < dataset.total_episodes
-    ring = filled_buffer(envs, 100, PerEnvReplayBuffer)
+    ring = filled_from(envs, 100, PerEnvReplayBuffer)
     to_minari(ring, "pole/ring-v0")
     ends = [episode["terminations"][-1] for episode in from_minari("pole/ring-v0")]
     assert ends.count(False) == 3  # still open
@@ -141,7 +130,7 @@ def test_steps_of_running_envs_are_what_minari_has(minari, mode):
 
 def test_episodes_of_cage_replay_in_the_env(minari):
     envs = Cage2VectorEnv(2, episode_length=20)
-    to_minari(filled_buffer(envs, 30), "cage/random-v0", env="Cage2-v0")
+    to_minari(filled_from(envs, 30), "cage/random-v0", env="Cage2-v0")
     episode = list(from_minari("cage/random-v0"))[1]
     assert episode["truncations"].tolist() == [False] * 19 + [True]
     env = gym.make("Cage2-v0", episode_length=20)

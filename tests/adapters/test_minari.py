@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+from episodes import filled_from
 from gymnasium import spaces
 
 import vecenv
-from buffers import EpisodicReplayBuffer, TransitionWriter
+from buffers import EpisodicReplayBuffer
 from vecenv.adapters.minari import export_episodes
 
 minari = pytest.importorskip("minari")
@@ -20,18 +21,6 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def datasets(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-
-
-def filled_buffer(envs, num_steps, **options):
-    single = envs.single_observation_space, envs.single_action_space
-    buffer = EpisodicReplayBuffer(10_000, *single, num_envs=envs.num_envs, **options)
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(envs.reset(seed=1)[0])
-    envs.action_space.seed(1)
-    for _ in range(num_steps):
-        actions = envs.action_space.sample()
-        writer.step(actions, *envs.step(actions))
-    return buffer
 
 
 def test_nested_spaces_boundaries_and_extra_columns():
@@ -64,7 +53,7 @@ def test_no_episodes_are_refused():
 
 def test_an_episode_that_is_not_there():
     envs = vecenv.make_vec("CartPole-v1", 1, backend="sync")
-    buffer = filled_buffer(envs, 100)
+    buffer = filled_from(envs, 100)
     with pytest.raises(IndexError, match="episode 999"):
         export_episodes(buffer, "pole-v0", episodes=[999])
 

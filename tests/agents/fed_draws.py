@@ -33,17 +33,8 @@ class FedGenerator:
         return np.array([low + (high - low) * uniform(self.stream) for _ in range(size)])
 
 
-class FedPursuit:
-    """PettingZoo's pursuit, drawing from a stream."""
-
-    def __init__(self, seed, **options):
-        from pettingzoo.sisl import pursuit_v5
-
-        self.env = pursuit_v5.parallel_env(**options)
-        self.game = self.env.unwrapped.env
-        self.game.np_random = self.rng = FedGenerator(seed)
-        for controller in (self.game.evader_controller, self.game.pursuer_controller):
-            controller.rng = self.rng
+class _FedGame:
+    """A game of another package, `env`, and the stream `rng` that it draws from."""
 
     def reset(self):
         self.rng.open_block()
@@ -57,7 +48,20 @@ class FedPursuit:
         return tuple(np.stack([part[agent] for agent in agents]) for part in results[:4])
 
 
-class FedSpread:
+class FedPursuit(_FedGame):
+    """PettingZoo's pursuit, drawing from a stream."""
+
+    def __init__(self, seed, **options):
+        from pettingzoo.sisl import pursuit_v5
+
+        self.env = pursuit_v5.parallel_env(**options)
+        self.game = self.env.unwrapped.env
+        self.game.np_random = self.rng = FedGenerator(seed)
+        for controller in (self.game.evader_controller, self.game.pursuer_controller):
+            controller.rng = self.rng
+
+
+class FedSpread(_FedGame):
     """mpe2's simple_spread, drawing from a stream."""
 
     def __init__(self, seed, **options):
@@ -65,17 +69,6 @@ class FedSpread:
 
         self.env = simple_spread_v3.parallel_env(**options)
         self.env.unwrapped.np_random = self.rng = FedGenerator(seed)
-
-    def reset(self):
-        self.rng.open_block()
-        observations, _ = self.env.reset()
-        return np.stack(list(observations.values()))
-
-    def step(self, actions):
-        self.rng.open_block()
-        agents = list(self.env.agents)
-        results = self.env.step(dict(zip(agents, actions, strict=True)))
-        return tuple(np.stack([part[agent] for agent in agents]) for part in results[:4])
 
 
 def hunt(obs, rng):

@@ -2,11 +2,10 @@
 
 import json
 import signal
-from importlib import import_module
 
 import numpy as np
 import pytest
-import torch
+from example_files import load_example
 
 from vecenv.cage import evaluate, load_defender
 from vecenv.fingerprint import is_jit_off
@@ -16,11 +15,9 @@ if is_jit_off():
 
 
 @pytest.fixture
-def example(monkeypatch):
-    monkeypatch.syspath_prepend("examples")
-    before = torch.get_num_threads()
-    yield import_module("cage2_defender")
-    torch.set_num_threads(before)
+def example(monkeypatch, one_torch_thread):
+    monkeypatch.syspath_prepend("examples")  # of what it imports from another example
+    return load_example("cage2_defender")
 
 
 def options_of(example, folder, **changed):

@@ -2,11 +2,11 @@
 
 import json
 import signal
-from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
+from example_files import load_example
 
 from vecenv.cage import Cage4Player, evaluate_cage4
 from vecenv.cage.challenge4.play.player import defender_logits
@@ -18,11 +18,9 @@ if is_jit_off():
 
 
 @pytest.fixture
-def example(monkeypatch):
-    monkeypatch.syspath_prepend("examples")
-    before = torch.get_num_threads()
-    yield import_module("cage4_defender")
-    torch.set_num_threads(before)
+def example(monkeypatch, one_torch_thread):
+    monkeypatch.syspath_prepend("examples")  # of what it imports from another example
+    return load_example("cage4_defender")
 
 
 def options_of(example, folder, **changed):

@@ -25,16 +25,8 @@ SMALL = {
     "eval_episodes": 4,
     "compile": "off",
 }
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 BOARD = {"env_id": "breakout:Breakout-v0", "env_kwargs": {"max_episode_steps": 20}}
-
-
-@pytest.fixture(autouse=True)
-def threads():
-    number = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(number)
-    torch.set_flush_denormal(False)
 
 
 def agent_and_batch(space, **options):

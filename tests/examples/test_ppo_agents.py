@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from example_files import load_example
+from example_files import last_state, load_example
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from vecenv.learn import load_checkpoint
@@ -279,16 +279,6 @@ def test_a_central_critic_sees_the_state_of_its_game(as_module):
     assert learner.rollout.extras["state"].shape == (16, 3, 6), "stored once for a game"
 
 
-def flat(state, where=""):
-    """The leaves of a nest by their places, arrays as bytes."""
-    if isinstance(state, dict | list | tuple):
-        items = state.items() if isinstance(state, dict) else enumerate(state)
-        return {k: v for key, item in items for k, v in flat(item, f"{where}/{key}").items()}
-    if torch.is_tensor(state) or isinstance(state, np.ndarray):
-        state = np.asarray(state).tobytes()
-    return {where: state}
-
-
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(as_module, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))  # of the key that signs checkpoints
@@ -306,10 +296,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(as_module, tmp_path, monkeypatch):
     monkeypatch.setattr(ppo.Trainer, "update", stop)
     ppo.main(ppo.Options(save=tmp_path / "stopped", **shared))
     resumed = ppo.main(ppo.Options(save=tmp_path / "stopped", resume=True, **shared))
-    states = [
-        flat(load_checkpoint(tmp_path / name / "checkpoint" / "last.npz")["state"])
-        for name in ("through", "stopped")
-    ]
+    states = [last_state(tmp_path / name) for name in ("through", "stopped")]
     assert states[0]["/num_updates"] > 3, "the run was stopped after two"
     assert [k for k, v in states[0].items() if states[1][k] != v and "envs" not in k] == []
     assert through == resumed

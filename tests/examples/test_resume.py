@@ -10,9 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-
-from vecenv.learn import load_checkpoint
+from example_files import last_state
 
 ROOT = Path(__file__).parents[2]
 NUM_UPDATES = 150
@@ -71,18 +69,6 @@ def count_lines(path):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def flat(state, where=""):
-    """The leaves of a nest by their places, arrays as bytes, without what pads records."""
-    if isinstance(state, np.ndarray) and state.dtype.names:
-        state = {name: np.ascontiguousarray(state[name]) for name in state.dtype.names}
-    if isinstance(state, dict | list | tuple):
-        items = state.items() if isinstance(state, dict) else enumerate(state)
-        return {k: v for key, item in items for k, v in flat(item, f"{where}/{key}").items()}
-    if torch.is_tensor(state) or isinstance(state, np.ndarray):
-        state = np.asarray(state).tobytes()
-    return {where: state}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("case", CASES)
@@ -103,10 +89,7 @@ def test_an_example_killed_at_random_points_ends_as_one_that_ran_through(case, t
         assert process.wait(300) == (-number if number == signal.SIGKILL else 0)
         assert count_lines(folder / "metrics.jsonl") < NUM_UPDATES, "it was over before"
     assert begin(case, folder, "--resume").wait(600) == 0
-    states = [
-        flat(load_checkpoint(tmp_path / name / "checkpoint" / "last.npz")["state"])
-        for name in ("through", "killed")
-    ]
+    states = [last_state(tmp_path / name) for name in ("through", "killed")]
     differing = [name for name, value in states[0].items() if states[1].get(name) != value]
     # Pickles of equal envs need not have equal bytes.
     assert [name for name in differing if not name.startswith("/envs")] == []

@@ -69,6 +69,7 @@ def envs_are_registered():
         gym.registry.pop(env_id)
 
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = {
     "env_id": "SacDrift-v0",
     "num_envs": 3,
@@ -81,15 +82,6 @@ SMALL = {
     "backend": "sync",
     "compile": "off",
 }
-
-
-@pytest.fixture(autouse=True)
-def threads():
-    number = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the example does
-    yield
-    torch.set_num_threads(number)
-    torch.set_flush_denormal(False)
 
 
 def options_for(folder, **changed):

@@ -8,14 +8,7 @@ from torch import nn
 
 from vecenv.learn import Adam, Gradient
 
-
-@pytest.fixture(autouse=True)
-def one_thread_of_torch():
-    """Those of OpenMP wait for each other in every operation, forever on busy cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def squared_error(module, batch):

@@ -16,15 +16,7 @@ from vecenv.learn import Adam, Gradient
 from vecenv.learn.compiled import product_and_sum, quick_parts, tanh_by_polynomials
 
 ROWS, CLIP = 64, 0.2
-
-
-@pytest.fixture(autouse=True)
-def one_thread_of_torch():
-    """Those of OpenMP wait for each other in every operation, forever on busy cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 class Agent(nn.Module):

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import threading
 import time
 
 import gymnasium as gym
@@ -60,6 +61,28 @@ class FaultyEnv(gym.Env):
     def nap(self, seconds):
         time.sleep(seconds)
         return self.name
+
+
+class NapEnv(gym.Env):
+    """Waits in each step, and does nothing else."""
+
+    observation_space = Box(-1, 1, (1,), np.float32)
+    action_space = Discrete(2)
+    seconds = 0.02
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.wait()
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def wait(self):
+        time.sleep(self.seconds)
+
+    def num_threads(self):
+        return threading.active_count()
 
 
 def faulty(num_envs, **kwargs):

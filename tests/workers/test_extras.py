@@ -14,7 +14,7 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 from programs import printed
-from workers.faulty_envs import FINE, RAISE, faulty
+from workers.faulty_envs import FINE, RAISE, NapEnv, faulty
 from workers.twins import assert_steps_alike, twins
 
 from vecenv import EnvCreationError, SyncVectorEnv, choose, make_vec
@@ -220,50 +220,24 @@ def test_any_infos_come_in_the_order_in_which_one_process_has_them(caller_steps)
     pool.close()
 
 
-class NapEnv(gym.Env):
-    observation_space = Box(-1, 1, (1,), np.float32)
-    action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        time.sleep(0.02)
-        return np.zeros(1, np.float32), 0.0, False, False, {}
-
-    def num_threads(self):
-        import threading
-
-        return threading.active_count()
+class QuickEnv(NapEnv):
+    def wait(self):
+        pass
 
 
 @pytest.mark.linux
-def test_envs_that_wait_get_threads(monkeypatch):
+@pytest.mark.parametrize(("env", "num_steps", "threads"), [(NapEnv, 12, 7), (QuickEnv, 40, 1)])
+def test_envs_that_wait_get_threads_and_those_that_compute_none(
+    monkeypatch, env, num_steps, threads
+):
     monkeypatch.undo()  # one of them is tried out
-    pool = AsyncVectorEnv([NapEnv] * 12, num_workers=2, context="fork")
+    pool = AsyncVectorEnv([env] * 12, num_workers=2, context="fork")
     pool.reset()
-    for _ in range(12):
+    for _ in range(num_steps):
         pool.step([0] * 12)
-    assert pool.call("num_threads")[::6] == (7, 7)
+    assert pool.call("num_threads")[::6] == (threads, threads)
     pool.send([0] * 12)
     assert len(pool.recv(12, timeout=20).env_ids) == 12
-    pool.close()
-
-
-class QuickEnv(NapEnv):
-    def step(self, action):
-        return np.zeros(1, np.float32), 0.0, False, False, {}
-
-
-@pytest.mark.linux
-def test_envs_that_compute_get_none(monkeypatch):
-    monkeypatch.undo()  # one of them is tried out
-    pool = AsyncVectorEnv([QuickEnv] * 12, num_workers=2, context="fork")
-    pool.reset()
-    for _ in range(40):
-        pool.step([0] * 12)
-    assert pool.call("num_threads")[::6] == (1, 1)
     pool.close()
 
 

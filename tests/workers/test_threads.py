@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import MODES
-from gymnasium.spaces import Box, Discrete
-from workers.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv
+from gymnasium.spaces import Box
+from workers.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv, NapEnv
 
 from vecenv import AsyncVectorEnv, EnvCreationError
 from vecenv.workers import probe
@@ -178,20 +178,13 @@ def test_a_failing_factory_closes_the_others_in_their_threads(tmp_path):
     assert not [line for line in lines if "WRONG" in line]
 
 
-class MeetingEnv(gym.Env):
+class MeetingEnv(NapEnv):
     """A step ends when the steps of all envs of the process have begun."""
 
-    observation_space = Box(-1, 1, (1,), np.float32)
-    action_space = Discrete(2)
     barrier = threading.Barrier(4)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
+    def wait(self):
         self.barrier.wait(timeout=30)
-        return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
 def test_as_many_envs_are_stepped_at_a_time_as_there_are_threads():
@@ -203,19 +196,14 @@ def test_as_many_envs_are_stepped_at_a_time_as_there_are_threads():
     envs.close()
 
 
-class NestedEnv(gym.Env):
+class NestedEnv(NapEnv):
     """Steps in the thread that it sees first."""
 
-    observation_space = Box(-1, 1, (1,), np.float32)
-    action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
+    seconds = 0.002
 
     def step(self, action):
-        time.sleep(0.002)
-        return np.zeros(1, np.float32), float(threading.get_ident()), False, False, {}
+        obs, _, *others = super().step(action)
+        return obs, float(threading.get_ident()), *others
 
 
 def test_an_env_that_waits_stays_in_the_thread_in_which_it_was_made(monkeypatch):
@@ -228,23 +216,15 @@ def test_an_env_that_waits_stays_in_the_thread_in_which_it_was_made(monkeypatch)
     envs.close()
 
 
-class WaitingEnv(gym.Env):
-    """Waits in each step, and may have loaded a library."""
+class WaitingEnv(NapEnv):
+    """May have loaded a library."""
 
-    observation_space, action_space = Box(0, 1, ()), Discrete(2)
+    seconds = 3e-2  # longer than the queue for a core on a busy machine
 
     def __init__(self, library=None):
         if library is not None:
             with open(library, "rb") as file:
                 self.pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.float32(0), {}
-
-    def step(self, action):
-        time.sleep(3e-2)  # longer than the queue for a core on a busy machine
-        return np.float32(0), 0.0, False, False, {}
 
 
 @pytest.mark.parametrize(

@@ -93,14 +93,17 @@ def drawn(rollout, *args, **options):
     return found
 
 
+DRAWS = {
+    "num_steps": st.integers(1, 6),
+    "num_envs": st.integers(1, 5),
+    "seed": st.integers(0, 2**32 - 1),
+    "parts": st.integers(1, 30),
+    "by_size": st.booleans(),
+}
+
+
 @settings(max_examples=40)
-@given(
-    num_steps=st.integers(1, 6),
-    num_envs=st.integers(1, 5),
-    seed=st.integers(0, 2**32 - 1),
-    parts=st.integers(1, 30),
-    by_size=st.booleans(),
-)
+@given(**DRAWS)
 def test_each_valid_row_comes_exactly_once(num_steps, num_envs, seed, parts, by_size):
     valid = np.random.default_rng(seed).random((num_steps, num_envs)) < 0.7
     rollout = filled(num_steps, num_envs, valid=valid, seed=seed)
@@ -131,14 +134,7 @@ def padded(batches, size):
 
 
 @settings(max_examples=40)
-@given(
-    num_steps=st.integers(1, 6),
-    num_envs=st.integers(1, 5),
-    seed=st.integers(0, 2**32 - 1),
-    parts=st.integers(1, 30),
-    by_size=st.booleans(),
-    staged=st.booleans(),
-)
+@given(**DRAWS, staged=st.booleans())
 def test_fixed_batches_have_one_size_whatever_is_valid(
     num_steps, num_envs, seed, parts, by_size, staged
 ):

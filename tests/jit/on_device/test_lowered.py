@@ -29,6 +29,27 @@ def lowered_device(monkeypatch):
     return use(monkeypatch, LoweredDevice())
 
 
+def step_both(cpu, device, rng):
+    """Step both by the same random actions; what is expected, and what the device has found."""
+    if cpu.has_action_masks:
+        masks = cpu.action_masks()
+        np.testing.assert_array_equal(device.action_masks(), masks)
+        actions = sample_actions(cpu.single_action_space, masks, rng)
+    else:
+        cpu.action_space.seed(int(rng.integers(2**31)))
+        actions = cpu.action_space.sample()
+    expected, found = cpu.step(actions), device.step(actions)
+    for one, other in zip(found[:4], expected[:4], strict=True):
+        np.testing.assert_array_equal(one, other.astype(one.numpy().dtype))
+    return expected, found
+
+
+def check_states(expected, found):
+    for part in ("states", "runs"):
+        for field in expected[part].dtype.names:
+            np.testing.assert_array_equal(found[part][field], expected[part][field])
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_bit_is_that_of_the_processor(name):
     """No multiply is fused with an add here, so this holds for floats too."""
@@ -43,16 +64,7 @@ def test_every_bit_is_that_of_the_processor(name):
         np.testing.assert_array_equal(device.reset(seed=7)[0].numpy(), obs)
         num_ended = 0
         for _ in range(num_steps):
-            if cpu.has_action_masks:
-                masks = cpu.action_masks()
-                np.testing.assert_array_equal(device.action_masks().numpy(), masks)
-                actions = sample_actions(cpu.single_action_space, masks, rng)
-            else:
-                cpu.action_space.seed(int(rng.integers(2**31)))
-                actions = cpu.action_space.sample()
-            expected, found = cpu.step(actions), device.step(actions)
-            for one, other in zip(found[:4], expected[:4], strict=True):
-                np.testing.assert_array_equal(one.numpy(), other.astype(one.numpy().dtype))
+            expected, _ = step_both(cpu, device, rng)
             over = expected[2] | expected[3]
             num_ended += over.sum()
             if mode == "SameStep":
@@ -62,10 +74,7 @@ def test_every_bit_is_that_of_the_processor(name):
                 np.testing.assert_array_equal(device.reset(**again)[0], cpu.reset(**again)[0])
         device.check()
         assert num_ended or name.startswith("cage4")
-        expected, found = cpu.state_dict(), device.state_dict()
-        for part in ("states", "runs"):
-            for field in expected[part].dtype.names:
-                np.testing.assert_array_equal(found[part][field], expected[part][field])
+        check_states(cpu.state_dict(), device.state_dict())
         device.close()
         cpu.close()
 
@@ -88,16 +97,7 @@ def test_agents_are_those_of_the_processor(env_id):
         np.testing.assert_array_equal(device.reset(seed=7)[0], cpu.reset(seed=7)[0])
         num_ended = 0
         for _ in range(80):
-            if cpu.has_action_masks:
-                masks = cpu.action_masks()
-                np.testing.assert_array_equal(device.action_masks(), masks)
-                actions = sample_actions(cpu.single_action_space, masks, rng)
-            else:
-                cpu.action_space.seed(int(rng.integers(2**31)))
-                actions = cpu.action_space.sample()
-            expected, found = cpu.step(actions), device.step(actions)
-            for one, other in zip(found[:4], expected[:4], strict=True):
-                np.testing.assert_array_equal(one, other.astype(one.numpy().dtype))
+            expected, found = step_both(cpu, device, rng)
             np.testing.assert_array_equal(device.alive, cpu.alive)
             np.testing.assert_array_equal(device.valid, cpu.valid)
             over = expected[2] | expected[3]
@@ -109,9 +109,6 @@ def test_agents_are_those_of_the_processor(env_id):
                     np.testing.assert_array_equal(found[4]["final_obs"][row], final)
         device.check()
         assert num_ended
-        expected, found = cpu.state_dict()["games"], device.state_dict()["games"]
-        for part in ("states", "runs"):
-            for field in expected[part].dtype.names:
-                np.testing.assert_array_equal(found[part][field], expected[part][field])
+        check_states(cpu.state_dict()["games"], device.state_dict()["games"])
         device.close()
         cpu.close()
