@@ -41,7 +41,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from measure import machine, make_columns, markdown_table
+from measure import machine, markdown_table
+from work import Steps, make_columns, make_slot
 
 ROOT = Path(__file__).resolve().parents[1]
 BAR = 0.03  # what counts as slower, if the control is quieter
@@ -98,28 +99,13 @@ def stepping_row(name: str, group: str, make: Callable[[], Any], *, into: bool =
         envs.reset(seed=0)
         envs.action_space.seed(0)
         actions = envs.action_space.sample()
-        options = {"out": make_slot(envs)} if into else {}
+        options = {"out": make_slot(envs, "float64")} if into else {}
         for _ in range(20):
             envs.step(actions, **options)
         yield lambda: envs.step(actions, **options), envs.num_envs
         envs.close()
 
     ROWS[name] = Row(name, group, "env step", prepare)
-
-
-def make_slot(envs: Any) -> Any:
-    """Allocate memory for the results of one step."""
-    import numpy as np
-
-    from vecenv import StepSlot
-
-    space, count = envs.single_observation_space, (envs.num_envs,)
-    return StepSlot(
-        envs.allocate((*count, *space.shape), space.dtype),
-        envs.allocate(count, np.float64),
-        envs.allocate(count, np.bool_),
-        envs.allocate(count, np.bool_),
-    )
 
 
 def make_sync(env: str, num_envs: int) -> Callable[[], Any]:
@@ -468,39 +454,20 @@ class Collected:
         from buffers import RolloutBuffer
 
         torch.set_num_threads(1)
-        rng, shape = np.random.default_rng(0), (num_steps, num_envs)
-        self.obs = rng.standard_normal((num_steps + 1, num_envs, 52), np.float32)
-        self.rewards = rng.standard_normal(shape, np.float32)
-        self.terminations, self.truncations = rng.random((2, *shape)) < 0.005
-        self.actions = torch.from_numpy(rng.integers(0, 7, shape))
-        self.log_probs, self.values = torch.from_numpy(rng.standard_normal((2, *shape), np.float32))
-        self.zeros = np.zeros(num_envs, np.float32)
+        self.steps = Steps(num_steps, num_envs)
         self.rollout = RolloutBuffer(
             num_steps, num_envs, Box(-np.inf, np.inf, (52,), np.float32), Discrete(7),
             autoreset_mode="Disabled", seed=0,
         )  # fmt: skip
-        self.rollout.start(self.obs[0])
+        self.rollout.start(self.steps.obs[0])
 
     def fill(self) -> None:
         """Lay in all steps."""
-        rollout = self.rollout
-        for t in range(rollout.num_steps):
-            rollout.obs_at(t)
-            rollout.put(
-                t, actions=self.actions[t], log_probs=self.log_probs[t], values=self.values[t]
-            )
-            slot = rollout.slot(t)
-            slot.obs[:] = self.obs[t + 1]
-            slot.rewards[:] = self.rewards[t]
-            slot.terminations[:] = self.terminations[t]
-            slot.truncations[:] = self.truncations[t]
-            cut = self.truncations[t]
-            if cut.any():
-                rollout.set_final_values(t, cut, self.zeros[: cut.sum()])
+        self.steps.fill(self.rollout)
 
     def learn(self) -> None:
         """Compute advantages and go through 16 minibatches."""
-        self.rollout.compute_advantages(self.values[-1])
+        self.rollout.compute_advantages(self.steps.values[-1])
         for _ in self.rollout.minibatches(16):
             pass
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from measure import Rates, alternate, machine, markdown_table, median_ratio
 from numba import njit
+from work import make_slot
 
-from vecenv import StepSlot
 from vecenv.cage import Cage2VectorEnv
 from vecenv.cage.challenge2.rules.observation import write_bits
 
@@ -59,17 +59,6 @@ def make_envs(num_envs: int, num_threads: int) -> Cage2VectorEnv:
     )
     envs.reset(seed=1)
     return envs
-
-
-def make_slot(envs: Cage2VectorEnv) -> StepSlot:
-    """Allocate memory for the results of one step."""
-    count = (envs.num_envs,)
-    return StepSlot(
-        envs.allocate((*count, 52), np.float32),
-        envs.allocate(count, np.float32),
-        envs.allocate(count, np.bool_),
-        envs.allocate(count, np.bool_),
-    )
 
 
 def stepper(envs: Cage2VectorEnv, actions: np.ndarray, num_steps: int) -> Callable[[], None]:

@@ -26,8 +26,8 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv as GymnasiumCartPole
 from measure import Rates, alternate, machine, markdown_table, median_ratio
 from numba import njit
+from work import make_slot
 
-from vecenv import StepSlot
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
 NUM_ROWS = 64  # rows of actions, used in turn
@@ -77,17 +77,6 @@ def share_of_live_steps(num_envs: int, num_steps: int) -> float:
         int(np.logical_or(*envs.step(actions[k % NUM_ROWS])[2:4]).sum()) for k in range(num_steps)
     )
     return 1.0 - num_resets / (num_envs * num_steps)
-
-
-def make_slot(envs: CartPoleVectorEnv) -> StepSlot:
-    """Allocate memory for the results of one step."""
-    count = (envs.num_envs,)
-    return StepSlot(
-        envs.allocate((*count, 4), np.float32),
-        envs.allocate(count, np.float32),
-        envs.allocate(count, np.bool_),
-        envs.allocate(count, np.bool_),
-    )
 
 
 def envpool_cases(actions: np.ndarray, num_steps: int) -> dict[str, Callable[[], None]]:

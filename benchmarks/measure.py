@@ -10,13 +10,11 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 __all__ = [
     "Rates",
     "alternate",
     "machine",
-    "make_columns",
     "markdown_table",
     "median_ratio",
     "repeated",
@@ -69,21 +67,6 @@ def repeated(run: Callable[[], object], seconds: float) -> tuple[Callable[[], ob
 def median_ratio(rates: Rates, name: str, base: str) -> float:
     """Return name's rate over base's, the median over the rounds: the machine may drift."""
     return statistics.median(a / b for a, b in zip(rates[name], rates[base], strict=True))
-
-
-def make_columns(count: int) -> dict[str, Any]:
-    """Return `count` transitions of 52 float32 observed."""
-    import numpy as np
-
-    rng = np.random.default_rng(count)
-    return {
-        "obs": rng.standard_normal((count, 52), np.float32),
-        "next_obs": rng.standard_normal((count, 52), np.float32),
-        "actions": rng.integers(0, 7, count),
-        "rewards": rng.standard_normal(count, np.float32),
-        "terminations": rng.random(count) < 0.005,
-        "truncations": rng.random(count) < 0.005,
-    }
 
 
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:

@@ -42,8 +42,9 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict
-from measure import alternate, machine, make_columns, markdown_table, median_ratio
+from measure import alternate, machine, markdown_table, median_ratio
 from replay_peers import ACTIONS, ALPHA, BETA, GAMMA, OBS, PEERS, Columns, Peer, make_peers
+from work import make_columns
 
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
 

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 from measure import Rates, alternate, machine, markdown_table, median_ratio
+from work import Steps
 
 from buffers import RolloutBuffer, TrajectoryBuffer, gae
 
@@ -44,32 +45,6 @@ GAMMA, LAMBDA = 0.99, 0.95
 NUM_EPOCHS, NUM_MINIBATCHES = 4, 16
 OURS, FLOOR, ZIP = "RolloutBuffer", "floor", "zip + cat"
 OURS_FIXED, OURS_SEQUENCES = f"{OURS}, fixed", f"{OURS}, sequences"
-
-
-class Steps:
-    """What environment and policy return, the same in every update."""
-
-    def __init__(self, num_steps: int, num_envs: int):
-        rng = np.random.default_rng(0)
-        shape = num_steps, num_envs
-        self.shape = shape
-        self.obs = rng.standard_normal((num_steps + 1, num_envs, 52), np.float32)
-        self.rewards = rng.standard_normal(shape, np.float32)
-        self.terminations, self.truncations = rng.random((2, *shape)) < 0.005
-        self.actions = torch.from_numpy(rng.integers(0, 7, shape))
-        self.log_probs, values = torch.from_numpy(rng.standard_normal((2, *shape), np.float32))
-        self.values = torch.cat([values, values[-1:]])
-
-    def step(self, t: int) -> list[torch.Tensor]:
-        """Step t as tensors, field by field."""
-        arrays = self.rewards[t], self.terminations[t], self.truncations[t]
-        policy = self.actions[t], self.log_probs[t], self.values[t]
-        return [torch.from_numpy(self.obs[t]), *policy, *map(torch.from_numpy, arrays)]
-
-    def stacked(self) -> list[torch.Tensor]:
-        """All steps, each field a tensor of its own."""
-        columns = zip(*map(self.step, range(self.shape[0])), strict=True)
-        return [torch.stack(column) for column in columns]
 
 
 def drain(batches: Iterator[Any]) -> None:
@@ -86,22 +61,9 @@ def run_ours(
         gamma=GAMMA, gae_lambda=LAMBDA,
     )  # fmt: skip
     rollout.start(steps.obs[0])
-    zeros = np.zeros(num_envs, np.float32)
 
     def update() -> None:
-        for t in range(num_steps):
-            rollout.obs_at(t)
-            rollout.put(
-                t, actions=steps.actions[t], log_probs=steps.log_probs[t], values=steps.values[t]
-            )
-            slot = rollout.slot(t)
-            slot.obs[:] = steps.obs[t + 1]
-            slot.rewards[:] = steps.rewards[t]
-            slot.terminations[:] = steps.terminations[t]
-            slot.truncations[:] = steps.truncations[t]
-            cut = steps.truncations[t]
-            if cut.any():
-                rollout.set_final_values(t, cut, zeros[: cut.sum()])
+        steps.fill(rollout)
         rollout.compute_advantages(steps.values[-1])
         for _ in range(NUM_EPOCHS):
             drain(draw(rollout) if draw else rollout.minibatches(NUM_MINIBATCHES))

@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -153,9 +154,14 @@ def walk_sample(repo: str) -> Walk:
     """`SharedReplayBuffer.sample`."""
     from buffers import SharedReplayBuffer
 
-    buffer = SharedReplayBuffer(100, *spaces(), seed=1)
+    return _walk_draw(repo, SharedReplayBuffer(100, *spaces(), seed=1))
+
+
+def _walk_draw(repo: str, buffer: Any) -> Walk:
+    """`sample` of a buffer, after twenty steps in two of which episodes end."""
     columns = transitions(np.random.default_rng(1))
-    for _ in range(20):
+    for step in range(20):
+        columns["terminations"][:] = step % 10 == 9
         buffer.add(**columns)
     buffer.sample(8)
     with walked(repo) as walk:
@@ -167,15 +173,7 @@ def walk_episodic(repo: str) -> Walk:
     """`EpisodicReplayBuffer.sample`."""
     from buffers import EpisodicReplayBuffer
 
-    buffer = EpisodicReplayBuffer(100, *spaces(), num_envs=NUM_ENVS, seed=1)
-    columns = transitions(np.random.default_rng(1))
-    for step in range(20):
-        columns["terminations"][:] = step % 10 == 9
-        buffer.add(**columns)
-    buffer.sample(8)
-    with walked(repo) as walk:
-        buffer.sample(8)
-    return walk
+    return _walk_draw(repo, EpisodicReplayBuffer(100, *spaces(), num_envs=NUM_ENVS, seed=1))
 
 
 def walk_rollout(repo: str) -> Walk:

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from measure import alternate, machine, markdown_table, median_ratio
+from work import make_slot
 
 from vecenv import StepSlot, SyncVectorEnv
 
@@ -71,18 +72,6 @@ def step_into(envs: SyncVectorEnv, actions: np.ndarray, slot: StepSlot, num_step
     """Step a vector env into memory of ours."""
     for _ in range(num_steps):
         envs.step(actions, out=slot)
-
-
-def make_slot(envs: SyncVectorEnv) -> StepSlot:
-    """Allocate memory for the results of one step."""
-    space, count = envs.single_observation_space, (envs.num_envs,)
-    assert space.shape is not None
-    return StepSlot(
-        envs.allocate((*count, *space.shape), space.dtype),
-        envs.allocate(count, np.float32),
-        envs.allocate(count, np.bool_),
-        envs.allocate(count, np.bool_),
-    )
 
 
 def measure(make_env: Callable[[], gym.Env], num_envs: int, env_steps: int, repetitions: int):

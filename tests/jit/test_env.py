@@ -6,12 +6,12 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, Res
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from jit.toy_env import PARAMS, TOY, LimitedSlowToy
-from jit.toy_rolls import assert_same, make, random_actions, roll, slot_for
+from jit.toy_rolls import assert_same, make, random_actions, roll, slot_for, split_jobs
 
 from vecenv import ActionError, SyncVectorEnv
 from vecenv.check import check_vector_env
 from vecenv.fingerprint import fresh_njit, is_jit_off
-from vecenv.jit import binding, runner
+from vecenv.jit import binding
 from vecenv.jit.kernels import as_record
 
 MODES = list(AutoresetMode)
@@ -19,12 +19,7 @@ MODES = list(AutoresetMode)
 
 @pytest.fixture
 def many_threads(monkeypatch):
-    """Split jobs however short they are."""
-    monkeypatch.setattr(runner, "SPLIT_NS", 1.0)
-    monkeypatch.setattr(runner.SplitChoice, "note", lambda self, elapsed_ns: False)
-    monkeypatch.setattr(runner, "WAKE_NS", 0.0)
-    monkeypatch.setattr(runner, "NUM_TIMED", 1)
-    monkeypatch.setattr(runner, "ROWS_PER_LINE", 2)
+    split_jobs(monkeypatch, rows_per_line=2)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from jit.toy_rolls import split_jobs
 
 from vecenv.fingerprint import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, runner
@@ -32,11 +33,7 @@ def wait_for_no_helpers():
 @pytest.fixture
 def split_all(monkeypatch):
     """Split jobs however short they are, and let helpers sleep soon."""
-    monkeypatch.setattr(runner, "SPLIT_NS", 1.0)
-    monkeypatch.setattr(runner.SplitChoice, "note", lambda self, elapsed_ns: False)
-    monkeypatch.setattr(runner, "WAKE_NS", 0.0)
-    monkeypatch.setattr(runner, "NUM_TIMED", 1)
-    monkeypatch.setattr(runner, "ROWS_PER_LINE", 8)
+    split_jobs(monkeypatch, rows_per_line=8)
     monkeypatch.setattr(runner, "NUM_SPINS", 200)
     yield
     gc.collect()

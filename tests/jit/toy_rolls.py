@@ -1,17 +1,26 @@
-"""Toy envs, random actions for them, and what comes of these."""
+"""Toy envs, how they share their work, random actions, and what comes of these."""
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from jit.toy_env import PARAMS, TOY
 
 from vecenv import StepSlot
-from vecenv.jit import JitVectorEnv
+from vecenv.jit import JitVectorEnv, runner
 
 NUM_STEPS = 40
 
 
 def make(num_envs=5, **options):
     return JitVectorEnv(TOY, num_envs, params=PARAMS, **options)
+
+
+def split_jobs(monkeypatch, rows_per_line):
+    """Split jobs however short they are."""
+    monkeypatch.setattr(runner, "SPLIT_NS", 1.0)
+    monkeypatch.setattr(runner.SplitChoice, "note", lambda self, elapsed_ns: False)
+    monkeypatch.setattr(runner, "WAKE_NS", 0.0)
+    monkeypatch.setattr(runner, "NUM_TIMED", 1)
+    monkeypatch.setattr(runner, "ROWS_PER_LINE", rows_per_line)
 
 
 def random_actions(num_envs, num_steps=NUM_STEPS, seed=0):

@@ -7,12 +7,20 @@ import signal
 import threading
 import time
 
-import numpy as np
 import pytest
 from envs import MODES, mode_id
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode
-from workers.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv, faulty, wait_until_gone
+from workers.faulty_envs import (
+    DIE,
+    FINE,
+    HANG,
+    RAISE,
+    FaultyEnv,
+    actions,
+    opener,
+    wait_until_gone,
+)
 
 from vecenv import EnvCreationError, RayVectorEnv, StepTimeoutError, WorkerDiedError
 from vecenv.core.faults import RemoteTraceback
@@ -23,22 +31,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 
 @pytest.fixture
 def make():
-    opened = []
-
-    def make_envs(num_envs=4, *, length=1000, **options):
-        options.setdefault("num_workers", 2)
-        opened.append(RayVectorEnv(faulty(num_envs, length=length), **options))
-        return opened[-1]
-
-    yield make_envs
-    for envs in opened:
-        envs.close(terminate=True)
-
-
-def actions(env_id, action, num_envs=4):
-    chosen = np.full(num_envs, FINE)
-    chosen[env_id] = action
-    return chosen
+    yield from opener(RayVectorEnv, num_workers=2)
 
 
 def test_an_exception_names_env_worker_step_and_action(make):

@@ -321,6 +321,17 @@ def advised(envs, others, num_rounds=10):
     return report, rates[1] / rates[0]
 
 
+def reported(envs, num_steps):
+    """Return the report of some steps, the first of their episodes, and close the envs."""
+    envs.reset(seed=1)
+    envs.timing.enable()
+    for _ in range(num_steps):
+        envs.step(np.zeros(envs.num_envs, int))
+    report = envs.timing.report()
+    envs.close()
+    return report
+
+
 def check_advice(report, words, measured):
     """See that something is advised, and is worth what is said."""
     advice = report.advice[0]
@@ -343,13 +354,7 @@ def test_envs_that_wait_one_after_the_other_are_told_to_wait_side_by_side():
 
 
 def test_envs_that_wait_side_by_side_already_are_told_so():
-    envs = AsyncVectorEnv(EQUAL, num_workers=1, threads_per_worker=4)
-    envs.reset(seed=1)
-    envs.timing.enable()
-    for _ in range(8):
-        envs.step(np.zeros(4, int))
-    verdict = envs.timing.report().verdict
-    envs.close()
+    verdict = reported(AsyncVectorEnv(EQUAL, num_workers=1, threads_per_worker=4), 8).verdict
     assert "side by side already" in verdict and "processors" not in verdict
 
 
@@ -377,13 +382,9 @@ def test_envs_that_wait_for_one_lock_are_not_told_to_have_more_threads_or_proces
         fns, threads = [lambda: LockedEnv(lock)] * 4, 1
     else:
         fns, threads = [lambda: LockedEnv(LOCK)] * 4, 4
-    envs = AsyncVectorEnv(fns, num_workers=1 + is_shared, threads_per_worker=threads)
-    envs.reset(seed=1)
-    envs.timing.enable()
-    for _ in range(12):
-        envs.step(np.zeros(4, int))
-    report = envs.timing.report()
-    envs.close()
+    report = reported(
+        AsyncVectorEnv(fns, num_workers=1 + is_shared, threads_per_worker=threads), 12
+    )
     assert "for one lock or server" in report.verdict
     assert "threads_per_worker" not in report.verdict
     assert report.cpu_share < 0.3
@@ -590,13 +591,7 @@ def test_envs_that_wait_and_compute_are_not_promised_what_they_compute():
 @measured_anew
 def test_resets_of_few_envs_are_blamed_for_what_the_others_wait():
     fns = [lambda k=k: KnownEnv((0.001,), 0.03, 5 + 2 * k) for k in range(4)]
-    envs = AsyncVectorEnv(fns, num_workers=1, threads_per_worker=4)
-    envs.reset(seed=1)
-    envs.timing.enable()
-    for _ in range(60):
-        envs.step(np.zeros(4, int))
-    verdict = envs.timing.report().verdict
-    envs.close()
+    verdict = reported(AsyncVectorEnv(fns, num_workers=1, threads_per_worker=4), 60).verdict
     assert "straggler wait: waiting for the envs that are being reset" in verdict
 
 
@@ -604,13 +599,7 @@ def test_resets_of_few_envs_are_blamed_for_what_the_others_wait():
 @measured_anew
 def test_threads_that_compute_take_turns_and_more_workers_are_advised_at_most():
     fns = [lambda: KnownEnv(work_s=0.002)] * 4
-    envs = AsyncVectorEnv(fns, num_workers=1, threads_per_worker=4)
-    envs.reset(seed=1)
-    envs.timing.enable()
-    for _ in range(60):
-        envs.step(np.zeros(4, int))
-    report = envs.timing.report()
-    envs.close()
+    report = reported(AsyncVectorEnv(fns, num_workers=1, threads_per_worker=4), 60)
     assert report.shares["env compute"] > 0.85
     assert report.gains["hand-over"] < 1.2 * report.steps_per_second
     assert "take turns" in report.verdict
@@ -641,13 +630,7 @@ class Talkative(KnownEnv):
 @pytest.mark.slow
 @measured_anew
 def test_big_infos_are_not_told_to_be_views():
-    envs = AsyncVectorEnv([Talkative] * 4, num_workers=2, threads_per_worker=1)
-    envs.reset(seed=1)
-    envs.timing.enable()
-    for _ in range(30):
-        envs.step(np.zeros(4, int))
-    report = envs.timing.report()
-    envs.close()
+    report = reported(AsyncVectorEnv([Talkative] * 4, num_workers=2, threads_per_worker=1), 30)
     assert report.shares["copying"] > 0.6
     assert "infos" in report.verdict and "copy=False" not in report.verdict
 

@@ -89,6 +89,26 @@ def faulty(num_envs, **kwargs):
     return [lambda name=name: FaultyEnv(name, **kwargs) for name in range(num_envs)]
 
 
+def opener(kind, **defaults):
+    """Yield, for a fixture, a function that makes a vector env; those are closed at last."""
+    opened = []
+
+    def make(num_envs=4, *, length=1000, **options):
+        opened.append(kind(faulty(num_envs, length=length), **{**defaults, **options}))
+        return opened[-1]
+
+    yield make
+    for envs in opened:
+        envs.close(terminate=True)
+
+
+def actions(env_id, action, num_envs=4):
+    """Actions with which nothing goes wrong but in one env."""
+    chosen = np.full(num_envs, FINE)
+    chosen[env_id] = action
+    return chosen
+
+
 def open_files():
     return sorted(os.listdir("/proc/self/fd"))
 

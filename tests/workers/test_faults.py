@@ -25,7 +25,9 @@ from workers.faulty_envs import (
     WRONG_SHAPE,
     FaultyEnv,
     OnlyEnv,
+    actions,
     faulty,
+    opener,
     wait_until_gone,
 )
 
@@ -50,23 +52,7 @@ WAYS = {
 
 @pytest.fixture
 def make():
-    pools = []
-
-    def make_pool(num_envs=4, *, length=1000, **options):
-        options.setdefault("num_workers", 2)
-        options.setdefault("threads_per_worker", 1)
-        pools.append(AsyncVectorEnv(faulty(num_envs, length=length), **options))
-        return pools[-1]
-
-    yield make_pool
-    for pool in pools:
-        pool.close(terminate=True)
-
-
-def actions(env_id, action, num_envs=4):
-    chosen = np.full(num_envs, FINE)
-    chosen[env_id] = action
-    return chosen
+    yield from opener(AsyncVectorEnv, num_workers=2, threads_per_worker=1)
 
 
 @pytest.mark.parametrize(

@@ -64,15 +64,15 @@ print("imported", vecenv.workers.probe._voluntary_switches() > 0)
 """
 
 
-def test_workers_do_as_envs_here_and_a_killed_one_is_named():
-    done = subprocess.run(
-        [sys.executable, "-c", _DRILL],
-        env=ENVIRON,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+def run(program):
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, env=ENVIRON, capture_output=True, text=True, timeout=100, check=False
     )
+
+
+def test_workers_do_as_envs_here_and_a_killed_one_is_named():
+    done = run(_DRILL)
     assert done.stdout.split("\n")[:3] == ["PortableLink None -1", "[0, 3]", "True True"], done
 
 
@@ -92,14 +92,7 @@ def test_workers_end_with_a_caller_that_is_killed():
 
 @pytest.mark.slow
 def test_all_is_imported_where_there_is_no_fcntl_and_no_resource():
-    done = subprocess.run(
-        [sys.executable, "-c", _IMPORTS],
-        env=ENVIRON,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run(_IMPORTS)
     assert done.stdout == "imported True\n", done.stderr
 
 
