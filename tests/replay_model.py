@@ -5,9 +5,12 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
+from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
+
 OBS = Box(-np.inf, np.inf, (3,), np.float32)
 NESTED = Dict({"image": Box(0, 255, (2, 2), np.uint8), "speed": Box(-np.inf, np.inf, (1,))})
 ACTIONS = Discrete(5)
+RINGS = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]
 
 
 class Transition(NamedTuple):

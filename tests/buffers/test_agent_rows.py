@@ -8,20 +8,27 @@ from agent_games import DISABLED, MODES, NEXT_STEP, SAME_STEP, AgentGames
 from gymnasium.spaces import Box, Dict, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, ListModel, check_against, columns_of
+from replay_model import (
+    ACTIONS,
+    NESTED,
+    OBS,
+    RINGS,
+    CountingEnvs,
+    ListModel,
+    check_against,
+    columns_of,
+)
 
 from buffers import (
     BufferMisuseError,
     EpisodicReplayBuffer,
     PerEnvReplayBuffer,
-    PrioritizedReplayBuffer,
     SharedReplayBuffer,
     TransitionWriter,
 )
 
 GAMMA = 0.9
 SEEN = Box(-np.inf, np.inf, (1,), np.float32)
-RINGS = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]
 
 
 @settings(max_examples=30, deadline=None)

@@ -5,11 +5,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from programs import printed
+from replay_model import RINGS
 
 from buffers import (
     BufferMisuseError,
     EpisodicReplayBuffer,
-    PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     RolloutBuffer,
     SharedReplayBuffer,
@@ -19,7 +19,6 @@ from buffers import (
 from buffers.core.arguments import read_array, resolve_device
 
 SPACES = Box(-9, 9, (2,)), Discrete(2)
-RINGS = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]
 NUM_STEPS = 4
 
 

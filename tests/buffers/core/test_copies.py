@@ -8,11 +8,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode
+from replay_model import RINGS
 
 from buffers import (
     BufferMisuseError,
     EpisodicReplayBuffer,
-    PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     RolloutBuffer,
     SharedReplayBuffer,
@@ -22,7 +22,6 @@ from buffers import (
 
 SPACE = Dict(place=Box(-1, 1, (3,)), time=Box(0, 1, (1,), np.float64), gear=Discrete(5))
 ACTIONS, NUM_ENVS = Discrete(2), 3
-RINGS = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]
 
 
 def pickled_out_of_band(buffer):

@@ -76,14 +76,3 @@ def test_a_step_equals_gymnasiums_from_random_states(name):
 @pytest.mark.parametrize("name", LIMITS)
 def test_a_compiled_step_equals_gymnasiums_from_a_hundred_thousand_states(name):
     check_steps(name, 100_000, debug=False)
-
-
-def test_spaces_and_limits_are_gymnasiums():
-    for name in LIMITS:
-        theirs, ours = (
-            gym.make(name),
-            vecenv.make_vec(f"Jit{name}", 2, vector_kwargs={"debug": True}),
-        )
-        assert ours.single_observation_space == theirs.observation_space
-        assert ours.single_action_space == theirs.action_space
-        assert ours.max_episode_steps == theirs.spec.max_episode_steps

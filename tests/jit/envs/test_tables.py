@@ -81,18 +81,6 @@ def test_a_hundred_thousand_steps_equal_gymnasiums(name, options):
     assert count > 0 or name == "CliffWalking-v1"
 
 
-@TAXI
-def test_spaces_and_limits_are_gymnasiums():
-    for name in ("FrozenLake-v1", "FrozenLake8x8-v1", "CliffWalking-v1", "Taxi-v4"):
-        theirs, ours = (
-            gym.make(name),
-            vecenv.make_vec(f"Jit{name}", 1, vector_kwargs={"debug": True}),
-        )
-        assert ours.single_observation_space == theirs.observation_space
-        assert ours.single_action_space == theirs.action_space
-        assert ours.max_episode_steps == theirs.spec.max_episode_steps
-
-
 def test_what_the_table_does_not_say_is_refused():
     with pytest.raises(ValueError, match="has no fickle_passenger"):
         TaxiVectorEnv(2, fickle_passenger=True)
