@@ -1,5 +1,6 @@
-"""The compiled envs that belong to the project, for the tests of what they are on a device."""
+"""The compiled envs that belong to the project, and what they are on a device."""
 
+import numpy as np
 from example_files import load_example
 
 import vecenv.agents.games.pursuit
@@ -30,3 +31,16 @@ MAKERS = {
     "cage4": Cage4VectorEnv,
     "cage4 agents": Cage4AgentsVectorEnv,
 }
+
+
+def check_step(found, expected):
+    """See that a step on a device has found what one on the processor has."""
+    for one, other in zip(found[:4], expected[:4], strict=True):
+        np.testing.assert_array_equal(one, other.astype(one.numpy().dtype))
+
+
+def check_states(found, expected):
+    """The same of what `state_dict` has of the envs."""
+    for part in ("states", "runs"):
+        for field in expected[part].dtype.names:
+            np.testing.assert_array_equal(found[part][field], expected[part][field], field)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 _PROGRAM = """
 import sys
 import numpy as np
-from jit.on_device.bundled import MAKERS
+from jit.on_device.bundled import MAKERS, check_states, check_step
 from vecenv.jit.binding import uncompiled
 from vecenv.jit.cuda.env import CudaVectorEnv
 
@@ -28,8 +28,7 @@ num_ended = 0
 for _ in range(40):
     actions = rng.integers(0, cpu.single_action_space.n, num_envs)
     expected, found = cpu.step(actions), device.step(actions)
-    for one, other in zip(found[:4], expected[:4]):
-        np.testing.assert_array_equal(one, other.astype(one.numpy().dtype))
+    check_step(found, expected)
     over = expected[2] | expected[3]
     num_ended += over.sum()
     if mode == "Disabled" and over.any():
@@ -37,16 +36,14 @@ for _ in range(40):
         device.reset(options=options)
         cpu.reset(options=options)
 assert num_ended >= 12
-for part in ("states", "runs"):
-    expected, found = cpu.state_dict()[part], device.state_dict()[part]
-    for field in expected.dtype.names:
-        np.testing.assert_array_equal(found[field], expected[field])
+check_states(device.state_dict(), cpu.state_dict())
 print("the same")
 """
 
 _AGENTS = """
 import sys
 import numpy as np
+from jit.on_device.bundled import check_states, check_step
 from vecenv import make_vec_agents
 
 mode, options = sys.argv[1], {"max_cycles": 12, "x_size": 8, "y_size": 8, "n_evaders": 4}
@@ -59,8 +56,7 @@ rng, num_ended = np.random.default_rng(2), 0
 for _ in range(40):
     actions = rng.integers(0, cpu.single_action_space.n, cpu.num_envs)
     expected, found = cpu.step(actions), device.step(actions)
-    for one, other in zip(found[:4], expected[:4]):
-        np.testing.assert_array_equal(one, other.astype(one.numpy().dtype))
+    check_step(found, expected)
     np.testing.assert_array_equal(device.alive, cpu.alive)
     np.testing.assert_array_equal(device.valid, cpu.valid)
     over = expected[2] | expected[3]
@@ -73,10 +69,7 @@ for _ in range(40):
         np.testing.assert_array_equal(device.reset(options=options)[0], expected)
 device.check()
 assert num_ended >= 12
-for part in ("states", "runs"):
-    expected, found = cpu.state_dict()["games"][part], device.state_dict()["games"][part]
-    for field in expected.dtype.names:
-        np.testing.assert_array_equal(found[field], expected[field])
+check_states(device.state_dict()["games"], cpu.state_dict()["games"])
 print("the same")
 """
 
