@@ -392,6 +392,13 @@ def fill(rollout, **outputs):
         write(rollout.slot(t), t)
 
 
+def go_through(rollout):
+    """Fill a rollout and begin the next one."""
+    fill(rollout)
+    rollout.compute_advantages([0.0, 0.0])
+    rollout.advance()
+
+
 def write(slot, t, first=0):
     """What an environment does, from an env on."""
     slot.obs[first:], slot.rewards[first:] = t + 1, t
@@ -402,12 +409,8 @@ def write(slot, t, first=0):
 def test_what_no_environment_wrote_is_never_learned_from(staged):
     """An env raises between `slot` and the end of the step, in a rollout after one that worked."""
     rollout = started(3, 2, staged=staged)
-    fill(rollout)
-    rollout.compute_advantages([0.0, 0.0])
-    rollout.advance()
-    fill(rollout)
-    rollout.compute_advantages([0.0, 0.0])
-    rollout.advance()
+    go_through(rollout)
+    go_through(rollout)
     for t in range(3):
         put(rollout, t)
         slot = rollout.slot(t)
@@ -462,9 +465,7 @@ def test_rewards_that_are_not_finite_are_refused_where_they_count(reward):
 @pytest.mark.parametrize("staged", [False, True])
 def test_policy_outputs_of_the_rollout_before_are_not_used_again(staged):
     rollout = started(2, 2, staged=staged)
-    fill(rollout)
-    rollout.compute_advantages([0.0, 0.0])
-    rollout.advance()
+    go_through(rollout)
     for t in range(2):
         write(rollout.slot(t), t)
     with pytest.raises(BufferMisuseError, match="steps 0, 1 have no log_probs; call put"):
