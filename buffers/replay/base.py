@@ -154,10 +154,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         )  # fmt: skip
 
     def _made_anew(self) -> tuple[type[ReplayBuffer], Mapping[str, Any]]:
-        """The class, not one of users, whose constructor makes such a buffer; what it alone takes.
-
-        Not of its seed, and not of files, which are not copied.
-        """
+        """The class of ours whose constructor copies call, and what it alone takes."""
         raise NotImplementedError
 
     def _open_folder(self, place: Place, options: ReplayOptions, state: np.ndarray) -> RowFolder:
