@@ -22,7 +22,6 @@ from buffers.core.spaces import Leaf
 
 __all__ = [
     "MAX_COUNT",
-    "STEP_COLUMNS",
     "Transitions",
     "as_array",
     "as_tensor",
@@ -50,7 +49,7 @@ MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is coun
 _MAX_DEPTH = 64  # dimensions that NumPy's arrays can have
 _BOOL = np.dtype(np.bool_)
 _FLAGS = ("terminations", "truncations")
-STEP_COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
+_COLUMNS = ("obs", "next_obs", "actions", "rewards", *_FLAGS)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -492,7 +491,7 @@ def read_steps(
     Raises:
         BufferMisuseError: A column is missing, unknown or does not fit.
     """
-    _check_names(columns, {*STEP_COLUMNS, *layout.extras}, optional)
+    _check_names(columns, {*_COLUMNS, *layout.extras}, optional)
     count = _count_rows(columns["rewards"])
     others = ("actions", "rewards", *layout.extras, *_FLAGS, *optional)
     return {

@@ -14,6 +14,7 @@ of the next word, so it fits into a checkpoint and can be continued anywhere.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from llvmlite import ir
@@ -38,6 +39,7 @@ __all__ = [
     "prefetch",
     "prefetch_to_write",
     "random_word",
+    "scatter_fields",
     "scatter_items",
     "unit_float",
     "word_at",
@@ -343,6 +345,26 @@ def scatter_items(table, rows, sources):
             for f in range(sources.shape[0]):
                 size = sources[f, 2]
                 copy_item_at(start + sources[f, 1], sources[f, 0] + i * size, size)
+
+
+def scatter_fields(
+    table: np.ndarray,
+    rows: np.ndarray,
+    places: Iterable[tuple[str, int, int]],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Copy item i of each array to its field of row rows[i], all fields of a row in turn.
+
+    Args:
+        table: uint8 (R, stride), written.
+        rows: int64 (K,); negative ones are passed over.
+        places: Of each field that is written its path, the byte of a row where it begins, and its
+            bytes.
+        arrays: (K, ...) by path, of the dtypes of the fields, in no memory of the table.
+    """
+    found = [(np.ascontiguousarray(arrays[path]), *place) for path, *place in places]
+    sources = [(array.ctypes.data, offset, nbytes) for array, offset, nbytes in found]
+    scatter_items(table, rows, np.array(sources, np.int64))
 
 
 @njit(nogil=True, cache=True)

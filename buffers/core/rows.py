@@ -15,7 +15,6 @@ import torch
 from gymnasium import Space
 
 from buffers.core.columns import torch_dtype
-from buffers.core.kernels import scatter_items
 from buffers.core.spaces import Leaf, build_tree
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "plan_view",
     "row_stride",
     "row_views",
-    "scatter_fields",
     "view_fields",
 ]
 
@@ -139,6 +137,11 @@ class RowLayout(NamedTuple):
         """Words of the observation."""
         return self.obs_bytes // 8
 
+    def places(self) -> list[tuple[str, int, int]]:
+        """Path, first byte in a row and number of bytes of each field that an add brings."""
+        brought = (field for path, field in self.fields.items() if path != "link")
+        return [(field.path, field.offset, field.nbytes) for field in brought]
+
     def describe(self) -> list[list[Any]]:
         """Path, shape, dtype and offset of each field, as lists that survive JSON."""
         return [
@@ -248,22 +251,6 @@ def row_views(
         views[path] = view.reshape(len(words), *field.shape)
         assert view.size == 0 or np.may_share_memory(view, views[path])
     return views
-
-
-def scatter_fields(
-    table: np.ndarray, rows: np.ndarray, fields: Iterable[Field], arrays: Mapping[str, np.ndarray]
-) -> None:
-    """Copy item i of each array to its field of row rows[i], all fields of a row in turn.
-
-    Args:
-        table: uint8 (R, stride), written.
-        rows: int64 (K,); negative ones are passed over.
-        fields: Those that are written.
-        arrays: (K, ...) by path, of the dtypes of the fields, in no memory of the table.
-    """
-    pairs = [(np.ascontiguousarray(arrays[field.path]), field) for field in fields]
-    sources = [(array.ctypes.data, field.offset, field.nbytes) for array, field in pairs]
-    scatter_items(table, rows, np.array(sources, np.int64))
 
 
 def as_words(*rows: torch.Tensor) -> list[torch.Tensor]:

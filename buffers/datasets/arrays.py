@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -14,7 +14,6 @@ from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, l
 __all__ = [
     "BLOCK_BYTES",
     "Block",
-    "ColumnOptions",
     "FlatColumns",
     "Wanted",
     "check_lengths",
@@ -57,22 +56,14 @@ class Block(NamedTuple):
     columns: dict[str, np.ndarray]  # (K, ...) by key
 
 
-class ColumnOptions(TypedDict, total=False):
-    """Arguments of all readers of flat files; see `from_arrays`."""
-
-    columns: Mapping[str, str | None] | None
-    extra_columns: Mapping[str, Space] | None
-    check_bounds: bool
-
-
 class FlatColumns(NamedTuple):
     """What the user says of the columns of a file, and the spaces they are to fit."""
 
     observation_space: Space
     action_space: Space
-    columns: Mapping[str, str | None] | None = None
-    extra_columns: Mapping[str, Space] | None = None
-    check_bounds: bool = True
+    columns: Mapping[str, str | None] | None
+    extra_columns: Mapping[str, Space] | None
+    check_bounds: bool
 
     def find(self, where: str, there: Iterable[str]) -> Wanted:
         """Find the keys of a file to read.

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
-from buffers.datasets.arrays import (
-    BLOCK_BYTES,
-    Block,
-    ColumnOptions,
-    FlatColumns,
-    check_lengths,
-    key_paths,
-)
+from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, check_lengths, key_paths
 from buffers.datasets.dataset import (
     DatasetError,
     EpisodeDataset,
@@ -36,7 +29,10 @@ def from_hdf5(
     path: str | os.PathLike[str],
     observation_space: Space,
     action_space: Space,
-    **options: Unpack[ColumnOptions],
+    *,
+    columns: Mapping[str, str | None] | None = None,
+    extra_columns: Mapping[str, Space] | None = None,
+    check_bounds: bool = True,
 ) -> EpisodeDataset:
     """Episodes in an HDF5 file like D4RL's, read some MiB at a time; needs h5py.
 
@@ -48,15 +44,16 @@ def from_hdf5(
         path: The file.
         observation_space: Of a single environment.
         action_space: Of a single environment.
-        options: `columns`, other names; `extra_columns`, names and spaces of further ones; and
-            `check_bounds`, whether to refuse values outside of the spaces; as in `from_arrays`.
+        columns: Other names, as in `from_arrays`.
+        extra_columns: Names and spaces of further columns.
+        check_bounds: Refuse values that the spaces do not contain.
 
     Raises:
         ModuleNotFoundError: h5py is not installed.
         DatasetError: The file can't be read, or lacks a column.
     """
     h5py: Any = load_library("h5py")
-    asked = FlatColumns(observation_space, action_space, **options)
+    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
     name = os.fspath(path)
     there: dict[str, Any] = {}  # rows and bytes of each
     with reading(name), h5py.File(name, "r") as file:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
-from buffers.datasets.arrays import BLOCK_BYTES, Block, ColumnOptions, FlatColumns, Wanted
+from buffers.datasets.arrays import BLOCK_BYTES, Block, FlatColumns, Wanted
 from buffers.datasets.dataset import DatasetError, EpisodeDataset, load_library, reading
 
 __all__ = ["from_parquet"]
@@ -21,7 +21,10 @@ def from_parquet(
     path: str | os.PathLike[str],
     observation_space: Space,
     action_space: Space,
-    **options: Unpack[ColumnOptions],
+    *,
+    columns: Mapping[str, str | None] | None = None,
+    extra_columns: Mapping[str, Space] | None = None,
+    check_bounds: bool = True,
 ) -> EpisodeDataset:
     """Episodes in Parquet files like LeRobot's, read some MiB at a time; needs pyarrow.
 
@@ -38,15 +41,16 @@ def from_parquet(
             what it says.
         observation_space: Of a single environment.
         action_space: Of a single environment.
-        options: `columns`, other names; `extra_columns`, names and spaces of further ones; and
-            `check_bounds`, whether to refuse values outside of the spaces; as in `from_arrays`.
+        columns: Other names, as in `from_arrays`.
+        extra_columns: Names and spaces of further columns.
+        check_bounds: Refuse values that the spaces do not contain.
 
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
         DatasetError: A file can't be read, lacks a column, or frames are missing.
     """
     parquet = load_library("pyarrow.parquet")
-    asked = FlatColumns(observation_space, action_space, **options)
+    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
     files = _files(Path(path))
     wanted, num_rows = None, 0
     for file in files:

@@ -9,7 +9,6 @@ alive until number a + C is added.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypedDict
 
@@ -27,7 +26,6 @@ from buffers.replay.frames import FrameStack, frame_bytes, plan_frames
 __all__ = [
     "PlainOptions",
     "ReplayOptions",
-    "RingOptions",
     "RowOptions",
     "check_room",
     "constant_part",
@@ -101,16 +99,6 @@ class RowOptions(PlainOptions, total=False):
     store_next: bool
     track_episodes: bool
     frame_stack: int | FrameStack | None
-
-
-class RingOptions(RowOptions, total=False):
-    """Arguments that they share besides these: where rows are, and how they are drawn."""
-
-    device: torch.device | str
-    seed: int | None
-    staged: bool
-    storage: str
-    folder: str | os.PathLike[str] | None
 
 
 def plan_replay(

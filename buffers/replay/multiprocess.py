@@ -7,24 +7,18 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from gymnasium import Space
 from numba.core.errors import NumbaError
 
-from buffers.core.arguments import (
-    STEP_COLUMNS,
-    check_count,
-    read_distinct_ids,
-    read_number,
-    read_transitions,
-)
+from buffers.core.arguments import check_count, read_distinct_ids, read_number, read_transitions
 from buffers.core.errors import BufferMisuseError
 from buffers.core.guard import Guard, exclusive
+from buffers.core.kernels import scatter_fields
 from buffers.core.memory import allocation
-from buffers.core.rows import scatter_fields
 from buffers.replay import layout as at
 from buffers.replay.batches import BatchOptions, BatchSource, ReplayBatch, column_names
 from buffers.replay.compiled_reader import CompiledReader
@@ -61,7 +55,7 @@ _TRIES = 16  # before a draw whose rows are overwritten looks at the time
 _PAUSE = 0.001  # seconds between looks at what is waited for
 _LOOK_EVERY = 1.0  # seconds, whether the learner's process is still there
 _NO_IDS = np.zeros(0, np.int64)
-_ONLY_ARRAYS, _COLUMNS = {np.ndarray}, {*STEP_COLUMNS}
+_ONLY_ARRAYS = {np.ndarray}
 
 
 class MultiprocessReplayBuffer(BatchSource):
@@ -122,17 +116,25 @@ class MultiprocessReplayBuffer(BatchSource):
         *,
         num_writers: int,
         num_envs: int | None = None,
+        n_step: int = 1,
+        gamma: float | None = None,
+        track_env: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
         seed: int | None = None,
         samples_per_insert: float | None = None,
         min_size_to_sample: int = 1,
         error_buffer: float | None = None,
         timeout: float = 60.0,
-        **rows: Unpack[PlainOptions],
     ):
-        rows["extra_columns"] = dict(rows.get("extra_columns") or {})
+        rows: PlainOptions = {
+            "n_step": n_step,
+            "gamma": gamma,
+            "track_env": track_env,
+            "extra_columns": dict(extra_columns or {}),
+        }
         spaces = observation_space, action_space
-        self._arguments = (capacity, spaces, num_writers, num_envs), rows
-        options = self._options = _plan(*self._arguments[0], **rows)
+        self._arguments = capacity, spaces, num_writers, num_envs, rows
+        options = self._options = _plan(*self._arguments)
         self.capacity, self.num_writers = int(capacity), options.num_rings
         self.num_envs = options.num_envs or None
         self.n_step, self.gamma = options.num_steps, options.gamma
@@ -175,11 +177,18 @@ class MultiprocessReplayBuffer(BatchSource):
         *,
         num_writers: int,
         num_envs: int | None = None,
-        **options: Unpack[PlainOptions],
+        n_step: int = 1,
+        gamma: float | None = None,
+        track_env: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
     ) -> int:
         """Bytes the constructor would allocate with these arguments; allocates nothing."""
         spaces = observation_space, action_space
-        return shared_bytes(_plan(capacity, spaces, num_writers, num_envs, **options))
+        options: PlainOptions = {
+            "n_step": n_step, "gamma": gamma, "track_env": track_env,
+            "extra_columns": extra_columns,
+        }  # fmt: skip
+        return shared_bytes(_plan(capacity, spaces, num_writers, num_envs, options))
 
     # ---- What there is
 
@@ -415,8 +424,8 @@ class ReplayWriter:
         """
         if self._pid == os.getpid():
             return
-        address, (arguments, rows), *_ = self._given
-        options = self._options = _plan(*arguments, **rows)
+        address, arguments, *_ = self._given
+        options = self._options = _plan(*arguments)
         memory = SharedMemory(options, address)
         index = memory.take_slot(self._asked)
         self._release = weakref.finalize(self, _give_back, memory, index, os.getpid())
@@ -451,7 +460,19 @@ class ReplayWriter:
         """Number of transitions ever added by this writer and those whose place it took."""
         return 0 if self._options is None else int(self._words[self._slot + COMMITTED])
 
-    def add(self, *, env_ids: Any = None, valid: Any = None, **columns: Any) -> None:
+    def add(
+        self,
+        *,
+        obs: Any = None,
+        next_obs: Any = None,
+        actions: Any = None,
+        rewards: Any = None,
+        terminations: Any = None,
+        truncations: Any = None,
+        env_ids: Any = None,
+        valid: Any = None,
+        **extras: Any,
+    ) -> None:
         """Add K transitions; all are copied. The arguments are those of `SharedReplayBuffer.add`.
 
         Waits while the learner has drawn too few of those that were added, if the buffer has a
@@ -463,21 +484,31 @@ class ReplayWriter:
             BufferClosedError: The buffer was closed, or its process has ended.
             TimeoutError: The learner has drawn too little for so long. Nothing was added.
         """
-        self._add(columns, env_ids, valid)
+        columns = {
+            "obs": obs,
+            "next_obs": next_obs,
+            "actions": actions,
+            "rewards": rewards,
+            "terminations": terminations,
+            "truncations": truncations,
+        }
+        self._add(columns, env_ids, valid, extras)
 
     @exclusive
-    def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
+    def _add(
+        self, columns: dict[str, Any], env_ids: Any, valid: Any, extras: dict[str, Any]
+    ) -> None:
         self.open()
-        if self._add_rows is not None and columns.keys() == _COLUMNS and valid is None:
-            arrays = [columns[name] for name in STEP_COLUMNS]
+        if self._add_rows is not None and not extras and valid is None:
+            arrays = list(columns.values())
             kinds = {array.__class__ for array in arrays}
             if kinds == _ONLY_ARRAYS and (env_ids is None or env_ids.__class__ is np.ndarray):
                 shape = columns["rewards"].shape
                 is_small = len(shape) == 1 and 0 < shape[0] <= self._piece
                 if is_small and self._add_at_once(shape[0], env_ids, arrays):
                     return
-        given = {n: c for n, c in columns.items() if c is not None or n not in _COLUMNS}
-        self._add_checked(given, env_ids, valid)
+        given = {name: column for name, column in columns.items() if column is not None}
+        self._add_checked({**given, **extras}, env_ids, valid)
 
     def _add_at_once(self, count: int, env_ids: Any, arrays: list[np.ndarray]) -> bool:
         """The compiled way; whether the columns were for it."""
@@ -549,8 +580,7 @@ class ReplayWriter:
         place_rows(self._state, ids, is_over, rows, befores, envs)
         if "env_ids" in layout.fields:
             arrays["env_ids"] = (envs + self._first_env).astype(np.int32)
-        fields = [field for path, field in layout.fields.items() if path != "link"]
-        scatter_fields(self._table, rows, fields, arrays)
+        scatter_fields(self._table, rows, layout.places(), arrays)
         codes = (rows + 1 + self._first).astype(np.int32)
         if link_at >= 0:  # of the rows that were here before
             write_links(self._table, rows, np.full(count, -1), codes, link_at)
@@ -594,17 +624,10 @@ def _plan(
     spaces: tuple[Space, Space],
     num_writers: Any,
     num_envs: int | None,
-    *,
-    n_step: int = 1,
-    gamma: float | None = None,
-    track_env: bool = False,
-    extra_columns: Mapping[str, Space] | None = None,
+    rows: PlainOptions,
 ) -> ReplayOptions:
     """Check arguments; the options are those of rings, of which each writer has one."""
-    whole = plan_replay(
-        capacity, *spaces, num_envs=num_envs, n_step=n_step, gamma=gamma, track_env=track_env,
-        extra_columns=extra_columns,
-    )  # fmt: skip
+    whole = plan_replay(capacity, *spaces, num_envs=num_envs, **rows)
     rings = check_count("num_writers", num_writers, MAX_WRITERS)
     if whole.capacity % rings or whole.capacity < 2 * rings:
         fits = max(2, -(-whole.capacity // rings)) * rings

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,8 @@ from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.folder import RowFolder
-from buffers.replay.layout import ReplayOptions, RingOptions
+from buffers.replay.frames import FrameStack
+from buffers.replay.layout import ReplayOptions
 from buffers.replay.priorities import (
     ROUNDING,
     BlockSums,
@@ -58,11 +60,20 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             are raised to the new power.
         beta: Exponent of the weights, unless `sample` is given another. None means 0.4, until a
             state with another is loaded; one that is given here wins.
-        num_envs: As in `SharedReplayBuffer`.
-        options: `n_step`, `gamma`, `store_next`, `frame_stack`, `track_env`, `track_episodes`,
-            `extra_columns`, `device`, `seed`, `staged`, `storage` and `folder`, as there. With
-            storage="memmap" priorities are kept in the folder, too, and survive the process; after
-            a power loss they may be older ones.
+        num_envs: As in `SharedReplayBuffer`, like all that follow.
+        n_step: Length of the windows.
+        gamma: Discount per step.
+        store_next: Whether next observations are stored besides.
+        frame_stack: Number of frames of an observation, each of which is stored once.
+        track_env: Keep env ids.
+        track_episodes: Keep what follows on what, for `sample_sequences`.
+        extra_columns: Names and spaces of further values per transition.
+        device: Where the transitions live.
+        seed: Of the generator.
+        staged: Do on the CPU what is done on other devices, to test it.
+        storage: Where the rows are: "memory", or "memmap", files. Priorities are kept in the
+            folder, too, and survive the process; after a power loss they may be older ones.
+        folder: Of "memmap".
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -89,7 +100,18 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         alpha: float | None = None,
         beta: float | None = None,
         num_envs: int | None = None,
-        **options: Unpack[RingOptions],
+        n_step: int = 1,
+        gamma: float | None = None,
+        store_next: bool = True,
+        frame_stack: int | FrameStack | None = None,
+        track_env: bool = False,
+        track_episodes: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        staged: bool = False,
+        storage: str = "memory",
+        folder: str | os.PathLike[str] | None = None,
     ):
         self._given = {"alpha": alpha, "beta": beta}
         self._sums: BlockSums | None = None
@@ -98,7 +120,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.beta = _BETA if beta is None else beta
         super().__init__(
             capacity, observation_space, action_space,
-            num_envs=num_envs, read_only=False, **options,
+            num_envs=num_envs, n_step=n_step, gamma=gamma, store_next=store_next,
+            frame_stack=frame_stack, track_env=track_env, track_episodes=track_episodes,
+            extra_columns=extra_columns, device=device, seed=seed, staged=staged,
+            storage=storage, folder=folder, read_only=False,
         )  # fmt: skip
         self._num_inserted = 0  # rows that `_sums` knows of
         self._origin = secrets.randbits(63)  # of batches; another for each state that is loaded

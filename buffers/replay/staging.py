@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from buffers.core.rows import RowLayout, as_words, plan_view, scatter_fields, view_fields
+from buffers.core.kernels import scatter_fields
+from buffers.core.rows import RowLayout, as_words, plan_view, view_fields
 from buffers.core.staging import StagingBlock, StagingBlocks
 from buffers.replay import layout as at
 
@@ -110,10 +111,9 @@ class Staging:
             # What was there before would be a link until `_spread` has written the new ones.
             packed[:, link.offset : link.offset + link.nbytes] = 0
         places = np.arange(len(kept))
-        fields = [field for path, field in self._layout.fields.items() if path != "link"]
         if len(kept) < len(rows):
             arrays = {path: array[kept] for path, array in arrays.items()}
-        scatter_fields(packed, places, fields, arrays)
+        scatter_fields(packed, places, self._layout.places(), arrays)
         block.upload(0, end)
         self._spread(block, len(where), links.shape[1], (begin, end))
 

@@ -21,10 +21,11 @@ from buffers.core.kernels import (
     is_same_at,
     items_at,
     prefetch_to_write,
+    scatter_fields,
     word_at,
 )
 from buffers.core.memory import zeroed_bytes
-from buffers.core.rows import RowLayout, scatter_fields
+from buffers.core.rows import RowLayout
 from buffers.replay import addresses
 from buffers.replay import layout as at
 from buffers.replay.addresses import Addresses
@@ -109,7 +110,7 @@ class ReplayStorage:
         self.staging = Staging(layout, self.rows, self.state) if staged else None
         is_compiled = not staged and self.folder is None
         self.add_rows = _compiled_add(layout, _FLOAT64) if is_compiled else None
-        self._given = [field for path, field in layout.fields.items() if path != "link"]
+        self._places = layout.places()
 
     def fit_add_rows(self, rewards: np.ndarray) -> bool:
         """Let `add_rows` be the one for the dtype of these rewards; return whether it changed.
@@ -200,7 +201,7 @@ class ReplayStorage:
             path: array.copy() if np.may_share_memory(array, self.table) else array
             for path, array in arrays.items()
         }
-        scatter_fields(self.table, rows, self._given, arrays)
+        scatter_fields(self.table, rows, self._places, arrays)
         if "link" in self.layout.fields:
             offset = self.layout.fields["link"].offset
             write_links(self.table, rows, befores, codes, offset)
@@ -329,7 +330,7 @@ class ReplayStorage:
         packed, places = folder.log(rows, befores, (rows + 1).astype(np.int32)), np.arange(count)
         if "env_ids" in self.layout.fields:
             arrays = {**arrays, "env_ids": envs.astype(np.int32)}
-        scatter_fields(packed, places, self._given, arrays)
+        scatter_fields(packed, places, self._places, arrays)
 
     def live_blocks(self) -> list[torch.Tensor]:
         """The rows that hold transitions, as views of the table in its order."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Unpack
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import Space
 
 from buffers.core.errors import BufferMisuseError
 from buffers.replay import layout as at
 from buffers.replay.base import ReplayBuffer
 from buffers.replay.batches import ReplayBatch
-from buffers.replay.layout import RingOptions
+from buffers.replay.frames import FrameStack
 from buffers.replay.sequences import SequenceIndex
 
 __all__ = ["PerEnvReplayBuffer", "SharedReplayBuffer"]
@@ -117,10 +119,19 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
         num_envs: Number of environments.
         over: "transitions" draws all transitions with equal probability, so that an environment
             counts by what it has; "envs" an environment that has some first, then one of its.
+        n_step: As in `SharedReplayBuffer`, like all that follow.
+        gamma: Discount per step.
+        store_next: Whether next observations are stored besides.
+        frame_stack: Number of frames of an observation, each of which is stored once.
+        track_env: Batches have `env_ids`.
+        track_episodes: Keep what follows on what, for `sample_sequences`.
+        extra_columns: Names and spaces of further values per transition.
+        device: Where the transitions live and batches are made.
+        seed: Of the generator.
+        staged: Do on the CPU what is done on other devices, to test it.
+        storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
+        folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
         read_only: Draw from a folder that another process may write to.
-        options: `n_step`, `gamma`, `store_next`, `frame_stack`, `track_env`, `track_episodes`,
-            `extra_columns`, `device`, `seed`, `staged`, `storage` and `folder`, as in
-            `SharedReplayBuffer`.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -146,15 +157,29 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
         *,
         num_envs: int,
         over: str = "transitions",
+        n_step: int = 1,
+        gamma: float | None = None,
+        store_next: bool = True,
+        frame_stack: int | FrameStack | None = None,
+        track_env: bool = False,
+        track_episodes: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        staged: bool = False,
+        storage: str = "memory",
+        folder: str | os.PathLike[str] | None = None,
         read_only: bool = False,
-        **options: Unpack[RingOptions],
     ):
         if not isinstance(over, str) or over not in _DRAWS:
             raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
         self.over = over
         super().__init__(
             capacity, observation_space, action_space,
-            num_envs=num_envs, read_only=read_only, **options,
+            num_envs=num_envs, n_step=n_step, gamma=gamma, store_next=store_next,
+            frame_stack=frame_stack, track_env=track_env, track_episodes=track_episodes,
+            extra_columns=extra_columns, device=device, seed=seed, staged=staged,
+            storage=storage, folder=folder, read_only=read_only,
         )  # fmt: skip
 
     def _made_anew(self) -> tuple[type[ReplayBuffer], dict[str, Any]]:

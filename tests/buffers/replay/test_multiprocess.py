@@ -56,7 +56,7 @@ def die(writer):
 
 @pytest.mark.parametrize("space", [OBS, NESTED], ids=["array", "nested"])
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_optionsare_those_of_buffers_in_memory_that_were_given_the_same(space, n_step):
+def test_rows_are_those_of_buffers_in_memory_that_were_given_the_same(space, n_step):
     rng = np.random.default_rng(n_step)
     options = {"num_envs": 3, "n_step": n_step, "gamma": 0.5, "track_env": n_step > 1}
     options["extra_columns"] = {"costs": Box(-1, 1, (2,))} if space is NESTED else None
@@ -114,7 +114,7 @@ def assert_equal(given, expected, is_own):
     np.testing.assert_array_equal(given.numpy()[is_own], expected.numpy())
 
 
-def test_all_committed_optionsare_drawn_alike_and_no_others():
+def test_all_committed_rows_are_drawn_alike_and_no_others():
     buffer = simple(40, num_writers=4)
     writers = [buffer.writer() for _ in range(3)]
     for writer, count in zip(writers, (25, 4, 1), strict=True):
@@ -191,7 +191,7 @@ def test_a_writer_that_dies_in_an_add_leaves_what_it_has_committed(stage, monkey
     assert buffer.counts.tolist() == [48]
 
 
-def test_optionsoverwritten_while_they_are_copied_are_drawn_anew(monkeypatch):
+def test_rows_overwritten_while_they_are_copied_are_drawn_anew(monkeypatch):
     buffer, number = simple(16), 100
     writer, gather = buffer.writer(), buffer._reader.gather
     writer.add(**rows(*range(16)))
@@ -339,13 +339,13 @@ def test_two_processes_are_not_one_writer_and_none_writes_to_what_it_does_not_kn
         third.add(**rows(2))
         assert third.index == 0 and third.num_added == 2
     assert buffer.writer_pids[0] == 0
-    address, ((capacity, spaces, *rest), options), *more = third._given
+    address, (capacity, spaces, *rest), *more = third._given
     for changed, text in (
         ((capacity, (Box(-1, 1, (5,)), spaces[1]), *rest), "bytes, expected"),
         ((capacity, (Box(0, 255, (4,), np.int32), spaces[1]), *rest), "another layout of rows"),
     ):
         with pytest.raises(BufferMisuseError, match=text):
-            module.ReplayWriter(address, (changed, options), *more).open()
+            module.ReplayWriter(address, changed, *more).open()
     buffer._words[at.VERSION] = 99
     with pytest.raises(BufferMisuseError, match="version 99, expected version 1"):
         third.open()
