@@ -459,9 +459,10 @@ def leaves_of(space: Space, tree: Any) -> list[Any]:
     return [tree]
 
 
-def _rows_needed(lengths: np.ndarray, num_envs: int | None, kind: Any) -> int:
+def _rows_needed(lengths: np.ndarray, num_envs: Any, kind: Any) -> int:
     """Capacity that holds all; of each ring, where there is one for each env."""
-    if hasattr(kind, "counts") and num_envs:
+    is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else `kind` refuses it
+    if hasattr(kind, "counts") and is_number:
         ids = np.arange(len(lengths)) % num_envs
         return int(np.bincount(ids, lengths).max())
     return int(lengths.sum())

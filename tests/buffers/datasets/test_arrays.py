@@ -8,6 +8,7 @@ from fuzz.frames import compare
 from gymnasium import spaces
 
 from buffers import (
+    BufferMisuseError,
     EpisodicReplayBuffer,
     FrameStack,
     PerEnvReplayBuffer,
@@ -292,6 +293,9 @@ def test_a_buffer_that_does_not_fit_is_refused():
         with pytest.raises(DatasetError, match=message):
             data.fill(buffer)
         assert len(buffer) == 0
+    for wrong in ("2", -2, 1.5, 0):
+        with pytest.raises(BufferMisuseError, match=r"num_envs .*, got"):
+            data.to_buffer(PerEnvReplayBuffer, num_envs=wrong)
 
 
 def test_a_filled_buffer_goes_on_with_steps_of_running_envs():
