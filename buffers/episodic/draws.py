@@ -190,14 +190,15 @@ class EpisodicDraws:
         else:
             rows = self._first_rows(batch_size, _ANY_STEP, over)
         goals, relabelled = self._sampler.draw_goals(rows, strategy, relabel_ratio, discount)
-        words = self._rows(rows)
+        has_goals = columns is None or "goal_obs" in columns
+        words, goal_words = self._rows(rows), (self._rows if has_goals else self._headers)(goals)
         found = self._chosen(
             columns, words, self._shaper.extras(words),
             obs=lambda: self._shaper.obs(words),
             next_obs=lambda: self._observations((rows + 1) % self._num_rows),
-            goal_obs=lambda: self._observations(goals),
+            goal_obs=lambda: self._shaper.obs(goal_words),
         )  # fmt: skip
-        offsets = (self._headers(goals)[:, 0] >> 32) - (words[:, 0] >> 32)
+        offsets = (goal_words[:, 0] >> 32) - (words[:, 0] >> 32)
         return GoalBatch._made_of({**found, "goal_offsets": offsets, "relabelled": relabelled})
 
     def relabelling(
