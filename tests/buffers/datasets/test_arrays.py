@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from fuzz.frames import compare
 from gymnasium import spaces
 
@@ -151,6 +152,8 @@ def test_episodes_by_index_and_frames_by_number():
         changed["frame_index"][place] = wrong
         refused(changed, message)
     refused(arrays | {"episode_index": np.repeat([4, 7, 4], [5, 6, 1])}, "from 7 back to 4")
+    arrays["episode_index"] = arrays["episode_index"][:, None]  # one number per step as well
+    assert opened(arrays).episode_lengths.tolist() == [4, 5]
 
 
 def refused(arrays, message, **options):
@@ -267,6 +270,8 @@ def test_bounds_need_not_be_looked_at_and_columns_can_have_other_names():
     renamed = {"act" if k == "actions" else k: v for k, v in flat([3], 9).items() if k != "rewards"}
     data = opened(renamed, columns={"actions": "act", "rewards": None})
     assert next(iter(data))["rewards"].tolist() == [0.0] * 4
+    halves = flat([3], 9) | {"rewards": torch.full((9,), 0.5, dtype=torch.bfloat16)}
+    assert next(iter(opened(halves)))["rewards"].tolist() == [0.5] * 4
     with pytest.raises(DatasetError, match="columns has None for obs, which is needed"):
         opened(renamed, columns={"actions": "act", "obs": None})
     large = np.repeat(np.array([1 << 63, (1 << 63) + 1], np.uint64), [4, 5])
