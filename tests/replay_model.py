@@ -20,7 +20,12 @@ class Transition(NamedTuple):
     reward: float
     terminated: bool
     truncated: bool
-    follows: bool  # the one before it in its env, in the same episode
+    number: int  # of the step in its episode
+
+    @property
+    def follows(self):
+        """The one before it in its env, in the same episode."""
+        return self.number > 0
 
 
 def encode(numbers, space=OBS):
@@ -52,7 +57,7 @@ class CountingEnvs:
         self.rng = np.random.default_rng(seed)
         self.made = 0
         self.current = [self.new() for _ in range(num_envs)]
-        self.joined = [False] * num_envs
+        self.numbers = [0] * num_envs  # of the next steps
 
     def new(self):
         self.made += 1
@@ -60,15 +65,15 @@ class CountingEnvs:
 
     def cut(self, env):
         """Reset in the middle of an episode; the observation is another."""
-        self.current[env], self.joined[env] = self.new(), False
+        self.current[env], self.numbers[env] = self.new(), 0
 
     def step(self, env, terminated, truncated):
         obs, following = self.current[env], self.new()
         over = terminated or truncated
         self.current[env] = self.new() if over else following
         reward = float(self.rng.integers(-8, 9))
-        made = Transition(env, obs, following, reward, terminated, truncated, self.joined[env])
-        self.joined[env] = not over
+        made = Transition(env, obs, following, reward, terminated, truncated, self.numbers[env])
+        self.numbers[env] = 0 if over else self.numbers[env] + 1
         return made
 
     def random_steps(self, envs, p=0.15):

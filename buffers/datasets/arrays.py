@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space, spaces
 
+from buffers.core.arguments import as_array
+from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import build_tree
 from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, leaves_of
 
@@ -188,8 +190,8 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, n
         else:
             value = value.detach().cpu() if hasattr(value, "detach") else value
             try:
-                array = np.asarray(value)
-            except ValueError as error:  # lists of different lengths
+                array = as_array(f"{prefix}{key}", value)
+            except BufferMisuseError as error:  # lists of different lengths
                 raise DatasetError(f"arrays: {prefix}{key} is no array: {error}") from None
             yield f"{prefix}{key}", array if array.ndim else array[None]
 
@@ -254,7 +256,7 @@ def _joined(pieces: list[Block], number: int, wanted: Wanted) -> tuple[str, dict
     if len(pieces) > 1:
         columns = {key: np.concatenate([p.columns[key] for p in pieces]) for key in columns}
     if "episode_index" in wanted.keys:
-        number = int(columns[wanted.keys["episode_index"][0]][0])
+        number = int(columns[wanted.keys["episode_index"][0]].reshape(-1)[0])
     where = f"{pieces[0].where}, episode {number}"
     if "frame_index" in wanted.keys:
         key = wanted.keys["frame_index"][0]

@@ -13,8 +13,9 @@ from gymnasium import Space, spaces
 
 from buffers.core.arguments import check_rewards, read_array, read_nest
 from buffers.core.errors import BufferMisuseError
-from buffers.core.rows import RowLayout
+from buffers.core.rows import FrameLayout, RowLayout
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
+from buffers.replay.frames import first_break, plan_frames
 
 __all__ = [
     "DatasetError",
@@ -134,13 +135,27 @@ class EpisodeDataset:
         Raises:
             DatasetError: An episode does not fit; the message names file, episode, step and field.
         """
+        return self._episodes(None)
+
+    def _episodes(self, frames: FrameLayout | None) -> Iterator[dict[str, Any]]:
+        """The same; with the frames of a buffer only episodes whose observations are such stacks.
+
+        Of a last step that terminated the next observation may be its own, as where it is not
+        known: then it is moved on by the newest frame once more.
+        """
         for where, columns in self._read():
             try:
-                yield self._checked(where, columns)
+                episode = self._checked(where, columns)
             except DatasetError:
                 raise
             except BufferMisuseError as error:
                 raise DatasetError(f"{where}: {error}") from None
+            if frames is not None and frames.is_checked:
+                if episode["terminations"][-1]:
+                    episode["obs"] = _with_moved_on(episode["obs"], frames)
+                if (found := first_break(frames, episode["obs"])) is not None:
+                    raise DatasetError(f"{where}, step {found[0]}: {found[1]}")
+            yield episode
 
     @property
     def episode_lengths(self) -> np.ndarray:
@@ -167,7 +182,10 @@ class EpisodeDataset:
         Raises:
             DatasetError: As of iterating, or there is no step.
         """
-        lengths = np.array([len(episode["rewards"]) for episode in self], np.int64)
+        return self._count(None)
+
+    def _count(self, frames: FrameLayout | None) -> np.ndarray:
+        lengths = np.array([len(e["rewards"]) for e in self._episodes(frames)], np.int64)
         if not len(lengths):
             raise DatasetError(f"{self.name} has no step")
         self._lengths = lengths
@@ -183,9 +201,10 @@ class EpisodeDataset:
                 storage="memmap".
 
         Raises:
-            DatasetError: As of iterating, or there is no step; no buffer was made.
+            DatasetError: As of `fill`; no buffer was made.
         """
-        lengths = self.count()
+        frames = plan_frames(self.observation_space, options.get("frame_stack"))
+        lengths = self._count(frames)
         own: dict[str, Any] = {"capacity": _rows_needed(lengths, options.get("num_envs"), kind)}
         if hasattr(kind, "add_episode"):
             own["max_episodes"] = len(lengths)
@@ -201,11 +220,11 @@ class EpisodeDataset:
     def fill(self, buffer: BufferT) -> BufferT:
         """Add all episodes to a buffer, one by one, after all were checked.
 
-        So the data is read twice, and a buffer is never left half filled by data that does not fit
-        (but by observations that are no stacks, which buffers with `frame_stack` notice as they
-        add), unless the data changes meanwhile. Rings that know their envs get episode k
-        as of env k modulo `num_envs`; open episodes of theirs are cut. An episode that ends without
-        a flag counts as cut.
+        So the data is read twice, and a buffer is never left half filled by data that does not
+        fit, unless the data changes meanwhile. Rings that know their envs get episode k as of env k
+        modulo `num_envs`; open episodes of theirs are cut. An episode that ends without a flag
+        counts as cut. Where an episode terminates with its last observation repeated, as of data
+        without next observations, a buffer with `frame_stack` gets the newest frame repeated.
 
         Args:
             buffer: An `EpisodicReplayBuffer` or a replay buffer with the same spaces and extra
@@ -215,11 +234,12 @@ class EpisodeDataset:
             The buffer.
 
         Raises:
-            DatasetError: As of iterating; or the buffer has other spaces, or not enough room.
-                Nothing was changed.
+            DatasetError: As of iterating, or there is no step; or the buffer has other spaces, or
+                not enough room, or `frame_stack`, and an observation is no stack that has moved on
+                from the one before. Nothing was changed.
         """
         self._check_spaces(buffer)
-        return self._fill(buffer, self.count())
+        return self._fill(buffer, self._count(row_layout(buffer).frames))
 
     def _fill(self, buffer: BufferT, lengths: np.ndarray) -> BufferT:
         target: Any = buffer
@@ -230,7 +250,7 @@ class EpisodeDataset:
                 target.add_episode(episode)
             return buffer
         target.cut_episodes()
-        for number, episode in enumerate(self):
+        for number, episode in enumerate(self._episodes(row_layout(target).frames)):
             obs = episode.pop("obs")
             episode.pop("boundaries")  # which rings don't have
             is_cut = not (episode["terminations"][-1] or episode["truncations"][-1])
@@ -377,6 +397,16 @@ class EpisodeDataset:
         return stored
 
 
+def _with_moved_on(obs: np.ndarray, frames: FrameLayout) -> np.ndarray:
+    """Stacks (T + 1, *stack_shape) of which the last, if it is the one before, has moved on."""
+    if not np.array_equal(obs[-1], obs[-2]) or first_break(frames, obs[-2:]) is None:
+        return obs
+    moved = np.array(obs, order="C")  # nobody else's, and split into views
+    stacks = frames.split(moved)
+    stacks[-1, :-1] = stacks[-2, 1:]
+    return moved
+
+
 def _as_flags(flags: Any) -> Any:
     """Flags that some formats have as floats 0.0 and 1.0."""
     array = np.asarray(flags)
@@ -429,9 +459,10 @@ def leaves_of(space: Space, tree: Any) -> list[Any]:
     return [tree]
 
 
-def _rows_needed(lengths: np.ndarray, num_envs: int | None, kind: Any) -> int:
+def _rows_needed(lengths: np.ndarray, num_envs: Any, kind: Any) -> int:
     """Capacity that holds all; of each ring, where there is one for each env."""
-    if hasattr(kind, "counts") and num_envs:
+    is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else `kind` refuses it
+    if hasattr(kind, "counts") and is_number:
         ids = np.arange(len(lengths)) % num_envs
         return int(np.bincount(ids, lengths).max())
     return int(lengths.sum())

@@ -30,7 +30,7 @@ def from_buffer(buffer: Any) -> EpisodeDataset:
     Args:
         buffer: An `EpisodicReplayBuffer`, or a replay buffer that knows the env of each
             transition: with `track_env`, with num_envs=1, or a `PerEnvReplayBuffer`. With `n_step`
-            above 1 it must store next observations.
+            above 1 it must store next observations, and those whole (no `frame_stack`).
 
     Raises:
         DatasetError: A ring does not know its envs, or keeps no single steps.
@@ -89,9 +89,10 @@ def _of_ring(buffer: Any, kind: str) -> EpisodeDataset:
             "make it with track_env=True"
         )
     if buffer.n_step > 1 and "next_obs" not in columns:
+        advice = "n_step=1" if row_layout(buffer).frames else "store_next=True, or n_step=1"
         raise DatasetError(
             f"the {kind} has n_step={buffer.n_step} and no next observations of single steps; "
-            "make it with store_next=True, or n_step=1"
+            f"make it with {advice}"
         )
     extras = _extra_spaces(buffer)
     reader = _TransitionsOf(buffer, list(extras))

@@ -469,6 +469,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         desired: str = "desired_goal",
         compute_reward: GoalFunction | None = None,
         compute_terminated: GoalFunction | None = None,
+        columns: Iterable[str] | None = None,
     ) -> GoalBatch:
         """Draw steps with goals that were reached in hindsight.
 
@@ -492,6 +493,8 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 was replaced. None leaves rewards as they were.
             compute_terminated: The same for `terminations`: whether the goal that a step now has
                 ends the episode. None leaves them as they were.
+            columns: Names of the columns to draw; None for all. `goal_offsets` and `relabelled` are
+                always there; a function whose column is not drawn is not called.
 
         Returns:
             `goal_obs` is the observation that holds the goal. If the space has no such keys nothing
@@ -501,14 +504,15 @@ class EpisodicReplayBuffer(DrawnBuffer):
             BufferMisuseError: An argument does not fit, the buffer is empty, or a function returned
                 something else than a finite number per step.
         """
-        batch = self._goals(batch_size, strategy, relabel_ratio, discount, over)
-        return self._draws.relabel(batch, achieved, desired, compute_reward, compute_terminated)
+        asked = batch_size, strategy, relabel_ratio, discount, over
+        relabelling = self._draws.relabelling(
+            achieved, desired, compute_reward, compute_terminated, columns
+        )
+        return relabelling.apply(self._goals(*asked, relabelling.needed()))
 
     @exclusive
-    def _goals(
-        self, batch_size: int, strategy: str, relabel_ratio: float, discount: float, over: str
-    ) -> GoalBatch:
-        return self._draws.goals(batch_size, strategy, relabel_ratio, discount, over)
+    def _goals(self, *asked: Any) -> GoalBatch:
+        return self._draws.goals(*asked)
 
     @exclusive
     def clear(self) -> None:

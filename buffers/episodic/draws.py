@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from gymnasium import spaces
 
 from buffers.core.arguments import MAX_COUNT, check_count, read_columns, read_number
 from buffers.core.errors import BufferMisuseError
@@ -28,6 +29,7 @@ GoalFunction = Callable[[Any, Any, Any], Any]
 _LOW = 0xFFFFFFFF
 _NO_MATTER_BYTES = 1 << 26  # that may be there without looking
 _COMMON = ("actions", "rewards", "terminations", "truncations")
+_COMPUTED = {"compute_reward": "rewards", "compute_terminated": "terminations"}
 
 
 _ANY_STEP = SequenceOptions(1, 0, 1, True)
@@ -162,7 +164,13 @@ class EpisodicDraws:
         return StackBatch._made_of({**found, **self._shaper.fields(words, "steps")})
 
     def goals(
-        self, batch_size: int, strategy: str, relabel_ratio: float, discount: float, over: str
+        self,
+        batch_size: int,
+        strategy: str,
+        relabel_ratio: float,
+        discount: float,
+        over: str,
+        columns: frozenset[str] | None,
     ) -> GoalBatch:
         """Steps and the observations that are to give their goals; nothing is replaced yet."""
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
@@ -182,47 +190,43 @@ class EpisodicDraws:
         else:
             rows = self._first_rows(batch_size, _ANY_STEP, over)
         goals, relabelled = self._sampler.draw_goals(rows, strategy, relabel_ratio, discount)
-        words, goal_words = self._rows(rows), self._rows(goals)
+        has_goals = columns is None or "goal_obs" in columns
+        words, goal_words = self._rows(rows), (self._rows if has_goals else self._headers)(goals)
+        found = self._chosen(
+            columns, words, self._shaper.extras(words),
+            obs=lambda: self._shaper.obs(words),
+            next_obs=lambda: self._observations((rows + 1) % self._num_rows),
+            goal_obs=lambda: self._shaper.obs(goal_words),
+        )  # fmt: skip
         offsets = (goal_words[:, 0] >> 32) - (words[:, 0] >> 32)
-        return GoalBatch(
-            obs=self._shaper.obs(words),
-            next_obs=self._observations((rows + 1) % self._num_rows),
-            goal_obs=self._shaper.obs(goal_words),
-            goal_offsets=offsets,
-            relabelled=relabelled,
-            extras=self._shaper.extras(words),
-            **self._shaper.fields(words, *_COMMON),
-        )
+        return GoalBatch._made_of({**found, "goal_offsets": offsets, "relabelled": relabelled})
 
-    def relabel(
+    def relabelling(
         self,
-        batch: GoalBatch,
         achieved: str,
         desired: str,
         compute_reward: GoalFunction | None,
         compute_terminated: GoalFunction | None,
-    ) -> GoalBatch:
-        """Put the goals into the observations, if the space has keys for them, and what follows."""
-        if not (isinstance(batch.obs, dict) and {achieved, desired} <= set(batch.obs)):
-            if compute_reward is not None or compute_terminated is not None:
-                name = "compute_terminated" if compute_reward is None else "compute_reward"
-                raise BufferMisuseError(
-                    f"{name} needs a Dict observation space with the keys {achieved!r} and "
-                    f"{desired!r}; leave it out and use goal_obs"
-                )
-            return batch
-        mask = batch.relabelled
-        for obs in (batch.obs, batch.next_obs):
-            _replace(obs[desired], batch.goal_obs[achieved], mask, (achieved, desired))
-        reached, wanted = batch.next_obs[achieved], batch.next_obs[desired]
-        for name, compute, column in (
-            ("compute_reward", compute_reward, batch.rewards),
-            ("compute_terminated", compute_terminated, batch.terminations),
-        ):
-            if compute is not None:
-                made = _computed(name, compute(reached, wanted, dict(batch.extras)), column)
-                column.copy_(torch.where(mask, made, column))
-        return batch
+        columns: Iterable[str] | None,
+    ) -> Relabelling:
+        """How goals are put into batches with some columns."""
+        row = self._storage.layout.row
+        chosen = read_columns(columns, (*GoalBatch._fields, *row.extras))
+        space = row.observation_space
+        has_goals = isinstance(space, spaces.Dict) and {achieved, desired} <= set(space.spaces)
+        functions = {"compute_reward": compute_reward, "compute_terminated": compute_terminated}
+        given = {name: compute for name, compute in functions.items() if compute is not None}
+        if given and not has_goals:
+            raise BufferMisuseError(
+                f"{next(iter(given))} needs a Dict observation space with the keys {achieved!r} "
+                f"and {desired!r}; leave it out and use goal_obs"
+            )
+        given = {
+            _COMPUTED[name]: (name, compute)
+            for name, compute in given.items()
+            if chosen is None or _COMPUTED[name] in chosen
+        }
+        return Relabelling((achieved, desired) if has_goals else None, given, chosen, row.extras)
 
     def _first_rows(self, batch_size: int, options: SequenceOptions, over: str) -> torch.Tensor:
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
@@ -274,6 +278,44 @@ class EpisodicDraws:
         out = self._shaper.empty_words(*chosen.shape, bare=True)
         self._sampler.gather(chosen, out, bare=True)
         return self._shaper.obs(out, bare=True)
+
+
+class Relabelling(NamedTuple):
+    """What to do with the goals of a batch."""
+
+    keys: tuple[str, str] | None  # of the goals reached and wanted, if the space has such
+    functions: dict[str, tuple[str, GoalFunction]]  # their names too, by the columns they make
+    chosen: frozenset[str] | None  # columns, None for all
+    extras: list[str]
+
+    def needed(self) -> frozenset[str] | None:
+        """The columns that this and the caller read."""
+        if self.chosen is None or self.keys is None:
+            return self.chosen
+        needed = self.chosen
+        if self.functions:
+            needed |= {"next_obs", *self.extras}
+        return needed | {"goal_obs"} if {"obs", "next_obs"} & needed else needed
+
+    def apply(self, batch: GoalBatch) -> GoalBatch:
+        """Put the goals into the observations, and what follows; with the columns chosen."""
+        if self.keys is not None:
+            achieved, desired = self.keys
+            for name in ("obs", "next_obs"):
+                if (obs := getattr(batch, name, None)) is not None:
+                    goal = batch.goal_obs[achieved]
+                    _replace(obs[desired], goal, batch.relabelled, (achieved, desired))
+            for name, (caller, compute) in self.functions.items():
+                reached, wanted = batch.next_obs[achieved], batch.next_obs[desired]
+                column = getattr(batch, name)
+                made = _computed(caller, compute(reached, wanted, dict(batch.extras)), column)
+                column.copy_(torch.where(batch.relabelled, made, column))
+        if self.chosen is None:
+            return batch
+        kept = {*self.chosen, "goal_offsets", "relabelled"}
+        contents = {name: part for name, part in batch._contents().items() if name in kept}
+        contents["extras"] = {name: batch.extras[name] for name in batch.extras if name in kept}
+        return GoalBatch._made_of(contents)
 
 
 def _replace(target: Any, goal: Any, mask: torch.Tensor, names: tuple[str, str]) -> None:

@@ -354,7 +354,7 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
                     )  # fmt: skip
             if is_added:
                 if self._sequences is not None:
-                    self._follow()
+                    self._follow(ids, terminations, truncations)
                 return
         columns = {
             "obs": obs,
@@ -366,7 +366,8 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
         }
         if self._adder is not None and valid is None and self._adder.add(columns, extras, env_ids):
             if self._sequences is not None:
-                self._follow()
+                ids = self._no_ids if env_ids is None else env_ids
+                self._follow(ids, terminations, truncations)
             return
         given = {name: column for name, column in columns.items() if column is not None}
         if self._takes_tensors and valid is None and isinstance(rewards, torch.Tensor):
@@ -422,11 +423,23 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
     ) -> None:
         self._storage.write(arrays, ids, stops, cuts)
         if self._sequences is not None:
-            self._sequences.follow(self._new_sequence_value())
+            flags = [arrays["terminations"], arrays["truncations"]]
+            self._note_sequences(ids, *flags, *([] if stops is None else [stops]), cuts=cuts)
 
     @exclusive
-    def _follow(self) -> None:
+    def _follow(self, ids: np.ndarray, terminations: np.ndarray, truncations: np.ndarray) -> None:
+        self._note_sequences(ids, terminations, truncations)
+
+    def _note_sequences(
+        self, ids: np.ndarray, *flags: np.ndarray, cuts: np.ndarray | None = None
+    ) -> None:
+        """Let the sequences know of an add; one of `flags` bool (K,) says where episodes end."""
         assert self._sequences is not None
+        if cuts is not None:
+            self._sequences.cut(cuts)
+        if len(flags[0]) > self.capacity:
+            envs = self._storage.envs_of(ids, len(flags[0]))
+            self._sequences.pass_over(envs, np.logical_or.reduce(flags))
         self._sequences.follow(self._new_sequence_value())
 
     def _new_sequence_value(self) -> float:
@@ -454,6 +467,8 @@ class ReplayBuffer(DrawnBuffer, BatchSource):
     @exclusive
     def _mark_cut(self, ids: np.ndarray) -> None:
         self._storage.cut(ids)
+        if self._sequences is not None:
+            self._sequences.cut(ids)
 
     @exclusive
     def reserve_final_obs(self, number: int) -> None:

@@ -410,7 +410,8 @@ def draw_by_ring(state, generator, rows):
 @njit(nogil=True, cache=True)
 def place_of(moved, mask, number):
     """Where the entry of a number is in the table of `draw_distinct`, or would have to be."""
-    place = np.int64((np.uint64(number) * _SPREAD) >> np.uint64(32)) & mask
+    spread = np.multiply(np.uint64(number), _SPREAD)  # as a product it warns without a compiler
+    place = np.int64(spread >> np.uint64(32)) & mask
     while moved[2 * place] != -1 and moved[2 * place] != number:
         place = (place + 1) & mask
     return 2 * place

@@ -821,8 +821,8 @@ def load_rows(table, rows, skip):
     for i in range(rows.shape[0]):
         begin, stop = rows[i] * stride + skip, (rows[i] + 1) * stride
         for place in range(begin, stop, _PAGE):
-            total += flat[place]
-        total += flat[stop - 1]
+            total += np.int64(flat[place])
+        total += np.int64(flat[stop - 1])
     return total
 
 

@@ -25,7 +25,7 @@ from buffers.core.spaces import space_leaves
 from buffers.replay import addresses
 from buffers.replay.addresses import Addresses
 
-__all__ = ["FrameStack", "Frames", "frame_bytes", "plan_frames"]
+__all__ = ["FrameStack", "Frames", "first_break", "frame_bytes", "plan_frames"]
 
 _PADDINGS = ("reset", "zero")
 # Gymnasium's, and of the same name that of its older releases and `vecenv.wrappers`' vector one.
@@ -274,14 +274,9 @@ class Frames:
         )  # fmt: skip
         if row < 0:
             return
-        number, env, (is_next, frame) = self.layout.num_frames, envs[row], wrong.tolist()
+        env, (is_next, frame) = envs[row], wrong.tolist()
         if is_next:
-            raise BufferMisuseError(
-                f"row {row}, env {env}: frame {frame} of next_obs is not frame {frame + 1} of obs. "
-                f"Stacks of {number} frames, oldest first along axis {self.layout.axis} of "
-                f"{self.layout.stack_shape}, move on by one frame per step; name their axis, or "
-                "make the buffer without frame_stack"
-            )
+            raise BufferMisuseError(f"row {row}, env {env}: {_not_moved_on(self.layout, frame)}")
         raise BufferMisuseError(
             f"row {row}, env {env}: frame {frame} of obs is not that of the next_obs added before, "
             "in the same episode. If the env was reset, call cut_episodes; else give what the env "
@@ -433,6 +428,34 @@ class Frames:
                 is_main = slot < self.num_main
                 frame = self.main[slot] if is_main else self.extra[slot - self.num_main]
                 self._mirror[place] = frame.cpu().numpy()
+
+
+def _not_moved_on(layout: FrameLayout, frame: int) -> str:
+    return (
+        f"frame {frame} of next_obs is not frame {frame + 1} of obs. Stacks of {layout.num_frames} "
+        f"frames, oldest first along axis {layout.axis} of {layout.stack_shape}, move on by one "
+        "frame per step; name their axis, or make the buffer without frame_stack"
+    )
+
+
+def first_break(layout: FrameLayout, stacks: np.ndarray) -> tuple[int, str] | None:
+    """Find the first step of an episode whose next stack is not its own, moved on by a frame.
+
+    Args:
+        layout: Of frames and stacks.
+        stacks: (T + 1, *stack_shape), of the dtype of frames.
+
+    Returns:
+        The step and what is wrong with it, or None.
+    """
+    frames = np.ascontiguousarray(layout.split(stacks))
+    obs, following = _as_bytes(frames[:-1], frames[1:])
+    wrong, count, none = np.zeros(2, np.int64), len(obs), np.full(1, -1, np.int64)
+    step = first_wrong_frame(
+        obs, following, np.zeros(count, np.int64), np.ones(count, np.bool_), none,
+        np.full((1, layout.num_frames), -1, np.int32), *[_NO_BYTES] * 3, wrong,
+    )  # fmt: skip
+    return None if step < 0 else (int(step), _not_moved_on(layout, int(wrong[1])))
 
 
 def _as_bytes(*arrays: np.ndarray) -> list[np.ndarray]:

@@ -353,7 +353,7 @@ def choose(mass, a, b, c, d):
     Never one that is 0, even where rounding leads past the last that is not; one of them must be.
     Sums of comparisons, as nobody can foresee which way branches would go.
     """
-    chosen = (mass >= a) + (mass >= a + b) + (mass >= (a + b) + c)
+    chosen = int(mass >= a) + int(mass >= a + b) + int(mass >= (a + b) + c)
     last = 3 if d > 0.0 else (2 if c > 0.0 else (1 if b > 0.0 else 0))
     chosen = min(chosen, last)
     return chosen, ((chosen > 0) * a + (chosen > 1) * b) + (chosen > 2) * c

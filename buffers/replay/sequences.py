@@ -1,7 +1,8 @@
 """Sequences in a ring of transitions: which rows follow one another, and which begin a sequence.
 
 Of each row it is kept which one follows it in its episode, its number in that, and its environment.
-This is brought up to date with every add, from the links and env ids of the new rows alone. When
+This is brought up to date with every add, from the links and env ids of the new rows alone; and of
+each environment it is kept which number its next row has if the newest one is gone by then. When
 sequences are drawn for the first time the rows that begin one are marked: they have a value in a
 tree of sums, of which rows are drawn. From then on each new row marks the one that has become the
 start of a whole sequence, and removes what it overwrites, so that no draw searches anything.
@@ -26,9 +27,8 @@ from buffers.replay.storage import ReplayStorage
 __all__ = ["SequenceIndex", "SequenceMemory", "sequence_bytes"]
 
 _EMPTY = -1  # in `steps`, of rows that hold nothing
-_LOST = -1  # in `tails`, of environments whose newest row was overwritten
 _MAX_STEPS = 2**31 - 2
-_ENV_BYTES = 8 * 3  # tails, candidates, reaches
+_ENV_BYTES = 8 * 4  # tails, candidates, reaches, following steps
 
 
 def sequence_bytes(num_rows: int, num_rings: int, num_envs: int) -> int:
@@ -66,7 +66,7 @@ class SequenceIndex:
         self._num_envs, num_rings = int(state[at.NUM_ENVS]), int(state[at.NUM_RINGS])
         self.tree = SumTree(num_rows)
         self._following, self._steps, self._envs = np.zeros((3, num_rows), np.int32)
-        self._per_env = np.zeros((3, self._num_envs), np.int64)
+        self._per_env = np.zeros((4, self._num_envs), np.int64)
         self._done = np.zeros(num_rings, np.int64)
         self.options: SequenceOptions | None = None
         self.largest, self.is_updated, self.version = 1.0, False, 0
@@ -98,6 +98,20 @@ class SequenceIndex:
         if self._mirror is None:
             return self._storage.table.view(np.int32), self._links_at, self._envs_at
         return self._mirror, 0, 1
+
+    def cut(self, env_ids: np.ndarray) -> None:
+        """Let the next rows of env_ids int64 (K,) begin new episodes."""
+        self._per_env[3, env_ids] = 0
+
+    def pass_over(self, envs: np.ndarray, is_over: np.ndarray) -> None:
+        """Count the rows of an add that it has overwritten itself; `follow` comes next.
+
+        Args:
+            envs: int64 (K,), of all rows of the add.
+            is_over: bool (K,), the next row of the env begins another episode.
+        """
+        left = np.zeros(len(self._done), np.int64)
+        count_overwritten(envs, is_over, self._capacity, left, self._per_env[3])
 
     def follow(self, value: float) -> None:
         """Take note of the rows that were added since the last call.
@@ -212,7 +226,7 @@ class SequenceIndex:
 
     def saved(self, has_priorities: bool) -> dict[str, list[np.ndarray]]:
         """What does not follow from the rows, as arrays by name."""
-        arrays = {"sequence_steps": [self._steps]}
+        arrays = {"sequence_steps": [self._steps], "sequence_following": [self._per_env[3]]}
         if has_priorities:
             options = self.options or SequenceOptions(0, 0, 0, False)
             numbers = np.array([*options, self.is_updated, self.largest], np.float64)
@@ -233,6 +247,9 @@ class SequenceIndex:
         held = steps[steps != _EMPTY]
         if len(held) != num_rows or (num_rows and not 0 <= held.min() <= held.max() <= _MAX_STEPS):
             raise contradiction("it has numbers of steps that cannot be")
+        nexts = small["sequence_following"]
+        if nexts.min() < 0 or nexts.max() > _MAX_STEPS:
+            raise contradiction("it has numbers of following steps that cannot be")
         if "sequence_options" not in small:
             return
         numbers, values = small["sequence_options"], small["sequence_priorities"]
@@ -255,6 +272,7 @@ class SequenceIndex:
         if self._mirror is not None:
             self._fetch(self._mirror)
         self._steps[:] = small["sequence_steps"]
+        self._per_env[3] = small["sequence_following"]
         restore_rows(
             *self._table(), self._state, self._following, self._steps, self._envs, self._per_env
         )
@@ -310,15 +328,16 @@ def follow_rows(
         done: int64 (rings,), rows of each ring taken note of; brought up to date.
         following, step_of, env_of: int32 (rows,), written: row + 1 of the next one in the episode
             or 0, its number in that or -1, its environment.
-        per_env: int64 (3, N), written: tails, row + 1 of the newest; candidates, row + 1 of the
-            oldest row of the open episode that is not the start of a sequence yet, or 0; reaches,
-            rows from that to the newest, both included.
+        per_env: int64 (4, N), written: tails, row + 1 of the newest, or 0 if it is overwritten;
+            candidates, row + 1 of the oldest row of the open episode that is not the start of a
+            sequence yet, or 0; reaches, rows from that to the newest, both included; numbers of
+            the next rows if the episodes go on, which rows behind overwritten ones get.
         tree, starts: Of a `SumTree`, written.
         needed, needed_at_start: See `SequenceOptions`.
         period: The same; 0 as long as no sequences are wanted.
         value: Of new sequences.
     """
-    tails, candidates, reaches = per_env[0], per_env[1], per_env[2]
+    tails, candidates, reaches, nexts = per_env[0], per_env[1], per_env[2], per_env[3]
     capacity = state[at.CAPACITY]
     for ring in range(done.shape[0]):
         total = state[state[at.TOTALS] + ring]
@@ -327,7 +346,7 @@ def follow_rows(
             begin = total - capacity
             first, last = (ring, ring + 1) if done.shape[0] > 1 else (0, tails.shape[0])
             for env in range(first, last):
-                tails[env] = _LOST
+                tails[env] = 0
                 candidates[env] = 0
         for number in range(begin, total):
             row = ring * capacity + number % capacity
@@ -339,12 +358,12 @@ def follow_rows(
                     candidates[env] = following[row]
                     reaches[env] -= 1
                 if tails[env] == row + 1:
-                    tails[env] = _LOST
+                    tails[env] = 0
             env = np.int64(table[row, env_at])
             before = tails[env] - 1
             # The table has all new rows already, maybe one in place of the row before this.
             if before >= 0 and number - (row - before) % capacity < total - capacity:
-                before = _LOST - 1
+                before = -1
             is_joined = before >= 0 and table[before, link_at] == row + 1
             env_of[row] = env
             following[row] = 0
@@ -352,8 +371,9 @@ def follow_rows(
             if is_joined:
                 following[before] = row + 1
                 step_of[row] = step_of[before] + 1
-            else:  # of a row behind lost ones it is not known whether an episode begins with it
-                step_of[row] = 1 if before == _LOST - 1 else 0
+            else:
+                step_of[row] = nexts[env] if before < 0 else 0
+            nexts[env] = 0 if state[state[at.STOPPED] + env] else step_of[row] + 1
             if is_joined and candidates[env]:
                 reaches[env] += 1
             else:
@@ -371,14 +391,36 @@ def follow_rows(
 
 
 @njit(cache=True)
+def count_overwritten(envs, is_over, capacity, left, nexts):
+    """Count the rows of an add that are overwritten by later rows of it.
+
+    Args:
+        envs: int64 (K,), of the rows.
+        is_over: bool (K,), the next row of the env begins another episode.
+        capacity: Of a ring.
+        left: int64 (rings,), zeros; written.
+        nexts: int64 (N,), numbers of the next rows, see `follow_rows`; written.
+    """
+    last_ring, last = left.shape[0] - 1, nexts.shape[0] - 1
+    for i in range(envs.shape[0]):
+        left[min(max(envs[i], 0), last_ring)] += 1
+    for i in range(envs.shape[0]):
+        env = min(max(envs[i], 0), last)  # as another thread may have changed it
+        ring = min(env, last_ring)
+        if left[ring] > capacity:
+            nexts[env] = 0 if is_over[i] else nexts[env] + 1
+        left[ring] -= 1
+
+
+@njit(cache=True)
 def mark_starts(
     state, following, step_of, env_of, per_env, needed, needed_at_start, period, remaining, is_start
 ):
     """Find the rows that begin a sequence.
 
     Args:
-        state, following, step_of, env_of, per_env: As in `follow_rows`; of per_env the last two
-            rows are written.
+        state, following, step_of, env_of, per_env: As in `follow_rows`; of per_env candidates and
+            reaches are written.
         needed, needed_at_start, period: As there.
         remaining: int32 (rows,), written: steps from the row to the last known of its episode.
         is_start: bool (rows,), zeros; written.
@@ -405,8 +447,7 @@ def restore_rows(table, link_at, env_at, state, following, step_of, env_of, per_
     """Fill following, env_of and tails of all rows that hold something; see `follow_rows`."""
     tails = per_env[0]
     capacity, num_rings = state[at.CAPACITY], state[at.NUM_RINGS]
-    for env in range(tails.shape[0]):
-        tails[env] = _LOST if state[state[at.LAST] + env] else 0
+    tails[:] = 0
     for ring in range(num_rings):
         total = state[state[at.TOTALS] + ring]
         for number in range(total - min(total, capacity), total):

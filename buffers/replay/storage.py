@@ -230,8 +230,8 @@ class ReplayStorage:
         place_rows(self.state, env_ids, np.zeros(count, np.bool_), rows, befores, envs)
         self.staging.write_tensors(columns, rows)
 
-    def _envs_of(self, env_ids: np.ndarray, count: int) -> np.ndarray:
-        """int64 (K,), the environment of each row of an add."""
+    def envs_of(self, env_ids: np.ndarray, count: int) -> np.ndarray:
+        """int64 (K,), the environment of each of `count` rows of an add."""
         return env_ids if len(env_ids) else np.arange(count) % int(self.state[at.NUM_ENVS])
 
     def _check_frames(
@@ -244,7 +244,7 @@ class ReplayStorage:
     ) -> None:
         """Refuse stacks that do not fit, and see to room for their frames."""
         count = len(is_over)
-        frames.check(arrays, self._envs_of(env_ids, count), is_over, cuts)
+        frames.check(arrays, self.envs_of(env_ids, count), is_over, cuts)
         is_single = self.state[at.NUM_RINGS] == 1
         skipped = max(0, count - int(self.state[at.CAPACITY])) if is_single else 0
         starts = int(is_over.sum()) + int((frames.heads[:, 0] < 0).sum())
@@ -259,7 +259,7 @@ class ReplayStorage:
         rows: np.ndarray,
     ) -> np.ndarray:
         """int32 (K, F + 1), where the frames of each row are kept."""
-        envs, place = self._envs_of(env_ids, len(rows)), self.layout.fields["frame_ids"].offset // 4
+        envs, place = self.envs_of(env_ids, len(rows)), self.layout.fields["frame_ids"].offset // 4
         windows = None if self.is_staged else self.table.view(np.int32)
         return frames.keep(arrays, envs, is_over, rows, windows, place)
 

@@ -36,3 +36,9 @@ def load_uncached(monkeypatch):
     """A function that returns a module of kernels compiled anew."""
     njit = numba.njit
     return lambda module: load_with(lambda **_: njit(nogil=True), module, monkeypatch)
+
+
+@pytest.fixture
+def pictures_without_a_kernel_of_their_own(monkeypatch):
+    """`add_rows` takes seconds to compile for them, and would serve what is compared with only."""
+    monkeypatch.setattr("buffers.replay.storage._compiled_add", lambda *_: None)

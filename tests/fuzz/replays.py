@@ -22,6 +22,8 @@ from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, ListModel
 
 from buffers import (
     BufferMisuseError,
+    EpisodicReplayBuffer,
+    FrameStack,
     MultiprocessReplayBuffer,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
@@ -378,10 +380,10 @@ class Case:
 
     # ---- sequences
 
-    def runs(self):
+    def runs(self, num_envs=None):
         """By transition that is held: the next of its episode, or None."""
         following = {}
-        for env in range(self.num_envs):
+        for env in range(num_envs or self.num_envs):
             own = [t for t in self.model.live() if t.env == env]
             following |= {id(t): None for t in own}
             for t, after in itertools.pairwise(own):
@@ -413,7 +415,8 @@ class Case:
             part = slice(0, len(made))
             obs, next_obs = first(batch.obs, b, part), first(batch.next_obs, b, part)
             assert self.decode(obs) == [t.obs for t in made]
-            assert (batch.steps[b, part].diff() == 1).all()
+            assert batch.steps[b, part].tolist() == [t.number for t in made]
+            assert batch.is_first[b, part].tolist() == [t.number == 0 for t in made]
             assert batch.actions[b, part].tolist() == [t.obs % 5 for t in made]
             if self.num_steps == 1:
                 assert self.decode(next_obs) == [t.next_obs for t in made]
@@ -460,26 +463,64 @@ class Case:
         self.check_all()
 
     def fill_another(self):
-        """Episodes of this buffer, in one that draws sequences."""
+        """Episodes of this buffer, in one of other options, and back out of that."""
         live = self.model.live()
         knows = self.options["track_env"] or self.options.get("track_episodes")
         knows = knows or self.num_envs == 1 or self.cls is PerEnvReplayBuffer
-        if not live or not knows or self.num_steps > 1 or self.space is FRAMES:
+        is_apart = self.space is FRAMES or not self.options.get("store_next", True)
+        if not live or not knows or (self.num_steps > 1 and is_apart):
             return
-        options = {
-            "track_episodes": True,
-            "num_envs": 1,
-            "extra_columns": self.options["extra_columns"],
-        }
-        other = SharedReplayBuffer(len(live) + 3, self.space, ACTIONS, seed=0, **options)
-        datasets.from_buffer(self.buffer).fill(other)
-        assert len(other) == len(live)
-        batch, of_obs = other.sample_sequences(8, 2, pad=True), {t.obs: t for t in live}
-        following = self.runs()
+        data = datasets.from_buffer(self.buffer)
+        kind = (*CLASSES, EpisodicReplayBuffer)[self.rng.integers(4)]
+        options = self.other_options(kind)
+        self.told += f"; fill {kind.__name__}, {options}"
+        if self.rng.random() < 0.5:
+            other = data.to_buffer(kind, **options)
+            assert len(other) == len(live)
+        else:
+            room = {"extra_columns": self.options["extra_columns"], **options}
+            other = data.fill(kind(len(live) + 3, self.space, ACTIONS, **room))
+        if kind is EpisodicReplayBuffer:
+            assert_same(list(datasets.from_buffer(other)), list(data))
+            return
+        twin = ListModel(len(live), options["num_envs"], True)
+        order = sorted(live, key=lambda t: t.env)  # each env's oldest first
+        for number, length in enumerate(data.episode_lengths.tolist()):
+            env = number % options["num_envs"]
+            episode, order = order[:length], order[length:]
+            twin.rings[env] += [t._replace(env=env, number=k) for k, t in enumerate(episode)]
+        assert not order
+        own = self.model, self.num_steps, self.gamma
+        self.model, self.num_steps, self.gamma = twin, options["n_step"], 0.5
+        self.check_filled(other, options)
+        self.model, self.num_steps, self.gamma = own
+
+    def other_options(self, kind):
+        rng = self.rng
+        options = {"seed": int(rng.integers(9)), "staged": bool(rng.random() < 0.2)}
+        if kind is not EpisodicReplayBuffer:
+            num_steps = int(rng.choice([1, 2]))
+            options |= {"num_envs": int(rng.integers(1, 4)), "n_step": num_steps, "gamma": 0.5}
+            options |= {"track_env": True, "track_episodes": num_steps == 1}
+            if self.space is FRAMES and rng.random() < 0.7:
+                options["frame_stack"] = FrameStack(2, is_checked=bool(rng.random() < 0.8))
+            elif rng.random() < 0.3:
+                options["store_next"] = False
+        return options
+
+    def check_filled(self, other, options):
+        """Raise unless a buffer holds the episodes of the model."""
+        of_obs = {t.obs: t for t in self.model.live()}
+        for batch in (other.get(other.order()), other.sample(9)):
+            self.compare_made(batch, [of_obs[n] for n in self.decode(batch.obs)], None)
+        if not options["track_episodes"]:
+            return
+        following, batch = self.runs(options["num_envs"]), other.sample_sequences(8, 2, pad=True)
         for b in range(8):
             count = int(batch.mask[b].sum())
             made = [of_obs[n] for n in self.decode(first(batch.obs, b, slice(0, count)))]
             assert made == run(made[0], following, 2)
+            assert batch.steps[b, :count].tolist() == [t.number for t in made]
 
 
 class WriterModel(ListModel):
@@ -505,6 +546,12 @@ def run(made, following, length):
     while len(found) < length and following[id(found[-1])] is not None:
         found.append(following[id(found[-1])])
     return found
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_equal(one, other)
 
 
 def first(tree, b, part):

@@ -24,9 +24,10 @@ def never_overwritten(rows, capacity, before, now):
         (layout, "were_not_overwritten", never_overwritten),
         (prioritized.secrets, "randbits", lambda _: 1),
         (SequenceIndex, "follow", lambda self, value: None),
+        (SequenceIndex, "pass_over", lambda self, envs, is_over: None),
         (storage, "mark_cut", lambda state, ids: None),
     ],
-    ids=["overwritten rows", "loaded states", "followers", "cuts"],
+    ids=["overwritten rows", "loaded states", "followers", "steps", "cuts"],
 )
 def test_what_is_left_out_is_found(where, name, wrong, monkeypatch):
     monkeypatch.setattr(where, name, wrong)

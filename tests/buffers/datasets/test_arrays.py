@@ -4,9 +4,19 @@ import re
 
 import numpy as np
 import pytest
+import torch
+from fuzz.frames import compare
 from gymnasium import spaces
 
-from buffers import EpisodicReplayBuffer, PerEnvReplayBuffer, RolloutBuffer, SharedReplayBuffer
+from buffers import (
+    BufferMisuseError,
+    EpisodicReplayBuffer,
+    FrameStack,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    RolloutBuffer,
+    SharedReplayBuffer,
+)
 from buffers.datasets import DatasetError, EpisodeDataset, from_arrays, from_buffer
 
 OBS = spaces.Dict(
@@ -142,6 +152,8 @@ def test_episodes_by_index_and_frames_by_number():
         changed["frame_index"][place] = wrong
         refused(changed, message)
     refused(arrays | {"episode_index": np.repeat([4, 7, 4], [5, 6, 1])}, "from 7 back to 4")
+    arrays["episode_index"] = arrays["episode_index"][:, None]  # one number per step as well
+    assert opened(arrays).episode_lengths.tolist() == [4, 5]
 
 
 def refused(arrays, message, **options):
@@ -258,6 +270,8 @@ def test_bounds_need_not_be_looked_at_and_columns_can_have_other_names():
     renamed = {"act" if k == "actions" else k: v for k, v in flat([3], 9).items() if k != "rewards"}
     data = opened(renamed, columns={"actions": "act", "rewards": None})
     assert next(iter(data))["rewards"].tolist() == [0.0] * 4
+    halves = flat([3], 9) | {"rewards": torch.full((9,), 0.5, dtype=torch.bfloat16)}
+    assert next(iter(opened(halves)))["rewards"].tolist() == [0.5] * 4
     with pytest.raises(DatasetError, match="columns has None for obs, which is needed"):
         opened(renamed, columns={"actions": "act", "obs": None})
     large = np.repeat(np.array([1 << 63, (1 << 63) + 1], np.uint64), [4, 5])
@@ -284,6 +298,9 @@ def test_a_buffer_that_does_not_fit_is_refused():
         with pytest.raises(DatasetError, match=message):
             data.fill(buffer)
         assert len(buffer) == 0
+    for wrong in ("2", -2, 1.5, 0):
+        with pytest.raises(BufferMisuseError, match=r"num_envs .*, got"):
+            data.to_buffer(PerEnvReplayBuffer, num_envs=wrong)
 
 
 def test_a_filled_buffer_goes_on_with_steps_of_running_envs():
@@ -317,3 +334,114 @@ def test_a_data_set_is_not_made_of_anything_else():
         with pytest.raises((DatasetError, TypeError)):
             from_buffer(source)
     assert isinstance(opened(flat([3], 9)), EpisodeDataset)
+
+
+def stacked(ends, count, axis=0, *, with_next=True, seed=0):
+    """Arrays of `count` steps whose observations are stacks of 3 frames, and their space."""
+    rng = np.random.default_rng(seed)
+    terminals, timeouts = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    terminals[ends[::2]], timeouts[ends[1::2]] = True, True
+    obs, following, frames = [], [], None
+    for over in terminals | timeouts:
+        frames = rng.integers(0, 256, (3, 2, 5), np.uint8) if frames is None else frames
+        moved = np.concatenate([frames[1:], rng.integers(0, 256, (1, 2, 5), np.uint8)])
+        obs.append(frames)
+        following.append(moved)
+        frames = None if over else moved
+    arrays = {
+        "observations": np.moveaxis(np.array(obs), 1, axis + 1),
+        "actions": rng.uniform(-1, 1, (count, 2)).astype(np.float32),
+        "rewards": rng.normal(size=count).astype(np.float32),
+        "terminals": terminals,
+        "timeouts": timeouts,
+    }
+    if with_next:
+        arrays["next_observations"] = np.moveaxis(np.array(following), 1, axis + 1)
+    return arrays, spaces.Box(0, 255, arrays["observations"].shape[1:], np.uint8)
+
+
+@pytest.mark.usefixtures("pictures_without_a_kernel_of_their_own")
+@pytest.mark.parametrize(
+    ("kind", "axis", "options"),
+    [
+        (SharedReplayBuffer, 0, {"track_env": True}),
+        (PrioritizedReplayBuffer, 2, {"n_step": 3, "gamma": 0.9}),
+        (PerEnvReplayBuffer, 1, {"store_next": False, "track_episodes": True}),
+    ],
+)
+def test_stacks_come_out_of_a_buffer_of_frames_as_they_were(kind, axis, options):
+    arrays, space = stacked([3, 10, 11, 29], 40, axis)
+    data = from_arrays(arrays, space, ACTIONS)
+    options = {"num_envs": 2, "seed": 3, **options}
+    once = data.to_buffer(kind, frame_stack=FrameStack(3, axis=axis), **options)
+    twin = data.to_buffer(kind, **options)
+    compare(once.get(once.order()), twin.get(twin.order()))
+    for _ in range(20):
+        compare(once.sample(16), twin.sample(16))
+    if "n_step" not in options:
+        assert_same(from_buffer(once), from_buffer(twin))
+    with pytest.raises(DatasetError, match=r"n_step=3 and no next .* make it with n_step=1$"):
+        from_buffer(data.to_buffer(kind, frame_stack=3, num_envs=1, n_step=3, gamma=0.9))
+
+
+def tensors_of(buffer):
+    state = buffer.state_dict()
+    return {name: v.numpy().tobytes() for name, v in state.items() if hasattr(v, "numpy")}
+
+
+@pytest.mark.usefixtures("pictures_without_a_kernel_of_their_own")
+@pytest.mark.parametrize("with_next", [False, True])
+def test_stacks_that_are_none_are_refused_before_anything_is_added(with_next):
+    arrays, space = stacked([3, 10, 11, 29], 40, with_next=with_next)
+    buffer = SharedReplayBuffer(99, space, ACTIONS, num_envs=1, frame_stack=3, seed=0)
+    rows, _ = stacked([], 2, seed=1)
+    names = {"observations": "obs", "next_observations": "next_obs", "terminals": "terminations"}
+    rows = {names.get(name, name): column for name, column in rows.items()}
+    rows["truncations"] = rows.pop("timeouts")
+    buffer.add(**{name: column[:1] for name, column in rows.items()})
+    arrays["observations"][20, 2, 1, 4] += 1
+    if with_next:
+        arrays["next_observations"][19, 2, 1, 4] += 1
+    data, before = from_arrays(arrays, space, ACTIONS), tensors_of(buffer)
+    message = "^arrays, episode 3, step 8: frame 1 of next_obs is not frame 2 of obs. Stacks of 3"
+    with pytest.raises(DatasetError, match=message):
+        data.fill(buffer)
+    with pytest.raises(DatasetError, match=message):
+        data.to_buffer(SharedReplayBuffer, num_envs=1, frame_stack=3)
+    assert tensors_of(buffer) == before
+    buffer.add(**{name: column[1:] for name, column in rows.items()})  # the episode goes on
+    stacks = FrameStack(3, is_checked=False)
+    filled = data.to_buffer(SharedReplayBuffer, num_envs=1, frame_stack=stacks)
+    assert len(filled) == (40 if with_next else 37)  # of episodes that were cut the last is unknown
+
+
+@pytest.mark.usefixtures("pictures_without_a_kernel_of_their_own")
+@pytest.mark.parametrize("axis", [0, 2])
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_stacks_move_on_where_an_episode_terminates_and_nothing_follows(axis, is_repeated):
+    """Whether the arrays have no next observations, or those of the last steps once more."""
+    arrays, space = stacked([3, 10, 11, 29], 30, axis, with_next=is_repeated)
+    terminal = np.flatnonzero(arrays["terminals"])
+    if is_repeated:
+        arrays["next_observations"][terminal] = arrays["observations"][terminal]
+    data = from_arrays(arrays, space, ACTIONS)
+    before = {name: column.copy() for name, column in arrays.items()}
+    options = {"num_envs": 1, "n_step": 2, "gamma": 0.5, "seed": 0}
+    once = data.to_buffer(SharedReplayBuffer, frame_stack=FrameStack(3, axis=axis), **options)
+    twin = data.to_buffer(SharedReplayBuffer, **options)
+    assert len(once) == 30 - 2 * (not is_repeated)  # without those that were cut
+    found, expected = (b.get(b.order()) for b in (once, twin))
+    ends = found.terminations.numpy()
+    assert not found.discounts[ends].any() and 2 <= ends.sum() <= 4
+    for name in ("obs", "rewards", "terminations", "truncations", "discounts"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    np.testing.assert_array_equal(found.next_obs[~ends], expected.next_obs[~ends])
+    stacks = np.moveaxis(arrays["observations"][terminal], axis + 1, 1)
+    moved = np.moveaxis(np.concatenate([stacks[:, 1:], stacks[:, -1:]], 1), 1, axis + 1)
+    for row, stack in zip(found.next_obs[ends].numpy(), moved[[0, 0, 1]], strict=True):
+        np.testing.assert_array_equal(row, stack)
+    np.testing.assert_equal(arrays, before)  # nobody else's are changed
+    if is_repeated:
+        arrays["next_observations"][10] = arrays["observations"][10]
+        with pytest.raises(DatasetError, match="episode 1, step 6: frame 0 of next_obs is not"):
+            data.fill(twin.__class__(99, space, ACTIONS, num_envs=1, frame_stack=3))

@@ -107,7 +107,7 @@ def test_an_add_of_several_pieces_and_laps(tmp_path, monkeypatch):
     made = envs.random_steps([0, 1, 2])
     buffer.add(**columns_of(made), valid=np.array([True, False, True]))
     model.add([made[0], made[2]])
-    envs.joined[1] = False
+    envs.numbers[1] = 0
     fill([buffer], envs, model)
     check(buffer, model)
 

@@ -22,15 +22,11 @@ from buffers import (
 )
 from buffers.replay import frames
 
+pytestmark = pytest.mark.usefixtures("pictures_without_a_kernel_of_their_own")
+
 ACTIONS = spaces.Discrete(2)
 STACKS = spaces.Box(0, 255, (4, 2, 3), np.uint8)
 NOTHING = np.zeros(2, bool)
-
-
-@pytest.fixture(autouse=True)
-def pictures_without_a_kernel_of_their_own(monkeypatch):
-    """`add_rows` takes seconds to compile for them, and would serve what is compared with only."""
-    monkeypatch.setattr("buffers.replay.storage._compiled_add", lambda *_: None)
 
 
 class Pictures(gym.Env):

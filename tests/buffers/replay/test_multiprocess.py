@@ -71,7 +71,7 @@ def test_rows_are_those_of_buffers_in_memory_that_were_given_the_same(space, n_s
             writers[which] = buffer.writer(which)
             twins[which].cut_episodes()
             writers[which].add(**columns_of([], space), **extras(0, space))
-            envs[which].joined = [False] * 3
+            envs[which].numbers = [0] * 3
         elif turn % 11 == 10:
             writers[which].cut_episodes([1])
             twins[which].cut_episodes([1])

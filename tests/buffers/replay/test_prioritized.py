@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
 
 from buffers import BufferMisuseError, PrioritizedReplayBuffer
+from buffers.replay import priorities
 from buffers.replay.priorities import BlockSums, SumTree, set_newest
 
 STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
@@ -238,3 +239,10 @@ def test_priorities_of_batches_of_another_state_are_refused():
         first.update_priorities(batch, np.full(4, 9.0))
     assert (first.priorities == before).all()
     first.update_priorities(first.sample(4), np.full(4, 9.0))
+
+
+def test_the_value_that_covers_a_point_is_chosen(load_kernels):
+    choose, values = load_kernels(priorities).choose, np.array([1.0, 2.0, 0.0, 4.0])
+    found = [choose(np.float64(mass), *values) for mass in (0.5, 1.0, 2.9, 3.0, 6.9, 8.0)]
+    assert [int(place) for place, _ in found] == [0, 1, 1, 3, 3, 3]
+    assert [passed for _, passed in found] == [0.0, 1.0, 1.0, 3.0, 3.0, 3.0]

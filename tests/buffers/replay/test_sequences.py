@@ -65,10 +65,7 @@ class Model:
 
     def add(self, steps, was_cut):
         """Take steps as `columns` made them; was_cut[env] as it was before."""
-        totals, rows = {}, []
-        for env, *_ in steps:
-            ring = env if self.is_per_env else 0
-            totals[ring] = totals.get(ring, len(self.rings[ring])) + 1
+        rows = []
         for env, begin, end, action, reward, terminated, truncated, hidden in steps:
             ring, before = env if self.is_per_env else 0, self.newest[env]
             number = len(self.rings[ring])
@@ -77,9 +74,7 @@ class Model:
                 terminated=terminated, truncated=truncated, hidden=hidden, place=number,
                 row=(ring * self.capacity if self.is_per_env else 0) + number % self.capacity,
             )  # fmt: skip
-            if before is not None and before.place < totals[ring] - self.capacity:
-                step.number = 1  # nothing is known of how it began
-            elif before is not None and not was_cut[env]:
+            if before is not None and not was_cut[env]:
                 step.number, before.after = before.number + 1, step
             was_cut[env] = terminated or truncated
             self.newest[env] = step
@@ -342,6 +337,39 @@ def test_sequences_are_those_of_the_model_over_many_calls(kind, tmp_path):
         Fuzz(kind, seed).go(1000, tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["shared", "stored once", "staged"])
+def test_numbers_of_steps_go_on_behind_rows_that_others_overwrote(kind):
+    buffer, model, rng = make(kind, 6, 3), Model(6, 3, is_per_env=False), np.random.default_rng(0)
+
+    def add(*ids):
+        was_cut = list(model.is_cut)
+        steps = model.columns(ids, rng, 0.0)
+        buffer.add(**as_columns(steps))
+        model.add(steps, was_cut)
+
+    def numbers():
+        batch = buffer.sample_sequences(40, 1)
+        found = dict(zip(batch.indices[:, 0].tolist(), batch.steps[:, 0].tolist(), strict=True))
+        assert found == {step.row: step.number for step in model.held()}
+        return [found[step.row] for step in model.held()]
+
+    add(0, 0, 0, 1, *[2] * 6)  # also rows that were in one add with those that took their place
+    assert numbers() == [0, 1, 2, 3, 4, 5]
+    add(0, 1)
+    assert numbers() == [2, 3, 4, 5, 3, 1]
+    add(*[2] * 7)
+    state = buffer.state_dict()
+    buffer.cut_episodes([1])  # while nothing of it is held
+    model.is_cut[1] = True
+    add(0, 1, 2)
+    assert numbers()[-3:] == [4, 0, 13]
+    buffer.load_state_dict(state)
+    buffer.add(**as_columns(model.columns([1, 0], rng, 0.0)))
+    batch = buffer.get(buffer.order())
+    assert batch.env_ids[-2:].tolist() == [1, 0]
+    assert buffer._sequences._steps[batch.indices[-2:].numpy()].tolist() == [2, 4]
+
+
 def chi_square_fits(counts, law):
     """Whether counts are within five standard deviations of what the law gives."""
     assert counts[law == 0].sum() == 0
@@ -533,6 +561,7 @@ def test_constructors_refuse_what_has_no_sequences(tmp_path):
     ("name", "change"),
     {
         "sequence_steps": lambda a: a.fill_(-1),
+        "sequence_following": lambda a: a.fill_(-1),
         "sequence_options": lambda a: a[0].fill_(1e18),
         "sequence_priorities": lambda a: a.fill_(-1.0),
     }.items(),
