@@ -87,9 +87,9 @@ def test_the_tables_name_everything(cartpole):
         "strag",
         "policy gradient",
         "MiB",
-        "Fastest: ",
     ):
         assert words in text
+    assert cartpole[0].verdict in " ".join(text.split())
 
 
 def rows_of_tables(text):
@@ -457,6 +457,4 @@ def test_slow_resets_are_in_the_rates():
         assert min(one.episodes for one in case.rounds) >= 2
         per_episode = case.rounds[0].steps / case.rounds[0].episodes / case.num_envs
         assert per_episode == pytest.approx(10, rel=0.25)  # a look at the clock every 5 ms
-    sync = result.cases[1]
-    assert sync.speed_up == pytest.approx(1.0, abs=0.25)
-    assert result.verdict.startswith("A tie: loop; sync, 4 (")
+        assert case.steps_per_second < 500  # 1000 without the resets; on busy cores less
