@@ -39,8 +39,8 @@ class ActionReader:
 
     def __init__(self, space: Space, num_envs: int) -> None:
         self.bounds = element_bounds(space)
-        if (self.bounds == self.bounds[:, :1]).all():
-            self.bounds = self.bounds[:, :1]  # which is checked in one pass
+        if self.bounds.shape[1] > 1 and (self.bounds == self.bounds[:, :1]).all():
+            self.bounds = self.bounds[:, :1].copy()  # which are checked in one pass
         self._space = space
         self._any = self.bounds.shape[1] == 0
         self._dtype = np.dtype(space.dtype)
