@@ -104,7 +104,7 @@ def element_bounds(space: Space) -> np.ndarray:
     return np.stack([low.reshape(-1), high.reshape(-1)]).astype(np.int64)
 
 
-@njit
+@njit(error_model="numpy")  # nothing is divided by 0, which need not be looked at
 def first_invalid_row(actions, bounds):
     """Return the first row of actions (R, ...) with an element out of bounds int64 (2, K), or -1.
 
