@@ -104,6 +104,35 @@ class SharedReplayBuffer(UniformReplayBuffer):
     (3, (256, 4))
     """
 
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        num_envs: int | None = None,
+        n_step: int = 1,
+        gamma: float | None = None,
+        store_next: bool = True,
+        frame_stack: int | FrameStack | None = None,
+        track_env: bool = False,
+        track_episodes: bool = False,
+        extra_columns: Mapping[str, Space] | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        staged: bool = False,
+        storage: str = "memory",
+        folder: str | os.PathLike[str] | None = None,
+        read_only: bool = False,
+    ):
+        super().__init__(
+            capacity, observation_space, action_space,
+            num_envs=num_envs, n_step=n_step, gamma=gamma, store_next=store_next,
+            frame_stack=frame_stack, track_env=track_env, track_episodes=track_episodes,
+            extra_columns=extra_columns, device=device, seed=seed, staged=staged,
+            storage=storage, folder=folder, read_only=read_only,
+        )  # fmt: skip
+
     def _made_anew(self) -> tuple[type[ReplayBuffer], dict[str, Any]]:
         return SharedReplayBuffer, {}
 

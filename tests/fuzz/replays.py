@@ -476,10 +476,10 @@ class Case:
         self.told += f"; fill {kind.__name__}, {options}"
         if self.rng.random() < 0.5:
             other = data.to_buffer(kind, **options)
-            assert len(other) == len(live)
         else:
             room = {"extra_columns": self.options["extra_columns"], **options}
             other = data.fill(kind(len(live) + 3, self.space, ACTIONS, **room))
+        assert len(other) == len(live)
         if kind is EpisodicReplayBuffer:
             assert_same(list(datasets.from_buffer(other)), list(data))
             return

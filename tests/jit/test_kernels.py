@@ -10,6 +10,7 @@ from vecenv import ActionError
 from vecenv.check import check_vector_env
 from vecenv.fingerprint import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, KernelCompileError, pack_record
+from vecenv.jit.arrays import ActionReader, first_invalid_row
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
 
@@ -326,6 +327,21 @@ SLOW = pytest.mark.slow  # each is compiled for itself
 )
 def test_every_kind_of_array_space(kernels):
     check_vector_env(JitVectorEnv(kernels, 3, max_episode_steps=7), num_steps=30)
+
+
+def test_bounds_that_all_elements_share_are_checked_once_and_name_the_row():
+    actions = np.array([[0, 1], [1, 0], [0, 2]], np.int8)
+    for space, bounds in (
+        (MultiBinary(2), [[0], [1]]),
+        (Box(-1, 1, (2,), np.int8), [[-1], [1]]),
+        (MultiDiscrete([2, 2]), [[0], [1]]),
+        (MultiDiscrete([3, 2]), [[0, 0], [2, 1]]),
+    ):
+        found = ActionReader(space, 3).bounds
+        assert found.tolist() == bounds and found.flags.c_contiguous
+        assert first_invalid_row(actions, found) == 2
+        assert first_invalid_row(actions[:2], found) == -1
+    assert ActionReader(Box(0, 3, (), np.int16), 3).bounds.tolist() == [[0], [3]]
 
 
 def test_array_actions_arrive_and_results_have_the_spaces_dtype():

@@ -89,7 +89,11 @@ class ActionReader:
 
 
 def element_bounds(space: Space) -> np.ndarray:
-    """Return the bounds of actions of a space, see `ActionReader.bounds`."""
+    """Return the bounds of actions of a space, int64 (2, K).
+
+    They are the lowest and highest value of each of the K elements of one action in C order; K = 0
+    if any value is allowed.
+    """
     if isinstance(space, Discrete):
         low, high = np.array([space.start]), np.array([space.start + space.n - 1])
     elif isinstance(space, MultiDiscrete):
@@ -99,6 +103,7 @@ def element_bounds(space: Space) -> np.ndarray:
     elif isinstance(space, Box) and np.dtype(space.dtype).kind in "iu":
         # Python ints, as the bounds of uint64 are beyond int64
         low, high = space.low, np.minimum(space.high.astype(object), np.iinfo(np.int64).max)
+        high = np.asarray(high)  # of a Box of no dimensions a number
     else:
         return np.zeros((2, 0), dtype=np.int64)
     return np.stack([low.reshape(-1), high.reshape(-1)]).astype(np.int64)

@@ -29,7 +29,7 @@ ARGUMENTS = (
     "env_ids",  # int64 (num_rows,), or 0: row i is env i
     "chosen",  # bool (num_rows,), or 0: rows that a RESET resets; the others are observed
     "actions",
-    "bounds",  # int64 (2, NUM_BOUNDS), see `arrays.ActionReader`
+    "bounds",  # int64 (2, NUM_BOUNDS), see `arrays.element_bounds`
     "obs",
     "rewards32",
     "rewards64",  # one of them is 0
