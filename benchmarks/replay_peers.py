@@ -24,18 +24,18 @@ class Peer:
     """
 
     def __init__(self, capacity: int, num_envs: int, prioritized: bool, n_step: int):
-        raise NotImplementedError
+        raise NotImplementedError  # the library has none
 
     def add(self, columns: Columns) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # the library has none
 
     def sample(self, batch_size: int) -> Any:
         """Torch tensors."""
-        raise NotImplementedError
+        raise NotImplementedError  # the library has none
 
     def update(self, batch: Any, priorities: np.ndarray) -> None:
         """Give new priorities to what `sample` returned."""
-        raise NotImplementedError
+        raise NotImplementedError  # the library has none
 
 
 class StableBaselines3(Peer):
