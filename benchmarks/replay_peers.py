@@ -24,18 +24,18 @@ class Peer:
     """
 
     def __init__(self, capacity: int, num_envs: int, prioritized: bool, n_step: int):
-        raise NotImplementedError  # the library has none
+        raise NotImplementedError  # each library below has its own
 
     def add(self, columns: Columns) -> None:
-        raise NotImplementedError  # the library has none
+        raise NotImplementedError  # each library below has its own
 
     def sample(self, batch_size: int) -> Any:
         """Torch tensors."""
-        raise NotImplementedError  # the library has none
+        raise NotImplementedError  # each library below has its own
 
     def update(self, batch: Any, priorities: np.ndarray) -> None:
         """Give new priorities to what `sample` returned."""
-        raise NotImplementedError  # the library has none
+        raise NotImplementedError  # each library below has its own
 
 
 class StableBaselines3(Peer):
